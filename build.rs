@@ -32,7 +32,7 @@ const CONTRACTS: [&str; 25] = [
 ];
 /// The public contracts: reflection, JSON and the OpenAPI document are generated from them. The contracts before
 /// them are internal to our own programs: the agent's and the curator's.
-const TOLD: &[&str] = CONTRACTS.split_at(11).1;
+const PUBLIC_CONTRACTS: &[&str] = CONTRACTS.split_at(11).1;
 
 /// The contract of etcd.
 const OF_ETCD: &str = "etcd/etcdserverpb.proto";
@@ -54,9 +54,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     // With the default codec, which does not limit the number of fields: etcd is trusted with all data of a cluster
     // and may answer with any number of keys.
     tonic_prost_build::configure().build_server(false).compile_fds(protox::compile([OF_ETCD], ["proto"])?)?;
-    let mut told = protox::Compiler::new(["proto"])?;
-    told.include_imports(true).include_source_info(true).open_files(TOLD)?;
+    let mut compiler = protox::Compiler::new(["proto"])?;
+    compiler.include_imports(true).include_source_info(true).open_files(PUBLIC_CONTRACTS)?;
     let directory = PathBuf::from(std::env::var("OUT_DIR")?);
-    std::fs::write(directory.join("fleet_descriptors.bin"), told.encode_file_descriptor_set())?;
+    std::fs::write(directory.join("fleet_descriptors.bin"), compiler.encode_file_descriptor_set())?;
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Generated gRPC contracts, one module per package of `proto/`.
 //!
-//! Open to every room. Only [`codec`] is written by hand.
+//! Every other module may import this one. Only [`codec`] is written by hand.
 
 pub mod codec;
 
@@ -14,13 +14,13 @@ pub mod codec;
     reason = "generated; the documentation stands in the .proto files"
 )]
 pub mod agent {
-    /// First version.
+    /// First version of the package.
     pub mod v1 {
         tonic::include_proto!("shepherd.agent.v1");
     }
 }
 
-/// `shepherd.curator.v1`: how the nodes of a cluster, and its owners, speak to its curator.
+/// `shepherd.curator.v1`: calls of a cluster's nodes and owners to its curators.
 #[cfg(any(feature = "roleserver", feature = "shepherdctl"))]
 #[allow(
     missing_docs,
@@ -31,7 +31,7 @@ pub mod agent {
     reason = "generated; the documentation stands in the .proto files"
 )]
 pub mod curator {
-    /// First version.
+    /// First version of the package.
     pub mod v1 {
         tonic::include_proto!("shepherd.curator.v1");
     }
@@ -51,7 +51,7 @@ pub mod etcdserverpb {
     tonic::include_proto!("etcdserverpb");
 }
 
-/// `shepherd.fleet.v1`: what operators ask and order.
+/// `shepherd.fleet.v1`: queries and orders of operators.
 #[cfg(any(feature = "shepherd", feature = "shepherdctl"))]
 #[allow(
     missing_docs,
@@ -62,17 +62,17 @@ pub mod etcdserverpb {
     reason = "generated; the documentation stands in the .proto files"
 )]
 pub mod fleet {
-    /// First version.
+    /// First version of the package.
     pub mod v1 {
         tonic::include_proto!("shepherd.fleet.v1");
     }
 
-    /// The services above with their messages and comments, as a `FileDescriptorSet`.
+    /// Descriptors of these services and messages with their comments, as a `FileDescriptorSet`.
     #[cfg(feature = "shepherd")]
     pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fleet_descriptors.bin"));
 }
 
-/// `shepherd.hardware.v1`: what a machine is made of.
+/// `shepherd.hardware.v1`: hardware of a machine.
 #[allow(
     missing_docs,
     clippy::all,
@@ -82,7 +82,7 @@ pub mod fleet {
     reason = "generated; the documentation stands in the .proto files"
 )]
 pub mod hardware {
-    /// First version.
+    /// First version of the package.
     pub mod v1 {
         tonic::include_proto!("shepherd.hardware.v1");
     }

@@ -1,7 +1,7 @@
 //! Real agents over mutual TLS: what a connection costs each side.
 //!
-//! The agents are the role server's own loop, in a process of their own, so that the memory and the
-//! processor time of a shepherd and of its agents can be told apart. The callback server runs in this
+//! The agents are the role server's own loop. They run in a separate process, so that the memory and the
+//! processor time of a shepherd and of its agents are measured separately. The callback server runs in this
 //! process, as in a shepherd that does nothing else.
 
 use std::fs;
@@ -18,13 +18,13 @@ use shepherd::bmdb::secret::SecretsKey;
 use shepherd::curator::identity::Identity;
 use shepherd::model::ids::MachineId;
 use shepherd::proto::hardware::v1::HardwareReport;
-use shepherd::roleserver::agent::{Agent, ignore, no_cluster};
-use shepherd::roleserver::clock::{BootClock as _, HostClock};
-use shepherd::roleserver::enrolment::Settings;
-use shepherd::roleserver::known_time::KnownTime;
-use shepherd::server::accept::ConnectionLimits;
+use shepherd::roleserver::agent::{Agent, ignore_events, no_cluster};
+use shepherd::roleserver::boot_clock::{BootClock as _, HostClock};
+use shepherd::roleserver::enrolment::AgentSettings;
+use shepherd::roleserver::trusted_time::TrustedTime;
+use shepherd::server::agent_acceptor::ConnectionLimits;
 use shepherd::server::callback_server::{CallbackServer, CallbackSettings, serve_agents};
-use shepherd::server::certificate::{CertificateSource, RenewalClock};
+use shepherd::server::server_certificate::{CertificateSource, RenewalClock};
 use tokio::io::AsyncReadExt as _;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
@@ -36,13 +36,13 @@ use crate::fleet::Fleet;
 use crate::report::{Report, Target, progress};
 use crate::server::processor_seconds;
 
-/// A fleet of which the measured one is a small part, to say what that would come to.
+/// Size of the fleet that the measured figures are extrapolated to, in machines.
 const LARGE: f64 = 100_000.0;
 const RESIDENT: &str = "VmRSS:";
 /// Longest time until every agent has reported once.
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// What the process of the agents is told.
+/// Input file of the process that runs the agents, as JSON.
 #[derive(Serialize, Deserialize)]
 struct Crew {
     endpoint: String,
@@ -55,7 +55,7 @@ struct Crew {
 pub(crate) async fn run(crew: &Path) -> Result<()> {
     let crew: Crew = serde_json::from_slice(&fs::read(crew)?)?;
     let authorities = crew.authorities.iter().map(hex::decode).collect::<Result<Vec<_>, _>>()?;
-    let settings = Settings::new(&[crew.endpoint], &authorities, 0);
+    let settings = AgentSettings::new(&[crew.endpoint], &authorities, 0);
     let settings = settings.map_err(anyhow::Error::msg)?;
     let clock = Arc::new(HostClock::read()?);
     let stop = CancellationToken::new();
@@ -70,13 +70,13 @@ pub(crate) async fn run(crew: &Path) -> Result<()> {
             incarnation: Uuid::new_v4(),
             agent_version: "bench".to_owned(),
             clock: clock.clone(),
-            time: Arc::new(KnownTime::new(clock.clone(), None)),
+            time: Arc::new(TrustedTime::new(clock.clone(), None)),
             hardware: Arc::new(HardwareReport::default),
             cluster: no_cluster(),
             release: shepherd::roleserver::agent::no_release(),
-            brings_logs: false,
-            shepherds: None,
-            observer: ignore(),
+            uploads_logs: false,
+            server_pool: None,
+            observer: ignore_events(),
         };
         agents.spawn(agent.run(stop.clone()));
     }
@@ -106,7 +106,7 @@ pub(crate) async fn measure(plan: &Plan, fleet: &Fleet, report: &mut Report) -> 
     drop(crew.stdin.take());
     crew.wait().await?;
     stop.cancel();
-    server.ended().await;
+    server.wait_until_stopped().await;
     restore(fleet).await?;
     measured
 }
@@ -126,12 +126,12 @@ async fn observe(
         "SELECT count(*) FROM machine_agent_heartbeat JOIN machine_hardware_report USING (machine_id)
          WHERE boot_id = $1";
     loop {
-        let heard: i64 = sqlx::query_scalar(reported).bind(&boot).fetch_one(fleet.bmdb.pool()).await?;
-        if heard >= i64::from(plan.agents) {
+        let received: i64 = sqlx::query_scalar(reported).bind(&boot).fetch_one(fleet.bmdb.pool()).await?;
+        if received >= i64::from(plan.agents) {
             break;
         }
         ensure!(crew.try_wait()?.is_none(), "the agents ended");
-        ensure!(began.elapsed() < PATIENCE, "{heard} of {} agents reported", plan.agents);
+        ensure!(began.elapsed() < PATIENCE, "{received} of {} agents reported", plan.agents);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     report.add(
@@ -206,7 +206,7 @@ async fn serve(fleet: &Fleet, directory: &Path, stop: CancellationToken) -> Resu
     let settings = CallbackSettings {
         listen_address: ([127, 0, 0, 1], 0).into(),
         endpoints: Vec::new(),
-        certificate: CertificateSource::Shared(Arc::new(key)),
+        certificate: CertificateSource::CallbackCa(Arc::new(key)),
         secrets: None,
         renewal: RenewalClock::default(),
         agent_rate: "1s,10".parse().context("a rate")?,
@@ -218,7 +218,7 @@ async fn serve(fleet: &Fleet, directory: &Path, stop: CancellationToken) -> Resu
 fn start(server: &CallbackServer, directory: &Path, agents: Vec<(Uuid, String)>) -> Result<Child> {
     let crew = Crew {
         endpoint: server.endpoints.first().context("an endpoint")?.clone(),
-        authorities: server.ca_certificates().iter().map(hex::encode).collect(),
+        authorities: server.current_ca_certificates().iter().map(hex::encode).collect(),
         agents,
     };
     let file = directory.join("crew.json");

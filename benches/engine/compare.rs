@@ -1,6 +1,6 @@
 //! Two queues of Node.js on the same server: for people who know one of them, a size to set ours beside.
 //!
-//! They are installed when this is asked for, below the target directory, and run by
+//! They are installed below the target directory when this comparison is requested, and run by
 //! `benches/compare/run.mjs`. The comparison is not of equals, and the section says so.
 
 use std::fs;
@@ -22,9 +22,9 @@ const QUEUES: [&str; 2] = ["graphile-worker", "pg-boss"];
 const PACKAGE: &str = include_str!("../compare/package.json");
 const RUN: &str = include_str!("../compare/run.mjs");
 
-/// What a run of one queue says.
+/// Result of a run of one queue.
 #[derive(Deserialize)]
-struct Said {
+struct RunResult {
     version: String,
     done: u32,
     seconds: f64,
@@ -38,8 +38,8 @@ fn place() -> PathBuf {
 /// Installs both queues.
 pub(crate) async fn install() -> Result<()> {
     for program in ["node", "npm"] {
-        let asked = Command::new(program).arg("--version").stdin(Stdio::null()).output().await;
-        if !asked.is_ok_and(|answer| answer.status.success()) {
+        let result = Command::new(program).arg("--version").stdin(Stdio::null()).output().await;
+        if !result.is_ok_and(|answer| answer.status.success()) {
             bail!(
                 "--compare runs two queues of Node.js, and `{program}` cannot be run here; install Node.js 20 or \
                  newer with its npm (`apt-get install nodejs npm`), or measure without --compare"
@@ -70,7 +70,7 @@ pub(crate) async fn install() -> Result<()> {
 }
 
 /// One run in a database of its own.
-async fn run(server: &Server, queue: &str, number: u32, jobs: u32) -> Result<Said> {
+async fn run(server: &Server, queue: &str, number: u32, jobs: u32) -> Result<RunResult> {
     let database = format!("{}_{number}", queue.replace('-', "_"));
     server.create_database(&database).await?;
     let options: PgConnectOptions = server.url(&database).parse()?;
@@ -89,10 +89,11 @@ async fn run(server: &Server, queue: &str, number: u32, jobs: u32) -> Result<Sai
         .await?;
     let complaint = String::from_utf8_lossy(&ran.stderr);
     ensure!(ran.status.success(), "{queue} ended with {}: {}", ran.status, complaint.trim());
-    let said = String::from_utf8_lossy(&ran.stdout);
-    let said: Said = serde_json::from_str(said.trim()).with_context(|| format!("{queue} said {said}"))?;
-    ensure!(said.done == jobs, "{queue} did {} of {jobs} jobs", said.done);
-    Ok(said)
+    let output = String::from_utf8_lossy(&ran.stdout);
+    let reported: RunResult =
+        serde_json::from_str(output.trim()).with_context(|| format!("{queue} said {output}"))?;
+    ensure!(reported.done == jobs, "{queue} did {} of {jobs} jobs", reported.done);
+    Ok(reported)
 }
 
 pub(crate) async fn measure(plan: &Plan, server: &Server, report: &mut Report) -> Result<()> {
@@ -118,9 +119,9 @@ pub(crate) async fn measure(plan: &Plan, server: &Server, report: &mut Report) -
         floors.push(server.floor(plan.floor).await?);
         ours.push(cycles(server, &fleet, 1, plan.jobs).await?.rate);
         for ((queue, rates), version) in QUEUES.iter().zip(&mut theirs).zip(&mut versions) {
-            let said = run(server, queue, number, plan.jobs).await?;
-            rates.push(f64::from(said.done) / said.seconds);
-            *version = said.version;
+            let reported = run(server, queue, number, plan.jobs).await?;
+            rates.push(f64::from(reported.done) / reported.seconds);
+            *version = reported.version;
         }
     }
     fleet.close().await?;

@@ -1,10 +1,10 @@
-//! Work itself: claimed, finished with a fact, and scheduled anew, as a loop does it.
+//! Work itself: claimed, finished with a fact, and rescheduled, as a loop does it.
 
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use shepherd::bmdb::change::{FactChange, ProviderDetails};
 use shepherd::bmdb::claim::{Claimed, Claimer};
+use shepherd::bmdb::fact_change::{FactChange, ProviderDetails};
 use shepherd::bmdb::session::Session;
 use shepherd::model::process::Process;
 use shepherd::model::provider_status::ProviderStatus;
@@ -27,9 +27,9 @@ const TRIED: &str = "A cycle was 13 statements and is 7 (claim; then begin, lock
 
 /// What a run of cycles came to.
 pub(crate) struct Run {
-    /// Cycles a second.
+    /// Finished cycles in each second.
     pub(crate) rate: f64,
-    /// Statements of each.
+    /// SQL statements in each cycle.
     statements: f64,
     /// Processor time of each, in milliseconds: ours, and the server's.
     ours: f64,
@@ -56,7 +56,7 @@ pub(crate) async fn measure(plan: &Plan, server: &Server, fleet: &Fleet, report:
         report.add(format!("cycles, k = {k}"), "/s", &rates, Target::None)?;
         let ratios: Vec<f64> = rates.iter().zip(&floors).map(|(rate, floor)| rate / floor).collect();
         report.add(format!("cycles, k = {k}, against plain commits"), "×", &ratios, *target)?;
-        report.tried(TRIED)?;
+        report.record_attempted_remedy(TRIED)?;
         report.add(format!("statements of a cycle, k = {k}"), "", &of(|run| run.statements), Target::None)?;
         let name = format!("processor time of a cycle, k = {k}, ours");
         report.add(name, "ms", &of(|run| run.ours), Target::None)?;
@@ -112,7 +112,7 @@ async fn in_turns(plan: &Plan, server: &Server, fleet: &Fleet) -> Result<(Vec<f6
     Ok((floors, runs))
 }
 
-/// Claims and finishes so many machines once each.
+/// Claims and finishes this many machines once each.
 pub(crate) async fn cycles(server: &Server, fleet: &Fleet, k: usize, machines: u32) -> Result<Run> {
     fleet.make_due_for_update(machines).await?;
     let mut sessions = Vec::new();
@@ -148,21 +148,21 @@ async fn client(mut claimer: Claimer, sessions: Vec<Session>) -> Result<u32> {
         match claimer.claim(&sessions).await? {
             Claimed::Work(work) => {
                 for work in work {
-                    work.finish(vec![looked()], "measured").await?;
+                    work.finish(vec![unchanged_poll()], "measured").await?;
                     done += 1;
                 }
             }
             // Others hold what is left, and finish it.
             Claimed::Contended => tokio::task::yield_now().await,
-            Claimed::NotSeen(rests) => tokio::time::sleep(rests).await,
+            Claimed::FullScanDeferred(rests) => tokio::time::sleep(rests).await,
             Claimed::Empty => return Ok(done),
         }
     }
 }
 
 /// What an update finds: that nothing has changed.
-pub(crate) fn looked() -> FactChange {
-    FactChange::ProviderLooked {
+pub(crate) fn unchanged_poll() -> FactChange {
+    FactChange::ProviderPolled {
         details: ProviderDetails {
             reservation: None,
             address: Some("192.0.2.1".to_owned()),

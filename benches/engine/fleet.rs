@@ -71,7 +71,7 @@ impl Fleet {
         let interval = Duration::from_mins(1);
         let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), interval);
         let stop = CancellationToken::new();
-        let keeper = tokio::spawn(keeper.keep(&stop)?);
+        let keeper = tokio::spawn(keeper.run(&stop)?);
         let fleet = Self { machines, bmdb, sessions, stop, keeper };
         let mut connection = fleet.patient().await?;
         let fill = FILL.replace("$MACHINES", &machines.to_string());
@@ -83,7 +83,7 @@ impl Fleet {
     }
 
     pub(crate) async fn close(self) -> Result<()> {
-        self.sessions.drained().await;
+        self.sessions.wait_until_drained().await;
         self.stop.cancel();
         self.keeper.await?;
         self.bmdb.close().await;
@@ -99,19 +99,19 @@ impl Fleet {
     }
 
     pub(crate) async fn end(&self, sessions: &[Session]) -> Result<()> {
-        self.sessions.drained().await;
+        self.sessions.wait_until_drained().await;
         for session in sessions {
             self.sessions.close(session, "measured").await?;
         }
         Ok(())
     }
 
-    /// Names of the first so many providers.
+    /// Names of the first `count` providers.
     pub(crate) fn providers(count: usize) -> Vec<String> {
         (0..count).map(|number| format!("rack-{number}")).collect()
     }
 
-    /// Makes so many machines of the first provider due for their provider to be asked about them.
+    /// Makes this many machines of the first provider due for an update from their provider.
     pub(crate) async fn make_due_for_update(&self, count: u32) -> Result<()> {
         self.arm(
             count,
@@ -126,7 +126,7 @@ impl Fleet {
         .await
     }
 
-    /// Takes the agents from so many machines of the first provider: they are due for one.
+    /// Takes the agents from this many machines of the first provider: they are due for one.
     pub(crate) async fn make_due_for_agents(&self, count: u32) -> Result<()> {
         self.arm(
             count,
@@ -199,7 +199,7 @@ impl Fleet {
         self.machines / u32::try_from(PROVIDERS).unwrap_or(1)
     }
 
-    /// Claims a process on machines of the first so many providers.
+    /// Claims a process on machines of the first `providers` providers.
     pub(crate) fn claimer(&self, process: Process, providers: usize) -> shepherd::bmdb::claim::Claimer {
         shepherd::bmdb::claim::Claimer::new(self.sessions.clone(), process, Self::providers(providers))
     }

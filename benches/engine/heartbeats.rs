@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use shepherd::bmdb::change::NewHeartbeat;
-use shepherd::bmdb::group_commit::Heartbeats;
-use shepherd::bmdb::heartbeat::{Heartbeat, Outcome};
+use shepherd::bmdb::fact_change::NewHeartbeat;
+use shepherd::bmdb::group_commit::HeartbeatQueue;
+use shepherd::bmdb::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::model::ids::{MachineId, ProcessId};
 use tokio::task::JoinSet;
@@ -34,7 +34,7 @@ pub(crate) async fn measure(plan: &Plan, server: &Server, fleet: &Fleet, report:
     )
     .fetch_all(fleet.bmdb.pool())
     .await?;
-    let (heartbeats, commit) = Heartbeats::new(fleet.bmdb.clone(), ProcessId::generate(), Metrics::new());
+    let (heartbeats, commit) = HeartbeatQueue::new(fleet.bmdb.clone(), ProcessId::generate(), Metrics::new());
     let stop = CancellationToken::new();
     let committing = tokio::spawn(commit.run(stop.clone()));
     let (ours, theirs) = (own_processor_seconds()?, server.processor_seconds()?);
@@ -90,8 +90,8 @@ fn sending_time(number: usize) -> Duration {
     Duration::from_secs_f64(number as f64 / RATE)
 }
 
-fn heartbeat(machine: MachineId, round: i64) -> Heartbeat {
-    Heartbeat {
+fn heartbeat(machine: MachineId, round: i64) -> ReceivedHeartbeat {
+    ReceivedHeartbeat {
         machine,
         public_key: [0; 32],
         beat: NewHeartbeat {
@@ -108,11 +108,11 @@ fn heartbeat(machine: MachineId, round: i64) -> Heartbeat {
     }
 }
 
-type Stored = (Result<Outcome, shepherd::bmdb::group_commit::HeartbeatError>, Duration);
+type Stored = (Result<HeartbeatOutcome, shepherd::bmdb::group_commit::HeartbeatError>, Duration);
 
 fn take((outcome, after): Stored, took: &mut Vec<f64>) -> Result<()> {
     let outcome = outcome?;
-    ensure!(matches!(outcome, Outcome::Stored(_)), "a heartbeat was not stored: {outcome:?}");
+    ensure!(matches!(outcome, HeartbeatOutcome::Stored(_)), "a heartbeat was not stored: {outcome:?}");
     took.push(after.as_secs_f64() * 1000.0);
     Ok(())
 }

@@ -17,7 +17,7 @@ mod compare;
 mod cycles;
 mod fleet;
 mod heartbeats;
-mod held;
+mod long_snapshot;
 mod memory;
 mod pickup;
 mod plot;
@@ -43,7 +43,7 @@ use crate::server::Server;
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 #[derive(Clone, Debug, Parser)]
 #[command(name = "engine", about = "Measure the engine on a private PostgreSQL of this host")]
-struct Flags {
+struct RoleserverFlags {
     /// Small fleets and short runs: shows that it works, and measures nothing.
     #[arg(long)]
     quick: bool,
@@ -59,10 +59,12 @@ struct Flags {
     /// One part, and nothing else; only watchers have a page of their own, and no other part takes the place of one.
     #[arg(long, value_enum, conflicts_with_all = ["memory", "compare"])]
     part: Option<Part>,
-    /// Two queues of Node.js (graphile-worker, pg-boss) beside the engine, and nothing else; installs them below target/.
+    /// Two queues of Node.js (graphile-worker, pg-boss) beside the engine, and nothing else; installs them below
+    /// target/.
     #[arg(long, conflicts_with = "memory")]
     compare: bool,
-    /// Where BENCHMARKS.md and docs/benchmarks/ are written. [default: here; with --quick, --memory or most parts nowhere]
+    /// Where BENCHMARKS.md and docs/benchmarks/ are written. [default: here; with --quick, --memory or most parts
+    /// nowhere]
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Be the agents that are measured, as this file says.
@@ -78,7 +80,7 @@ struct Flags {
 pub(crate) struct Plan {
     /// How often each number is measured.
     pub(crate) repetitions: u32,
-    /// Fleets, smallest first.
+    /// Machines of each fleet, smallest first.
     pub(crate) fleets: Vec<u32>,
     /// The fleet that cycles, the anti-join and heartbeats are measured on.
     pub(crate) main_fleet: u32,
@@ -94,7 +96,7 @@ pub(crate) struct Plan {
     pub(crate) jobs: u32,
     /// How long heartbeats come.
     pub(crate) heartbeats: Duration,
-    /// Real agents.
+    /// Number of real agent processes.
     pub(crate) agents: u32,
     /// How long they are watched.
     pub(crate) agents_for: Duration,
@@ -104,9 +106,9 @@ pub(crate) struct Plan {
     pub(crate) watched: (Duration, Duration),
     /// Nodes that watch a curator, fewest first.
     pub(crate) watchers: Vec<usize>,
-    /// Changes that they are told, each number of them.
+    /// Changes that the watchers receive, for each number of watchers.
     pub(crate) changes: u32,
-    /// How long it is seen before that what a curator does while nothing changes.
+    /// How long the idle cost of the curator is measured before the changes, which it is subtracted from.
     pub(crate) watchers_rest: Duration,
 }
 
@@ -124,7 +126,7 @@ enum Part {
 }
 
 impl Plan {
-    fn of(flags: &Flags) -> Self {
+    fn of(flags: &RoleserverFlags) -> Self {
         let mut plan = Self {
             repetitions: 5,
             fleets: vec![1_000, 10_000, 100_000, 1_000_000],
@@ -175,7 +177,7 @@ impl Plan {
 fn main() -> ExitCode {
     // An error means that it is installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let flags = Flags::parse();
+    let flags = RoleserverFlags::parse();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let ran = runtime.context("starting the runtime").and_then(|runtime| match &flags.agents {
         Some(crew) => runtime.block_on(agents::run(crew)),
@@ -224,7 +226,7 @@ const COMPARED: Page = Page {
                    as if it were: see what is said above it.",
 };
 
-async fn run(flags: &Flags) -> Result<()> {
+async fn run(flags: &RoleserverFlags) -> Result<()> {
     let plan = Plan::of(flags);
     if flags.compare {
         // Before a server is started for it.
@@ -234,20 +236,20 @@ async fn run(flags: &Flags) -> Result<()> {
     let server = Server::start().await?;
     let mut report = Report::new(server.versions().await?, !flags.quick);
     let measured = match flags {
-        Flags { compare: true, .. } => compare::measure(&plan, &server, &mut report).await,
-        Flags { memory: true, .. } => match memory::steady(&plan, &server).await {
+        RoleserverFlags { compare: true, .. } => compare::measure(&plan, &server, &mut report).await,
+        RoleserverFlags { memory: true, .. } => match memory::steady(&plan, &server).await {
             Ok(steady) => memory::measure(&plan, &server, &steady, &mut report).await,
             Err(error) => Err(error),
         },
-        Flags { part: Some(part), .. } => measure_part(*part, &plan, &server, &mut report).await,
+        RoleserverFlags { part: Some(part), .. } => measure_part(*part, &plan, &server, &mut report).await,
         _ => Box::pin(measure(&plan, &server, &mut report)).await,
     };
     server.stop().await?;
     measured?;
     report.say("took", format!("{} minutes", began.elapsed().as_secs().div_ceil(60)));
     let page = match flags {
-        Flags { compare: true, .. } => COMPARED,
-        Flags { part: Some(Part::Watchers), .. } => WATCHERS,
+        RoleserverFlags { compare: true, .. } => COMPARED,
+        RoleserverFlags { part: Some(Part::Watchers), .. } => WATCHERS,
         _ => NUMBERS,
     };
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -273,7 +275,7 @@ async fn fill(plan: &Plan, server: &Server) -> Result<Vec<Fleet>> {
 
 async fn measure_part(part: Part, plan: &Plan, server: &Server, report: &mut Report) -> Result<()> {
     match part {
-        Part::Held => held::measure(plan, server, report).await,
+        Part::Held => long_snapshot::measure(plan, server, report).await,
         Part::Cycles => {
             let fleet = Fleet::fill(server, plan.main_fleet).await?;
             let measured = cycles::measure(plan, server, &fleet, report).await;
@@ -307,6 +309,6 @@ async fn measure(plan: &Plan, server: &Server, report: &mut Report) -> Result<()
     for fleet in fleets {
         fleet.close().await?;
     }
-    held::measure(plan, server, report).await?;
+    long_snapshot::measure(plan, server, report).await?;
     memory::measure(plan, server, &steady, report).await
 }

@@ -77,10 +77,10 @@ impl Site {
         let mut arguments: Vec<String> = simulator.map(str::to_owned).into();
         arguments.extend([path("fleet.json"), "--machines".to_owned(), machines.to_string()]);
         let mut simulator = Program::start(&arguments, &[])?;
-        let said = simulator.child.stdout.take().context("its output is piped")?;
-        let line = BufReader::new(said).lines().next_line().await?.context("the simulator ended")?;
+        let stdout = simulator.child.stdout.take().context("its output is piped")?;
+        let line = BufReader::new(stdout).lines().next_line().await?.context("the simulator ended")?;
         let url = line.strip_prefix("listening on ").context("the simulator said something else")?;
-        // Given back a moment before it is taken: agents are told a number.
+        // Released a moment before the shepherd binds it: agents need a port number in advance.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let arguments: Vec<String> = [
             "--provider=simulated",

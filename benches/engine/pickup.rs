@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use async_trait::async_trait;
-use shepherd::bmdb::change::FactChange;
+use shepherd::bmdb::fact_change::FactChange;
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::wakeup::WakeUps;
 use shepherd::bmdb::work::{Decision, Work};
-use shepherd::manager::control_loop::{ControlLoop, Handled, HandlerError, LoopContext, LoopSettings, run};
+use shepherd::manager::control_loop::{
+    ControlLoop, HandlerError, HandlerOutcome, LoopContext, LoopSettings, run_loop,
+};
 use shepherd::manager::limiter::Limiter;
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::model::facts::{Hold, HoldScope};
@@ -40,22 +42,22 @@ impl ControlLoop for Picked {
         Fleet::providers(1)
     }
 
-    async fn handle(&self, work: &Work) -> Result<Handled, HandlerError> {
+    async fn handle(&self, work: &Work) -> Result<HandlerOutcome, HandlerError> {
         let picked = (work.machine(), Instant::now());
         self.0.send(picked).map_err(|error| HandlerError::new(error.to_string()))?;
         // Held again, so that nothing is due but what is released next.
-        Ok(Handled::finished(vec![held()], "measured"))
+        Ok(HandlerOutcome::finished(vec![global_hold()], "measured"))
     }
 }
 
-fn held() -> FactChange {
+fn global_hold() -> FactChange {
     let hold = Hold {
         scope: HoldScope::Everything,
         reason: "measured".to_owned(),
         by: "bench".to_owned(),
         until: None,
     };
-    FactChange::Held(hold)
+    FactChange::HoldSet(hold)
 }
 
 pub(crate) async fn measure(plan: &Plan, fleet: &Fleet, report: &mut Report) -> Result<()> {
@@ -77,30 +79,30 @@ pub(crate) async fn measure(plan: &Plan, fleet: &Fleet, report: &mut Report) -> 
     let wake_ups = WakeUps::default();
     let listening = tokio::spawn(wake_ups.clone().listen(fleet.bmdb.clone(), drain.clone()));
     for machine in &machines {
-        change(fleet, *machine, vec![held(), FactChange::AgentForgotten]).await?;
+        change(fleet, *machine, vec![global_hold(), FactChange::AgentCleared]).await?;
     }
     let context = LoopContext {
         sessions: fleet.sessions.clone(),
         wake_ups,
-        metrics: ManagerMetrics::register(&Metrics::new()).of("bench", Process::AgentStart),
+        metrics: ManagerMetrics::register(&Metrics::new()).for_loop("bench", Process::AgentStart),
         drain: drain.clone(),
         abort,
     };
     let limiter = Limiter::new("1ms,1000".parse().context("a rate")?);
     let settings = LoopSettings { parallelism: 4, limiter };
-    let running = tokio::spawn(run(Arc::new(Picked(sender)), settings, context));
+    let running = tokio::spawn(run_loop(Arc::new(Picked(sender)), settings, context));
     let (mut medians, mut tails, mut with_release) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..plan.repetitions {
         let (mut took, mut whole) = (Vec::new(), Vec::new());
         for machine in &machines {
-            let asked = Instant::now();
+            let requested_at = Instant::now();
             change(fleet, *machine, vec![FactChange::HoldCleared]).await?;
             let released = Instant::now();
             let waiting = tokio::time::timeout(Duration::from_secs(30), picked.recv());
             let (_, at) = waiting.await.context("nobody picked a machine up")?.context("the loop ended")?;
             // It may be picked up before who released it hears that it is released.
             took.push(at.saturating_duration_since(released).as_secs_f64() * 1000.0);
-            whole.push(at.saturating_duration_since(asked).as_secs_f64() * 1000.0);
+            whole.push(at.saturating_duration_since(requested_at).as_secs_f64() * 1000.0);
             until_held(fleet, *machine).await?;
         }
         with_release.push(quantile(&whole, 0.5));
@@ -128,6 +130,6 @@ async fn until_held(fleet: &Fleet, machine: Uuid) -> Result<()> {
 }
 
 async fn change(fleet: &Fleet, machine: Uuid, changes: Vec<FactChange>) -> Result<()> {
-    let decide = move |_: &_| Decision { changes: changes.clone(), events: Vec::new(), answer: () };
+    let decide = move |_: &_| Decision { changes: changes.clone(), events: Vec::new(), output: () };
     Ok(fleet.bmdb.change_machine(MachineId(machine), decide).await?)
 }

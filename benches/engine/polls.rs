@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
-use shepherd::bmdb::claim::{Claimed, Next};
+use shepherd::bmdb::claim::{Claimed, NextDue};
 use shepherd::model::process::Process;
 use shepherd::model::schedule::{BUCKETS, RULES_VERSION};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
@@ -28,8 +28,8 @@ const ANTI_JOINS: u32 = 5;
 /// From so many machines on.
 const LARGE: u32 = 1_000_000;
 
-/// The same meaning as the schedule gives to `AgentStart`, asked of the facts: the machines of these providers
-/// without an agent, a finished installation, a hold, a wait or anybody at work on them, oldest first.
+/// The query that `AgentStart` would need without a schedule, computed from the facts: the machines of these providers
+/// that have no agent, no finished installation, no hold, no wait and no work in progress, oldest first.
 const WITHOUT_A_SCHEDULE: &str = "
         SELECT m.machine_id FROM machine m JOIN machine_provided p USING (machine_id)
         WHERE p.provider = ANY ($1) AND p.address IS NOT NULL
@@ -85,7 +85,7 @@ pub(crate) async fn measure(plan: &Plan, fleets: &[Fleet], report: &mut Report) 
         }
     }
     for (fleet, measured) in fleets.iter().zip(&measured) {
-        tell(plan, fleet, measured, report)?;
+        report_measurements(plan, fleet, measured, report)?;
     }
     let (Some(small), Some(large)) = (measured.first(), measured.last()) else { return Ok(()) };
     report.section(
@@ -100,7 +100,7 @@ pub(crate) async fn measure(plan: &Plan, fleets: &[Fleet], report: &mut Report) 
     let Some((middle, name)) = before else { return Ok(()) };
     let what = format!("pages that a claim of one touches at {most} machines / at {name}");
     report.add(what, "×", &[large.claim_buffers / middle.claim_buffers], Target::AtMost(1.0))?;
-    report.tried(
+    report.record_attempted_remedy(
         "An index of ten times as many entries can be a level higher, and a claim looks into one index once for each \
          class (provider, priority, bucket). The other pages, those of the rows that are taken, are as many.",
     )
@@ -126,7 +126,7 @@ async fn repeat(plan: &Plan, fleet: &Fleet, backlog: u32, measured: &mut Measure
     fleet.make_well().await
 }
 
-fn tell(plan: &Plan, fleet: &Fleet, measured: &Measured, report: &mut Report) -> Result<()> {
+fn report_measurements(plan: &Plan, fleet: &Fleet, measured: &Measured, report: &mut Report) -> Result<()> {
     report.section(
         format!("Looking for work among {} machines", thousands(fleet.machines)),
         "One client on a server with nothing else to do; for each repetition the median of many statements. The poll asks for \
@@ -209,7 +209,7 @@ async fn empty_poll(plan: &Plan, fleet: &Fleet) -> Result<f64> {
         let began = Instant::now();
         let next = claimer.probe().await?;
         took.push(milliseconds(began));
-        ensure!(matches!(next, Next::In(_)), "a machine is due: {next:?}");
+        ensure!(matches!(next, NextDue::In(_)), "a machine is due: {next:?}");
     }
     Ok(median(&took))
 }

@@ -9,16 +9,16 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use secrecy::ExposeSecret as _;
 use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::credential::NewCredential;
+use shepherd::bmdb::credential::NewAccessCredential;
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::secret::SecretsKey;
-use shepherd::model::access::{Role, Scope};
+use shepherd::model::access::{AccessRole, AccessScope};
 use shepherd::proto::fleet::v1;
 use shepherd::proto::fleet::v1::machines_client::MachinesClient;
 use shepherd::proto::fleet::v1::statistics_client::StatisticsClient;
-use shepherd::server::api::door::ApiRates;
-use shepherd::server::api::server::{ApiServer, ApiSettings, serve_api};
-use shepherd::server::certificate::{CertificateSource, RenewalClock};
+use shepherd::server::api::api_server::{ApiServer, ApiSettings, serve_api};
+use shepherd::server::api::auth::ApiRates;
+use shepherd::server::server_certificate::{CertificateSource, RenewalClock};
 use tokio_util::sync::CancellationToken;
 use tonic::Request;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -48,7 +48,7 @@ const MARK: &str = "
     ON CONFLICT DO NOTHING";
 
 /// An API and somebody who asks it.
-struct Asked {
+struct ApiFixture {
     server: ApiServer,
     stop: CancellationToken,
     channel: Channel,
@@ -56,7 +56,7 @@ struct Asked {
     _directory: tempfile::TempDir,
 }
 
-impl Asked {
+impl ApiFixture {
     async fn start(fleet: &Fleet) -> Result<Self> {
         // What the server of the real agents sealed went with its key.
         sqlx::query("DELETE FROM sealed_secret").execute(fleet.bmdb.pool()).await?;
@@ -66,13 +66,13 @@ impl Asked {
         let settings = ApiSettings {
             listen_address: SocketAddr::from(([127, 0, 0, 1], 0)),
             endpoints: Vec::new(),
-            certificate: CertificateSource::Shared(Arc::new(key)),
+            certificate: CertificateSource::CallbackCa(Arc::new(key)),
             renewal: RenewalClock::default(),
             rates: ApiRates { source: rate()?, credential: rate()? },
-            connections: 100,
-            watches: 20,
-            database_connections: 4,
-            door_connections: 2,
+            max_connections: 100,
+            max_watches: 20,
+            read_pool_connections: 4,
+            auth_pool_connections: 2,
         };
         let (stop, metrics) = (CancellationToken::new(), Metrics::new());
         let server =
@@ -113,12 +113,12 @@ async fn token(fleet: &Fleet) -> Result<MetadataValue<Ascii>> {
         idempotency_key: None,
         dry_run: false,
         expected_version: None,
-        request: request_digest(&[]),
+        request_digest: request_digest(&[]),
     };
-    let new = NewCredential {
+    let new = NewAccessCredential {
         name: "bench".to_owned(),
-        role: Role::Viewer,
-        scope: Scope::Everything,
+        role: AccessRole::Viewer,
+        scope: AccessScope::Fleet,
         expires_after: None,
         certificate: None,
     };
@@ -153,7 +153,7 @@ pub(crate) async fn measure(plan: &Plan, fleet: &Fleet, report: &mut Report) -> 
     let mut connection = fleet.patient().await?;
     sqlx::query(MARK).bind(MARKED).execute(&mut *connection).await?;
     connection.close().await?;
-    let asked = Asked::start(fleet).await?;
+    let requested = ApiFixture::start(fleet).await?;
     let machine: uuid::Uuid =
         sqlx::query_scalar("SELECT machine_id FROM bench_machine ORDER BY n LIMIT 1 OFFSET 7")
             .fetch_one(fleet.bmdb.pool())
@@ -175,28 +175,28 @@ pub(crate) async fn measure(plan: &Plan, fleet: &Fleet, report: &mut Report) -> 
         };
         for (name, filter) in filters() {
             let began = Instant::now();
-            let found = asked.page(filter).await?;
+            let found = requested.page(filter).await?;
             put(began);
             ensure!(found > 0 || name != "all machines", "a page of {name} is empty");
         }
-        let mut machines = MachinesClient::new(asked.channel.clone());
+        let mut machines = MachinesClient::new(requested.channel.clone());
         let began = Instant::now();
-        machines.why(asked.with_token(v1::WhyRequest { machine: machine.to_string() })).await?;
+        machines.why(requested.with_token(v1::WhyRequest { machine: machine.to_string() })).await?;
         put(began);
         let request = v1::TimelineRequest { machine: machine.to_string(), ..v1::TimelineRequest::default() };
         let began = Instant::now();
-        machines.timeline(asked.with_token(request)).await?;
+        machines.timeline(requested.with_token(request)).await?;
         put(began);
         let began = Instant::now();
-        let mut statistics = StatisticsClient::new(asked.channel.clone());
-        statistics.get(asked.with_token(v1::GetStatisticsRequest {})).await?;
+        let mut statistics = StatisticsClient::new(requested.channel.clone());
+        statistics.get(requested.with_token(v1::GetStatisticsRequest {})).await?;
         put(began);
     }
     for (name, took) in &took {
         report.add(format!("{name}, median"), "ms", &[quantile(took, 0.5)], Target::None)?;
         report.add(format!("{name}, 99 of 100 within"), "ms", &[quantile(took, 0.99)], Target::None)?;
     }
-    asked.stop.cancel();
-    asked.server.ended().await;
+    requested.stop.cancel();
+    requested.server.wait_until_stopped().await;
     Ok(())
 }

@@ -12,10 +12,10 @@ use anyhow::{Context as _, Result};
 
 use crate::plot::{Series, line_chart};
 
-/// What was promised of a number.
+/// The target that was promised for a number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
-    /// Nothing.
+    /// No target was promised.
     None,
     /// At least this much.
     AtLeast(f64),
@@ -34,7 +34,7 @@ struct Row {
     times: usize,
     target: Target,
     /// What was tried, should the target not be reached.
-    tried: &'static str,
+    attempted_remedy: &'static str,
 }
 
 /// Numbers that were made in one way.
@@ -87,7 +87,7 @@ pub(crate) fn quantile(samples: &[f64], share: f64) -> f64 {
     sorted.get(place.saturating_sub(1)).copied().unwrap_or(f64::NAN)
 }
 
-/// Says what is being done, to whoever waits.
+/// Prints the current activity for the person who waits.
 pub(crate) fn progress(doing: &str) -> Result<()> {
     writeln!(std::io::stdout(), "… {doing}").context("writing to standard output")
 }
@@ -97,7 +97,7 @@ impl Report {
         Self { judges, versions, sections: Vec::new(), plots: Vec::new() }
     }
 
-    /// Adds a line to what is said of the host and the run.
+    /// Adds a line to the description of the host and the run.
     pub(crate) fn say(&mut self, name: &'static str, value: String) {
         self.versions.push((name, value));
     }
@@ -126,7 +126,7 @@ impl Report {
             most: quantile(samples, 1.0),
             times: samples.len(),
             target: if self.judges { target } else { Target::None },
-            tried: "",
+            attempted_remedy: "",
         };
         writeln!(
             std::io::stdout(),
@@ -142,11 +142,11 @@ impl Report {
     }
 
     /// Says what was tried to reach the target of the number added last. Shown when it is not reached.
-    pub(crate) fn tried(&mut self, what: &'static str) -> Result<()> {
+    pub(crate) fn record_attempted_remedy(&mut self, what: &'static str) -> Result<()> {
         let row = self.sections.last_mut().and_then(|section| section.rows.last_mut());
         let row = row.context("what was tried belongs to a number")?;
-        row.tried = what;
-        if row.held() == Some(false) {
+        row.attempted_remedy = what;
+        if row.meets_target() == Some(false) {
             writeln!(std::io::stdout(), "    tried: {what}").context("writing to standard output")?;
         }
         Ok(())
@@ -195,18 +195,24 @@ impl Report {
             writeln!(text, "* {name}: {value}")?;
         }
         let rows = || self.sections.iter().flat_map(|section| section.rows.iter());
-        if rows().any(|row| row.held().is_some()) {
-            let reached = rows().filter(|row| row.held() == Some(true)).count();
-            let all = rows().filter(|row| row.held().is_some()).count();
+        if rows().any(|row| row.meets_target().is_some()) {
+            let reached = rows().filter(|row| row.meets_target() == Some(true)).count();
+            let all = rows().filter(|row| row.meets_target().is_some()).count();
             writeln!(
                 text,
                 "\n## What was promised\n\n{reached} of {all} are reached. Below, each stands again among the \
                  numbers that it was measured with.\n\n\
                  | what | measured | promised | reached |\n| --- | ---: | ---: | --- |"
             )?;
-            for row in rows().filter(|row| row.held().is_some()) {
+            for row in rows().filter(|row| row.meets_target().is_some()) {
                 let reached = row.reached();
-                writeln!(text, "| {} | {} | {} | {reached} |", row.what, row.value(), row.target.shown())?;
+                writeln!(
+                    text,
+                    "| {} | {} | {} | {reached} |",
+                    row.what,
+                    row.value(),
+                    row.target.format_target()
+                )?;
             }
         }
         for (title, place) in plots {
@@ -227,12 +233,13 @@ impl Section {
             self.title, self.how
         )?;
         for row in &self.rows {
-            let (value, spread, promised) = (row.value(), row.spread(), row.target.shown());
+            let (value, spread, promised) = (row.value(), row.spread(), row.target.format_target());
             writeln!(text, "| {} | {value} | {spread} | {promised} | {} |", row.what, row.reached())?;
         }
         for row in &self.rows {
-            if row.held() == Some(false) {
-                let tried = if row.tried.is_empty() { "nothing so far." } else { row.tried };
+            if row.meets_target() == Some(false) {
+                let tried =
+                    if row.attempted_remedy.is_empty() { "nothing so far." } else { row.attempted_remedy };
                 writeln!(text, "\nNot reached, *{}*. What was tried: {tried}", row.what)?;
             }
         }
@@ -252,7 +259,7 @@ impl Row {
         format!("{} – {}, {}×", number(self.least), number(self.most), self.times)
     }
 
-    fn held(&self) -> Option<bool> {
+    fn meets_target(&self) -> Option<bool> {
         match self.target {
             Target::None => None,
             Target::AtLeast(least) => Some(self.median >= least),
@@ -261,7 +268,7 @@ impl Row {
     }
 
     fn reached(&self) -> &'static str {
-        match self.held() {
+        match self.meets_target() {
             None => "",
             Some(true) => "yes",
             Some(false) => "**no**",
@@ -269,16 +276,16 @@ impl Row {
     }
 
     fn held_in_words(&self) -> String {
-        match self.held() {
+        match self.meets_target() {
             None => String::new(),
-            Some(true) => format!("; target {}", self.target.shown()),
-            Some(false) => format!("; NOT REACHED, target {}", self.target.shown()),
+            Some(true) => format!("; target {}", self.target.format_target()),
+            Some(false) => format!("; NOT REACHED, target {}", self.target.format_target()),
         }
     }
 }
 
 impl Target {
-    fn shown(self) -> String {
+    fn format_target(self) -> String {
         match self {
             Self::None => String::new(),
             Self::AtLeast(least) => format!("≥ {}", number(least)),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use shepherd::bmdb::postgres_programs;
-use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, Storage};
+use shepherd::bmdb::private_postgres::{PrivatePostgres, PrivatePostgresOptions, ServerStorage};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _};
 
@@ -23,7 +23,7 @@ INSERT INTO floor_history VALUES (:machine, 1, 'Started', now());
 COMMIT;
 ";
 
-/// What is said of the server's settings.
+/// Settings of the server that the report lists.
 const SETTINGS: [&str; 8] = [
     "autovacuum",
     "fsync",
@@ -41,31 +41,32 @@ pub(crate) struct Server {
     postgres: PrivatePostgres,
     pgbench: PathBuf,
     script: tempfile::NamedTempFile,
-    /// Holds what the server was told to keep, which goes with it all the same.
+    /// Owns the directory of a persistent server, and removes it with the server.
     _kept: Option<tempfile::TempDir>,
 }
 
 impl Server {
-    /// One that does not wait for its disk.
+    /// Starts a server that does not wait for its disk.
     pub(crate) async fn start() -> Result<Self> {
-        Self::with(Storage::ThrowAway, None).await
+        Self::with(ServerStorage::Temporary, None).await
     }
 
-    /// One whose commits are on its disk before they are answered.
+    /// Starts a server whose commits are on its disk before it answers them.
     pub(crate) async fn start_durable() -> Result<Self> {
         let kept = tempfile::tempdir()?;
-        Self::with(Storage::Staying(kept.path().join("postgres")), Some(kept)).await
+        Self::with(ServerStorage::Persistent(kept.path().join("postgres")), Some(kept)).await
     }
 
-    async fn with(storage: Storage, kept: Option<tempfile::TempDir>) -> Result<Self> {
-        let programs = postgres_programs::find().pop().context("no PostgreSQL server is installed")?;
+    async fn with(storage: ServerStorage, kept: Option<tempfile::TempDir>) -> Result<Self> {
+        let programs =
+            postgres_programs::find_programs().pop().context("no PostgreSQL server is installed")?;
         let pgbench = programs.path("pgbench");
         ensure!(
             pgbench.is_file(),
             "pgbench is part of PostgreSQL's package, and {} is not there",
             pgbench.display()
         );
-        let options = Options { storage, max_connections: 200 };
+        let options = PrivatePostgresOptions { storage, max_connections: 200 };
         let postgres = PrivatePostgres::start(options).await?;
         let script = tempfile::NamedTempFile::new()?;
         fs::write(script.path(), FLOOR)?;
@@ -108,9 +109,10 @@ impl Server {
             .kill_on_drop(true)
             .output()
             .await?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        let tps = said.lines().find_map(|line| line.strip_prefix("tps = ")?.split(' ').next()?.parse().ok());
-        tps.with_context(|| format!("pgbench said {said}{}", String::from_utf8_lossy(&output.stderr)))
+        let printed = String::from_utf8_lossy(&output.stdout);
+        let tps =
+            printed.lines().find_map(|line| line.strip_prefix("tps = ")?.split(' ').next()?.parse().ok());
+        tps.with_context(|| format!("pgbench said {printed}{}", String::from_utf8_lossy(&output.stderr)))
     }
 
     /// Processor seconds that the server has used, those of backends that have ended included.
@@ -187,7 +189,7 @@ pub(crate) fn own_processor_seconds() -> Result<f64> {
     processor_seconds(std::path::Path::new("/proc/self"), false).context("/proc/self/stat")
 }
 
-/// Processor seconds that a process has used; `None` when there is none.
+/// Processor seconds that a process has used; `None` if it does not exist.
 pub(crate) fn processor_seconds(process: &std::path::Path, with_children: bool) -> Option<f64> {
     let stat = fs::read_to_string(process.join("stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();

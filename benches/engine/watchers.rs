@@ -1,8 +1,8 @@
-//! What a change of a node costs where a thousand nodes watch.
+//! What a change of a node costs when a thousand nodes watch.
 //!
 //! One member of a control plane is a process of its own: a role server as it runs on a machine, with an etcd of its
 //! own, which leads. The nodes are light clients of this process, each with a key, a certificate and a connection of
-//! its own, which watch as nodes do and send heartbeats at the interval that the curator tells them. What the leader spends
+//! its own. They watch as nodes do, and send heartbeats at the interval that the curator sets. What the leader spends
 //! while nothing changes is measured first, and is no part of what a change costs.
 
 use std::collections::BTreeMap;
@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use shepherd::curator::clock::Clock;
-use shepherd::curator::dial::dial;
+use shepherd::curator::curator_channel::open_channel;
 use shepherd::curator::identity::Identity;
 use shepherd::curator::node_id::{NodeId, PublicKey};
-use shepherd::curator::pki::Anchor;
-use shepherd::curator::tls::{certified, client_config};
+use shepherd::curator::pki::TrustAnchor;
+use shepherd::curator::tls::{certified_key, client_config};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
@@ -27,14 +27,14 @@ use shepherd::proto::curator::v1::node_event::Event;
 use shepherd::proto::curator::v1::nodes_client::NodesClient;
 use shepherd::proto::curator::v1::registration_client::RegistrationClient;
 use shepherd::proto::curator::v1::tickets_client::TicketsClient;
-use shepherd::roleserver::child::cgroup::Mounts;
-use shepherd::roleserver::child::keep::{Places, end_within};
-use shepherd::roleserver::child::launch::recorded;
+use shepherd::roleserver::child::cgroup::CgroupMounts;
+use shepherd::roleserver::child::launch::read_record;
+use shepherd::roleserver::child::lifecycle::{ChildContext, stop_child};
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
-use shepherd::roleserver::cluster::etcd;
-use shepherd::roleserver::cluster::files::Files;
-use shepherd::roleserver::cluster::order::{Order, What};
-use shepherd::roleserver::enrolment::{Enrolment, Settings};
+use shepherd::roleserver::cluster::etcd_member;
+use shepherd::roleserver::cluster::files::ClusterFiles;
+use shepherd::roleserver::cluster::node_order::{NodeOrder, OrderKind};
+use shepherd::roleserver::enrolment::{AgentSettings, Enrolment};
 use shepherd::roleserver::state_directory::StateDirectory;
 use tokio::process::{Child, Command};
 use tokio::sync::Notify;
@@ -54,14 +54,14 @@ const AT_ONCE: usize = 16;
 /// The label that is changed.
 const LABEL: &str = "turn";
 const SPENT: Plot = Plot { title: "What a change of a node costs the leader", unit: "ms of processor time" };
-const TOLD: Plot = Plot { title: "From a change to the last watcher that is told", unit: "ms" };
+const DELIVERY_TIME: Plot = Plot { title: "From a change to the last watcher that is told", unit: "ms" };
 
-/// What watchers watch.
+/// Which nodes a watcher watches.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Watching {
-    /// The node of its own, as every node does: one of all is told of a change.
+    /// Each watches its own node, as every node does: one of them receives a change.
     Own,
-    /// All nodes: each is told of every change.
+    /// Each watches all nodes: every one of them receives every change.
     All,
 }
 
@@ -69,9 +69,9 @@ enum Watching {
 struct Leader {
     program: Child,
     address: String,
-    places: Places,
+    places: ChildContext,
     owner: Channel,
-    anchor: Anchor,
+    anchor: TrustAnchor,
     _directory: tempfile::TempDir,
 }
 
@@ -79,19 +79,19 @@ impl Drop for Leader {
     fn drop(&mut self) {
         // Its etcd outlives it, as it should on a machine.
         let _ = self.program.start_kill();
-        let _ = end_within(etcd::NAME, &self.places, Duration::ZERO);
+        let _ = stop_child(etcd_member::NAME, &self.places, Duration::ZERO);
     }
 }
 
 impl Leader {
     async fn start() -> Result<Self> {
         let directory = tempfile::tempdir()?;
-        let files = Files::of(directory.path());
+        let files = ClusterFiles::in_state_directory(directory.path());
         // Nobody else is likely to have it: the ports of a node are the same everywhere.
         let [b, c]: [u8; 2] = rand::random();
         let address = Ipv4Addr::new(127, 63, b, c.clamp(1, 254));
         let owner = Identity::generate()?;
-        let what = What::Found {
+        let what = OrderKind::Found {
             cluster: Uuid::new_v4(),
             name: "measured".to_owned(),
             owner_keys: vec![hex::encode(owner.public_key())],
@@ -99,24 +99,24 @@ impl Leader {
             epoch: 0,
         };
         let (labels, address) = (BTreeMap::new(), Some(address.into()));
-        files.write_order(&Order { generation: 0, what, machine: None, labels, address })?;
+        files.write_order(&NodeOrder { generation: 0, what, machine: None, labels, address })?;
         let state = StateDirectory::open(directory.path())?;
-        state.identity_or_new()?;
+        state.read_or_create_identity()?;
         // The shepherd that it was enrolled by is away.
         let nobody = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-        state.keep_enrolment(&Enrolment {
+        state.write_enrolment(&Enrolment {
             machine_id: Uuid::new_v4().to_string().parse()?,
             bmdb_id: Uuid::new_v4(),
             fences: BTreeMap::new(),
             holders: BTreeMap::new(),
-            settings: Settings::new(&[nobody.to_string()], &[], 0).map_err(anyhow::Error::msg)?,
+            settings: AgentSettings::new(&[nobody.to_string()], &[], 0).map_err(anyhow::Error::msg)?,
             revision: 1,
         })?;
-        let places = Places {
+        let places = ChildContext {
             directory: directory.path().join("children"),
-            mounts: Mounts::of_this_host(),
+            mounts: CgroupMounts::detect_host(),
             launcher: ROLESERVER.into(),
-            leaving: CancellationToken::new(),
+            shutdown: CancellationToken::new(),
         };
         let log = std::fs::File::create(directory.path().join("run.log"))?;
         let program = Command::new(ROLESERVER)
@@ -131,17 +131,17 @@ impl Leader {
         let address = SocketAddr::new(address.context("an address")?, CURATOR_PORT).to_string();
         let end = Instant::now() + PATIENCE;
         let credentials = loop {
-            if let Some(credentials) = files.credentials()? {
+            if let Some(credentials) = files.read_credentials()? {
                 break credentials;
             }
             ensure!(Instant::now() < end, "the first node founded no cluster");
             tokio::time::sleep(Duration::from_millis(100)).await;
         };
-        let anchor = Anchor::parse(&hex::decode(credentials.ca_certificate)?)?;
-        let own = certified(owner.certificate_der(), owner.pkcs8())?;
-        let mut claiming = CredentialsClient::new(dial(
+        let anchor = TrustAnchor::parse(&hex::decode(credentials.ca_certificate)?)?;
+        let own = certified_key(owner.certificate_der(), owner.pkcs8())?;
+        let mut claiming = CredentialsClient::new(open_channel(
             &address,
-            client_config(anchor.clone(), None, Some(own), Clock::host())?,
+            client_config(anchor.clone(), None, Some(own), Clock::system())?,
         ));
         let claimed = loop {
             match claiming.claim_owner(wire::ClaimOwnerRequest { lifetime_ms: AN_HOUR_MS }).await {
@@ -150,20 +150,20 @@ impl Leader {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         };
-        let own = certified(&claimed.certificate, owner.pkcs8())?;
-        let owner = dial(&address, client_config(anchor.clone(), None, Some(own), Clock::host())?);
+        let own = certified_key(&claimed.certificate, owner.pkcs8())?;
+        let owner = open_channel(&address, client_config(anchor.clone(), None, Some(own), Clock::system())?);
         Ok(Self { program, address, places, owner, anchor, _directory: directory })
     }
 
     /// Processor time that it and its etcd have used so far.
     fn spent(&self) -> Result<Spent> {
-        let etcd = recorded(&self.places.record(etcd::NAME)).context("no etcd was started")?;
+        let etcd = read_record(&self.places.record_path(etcd_member::NAME)).context("no etcd was started")?;
         let process = |pid: u32| processor_time(&format!("/proc/{pid}/stat"));
         let pid = u32::try_from(etcd.instance.pid)?;
         Ok(Spent { leader: process(self.program.id().context("it ended")?)?, etcd: process(pid)? })
     }
 
-    /// Takes nodes in.
+    /// Registers and approves this many nodes.
     async fn take_in(&self, count: usize) -> Result<Vec<Watcher>> {
         let ticket = wire::CreateTicketRequest {
             lifetime_ms: AN_HOUR_MS,
@@ -181,7 +181,7 @@ impl Leader {
     async fn take_one_in(&self, ticket: &[u8]) -> Result<Watcher> {
         let key = Identity::generate()?;
         let public = PublicKey(key.public_key());
-        let itself = certified(key.certificate_der(), key.pkcs8())?;
+        let itself = certified_key(key.certificate_der(), key.pkcs8())?;
         let mut registration = RegistrationClient::new(self.dial(itself)?);
         registration
             .register(wire::RegisterRequest { ticket: ticket.to_vec(), ..Default::default() })
@@ -192,12 +192,12 @@ impl Leader {
             Some(wire::commit_response::Result::Membership(membership)) => membership,
             other => bail!("a node was not taken in: {other:?}"),
         };
-        let certified = certified(&membership.certificate, key.pkcs8())?;
-        Ok(Watcher { id: NodeId::of(&public).to_string(), certified })
+        let certified = certified_key(&membership.certificate, key.pkcs8())?;
+        Ok(Watcher { id: NodeId::from_key(&public).to_string(), certified })
     }
 
     fn dial(&self, own: Arc<rustls::sign::CertifiedKey>) -> Result<Channel> {
-        Ok(dial(&self.address, client_config(self.anchor.clone(), None, Some(own), Clock::host())?))
+        Ok(open_channel(&self.address, client_config(self.anchor.clone(), None, Some(own), Clock::system())?))
     }
 
     /// Changes a label of a node.
@@ -236,16 +236,16 @@ struct Watcher {
     certified: Arc<rustls::sign::CertifiedKey>,
 }
 
-/// Who was told the newest turn.
+/// Counts the watchers that received the newest turn.
 #[derive(Default)]
-struct Told {
+struct DeliveryCounter {
     turn: AtomicU32,
     count: AtomicU32,
     changed: Notify,
 }
 
-impl Told {
-    fn hear(&self, node: &wire::Node) {
+impl DeliveryCounter {
+    fn record_delivery(&self, node: &wire::Node) {
         let turn = self.turn.load(Ordering::SeqCst).to_string();
         if node.labels.get(LABEL) == Some(&turn) {
             self.count.fetch_add(1, Ordering::SeqCst);
@@ -264,18 +264,19 @@ impl Told {
     }
 }
 
-/// Lets nodes watch and send heartbeats until they are dropped; comes back when each has heard all there is.
+/// Lets nodes watch and send heartbeats until they are dropped. Returns when each watch has received its initial
+/// state.
 async fn watch(
     leader: &Leader,
     watchers: &[Watcher],
     what: Watching,
-    told: &Arc<Told>,
+    reports: &Arc<DeliveryCounter>,
 ) -> Result<JoinSet<Result<()>>> {
     let mut tasks = JoinSet::new();
     let ready = Arc::new(AtomicU32::new(0));
     for watcher in watchers {
         let channel = leader.dial(watcher.certified.clone())?;
-        let (id, told, ready) = (watcher.id.clone(), told.clone(), ready.clone());
+        let (id, reports, ready) = (watcher.id.clone(), reports.clone(), ready.clone());
         tasks.spawn({
             let channel = channel.clone();
             async move {
@@ -287,7 +288,7 @@ async fn watch(
                         if std::mem::take(&mut first) {
                             ready.fetch_add(1, Ordering::SeqCst);
                         }
-                        message.event.iter().for_each(|event| hear(&told, event));
+                        message.event.iter().for_each(|event| record_event(&reports, event));
                     }
                 } else {
                     let mut news = nodes.watch_all(wire::WatchAllRequest {}).await?.into_inner();
@@ -295,7 +296,7 @@ async fn watch(
                         if message.backlog_complete {
                             ready.fetch_add(1, Ordering::SeqCst);
                         }
-                        message.events.iter().for_each(|event| hear(&told, event));
+                        message.events.iter().for_each(|event| record_event(&reports, event));
                     }
                 }
                 bail!("a watch ended")
@@ -324,9 +325,9 @@ async fn watch(
     Ok(tasks)
 }
 
-fn hear(told: &Told, event: &wire::NodeEvent) {
+fn record_event(reports: &DeliveryCounter, event: &wire::NodeEvent) {
     if let Some(Event::Present(node)) = &event.event {
-        told.hear(node);
+        reports.record_delivery(node);
     }
 }
 
@@ -334,12 +335,12 @@ fn hear(told: &Told, event: &wire::NodeEvent) {
 struct Cost {
     /// Of the leader, for one change, in milliseconds of processor time.
     leader: f64,
-    /// Of its etcd.
+    /// The same, of its etcd.
     etcd: f64,
     /// Of this process, which is all the watchers.
     watchers: f64,
-    /// Times from the order of a change to the last watcher that was told, in milliseconds.
-    told: Vec<f64>,
+    /// Times from the order of a change until the last watcher received it, in milliseconds.
+    delivery_times: Vec<f64>,
     /// Of the leader while nothing changes, in milliseconds of processor time a second.
     idle: f64,
 }
@@ -351,12 +352,12 @@ async fn cost(
     what: Watching,
     turn: &mut u32,
 ) -> Result<Cost> {
-    let told = Arc::new(Told::default());
-    let mut tasks = watch(leader, watchers, what, &told).await?;
-    let who_is_told = if what == Watching::Own { 1 } else { u32::try_from(watchers.len())? };
+    let reports = Arc::new(DeliveryCounter::default());
+    let mut tasks = watch(leader, watchers, what, &reports).await?;
+    let who_is_notified = if what == Watching::Own { 1 } else { u32::try_from(watchers.len())? };
     let own = || processor_time("/proc/self/stat");
     // One, that nobody measures.
-    change(leader, &watchers[0], &told, turn, who_is_told).await?;
+    change(leader, &watchers[0], &reports, turn, who_is_notified).await?;
     let (began, before, here) = (Instant::now(), leader.spent()?, own()?);
     tokio::time::sleep(plan.watchers_rest).await;
     let seconds = began.elapsed().as_secs_f64();
@@ -367,7 +368,7 @@ async fn cost(
     let mut took = Vec::new();
     for change_number in 0..plan.changes {
         let watcher = &watchers[usize::try_from(change_number)? % watchers.len()];
-        took.push(change(leader, watcher, &told, turn, who_is_told).await?);
+        took.push(change(leader, watcher, &reports, turn, who_is_notified).await?);
     }
     let (seconds, after) = (began.elapsed().as_secs_f64(), leader.spent()?);
     let each = |spent: f64, rate: f64| ((spent - rate * seconds) / f64::from(plan.changes)).max(0.0);
@@ -375,7 +376,7 @@ async fn cost(
         leader: each(after.leader - before.leader, rate),
         etcd: each(after.etcd - before.etcd, etcd_rate),
         watchers: each(own()? - here, here_rate),
-        told: took,
+        delivery_times: took,
         idle: rate,
     };
     if let Some(ended) = tasks.try_join_next() {
@@ -385,20 +386,21 @@ async fn cost(
     Ok(cost)
 }
 
-/// Changes a node, and waits until everybody who is to be is told; how long that took, in milliseconds.
+/// Changes a node, and waits until this many watchers received the change. Returns how long that took, in
+/// milliseconds.
 async fn change(
     leader: &Leader,
     node: &Watcher,
-    told: &Told,
+    reports: &DeliveryCounter,
     turn: &mut u32,
-    who_is_told: u32,
+    who_is_notified: u32,
 ) -> Result<f64> {
     *turn += 1;
-    told.turn.store(*turn, Ordering::SeqCst);
-    told.count.store(0, Ordering::SeqCst);
+    reports.turn.store(*turn, Ordering::SeqCst);
+    reports.count.store(0, Ordering::SeqCst);
     let began = Instant::now();
     leader.change(&node.id, *turn).await?;
-    told.by(who_is_told).await?;
+    reports.by(who_is_notified).await?;
     Ok(began.elapsed().as_secs_f64() * 1000.0)
 }
 
@@ -465,9 +467,14 @@ pub(crate) async fn measure(plan: &Plan, report: &mut Report) -> Result<()> {
                     Target::None,
                 )?;
             }
-            report.add(format!("{words}: until the last is told"), "ms", &cost.told, Target::None)?;
+            report.add(
+                format!("{words}: until the last is told"),
+                "ms",
+                &cost.delivery_times,
+                Target::None,
+            )?;
             report.point(&SPENT, series, at, cost.leader);
-            report.point(&TOLD, series, at, quantile(&cost.told, 0.5));
+            report.point(&DELIVERY_TIME, series, at, quantile(&cost.delivery_times, 0.5));
         }
     }
     Ok(())

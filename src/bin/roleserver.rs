@@ -1,4 +1,4 @@
-//! The program on the machine: parses flags and calls the library.
+//! `roleserver`, the program on a machine: parses flags and calls the library.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -6,14 +6,14 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
-use shepherd::model::usage::usage_sentence;
+use shepherd::model::usage_error::format_usage_error;
 use shepherd::roleserver::child::launch;
 use shepherd::roleserver::commands::{CommandError, enroll, metrics, plan, run, status, supervise};
 use shepherd::roleserver::hardware::{self, Sources};
-use shepherd::roleserver::logs::own::OwnLog;
+use shepherd::roleserver::init_system::SupervisionMode;
+use shepherd::roleserver::logs::own_log::OwnLog;
 use shepherd::roleserver::state_directory::StateDirectory;
-use shepherd::roleserver::supervision::Wish;
-use shepherd::roleserver::update::watch;
+use shepherd::roleserver::update::watchdog;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::writer::MakeWriterExt as _;
 
@@ -27,7 +27,7 @@ use tracing_subscriber::fmt::writer::MakeWriterExt as _;
 /// `roleserver status` says whose this machine is and whether it is heard.
 #[derive(Parser)]
 #[command(name = "roleserver", version, max_term_width = 100)]
-struct Flags {
+struct RoleserverFlags {
     #[command(subcommand)]
     verb: Verb,
 }
@@ -37,20 +37,20 @@ enum Verb {
     /// Belong to a shepherd: read an `EnrollRequest` from standard input, answer on standard output.
     Enroll {
         #[command(flatten)]
-        place: Place,
+        directory: StateDirFlag,
         /// What keeps the agent alive.
         #[arg(long, value_enum, default_value = "auto", env = "ROLESERVER_SUPERVISION")]
-        supervision: Supervision,
+        supervision: SupervisionFlag,
     },
     /// Be the agent: heartbeat until SIGTERM.
     Run {
         #[command(flatten)]
-        place: Place,
+        directory: StateDirFlag,
     },
     /// Keep `roleserver run` alive where no init system does.
     Supervise {
         #[command(flatten)]
-        place: Place,
+        directory: StateDirFlag,
     },
     /// Become another program: a role server starts what it runs by this, and nobody else.
     #[command(hide = true)]
@@ -59,7 +59,7 @@ enum Verb {
     #[command(hide = true)]
     WatchUpdate {
         #[command(flatten)]
-        place: Place,
+        directory: StateDirFlag,
         /// Start it as a process of nobody's, and end.
         #[arg(long)]
         detach: bool,
@@ -69,22 +69,22 @@ enum Verb {
     /// Print whose this machine is and what became of the last heartbeat.
     Status {
         #[command(flatten)]
-        place: Place,
+        directory: StateDirFlag,
     },
     /// Print what the role server that runs here counts, for Prometheus.
     Metrics {
         #[command(flatten)]
-        place: Place,
+        directory: StateDirFlag,
     },
     /// Print what would be changed in Kubernetes, where this machine runs its control plane; nothing is.
     Plan {
         #[command(flatten)]
-        place: Place,
+        directory: StateDirFlag,
     },
 }
 
 #[derive(Args)]
-struct Place {
+struct StateDirFlag {
     /// Where the machine keeps its key and its enrolment; one directory is one identity.
     /// [default: /var/lib/roleserver for root, ~/.local/state/roleserver for others]
     #[arg(long = "state_dir", alias = "state-dir", value_name = "DIR", env = "ROLESERVER_STATE_DIR")]
@@ -92,7 +92,7 @@ struct Place {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Supervision {
+enum SupervisionFlag {
     /// A systemd unit where systemd runs, a detached process elsewhere.
     Auto,
     /// A systemd unit or nothing.
@@ -103,25 +103,25 @@ enum Supervision {
     External,
 }
 
-impl From<Supervision> for Wish {
-    fn from(supervision: Supervision) -> Self {
+impl From<SupervisionFlag> for SupervisionMode {
+    fn from(supervision: SupervisionFlag) -> Self {
         match supervision {
-            Supervision::Auto => Self::Auto,
-            Supervision::Systemd => Self::Systemd,
-            Supervision::Detached => Self::Detached,
-            Supervision::External => Self::External,
+            SupervisionFlag::Auto => Self::Auto,
+            SupervisionFlag::Systemd => Self::Systemd,
+            SupervisionFlag::Detached => Self::Detached,
+            SupervisionFlag::External => Self::External,
         }
     }
 }
 
 fn main() -> ExitCode {
-    let flags = match Flags::try_parse() {
+    let flags = match RoleserverFlags::try_parse() {
         Ok(flags) => flags,
         Err(error)
             if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand =>
         {
             let given: Vec<_> = std::env::args_os().collect();
-            let sentence = usage_sentence(&error, &Flags::command(), &given);
+            let sentence = format_usage_error(&error, &RoleserverFlags::command(), &given);
             let _ = writeln!(std::io::stderr(), "roleserver: {sentence}");
             return ExitCode::from(2);
         }
@@ -134,65 +134,68 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_env("ROLESERVER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr.and(own_log(&flags.verb)))
+        .with_writer(std::io::stderr.and(agent_log(&flags.verb)))
         .with_ansi(false)
         // A line that could not be written is reported by `eprintln!`, which panics when standard error is
         // what cannot be written to: a full disk under the log would end the agent and its supervisor.
         .log_internal_errors(false)
         .init();
-    // Already there is as good: there is only one.
+    // An error means that a provider is installed already, which is just as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    match execute(flags.verb) {
+    match execute_verb(flags.verb) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Where standard error is gone too, the exit code is all there is to say.
+            // Standard error may be closed too. Then the exit code is the only report.
             let _ = writeln!(std::io::stderr(), "roleserver: {error}");
             ExitCode::from(error.exit_code())
         }
     }
 }
 
-fn execute(verb: Verb) -> Result<(), CommandError> {
+fn execute_verb(verb: Verb) -> Result<(), CommandError> {
     let home = std::env::home_dir();
     let home = home.as_deref();
     match verb {
-        Verb::Enroll { place, supervision } => {
-            enroll::execute(&state_directory(&place, home)?, home, supervision.into())
+        Verb::Enroll { directory: place, supervision } => {
+            enroll::execute(&state_directory_path(&place, home)?, home, supervision.into())
         }
-        Verb::Run { place } => run::execute(&state_directory(&place, home)?),
-        Verb::Supervise { place } => supervise::execute(&state_directory(&place, home)?),
-        Verb::WatchUpdate { place, detach } => {
-            watch::execute(&state_directory(&place, home)?, detach).map_err(CommandError::failed)
+        Verb::Run { directory: place } => run::execute(&state_directory_path(&place, home)?),
+        Verb::Supervise { directory: place } => supervise::execute(&state_directory_path(&place, home)?),
+        Verb::WatchUpdate { directory: place, detach } => {
+            watchdog::execute(&state_directory_path(&place, home)?, detach).map_err(CommandError::from_error)
         }
         Verb::Launch => Err(CommandError::Failed(launch::execute())),
-        Verb::Hardware => print(&format!("{:#?}\n", hardware::read(&Sources::host()))),
-        Verb::Status { place } => {
-            let text = status::text(&state_directory(&place, home)?)?;
-            print(&text)
+        Verb::Hardware => print_text(&format!("{:#?}\n", hardware::read_hardware(&Sources::host()))),
+        Verb::Status { directory: place } => {
+            let text = status::render_text(&state_directory_path(&place, home)?)?;
+            print_text(&text)
         }
-        Verb::Metrics { place } => {
-            let text = metrics::text(&state_directory(&place, home)?)?;
-            print(&text)
+        Verb::Metrics { directory: place } => {
+            let text = metrics::render_text(&state_directory_path(&place, home)?)?;
+            print_text(&text)
         }
-        Verb::Plan { place } => {
-            let text = plan::text(&state_directory(&place, home)?)?;
-            print(&text)
+        Verb::Plan { directory: place } => {
+            let text = plan::render_text(&state_directory_path(&place, home)?)?;
+            print_text(&text)
         }
     }
 }
 
-/// Where the agent's lines go beside standard error. The other verbs are done when whoever called them has read theirs.
-fn own_log(verb: &Verb) -> OwnLog {
-    let Verb::Run { place } = verb else { return OwnLog::default() };
-    let directory = state_directory(place, std::env::home_dir().as_deref());
-    directory.map_or_else(|_| OwnLog::default(), |path| OwnLog::at(&StateDirectory::at(path).log_path()))
+/// Where the agent logs besides standard error. The other verbs write to standard error only: their caller reads it.
+fn agent_log(verb: &Verb) -> OwnLog {
+    let Verb::Run { directory: place } = verb else { return OwnLog::default() };
+    let directory = state_directory_path(place, std::env::home_dir().as_deref());
+    directory.map_or_else(
+        |_| OwnLog::default(),
+        |path| OwnLog::open_path(&StateDirectory::from_path(path).log_path()),
+    )
 }
 
-fn print(text: &str) -> Result<(), CommandError> {
-    std::io::stdout().write_all(text.as_bytes()).map_err(CommandError::failed)
+fn print_text(text: &str) -> Result<(), CommandError> {
+    std::io::stdout().write_all(text.as_bytes()).map_err(CommandError::from_error)
 }
 
-fn state_directory(place: &Place, home: Option<&Path>) -> Result<PathBuf, CommandError> {
+fn state_directory_path(place: &StateDirFlag, home: Option<&Path>) -> Result<PathBuf, CommandError> {
     let root = rustix::process::geteuid().is_root();
     place
         .state_dir

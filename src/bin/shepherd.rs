@@ -1,16 +1,16 @@
-//! The service: parses flags and calls the library.
+//! `shepherd`: parses flags and runs the service, the demo or the simulator.
 
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use shepherd::model::arguments::accept_dashes;
-use shepherd::model::usage::{flag_of, usage_sentence};
+use shepherd::model::arguments::normalize_flag_dashes;
+use shepherd::model::usage_error::{flag_name, format_usage_error};
 use shepherd::service::configuration::{self, ConfigurationFile};
-use shepherd::service::failure::Failure;
-use shepherd::service::flags::{self, Command, Flags};
+use shepherd::service::failure::ExitFailure;
+use shepherd::service::flags::{self, ShepherdCommand, ShepherdFlags};
 use shepherd::service::traces::Traces;
-use shepherd::service::{check, demo, logging, plan, run};
+use shepherd::service::{check, demo, logging, run, service_plan};
 use shepherd::simulator::fault_command;
 use shepherd::simulator::service::{self as simulator, SimulatorArgs, SimulatorCommand};
 use tokio_util::sync::CancellationToken;
@@ -21,61 +21,64 @@ fn main() -> ExitCode {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return end(&Failure::failed(format!("cannot start the runtime: {error}"))),
+        Err(error) => {
+            return report_failure(&ExitFailure::failed(format!("cannot start the runtime: {error}")));
+        }
     };
-    let ended = match runtime.block_on(dispatch(&accept_dashes(std::env::args_os()))) {
+    let ended = match runtime.block_on(dispatch_command(&normalize_flag_dashes(std::env::args_os()))) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => end(&failure),
+        Err(failure) => report_failure(&failure),
     };
-    // What a cancelled start left to threads of its own (a database server that comes up) is ended
-    // before we are.
+    // Work that a cancelled start left on threads of its own (a database server that is starting) ends before this
+    // process.
     drop(runtime);
     ended
 }
 
-fn end(failure: &Failure) -> ExitCode {
-    // Nobody is left to tell if this fails.
+fn report_failure(failure: &ExitFailure) -> ExitCode {
+    // Nobody can be informed if this write fails.
     let _ = writeln!(std::io::stderr(), "shepherd: {failure}");
     ExitCode::from(failure.code)
 }
 
-async fn dispatch(arguments: &[OsString]) -> Result<(), Failure> {
-    let Some((parsed, file)) = parse(arguments)? else { return Ok(()) };
+async fn dispatch_command(arguments: &[OsString]) -> Result<(), ExitFailure> {
+    let Some((parsed, file)) = parse_arguments(arguments)? else { return Ok(()) };
     match parsed.command {
-        Some(Command::Demo(flags)) => Box::pin(demo::run(flags)).await,
-        Some(Command::Simulator(args)) => run_simulator(args).await,
+        Some(ShepherdCommand::Demo(flags)) => Box::pin(demo::run_demo(flags)).await,
+        Some(ShepherdCommand::Simulator(args)) => run_simulator(args).await,
         None => {
             let mut traces = Traces::new(parsed.service.otlp_endpoint.as_deref())?;
-            logging::start(parsed.service.log_format, "info", traces.layer.take());
+            logging::start_logging(parsed.service.log_format, "info", traces.layer.take());
             let only_check = parsed.service.check;
-            let plan = plan::plan(parsed.service, file)?;
+            let plan = service_plan::plan_service(parsed.service, file)?;
             if only_check {
-                let report = check::check(&plan).await?;
-                return writeln!(std::io::stdout(), "{report}")
-                    .map_err(|error| Failure::failed(format!("cannot write to standard output: {error}")));
+                let report = check::check_plan(&plan).await?;
+                return writeln!(std::io::stdout(), "{report}").map_err(|error| {
+                    ExitFailure::failed(format!("cannot write to standard output: {error}"))
+                });
             }
-            run::serve(plan, traces).await
+            run::serve_until_signal(plan, traces).await
         }
     }
 }
 
-/// Parses the command line, and the configuration file it names in front of it. `None` when help or
-/// the version was asked for and given.
-fn parse(given: &[OsString]) -> Result<Option<(Flags, ConfigurationFile)>, Failure> {
-    let command = flags::command();
+/// Parses the command line and the configuration file that it names. Arguments of the file come before those of the
+/// command line. Returns `None` after help or the version was printed.
+fn parse_arguments(given: &[OsString]) -> Result<Option<(ShepherdFlags, ConfigurationFile)>, ExitFailure> {
+    let command = flags::build_command();
     let mut file = ConfigurationFile::default();
     let mut arguments = given.to_vec();
-    // A subcommand stands first or nowhere: flags of the service cannot be given with it.
+    // A subcommand is only valid as the first argument: flags of the service cannot be combined with it.
     let is_service = given.get(1).is_none_or(|word| command.find_subcommand(word).is_none());
-    let path = if is_service { configuration::named(given) } else { None };
+    let path = if is_service { configuration::configuration_path(given) } else { None };
     if let Some(path) = &path {
-        file = configuration::read(path, given)?;
+        file = configuration::read_configuration(path, given)?;
         arguments.splice(1.min(given.len())..1.min(given.len()), file.arguments.iter().cloned());
     }
-    match flags::parse(arguments) {
+    match flags::parse_flags(arguments) {
         Ok(flags) => Ok(Some((flags, file))),
         Err(error) if !error.use_stderr() => {
-            // --help and --version; a reader that has seen enough and gone is no failure.
+            // --help and --version. A reader that closes the pipe early is no failure.
             let _ = error.print();
             Ok(None)
         }
@@ -83,7 +86,7 @@ fn parse(given: &[OsString]) -> Result<Option<(Flags, ConfigurationFile)>, Failu
             let place = path.filter(|_| is_from_file(&error, &file, given));
             let place =
                 place.map_or_else(String::new, |path| format!("the configuration file {}: ", path.display()));
-            Err(Failure::usage(format!("{place}{}", usage_sentence(&error, &command, given))))
+            Err(ExitFailure::usage(format!("{place}{}", format_usage_error(&error, &command, given))))
         }
     }
 }
@@ -95,19 +98,20 @@ fn is_from_file(error: &clap::Error, file: &ConfigurationFile, given: &[OsString
             argument.to_str().and_then(|text| text.split('=').next()).is_some_and(|name| name == flag)
         })
     };
-    flag_of(error).is_some_and(|flag| names(&file.arguments, &flag) && !names(given, &flag))
+    flag_name(error).is_some_and(|flag| names(&file.arguments, &flag) && !names(given, &flag))
 }
 
-async fn run_simulator(args: SimulatorArgs) -> Result<(), Failure> {
-    logging::start(flags::LogFormat::Text, "info", None);
+async fn run_simulator(args: SimulatorArgs) -> Result<(), ExitFailure> {
+    logging::start_logging(flags::LogFormat::Text, "info", None);
     if let Some(SimulatorCommand::Fault(fault)) = args.command {
-        let said = fault_command::strike(&fault).await.map_err(|error| code(error.is_usage(), &error))?;
-        return writeln!(std::io::stdout(), "{said}")
-            .map_err(|error| Failure::failed(format!("cannot write to standard output: {error}")));
+        let text =
+            fault_command::send_fault(&fault).await.map_err(|error| to_failure(error.is_usage(), &error))?;
+        return writeln!(std::io::stdout(), "{text}")
+            .map_err(|error| ExitFailure::failed(format!("cannot write to standard output: {error}")));
     }
     let run =
-        args.run.ok_or_else(|| Failure::usage("give --state FILE, where the simulated fleet is kept"))?;
-    let (mut terminate, mut interrupt) = run::signals()?;
+        args.run.ok_or_else(|| ExitFailure::usage("give --state FILE, where the simulated fleet is kept"))?;
+    let (mut terminate, mut interrupt) = run::stop_signals()?;
     let shutdown = CancellationToken::new();
     let stop = shutdown.clone();
     if run.exit_with_parent {
@@ -115,7 +119,7 @@ async fn run_simulator(args: SimulatorArgs) -> Result<(), Failure> {
         // A thread and not a task: a read of standard input cannot be cancelled, and would keep the
         // runtime from ending.
         std::thread::spawn(move || {
-            // Nothing is ever written; an error means the same as the end.
+            // Nothing is ever written to standard input. An error means the same as its end.
             let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
             orphaned.cancel();
         });
@@ -127,11 +131,11 @@ async fn run_simulator(args: SimulatorArgs) -> Result<(), Failure> {
         }
         stop.cancel();
     });
-    let result = simulator::run(run, std::io::stdout(), shutdown).await;
+    let result = simulator::run_simulator(run, std::io::stdout(), shutdown).await;
     signals.abort();
-    result.map_err(|error| code(error.is_usage(), &error))
+    result.map_err(|error| to_failure(error.is_usage(), &error))
 }
 
-fn code(usage: bool, error: &dyn std::fmt::Display) -> Failure {
-    if usage { Failure::usage(error.to_string()) } else { Failure::failed(error.to_string()) }
+fn to_failure(usage: bool, error: &dyn std::fmt::Display) -> ExitFailure {
+    if usage { ExitFailure::usage(error.to_string()) } else { ExitFailure::failed(error.to_string()) }
 }

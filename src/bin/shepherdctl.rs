@@ -1,4 +1,4 @@
-//! The operators' command line.
+//! `shepherdctl`, the operators' command line: calls the library.
 
 use std::process::ExitCode;
 

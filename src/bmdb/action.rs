@@ -1,107 +1,116 @@
-//! What operators may order about one machine, decided on what is known of it.
+//! Operator orders about one machine as pure decisions: hold, release, retry, quarantine, prioritize, label, allow a
+//! host key.
 //!
-//! Each order is a pure function from a snapshot to the facts to change, the line of history that names
-//! who asked and why, and a sentence. [`crate::bmdb::audit`] carries it out under the machine's lock, for
-//! the API and for `shepherdctl` alike.
+//! Each order is a pure function from a snapshot to the facts to change, the line of history that names the actor and
+//! the reason, and a message for people. [`crate::bmdb::audit`] carries it out under the machine's lock, for the API
+//! and for `shepherdctl` alike.
 
 use serde_json::{Map, Value, json};
 
-use crate::bmdb::change::{FactChange, HostKeySource};
-use crate::bmdb::facts::Snapshot;
+use crate::bmdb::fact_change::{FactChange, HostKeySource};
+use crate::bmdb::facts::MachineSnapshot;
 use crate::bmdb::work::Decision;
 use crate::model::facts::{Hold, HoldScope, MachineFacts};
 use crate::model::host_key::PinnedHostKey;
+use crate::model::humanize::{absolute_time, relative_time};
 use crate::model::label::{self, Labels};
 use crate::model::needs_human::Obstacle;
-use crate::model::priority::Level;
+use crate::model::priority::PriorityLevel;
 use crate::model::process::{Lane, Process};
-use crate::model::telling::{absolute, relative};
 use crate::model::time::{Span, Timestamp, after};
 
-/// What became of a command.
+/// The outcome of an order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Done {
+pub struct OrderOutcome {
     /// Whether anything is different now.
     pub changed: bool,
-    /// A sentence that goes on after the machine's name.
-    pub said: String,
+    /// A phrase that follows the machine's name.
+    pub message: String,
 }
 
-impl Done {
-    /// Nothing is to be changed, and why.
+impl OrderOutcome {
+    /// An outcome that changes nothing, and why.
     #[must_use]
-    pub fn nothing(said: impl Into<String>) -> Decision<Self> {
-        Decision { answer: Self { changed: false, said: said.into() }, ..Decision::default() }
+    pub fn unchanged(text: impl Into<String>) -> Decision<Self> {
+        Decision { output: Self { changed: false, message: text.into() }, ..Decision::default() }
     }
 
-    /// These facts are to be changed, with one line of history.
+    /// An outcome that changes these facts, with one line of history.
     pub(crate) fn changed(
         changes: Vec<FactChange>,
         event: &str,
         detail: String,
-        said: impl Into<String>,
+        text: impl Into<String>,
     ) -> Decision<Self> {
         Decision {
             changes,
             events: vec![(event.to_owned(), detail)],
-            answer: Self { changed: true, said: said.into() },
+            output: Self { changed: true, message: text.into() },
         }
     }
 }
 
-/// Who asked and why, as a line of history says it.
+/// The actor and the reason as a line of history names them.
 #[must_use]
-pub fn by(who: &str, reason: Option<&str>) -> String {
+pub fn format_attribution(who: &str, reason: Option<&str>) -> String {
     reason.map_or_else(|| format!("by {who}"), |reason| format!("by {who}: {reason}"))
 }
 
-/// When a hold ends: after a while, or at a moment.
+/// When a hold or another temporary setting ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Until {
-    /// After a while.
+pub enum Expiry {
+    /// After this long, counted from the order.
     After(Span),
-    /// At a moment.
+    /// At this moment of the database's clock.
     At(Timestamp),
 }
 
-/// Reads `2h` or `2026-11-20T18:00:00Z`.
+/// Parses `2h` or `2026-11-20T18:00:00Z`.
 #[must_use]
-pub fn read_until(text: &str) -> Option<Until> {
+pub fn parse_expiry(text: &str) -> Option<Expiry> {
     if let Ok(moment) = chrono::DateTime::parse_from_rfc3339(text) {
-        return Some(Until::At(moment.to_utc()));
+        return Some(Expiry::At(moment.to_utc()));
     }
-    text.parse().ok().map(Until::After)
+    text.parse().ok().map(Expiry::After)
 }
 
-/// A hold on it.
+/// Puts a hold on the machine.
 #[must_use]
-pub fn hold(
-    snapshot: &Snapshot,
+pub fn hold_machine(
+    snapshot: &MachineSnapshot,
     scope: HoldScope,
     reason: &str,
     who: &str,
-    until: Option<Until>,
-) -> Decision<Done> {
+    until: Option<Expiry>,
+) -> Decision<OrderOutcome> {
     let now = snapshot.now;
     let until = until.map(|until| match until {
-        Until::After(span) => after(now, span.0),
-        Until::At(moment) => moment,
+        Expiry::After(span) => after(now, span.0),
+        Expiry::At(moment) => moment,
     });
     if let Some(over) = until.filter(|until| *until <= now) {
-        return Done::nothing(format!("is not held: {} is over; nothing was changed", absolute(over)));
+        return OrderOutcome::unchanged(format!(
+            "is not held: {} is over; nothing was changed",
+            absolute_time(over)
+        ));
     }
     let ends = until.map_or_else(
         || "until it is released".to_owned(),
-        |at| format!("until {} ({})", absolute(at), relative(at, now)),
+        |at| format!("until {} ({})", absolute_time(at), relative_time(at, now)),
     );
     let hold = Hold { scope, reason: reason.to_owned(), by: who.to_owned(), until };
     let replaced = if snapshot.facts.hold.is_some() { ", in place of an earlier hold" } else { "" };
     let detail = match until {
-        Some(at) => format!("{} until {}, {}", scope.as_str(), absolute(at), by(who, Some(reason))),
-        None => format!("{}, {}", scope.as_str(), by(who, Some(reason))),
+        Some(at) => format!(
+            "{} until {}, {}",
+            scope.as_str(),
+            absolute_time(at),
+            format_attribution(who, Some(reason))
+        ),
+        None => format!("{}, {}", scope.as_str(), format_attribution(who, Some(reason))),
     };
-    Done::changed(
-        vec![FactChange::Held(hold)],
+    OrderOutcome::changed(
+        vec![FactChange::HoldSet(hold)],
         "Held",
         detail,
         format!(
@@ -111,14 +120,14 @@ pub fn hold(
     )
 }
 
-/// The end of its hold, or of its quarantine.
+/// Releases the machine from its hold, or from its quarantine.
 #[must_use]
-pub fn release(facts: &MachineFacts, quarantine: bool, by: &str) -> Decision<Done> {
+pub fn release_machine(facts: &MachineFacts, quarantine: bool, by: &str) -> Decision<OrderOutcome> {
     if quarantine {
         let Some(fact) = &facts.quarantine else {
-            return Done::nothing("is not quarantined; nothing was changed");
+            return OrderOutcome::unchanged("is not quarantined; nothing was changed");
         };
-        return Done::changed(
+        return OrderOutcome::changed(
             vec![FactChange::QuarantineCleared],
             "QuarantineReleased",
             format!("{by} (was: {})", fact.reason),
@@ -126,37 +135,37 @@ pub fn release(facts: &MachineFacts, quarantine: bool, by: &str) -> Decision<Don
         );
     }
     match &facts.hold {
-        Some(hold) => Done::changed(
+        Some(hold) => OrderOutcome::changed(
             vec![FactChange::HoldCleared],
             "Released",
             format!("{by} (was held by {}: {})", hold.by, hold.reason),
             "is released",
         ),
-        None if facts.quarantine.is_some() => Done::nothing(
+        None if facts.quarantine.is_some() => OrderOutcome::unchanged(
             "is not held but quarantined; `release --quarantine` ends that. Nothing was changed",
         ),
-        None => Done::nothing("is not held; nothing was changed"),
+        None => OrderOutcome::unchanged("is not held; nothing was changed"),
     }
 }
 
-/// Another try at once.
+/// Lets everything that failed on the machine be tried again at once.
 #[must_use]
-pub fn retry(facts: &MachineFacts, by: &str) -> Decision<Done> {
+pub fn retry_machine(facts: &MachineFacts, by: &str) -> Decision<OrderOutcome> {
     let mut changes: Vec<FactChange> =
         facts.backoffs.keys().map(|process| FactChange::BackoffCleared(*process)).collect();
     let mut forgotten: Vec<String> =
         facts.backoffs.keys().map(|process| format!("failures of {}", process.as_str())).collect();
     if facts.needs_human.is_some() {
-        changes.extend(ask_no_person(facts));
+        changes.extend(clear_needs_human(facts));
         forgotten.push("that it needs a person".to_owned());
     }
     if changes.is_empty() {
-        return Done::nothing(
+        return OrderOutcome::unchanged(
             "has no failures to forget; nothing was changed (`why` says what it waits for)",
         );
     }
     let forgotten = forgotten.join(", ");
-    Done::changed(
+    OrderOutcome::changed(
         changes,
         "Retried",
         format!("{by} (forgot {forgotten})"),
@@ -164,14 +173,17 @@ pub fn retry(facts: &MachineFacts, by: &str) -> Decision<Done> {
     )
 }
 
-/// A quarantine by hand. It lasts until it is released by hand, too: a provider's list explains only what the
-/// list was the reason of.
+/// Quarantines the machine by order of an operator. Such a quarantine lasts until an operator releases it: a provider's
+/// list only ends a quarantine that the list was the reason for.
 #[must_use]
-pub fn quarantine(facts: &MachineFacts, by: &str) -> Decision<Done> {
+pub fn quarantine_machine(facts: &MachineFacts, by: &str) -> Decision<OrderOutcome> {
     if let Some(fact) = &facts.quarantine {
-        return Done::nothing(format!("is quarantined already ({}); nothing was changed", fact.reason));
+        return OrderOutcome::unchanged(format!(
+            "is quarantined already ({}); nothing was changed",
+            fact.reason
+        ));
     }
-    Done::changed(
+    OrderOutcome::changed(
         vec![FactChange::Quarantined(by.to_owned())],
         "QuarantineOrdered",
         by.to_owned(),
@@ -179,74 +191,87 @@ pub fn quarantine(facts: &MachineFacts, by: &str) -> Decision<Done> {
     )
 }
 
-/// Its work before or behind that of others, or as the engine decides.
+/// Puts the machine's work before or behind that of others, or returns it to the engine's order.
 #[must_use]
-pub fn prioritize(
-    snapshot: &Snapshot,
-    level: Level,
+pub fn prioritize_machine(
+    snapshot: &MachineSnapshot,
+    level: PriorityLevel,
     reason: &str,
     who: &str,
-    until: Option<Until>,
-) -> Decision<Done> {
+    until: Option<Expiry>,
+) -> Decision<OrderOutcome> {
     let now = snapshot.now;
     let present = snapshot.facts.priority.as_ref();
-    if level == Level::Normal {
+    if level == PriorityLevel::Normal {
         let Some(present) = present else {
-            return Done::nothing("comes as the engine decides already; nothing was changed");
+            return OrderOutcome::unchanged("comes as the engine decides already; nothing was changed");
         };
-        let detail =
-            format!("{}, {} (was {} by {})", level, by(who, Some(reason)), present.level, present.by);
-        let said = "comes as the engine decides from now on";
-        return Done::changed(vec![FactChange::PriorityCleared], "Prioritized", detail, said);
+        let detail = format!(
+            "{}, {} (was {} by {})",
+            level,
+            format_attribution(who, Some(reason)),
+            present.level,
+            present.by
+        );
+        let text = "comes as the engine decides from now on";
+        return OrderOutcome::changed(vec![FactChange::PriorityCleared], "Prioritized", detail, text);
     }
     let until = until.map(|until| match until {
-        Until::After(span) => after(now, span.0),
-        Until::At(moment) => moment,
+        Expiry::After(span) => after(now, span.0),
+        Expiry::At(moment) => moment,
     });
     if let Some(over) = until.filter(|until| *until <= now) {
-        return Done::nothing(format!("stays as it is: {} is over; nothing was changed", absolute(over)));
+        return OrderOutcome::unchanged(format!(
+            "stays as it is: {} is over; nothing was changed",
+            absolute_time(over)
+        ));
     }
     let ends = until.map_or_else(
         || "until somebody says otherwise".to_owned(),
-        |at| format!("until {} ({})", absolute(at), relative(at, now)),
+        |at| format!("until {} ({})", absolute_time(at), relative_time(at, now)),
     );
-    let detail = until.map_or_else(String::new, |at| format!(" until {}", absolute(at)));
-    let place = if level == Level::Urgent { "before" } else { "behind" };
+    let detail = until.map_or_else(String::new, |at| format!(" until {}", absolute_time(at)));
+    let place = if level == PriorityLevel::Urgent { "before" } else { "behind" };
     let replaced = present
-        .filter(|present| present.holds_at(now))
+        .filter(|present| present.is_active_at(now))
         .map_or_else(String::new, |present| format!(", in place of {} by {}", present.level, present.by));
     let change = FactChange::Prioritized { level, reason: reason.to_owned(), by: who.to_owned(), until };
-    Done::changed(
+    OrderOutcome::changed(
         vec![change],
         "Prioritized",
-        format!("{level}{detail}, {}", by(who, Some(reason))),
+        format!("{level}{detail}, {}", format_attribution(who, Some(reason))),
         format!("comes {place} the others ({level}) {ends}{replaced}; what is under way goes on"),
     )
 }
 
-/// Other labels, or a sentence why it cannot have them.
-pub fn label(present: &Labels, set: &Labels, remove: &[String], by: &str) -> Result<Decision<Done>, String> {
-    let labels = label::relabelled(present, set, remove)?;
+/// Sets and removes labels, or explains why the machine cannot have them.
+pub fn label_machine(
+    present: &Labels,
+    set: &Labels,
+    remove: &[String],
+    by: &str,
+) -> Result<Decision<OrderOutcome>, String> {
+    let labels = label::apply_label_changes(present, set, remove)?;
     if labels == *present {
-        return Ok(Done::nothing("is labelled so already; nothing was changed"));
+        return Ok(OrderOutcome::unchanged("is labelled so already; nothing was changed"));
     }
-    let said = match label::told(&labels) {
+    let text = match label::format_labels(&labels) {
         none if none.is_empty() => "has no label any more".to_owned(),
-        told => format!("is labelled {told}"),
+        message => format!("is labelled {message}"),
     };
-    let detail = format!("{} in place of {}, {by}", quoted(&labels), quoted(present));
-    Ok(Done::changed(vec![FactChange::Labelled(labels)], "Labelled", detail, said))
+    let detail = format!("{} in place of {}, {by}", labels_or_none(&labels), labels_or_none(present));
+    Ok(OrderOutcome::changed(vec![FactChange::LabelsSet(labels)], "Labelled", detail, text))
 }
 
-fn quoted(labels: &Labels) -> String {
-    match label::told(labels) {
+fn labels_or_none(labels: &Labels) -> String {
+    match label::format_labels(labels) {
         none if none.is_empty() => "no label".to_owned(),
-        told => told,
+        text => text,
     }
 }
 
-/// A ladder that was climbed to its end would end again at once, so it begins anew.
-fn ask_no_person(facts: &MachineFacts) -> Vec<FactChange> {
+/// A ladder that was climbed to its end would end again at once, so it is cleared and starts from the first rung.
+fn clear_needs_human(facts: &MachineFacts) -> Vec<FactChange> {
     let mut changes = vec![FactChange::NeedsHumanCleared];
     if facts.recovery.is_some() {
         changes.push(FactChange::RecoveryCleared);
@@ -254,23 +279,23 @@ fn ask_no_person(facts: &MachineFacts) -> Vec<FactChange> {
     changes
 }
 
-/// Belief in the host key with that fingerprint, which a machine that people call `name` was refused for, or a
-/// sentence why there is none to believe.
+/// Pins the refused host key with that fingerprint, or explains why there is none to allow. `name` is what people call
+/// the machine.
 pub fn allow_host_key(
     facts: &MachineFacts,
     keys: Option<&PinnedHostKey>,
     name: &str,
     fingerprint: &str,
     by: &str,
-) -> Result<Decision<Done>, String> {
+) -> Result<Decision<OrderOutcome>, String> {
     let Some(keys) = keys else {
         return Err(format!(
             "{name} has shown no SSH host key yet, so there is none to allow; the first one is believed"
         ));
     };
-    let Some((refused, _)) = &keys.refused else {
+    let Some((refused, _)) = &keys.rejected else {
         if keys.key.fingerprint() == fingerprint {
-            return Ok(Done::nothing("believes that key already; nothing was changed"));
+            return Ok(OrderOutcome::unchanged("believes that key already; nothing was changed"));
         }
         return Err(format!("no SSH host key of {name} was refused; pinned is {}", keys.key));
     };
@@ -284,8 +309,8 @@ pub fn allow_host_key(
         public_key: refused.key.clone(),
         source: HostKeySource::Allowed,
     }];
-    changes.extend(after_host_key(facts));
-    Ok(Done::changed(
+    changes.extend(clear_host_key_failures(facts));
+    Ok(OrderOutcome::changed(
         changes,
         "HostKeyAllowed",
         format!("{refused} in place of {}, {by}", keys.key.fingerprint()),
@@ -293,15 +318,14 @@ pub fn allow_host_key(
     ))
 }
 
-/// A fingerprint as people paste it.
+/// A fingerprint as people paste it, without spaces around it and without padding.
 #[must_use]
-pub fn fingerprint(text: &str) -> &str {
+pub fn trim_fingerprint(text: &str) -> &str {
     text.trim().trim_end_matches('=')
 }
 
-/// What the refused key was the cause of: waits in the lane that connects, and a call for a person
-/// because of it.
-fn after_host_key(facts: &MachineFacts) -> Vec<FactChange> {
+/// Clears what the refused key caused: backoffs in the access lane, and a request for a person because of it.
+fn clear_host_key_failures(facts: &MachineFacts) -> Vec<FactChange> {
     let mut changes: Vec<FactChange> = facts
         .backoffs
         .keys()
@@ -309,38 +333,39 @@ fn after_host_key(facts: &MachineFacts) -> Vec<FactChange> {
         .map(|process| FactChange::BackoffCleared(*process))
         .collect();
     if facts.needs_human.as_ref().is_some_and(|fact| fact.obstacle == Obstacle::HostKeyChanged) {
-        changes.extend(ask_no_person(facts));
+        changes.extend(clear_needs_human(facts));
     }
     changes
 }
 
-/// What orders are about, for the audit: before one and after it.
+/// The state of a machine for the audit, taken before an order and after it.
 #[must_use]
-pub fn ordered_about(facts: &MachineFacts, keys: Option<&PinnedHostKey>, labels: &Labels) -> Value {
-    let mut told = Map::new();
+pub fn audit_state(facts: &MachineFacts, keys: Option<&PinnedHostKey>, labels: &Labels) -> Value {
+    let mut reports = Map::new();
     if !labels.is_empty() {
-        told.insert("labels".into(), json!(labels));
+        reports.insert("labels".into(), json!(labels));
     }
     if let Some(keys) = keys {
-        let refused = keys.refused.as_ref().map(|(key, _)| key.fingerprint());
-        told.insert("ssh_host_key".into(), json!({ "pinned": keys.key.fingerprint(), "refused": refused }));
+        let refused = keys.rejected.as_ref().map(|(key, _)| key.fingerprint());
+        reports
+            .insert("ssh_host_key".into(), json!({ "pinned": keys.key.fingerprint(), "refused": refused }));
     }
-    if let Some(said) = &facts.priority {
-        told.insert(
+    if let Some(priority) = &facts.priority {
+        reports.insert(
             "priority".into(),
-            json!({ "level": said.level, "reason": said.reason, "by": said.by, "until": said.until }),
+            json!({ "level": priority.level, "reason": priority.reason, "by": priority.by, "until": priority.until }),
         );
     }
     if let Some(hold) = &facts.hold {
-        told.insert(
+        reports.insert(
             "hold".into(),
             json!({ "scope": hold.scope.as_str(), "reason": hold.reason, "by": hold.by, "until": hold.until }),
         );
     }
     if let Some(retirement) = &facts.retirement {
-        let ordered = retirement.release.map(|order| order.at);
+        let ordered = retirement.release.map(|order| order.recorded_at);
         let waived = retirement.wipe_waived.as_ref().map(|waiver| waiver.by.as_str());
-        told.insert(
+        reports.insert(
             "retirement".into(),
             json!({ "reason": retirement.reason, "by": retirement.by, "wipe": retirement.wipe,
                     "wipe_waived_by": waived, "release_ordered_at": ordered,
@@ -348,38 +373,39 @@ pub fn ordered_about(facts: &MachineFacts, keys: Option<&PinnedHostKey>, labels:
         );
     }
     if let Some(order) = &facts.power_order {
-        let begun = order.begun.map(|begun| begun.at);
-        told.insert(
+        let begun = order.intent.map(|begun| begun.recorded_at);
+        reports.insert(
             "power_order".into(),
-            json!({ "switch": order.switch.as_str(), "reason": order.reason, "by": order.by, "at": order.at,
+            json!({ "switch": order.kind.as_str(), "reason": order.reason, "by": order.by, "at": order.ordered_at,
                     "begun_at": begun }),
         );
     }
     if let Some(quarantine) = &facts.quarantine {
-        told.insert("quarantine".into(), json!({ "since": quarantine.since, "reason": quarantine.reason }));
+        reports
+            .insert("quarantine".into(), json!({ "since": quarantine.since, "reason": quarantine.reason }));
     }
     if let Some(needed) = &facts.needs_human {
-        told.insert(
+        reports.insert(
             "needs_human".into(),
             json!({ "since": needed.since, "obstacle": needed.obstacle.as_str(), "reason": needed.reason }),
         );
     }
     if let Some(recovery) = &facts.recovery {
-        told.insert("recovery".into(), json!({ "rung": recovery.rung, "tries": recovery.tries }));
+        reports.insert("recovery".into(), json!({ "rung": recovery.rung, "tries": recovery.attempts }));
     }
     let backoffs: Map<String, Value> = facts
         .backoffs
         .iter()
         .map(|(process, backoff)| {
-            let told =
+            let value =
                 json!({ "failures": backoff.failures, "until": backoff.until, "cause": backoff.cause });
-            (process.as_str().to_owned(), told)
+            (process.as_str().to_owned(), value)
         })
         .collect();
     if !backoffs.is_empty() {
-        told.insert("backoffs".into(), Value::Object(backoffs));
+        reports.insert("backoffs".into(), Value::Object(backoffs));
     }
-    Value::Object(told)
+    Value::Object(reports)
 }
 
 #[cfg(test)]
@@ -387,27 +413,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hold_ends_after_a_while_or_at_a_moment() {
-        assert_eq!(read_until("2h").unwrap(), Until::After(Span::hours(2)));
+    fn expiry_is_a_duration_or_a_timestamp() {
+        assert_eq!(parse_expiry("2h").unwrap(), Expiry::After(Span::hours(2)));
         let moment = "2026-11-20T18:00:00Z".parse().unwrap();
-        assert_eq!(read_until("2026-11-20T19:00:00+01:00").unwrap(), Until::At(moment));
+        assert_eq!(parse_expiry("2026-11-20T19:00:00+01:00").unwrap(), Expiry::At(moment));
         for text in ["", "soon", "2", "2026-11-20"] {
-            assert_eq!(read_until(text), None, "{text}");
+            assert_eq!(parse_expiry(text), None, "{text}");
         }
     }
 
     #[test]
-    fn machine_is_quarantined_by_hand_once_and_labelled_where_that_makes_a_difference() {
-        let mut facts = MachineFacts::unknown(
+    fn quarantine_and_labels_change_only_what_differs() {
+        let mut facts = MachineFacts::empty(
             crate::model::ids::MachineId(uuid::Uuid::from_u128(1)),
             Timestamp::UNIX_EPOCH,
         );
-        let decided = quarantine(&facts, "by kim: its fan rattles");
+        let decided = quarantine_machine(&facts, "by kim: its fan rattles");
         assert_eq!(decided.changes, [FactChange::Quarantined("by kim: its fan rattles".into())]);
         facts.quarantine =
             Some(crate::model::facts::Quarantine { since: Timestamp::UNIX_EPOCH, reason: "by lee".into() });
-        let again = quarantine(&facts, "by kim");
-        assert!(again.changes.is_empty() && again.answer.said.contains("by lee"), "{again:?}");
+        let again = quarantine_machine(&facts, "by kim");
+        assert!(again.changes.is_empty() && again.output.message.contains("by lee"), "{again:?}");
 
         let row = |value: &str| Labels::from([("row".to_owned(), value.to_owned())]);
         for (present, set, remove, expected) in [
@@ -416,9 +442,9 @@ mod tests {
             (row("7"), Labels::new(), vec!["row".to_owned()], Some("has no label any more")),
             (Labels::new(), Labels::new(), vec!["row".to_owned()], None),
         ] {
-            let decided = label(&present, &set, &remove, "by kim").unwrap();
-            let said = decided.answer.changed.then_some(decided.answer.said.as_str());
-            assert_eq!((said, decided.changes.is_empty()), (expected, expected.is_none()), "{present:?}");
+            let decided = label_machine(&present, &set, &remove, "by kim").unwrap();
+            let output = decided.output.changed.then_some(decided.output.message.as_str());
+            assert_eq!((output, decided.changes.is_empty()), (expected, expected.is_none()), "{present:?}");
         }
     }
 }

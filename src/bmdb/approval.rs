@@ -1,86 +1,88 @@
-//! Orders that wait for another admin: asked for, approved, and carried out once.
+//! Two-person rule: orders that wait for a second admin's approval.
 //!
-//! [`crate::model::second_person`] decides; this keeps what was asked for. An order that needs another admin is
-//! refused by `gate` in its own transaction, which is rolled back; [`crate::bmdb::audit`] then writes down that it
-//! was asked for, with the line of the audit. Its row is known by who asked and their key, so that however often it
-//! is given meanwhile it is asked for once.
+//! [`crate::model::two_person_rule`] decides; this module stores the requests. `require_second_approval` rejects an
+//! order that needs a second admin in the order's own transaction, which is rolled back. [`crate::bmdb::audit`] then
+//! stores the request together with its line of the audit. The id of its row is derived from the actor and the
+//! idempotency key, so an order that is repeated meanwhile makes no second request.
 //!
-//! Approved, and given again, it finds its row under a lock and uses it up in the transaction that carries it out:
-//! of two that come at once the second one waits, and then finds the order in the audit.
+//! When the approved order is given again, it finds its row under a lock and uses it up in the transaction that carries
+//! it out. Of two that come at once the second one waits, and then finds the order in the audit.
 
 use serde::Serialize;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::bmdb::action::Done;
+use crate::bmdb::action::OrderOutcome;
 use crate::bmdb::audit::{
-    Carried, Order, begin_attempt, end_attempt, given_before, request_digest, write_down,
+    Order, OrderResult, begin_dry_run, find_by_idempotency_key, record_audit, request_digest,
+    roll_back_dry_run,
 };
-use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::connection::{Bmdb, DbContext as _};
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::inspect::now;
-use crate::bmdb::policy::policy_in;
-use crate::model::second_person::{
-    Asked, Grave, Person, SecondPerson, Verdict, decide, may_approve, sentence, state,
-};
-use crate::model::telling::absolute;
+use crate::bmdb::inspect::database_now;
+use crate::bmdb::policy::read_policy_in_tx;
+use crate::model::humanize::absolute_time;
 use crate::model::time::{Span, Timestamp};
+use crate::model::two_person_rule::{
+    ApprovalDecision, PendingApproval, Principal, SensitiveOrder, TwoPersonRule, approval_required_message,
+    approval_state, check_approver, decide_approval,
+};
 
-const WHAT: &str = "looking for an approval";
-/// The call that approves, as the audit names it.
+const OPERATION: &str = "looking for an approval";
+/// The RPC that approves an order, as the audit names it.
 pub const RPC: &str = "shepherd.fleet.v1.Approvals/Approve";
-/// Most that are listed.
-pub const LISTED: i64 = 500;
+/// Most approvals in one list.
+pub const MAX_LISTED: i64 = 500;
 
-/// What an order that needs another admin is asked for under.
+/// The request that is stored for an order that needs a second admin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// Its row.
-    pub approval: Uuid,
-    /// Its idempotency key: the one that it was given, or one that was made for it.
-    pub key: String,
-    /// What tells it from another order.
-    pub request: [u8; 32],
-    /// About what, for whoever approves it.
+pub struct ApprovalRequest {
+    /// Id of its row in `approval`.
+    pub approval_id: Uuid,
+    /// The order's idempotency key: the one that the actor gave, or one that was generated.
+    pub idempotency_key: String,
+    /// Digest that distinguishes it from every other order.
+    pub request_digest: [u8; 32],
+    /// What the order is about, for the admin who approves it.
     pub target: String,
-    /// How long it stays asked for.
-    pub good_for: Span,
-    /// A sentence.
-    pub said: String,
+    /// How long the request waits for an approval before it expires.
+    pub ttl: Span,
+    /// A sentence for the actor: who must approve, and how.
+    pub message: String,
 }
 
-/// An order that was asked for, as it is listed.
+/// An approval request as lists show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ApprovalLine {
-    /// Its id.
-    pub approval: Uuid,
+pub struct ApprovalRecord {
+    /// Id that an admin approves it by.
+    pub approval_id: Uuid,
     /// `waiting`, `approved`, `used` or `expired`.
     pub state: String,
-    /// Who asked.
-    pub asked_by: String,
-    /// Which call.
+    /// Name of the actor who gave the order.
+    pub requested_by: String,
+    /// The order's RPC, such as `shepherd.fleet.v1.Machines/Hold`.
     pub rpc: String,
-    /// About what.
+    /// What the order is about, for people.
     pub target: String,
-    /// Why.
+    /// The actor's reason for the order.
     pub reason: String,
-    /// When.
-    pub asked_at: Timestamp,
-    /// Until when it can be approved, or is.
+    /// When the order was first given.
+    pub requested_at: Timestamp,
+    /// Until when it can be approved and, once it is approved, carried out.
     pub expires_at: Timestamp,
-    /// Who approved it.
+    /// Name of the admin who approved it; `None` until then.
     pub approved_by: Option<String>,
-    /// When.
+    /// When it was approved; `None` until then.
     pub approved_at: Option<Timestamp>,
-    /// Why.
+    /// The approving admin's reason; `None` until then.
     pub approve_reason: Option<String>,
-    /// When it was carried out.
+    /// When the order was carried out; `None` until then.
     pub used_at: Option<Timestamp>,
 }
 
 #[derive(Debug)]
-struct Row {
+struct ApprovalRow {
     approval_id: Uuid,
     actor: String,
     credential_id: Option<Uuid>,
@@ -99,20 +101,20 @@ struct Row {
     now: Timestamp,
 }
 
-impl Row {
-    fn asked(&self) -> Asked {
+impl ApprovalRow {
+    fn pending_approval(&self) -> PendingApproval {
         let name = self.credential_name.as_ref().unwrap_or(&self.actor).clone();
-        Asked {
-            by: Person { name, credential: self.credential_id },
-            good: self.good,
+        PendingApproval {
+            requester: Principal { name, credential: self.credential_id },
+            requester_is_valid: self.good,
             expires_at: self.expires_at,
             approved_by: self.approved_by.clone(),
-            used: self.used_at.is_some(),
+            is_used: self.used_at.is_some(),
         }
     }
 
-    /// As the audit says it.
-    fn told(&self) -> Value {
+    /// The row as the audit stores it.
+    fn audit_json(&self) -> Value {
         json!({
             "approval": self.approval_id,
             "asked_by": self.actor,
@@ -128,73 +130,85 @@ impl Row {
     }
 }
 
-/// The row of an order: the same for the same actor and key.
-fn id_of(actor: &str, key: &str) -> Uuid {
+/// Id of an order's row: the same for the same actor and key.
+fn approval_id(actor: &str, key: &str) -> Uuid {
     let digest = request_digest(format!("{actor}\0{key}").as_bytes());
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&digest[..16]);
     uuid::Builder::from_random_bytes(bytes).into_uuid()
 }
 
-async fn row(tx: &mut PgConnection, approval: Uuid) -> Result<Option<Row>, BmdbError> {
-    sqlx::query_file_as!(Row, "sql/approval/lock.sql", approval).fetch_optional(tx).await.doing(WHAT)
+async fn lock_approval(tx: &mut PgConnection, approval: Uuid) -> Result<Option<ApprovalRow>, BmdbError> {
+    sqlx::query_file_as!(ApprovalRow, "sql/approval/lock.sql", approval)
+        .fetch_optional(tx)
+        .await
+        .context(OPERATION)
 }
 
-/// Asks whether an order of that kind may be carried out in this transaction, and says who approved it where that
-/// was needed; its approval is used up then. `about` is what else must be the same as when it was approved.
-pub(crate) async fn gate(
+/// Decides whether an order of that kind may be carried out in this transaction. Returns the admin who approved it if
+/// an approval was needed, which is used up then. `about` is what else must be the same as at the time of the request.
+pub(crate) async fn require_second_approval(
     tx: &mut PgConnection,
     order: &Order,
-    grave: Grave,
-    policy: SecondPerson,
+    grave: SensitiveOrder,
+    policy: TwoPersonRule,
     about: &[u8],
 ) -> Result<Option<String>, BmdbError> {
-    if decide(policy, order.dry_run, None, Timestamp::UNIX_EPOCH) == Verdict::Free {
+    if decide_approval(policy, order.dry_run, None, Timestamp::UNIX_EPOCH) == ApprovalDecision::NotRequired {
         return Ok(None);
     }
     let key = order.idempotency_key.clone().unwrap_or_else(|| Uuid::new_v4().to_string());
-    let approval = id_of(&order.actor.name, &key);
-    let mut said = order.request.to_vec();
-    said.extend(about);
-    let request = request_digest(&said);
-    let found = row(tx, approval).await?;
+    let approval = approval_id(&order.actor.name, &key);
+    let mut bytes = order.request_digest.to_vec();
+    bytes.extend(about);
+    let request = request_digest(&bytes);
+    let found = lock_approval(tx, approval).await?;
     let now = match &found {
         Some(found) => found.now,
-        None => now(tx).await?,
+        None => database_now(tx).await?,
     };
-    let asked = found.as_ref().map(|found| (found.asked(), found.request == request));
-    let asked = asked.as_ref().map(|(asked, the_same)| (asked, *the_same));
-    let refuse = |reason, said: String| Err(BmdbError::OrderRefused { reason, said });
-    match decide(policy, order.dry_run, asked, now) {
-        Verdict::Free => Ok(None),
-        Verdict::Approved(by) => {
+    let requested = found.as_ref().map(|found| (found.pending_approval(), found.request == request));
+    let requested = requested.as_ref().map(|(pending_approval, the_same)| (pending_approval, *the_same));
+    let refuse = |reason, text: String| Err(BmdbError::OrderRejected { reason, message: text });
+    match decide_approval(policy, order.dry_run, requested, now) {
+        ApprovalDecision::NotRequired => Ok(None),
+        ApprovalDecision::Approved(by) => {
             sqlx::query_file!("sql/approval/mark_used.sql", approval)
                 .execute(tx)
                 .await
-                .doing("using an approval")?;
+                .context("using an approval")?;
             Ok(Some(by))
         }
-        Verdict::Ask => {
-            let said = sentence(grave, approval, &key);
-            let (good_for, target) = (policy.good_for, order.target.clone());
-            Err(BmdbError::SecondPerson(Box::new(Wanted { approval, key, request, target, good_for, said })))
+        ApprovalDecision::Required => {
+            let text = approval_required_message(grave, approval, &key);
+            let (good_for, target) = (policy.approval_ttl, order.target.clone());
+            Err(BmdbError::ApprovalRequired(Box::new(ApprovalRequest {
+                approval_id: approval,
+                idempotency_key: key,
+                request_digest: request,
+                target,
+                ttl: good_for,
+                message: text,
+            })))
         }
-        Verdict::Changed => refuse(
+        ApprovalDecision::OrderChanged => refuse(
             "NOT_AS_ASKED",
             format!(
                 "this is not the order that was asked for with the idempotency key {key}: it says something else, or \
                  means other machines by now. Nothing was changed; give it another key to ask anew"
             ),
         ),
-        // The same order was given at once, and is in the audit by now: there it finds what became of it.
-        Verdict::Used if given_before(tx, order).await?.is_some() => Err(BmdbError::OrderedAtOnce),
-        Verdict::Used => refuse(
+        // The same order was given at the same time and is in the audit by now, where the retry finds its outcome.
+        ApprovalDecision::AlreadyUsed if find_by_idempotency_key(tx, order).await?.is_some() => {
+            Err(BmdbError::DuplicateOrderInProgress)
+        }
+        ApprovalDecision::AlreadyUsed => refuse(
             "USED",
             format!(
                 "what was approved under the idempotency key {key} was carried out; nothing was changed now"
             ),
         ),
-        Verdict::AskerGone => refuse(
+        ApprovalDecision::RequesterInvalid => refuse(
             "ASKER_GONE",
             "the credential that this order was asked for with is revoked or over; nothing was changed"
                 .to_owned(),
@@ -202,47 +216,55 @@ pub(crate) async fn gate(
     }
 }
 
-/// Writes down that an order waits for another admin.
-pub(crate) async fn ask(tx: &mut PgConnection, order: &Order, wanted: &Wanted) -> Result<(), BmdbError> {
+/// Stores that an order waits for a second admin.
+pub(crate) async fn record_approval_request(
+    tx: &mut PgConnection,
+    order: &Order,
+    wanted: &ApprovalRequest,
+) -> Result<(), BmdbError> {
     sqlx::query_file!(
         "sql/approval/upsert_request.sql",
-        wanted.approval,
+        wanted.approval_id,
         order.actor.name,
         order.actor.credential,
-        wanted.key,
+        wanted.idempotency_key,
         order.rpc,
-        wanted.request.as_slice(),
+        wanted.request_digest.as_slice(),
         wanted.target,
         order.reason,
-        wanted.good_for.float_milliseconds(),
+        wanted.ttl.float_milliseconds(),
     )
     .execute(tx)
     .await
-    .doing("asking for another admin")?;
+    .context("asking for another admin")?;
     Ok(())
 }
 
-/// What was done, with who approved it.
+/// The outcome's message, with the approver's name appended.
 #[must_use]
-pub(crate) fn with_approval(said: String, by: Option<&str>) -> String {
+pub(crate) fn append_approver(text: String, by: Option<&str>) -> String {
     match by {
-        None => said,
-        Some(by) => format!("{said}; approved by {by}"),
+        None => text,
+        Some(by) => format!("{text}; approved by {by}"),
     }
 }
 
-/// What was asked for, newest first, and when that was read.
-pub async fn approvals(tx: &mut PgConnection) -> Result<(Vec<ApprovalLine>, Timestamp), BmdbError> {
-    let rows = sqlx::query_file!("sql/approval/list.sql", LISTED).fetch_all(&mut *tx).await.doing(WHAT)?;
-    let now = now(tx).await?;
-    let lines = rows.into_iter().map(|row| ApprovalLine {
-        approval: row.approval_id,
-        state: state(row.approved_at.is_some(), row.used_at.is_some(), row.expires_at, now).to_owned(),
-        asked_by: row.actor,
+/// Approval requests, newest first, and the database's clock when they were read.
+pub async fn list_approvals(tx: &mut PgConnection) -> Result<(Vec<ApprovalRecord>, Timestamp), BmdbError> {
+    let rows = sqlx::query_file!("sql/approval/list.sql", MAX_LISTED)
+        .fetch_all(&mut *tx)
+        .await
+        .context(OPERATION)?;
+    let now = database_now(tx).await?;
+    let lines = rows.into_iter().map(|row| ApprovalRecord {
+        approval_id: row.approval_id,
+        state: approval_state(row.approved_at.is_some(), row.used_at.is_some(), row.expires_at, now)
+            .to_owned(),
+        requested_by: row.actor,
         rpc: row.rpc,
         target: row.target,
         reason: row.reason,
-        asked_at: row.asked_at,
+        requested_at: row.asked_at,
         expires_at: row.expires_at,
         approved_by: row.approved_by,
         approved_at: row.approved_at,
@@ -253,38 +275,44 @@ pub async fn approvals(tx: &mut PgConnection) -> Result<(Vec<ApprovalLine>, Time
 }
 
 impl Bmdb {
-    /// Approves what was asked for, on behalf of `by`.
-    pub async fn approve(&self, order: Order, approval: Uuid, by: Person) -> Result<Carried, BmdbError> {
+    /// Approves a stored request on behalf of `by`.
+    pub async fn approve_order(
+        &self,
+        order: Order,
+        approval: Uuid,
+        by: Principal,
+    ) -> Result<OrderResult, BmdbError> {
         let given = order.clone();
         let carried = self
-            .ordered("approving an order", move |tx| {
+            .run_order_transaction("approving an order", move |tx| {
                 let (order, by) = (order.clone(), by.clone());
-                Box::pin(async move { approve(tx, &order, approval, &by).await })
+                Box::pin(async move { approve_order_in_tx(tx, &order, approval, &by).await })
             })
             .await;
-        self.note_refusal(carried, &given, None).await
+        self.audit_rejection(carried, &given, None).await
     }
 }
 
-async fn approve(
+async fn approve_order_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     approval: Uuid,
-    by: &Person,
-) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+    by: &Principal,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    let refuse = |reason, said: String| BmdbError::OrderRefused { reason, said };
-    let Some(found) = row(tx, approval).await? else {
-        let said = format!("nothing was asked for as {approval}; `shepherdctl get approvals` lists what was");
-        return Err(refuse("NO_SUCH_APPROVAL", said));
+    let refuse = |reason, text: String| BmdbError::OrderRejected { reason, message: text };
+    let Some(found) = lock_approval(tx, approval).await? else {
+        let output =
+            format!("nothing was asked for as {approval}; `shepherdctl get approvals` lists what was");
+        return Err(refuse("NO_SUCH_APPROVAL", output));
     };
-    may_approve(&found.asked(), by, found.now)
-        .map_err(|(reason, said)| refuse(reason, format!("{approval} is not approved: {said}")))?;
-    let good_for = policy_in(tx).await?.second_person.good_for;
-    let before = found.told();
-    begin_attempt(tx, order).await?;
+    check_approver(&found.pending_approval(), by, found.now)
+        .map_err(|(reason, text)| refuse(reason, format!("{approval} is not approved: {text}")))?;
+    let good_for = read_policy_in_tx(tx).await?.two_person_rule.approval_ttl;
+    let before = found.audit_json();
+    begin_dry_run(tx, order).await?;
     let written = sqlx::query_file!(
         "sql/approval/approve.sql",
         approval,
@@ -295,24 +323,32 @@ async fn approve(
     )
     .fetch_one(&mut *tx)
     .await
-    .doing("approving an order")?;
-    end_attempt(tx, order).await?;
-    let said = format!(
+    .context("approving an order")?;
+    roll_back_dry_run(tx, order).await?;
+    let text = format!(
         "is approved until {}: {} of {} ({}), which {} is to give again",
-        absolute(written.expires_at),
+        absolute_time(written.expires_at),
         found.rpc.rsplit('.').next().unwrap_or(&found.rpc),
         found.target,
         found.reason,
         found.actor
     );
-    let after = Row {
+    let after = ApprovalRow {
         expires_at: written.expires_at,
         approved_by: Some(by.name.clone()),
         approved_at: Some(written.approved_at),
         approve_reason: Some(order.reason.clone()),
         ..found
     };
-    write_down(tx, order, None, Done { changed: true, said }, Some(before), Some(after.told())).await
+    record_audit(
+        tx,
+        order,
+        None,
+        OrderOutcome { changed: true, message: text },
+        Some(before),
+        Some(after.audit_json()),
+    )
+    .await
 }
 
 #[cfg(test)]
@@ -320,11 +356,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn row_of_an_order_is_its_actors_and_its_keys() {
-        assert_eq!(id_of("kim", "1"), id_of("kim", "1"));
-        assert_ne!(id_of("kim", "1"), id_of("kim", "2"));
-        assert_ne!(id_of("kim", "1"), id_of("lee", "1"));
-        assert_eq!(with_approval("is 5".into(), Some("lee")), "is 5; approved by lee");
-        assert_eq!(with_approval("is 5".into(), None), "is 5");
+    fn approval_id_depends_on_actor_and_key() {
+        assert_eq!(approval_id("kim", "1"), approval_id("kim", "1"));
+        assert_ne!(approval_id("kim", "1"), approval_id("kim", "2"));
+        assert_ne!(approval_id("kim", "1"), approval_id("lee", "1"));
+        assert_eq!(append_approver("is 5".into(), Some("lee")), "is 5; approved by lee");
+        assert_eq!(append_approver("is 5".into(), None), "is 5");
     }
 }

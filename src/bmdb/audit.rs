@@ -1,15 +1,15 @@
-//! Orders carried out once, and written down in the transaction that carries them out.
+//! Audit log and idempotent execution of orders, with dry run.
 //!
-//! An order has a key of its actor's choice. Whoever did not hear the answer gives the same order again
-//! with the same key, and hears what was said the first time: the line of the audit is found before
-//! anything is locked. Two that come at once both look in vain; the second one's line is then refused by
-//! the index, its transaction is rolled back, and done anew it finds the first.
+//! An actor chooses an idempotency key for each order. A client that did not receive the answer gives the same order
+//! again with the same key and receives the first answer: the line of the audit is looked up before anything is locked.
+//! Of two that come at once neither finds a line. The index then rejects the second one's line, its transaction is
+//! rolled back, and its retry finds the first.
 //!
-//! A dry run is no second implementation: it does everything and undoes it, so what it says is what an
-//! order would do at that moment.
+//! A dry run is no second implementation: it does everything and undoes it, so it reports what an order would do at
+//! that moment.
 //!
-//! An order that was refused for what it found is written down as well, in a transaction of its own and
-//! without its key: corrected, it may be given again under the same one.
+//! An order that was rejected because of what it found is recorded as well, in a transaction of its own and without its
+//! key: a corrected order may be given under the same one.
 
 use std::sync::Arc;
 
@@ -18,78 +18,78 @@ use serde_json::Value;
 use sqlx::{Executor as _, PgConnection};
 use uuid::Uuid;
 
-use crate::bmdb::action::{Done, allow_host_key, ordered_about};
-use crate::bmdb::approval::{ask, gate, with_approval};
-use crate::bmdb::change::apply;
-use crate::bmdb::connection::{Bmdb, Doing as _};
-use crate::bmdb::each::Each;
+use crate::bmdb::action::{OrderOutcome, allow_host_key, audit_state};
+use crate::bmdb::approval::{append_approver, record_approval_request, require_second_approval};
+use crate::bmdb::connection::{Bmdb, DbContext as _};
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::facts::{Snapshot, read};
-use crate::bmdb::inspect::host_keys;
-use crate::bmdb::policy::policy_of_version;
-use crate::bmdb::schedule::{lock, reschedule, tell};
+use crate::bmdb::fact_change::apply_fact_change;
+use crate::bmdb::facts::{MachineSnapshot, read_snapshot};
+use crate::bmdb::inspect::read_host_keys;
+use crate::bmdb::machine_order::MachineOrder;
+use crate::bmdb::policy::policy_at_version;
+use crate::bmdb::schedule::{lock_due_rows, record_event, reschedule_machine};
 use crate::bmdb::work::Decision;
 use crate::model::host_key::PinnedHostKey;
 use crate::model::ids::MachineId;
 use crate::model::label::Labels;
-use crate::model::second_person::Grave;
 use crate::model::time::Timestamp;
+use crate::model::two_person_rule::SensitiveOrder;
 
 const SAVEPOINT: &str = include_str!("../../sql/dry_run/savepoint.sql");
-const UNDO: &str = include_str!("../../sql/dry_run/roll_back.sql");
-const WHAT: &str = "carrying out an order";
-/// How often an order is begun anew because the same one was given at once.
-const TRIES: usize = 3;
+const ROLL_BACK_TO_SAVEPOINT: &str = include_str!("../../sql/dry_run/roll_back.sql");
+const OPERATION: &str = "carrying out an order";
+/// How often an order is tried when the same one is given at the same time.
+const MAX_ATTEMPTS: usize = 3;
 
-/// Who orders.
+/// The person or program that gives an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Actor {
-    /// As people and the audit know them.
+    /// The name that people and the audit use.
     pub name: String,
-    /// The credential they came with; `None` for whoever writes to the BMDB directly.
+    /// The credential they authenticated with; `None` for a client that writes to the BMDB directly.
     pub credential: Option<Uuid>,
 }
 
-/// An order.
+/// An order with everything that makes it repeatable and traceable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// Who gives it.
+    /// Who gives the order.
     pub actor: Actor,
-    /// Which, as `shepherd.fleet.v1.Machines/Hold`.
+    /// The RPC it came by, as `shepherd.fleet.v1.Machines/Hold`.
     pub rpc: String,
-    /// About what, for people.
+    /// What it is about, for people.
     pub target: String,
-    /// Why.
+    /// The actor's reason, for history and the audit.
     pub reason: String,
-    /// Its name among those of its actor.
+    /// Its name among the orders of its actor; `None` if it cannot be repeated safely.
     pub idempotency_key: Option<String>,
-    /// Whether to change nothing.
+    /// Whether to undo everything and only report what would happen.
     pub dry_run: bool,
-    /// The version that the machine must still have.
+    /// The version that the machine must still have; `None` for any.
     pub expected_version: Option<i64>,
-    /// What tells it from another order with the same key.
-    pub request: [u8; 32],
+    /// Digest that distinguishes it from another order with the same key.
+    pub request_digest: [u8; 32],
 }
 
-/// What became of an order.
+/// The result of an order.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Carried {
-    /// The answer.
-    pub done: Done,
-    /// Whether that was given before, and nothing was done now.
-    pub repeated: bool,
-    /// Its line in the audit.
-    pub audit: Uuid,
-    /// What it was about, before.
+pub struct OrderResult {
+    /// Whether anything changed, and the message for people.
+    pub outcome: OrderOutcome,
+    /// Whether the order was carried out before and this is its first result.
+    pub replayed: bool,
+    /// Id of its line in the audit.
+    pub audit_id: Uuid,
+    /// State of the order's target before it; `None` if it has none.
     pub before: Option<Value>,
-    /// And after.
+    /// State of the order's target after it; `None` if it has none.
     pub after: Option<Value>,
 }
 
 /// A line of the audit.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "columns of the table, described where it is made")]
-pub struct AuditLine {
+pub struct AuditRecord {
     pub audit_id: Uuid,
     pub at: Timestamp,
     pub actor: String,
@@ -105,10 +105,10 @@ pub struct AuditLine {
     pub after: Option<Value>,
 }
 
-/// What tells one order from another: the digest of how it was said.
+/// Digest of an encoded request, which distinguishes it from every other one.
 #[must_use]
-pub fn request_digest(said: &[u8]) -> [u8; 32] {
-    let digest = ring::digest::digest(&ring::digest::SHA256, said);
+pub fn request_digest(data: &[u8]) -> [u8; 32] {
+    let digest = ring::digest::digest(&ring::digest::SHA256, data);
     let mut bytes = [0; 32];
     bytes.copy_from_slice(digest.as_ref());
     bytes
@@ -116,96 +116,105 @@ pub fn request_digest(said: &[u8]) -> [u8; 32] {
 
 /// What an order about a machine is decided on.
 #[derive(Clone, Debug)]
-pub struct Known {
-    /// Its facts.
-    pub snapshot: Snapshot,
-    /// Its host keys, once one was seen.
-    pub keys: Option<PinnedHostKey>,
-    /// Its labels.
+pub struct OrderContext {
+    /// Facts, clock and policy version.
+    pub snapshot: MachineSnapshot,
+    /// Its host keys; `None` before the first connection.
+    pub host_keys: Option<PinnedHostKey>,
+    /// Its labels as they are stored.
     pub labels: Labels,
 }
 
-/// What an order makes of a machine.
-type Decide = dyn Fn(&Known) -> Result<Decision<Done>, BmdbError> + Send + Sync;
+/// Decides what an order changes on a machine.
+type DecideFn = dyn Fn(&OrderContext) -> Result<Decision<OrderOutcome>, BmdbError> + Send + Sync;
 
 impl Bmdb {
     /// Carries out an order about one machine, with its line in the audit.
-    pub async fn order_machine<F>(
+    pub async fn execute_on_machine<F>(
         &self,
         order: Order,
         machine: MachineId,
         decide: F,
-    ) -> Result<Carried, BmdbError>
+    ) -> Result<OrderResult, BmdbError>
     where
-        F: Fn(&Snapshot) -> Decision<Done> + Send + Sync + 'static,
+        F: Fn(&MachineSnapshot) -> Decision<OrderOutcome> + Send + Sync + 'static,
     {
-        self.order(order, machine, Arc::new(move |known| Ok(decide(&known.snapshot)))).await
+        self.execute_order(order, machine, Arc::new(move |known| Ok(decide(&known.snapshot)))).await
     }
 
-    /// The same for an order that may be refused for what it finds, with a reason for programs and a sentence
+    /// Carries out an order that may be rejected because of what it finds, with a reason for programs and a sentence
     /// for people.
-    pub async fn order_machine_or_refuse<F>(
+    pub async fn try_execute_on_machine<F>(
         &self,
         order: Order,
         machine: MachineId,
         decide: F,
-    ) -> Result<Carried, BmdbError>
+    ) -> Result<OrderResult, BmdbError>
     where
-        F: Fn(&Snapshot) -> Result<Decision<Done>, (&'static str, String)> + Send + Sync + 'static,
+        F: Fn(&MachineSnapshot) -> Result<Decision<OrderOutcome>, (&'static str, String)>
+            + Send
+            + Sync
+            + 'static,
     {
-        let decide = move |known: &Known| {
-            decide(&known.snapshot).map_err(|(reason, said)| BmdbError::OrderRefused { reason, said })
+        let decide = move |known: &OrderContext| {
+            decide(&known.snapshot)
+                .map_err(|(reason, text)| BmdbError::OrderRejected { reason, message: text })
         };
-        self.order(order, machine, Arc::new(decide)).await
+        self.execute_order(order, machine, Arc::new(decide)).await
     }
 
-    /// Carries out the order to believe the host key with that fingerprint, which the machine that people call
-    /// `name` was refused for, on behalf of `by`.
-    pub async fn order_host_key(
+    /// Carries out the order to pin the refused host key with that fingerprint, on behalf of `by`. `name` is what
+    /// people call the machine.
+    pub async fn allow_host_key(
         &self,
         order: Order,
         machine: MachineId,
         (name, fingerprint, by): (String, String, String),
-    ) -> Result<Carried, BmdbError> {
-        let decide = move |known: &Known| {
-            allow_host_key(&known.snapshot.facts, known.keys.as_ref(), &name, &fingerprint, &by)
-                .map_err(|said| BmdbError::OrderRefused { reason: "NO_SUCH_KEY", said })
+    ) -> Result<OrderResult, BmdbError> {
+        let decide = move |known: &OrderContext| {
+            allow_host_key(&known.snapshot.facts, known.host_keys.as_ref(), &name, &fingerprint, &by)
+                .map_err(|reason| BmdbError::OrderRejected { reason: "NO_SUCH_KEY", message: reason })
         };
-        self.order(order, machine, Arc::new(decide)).await
+        self.execute_order(order, machine, Arc::new(decide)).await
     }
 
-    /// Carries out an order that may be given about many machines, about one.
-    pub async fn order_each(
+    /// Carries out, on one machine, an order that can also be given for many.
+    pub async fn execute_machine_order(
         &self,
         order: Order,
         machine: MachineId,
-        each: Each,
+        each: MachineOrder,
         who: String,
-    ) -> Result<Carried, BmdbError> {
+    ) -> Result<OrderResult, BmdbError> {
         let reason = Some(order.reason.clone()).filter(|reason| !reason.is_empty());
-        self.order(order, machine, Arc::new(move |known| each.decide(known, &who, reason.as_deref()))).await
+        self.execute_order(order, machine, Arc::new(move |known| each.decide(known, &who, reason.as_deref())))
+            .await
     }
 
-    async fn order(
+    async fn execute_order(
         &self,
         order: Order,
         machine: MachineId,
-        decide: Arc<Decide>,
-    ) -> Result<Carried, BmdbError> {
+        decide: Arc<DecideFn>,
+    ) -> Result<OrderResult, BmdbError> {
         let (bmdb, order) = (self.clone(), Arc::new(order));
         let given = order.clone();
         let carried = self
-            .ordered(WHAT, move |tx| {
+            .run_order_transaction(OPERATION, move |tx| {
                 let (bmdb, order, decide) = (bmdb.clone(), order.clone(), decide.clone());
-                Box::pin(async move { carry_out(&bmdb, tx, &order, machine, &*decide).await })
+                Box::pin(async move { execute_order_in_tx(&bmdb, tx, &order, machine, &*decide).await })
             })
             .await;
-        self.note_refusal(carried, &given, Some(machine)).await
+        self.audit_rejection(carried, &given, Some(machine)).await
     }
 
-    /// Runs a transaction that carries out an order, and anew when the same order was given at once: then it
-    /// finds what became of that.
-    pub(crate) async fn ordered<T, F>(&self, what: &'static str, body: F) -> Result<T, BmdbError>
+    /// Runs a transaction that carries out an order. Runs it again when the same order was given at the same time: the
+    /// retry finds the other one's result.
+    pub(crate) async fn run_order_transaction<T, F>(
+        &self,
+        what: &'static str,
+        body: F,
+    ) -> Result<T, BmdbError>
     where
         T: Send + 'static,
         F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>>
@@ -214,17 +223,17 @@ impl Bmdb {
             + Sync
             + 'static,
     {
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let carried = self.transact(what, body.clone()).await;
-            if !matches!(carried, Err(BmdbError::OrderedAtOnce)) {
+            if !matches!(carried, Err(BmdbError::DuplicateOrderInProgress)) {
                 return carried;
             }
         }
-        Err(BmdbError::OrderedAtOnce)
+        Err(BmdbError::DuplicateOrderInProgress)
     }
 
-    /// Writes into the audit that an order was refused for what it found, and passes on what became of it.
-    pub(crate) async fn note_refusal<T>(
+    /// Records in the audit that an order was rejected because of what it found, and passes the result on.
+    pub(crate) async fn audit_rejection<T>(
         &self,
         carried: Result<T, BmdbError>,
         order: &Order,
@@ -233,23 +242,23 @@ impl Bmdb {
         let Err(error) = &carried else { return carried };
         if !matches!(
             error,
-            BmdbError::OtherVersion { .. }
-                | BmdbError::KeyOfAnotherOrder { .. }
-                | BmdbError::OrderRefused { .. }
-                | BmdbError::SecondPerson(_)
+            BmdbError::VersionMismatch { .. }
+                | BmdbError::IdempotencyKeyReused { .. }
+                | BmdbError::OrderRejected { .. }
+                | BmdbError::ApprovalRequired(_)
                 | BmdbError::NoSuchCredential(_)
         ) {
             return carried;
         }
-        let line = Line {
-            // Of no key: what is corrected may be given under the same one.
+        let line = NewAuditRecord {
+            // Without a key: the corrected order may be given under the same one.
             order: Order { idempotency_key: None, ..order.clone() },
             machine,
             outcome: "refused",
-            said: error.to_string(),
+            message: error.to_string(),
         };
         let wanted = match error {
-            BmdbError::SecondPerson(wanted) => Some(wanted.clone()),
+            BmdbError::ApprovalRequired(wanted) => Some(wanted.clone()),
             _ => None,
         };
         let (line, must) = (Arc::new(line), wanted.is_some());
@@ -257,13 +266,13 @@ impl Bmdb {
             let (line, wanted) = (line.clone(), wanted.clone());
             Box::pin(async move {
                 if let Some(wanted) = &wanted {
-                    ask(tx, &line.order, wanted).await?;
+                    record_approval_request(tx, &line.order, wanted).await?;
                 }
-                insert(tx, &line, None, None).await.map(drop)
+                insert_audit_record(tx, &line, None, None).await.map(drop)
             })
         });
         if let Err(error) = noted.await {
-            // What nobody can approve was not asked for.
+            // A request for approval that was not stored cannot be approved, so the actor must learn of the failure.
             if must {
                 return Err(error);
             }
@@ -273,143 +282,147 @@ impl Bmdb {
     }
 }
 
-async fn carry_out(
+async fn execute_order_in_tx(
     bmdb: &Bmdb,
     tx: &mut PgConnection,
     order: &Order,
     machine: MachineId,
-    decide: &Decide,
-) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+    decide: &DecideFn,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    let rows = lock(tx, machine).await?;
-    let found = version(tx, machine).await?;
+    let rows = lock_due_rows(tx, machine).await?;
+    let found = read_machine_version(tx, machine).await?;
     if let Some(expected) = order.expected_version.filter(|expected| *expected != found) {
-        return Err(BmdbError::OtherVersion { machine: order.target.clone(), found, expected });
+        return Err(BmdbError::VersionMismatch { machine: order.target.clone(), found, expected });
     }
-    let known = Known {
-        snapshot: read(tx, machine).await?,
-        keys: host_keys(tx, machine).await?,
-        labels: labels(tx, machine).await?,
+    let known = OrderContext {
+        snapshot: read_snapshot(tx, machine).await?,
+        host_keys: read_host_keys(tx, machine).await?,
+        labels: read_labels(tx, machine).await?,
     };
     let mut decision = decide(&known)?;
-    if let Some(grave) = Grave::of_machine(&order.rpc).filter(|_| !decision.changes.is_empty()) {
-        let policy = policy_of_version(bmdb, tx, known.snapshot.policy_version).await?;
-        let by = gate(tx, order, grave, policy.second_person, &[]).await?;
-        decision.answer.said = with_approval(decision.answer.said, by.as_deref());
+    if let Some(grave) = SensitiveOrder::from_rpc(&order.rpc).filter(|_| !decision.changes.is_empty()) {
+        let policy = policy_at_version(bmdb, tx, known.snapshot.policy_version).await?;
+        let by = require_second_approval(tx, order, grave, policy.two_person_rule, &[]).await?;
+        decision.output.message = append_approver(decision.output.message, by.as_deref());
     }
-    let before = ordered_about(&known.snapshot.facts, known.keys.as_ref(), &known.labels);
+    let before = audit_state(&known.snapshot.facts, known.host_keys.as_ref(), &known.labels);
     let mut after = before.clone();
-    begin_attempt(tx, order).await?;
+    begin_dry_run(tx, order).await?;
     if !decision.changes.is_empty() || !decision.events.is_empty() {
         for change in &decision.changes {
-            apply(tx, machine, change).await?;
+            apply_fact_change(tx, machine, change).await?;
         }
-        let rescheduled = reschedule(bmdb, tx, machine, &rows).await?;
-        if version(tx, machine).await? == found {
-            // The schedule is as it was, and what was ordered about is not: whoever saw it before must hear.
+        let rescheduled = reschedule_machine(bmdb, tx, machine, &rows).await?;
+        if read_machine_version(tx, machine).await? == found {
+            // The schedule is unchanged, but the order's target is not: clients that read it before must see a new
+            // version.
             sqlx::query_file!("sql/schedule/increment_version.sql", machine.0)
                 .execute(&mut *tx)
                 .await
-                .doing(WHAT)?;
+                .context(OPERATION)?;
         }
-        let (keys, labels) = (host_keys(tx, machine).await?, labels(tx, machine).await?);
-        after = ordered_about(&rescheduled.snapshot.facts, keys.as_ref(), &labels);
+        let (keys, labels) = (read_host_keys(tx, machine).await?, read_labels(tx, machine).await?);
+        after = audit_state(&rescheduled.snapshot.facts, keys.as_ref(), &labels);
         for (event, detail) in &decision.events {
-            tell(tx, machine, event, detail).await?;
+            record_event(tx, machine, event, detail).await?;
         }
     }
-    end_attempt(tx, order).await?;
-    write_down(tx, order, Some(machine), decision.answer, Some(before), Some(after)).await
+    roll_back_dry_run(tx, order).await?;
+    record_audit(tx, order, Some(machine), decision.output, Some(before), Some(after)).await
 }
 
-/// A machine's labels.
-pub async fn labels(tx: &mut PgConnection, machine: MachineId) -> Result<Labels, BmdbError> {
+/// Reads a machine's labels; empty if it has none.
+pub async fn read_labels(tx: &mut PgConnection, machine: MachineId) -> Result<Labels, BmdbError> {
     let stored = sqlx::query_file_scalar!("sql/facts/read_labels.sql", machine.0)
         .fetch_optional(tx)
         .await
-        .doing("reading a machine's labels")?;
-    Ok(understood(stored))
+        .context("reading a machine's labels")?;
+    Ok(parse_labels(stored))
 }
 
-/// Labels as they are stored. What is no label was written by nobody, and is passed over.
+/// Decodes labels as they are stored. Anything else was not written by us and is ignored.
 #[must_use]
-pub fn understood(stored: Option<Value>) -> Labels {
+pub fn parse_labels(stored: Option<Value>) -> Labels {
     stored.and_then(|stored| serde_json::from_value(stored).ok()).unwrap_or_default()
 }
 
-/// Stands before whatever an order changes, so that a dry run can undo it.
-pub(crate) async fn begin_attempt(tx: &mut PgConnection, order: &Order) -> Result<(), BmdbError> {
+/// Sets the savepoint before anything an order changes, so that a dry run can undo it.
+pub(crate) async fn begin_dry_run(tx: &mut PgConnection, order: &Order) -> Result<(), BmdbError> {
     if order.dry_run {
-        tx.execute(sqlx::raw_sql(SAVEPOINT)).await.doing(WHAT)?;
+        tx.execute(sqlx::raw_sql(SAVEPOINT)).await.context(OPERATION)?;
     }
     Ok(())
 }
 
-/// Undoes what a dry run changed since [`begin_attempt`].
-pub(crate) async fn end_attempt(tx: &mut PgConnection, order: &Order) -> Result<(), BmdbError> {
+/// Undoes what a dry run changed since [`begin_dry_run`].
+pub(crate) async fn roll_back_dry_run(tx: &mut PgConnection, order: &Order) -> Result<(), BmdbError> {
     if order.dry_run {
-        tx.execute(sqlx::raw_sql(UNDO)).await.doing(WHAT)?;
+        tx.execute(sqlx::raw_sql(ROLL_BACK_TO_SAVEPOINT)).await.context(OPERATION)?;
     }
     Ok(())
 }
 
 /// The version of a machine's schedule.
-pub async fn version(tx: &mut PgConnection, machine: MachineId) -> Result<i64, BmdbError> {
+pub async fn read_machine_version(tx: &mut PgConnection, machine: MachineId) -> Result<i64, BmdbError> {
     sqlx::query_file_scalar!("sql/inspect/read_machine_version.sql", machine.0)
         .fetch_optional(tx)
         .await
-        .doing("reading a machine's version")?
+        .context("reading a machine's version")?
         .ok_or_else(|| BmdbError::NoSuchMachine(machine.to_string()))
 }
 
-/// What was said to this order when it was given before.
-pub(crate) async fn given_before(tx: &mut PgConnection, order: &Order) -> Result<Option<Carried>, BmdbError> {
+/// The result of this order if it was carried out before under the same key; `None` if it was not, or is a dry run.
+pub(crate) async fn find_by_idempotency_key(
+    tx: &mut PgConnection,
+    order: &Order,
+) -> Result<Option<OrderResult>, BmdbError> {
     let Some(key) = order.idempotency_key.as_ref().filter(|_| !order.dry_run) else { return Ok(None) };
     let found = sqlx::query_file!("sql/audit/find_by_idempotency_key.sql", order.actor.name, key)
         .fetch_optional(tx)
         .await
-        .doing("looking for an order in the audit")?;
+        .context("looking for an order in the audit")?;
     let Some(row) = found else { return Ok(None) };
-    if row.request != order.request {
-        return Err(BmdbError::KeyOfAnotherOrder { key: key.clone() });
+    if row.request != order.request_digest {
+        return Err(BmdbError::IdempotencyKeyReused { key: key.clone() });
     }
-    Ok(Some(Carried {
-        done: Done { changed: row.outcome == "changed", said: row.said },
-        repeated: true,
-        audit: row.audit_id,
+    Ok(Some(OrderResult {
+        outcome: OrderOutcome { changed: row.outcome == "changed", message: row.said },
+        replayed: true,
+        audit_id: row.audit_id,
         before: row.before,
         after: row.after,
     }))
 }
 
-/// What a line of the audit says, what it was about aside.
-struct Line {
+/// A line to write into the audit, without the state of its target.
+struct NewAuditRecord {
     order: Order,
     machine: Option<MachineId>,
     outcome: &'static str,
-    said: String,
+    message: String,
 }
 
-/// Writes the line of an order that was carried out into the audit.
-pub(crate) async fn write_down(
+/// Writes the audit line of an order that was carried out.
+pub(crate) async fn record_audit(
     tx: &mut PgConnection,
     order: &Order,
     machine: Option<MachineId>,
-    done: Done,
+    done: OrderOutcome,
     before: Option<Value>,
     after: Option<Value>,
-) -> Result<Carried, BmdbError> {
+) -> Result<OrderResult, BmdbError> {
     let outcome = if done.changed { "changed" } else { "unchanged" };
-    let line = Line { order: order.clone(), machine, outcome, said: done.said.clone() };
-    let audit = insert(tx, &line, before.as_ref(), after.as_ref()).await?;
-    Ok(Carried { done, repeated: false, audit, before, after })
+    let line = NewAuditRecord { order: order.clone(), machine, outcome, message: done.message.clone() };
+    let audit = insert_audit_record(tx, &line, before.as_ref(), after.as_ref()).await?;
+    Ok(OrderResult { outcome: done, replayed: false, audit_id: audit, before, after })
 }
 
-async fn insert(
+async fn insert_audit_record(
     tx: &mut PgConnection,
-    line: &Line,
+    line: &NewAuditRecord,
     before: Option<&Value>,
     after: Option<&Value>,
 ) -> Result<Uuid, BmdbError> {
@@ -424,33 +437,33 @@ async fn insert(
         line.machine.map(|machine| machine.0),
         order.reason,
         order.idempotency_key.as_deref(),
-        order.request.as_slice(),
+        order.request_digest.as_slice(),
         order.dry_run,
         line.outcome,
-        line.said,
+        line.message,
         before,
         after,
     )
     .fetch_optional(tx)
     .await
-    .doing("writing the audit")?;
-    written.map(|_| audit).ok_or(BmdbError::OrderedAtOnce)
+    .context("writing the audit")?;
+    written.map(|_| audit).ok_or(BmdbError::DuplicateOrderInProgress)
 }
 
-/// Lines of the audit, newest first, from the one after `after`; of one machine or of all.
-pub async fn lines(
+/// Lines of the audit after the one with id `after`, newest first; of one machine or of all.
+pub async fn list_audit(
     tx: &mut PgConnection,
     machine: Option<MachineId>,
     (at, audit): (Timestamp, Uuid),
     limit: i64,
-) -> Result<Vec<AuditLine>, BmdbError> {
+) -> Result<Vec<AuditRecord>, BmdbError> {
     match machine {
-        None => sqlx::query_file_as!(AuditLine, "sql/audit/list.sql", at, audit, limit).fetch_all(tx).await,
+        None => sqlx::query_file_as!(AuditRecord, "sql/audit/list.sql", at, audit, limit).fetch_all(tx).await,
         Some(machine) => {
-            sqlx::query_file_as!(AuditLine, "sql/audit/list_of_machine.sql", at, audit, limit, machine.0)
+            sqlx::query_file_as!(AuditRecord, "sql/audit/list_of_machine.sql", at, audit, limit, machine.0)
                 .fetch_all(tx)
                 .await
         }
     }
-    .doing("reading the audit")
+    .context("reading the audit")
 }

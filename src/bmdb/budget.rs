@@ -1,67 +1,81 @@
-//! Budgets and brakes as the BMDB has them, and the order that sets a budget.
+//! Disruption budgets and brakes: reading their use, and the order that sets a budget.
 //!
-//! A budget is a part of the policy. Whoever asks whether a step may be taken reads the policy's version with the
-//! facts, in the transaction that records the step, so another budget counts with the next step in every
-//! shepherd. What was put off for want of it before is looked at again at the moment that was said then.
+//! A budget is a part of the policy. The transaction that records a disruptive step reads the policy's version together
+//! with the facts, so a changed budget counts from the next step in every shepherd. Work that was postponed for lack of
+//! budget before is tried again at the time chosen then.
 //!
-//! No flag of a shepherd writes a budget, so one that was set stays until it is set again.
+//! No flag of a shepherd writes a budget, so a budget stays until it is set again.
 
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 
-use crate::bmdb::action::Done;
-use crate::bmdb::approval::{gate, with_approval};
-use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
-use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::action::OrderOutcome;
+use crate::bmdb::approval::{append_approver, require_second_approval};
+use crate::bmdb::audit::{
+    Order, OrderResult, begin_dry_run, find_by_idempotency_key, record_audit, roll_back_dry_run,
+};
+use crate::bmdb::connection::{Bmdb, DbContext as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
 use crate::bmdb::policy::{lock_policy, write_policy};
 use crate::model::budget::{
-    BrakeState, BudgetChange, BudgetKind, BudgetLine, ProviderBrake, Used, brakes, line,
+    BrakeState, BudgetChange, BudgetKind, BudgetStatus, BudgetUsage, ProviderBrake, brake_states,
+    budget_status,
 };
 use crate::model::policy::{Budget, Policy};
-use crate::model::second_person::Grave;
 use crate::model::time::Timestamp;
+use crate::model::two_person_rule::SensitiveOrder;
 
-const WHAT: &str = "counting a budget";
+const OPERATION: &str = "counting a budget";
 
-/// Every budget and every brake, and when that was.
+/// Every budget and every brake at one moment.
 #[derive(Clone, Debug)]
-pub struct Bounds {
-    /// Budgets, gentlest first.
-    pub budgets: Vec<BudgetLine>,
-    /// Brakes, recovery's first.
+pub struct BudgetsAndBrakes {
+    /// All budgets, from the gentlest disruption to the harshest.
+    pub budgets: Vec<BudgetStatus>,
+    /// All brakes, the recovery brake first.
     pub brakes: Vec<BrakeState>,
-    /// The database's clock.
+    /// The database's clock when they were read.
     pub at: Timestamp,
 }
 
-/// Every budget of this policy, and every brake.
-pub async fn bounds(tx: &mut PgConnection, policy: &Policy) -> Result<Bounds, BmdbError> {
+/// Reads every budget of this policy, and every brake.
+pub async fn read_budgets_and_brakes(
+    tx: &mut PgConnection,
+    policy: &Policy,
+) -> Result<BudgetsAndBrakes, BmdbError> {
     let mut budgets = Vec::with_capacity(BudgetKind::ALL.len());
     for kind in BudgetKind::ALL {
-        let budget = kind.of(policy);
-        budgets.push(line(kind, budget, used(tx, kind, budget).await?));
+        let budget = kind.budget_in(policy);
+        budgets.push(budget_status(kind, budget, count_used(tx, kind, budget).await?));
     }
-    let on = inspect::brakes(tx).await?;
-    let providers: Vec<ProviderBrake> = inspect::providers(tx)
+    let on = inspect::list_brakes(tx).await?;
+    let providers: Vec<ProviderBrake> = inspect::list_providers(tx)
         .await?
         .into_iter()
         .map(|line| ProviderBrake { provider: line.provider, reason: line.brake, since: line.brake_since })
         .collect();
-    Ok(Bounds { budgets, brakes: brakes(&on, &providers, policy), at: inspect::now(tx).await? })
+    Ok(BudgetsAndBrakes {
+        budgets,
+        brakes: brake_states(&on, &providers, policy),
+        at: inspect::database_now(tx).await?,
+    })
 }
 
-/// What of a budget was used. Where the policy has none, nobody counts.
-async fn used(tx: &mut PgConnection, kind: BudgetKind, budget: Option<Budget>) -> Result<Used, BmdbError> {
-    let Some(budget) = budget else { return Ok(Used::default()) };
+/// How much of a budget is used. Nothing is counted where the policy has no such budget.
+async fn count_used(
+    tx: &mut PgConnection,
+    kind: BudgetKind,
+    budget: Option<Budget>,
+) -> Result<BudgetUsage, BmdbError> {
+    let Some(budget) = budget else { return Ok(BudgetUsage::default()) };
     let window = budget.window.float_milliseconds();
     let found = sqlx::query_file!("sql/intent/count_budget_use.sql", kind.as_str(), window)
         .fetch_one(&mut *tx)
         .await
-        .doing(WHAT)?;
+        .context(OPERATION)?;
     let count = u32::try_from(found.count).unwrap_or(u32::MAX);
     let frees = match budget.count.checked_sub(1) {
         Some(but) if count > but => sqlx::query_file_scalar!(
@@ -72,80 +86,87 @@ async fn used(tx: &mut PgConnection, kind: BudgetKind, budget: Option<Budget>) -
         )
         .fetch_optional(tx)
         .await
-        .doing(WHAT)?,
+        .context(OPERATION)?,
         _ => None,
     };
-    Ok(Used { count, frees })
+    Ok(BudgetUsage { count, blocking_since: frees })
 }
 
 impl Bmdb {
-    /// Sets a budget.
+    /// Sets a budget on behalf of the order's actor.
     pub async fn set_budget(
         &self,
         order: Order,
         kind: BudgetKind,
         change: BudgetChange,
-    ) -> Result<Carried, BmdbError> {
+    ) -> Result<OrderResult, BmdbError> {
         let given = order.clone();
         let carried = self
-            .ordered("setting a budget", move |tx| {
+            .run_order_transaction("setting a budget", move |tx| {
                 let order = order.clone();
-                Box::pin(async move { set(tx, &order, kind, change).await })
+                Box::pin(async move { set_budget_in_tx(tx, &order, kind, change).await })
             })
             .await;
-        let carried = self.note_refusal(carried, &given, None).await?;
+        let carried = self.audit_rejection(carried, &given, None).await?;
         self.read_policy().await?;
         Ok(carried)
     }
 }
 
-async fn set(
+async fn set_budget_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     kind: BudgetKind,
     change: BudgetChange,
-) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
     let mut policy = lock_policy(tx).await?;
-    let before = kind.of(&policy);
-    let budget =
-        change.of(before).map_err(|said| BmdbError::OrderRefused { reason: "NO_SUCH_BUDGET", said })?;
-    let (was, is) = (before.map(|budget| told(kind, budget)), told(kind, budget));
+    let before = kind.budget_in(&policy);
+    let budget = change
+        .apply_to(before)
+        .map_err(|reason| BmdbError::OrderRejected { reason: "NO_SUCH_BUDGET", message: reason })?;
+    let (was, is) = (before.map(|budget| audit_json(kind, budget)), audit_json(kind, budget));
     if before == Some(budget) {
-        let said = format!("is {} already; nothing was changed", words(budget));
-        return write_down(tx, order, None, Done { changed: false, said }, was, Some(is)).await;
+        let text = format!("is {} already; nothing was changed", describe_budget(budget));
+        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, was, Some(is))
+            .await;
     }
-    let by = gate(tx, order, Grave::SetBudget, policy.second_person, &[]).await?;
-    kind.set(&mut policy, budget);
-    begin_attempt(tx, order).await?;
+    let by =
+        require_second_approval(tx, order, SensitiveOrder::SetBudget, policy.two_person_rule, &[]).await?;
+    kind.set_in(&mut policy, budget);
+    begin_dry_run(tx, order).await?;
     write_policy(tx, &policy, &order.actor.name).await?;
-    end_attempt(tx, order).await?;
-    let used = used(tx, kind, Some(budget)).await?;
-    let done = Done { changed: true, said: with_approval(sentence(before, budget, used), by.as_deref()) };
-    write_down(tx, order, None, done, was, Some(is)).await
+    roll_back_dry_run(tx, order).await?;
+    let used = count_used(tx, kind, Some(budget)).await?;
+    let done = OrderOutcome {
+        changed: true,
+        message: append_approver(change_message(before, budget, used), by.as_deref()),
+    };
+    record_audit(tx, order, None, done, was, Some(is)).await
 }
 
-/// What became of a budget, and what that means for what is going on.
-fn sentence(before: Option<Budget>, budget: Budget, used: Used) -> String {
-    let was = before.map_or_else(|| "unbounded".to_owned(), words);
-    let mut said = format!("is {} (was {was}), from the next step on in every shepherd", words(budget));
+/// The message of a changed budget, and what it means for steps under way.
+fn change_message(before: Option<Budget>, budget: Budget, used: BudgetUsage) -> String {
+    let was = before.map_or_else(|| "unbounded".to_owned(), describe_budget);
+    let mut text =
+        format!("is {} (was {was}), from the next step on in every shepherd", describe_budget(budget));
     if used.count >= budget.count && budget.count > 0 {
-        let _ = write!(said, "; {} began within it, so that none may for now", used.count);
+        let _ = write!(text, "; {} began within it, so that none may for now", used.count);
     }
     if before.is_some_and(|before| before.count < budget.count) {
-        said.push_str("; what waits for it already looks again when it was told to");
+        text.push_str("; what waits for it already looks again when it was told to");
     }
-    said
+    text
 }
 
-fn words(budget: Budget) -> String {
+fn describe_budget(budget: Budget) -> String {
     format!("{} in {}", budget.count, budget.window)
 }
 
-/// A budget as the audit says it.
-fn told(kind: BudgetKind, budget: Budget) -> Value {
+/// A budget as the audit stores it.
+fn audit_json(kind: BudgetKind, budget: Budget) -> Value {
     json!({ "budget": kind.as_str(), "most": budget.count, "window": budget.window })
 }
 
@@ -155,9 +176,9 @@ mod tests {
     use crate::model::time::Span;
 
     #[test]
-    fn whoever_sets_a_budget_hears_what_that_means_now() {
+    fn budget_change_message_states_current_use() {
         let budget = |count| Budget { count, window: Span::minutes(10) };
-        let used = |count| Used { count, frees: None };
+        let used = |count| BudgetUsage { count, blocking_since: None };
         let tail = ", from the next step on in every shepherd";
         for (before, after, used, expected) in [
             (Some(budget(20)), budget(5), used(1), format!("is 5 in 10m (was 20 in 10m){tail}")),
@@ -178,7 +199,7 @@ mod tests {
                 ),
             ),
         ] {
-            assert_eq!(sentence(before, after, used), expected);
+            assert_eq!(change_message(before, after, used), expected);
         }
     }
 }

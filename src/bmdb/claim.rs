@@ -1,21 +1,19 @@
-//! Claiming due machines, for all idle workers of a loop in one statement.
+//! The claim engine: leases due machines to idle workers, with watermarks and weighted priorities.
+//!
+//! One statement claims for all idle workers of a loop.
 //!
 //! # Watermarks
 //!
-//! A claimed row leaves the index of what is claimable, but its dead entry
-//! stays in front of every later scan until vacuum may remove it, and somebody's
-//! long snapshot can forbid that for hours. So a claimer remembers per class
-//! how far it has come and begins its scans there. Two things keep that from
-//! hiding work: rows are armed at the time of their transaction or later, and
-//! the scan begins a slack before the mark that is longer than any transaction
-//! may last; and what comes back with an old due time (a cancelled or lost work
-//! item) is found by the scans without marks, every five seconds and before
-//! "nothing is due" is ever said.
+//! A claimed row leaves the index of what is claimable, but its dead entry stays in front of every later scan until
+//! vacuum may remove it, and another client's long snapshot can forbid that for hours. So a claimer remembers per class
+//! how far it has come and begins its scans there. Two things keep that from hiding work. Rows are armed at the time of
+//! their transaction or later, and the scan begins a slack before the mark that is longer than any transaction may
+//! last. Rows that come back with an old due time (a cancelled or lost work item) are found by the scans without marks,
+//! every five seconds and before [`Claimed::Empty`] is returned.
 //!
-//! A scan without marks passes every dead entry there is. Where that takes long,
-//! a claim that finds nothing does not go on to one each time, but rests from them
-//! for nine times as long, and never for more than the five seconds; until then
-//! it says only that it has seen nothing ([`Claimed::NotSeen`]).
+//! A scan without marks passes every dead entry there is. Where that takes long, a claim that finds nothing does not
+//! continue with such a scan each time, but pauses them for nine times as long, and never for more than the five
+//! seconds; until then it reports only that it has found nothing so far ([`Claimed::FullScanDeferred`]).
 //!
 //! A slack costs the entries of what was claimed within it. A claimer that has
 //! claimed hundreds of machines within the long one would pass all of them with
@@ -37,98 +35,97 @@ use uuid::Uuid;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::keeper::rows_of;
-use crate::bmdb::session::{Session, Sessions, lock};
+use crate::bmdb::session::{Session, Sessions, lock_mutex};
+use crate::bmdb::session_renewer::list_session_work;
 use crate::bmdb::work::Work;
 use crate::model::ids::{MachineId, SessionId};
 use crate::model::process::Process;
 use crate::model::schedule::{BUCKETS, RULES_VERSION};
 use crate::model::time::{Timestamp, before};
 
-/// What a claim came back with.
+/// The result of a claim.
 #[derive(Debug)]
 pub enum Claimed {
     /// At least one machine.
     Work(Vec<Work>),
-    /// There was work, and somebody else was quicker: try again soon.
+    /// There was work, and another claimer was quicker: try again soon.
     Contended,
-    /// Nothing is due.
+    /// Nothing is due for this claimer.
     Empty,
-    /// Nothing was seen where work was last, and everywhere was looked too recently for what that costs: look
-    /// again after this long, or when something is announced.
-    NotSeen(Duration),
+    /// Nothing was found behind the watermarks, and a full scan is too expensive to repeat yet: claim again after this
+    /// long, or at the next wake-up.
+    FullScanDeferred(Duration),
 }
 
-/// What one index probe told.
+/// The result of one index probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// Something is due, or a timer is to be looked at.
-    Due,
+pub enum NextDue {
+    /// Something is due, or a timer has to be checked.
+    Now,
     /// Something will be due after this long.
     In(Duration),
-    /// Nothing is scheduled.
+    /// Nothing is scheduled for this claimer.
     Never,
 }
 
 /// Longer than nearly every transaction lasts.
-const NEAR: Duration = Duration::from_millis(500);
+const SHORT_SLACK: Duration = Duration::from_millis(500);
 /// Longer than any transaction may last: `statement_timeout` plus
 /// `idle_in_transaction_session_timeout`, twice over.
-const FAR: Duration = Duration::from_secs(30);
-/// How often a scan goes so far back at least.
-const FAR_SCAN_EVERY: Duration = Duration::from_secs(1);
-/// Claims within that time whose entries every scan may pass.
-const PASSED: usize = 256;
-/// How often watermarks are ignored.
+const LONG_SLACK: Duration = Duration::from_secs(30);
+/// Longest time between two scans with the long slack.
+const LONG_SLACK_SCAN_EVERY: Duration = Duration::from_secs(1);
+/// Claims within the long slack whose dead entries every scan may pass.
+const RECENT_CLAIMS: usize = 256;
+/// Longest time between two scans that ignore watermarks.
 const FULL_SCAN_EVERY: Duration = Duration::from_secs(5);
-/// A scan without marks that took no longer may always be made again.
-const CHEAP: Duration = Duration::from_millis(10);
-/// The share of the time that dearer ones may take, as one in so many; more only where one takes longer than a ninth
-/// of [`FULL_SCAN_EVERY`].
+/// A full scan that took no longer may always be repeated.
+const CHEAP_FULL_SCAN: Duration = Duration::from_millis(10);
+/// Expensive full scans may take one part in so many of the time; more only if one takes longer than a ninth of
+/// [`FULL_SCAN_EVERY`].
 const FULL_SCAN_SHARE: u32 = 10;
 
-/// How long after the end of a scan without marks, which took so long, a claim that finds nothing does not go on
-/// to another one.
-fn rest_after(took: Duration) -> Duration {
-    if took <= CHEAP { Duration::ZERO } else { (took * (FULL_SCAN_SHARE - 1)).min(FULL_SCAN_EVERY) }
+/// How long after a full scan that took this long a claim that finds nothing does not continue with another one.
+fn full_scan_pause(took: Duration) -> Duration {
+    if took <= CHEAP_FULL_SCAN { Duration::ZERO } else { (took * (FULL_SCAN_SHARE - 1)).min(FULL_SCAN_EVERY) }
 }
 
 /// Where a scan begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Scan {
-    /// Shortly before the mark.
-    Near,
-    /// Before what any transaction can still bring.
-    Far,
-    /// At the beginning.
+enum ScanRange {
+    /// A short slack before the watermark.
+    ShortSlack,
+    /// So far before the watermark that no transaction can still commit an earlier row.
+    LongSlack,
+    /// At the beginning, without watermarks.
     Full,
 }
 
-impl Scan {
-    /// Which it is time for, by how long ago the last ones were; `dense` when there is much to pass on
-    /// the way from far back.
-    fn due(since_far: Option<Duration>, since_full: Option<Duration>, dense: bool) -> Self {
+impl ScanRange {
+    /// The range that is due, by how long ago the last scans were. `dense` is true when a scan with the long slack
+    /// would pass many dead entries.
+    fn choose(since_far: Option<Duration>, since_full: Option<Duration>, dense: bool) -> Self {
         if since_full.is_none_or(|since| since >= FULL_SCAN_EVERY) {
             Self::Full
-        } else if !dense || since_far.is_none_or(|since| since >= FAR_SCAN_EVERY) {
-            Self::Far
+        } else if !dense || since_far.is_none_or(|since| since >= LONG_SLACK_SCAN_EVERY) {
+            Self::LongSlack
         } else {
-            Self::Near
+            Self::ShortSlack
         }
     }
 
-    /// Where it begins in a class that has come to `mark`.
+    /// The due time at which a scan begins in a class whose watermark is `mark`.
     fn floor(self, mark: Option<Timestamp>) -> Timestamp {
         let slack = match self {
-            Self::Near => NEAR,
-            Self::Far => FAR,
+            Self::ShortSlack => SHORT_SLACK,
+            Self::LongSlack => LONG_SLACK,
             Self::Full => return Timestamp::UNIX_EPOCH,
         };
         mark.map_or(Timestamp::UNIX_EPOCH, |mark| before(mark, slack))
     }
 }
 
-type Class = (String, i64, i64);
+type QueueClass = (String, i64, i64);
 
 /// Claims for one control loop of one process.
 #[derive(Debug)]
@@ -137,15 +134,15 @@ pub struct Claimer {
     process: Process,
     providers: Vec<String>,
     /// The latest due time that was claimed in each class.
-    marks: HashMap<Class, Timestamp>,
-    /// The due times of the last claims, [`PASSED`] at the most, oldest claim first.
+    watermarks: HashMap<QueueClass, Timestamp>,
+    /// The due times of the last claims, [`RECENT_CLAIMS`] at the most, oldest claim first.
     recent: VecDeque<Timestamp>,
     pass: [f64; 3],
-    /// When the last scan was made that went so far back at least.
-    last_far_scan: Option<Instant>,
+    /// When the last scan with the long slack, or without watermarks, was made.
+    last_long_slack_scan: Option<Instant>,
     last_full_scan: Option<Instant>,
-    /// No scan without marks follows a claim that found nothing before this.
-    rests_until: Option<Instant>,
+    /// No full scan follows a claim that found nothing before this moment.
+    no_full_scan_before: Option<Instant>,
 }
 
 impl Claimer {
@@ -156,12 +153,12 @@ impl Claimer {
             sessions,
             process,
             providers,
-            marks: HashMap::new(),
-            recent: VecDeque::with_capacity(PASSED),
+            watermarks: HashMap::new(),
+            recent: VecDeque::with_capacity(RECENT_CLAIMS),
             pass: [0.0; 3],
-            last_far_scan: None,
+            last_long_slack_scan: None,
             last_full_scan: None,
-            rests_until: None,
+            no_full_scan_before: None,
         }
     }
 
@@ -169,67 +166,70 @@ impl Claimer {
         &self.sessions.inner.bmdb
     }
 
-    /// Claims on machines of these providers from now on. What is known of the others is kept for when they
-    /// come back.
-    pub fn only(&mut self, providers: Vec<String>) {
+    /// Sets the providers to claim from. The watermarks of others are retained for when they come back.
+    pub fn set_providers(&mut self, providers: Vec<String>) {
         self.providers = providers;
     }
 
-    /// Asks whether anything is due that could be claimed. One index probe, whatever the size of the
-    /// fleet; a second statement only when what is due first is not for this process.
-    pub async fn probe(&self) -> Result<Next, BmdbError> {
+    /// Probes whether anything is due that could be claimed. One index probe, whatever the size of the fleet; a second
+    /// statement only when what is due first is not for this process.
+    pub async fn probe(&self) -> Result<NextDue, BmdbError> {
         let (process, providers) = (self.process, self.providers.clone());
         let next = self
             .bmdb()
             .statement("asking what is due next", move |connection| {
                 let providers = providers.clone();
-                Box::pin(async move { next_of(connection, process, &providers).await })
+                Box::pin(async move { probe_next_due(connection, process, &providers).await })
             })
             .await?;
         Ok(match next {
-            None => Next::Never,
-            Some((true, _)) => Next::Due,
-            Some((false, wait_ms)) => Next::In(Duration::from_millis(u64::try_from(wait_ms).unwrap_or(0))),
+            None => NextDue::Never,
+            Some((true, _)) => NextDue::Now,
+            Some((false, wait_ms)) => NextDue::In(Duration::from_millis(u64::try_from(wait_ms).unwrap_or(0))),
         })
     }
 
     /// Claims at most one due machine for each of these idle sessions.
     ///
-    /// [`Claimed::Empty`] is said only after a scan without marks.
+    /// Returns [`Claimed::Empty`] only after a scan without marks.
     pub async fn claim(&mut self, idle: &[Session]) -> Result<Claimed, BmdbError> {
         if idle.is_empty() || self.providers.is_empty() {
             return Ok(Claimed::Empty);
         }
         let since = |last: Option<Instant>| last.map(|last| last.elapsed());
-        let scan = Scan::due(since(self.last_far_scan), since(self.last_full_scan), is_dense(&self.recent));
+        let scan = ScanRange::choose(
+            since(self.last_long_slack_scan),
+            since(self.last_full_scan),
+            is_dense(&self.recent),
+        );
         let claimed = self.claim_once(idle, scan).await?;
-        if scan == Scan::Full || !matches!(claimed, Claimed::Empty) {
+        if scan == ScanRange::Full || !matches!(claimed, Claimed::Empty) {
             return Ok(claimed);
         }
-        let rests = self.rests_until.map(|until| until.saturating_duration_since(Instant::now()));
+        let rests = self.no_full_scan_before.map(|until| until.saturating_duration_since(Instant::now()));
         match rests {
-            Some(rests) if !rests.is_zero() => Ok(Claimed::NotSeen(rests)),
-            _ => self.claim_once(idle, Scan::Full).await,
+            Some(rests) if !rests.is_zero() => Ok(Claimed::FullScanDeferred(rests)),
+            _ => self.claim_once(idle, ScanRange::Full).await,
         }
     }
 
-    async fn claim_once(&mut self, idle: &[Session], scan: Scan) -> Result<Claimed, BmdbError> {
-        let _claiming = Claiming::new(idle);
-        let parameters = self.parameters(idle, scan);
+    async fn claim_once(&mut self, idle: &[Session], scan: ScanRange) -> Result<Claimed, BmdbError> {
+        let _claiming = ClaimInProgress::new(idle);
+        let parameters = self.claim_parameters(idle, scan);
         let began = Instant::now();
-        if scan != Scan::Near {
-            self.last_far_scan = Some(began);
+        if scan != ScanRange::ShortSlack {
+            self.last_long_slack_scan = Some(began);
         }
-        if scan == Scan::Full {
+        if scan == ScanRange::Full {
             self.last_full_scan = Some(began);
         }
-        let sent = send(self.bmdb(), parameters).await;
-        if scan == Scan::Full {
-            self.rests_until = Some(Instant::now() + rest_after(began.elapsed()));
+        let sent = send_claim(self.bmdb(), parameters).await;
+        if scan == ScanRange::Full {
+            self.no_full_scan_before = Some(Instant::now() + full_scan_pause(began.elapsed()));
         }
         let rows = match sent {
             Ok(rows) => rows,
-            Err(error) => return self.adopt(idle, error).await,
+            Err(error) => return self.adopt_lost_claim(idle, error).await,
         };
         let candidates = rows.first().map_or(0, |row| row.candidates);
         let live = rows.first().map_or(0, |row| row.sessions);
@@ -243,15 +243,15 @@ impl Claimer {
             let Some(session) = idle.iter().find(|candidate| candidate.id() == SessionId(session)) else {
                 continue;
             };
-            let claimed = Work::take(&self.sessions, session, MachineId(machine), self.process, fence);
-            work.push(claimed.having_waited(row.waited));
+            let claimed = Work::from_claim(&self.sessions, session, MachineId(machine), self.process, fence);
+            work.push(claimed.with_queue_delay(row.waited));
             if let (Some(provider), Some(priority), Some(bucket), Some(ready_at)) =
                 (row.provider, row.priority, row.bucket, row.ready_at)
             {
                 taken.push(((provider, priority, bucket), ready_at));
             }
         }
-        self.advance(&taken);
+        self.advance_watermarks(&taken);
         Ok(if !work.is_empty() {
             Claimed::Work(work)
         } else if candidates > 0 && live > 0 {
@@ -261,27 +261,27 @@ impl Claimer {
         })
     }
 
-    /// The claim may have happened although its answer was lost: what the database says these
-    /// sessions hold and nobody here knows of is taken over.
-    async fn adopt(&self, idle: &[Session], error: BmdbError) -> Result<Claimed, BmdbError> {
-        if !matches!(error, BmdbError::UnknownOutcome(_) | BmdbError::Task { .. }) {
+    /// The claim may have happened although its answer was lost: work that the database has under these sessions and
+    /// that no worker here knows of is adopted.
+    async fn adopt_lost_claim(&self, idle: &[Session], error: BmdbError) -> Result<Claimed, BmdbError> {
+        if !matches!(error, BmdbError::UnknownOutcome(_) | BmdbError::TaskFailed { .. }) {
             return Err(error);
         }
         tracing::warn!(%error, process = %self.process, "the answer to a claim was lost; asking what it did");
         let mut work = Vec::new();
-        for row in rows_of(self.bmdb(), idle).await? {
+        for row in list_session_work(self.bmdb(), idle).await? {
             let Some(session) = idle.iter().find(|candidate| candidate.id() == row.session) else { continue };
-            let known = lock(&session.state.live).contains_key(&(row.machine, row.lane));
+            let known = lock_mutex(&session.state.live_work).contains_key(&(row.machine, row.lane));
             if !known && row.process == self.process.as_str() {
-                work.push(Work::take(&self.sessions, session, row.machine, self.process, row.fence));
+                work.push(Work::from_claim(&self.sessions, session, row.machine, self.process, row.fence));
             }
         }
         if work.is_empty() { Err(error) } else { Ok(Claimed::Work(work)) }
     }
 
-    fn parameters(&self, idle: &[Session], scan: Scan) -> Parameters {
+    fn claim_parameters(&self, idle: &[Session], scan: ScanRange) -> ClaimParameters {
         let (_, policy) = self.bmdb().policy();
-        let mut parameters = Parameters {
+        let mut parameters = ClaimParameters {
             process: self.process,
             sessions: idle.iter().map(|session| session.id().0).collect(),
             providers: Vec::new(),
@@ -296,7 +296,7 @@ impl Claimer {
             for (priority, weight) in policy.priority_weights.iter().enumerate() {
                 for bucket in 0..i64::from(BUCKETS) {
                     let number = i64::try_from(priority).unwrap_or(0);
-                    let mark = self.marks.get(&(provider.clone(), number, bucket)).copied();
+                    let mark = self.watermarks.get(&(provider.clone(), number, bucket)).copied();
                     parameters.providers.push(provider.clone());
                     parameters.priorities.push(number);
                     parameters.buckets.push(bucket);
@@ -309,12 +309,12 @@ impl Claimer {
         parameters
     }
 
-    fn advance(&mut self, taken: &[(Class, Timestamp)]) {
+    fn advance_watermarks(&mut self, taken: &[(QueueClass, Timestamp)]) {
         let (_, policy) = self.bmdb().policy();
         for (class, ready_at) in taken {
-            let mark = self.marks.entry(class.clone()).or_insert(*ready_at);
+            let mark = self.watermarks.entry(class.clone()).or_insert(*ready_at);
             *mark = (*mark).max(*ready_at);
-            if self.recent.len() == PASSED {
+            if self.recent.len() == RECENT_CLAIMS {
                 self.recent.pop_front();
             }
             self.recent.push_back(*ready_at);
@@ -328,8 +328,8 @@ impl Claimer {
         }
     }
 
-    /// Looks at timers that came due: moves them by the heartbeats that came since, or makes them
-    /// claimable. Returns how many were moved and how many fired.
+    /// Checks timers that came due: moves them by the heartbeats that came since, or makes them claimable. Returns how
+    /// many were moved and how many fired.
     pub async fn rearm_timers(&self) -> Result<(i64, i64), BmdbError> {
         let rules = i64::from(RULES_VERSION);
         self.bmdb()
@@ -343,14 +343,14 @@ impl Claimer {
     }
 }
 
-/// Whether as many claims as every scan may pass lie within the long slack.
+/// Whether the long slack contains as many claims as every scan may pass.
 fn is_dense(recent: &VecDeque<Timestamp>) -> bool {
     let (Some(first), Some(last)) = (recent.front(), recent.back()) else { return false };
-    recent.len() == PASSED && *first > before(*last, FAR)
+    recent.len() == RECENT_CLAIMS && *first > before(*last, LONG_SLACK)
 }
 
-/// Whether anything is due, and else in how many milliseconds; `None` when nothing is scheduled.
-async fn next_of(
+/// Milliseconds until something is due, 0 if something is due now; `None` when nothing is scheduled.
+async fn probe_next_due(
     connection: &mut PgConnection,
     process: Process,
     providers: &[String],
@@ -373,7 +373,7 @@ async fn next_of(
 }
 
 #[derive(Clone, Debug)]
-struct Parameters {
+struct ClaimParameters {
     process: Process,
     sessions: Vec<Uuid>,
     providers: Vec<String>,
@@ -403,7 +403,7 @@ struct ClaimRow {
     waited: Option<f64>,
 }
 
-async fn send(bmdb: &Bmdb, parameters: Parameters) -> Result<Vec<ClaimRow>, BmdbError> {
+async fn send_claim(bmdb: &Bmdb, parameters: ClaimParameters) -> Result<Vec<ClaimRow>, BmdbError> {
     bmdb.statement("claiming", move |pool| {
         let p = parameters.clone();
         Box::pin(async move {
@@ -429,22 +429,22 @@ async fn send(bmdb: &Bmdb, parameters: Parameters) -> Result<Vec<ClaimRow>, Bmdb
     .await
 }
 
-/// Marks sessions as having a claim under way, so that the keeper does not cancel what it brings.
-struct Claiming(Vec<Session>);
+/// Marks sessions as having a claim under way, so that the session renewer does not cancel the work it brings.
+struct ClaimInProgress(Vec<Session>);
 
-impl Claiming {
+impl ClaimInProgress {
     fn new(sessions: &[Session]) -> Self {
         for session in sessions {
-            *lock(&session.state.claiming) += 1;
+            *lock_mutex(&session.state.claims_in_progress) += 1;
         }
         Self(sessions.to_vec())
     }
 }
 
-impl Drop for Claiming {
+impl Drop for ClaimInProgress {
     fn drop(&mut self) {
         for session in &self.0 {
-            *lock(&session.state.claiming) -= 1;
+            *lock_mutex(&session.state.claims_in_progress) -= 1;
         }
     }
 }
@@ -455,29 +455,37 @@ mod tests {
     use crate::model::time::after;
 
     #[test]
-    fn scans_go_back_as_far_as_it_is_time_for() {
+    fn scan_range_depends_on_time_since_the_last_scans() {
         let millis = |millis| Some(Duration::from_millis(millis));
         for (since_far, since_full, dense, scan) in [
-            (None, None, false, Scan::Full),
-            (millis(0), millis(0), false, Scan::Far),
-            (millis(0), millis(0), true, Scan::Near),
-            (millis(999), millis(4_999), true, Scan::Near),
-            (millis(1_000), millis(1_000), true, Scan::Far),
-            (None, millis(4_999), true, Scan::Far),
-            (millis(0), millis(5_000), true, Scan::Full),
-            (millis(0), millis(5_000), false, Scan::Full),
-            (millis(0), None, true, Scan::Full),
+            (None, None, false, ScanRange::Full),
+            (millis(0), millis(0), false, ScanRange::LongSlack),
+            (millis(0), millis(0), true, ScanRange::ShortSlack),
+            (millis(999), millis(4_999), true, ScanRange::ShortSlack),
+            (millis(1_000), millis(1_000), true, ScanRange::LongSlack),
+            (None, millis(4_999), true, ScanRange::LongSlack),
+            (millis(0), millis(5_000), true, ScanRange::Full),
+            (millis(0), millis(5_000), false, ScanRange::Full),
+            (millis(0), None, true, ScanRange::Full),
         ] {
-            assert_eq!(Scan::due(since_far, since_full, dense), scan, "{since_far:?} {since_full:?} {dense}");
+            assert_eq!(
+                ScanRange::choose(since_far, since_full, dense),
+                scan,
+                "{since_far:?} {since_full:?} {dense}"
+            );
         }
     }
 
     #[test]
-    fn scans_without_marks_take_a_tenth_of_the_time_where_they_are_dear() {
+    fn slow_full_scans_take_at_most_a_tenth_of_the_time() {
         for (took, rest) in
             [(0, 0), (10, 0), (11, 99), (100, 900), (555, 4_995), (556, 5_000), (60_000, 5_000)]
         {
-            assert_eq!(rest_after(Duration::from_millis(took)), Duration::from_millis(rest), "{took} ms");
+            assert_eq!(
+                full_scan_pause(Duration::from_millis(took)),
+                Duration::from_millis(rest),
+                "{took} ms"
+            );
         }
     }
 
@@ -487,24 +495,24 @@ mod tests {
         let claims = |count: usize, every: u64| (1..).map(|n| at(n * every)).take(count).collect();
         for (recent, dense) in [
             (VecDeque::new(), false),
-            (claims(PASSED - 1, 1), false),
-            (claims(PASSED, 1), true),
-            (claims(PASSED, 117), true),
-            (claims(PASSED, 118), false),
+            (claims(RECENT_CLAIMS - 1, 1), false),
+            (claims(RECENT_CLAIMS, 1), true),
+            (claims(RECENT_CLAIMS, 117), true),
+            (claims(RECENT_CLAIMS, 118), false),
         ] {
             assert_eq!(is_dense(&recent), dense, "{recent:?}");
         }
     }
 
     #[test]
-    fn every_scan_begins_before_the_mark_and_a_class_without_one_is_read_from_its_beginning() {
+    fn scans_start_before_the_watermark_or_at_the_epoch_without_one() {
         let mark = after(Timestamp::UNIX_EPOCH, Duration::from_secs(100));
-        let floor = |scan: Scan, mark| scan.floor(mark).timestamp_millis();
-        assert_eq!(floor(Scan::Near, Some(mark)), 99_500);
-        assert_eq!(floor(Scan::Far, Some(mark)), 70_000);
-        for scan in [Scan::Near, Scan::Far, Scan::Full] {
+        let floor = |scan: ScanRange, mark| scan.floor(mark).timestamp_millis();
+        assert_eq!(floor(ScanRange::ShortSlack, Some(mark)), 99_500);
+        assert_eq!(floor(ScanRange::LongSlack, Some(mark)), 70_000);
+        for scan in [ScanRange::ShortSlack, ScanRange::LongSlack, ScanRange::Full] {
             assert_eq!(floor(scan, None), 0);
         }
-        assert_eq!(floor(Scan::Full, Some(mark)), 0);
+        assert_eq!(floor(ScanRange::Full, Some(mark)), 0);
     }
 }

@@ -1,7 +1,8 @@
-//! Clusters as the BMDB has them, and the orders about them.
+//! Cluster specifications: create, scale, approve members, delete; reading clusters with their machines.
 //!
-//! What is wanted is written here, by operators; what becomes of it is written by whoever holds the cluster's lease
-//! (`cluster_work.rs`). An order only changes what is wanted: nothing is chosen, asked or ended in its transaction.
+//! Operators' orders write the desired state here; the holder of the cluster's lease writes the observed state
+//! (`cluster_transitions.rs`). An order only changes the desired state: its transaction chooses no machine, contacts no
+//! curator and ends nothing.
 
 use std::collections::BTreeSet;
 
@@ -9,112 +10,119 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::bmdb::action::Done;
-use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
-use crate::bmdb::cluster_candidates::hardware;
-use crate::bmdb::cluster_declaration::declarations;
-use crate::bmdb::cluster_kubernetes::{self, KubernetesLine, Wish, kubernetes_of};
-use crate::bmdb::cluster_upgrade::{self, UpgradeLine, upgrade_of};
-use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::action::OrderOutcome;
+use crate::bmdb::audit::{
+    Order, OrderResult, begin_dry_run, find_by_idempotency_key, record_audit, roll_back_dry_run,
+};
+use crate::bmdb::cluster_candidates::hardware_from_columns;
+use crate::bmdb::cluster_declaration::list_declarations;
+use crate::bmdb::cluster_kubernetes::{self, KubernetesPatch, KubernetesRecord, read_kubernetes};
+use crate::bmdb::cluster_upgrade::{self, UpgradeRecord, read_upgrade};
+use crate::bmdb::connection::{Bmdb, DbContext as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
-use crate::model::cluster::declared::{DeclarationView, Declared, ServiceView};
+use crate::model::cluster::declaration_sync::{DeclarationView, DesiredDeclaration, ServiceView};
 use crate::model::cluster::hardware::Hardware;
-use crate::model::cluster::kubernetes::OnNode;
-use crate::model::cluster::plan::Places;
-use crate::model::cluster::snapshot::{LastSnapshot, Snapshots};
-use crate::model::cluster::spec::{Change, Part, Spec};
-use crate::model::cluster::state::{Asked, Cluster, Founded, Member, Report, Restoring, View, Wanted};
-use crate::model::cluster::view::{ClusterMachineView, ClusterView, PartOfCluster, RESTORING, stage};
+use crate::model::cluster::kubernetes::NodeKubernetes;
+use crate::model::cluster::plan::MachineLocations;
+use crate::model::cluster::snapshot::{ClusterSnapshots, LastSnapshot};
+use crate::model::cluster::spec::{ClusterPart, ClusterSpec, ClusterSpecChange};
+use crate::model::cluster::state::{
+    Cluster, ClusterIdentity, ClusterMember, CuratorAnswer, LastOrder, MemberReport, MembershipOrder,
+    PendingRestore,
+};
+use crate::model::cluster::view::{
+    ClusterMachineView, ClusterMembership, ClusterView, RESTORING_STAGE, cluster_stage,
+};
 use crate::model::ids::MachineId;
 use crate::model::phase::Phase;
 use crate::model::time::Timestamp;
 
-const WHAT: &str = "reading clusters";
-/// What orders about clusters are about, for people.
+const OPERATION: &str = "reading clusters";
+/// The target of orders about clusters, for people.
 #[must_use]
-pub fn target(name: &str) -> String {
+pub fn order_target(name: &str) -> String {
     format!("the cluster {name}")
 }
 
-/// A cluster with everything that is known of it.
+/// A cluster with everything that is stored about it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ClusterLine {
-    /// Its id.
+pub struct ClusterRecord {
+    /// Id of the cluster's row.
     pub id: Uuid,
-    /// What it is to be.
-    pub spec: Spec,
-    /// Grows with every change of that.
+    /// The specification that operators ordered.
+    pub spec: ClusterSpec,
+    /// Version of the desired state; grows with every change.
     pub version: i64,
-    /// When it was asked for.
+    /// When an operator created it.
     pub created_at: Timestamp,
-    /// By whom.
+    /// Name of the operator who created it.
     pub created_by: String,
-    /// Since when it is to end, and who says so.
+    /// When its deletion was ordered, and by which operator.
     pub deleting: Option<(Timestamp, String)>,
-    /// By what it is known, once it is founded.
-    pub founded: Option<Founded>,
-    /// When a shepherd last looked at it.
-    pub looked_at: Option<Timestamp>,
+    /// Its identity; `None` until it is founded.
+    pub founded: Option<ClusterIdentity>,
+    /// When a shepherd last examined it.
+    pub polled_at: Option<Timestamp>,
     /// When its curators last answered.
-    pub seen_at: Option<Timestamp>,
-    /// Since when they have been asked without a pause, and not answered.
-    pub away_since: Option<Timestamp>,
-    /// What it waits for as a whole.
-    pub waits: Vec<String>,
-    /// Whether it was as it is to be when a shepherd last looked.
-    pub settled: bool,
-    /// Members of etcd that vote, and how many of them were reached.
+    pub observed_at: Option<Timestamp>,
+    /// Since when its curators have not answered any query; `None` while they answer.
+    pub unreachable_since: Option<Timestamp>,
+    /// What the cluster as a whole waits for.
+    pub wait_reasons: Vec<String>,
+    /// Whether it matched its specification when a shepherd last examined it.
+    pub converged: bool,
+    /// Voting members of etcd, and how many of them were reached.
     pub voters: Option<(i64, i64)>,
-    /// Its snapshots.
-    pub snapshots: Snapshots,
-    /// How often it was restored from one, or is to have been.
+    /// State of its snapshots and of their schedule.
+    pub snapshots: ClusterSnapshots,
+    /// How often it was restored from a snapshot, counting a restore that is under way.
     pub epoch: u64,
-    /// When it was restored last.
+    /// When it was last restored; `None` if never.
     pub restored_at: Option<Timestamp>,
-    /// Whether it is being restored.
-    pub restoring: Option<Restoring>,
-    /// From which snapshot.
+    /// The restore that is ordered or under way.
+    pub restoring: Option<PendingRestore>,
+    /// The snapshot of the restore under way; `None` without one.
     pub restoring_from: Option<Uuid>,
-    /// As whom.
+    /// Operator who ordered the restore under way; `None` without one.
     pub restoring_by: Option<String>,
-    /// Since when the shepherd's key for it is in force, once it is founded.
+    /// Since when the shepherd's key for it is in force; `None` until it is founded.
     pub key_since: Option<Timestamp>,
-    /// Who wants that replaced.
-    pub key_asked_by: Option<String>,
-    /// Since when its curators refuse every key that the shepherd has.
-    pub keys_refused_since: Option<Timestamp>,
+    /// Operator who ordered that this key be replaced.
+    pub key_rotation_requested_by: Option<String>,
+    /// Since when its curators reject every key that the shepherd has.
+    pub keys_rejected_since: Option<Timestamp>,
 }
 
-/// A machine of a cluster with everything that is known of it there.
+/// A machine of a cluster with everything that is stored about it there.
 #[derive(Clone, Debug, PartialEq)]
-pub struct MachineLine {
-    /// What decisions need.
-    pub member: Member,
-    /// Where it stands.
+pub struct ClusterMachineRecord {
+    /// The membership as decisions need it.
+    pub member: ClusterMember,
+    /// The machine's location as its provider reports it; `None` if unknown.
     pub location: Option<String>,
-    /// Its hardware, as far as it is known.
+    /// Its hardware, as far as it was reported.
     pub hardware: Hardware,
     /// What it waits for.
-    pub waits: Option<String>,
-    /// Its node, as the curator said at `seen_at`.
-    pub node: Option<NodeLine>,
+    pub wait_reason: Option<String>,
+    /// Its node, as the curators reported it at `observed_at`.
+    pub node: Option<NodeRecord>,
     /// When its curator last answered.
-    pub seen_at: Option<Timestamp>,
-    /// What its node runs of operators' roles, as it said last.
+    pub observed_at: Option<Timestamp>,
+    /// Services of operators' roles on its node, as last reported.
     pub services: Vec<ServiceView>,
-    /// What its node runs of Kubernetes, as it said last.
-    pub kubernetes: Option<OnNode>,
+    /// Kubernetes on its node, as last reported.
+    pub kubernetes: Option<NodeKubernetes>,
 }
 
-/// A node as it was last seen.
+/// A node as it was last observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeLine {
-    /// Its id.
+pub struct NodeRecord {
+    /// The node's id in its cluster.
     pub id: String,
     /// `new`, `standby`, `up` or `decommissioned`.
     pub state: String,
-    /// Its roles.
+    /// Names of the node's roles.
     pub roles: Vec<String>,
     /// `healthy`, `silent` or `unknown`.
     pub health: String,
@@ -122,69 +130,69 @@ pub struct NodeLine {
 
 /// A cluster and its machines.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ClusterAndMachines {
-    /// It.
-    pub cluster: ClusterLine,
+pub struct ClusterDetails {
+    /// The cluster without its machines.
+    pub cluster: ClusterRecord,
     /// Its machines, in the order in which they were chosen.
-    pub machines: Vec<MachineLine>,
-    /// Roles that were declared to it, in order of their names.
+    pub machines: Vec<ClusterMachineRecord>,
+    /// Roles that operators declared to it, in order of their names.
     pub declarations: Vec<DeclarationView>,
     /// Keys of nodes that left it, as far back as its snapshots go.
-    pub left: BTreeSet<[u8; 32]>,
-    /// What it is to run of Kubernetes.
-    pub kubernetes: Option<KubernetesLine>,
-    /// The upgrade that is under way, or else the newest one.
-    pub upgrade: Option<UpgradeLine>,
+    pub departed_keys: BTreeSet<[u8; 32]>,
+    /// Its desired Kubernetes; `None` without one.
+    pub kubernetes: Option<KubernetesRecord>,
+    /// The upgrade under way, or else the newest one.
+    pub upgrade: Option<UpgradeRecord>,
 }
 
-impl ClusterAndMachines {
-    /// What decisions about it need, with what is known of its nodes.
+impl ClusterDetails {
+    /// The state that decisions need, with the curators' answer.
     #[must_use]
-    pub fn cluster(&self, view: View) -> Cluster {
+    pub fn planning_state(&self, view: CuratorAnswer) -> Cluster {
         let cluster = &self.cluster;
         Cluster {
             id: cluster.id,
             spec: cluster.spec.clone(),
             deleting: cluster.deleting.is_some(),
-            founded: cluster.founded.clone(),
+            identity: cluster.founded.clone(),
             epoch: cluster.epoch,
             restored_at: cluster.restored_at,
             restoring: cluster.restoring.clone(),
-            declared: self.declarations.iter().filter_map(declared).collect(),
-            kubernetes: self.kubernetes.as_ref().map(|line| line.wanted.clone()),
+            declared_roles: self.declarations.iter().filter_map(parse_declared).collect(),
+            kubernetes: self.kubernetes.as_ref().map(|line| line.desired.clone()),
             upgrade: (self.upgrade.as_ref())
                 .filter(|line| line.ended.is_none())
                 .map(|line| line.upgrade.clone()),
             members: self.machines.iter().map(|line| line.member.clone()).collect(),
-            left: self.left.clone(),
-            view,
+            departed_keys: self.departed_keys.clone(),
+            observed: view,
         }
     }
 
-    /// Where its machines stand.
+    /// Location of each of its machines.
     #[must_use]
-    pub fn places(&self) -> Places {
+    pub fn machine_locations(&self) -> MachineLocations {
         self.machines.iter().map(|line| (line.member.machine, line.location.clone())).collect()
     }
 }
 
-/// A role as it is to be declared.
-fn declared(kept: &DeclarationView) -> Option<Declared> {
+/// The desired state of a declared role.
+fn parse_declared(kept: &DeclarationView) -> Option<DesiredDeclaration> {
     // The database holds 32 bytes.
     let digest = hex::decode(&kept.digest).ok()?.try_into().ok()?;
-    Some(Declared { role: kept.role.clone(), digest, withdrawn: kept.withdrawn })
+    Some(DesiredDeclaration { role: kept.role.clone(), digest, withdrawn: kept.withdrawn })
 }
 
-fn corrupt(what: &str, name: &str, error: impl std::fmt::Display) -> BmdbError {
+fn corrupt_error(what: &str, name: &str, error: impl std::fmt::Display) -> BmdbError {
     BmdbError::Corrupt(format!("the {what} of cluster {name:?}: {error}"))
 }
 
-fn strings(value: &Value) -> Vec<String> {
+fn json_strings(value: &Value) -> Vec<String> {
     let items = value.as_array().into_iter().flatten();
     items.filter_map(|item| item.as_str().map(str::to_owned)).collect()
 }
 
-/// Columns of what a cluster is to be.
+/// The columns of a cluster's specification.
 struct SpecColumns {
     name: String,
     control_plane: i64,
@@ -195,28 +203,34 @@ struct SpecColumns {
 }
 
 impl SpecColumns {
-    fn read(self) -> Result<Spec, BmdbError> {
-        let count = |what, count: i64| u32::try_from(count).map_err(|error| corrupt(what, &self.name, error));
-        Ok(Spec {
+    fn into_spec(self) -> Result<ClusterSpec, BmdbError> {
+        let count =
+            |what, count: i64| u32::try_from(count).map_err(|error| corrupt_error(what, &self.name, error));
+        Ok(ClusterSpec {
             control_plane: count("control plane", self.control_plane)?,
             workers: count("number of workers", self.workers)?,
-            selector: self.selector.parse().map_err(|error| corrupt("selector", &self.name, error))?,
-            roles: strings(&self.roles).into_iter().collect(),
-            approval: self.approval.parse().map_err(|error| corrupt("approval", &self.name, error))?,
+            selector: self.selector.parse().map_err(|error| corrupt_error("selector", &self.name, error))?,
+            roles: json_strings(&self.roles).into_iter().collect(),
+            approval: self.approval.parse().map_err(|error| corrupt_error("approval", &self.name, error))?,
             name: self.name,
         })
     }
 }
 
 /// Every cluster, or the one of that name, in order of their names.
-pub async fn clusters(tx: &mut PgConnection, name: Option<&str>) -> Result<Vec<ClusterLine>, BmdbError> {
-    let rows = sqlx::query_file!("sql/cluster/list.sql", name).fetch_all(tx).await.doing(WHAT)?;
+pub async fn list_clusters(
+    tx: &mut PgConnection,
+    name: Option<&str>,
+) -> Result<Vec<ClusterRecord>, BmdbError> {
+    let rows = sqlx::query_file!("sql/cluster/list.sql", name).fetch_all(tx).await.context(OPERATION)?;
     rows.into_iter()
         .map(|row| {
             let founded = match (row.founded_at, row.ca_certificate, row.curators) {
-                (Some(at), Some(ca_certificate), Some(curators)) => {
-                    Some(Founded { ca_certificate, curators: strings(&curators), at })
-                }
+                (Some(at), Some(ca_certificate), Some(curators)) => Some(ClusterIdentity {
+                    ca_certificate,
+                    curators: json_strings(&curators),
+                    founded_at: at,
+                }),
                 _ => None,
             };
             let spec = SpecColumns {
@@ -227,62 +241,68 @@ pub async fn clusters(tx: &mut PgConnection, name: Option<&str>) -> Result<Vec<C
                 roles: row.roles,
                 approval: row.approval,
             };
-            Ok(ClusterLine {
+            Ok(ClusterRecord {
                 id: row.cluster_id,
-                spec: spec.read()?,
+                spec: spec.into_spec()?,
                 version: row.version,
                 created_at: row.created_at,
                 created_by: row.created_by,
                 deleting: row.deleting_at.zip(row.deleting_by),
                 founded,
-                looked_at: row.looked_at,
-                seen_at: row.seen_at,
-                away_since: row.away_since,
-                waits: strings(&row.waits),
-                settled: row.settled,
+                polled_at: row.looked_at,
+                observed_at: row.seen_at,
+                unreachable_since: row.away_since,
+                wait_reasons: json_strings(&row.waits),
+                converged: row.settled,
                 voters: row.voters.zip(row.voters_reached),
-                snapshots: Snapshots {
+                snapshots: ClusterSnapshots {
                     last: match (row.snapshot_id, row.taken_at, row.snapshot_voters) {
                         (Some(id), Some(at), Some(voters)) => {
-                            Some(LastSnapshot { id, at, voters: strings(&voters).into_iter().collect() })
+                            Some(LastSnapshot { id, at, voters: json_strings(&voters).into_iter().collect() })
                         }
                         _ => None,
                     },
-                    asked: row.snapshot_asked_at,
+                    requested_at: row.snapshot_asked_at,
                 },
                 epoch: row.epoch.try_into().unwrap_or(0),
                 restored_at: row.restored_at,
-                restoring: row.restoring_since.map(|since| Restoring {
-                    since,
-                    onto: row.restoring_onto.map(MachineId),
+                restoring: row.restoring_since.map(|since| PendingRestore {
+                    requested_at: since,
+                    target_machine: row.restoring_onto.map(MachineId),
                     digest: row.from_digest.and_then(|digest| digest.try_into().ok()),
                 }),
                 restoring_from: row.restoring_from,
                 restoring_by: row.restoring_by,
                 key_since: row.key_since,
-                key_asked_by: row.key_asked_by,
-                keys_refused_since: row.keys_refused_since,
+                key_rotation_requested_by: row.key_asked_by,
+                keys_rejected_since: row.keys_refused_since,
             })
         })
         .collect()
 }
 
 /// The machines of a cluster, in the order in which they were chosen.
-pub async fn machines(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<MachineLine>, BmdbError> {
-    let rows = sqlx::query_file!("sql/cluster/list_machines.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
+pub async fn list_cluster_machines(
+    tx: &mut PgConnection,
+    cluster: Uuid,
+) -> Result<Vec<ClusterMachineRecord>, BmdbError> {
+    let rows =
+        sqlx::query_file!("sql/cluster/list_machines.sql", cluster).fetch_all(tx).await.context(OPERATION)?;
     rows.into_iter()
         .map(|row| {
             let machine = MachineId(row.machine_id);
             let odd = |error: &dyn std::fmt::Display| {
                 BmdbError::Corrupt(format!("machine {machine} in its cluster: {error}"))
             };
-            let asked = match (row.what, row.asked, row.ordered_at) {
-                (Some(what), Some(generation), Some(at)) => {
-                    Some(Asked { what: what.parse::<Wanted>().map_err(|error| odd(&error))?, generation, at })
-                }
+            let order = match (row.what, row.asked, row.ordered_at) {
+                (Some(what), Some(generation), Some(at)) => Some(LastOrder {
+                    order: what.parse::<MembershipOrder>().map_err(|error| odd(&error))?,
+                    generation,
+                    sent_at: at,
+                }),
                 _ => None,
             };
-            let report = row.reported.map(|generation| Report {
+            let report = row.reported.map(|generation| MemberReport {
                 generation,
                 key: row.node_key.and_then(|key| key.try_into().ok()),
                 ca_certificate: row.ca_certificate,
@@ -290,65 +310,73 @@ pub async fn machines(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Machin
                 error: row.error,
                 epoch: row.epoch.and_then(|epoch| epoch.try_into().ok()).unwrap_or(0),
             });
-            let node = row.node_id.map(|id| NodeLine {
+            let node = row.node_id.map(|id| NodeRecord {
                 id,
                 state: row.node_state.unwrap_or_default(),
-                roles: row.roles.as_ref().map(strings).unwrap_or_default(),
+                roles: row.roles.as_ref().map(json_strings).unwrap_or_default(),
                 health: row.health.unwrap_or_default(),
             });
-            Ok(MachineLine {
-                member: Member {
+            Ok(ClusterMachineRecord {
+                member: ClusterMember {
                     machine,
                     name: row.provider_id.unwrap_or_else(|| machine.to_string()),
-                    part: row.part.parse::<Part>().map_err(|error| odd(&error))?,
+                    part: row.part.parse::<ClusterPart>().map_err(|error| odd(&error))?,
                     chosen_at: row.chosen_at,
-                    approved: row.approved.and_then(|key| key.try_into().ok()),
-                    leaving: row.leaving,
-                    asked,
+                    approved_key: row.approved.and_then(|key| key.try_into().ok()),
+                    leave_reason: row.leaving,
+                    last_order: order,
                     report,
                     phase: row.phase.parse::<Phase>().map_err(|error| odd(&error))?,
                     retiring: row.retiring,
                 },
                 location: row.location,
-                hardware: hardware(row.manufacturer, row.product, row.memory_bytes, row.cpu_threads),
-                waits: row.waits,
+                hardware: hardware_from_columns(
+                    row.manufacturer,
+                    row.product,
+                    row.memory_bytes,
+                    row.cpu_threads,
+                ),
+                wait_reason: row.waits,
                 node,
-                seen_at: row.seen_at,
-                // What another release wrote is shown again with the next look.
-                services: row.services.and_then(|said| serde_json::from_value(said).ok()).unwrap_or_default(),
-                kubernetes: row.kubernetes.and_then(|said| serde_json::from_value(said).ok()),
+                observed_at: row.seen_at,
+                // A value that another release wrote and this one cannot read is written again by the next pass.
+                services: row
+                    .services
+                    .and_then(|value| serde_json::from_value(value).ok())
+                    .unwrap_or_default(),
+                kubernetes: row.kubernetes.and_then(|value| serde_json::from_value(value).ok()),
             })
         })
         .collect()
 }
 
-/// What a machine is in its cluster, if it is in one.
-pub(crate) async fn part_of(
+/// The membership of a machine in its cluster, if it has one.
+pub(crate) async fn membership_of_machine(
     tx: &mut PgConnection,
     machine: MachineId,
-) -> Result<Option<PartOfCluster>, BmdbError> {
+) -> Result<Option<ClusterMembership>, BmdbError> {
     let row = sqlx::query_file!("sql/cluster/read_membership_of_machine.sql", machine.0)
         .fetch_optional(tx)
         .await
-        .doing(WHAT)?;
-    Ok(row.map(|row| PartOfCluster {
+        .context(OPERATION)?;
+    Ok(row.map(|row| ClusterMembership {
         name: row.name,
         part: row.part,
-        leaving: row.leaving,
-        waits: row.waits,
+        leave_reason: row.leaving,
+        wait_reason: row.waits,
         health: row.health,
-        kubernetes: row.kubernetes.and_then(|said| serde_json::from_value::<OnNode>(said).ok()),
+        kubernetes: row.kubernetes.and_then(|value| serde_json::from_value::<NodeKubernetes>(value).ok()),
     }))
 }
 
 /// A cluster as people see it.
 #[must_use]
-pub fn view(found: &ClusterAndMachines) -> ClusterView {
-    let ClusterAndMachines { cluster, machines, declarations, kubernetes, upgrade, .. } = found;
+pub fn cluster_view(found: &ClusterDetails) -> ClusterView {
+    let ClusterDetails { cluster, machines, declarations, kubernetes, upgrade, .. } = found;
     let (deleting, founded) = (cluster.deleting.is_some(), cluster.founded.is_some());
     let stage = match &cluster.restoring {
-        Some(_) if !deleting => RESTORING,
-        _ => stage(deleting, founded, machines.len(), cluster.settled),
+        Some(_) if !deleting => RESTORING_STAGE,
+        _ => cluster_stage(deleting, founded, machines.len(), cluster.converged),
     };
     let count = |count: i64| u32::try_from(count).unwrap_or(u32::MAX);
     ClusterView {
@@ -357,33 +385,33 @@ pub fn view(found: &ClusterAndMachines) -> ClusterView {
         stage: stage.to_owned(),
         control_plane: cluster.spec.control_plane,
         workers: cluster.spec.workers,
-        select: cluster.spec.selector.to_string(),
+        selector: cluster.spec.selector.to_string(),
         roles: cluster.spec.roles.iter().cloned().collect(),
         approval: cluster.spec.approval.as_str().to_owned(),
         created_at: cluster.created_at,
         created_by: cluster.created_by.clone(),
-        deleting_by: cluster.deleting.as_ref().map(|(_, by)| by.clone()),
+        deletion_requested_by: cluster.deleting.as_ref().map(|(_, by)| by.clone()),
         curators: cluster.founded.as_ref().map(|founded| founded.curators.clone()).unwrap_or_default(),
-        seen_at: cluster.seen_at,
+        observed_at: cluster.observed_at,
         voters: cluster.voters.map(|(voters, _)| count(voters)),
         voters_reached: cluster.voters.map(|(_, reached)| count(reached)),
         snapshot_at: cluster.snapshots.last.as_ref().map(|last| last.at),
         epoch: cluster.epoch,
         restored_at: cluster.restored_at,
         restoring_from: cluster.restoring_from.map(|id| id.to_string()),
-        restoring_by: cluster.restoring_by.clone(),
+        restore_requested_by: cluster.restoring_by.clone(),
         key_since: cluster.key_since,
-        key_asked_by: cluster.key_asked_by.clone(),
-        keys_refused_since: cluster.keys_refused_since,
-        waits: cluster.waits.clone(),
+        key_rotation_requested_by: cluster.key_rotation_requested_by.clone(),
+        keys_rejected_since: cluster.keys_rejected_since,
+        wait_reasons: cluster.wait_reasons.clone(),
         machines: machines.iter().map(machine_view).collect(),
         declarations: declarations.clone(),
-        kubernetes: kubernetes.as_ref().map(cluster_kubernetes::view),
-        upgrade: upgrade.as_ref().map(cluster_upgrade::view),
+        kubernetes: kubernetes.as_ref().map(cluster_kubernetes::kubernetes_view),
+        upgrade: upgrade.as_ref().map(cluster_upgrade::upgrade_view),
     }
 }
 
-fn machine_view(line: &MachineLine) -> ClusterMachineView {
+fn machine_view(line: &ClusterMachineRecord) -> ClusterMachineView {
     let (member, node) = (&line.member, line.node.as_ref());
     ClusterMachineView {
         machine: member.machine.to_string(),
@@ -395,122 +423,123 @@ fn machine_view(line: &MachineLine) -> ClusterMachineView {
         state: node.map(|node| node.state.clone()),
         health: node.map(|node| node.health.clone()),
         roles: node.map(|node| node.roles.clone()).unwrap_or_default(),
-        leaving: member.leaving.clone(),
-        waits: line.waits.clone(),
+        leave_reason: member.leave_reason.clone(),
+        wait_reason: line.wait_reason.clone(),
         services: line.services.clone(),
         kubernetes: line.kubernetes.clone(),
     }
 }
 
-/// Every cluster, or the one of that name, with its machines, and when that was read.
-pub async fn with_machines(
+/// Every cluster, or the one of that name, with its machines, and the database's clock when they were read.
+pub async fn list_cluster_details(
     tx: &mut PgConnection,
     name: Option<&str>,
-) -> Result<(Vec<ClusterAndMachines>, Timestamp), BmdbError> {
+) -> Result<(Vec<ClusterDetails>, Timestamp), BmdbError> {
     let mut found = Vec::new();
-    for cluster in clusters(tx, name).await? {
-        found.push(with_all(tx, cluster).await?);
+    for cluster in list_clusters(tx, name).await? {
+        found.push(read_cluster_details(tx, cluster).await?);
     }
-    Ok((found, inspect::now(tx).await?))
+    Ok((found, inspect::database_now(tx).await?))
 }
 
-/// A cluster with its machines and what was declared to it.
-pub(crate) async fn with_all(
+/// Reads a cluster's machines, declarations, Kubernetes and upgrade.
+pub(crate) async fn read_cluster_details(
     tx: &mut PgConnection,
-    cluster: ClusterLine,
-) -> Result<ClusterAndMachines, BmdbError> {
-    let machines = machines(tx, cluster.id).await?;
-    let declarations = declarations(tx, cluster.id).await?;
+    cluster: ClusterRecord,
+) -> Result<ClusterDetails, BmdbError> {
+    let machines = list_cluster_machines(tx, cluster.id).await?;
+    let declarations = list_declarations(tx, cluster.id).await?;
     let keys = sqlx::query_file_scalar!("sql/cluster/list_left_node_keys.sql", cluster.id)
         .fetch_all(&mut *tx)
         .await
-        .doing(WHAT)?;
+        .context(OPERATION)?;
     let left = keys.into_iter().filter_map(|key| key.try_into().ok()).collect();
-    let kubernetes = kubernetes_of(tx, cluster.id).await?;
-    let upgrade = upgrade_of(tx, cluster.id).await?;
-    Ok(ClusterAndMachines { cluster, machines, declarations, left, kubernetes, upgrade })
+    let kubernetes = read_kubernetes(tx, cluster.id).await?;
+    let upgrade = read_upgrade(tx, cluster.id).await?;
+    Ok(ClusterDetails { cluster, machines, declarations, departed_keys: left, kubernetes, upgrade })
 }
 
 impl Bmdb {
-    /// Asks for a cluster.
+    /// Creates a cluster, which is founded later.
     pub async fn create_cluster(
         &self,
         order: Order,
-        spec: Spec,
-        kubernetes: Option<Wish>,
-    ) -> Result<Carried, BmdbError> {
+        spec: ClusterSpec,
+        kubernetes: Option<KubernetesPatch>,
+    ) -> Result<OrderResult, BmdbError> {
         let given = order.clone();
         let carried = self
-            .ordered("asking for a cluster", move |tx| {
+            .run_order_transaction("asking for a cluster", move |tx| {
                 let (order, spec, kubernetes) = (order.clone(), spec.clone(), kubernetes.clone());
-                Box::pin(async move { create(tx, &order, &spec, kubernetes.as_ref()).await })
+                Box::pin(async move { create_cluster_in_tx(tx, &order, &spec, kubernetes.as_ref()).await })
             })
             .await;
-        self.note_refusal(carried, &given, None).await
+        self.audit_rejection(carried, &given, None).await
     }
 
-    /// Changes what a cluster is to be.
+    /// Changes a cluster's specification.
     pub async fn change_cluster(
         &self,
         order: Order,
         name: String,
-        change: Change,
-    ) -> Result<Carried, BmdbError> {
+        change: ClusterSpecChange,
+    ) -> Result<OrderResult, BmdbError> {
         let given = order.clone();
         let carried = self
-            .ordered("changing a cluster", move |tx| {
+            .run_order_transaction("changing a cluster", move |tx| {
                 let (order, name, change) = (order.clone(), name.clone(), change.clone());
-                Box::pin(async move { alter(tx, &order, &name, &change).await })
+                Box::pin(async move { change_cluster_in_tx(tx, &order, &name, &change).await })
             })
             .await;
-        self.note_refusal(carried, &given, None).await
+        self.audit_rejection(carried, &given, None).await
     }
 
-    /// Lets the key in that a machine of a cluster reports now.
-    pub async fn approve_in_cluster(
+    /// Admits the key that a machine of a cluster reports now.
+    pub async fn approve_cluster_member(
         &self,
         order: Order,
         name: String,
         machine: String,
-    ) -> Result<Carried, BmdbError> {
+    ) -> Result<OrderResult, BmdbError> {
         let given = order.clone();
         let carried = self
-            .ordered("letting a machine into a cluster", move |tx| {
+            .run_order_transaction("letting a machine into a cluster", move |tx| {
                 let (order, name, machine) = (order.clone(), name.clone(), machine.clone());
-                Box::pin(async move { approve(tx, &order, &name, &machine).await })
+                Box::pin(async move { approve_member_in_tx(tx, &order, &name, &machine).await })
             })
             .await;
-        self.note_refusal(carried, &given, None).await
+        self.audit_rejection(carried, &given, None).await
     }
 
-    /// Ends a cluster: its machines leave it, and it is forgotten.
-    pub async fn delete_cluster(&self, order: Order, name: String) -> Result<Carried, BmdbError> {
+    /// Orders a cluster's deletion: its machines leave it, and then its rows are deleted.
+    pub async fn delete_cluster(&self, order: Order, name: String) -> Result<OrderResult, BmdbError> {
         let given = order.clone();
         let carried = self
-            .ordered("ending a cluster", move |tx| {
+            .run_order_transaction("ending a cluster", move |tx| {
                 let (order, name) = (order.clone(), name.clone());
-                Box::pin(async move { delete(tx, &order, &name).await })
+                Box::pin(async move { delete_cluster_in_tx(tx, &order, &name).await })
             })
             .await;
-        self.note_refusal(carried, &given, None).await
+        self.audit_rejection(carried, &given, None).await
     }
 }
 
-async fn create(
+async fn create_cluster_in_tx(
     tx: &mut PgConnection,
     order: &Order,
-    spec: &Spec,
-    kubernetes: Option<&Wish>,
-) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+    spec: &ClusterSpec,
+    kubernetes: Option<&KubernetesPatch>,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    spec.check().map_err(|said| BmdbError::OrderRefused { reason: "NO_SUCH_CLUSTER", said })?;
+    spec.validate()
+        .map_err(|reason| BmdbError::OrderRejected { reason: "NO_SUCH_CLUSTER", message: reason })?;
     let kubernetes = match kubernetes {
-        Some(wish) => Some(cluster_kubernetes::wanted(tx, &spec.name, None, wish).await?),
+        Some(wish) => Some(cluster_kubernetes::resolve_desired(tx, &spec.name, None, wish).await?),
         None => None,
     };
-    begin_attempt(tx, order).await?;
+    begin_dry_run(tx, order).await?;
     let made = sqlx::query_file_scalar!(
         "sql/cluster/insert.sql",
         Uuid::new_v4(),
@@ -524,59 +553,60 @@ async fn create(
     )
     .fetch_optional(&mut *tx)
     .await
-    .doing("asking for a cluster")?;
+    .context("asking for a cluster")?;
     let Some(made) = made else {
-        let said = format!(
+        let text = format!(
             "{} exists already; give another name, or change it with: shepherdctl cluster scale {}",
-            target(&spec.name),
+            order_target(&spec.name),
             spec.name
         );
-        return Err(BmdbError::OrderRefused { reason: "CLUSTER_EXISTS", said });
+        return Err(BmdbError::OrderRejected { reason: "CLUSTER_EXISTS", message: text });
     };
     if let Some(kubernetes) = &kubernetes {
-        cluster_kubernetes::keep(tx, made, kubernetes, &order.actor.name).await?;
+        cluster_kubernetes::store_desired(tx, made, kubernetes, &order.actor.name).await?;
     }
-    end_attempt(tx, order).await?;
-    let said = format!(
+    roll_back_dry_run(tx, order).await?;
+    let text = format!(
         "is asked for: {}, {}{} from machines that {}; watch it with: shepherdctl cluster describe {}",
-        many(spec.control_plane, "member of the control plane", "members of the control plane"),
-        many(spec.workers, "worker", "workers"),
+        count_noun(spec.control_plane, "member of the control plane", "members of the control plane"),
+        count_noun(spec.workers, "worker", "workers"),
         kubernetes.as_ref().map(|k| format!(" with Kubernetes {}", k.version)).unwrap_or_default(),
-        fit(spec),
+        describe_selector(spec),
         spec.name
     );
-    let mut after = told(spec);
+    let mut after = audit_json(spec);
     if let Some(kubernetes) = &kubernetes {
-        after["kubernetes"] = cluster_kubernetes::told(kubernetes);
+        after["kubernetes"] = cluster_kubernetes::audit_json(kubernetes);
     }
-    write_down(tx, order, None, Done { changed: true, said }, None, Some(after)).await
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
 }
 
-async fn alter(
+async fn change_cluster_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     name: &str,
-    change: &Change,
-) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+    change: &ClusterSpecChange,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    let (id, spec) = locked(tx, name).await?;
-    let wanted =
-        spec.with(change).map_err(|said| BmdbError::OrderRefused { reason: "NO_SUCH_CLUSTER", said })?;
+    let (id, spec) = lock_cluster(tx, name).await?;
+    let wanted = spec
+        .apply_change(change)
+        .map_err(|reason| BmdbError::OrderRejected { reason: "NO_SUCH_CLUSTER", message: reason })?;
     if wanted == spec {
-        let said = "is so already; nothing was changed".to_owned();
-        return write_down(
+        let text = "is so already; nothing was changed".to_owned();
+        return record_audit(
             tx,
             order,
             None,
-            Done { changed: false, said },
-            Some(told(&spec)),
-            Some(told(&spec)),
+            OrderOutcome { changed: false, message: text },
+            Some(audit_json(&spec)),
+            Some(audit_json(&spec)),
         )
         .await;
     }
-    begin_attempt(tx, order).await?;
+    begin_dry_run(tx, order).await?;
     sqlx::query_file!(
         "sql/cluster/update_spec.sql",
         id,
@@ -586,32 +616,42 @@ async fn alter(
     )
     .execute(&mut *tx)
     .await
-    .doing("changing a cluster")?;
-    end_attempt(tx, order).await?;
+    .context("changing a cluster")?;
+    roll_back_dry_run(tx, order).await?;
     let roles = match wanted.roles.len() {
         0 => "no roles of yours".to_owned(),
         _ => format!("the roles {}", wanted.roles.iter().cloned().collect::<Vec<_>>().join(", ")),
     };
-    let said = format!(
+    let text = format!(
         "is to have {} and {}, with {roles}; watch it with: shepherdctl cluster describe {name}",
-        many(wanted.control_plane, "member of the control plane", "members of the control plane"),
-        many(wanted.workers, "worker", "workers"),
+        count_noun(wanted.control_plane, "member of the control plane", "members of the control plane"),
+        count_noun(wanted.workers, "worker", "workers"),
     );
-    write_down(tx, order, None, Done { changed: true, said }, Some(told(&spec)), Some(told(&wanted))).await
+    record_audit(
+        tx,
+        order,
+        None,
+        OrderOutcome { changed: true, message: text },
+        Some(audit_json(&spec)),
+        Some(audit_json(&wanted)),
+    )
+    .await
 }
 
-async fn approve(
+async fn approve_member_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     name: &str,
     machine: &str,
-) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    let (id, _) = locked(tx, name).await?;
-    let members =
-        sqlx::query_file!("sql/cluster/list_member_keys.sql", id).fetch_all(&mut *tx).await.doing(WHAT)?;
+    let (id, _) = lock_cluster(tx, name).await?;
+    let members = sqlx::query_file!("sql/cluster/list_member_keys.sql", id)
+        .fetch_all(&mut *tx)
+        .await
+        .context(OPERATION)?;
     let known = members.into_iter().find(|member| {
         member.machine_id.to_string() == machine || member.provider_id.as_deref() == Some(machine)
     });
@@ -626,53 +666,64 @@ async fn approve(
         Some(_) => None,
     };
     let (Some(member), None) = (known, &nothing) else {
-        let said = nothing.unwrap_or_default();
-        return write_down(tx, order, None, Done { changed: false, said }, None, None).await;
+        let text = nothing.unwrap_or_default();
+        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
+            .await;
     };
-    begin_attempt(tx, order).await?;
+    begin_dry_run(tx, order).await?;
     let key = sqlx::query_file_scalar!("sql/cluster/approve_member.sql", member.machine_id, id)
         .fetch_optional(&mut *tx)
         .await
-        .doing("letting a machine into a cluster")?;
-    end_attempt(tx, order).await?;
+        .context("letting a machine into a cluster")?;
+    roll_back_dry_run(tx, order).await?;
     let key = hex::encode(key.unwrap_or_default());
-    let said = format!("lets {machine} in by the key {key}, which it reported over its agent channel");
+    let text = format!("lets {machine} in by the key {key}, which it reported over its agent channel");
     let after = json!({ "machine": member.machine_id, "key": key });
-    write_down(tx, order, None, Done { changed: true, said }, None, Some(after)).await
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
 }
 
-async fn delete(tx: &mut PgConnection, order: &Order, name: &str) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+async fn delete_cluster_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    let found = sqlx::query_file!("sql/cluster/lock.sql", name).fetch_optional(&mut *tx).await.doing(WHAT)?;
-    let found = found.ok_or_else(|| no_such(name))?;
+    let found =
+        sqlx::query_file!("sql/cluster/lock.sql", name).fetch_optional(&mut *tx).await.context(OPERATION)?;
+    let found = found.ok_or_else(|| no_such_cluster(name))?;
     if let Some(by) = found.deleting_by {
-        let said = format!("is ending already, as {by} ordered; nothing was changed");
-        return write_down(tx, order, None, Done { changed: false, said }, None, None).await;
+        let text = format!("is ending already, as {by} ordered; nothing was changed");
+        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
+            .await;
     }
-    begin_attempt(tx, order).await?;
+    begin_dry_run(tx, order).await?;
     sqlx::query_file!("sql/cluster/mark_deleting.sql", found.cluster_id, order.actor.name)
         .execute(&mut *tx)
         .await
-        .doing("ending a cluster")?;
-    end_attempt(tx, order).await?;
-    let said = "ends: its machines are asked to leave it, and what they keep of it is removed".to_owned();
-    write_down(tx, order, None, Done { changed: true, said }, None, None).await
+        .context("ending a cluster")?;
+    roll_back_dry_run(tx, order).await?;
+    let output = "ends: its machines are asked to leave it, and what they keep of it is removed".to_owned();
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: output }, None, None).await
 }
 
-pub(crate) fn no_such(name: &str) -> BmdbError {
-    let said = format!("there is no cluster {name:?}; run: shepherdctl cluster get");
-    BmdbError::OrderRefused { reason: "NO_SUCH_CLUSTER", said }
+pub(crate) fn no_such_cluster(name: &str) -> BmdbError {
+    let output = format!("there is no cluster {name:?}; run: shepherdctl cluster get");
+    BmdbError::OrderRejected { reason: "NO_SUCH_CLUSTER", message: output }
 }
 
-/// The cluster of that name, locked for whoever changes what it is to be; one that is ending cannot be changed.
-pub(crate) async fn locked(tx: &mut PgConnection, name: &str) -> Result<(Uuid, Spec), BmdbError> {
-    let found = sqlx::query_file!("sql/cluster/lock.sql", name).fetch_optional(tx).await.doing(WHAT)?;
-    let found = found.ok_or_else(|| no_such(name))?;
+/// Locks the cluster of that name to change its specification; a cluster that is being deleted cannot be changed.
+pub(crate) async fn lock_cluster(
+    tx: &mut PgConnection,
+    name: &str,
+) -> Result<(Uuid, ClusterSpec), BmdbError> {
+    let found =
+        sqlx::query_file!("sql/cluster/lock.sql", name).fetch_optional(tx).await.context(OPERATION)?;
+    let found = found.ok_or_else(|| no_such_cluster(name))?;
     if let Some(by) = found.deleting_by {
-        let said = format!("{} is ending, as {by} ordered, and cannot be changed", target(name));
-        return Err(BmdbError::OrderRefused { reason: "CLUSTER_ENDS", said });
+        let text = format!("{} is ending, as {by} ordered, and cannot be changed", order_target(name));
+        return Err(BmdbError::OrderRejected { reason: "CLUSTER_ENDS", message: text });
     }
     let spec = SpecColumns {
         name: found.name,
@@ -682,10 +733,10 @@ pub(crate) async fn locked(tx: &mut PgConnection, name: &str) -> Result<(Uuid, S
         roles: found.roles,
         approval: found.approval,
     };
-    Ok((found.cluster_id, spec.read()?))
+    Ok((found.cluster_id, spec.into_spec()?))
 }
 
-fn many(count: u32, one: &str, several: &str) -> String {
+fn count_noun(count: u32, one: &str, several: &str) -> String {
     match count {
         0 => format!("no {several}"),
         1 => format!("1 {one}"),
@@ -693,15 +744,15 @@ fn many(count: u32, one: &str, several: &str) -> String {
     }
 }
 
-fn fit(spec: &Spec) -> String {
+fn describe_selector(spec: &ClusterSpec) -> String {
     match spec.selector.to_string().as_str() {
         "" => "are free".to_owned(),
-        said => format!("are free and fit {said}"),
+        text => format!("are free and fit {text}"),
     }
 }
 
-/// What a cluster is to be, as the audit says it.
-fn told(spec: &Spec) -> Value {
+/// A specification as the audit stores it.
+fn audit_json(spec: &ClusterSpec) -> Value {
     json!({
         "cluster": spec.name,
         "control_plane": spec.control_plane,

@@ -1,63 +1,68 @@
-//! Certificates of people for clusters: orders for them, and what came of each.
+//! Client certificates of people for a cluster's curators: request, record, revoke.
 //!
-//! No key is ever here, and a certificate is no secret: whoever reads it can do nothing with it. An order only writes down
-//! what is wanted; whoever holds the cluster's lease has it signed or refused by the curators.
+//! No private key is ever stored here, and a certificate is no secret: a reader can do nothing with it. An order only
+//! records a request; the holder of the cluster's lease has the curators sign or revoke the certificate.
 
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::bmdb::action::Done;
-use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
-use crate::bmdb::cluster::{clusters, locked, no_such};
-use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::action::OrderOutcome;
+use crate::bmdb::audit::{
+    Order, OrderResult, begin_dry_run, find_by_idempotency_key, record_audit, roll_back_dry_run,
+};
+use crate::bmdb::cluster::{list_clusters, lock_cluster, no_such_cluster};
+use crate::bmdb::connection::{Bmdb, DbContext as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
 #[cfg(feature = "shepherd")]
-use crate::bmdb::lease::{NamedLease, lock_lease};
+use crate::bmdb::named_lease::{NamedLease, lock_named_lease};
 use crate::model::cluster::credential::{
-    Credential, CredentialView, Issued, MOST, check_holder, check_lifetime, state, to_forget, view,
+    ClusterCredential, ClusterCredentialView, IssuedCertificate, MAX_CREDENTIALS, check_holder,
+    check_lifetime, credential_state, credential_view, credentials_to_delete,
 };
-use crate::model::cluster::state::Founded;
+use crate::model::cluster::state::ClusterIdentity;
 use crate::model::time::{Span, Timestamp};
 
-const WHAT: &str = "reading certificates for a cluster";
-const ASKING: &str = "asking for a certificate for a cluster";
+const OPERATION: &str = "reading certificates for a cluster";
+const REQUESTING: &str = "asking for a certificate for a cluster";
 const REVOKING: &str = "ending a certificate for a cluster";
 
-/// A certificate to ask for.
+/// A request for a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NewCredential {
-    /// The key, Ed25519.
+pub struct ClusterCredentialRequest {
+    /// Raw Ed25519 public key to certify.
     pub public_key: [u8; 32],
-    /// Whose it is to be.
+    /// The person it is issued to.
     pub holder: String,
-    /// How long it is to be good.
+    /// How long it is valid, from its signature on.
     pub lifetime: Span,
 }
 
-/// Certificates of a cluster, and by what the cluster is known.
+/// Certificates of a cluster, and the cluster's identity.
 #[derive(Clone, Debug, PartialEq)]
-pub struct OfCluster {
-    /// Newest first.
-    pub credentials: Vec<CredentialView>,
-    /// Once it is founded.
-    pub founded: Option<Founded>,
-    /// When that was read.
+pub struct ClusterCredentials {
+    /// The certificates, newest first.
+    pub credentials: Vec<ClusterCredentialView>,
+    /// The cluster's identity; `None` until it is founded.
+    pub founded: Option<ClusterIdentity>,
+    /// The database's clock when they were read.
     pub at: Timestamp,
 }
 
-async fn read(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Credential>, BmdbError> {
-    let rows =
-        sqlx::query_file!("sql/cluster/list_credentials.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
+async fn read_credentials(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<ClusterCredential>, BmdbError> {
+    let rows = sqlx::query_file!("sql/cluster/list_credentials.sql", cluster)
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)?;
     let read = rows.into_iter().map(|row| {
         let issued = match (row.certificate, row.serial, row.expires_at) {
             (Some(certificate), Some(serial), Some(expires_at)) => {
-                Some(Issued { certificate, serial, expires_at })
+                Some(IssuedCertificate { certificate, serial, expires_at })
             }
             _ => None,
         };
-        Ok(Credential {
+        Ok(ClusterCredential {
             id: row.credential_id,
             public_key: row
                 .public_key
@@ -65,10 +70,10 @@ async fn read(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Credential>, B
                 .map_err(|_| BmdbError::Corrupt("a key of a certificate that has not 32 bytes".to_owned()))?,
             holder: row.holder,
             lifetime: Span::seconds(row.lifetime_seconds.try_into().unwrap_or(0)),
-            asked_at: row.asked_at,
-            asked_by: row.asked_by,
+            requested_at: row.asked_at,
+            requested_by: row.asked_by,
             issued,
-            refused: row.refused,
+            rejection: row.refused,
             revoked_by: row.revoke_asked_by,
             revoked_at: row.revoked_at,
         })
@@ -77,92 +82,100 @@ async fn read(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Credential>, B
 }
 
 /// The certificates of the cluster of that name.
-pub async fn credentials_of(tx: &mut PgConnection, name: &str) -> Result<OfCluster, BmdbError> {
-    let cluster = clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such(name))?;
-    let found = read(tx, cluster.id).await?;
-    let at = inspect::now(tx).await?;
-    let credentials = found.iter().map(|credential| view(credential, at)).collect();
-    Ok(OfCluster { credentials, founded: cluster.founded, at })
+pub async fn list_cluster_credentials(
+    tx: &mut PgConnection,
+    name: &str,
+) -> Result<ClusterCredentials, BmdbError> {
+    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    let found = read_credentials(tx, cluster.id).await?;
+    let at = inspect::database_now(tx).await?;
+    let credentials = found.iter().map(|credential| credential_view(credential, at)).collect();
+    Ok(ClusterCredentials { credentials, founded: cluster.founded, at })
 }
 
-/// Forgets all of a cluster that is about to go: nobody is left who would take them.
+/// Deletes all certificates of a cluster that is about to be deleted: nobody would accept them any more.
 #[cfg(feature = "shepherd")]
-pub(crate) async fn remove_credentials(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
+pub(crate) async fn delete_cluster_credentials(
+    tx: &mut PgConnection,
+    cluster: Uuid,
+) -> Result<(), BmdbError> {
     sqlx::query_file!("sql/cluster/delete_credentials.sql", cluster)
         .execute(tx)
         .await
-        .doing("forgetting the certificates for a cluster")?;
+        .context("forgetting the certificates for a cluster")?;
     Ok(())
 }
 
-/// Has its curators told again of everything that they are to refuse.
+/// Queues every revocation again, so that the curators receive all of them.
 #[cfg(feature = "shepherd")]
-pub(crate) async fn revoke_again(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
-    sqlx::query_file!("sql/cluster/requeue_revocations.sql", cluster).execute(tx).await.doing(REVOKING)?;
+pub(crate) async fn requeue_revocations(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
+    sqlx::query_file!("sql/cluster/requeue_revocations.sql", cluster).execute(tx).await.context(REVOKING)?;
     Ok(())
 }
 
 impl Bmdb {
-    /// Has a certificate for a person's key signed soon.
-    pub async fn ask_for_credential(
+    /// Requests that a person's key be certified soon.
+    pub async fn request_cluster_credential(
         &self,
         order: Order,
         name: String,
-        new: NewCredential,
-    ) -> Result<Carried, BmdbError> {
+        new: ClusterCredentialRequest,
+    ) -> Result<OrderResult, BmdbError> {
         let given = order.clone();
         let carried = self
-            .ordered(ASKING, move |tx| {
+            .run_order_transaction(REQUESTING, move |tx| {
                 let (order, name, new) = (order.clone(), name.clone(), new.clone());
-                Box::pin(async move { ask(tx, &order, &name, &new).await })
+                Box::pin(async move { request_credential_in_tx(tx, &order, &name, &new).await })
             })
             .await;
-        self.note_refusal(carried, &given, None).await
+        self.audit_rejection(carried, &given, None).await
     }
 
-    /// Has the curators refuse a certificate soon.
+    /// Requests that the curators reject a certificate soon.
     pub async fn revoke_cluster_credential(
         &self,
         order: Order,
         name: String,
         credential: String,
-    ) -> Result<Carried, BmdbError> {
+    ) -> Result<OrderResult, BmdbError> {
         let given = order.clone();
         let carried = self
-            .ordered(REVOKING, move |tx| {
+            .run_order_transaction(REVOKING, move |tx| {
                 let (order, name, credential) = (order.clone(), name.clone(), credential.clone());
-                Box::pin(async move { revoke(tx, &order, &name, &credential).await })
+                Box::pin(async move { revoke_cluster_credential_in_tx(tx, &order, &name, &credential).await })
             })
             .await;
-        self.note_refusal(carried, &given, None).await
+        self.audit_rejection(carried, &given, None).await
     }
 
-    /// The certificates of a cluster, and when they were read.
+    /// The certificates of a cluster, and the database's clock when they were read.
     #[cfg(feature = "shepherd")]
     pub async fn cluster_credentials(
         &self,
         cluster: Uuid,
-    ) -> Result<(Vec<Credential>, Timestamp), BmdbError> {
-        self.inspect(move |tx| {
-            Box::pin(async move { Ok((read(tx, cluster).await?, inspect::now(tx).await?)) })
+    ) -> Result<(Vec<ClusterCredential>, Timestamp), BmdbError> {
+        self.transact_read_only(move |tx| {
+            Box::pin(
+                async move { Ok((read_credentials(tx, cluster).await?, inspect::database_now(tx).await?)) },
+            )
         })
         .await
     }
 
-    /// Writes down what the curators signed.
+    /// Records the certificate that the curators signed.
     #[cfg(feature = "shepherd")]
-    pub async fn credential_issued(
+    pub async fn record_cluster_credential_issued(
         &self,
         lease: &NamedLease,
         credential: Uuid,
-        issued: Issued,
+        issued: IssuedCertificate,
     ) -> Result<(), BmdbError> {
         let (lease, doing) = (lease.clone(), "keeping a certificate for a cluster");
         self.transact(doing, move |tx| {
             let (lease, issued) = (lease.clone(), issued.clone());
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
-                let Issued { certificate, serial, expires_at } = issued;
+                lock_named_lease(tx, &lease).await?;
+                let IssuedCertificate { certificate, serial, expires_at } = issued;
                 sqlx::query_file!(
                     "sql/cluster/record_credential_issued.sql",
                     credential,
@@ -172,49 +185,53 @@ impl Bmdb {
                 )
                 .execute(tx)
                 .await
-                .doing(doing)?;
+                .context(doing)?;
                 Ok(())
             })
         })
         .await
     }
 
-    /// Writes down that the curators do not sign it, and why.
+    /// Records that the curators do not sign it, and why.
     #[cfg(feature = "shepherd")]
-    pub async fn credential_refused(
+    pub async fn record_cluster_credential_rejected(
         &self,
         lease: &NamedLease,
         credential: Uuid,
-        said: &str,
+        text: &str,
     ) -> Result<(), BmdbError> {
-        let (lease, said, doing) =
-            (lease.clone(), said.to_owned(), "writing down that no certificate is signed");
+        let (lease, text, doing) =
+            (lease.clone(), text.to_owned(), "writing down that no certificate is signed");
         self.transact(doing, move |tx| {
-            let (lease, said) = (lease.clone(), said.clone());
+            let (lease, text) = (lease.clone(), text.clone());
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/cluster/record_credential_rejected.sql", credential, said)
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("sql/cluster/record_credential_rejected.sql", credential, text)
                     .execute(tx)
                     .await
-                    .doing(doing)?;
+                    .context(doing)?;
                 Ok(())
             })
         })
         .await
     }
 
-    /// Writes down that the curators refuse it.
+    /// Records that the curators reject the certificate now.
     #[cfg(feature = "shepherd")]
-    pub async fn credential_revoked(&self, lease: &NamedLease, credential: Uuid) -> Result<(), BmdbError> {
+    pub async fn record_cluster_credential_revoked(
+        &self,
+        lease: &NamedLease,
+        credential: Uuid,
+    ) -> Result<(), BmdbError> {
         let (lease, doing) = (lease.clone(), "writing down that a certificate is refused");
         self.transact(doing, move |tx| {
             let lease = lease.clone();
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
+                lock_named_lease(tx, &lease).await?;
                 sqlx::query_file!("sql/cluster/record_credential_revoked.sql", credential)
                     .execute(tx)
                     .await
-                    .doing(doing)?;
+                    .context(doing)?;
                 Ok(())
             })
         })
@@ -222,44 +239,44 @@ impl Bmdb {
     }
 }
 
-fn refused(reason: &'static str, said: String) -> BmdbError {
-    BmdbError::OrderRefused { reason, said }
+fn order_rejected(reason: &'static str, text: String) -> BmdbError {
+    BmdbError::OrderRejected { reason, message: text }
 }
 
-async fn ask(
+async fn request_credential_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     name: &str,
-    new: &NewCredential,
-) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+    new: &ClusterCredentialRequest,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    check_holder(&new.holder).map_err(|said| refused("NO_HOLDER", said))?;
-    check_lifetime(new.lifetime).map_err(|said| refused("NO_LIFETIME", said))?;
-    let (cluster, _) = locked(tx, name).await?;
-    let known = read(tx, cluster).await?;
+    check_holder(&new.holder).map_err(|reason| order_rejected("NO_HOLDER", reason))?;
+    check_lifetime(new.lifetime).map_err(|reason| order_rejected("NO_LIFETIME", reason))?;
+    let (cluster, _) = lock_cluster(tx, name).await?;
+    let known = read_credentials(tx, cluster).await?;
     if let Some(known) = known.iter().find(|known| known.public_key == new.public_key) {
-        let said = format!(
+        let text = format!(
             "certificate {} was asked for with the same key; make another key for another certificate",
             known.id
         );
-        return Err(refused("KEY_IN_USE", said));
+        return Err(order_rejected("KEY_IN_USE", text));
     }
-    let old = to_forget(&known, inspect::now(tx).await?);
-    if known.len() - old.len() >= MOST {
-        let said = format!(
-            "the cluster {name} has {MOST} certificates that are not forgotten yet, and can have no more; each is \
+    let old = credentials_to_delete(&known, inspect::database_now(tx).await?);
+    if known.len() - old.len() >= MAX_CREDENTIALS {
+        let text = format!(
+            "the cluster {name} has {MAX_CREDENTIALS} certificates that are not forgotten yet, and can have no more; each is \
              forgotten a day after its end"
         );
-        return Err(refused("TOO_MANY_CREDENTIALS", said));
+        return Err(order_rejected("TOO_MANY_CREDENTIALS", text));
     }
-    begin_attempt(tx, order).await?;
+    begin_dry_run(tx, order).await?;
     if !old.is_empty() {
         sqlx::query_file!("sql/cluster/delete_credentials_by_id.sql", &old)
             .execute(&mut *tx)
             .await
-            .doing(ASKING)?;
+            .context(REQUESTING)?;
     }
     let id = Uuid::now_v7();
     sqlx::query_file!(
@@ -273,9 +290,9 @@ async fn ask(
     )
     .execute(&mut *tx)
     .await
-    .doing(ASKING)?;
-    end_attempt(tx, order).await?;
-    let said = format!(
+    .context(REQUESTING)?;
+    roll_back_dry_run(tx, order).await?;
+    let text = format!(
         "has a certificate for {} signed as soon as its curators answer, good for {}; see it with: shepherdctl \
          cluster credentials get {name}",
         new.holder, new.lifetime
@@ -283,53 +300,62 @@ async fn ask(
     let after = json!({
         "credential": id, "holder": new.holder, "public_key": hex::encode(new.public_key), "lifetime": new.lifetime,
     });
-    write_down(tx, order, None, Done { changed: true, said }, None, Some(after)).await
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
 }
 
-async fn revoke(
+async fn revoke_cluster_credential_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     name: &str,
     credential: &str,
-) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    let (cluster, _) = locked(tx, name).await?;
-    let now = inspect::now(tx).await?;
-    let known = read(tx, cluster).await?;
+    let (cluster, _) = lock_cluster(tx, name).await?;
+    let now = inspect::database_now(tx).await?;
+    let known = read_credentials(tx, cluster).await?;
     let id: Option<Uuid> = credential.parse().ok();
     let Some(found) = known.iter().find(|known| Some(known.id) == id) else {
-        let said = format!(
+        let text = format!(
             "the cluster {name} has no certificate {credential:?}; see which there are with: shepherdctl cluster \
              credentials get {name}"
         );
-        return Err(refused("NO_SUCH_CREDENTIAL", said));
+        return Err(order_rejected("NO_SUCH_CREDENTIAL", text));
     };
-    let before = told(found, now);
-    let is = state(found, now);
+    let before = audit_json(found, now);
+    let is = credential_state(found, now);
     if !matches!(is, "asked" | "good") {
-        let said = format!("has nothing to end: the certificate {credential} of {} is {is}", found.holder);
+        let text = format!("has nothing to end: the certificate {credential} of {} is {is}", found.holder);
         let same = Some(before);
-        return write_down(tx, order, None, Done { changed: false, said }, same.clone(), same).await;
+        return record_audit(
+            tx,
+            order,
+            None,
+            OrderOutcome { changed: false, message: text },
+            same.clone(),
+            same,
+        )
+        .await;
     }
-    begin_attempt(tx, order).await?;
+    begin_dry_run(tx, order).await?;
     sqlx::query_file!("sql/cluster/request_credential_revocation.sql", found.id, order.actor.name)
         .execute(&mut *tx)
         .await
-        .doing(REVOKING)?;
-    end_attempt(tx, order).await?;
-    let said =
+        .context(REVOKING)?;
+    roll_back_dry_run(tx, order).await?;
+    let text =
         format!("refuses the certificate {credential} of {} as soon as its curators were told", found.holder);
-    let ended = Credential { revoked_by: Some(order.actor.name.clone()), ..found.clone() };
-    let after = told(&ended, now);
-    write_down(tx, order, None, Done { changed: true, said }, Some(before), Some(after)).await
+    let ended = ClusterCredential { revoked_by: Some(order.actor.name.clone()), ..found.clone() };
+    let after = audit_json(&ended, now);
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, Some(before), Some(after))
+        .await
 }
 
-/// One as the audit says it.
-fn told(credential: &Credential, now: Timestamp) -> Value {
+/// A certificate as the audit stores it.
+fn audit_json(credential: &ClusterCredential, now: Timestamp) -> Value {
     json!({
         "credential": credential.id, "holder": credential.holder,
-        "public_key": hex::encode(credential.public_key), "state": state(credential, now),
+        "public_key": hex::encode(credential.public_key), "state": credential_state(credential, now),
     })
 }

@@ -1,31 +1,37 @@
-//! Roles that operators declare to clusters.
+//! Operator-declared roles of a cluster: declare, withdraw, list.
 //!
-//! A declaration is checked before it comes here, and kept as it is put to the curators. Whoever holds the cluster's lease
-//! puts it there; a role that is withdrawn stays until no curator has it. It is no secret: whoever may look at clusters may
-//! read it, and so may whoever reads the database.
+//! A declaration is checked before it is stored, and stored in the encoding that the curators receive. The holder of
+//! the cluster's lease sends it to them. A withdrawn role stays until no curator has it any more. A declaration is no
+//! secret: everybody who may read clusters may read it, and so may everybody who reads the database.
 
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::bmdb::action::Done;
-use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
-use crate::bmdb::cluster::locked;
-use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::action::OrderOutcome;
+use crate::bmdb::audit::{
+    Order, OrderResult, begin_dry_run, find_by_idempotency_key, record_audit, roll_back_dry_run,
+};
+use crate::bmdb::cluster::lock_cluster;
+use crate::bmdb::connection::{Bmdb, DbContext as _};
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::lease::{NamedLease, lock_lease};
-use crate::model::cluster::declared::{DeclarationView, MOST_DECLARED, check_size, digest, encoded};
-use crate::model::declaration::Declaration;
+use crate::bmdb::named_lease::{NamedLease, lock_named_lease};
+use crate::model::cluster::declaration_sync::{
+    DeclarationView, MAX_DECLARED_ROLES, check_declaration_size, declaration_digest, encode_declaration,
+};
+use crate::model::role_declaration::RoleDeclaration;
 
-const WHAT: &str = "reading declarations";
+const OPERATION: &str = "reading declarations";
 
-/// Roles that were declared to a cluster, in order of their names.
-pub(crate) async fn declarations(
+/// Declared roles of a cluster, in order of their names.
+pub(crate) async fn list_declarations(
     tx: &mut PgConnection,
     cluster: Uuid,
 ) -> Result<Vec<DeclarationView>, BmdbError> {
-    let rows =
-        sqlx::query_file!("sql/cluster/list_declarations.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
+    let rows = sqlx::query_file!("sql/cluster/list_declarations.sql", cluster)
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)?;
     Ok(rows
         .into_iter()
         .map(|row| DeclarationView {
@@ -41,47 +47,43 @@ pub(crate) async fn declarations(
 
 impl Bmdb {
     /// Declares a role to a cluster, or replaces its declaration.
-    pub async fn declare_in_cluster(
+    pub async fn declare_cluster_role(
         &self,
         order: Order,
         name: String,
-        declaration: Declaration,
-    ) -> Result<Carried, BmdbError> {
+        declaration: RoleDeclaration,
+    ) -> Result<OrderResult, BmdbError> {
         let given = order.clone();
         let carried = self
-            .ordered("declaring a role", move |tx| {
+            .run_order_transaction("declaring a role", move |tx| {
                 let (order, name, declaration) = (order.clone(), name.clone(), declaration.clone());
-                Box::pin(async move { declare(tx, &order, &name, &declaration).await })
+                Box::pin(async move { declare_role_in_tx(tx, &order, &name, &declaration).await })
             })
             .await;
-        self.note_refusal(carried, &given, None).await
+        self.audit_rejection(carried, &given, None).await
     }
 
-    /// Withdraws the declaration of a role that no worker is to have.
-    pub async fn undeclare_in_cluster(
+    /// Withdraws a declaration, so that no worker has the role any more.
+    pub async fn undeclare_cluster_role(
         &self,
         order: Order,
         name: String,
         role: String,
-    ) -> Result<Carried, BmdbError> {
+    ) -> Result<OrderResult, BmdbError> {
         let given = order.clone();
         let carried = self
-            .ordered("withdrawing a role", move |tx| {
+            .run_order_transaction("withdrawing a role", move |tx| {
                 let (order, name, role) = (order.clone(), name.clone(), role.clone());
-                Box::pin(async move { undeclare(tx, &order, &name, &role).await })
+                Box::pin(async move { undeclare_role_in_tx(tx, &order, &name, &role).await })
             })
             .await;
-        self.note_refusal(carried, &given, None).await
+        self.audit_rejection(carried, &given, None).await
     }
 
-    /// A declaration as it is put to the curators; none when it is withdrawn.
-    pub async fn declaration_for_curators(
-        &self,
-        cluster: Uuid,
-        role: &str,
-    ) -> Result<Option<Vec<u8>>, BmdbError> {
+    /// A declaration as it is sent to the curators; `None` if it is withdrawn.
+    pub async fn encoded_declaration(&self, cluster: Uuid, role: &str) -> Result<Option<Vec<u8>>, BmdbError> {
         let role = role.to_owned();
-        self.statement(WHAT, move |pool| {
+        self.statement(OPERATION, move |pool| {
             let role = role.clone();
             Box::pin(async move {
                 sqlx::query_file_scalar!("sql/cluster/read_declaration.sql", cluster, role)
@@ -92,8 +94,8 @@ impl Bmdb {
         .await
     }
 
-    /// Forgets a withdrawn role.
-    pub async fn forget_declaration(
+    /// Deletes a withdrawn role.
+    pub async fn delete_declaration(
         &self,
         lease: &NamedLease,
         cluster: Uuid,
@@ -103,11 +105,11 @@ impl Bmdb {
         self.transact(doing, move |tx| {
             let (lease, role) = (lease.clone(), role.clone());
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
+                lock_named_lease(tx, &lease).await?;
                 sqlx::query_file!("sql/cluster/delete_withdrawn_declaration.sql", cluster, role)
                     .execute(tx)
                     .await
-                    .doing(doing)?;
+                    .context(doing)?;
                 Ok(())
             })
         })
@@ -115,94 +117,120 @@ impl Bmdb {
     }
 }
 
-async fn declare(
+async fn declare_role_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     name: &str,
-    declaration: &Declaration,
-) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+    declaration: &RoleDeclaration,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    check_size(declaration.to_wire())
-        .map_err(|said| BmdbError::OrderRefused { reason: "DECLARATION_TOO_LARGE", said })?;
-    let (id, spec) = locked(tx, name).await?;
+    check_declaration_size(declaration.to_wire())
+        .map_err(|reason| BmdbError::OrderRejected { reason: "DECLARATION_TOO_LARGE", message: reason })?;
+    let (id, spec) = lock_cluster(tx, name).await?;
     let role = declaration.role().to_string();
-    let known = declarations(tx, id).await?;
+    let known = list_declarations(tx, id).await?;
     let before = known.iter().find(|known| known.role == role && !known.withdrawn);
-    let digest = digest(declaration.to_wire());
+    let digest = declaration_digest(declaration.to_wire());
     if before.is_some_and(|before| before.digest == hex::encode(digest)) {
-        let said = format!("declares {role} so already; nothing was changed");
-        let same = before.map(told);
-        return write_down(tx, order, None, Done { changed: false, said }, same.clone(), same).await;
+        let text = format!("declares {role} so already; nothing was changed");
+        let same = before.map(audit_json);
+        return record_audit(
+            tx,
+            order,
+            None,
+            OrderOutcome { changed: false, message: text },
+            same.clone(),
+            same,
+        )
+        .await;
     }
-    if before.is_none() && known.len() >= MOST_DECLARED {
-        let said = format!("the cluster {name} has {MOST_DECLARED} roles declared, and can have no more");
-        return Err(BmdbError::OrderRefused { reason: "TOO_MANY_ROLES", said });
+    if before.is_none() && known.len() >= MAX_DECLARED_ROLES {
+        let text =
+            format!("the cluster {name} has {MAX_DECLARED_ROLES} roles declared, and can have no more");
+        return Err(BmdbError::OrderRejected { reason: "TOO_MANY_ROLES", message: text });
     }
-    begin_attempt(tx, order).await?;
+    begin_dry_run(tx, order).await?;
     let services: Vec<&str> = declaration.in_start_order().map(|service| service.name.as_str()).collect();
-    let encoded = encoded(declaration.to_wire());
+    let encoded = encode_declaration(declaration.to_wire());
     let kept = digest.as_slice();
     let by = &order.actor.name;
     sqlx::query_file!("sql/cluster/upsert_declaration.sql", id, role, encoded, kept, json!(services), by)
         .execute(&mut *tx)
         .await
-        .doing("declaring a role")?;
+        .context("declaring a role")?;
     sqlx::query_file!("sql/cluster/increment_version.sql", id)
         .execute(&mut *tx)
         .await
-        .doing("declaring a role")?;
-    end_attempt(tx, order).await?;
+        .context("declaring a role")?;
+    roll_back_dry_run(tx, order).await?;
     let next = if spec.roles.contains(&role) {
         format!(
             "its workers act on it once its curators were told; watch them with: shepherdctl cluster describe {name}"
         )
     } else {
-        format!("have its workers run it with: shepherdctl cluster roles {name} --give {role}")
+        format!("have its workers run it with: shepherdctl cluster roles {name} --add_role {role}")
     };
-    let said = format!("declares {role}, which runs {}; {next}", services.join(", "));
+    let output = format!("declares {role}, which runs {}; {next}", services.join(", "));
     let after = json!({ "cluster": name, "role": role, "services": services, "digest": hex::encode(digest) });
-    write_down(tx, order, None, Done { changed: true, said }, before.map(told), Some(after)).await
+    record_audit(
+        tx,
+        order,
+        None,
+        OrderOutcome { changed: true, message: output },
+        before.map(audit_json),
+        Some(after),
+    )
+    .await
 }
 
-async fn undeclare(
+async fn undeclare_role_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     name: &str,
     role: &str,
-) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    let (id, spec) = locked(tx, name).await?;
+    let (id, spec) = lock_cluster(tx, name).await?;
     if spec.roles.contains(role) {
-        let said = format!(
+        let text = format!(
             "role {role} was not withdrawn: the workers of cluster {name} are to have it; take it first with: \
-             shepherdctl cluster roles {name} --take {role}"
+             shepherdctl cluster roles {name} --remove_role {role}"
         );
-        return Err(BmdbError::OrderRefused { reason: "ROLE_IN_USE", said });
+        return Err(BmdbError::OrderRejected { reason: "ROLE_IN_USE", message: text });
     }
-    let known = declarations(tx, id).await?;
+    let known = list_declarations(tx, id).await?;
     let Some(before) = known.iter().find(|known| known.role == role && !known.withdrawn) else {
-        let said = format!("declares no role {role:?}; nothing was changed");
-        return write_down(tx, order, None, Done { changed: false, said }, None, None).await;
+        let text = format!("declares no role {role:?}; nothing was changed");
+        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
+            .await;
     };
-    begin_attempt(tx, order).await?;
+    begin_dry_run(tx, order).await?;
     sqlx::query_file_scalar!("sql/cluster/withdraw_declaration.sql", id, role)
         .fetch_optional(&mut *tx)
         .await
-        .doing("withdrawing a role")?;
+        .context("withdrawing a role")?;
     sqlx::query_file!("sql/cluster/increment_version.sql", id)
         .execute(&mut *tx)
         .await
-        .doing("withdrawing a role")?;
-    end_attempt(tx, order).await?;
-    let said = format!("declares {role} no more; its curators forget it once no node has it");
-    write_down(tx, order, None, Done { changed: true, said }, Some(told(before)), None).await
+        .context("withdrawing a role")?;
+    roll_back_dry_run(tx, order).await?;
+    let text = format!("declares {role} no more; its curators forget it once no node has it");
+    record_audit(
+        tx,
+        order,
+        None,
+        OrderOutcome { changed: true, message: text },
+        Some(audit_json(before)),
+        None,
+    )
+    .await
 }
 
-/// A declaration as the audit says it: its text may be long, and its digest tells it from every other one.
-fn told(declared: &DeclarationView) -> Value {
+/// A declaration as the audit stores it: its text may be long, and the digest distinguishes it from every other one.
+fn audit_json(declared: &DeclarationView) -> Value {
     json!({ "role": declared.role, "services": declared.services, "digest": declared.digest })
 }

@@ -1,8 +1,9 @@
-//! What clusters are to run of Kubernetes: the orders about it, and what became of them.
+//! Desired Kubernetes of a cluster: bundle, ranges, add-ons, storage, key rotation.
 //!
-//! An order only writes down what is wanted; whoever holds the cluster's lease tells the curators. Another bundle than the
-//! one that nodes run is no setting: it would reach all of them at once, so that is an upgrade's (`cluster_upgrade.rs`).
-//! A bundle and an add-on are artefacts of the fleet, and stay for as long as a cluster has them.
+//! An order only records the desired state; the holder of the cluster's lease passes it to the curators. Another bundle
+//! than the one that nodes run cannot be set here, because it would reach all nodes at once: that is an upgrade
+//! (`cluster_upgrade.rs`). Bundles and add-ons are artefacts of the fleet, which cannot be deleted while a cluster uses
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,78 +11,81 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::bmdb::action::Done;
-use crate::bmdb::artefact::artefacts;
-use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
-use crate::bmdb::cluster::locked;
-use crate::bmdb::cluster_upgrade::upgrade_under_way;
-use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::action::OrderOutcome;
+use crate::bmdb::artefact::list_artefacts;
+use crate::bmdb::audit::{
+    Order, OrderResult, begin_dry_run, find_by_idempotency_key, record_audit, roll_back_dry_run,
+};
+use crate::bmdb::cluster::lock_cluster;
+use crate::bmdb::cluster_upgrade::read_active_upgrade;
+use crate::bmdb::connection::{Bmdb, DbContext as _};
 use crate::bmdb::error::BmdbError;
 #[cfg(feature = "shepherd")]
-use crate::bmdb::lease::{NamedLease, lock_lease};
-use crate::model::artefact::{ArtefactView, find, read_digest};
+use crate::bmdb::named_lease::{NamedLease, lock_named_lease};
+use crate::model::artefact::{ArtefactView, find_artefact, parse_digest};
 use crate::model::cluster::kubernetes::{
-    DOMAIN, Keys, Kubernetes, NODE_PREFIX, POD_RANGE, SERVICE_RANGE, Storage, Wanted,
+    DEFAULT_DOMAIN, DEFAULT_NODE_PREFIX, DEFAULT_POD_RANGE, DEFAULT_SERVICE_RANGE, DesiredKubernetes,
+    KubernetesSpec, RotatableKeys, VolumeDriver,
 };
-use crate::model::cluster::kubernetes_view::{Known, KubernetesView};
+use crate::model::cluster::kubernetes_view::{KubernetesStatusView, KubernetesView};
 use crate::model::time::Timestamp;
 
-const WHAT: &str = "reading what clusters run of Kubernetes";
+const OPERATION: &str = "reading what clusters run of Kubernetes";
 const SETTING: &str = "saying what a cluster is to run of Kubernetes";
 
-/// What is wanted, and what is known.
+/// Desired and observed Kubernetes of a cluster.
 #[derive(Clone, Debug, PartialEq)]
-pub struct KubernetesLine {
-    /// What decisions need.
-    pub wanted: Wanted,
-    /// When it was asked for.
-    pub asked_at: Timestamp,
-    /// By whom.
-    pub asked_by: String,
-    /// Who said that it is to go.
+pub struct KubernetesRecord {
+    /// The desired state as decisions need it.
+    pub desired: DesiredKubernetes,
+    /// When the desired state was last ordered.
+    pub requested_at: Timestamp,
+    /// Name of the operator who ordered it.
+    pub requested_by: String,
+    /// Operator who ordered its removal; `None` if it stays.
     pub removing_by: Option<String>,
-    /// What the curators said last.
-    pub known: Option<Known>,
+    /// The curators' last report; `None` before the first.
+    pub observed: Option<KubernetesStatusView>,
 }
 
-/// What an order says of it; what is absent stays as it is, or is as usual where there was nothing.
+/// The change that an order makes. An absent field leaves the value as it is, or at its default for a new Kubernetes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct KubernetesPatch {
     /// The bundle: an artefact's digest, the beginning of it, or its name.
     pub bundle: Option<String>,
-    /// From which services get their addresses.
+    /// Range of the addresses of services.
     pub service_range: Option<String>,
-    /// From which nodes get theirs for pods.
+    /// Range from which nodes get their ranges for pods.
     pub pod_range: Option<String>,
-    /// How long the prefix of one node's range is.
+    /// Prefix length of one node's range.
     pub node_prefix: Option<u32>,
-    /// In which services have names.
+    /// DNS domain of services.
     pub domain: Option<String>,
-    /// Artefacts with objects that are to be kept, by their names as add-ons.
+    /// Add-ons to set: the artefact with the objects, by the add-on's name.
     pub add_ons: BTreeMap<String, String>,
-    /// Add-ons that are not to be kept any more.
+    /// Names of add-ons to remove.
     pub remove_add_ons: BTreeSet<String>,
-    /// Who makes volumes; one without a name: nobody any more.
-    pub storage: Option<Storage>,
+    /// The volume driver; one without a name removes it.
+    pub storage: Option<VolumeDriver>,
 }
 
-pub(crate) fn refused(reason: &'static str, said: impl Into<String>) -> BmdbError {
-    BmdbError::OrderRefused { reason, said: said.into() }
+pub(crate) fn order_rejected(reason: &'static str, text: impl Into<String>) -> BmdbError {
+    BmdbError::OrderRejected { reason, message: text.into() }
 }
 
-/// What a cluster is to run of Kubernetes, if it is to run any.
-pub(crate) async fn kubernetes_of(
+/// The Kubernetes of a cluster; `None` if it has none.
+pub(crate) async fn read_kubernetes(
     tx: &mut PgConnection,
     cluster: Uuid,
-) -> Result<Option<KubernetesLine>, BmdbError> {
+) -> Result<Option<KubernetesRecord>, BmdbError> {
     let row = sqlx::query_file!("sql/kubernetes/read_of_cluster.sql", cluster)
         .fetch_optional(tx)
         .await
-        .doing(WHAT)?;
+        .context(OPERATION)?;
     let Some(row) = row else { return Ok(None) };
     let odd = |error: &dyn std::fmt::Display| BmdbError::Corrupt(format!("Kubernetes of a cluster: {error}"));
     let rotate: Vec<String> = serde_json::from_value(row.rotate).map_err(|error| odd(&error))?;
-    let kubernetes = Kubernetes {
+    let kubernetes = KubernetesSpec {
         bundle: hex::encode(row.bundle),
         version: row.version,
         service_range: row.service_range,
@@ -91,25 +95,25 @@ pub(crate) async fn kubernetes_of(
         add_ons: serde_json::from_value(row.add_ons).map_err(|error| odd(&error))?,
         storage: row.storage.map(serde_json::from_value).transpose().map_err(|error| odd(&error))?,
     };
-    Ok(Some(KubernetesLine {
-        wanted: Wanted {
-            kubernetes,
+    Ok(Some(KubernetesRecord {
+        desired: DesiredKubernetes {
+            spec: kubernetes,
             removing: row.removing_by.is_some(),
-            rotate: rotate.iter().filter_map(|keys| keys.parse().ok()).collect(),
+            pending_rotations: rotate.iter().filter_map(|keys| keys.parse().ok()).collect(),
         },
-        asked_at: row.asked_at,
-        asked_by: row.asked_by,
+        requested_at: row.asked_at,
+        requested_by: row.asked_by,
         removing_by: row.removing_by,
-        // What another release wrote is said again with the next look.
-        known: row.known.and_then(|known| serde_json::from_value(known).ok()),
+        // A value that another release wrote and this one cannot read is written again by the next pass.
+        observed: row.known.and_then(|known| serde_json::from_value(known).ok()),
     }))
 }
 
-/// As people see it.
+/// The Kubernetes of a cluster as people see it.
 #[must_use]
-pub(crate) fn view(line: &KubernetesLine) -> KubernetesView {
-    let Kubernetes { bundle, version, service_range, pod_range, node_prefix, domain, add_ons, storage } =
-        line.wanted.kubernetes.clone();
+pub(crate) fn kubernetes_view(line: &KubernetesRecord) -> KubernetesView {
+    let KubernetesSpec { bundle, version, service_range, pod_range, node_prefix, domain, add_ons, storage } =
+        line.desired.spec.clone();
     KubernetesView {
         bundle,
         version,
@@ -119,75 +123,87 @@ pub(crate) fn view(line: &KubernetesLine) -> KubernetesView {
         domain,
         add_ons,
         storage,
-        asked_at: line.asked_at,
-        asked_by: line.asked_by.clone(),
-        removing_by: line.removing_by.clone(),
-        rotate: line.wanted.rotate.iter().map(|keys| keys.as_str().to_owned()).collect(),
-        known: line.known.clone().unwrap_or_default(),
+        requested_at: line.requested_at,
+        requested_by: line.requested_by.clone(),
+        removal_requested_by: line.removing_by.clone(),
+        pending_rotations: line
+            .desired
+            .pending_rotations
+            .iter()
+            .map(|keys| keys.as_str().to_owned())
+            .collect(),
+        status: line.observed.clone().unwrap_or_default(),
     }
 }
 
-/// The artefact that somebody means, whole; nobody removes it from here on.
-async fn used(tx: &mut PgConnection, all: &[ArtefactView], said: &str) -> Result<ArtefactView, BmdbError> {
-    let found = find(all, said).map_err(|said| refused("NO_SUCH_ARTEFACT", said))?;
-    let digest = read_digest(&found.sha256).map_err(BmdbError::Corrupt)?;
+/// Resolves and locks the complete artefact that a text names; nobody can remove it until the transaction ends.
+async fn lock_artefact(
+    tx: &mut PgConnection,
+    all: &[ArtefactView],
+    text: &str,
+) -> Result<ArtefactView, BmdbError> {
+    let found = find_artefact(all, text).map_err(|reason| order_rejected("NO_SUCH_ARTEFACT", reason))?;
+    let digest = parse_digest(&found.sha256).map_err(BmdbError::Corrupt)?;
     let there = sqlx::query_file!("sql/artefact/lock.sql", digest.0.as_slice())
         .fetch_optional(tx)
         .await
-        .doing(SETTING)?;
+        .context(SETTING)?;
     if there.is_none_or(|there| there.added_at.is_none()) {
-        return Err(refused("NO_SUCH_ARTEFACT", format!("the artefact {} is not whole", found.sha256)));
+        return Err(order_rejected(
+            "NO_SUCH_ARTEFACT",
+            format!("the artefact {} is not whole", found.sha256),
+        ));
     }
     Ok(found.clone())
 }
 
-/// The bundle that somebody means: its digest, and the version of Kubernetes in it.
-pub(crate) async fn bundle(tx: &mut PgConnection, said: &str) -> Result<(String, String), BmdbError> {
-    let (all, _) = artefacts(tx).await?;
-    let found = used(tx, &all, said).await?;
+/// Resolves the bundle that a text names: its digest, and its version of Kubernetes.
+pub(crate) async fn resolve_bundle(tx: &mut PgConnection, text: &str) -> Result<(String, String), BmdbError> {
+    let (all, _) = list_artefacts(tx).await?;
+    let found = lock_artefact(tx, &all, text).await?;
     let Some(version) = found.kubernetes else {
-        let said = format!(
+        let text = format!(
             "the artefact {} ({}) is no bundle of Kubernetes: it does not begin with the manifest of one",
             found.name.unwrap_or_default(),
             &found.sha256[..16]
         );
-        return Err(refused("NO_BUNDLE", said));
+        return Err(order_rejected("NO_BUNDLE", text));
     };
     Ok((found.sha256, version))
 }
 
-/// What Kubernetes is to be, as an order says.
-pub(crate) async fn wanted(
+/// The specification that an order describes.
+pub(crate) async fn resolve_desired(
     tx: &mut PgConnection,
     name: &str,
-    before: Option<&Kubernetes>,
-    wish: &Wish,
-) -> Result<Kubernetes, BmdbError> {
+    before: Option<&KubernetesSpec>,
+    wish: &KubernetesPatch,
+) -> Result<KubernetesSpec, BmdbError> {
     let mut wanted = match (before, &wish.bundle) {
         (None, None) => {
-            let said =
+            let text =
                 format!("the cluster {name} has no Kubernetes yet; say by which bundle with --bundle BUNDLE");
-            return Err(refused("NO_BUNDLE", said));
+            return Err(order_rejected("NO_BUNDLE", text));
         }
         (Some(before), None) => before.clone(),
-        (before, Some(said)) => {
-            let (bundle, version) = bundle(tx, said).await?;
+        (before, Some(text)) => {
+            let (bundle, version) = resolve_bundle(tx, text).await?;
             if before.is_some_and(|before| before.bundle != bundle) {
-                let said = format!(
+                let text = format!(
                     "the cluster {name} runs another bundle, and all of its nodes would change at once; they do so one by one \
                      with: shepherdctl cluster upgrade {name} --kubernetes {}",
                     &bundle[..16]
                 );
-                return Err(refused("ANOTHER_BUNDLE", said));
+                return Err(order_rejected("ANOTHER_BUNDLE", text));
             }
-            let usual = Kubernetes {
-                service_range: SERVICE_RANGE.to_owned(),
-                pod_range: POD_RANGE.to_owned(),
-                node_prefix: NODE_PREFIX,
-                domain: DOMAIN.to_owned(),
-                ..Kubernetes::default()
+            let usual = KubernetesSpec {
+                service_range: DEFAULT_SERVICE_RANGE.to_owned(),
+                pod_range: DEFAULT_POD_RANGE.to_owned(),
+                node_prefix: DEFAULT_NODE_PREFIX,
+                domain: DEFAULT_DOMAIN.to_owned(),
+                ..KubernetesSpec::default()
             };
-            Kubernetes { bundle, version, ..before.cloned().unwrap_or(usual) }
+            KubernetesSpec { bundle, version, ..before.cloned().unwrap_or(usual) }
         }
     };
     let was = wanted.clone();
@@ -202,39 +218,42 @@ pub(crate) async fn wanted(
         wanted.domain.clone_from(domain);
     }
     let place =
-        |k: &Kubernetes| (k.service_range.clone(), k.pod_range.clone(), k.node_prefix, k.domain.clone());
+        |k: &KubernetesSpec| (k.service_range.clone(), k.pod_range.clone(), k.node_prefix, k.domain.clone());
     if before.is_some() && place(&was) != place(&wanted) {
-        let said = format!(
+        let text = format!(
             "the ranges and the domain of the cluster {name} cannot be changed: nothing that runs would follow. Take \
              Kubernetes from it and give it anew"
         );
-        return Err(refused("FIXED", said));
+        return Err(order_rejected("FIXED", text));
     }
     if let Some(storage) = &wish.storage {
         wanted.storage = Some(storage.clone()).filter(|storage| !storage.driver.is_empty());
     }
-    let (all, _) = artefacts(tx).await?;
+    let (all, _) = list_artefacts(tx).await?;
     for (add_on, artefact) in &wish.add_ons {
-        let found = used(tx, &all, artefact).await?;
+        let found = lock_artefact(tx, &all, artefact).await?;
         wanted.add_ons.insert(add_on.clone(), found.sha256);
     }
     for add_on in &wish.remove_add_ons {
         if wanted.add_ons.remove(add_on).is_none() {
-            return Err(refused("NO_SUCH_ADD_ON", format!("the cluster {name} has no add-on {add_on:?}")));
+            return Err(order_rejected(
+                "NO_SUCH_ADD_ON",
+                format!("the cluster {name} has no add-on {add_on:?}"),
+            ));
         }
     }
-    wanted.check().map_err(|said| refused("NO_SUCH_KUBERNETES", said))?;
+    wanted.validate().map_err(|reason| order_rejected("NO_SUCH_KUBERNETES", reason))?;
     Ok(wanted)
 }
 
-/// Writes down what Kubernetes is to be; whoever orders it has locked the cluster.
-pub(crate) async fn keep(
+/// Stores the specification. The caller has locked the cluster.
+pub(crate) async fn store_desired(
     tx: &mut PgConnection,
     cluster: Uuid,
-    wanted: &Kubernetes,
+    wanted: &KubernetesSpec,
     by: &str,
 ) -> Result<(), BmdbError> {
-    let digest = read_digest(&wanted.bundle).map_err(BmdbError::Corrupt)?;
+    let digest = parse_digest(&wanted.bundle).map_err(BmdbError::Corrupt)?;
     sqlx::query_file!(
         "sql/kubernetes/upsert.sql",
         cluster,
@@ -250,13 +269,13 @@ pub(crate) async fn keep(
     )
     .execute(&mut *tx)
     .await
-    .doing(SETTING)?;
-    sqlx::query_file!("sql/cluster/increment_version.sql", cluster).execute(tx).await.doing(SETTING)?;
+    .context(SETTING)?;
+    sqlx::query_file!("sql/cluster/increment_version.sql", cluster).execute(tx).await.context(SETTING)?;
     Ok(())
 }
 
-/// What it is to be, as the audit says it.
-pub(crate) fn told(wanted: &Kubernetes) -> Value {
+/// A specification as the audit stores it.
+pub(crate) fn audit_json(wanted: &KubernetesSpec) -> Value {
     json!({
         "bundle": wanted.bundle,
         "version": wanted.version,
@@ -270,82 +289,87 @@ pub(crate) fn told(wanted: &Kubernetes) -> Value {
 }
 
 impl Bmdb {
-    /// Gives a cluster Kubernetes, or changes what it is to be.
-    pub async fn set_kubernetes(&self, order: Order, name: String, wish: Wish) -> Result<Carried, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .ordered(SETTING, move |tx| {
-                let (order, name, wish) = (order.clone(), name.clone(), wish.clone());
-                Box::pin(async move { set(tx, &order, &name, &wish).await })
-            })
-            .await;
-        self.note_refusal(carried, &given, None).await
-    }
-
-    /// Takes Kubernetes from a cluster.
-    pub async fn remove_kubernetes(&self, order: Order, name: String) -> Result<Carried, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .ordered("taking Kubernetes from a cluster", move |tx| {
-                let (order, name) = (order.clone(), name.clone());
-                Box::pin(async move { remove(tx, &order, &name).await })
-            })
-            .await;
-        self.note_refusal(carried, &given, None).await
-    }
-
-    /// Has certificates or keys of a cluster's Kubernetes replaced.
-    pub async fn rotate_kubernetes(
+    /// Gives a cluster Kubernetes, or changes its specification.
+    pub async fn set_kubernetes(
         &self,
         order: Order,
         name: String,
-        keys: Keys,
-    ) -> Result<Carried, BmdbError> {
+        wish: KubernetesPatch,
+    ) -> Result<OrderResult, BmdbError> {
         let given = order.clone();
         let carried = self
-            .ordered("having keys of Kubernetes replaced", move |tx| {
-                let (order, name) = (order.clone(), name.clone());
-                Box::pin(async move { rotate(tx, &order, &name, keys).await })
+            .run_order_transaction(SETTING, move |tx| {
+                let (order, name, wish) = (order.clone(), name.clone(), wish.clone());
+                Box::pin(async move { set_kubernetes_in_tx(tx, &order, &name, &wish).await })
             })
             .await;
-        self.note_refusal(carried, &given, None).await
+        self.audit_rejection(carried, &given, None).await
     }
 
-    /// Writes down that the curators were told what to replace.
+    /// Requests the removal of Kubernetes from a cluster.
+    pub async fn remove_kubernetes(&self, order: Order, name: String) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction("taking Kubernetes from a cluster", move |tx| {
+                let (order, name) = (order.clone(), name.clone());
+                Box::pin(async move { remove_kubernetes_in_tx(tx, &order, &name).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, None).await
+    }
+
+    /// Requests that certificates or keys of a cluster's Kubernetes be replaced.
+    pub async fn rotate_kubernetes_keys(
+        &self,
+        order: Order,
+        name: String,
+        keys: RotatableKeys,
+    ) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction("having keys of Kubernetes replaced", move |tx| {
+                let (order, name) = (order.clone(), name.clone());
+                Box::pin(async move { rotate_keys_in_tx(tx, &order, &name, keys).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, None).await
+    }
+
+    /// Records that the curators received the request to rotate these keys.
     #[cfg(feature = "shepherd")]
-    pub async fn kubernetes_rotated(
+    pub async fn record_rotation_started(
         &self,
         lease: &NamedLease,
         cluster: Uuid,
-        keys: Keys,
+        keys: RotatableKeys,
     ) -> Result<(), BmdbError> {
         let (lease, doing) = (lease.clone(), "writing down that keys of Kubernetes are replaced");
         self.transact(doing, move |tx| {
             let lease = lease.clone();
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
+                lock_named_lease(tx, &lease).await?;
                 sqlx::query_file!("sql/kubernetes/remove_rotation_request.sql", cluster, keys.as_str())
                     .execute(tx)
                     .await
-                    .doing(doing)?;
+                    .context(doing)?;
                 Ok(())
             })
         })
         .await
     }
 
-    /// Forgets Kubernetes that no curator has any more.
+    /// Deletes Kubernetes that no curator has any more.
     #[cfg(feature = "shepherd")]
-    pub async fn forget_kubernetes(&self, lease: &NamedLease, cluster: Uuid) -> Result<(), BmdbError> {
+    pub async fn delete_kubernetes(&self, lease: &NamedLease, cluster: Uuid) -> Result<(), BmdbError> {
         let (lease, doing) = (lease.clone(), "forgetting Kubernetes of a cluster");
         self.transact(doing, move |tx| {
             let lease = lease.clone();
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
+                lock_named_lease(tx, &lease).await?;
                 sqlx::query_file!("sql/kubernetes/delete_removed.sql", cluster)
                     .execute(tx)
                     .await
-                    .doing(doing)?;
+                    .context(doing)?;
                 Ok(())
             })
         })
@@ -353,46 +377,71 @@ impl Bmdb {
     }
 }
 
-async fn set(tx: &mut PgConnection, order: &Order, name: &str, wish: &Wish) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+async fn set_kubernetes_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+    wish: &KubernetesPatch,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    let (id, _) = locked(tx, name).await?;
-    let before = kubernetes_of(tx, id).await?;
+    let (id, _) = lock_cluster(tx, name).await?;
+    let before = read_kubernetes(tx, id).await?;
     if let Some(by) = before.as_ref().and_then(|before| before.removing_by.as_ref()) {
-        let said = format!(
+        let text = format!(
             "Kubernetes of the cluster {name} is going, as {by} ordered; give it anew when it is gone (shepherdctl cluster \
              describe {name})"
         );
-        return Err(refused("KUBERNETES_GOES", said));
+        return Err(order_rejected("KUBERNETES_GOES", text));
     }
-    let before = before.map(|before| before.wanted.kubernetes);
-    let wanted = wanted(tx, name, before.as_ref(), wish).await?;
-    let was = before.as_ref().map(told);
+    let before = before.map(|before| before.desired.spec);
+    let wanted = resolve_desired(tx, name, before.as_ref(), wish).await?;
+    let was = before.as_ref().map(audit_json);
     if before.as_ref() == Some(&wanted) {
-        let said = "is so already; nothing was changed".to_owned();
-        return write_down(tx, order, None, Done { changed: false, said }, was.clone(), was).await;
+        let text = "is so already; nothing was changed".to_owned();
+        return record_audit(
+            tx,
+            order,
+            None,
+            OrderOutcome { changed: false, message: text },
+            was.clone(),
+            was,
+        )
+        .await;
     }
-    begin_attempt(tx, order).await?;
-    keep(tx, id, &wanted, &order.actor.name).await?;
-    end_attempt(tx, order).await?;
+    begin_dry_run(tx, order).await?;
+    store_desired(tx, id, &wanted, &order.actor.name).await?;
+    roll_back_dry_run(tx, order).await?;
     let add_ons = match wanted.add_ons.len() {
         0 => "no add-ons".to_owned(),
         _ => format!("the add-ons {}", wanted.add_ons.keys().cloned().collect::<Vec<_>>().join(", ")),
     };
-    let said = format!(
+    let text = format!(
         "is to run Kubernetes {} with {add_ons}; watch it with: shepherdctl cluster describe {name}",
         wanted.version
     );
-    write_down(tx, order, None, Done { changed: true, said }, was, Some(told(&wanted))).await
+    record_audit(
+        tx,
+        order,
+        None,
+        OrderOutcome { changed: true, message: text },
+        was,
+        Some(audit_json(&wanted)),
+    )
+    .await
 }
 
-async fn remove(tx: &mut PgConnection, order: &Order, name: &str) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+async fn remove_kubernetes_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    let (id, _) = locked(tx, name).await?;
-    let before = kubernetes_of(tx, id).await?;
+    let (id, _) = lock_cluster(tx, name).await?;
+    let before = read_kubernetes(tx, id).await?;
     let nothing = match &before {
         None => Some("has no Kubernetes; nothing was changed".to_owned()),
         Some(before) => before
@@ -401,76 +450,91 @@ async fn remove(tx: &mut PgConnection, order: &Order, name: &str) -> Result<Carr
             .map(|by| format!("loses its Kubernetes already, as {by} ordered; nothing was changed")),
     };
     let (Some(before), None) = (before, &nothing) else {
-        let said = nothing.unwrap_or_default();
-        return write_down(tx, order, None, Done { changed: false, said }, None, None).await;
+        let text = nothing.unwrap_or_default();
+        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
+            .await;
     };
-    if let Some(upgrade) = upgrade_under_way(tx, id).await? {
-        return Err(refused("UPGRADING", upgrade.in_the_way(name)));
+    if let Some(upgrade) = read_active_upgrade(tx, id).await? {
+        return Err(order_rejected("UPGRADING", upgrade.conflict_message(name)));
     }
-    begin_attempt(tx, order).await?;
+    begin_dry_run(tx, order).await?;
     sqlx::query_file!("sql/kubernetes/mark_removing.sql", id, order.actor.name)
         .execute(&mut *tx)
         .await
-        .doing(SETTING)?;
-    sqlx::query_file!("sql/cluster/increment_version.sql", id).execute(&mut *tx).await.doing(SETTING)?;
-    end_attempt(tx, order).await?;
-    let said = "loses its Kubernetes: its workers stop pods, then its controllers end, and its authorities are forgotten; what \
+        .context(SETTING)?;
+    sqlx::query_file!("sql/cluster/increment_version.sql", id).execute(&mut *tx).await.context(SETTING)?;
+    roll_back_dry_run(tx, order).await?;
+    let text = "loses its Kubernetes: its workers stop pods, then its controllers end, and its authorities are forgotten; what \
                 Kubernetes kept in etcd stays there"
         .to_owned();
-    let was = Some(told(&before.wanted.kubernetes));
-    write_down(tx, order, None, Done { changed: true, said }, was, None).await
+    let was = Some(audit_json(&before.desired.spec));
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, was, None).await
 }
 
-async fn rotate(tx: &mut PgConnection, order: &Order, name: &str, keys: Keys) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+async fn rotate_keys_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+    keys: RotatableKeys,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    let (id, _) = locked(tx, name).await?;
-    let line = running(tx, id, name).await?;
+    let (id, _) = lock_cluster(tx, name).await?;
+    let line = require_kubernetes(tx, id, name).await?;
     let what = keys.as_str();
     let under_way =
-        line.known.iter().flat_map(|known| &known.rotations).any(|rotation| rotation.what == what);
-    if under_way || line.wanted.rotate.contains(&keys) {
-        let said = format!("has {what} of Kubernetes replaced already; nothing was changed");
-        return write_down(tx, order, None, Done { changed: false, said }, None, None).await;
+        line.observed.iter().flat_map(|known| &known.rotations).any(|rotation| rotation.keys == what);
+    if under_way || line.desired.pending_rotations.contains(&keys) {
+        let text = format!("has {what} of Kubernetes replaced already; nothing was changed");
+        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
+            .await;
     }
-    begin_attempt(tx, order).await?;
-    let mut asked: Vec<&str> = line.wanted.rotate.iter().map(|keys| keys.as_str()).collect();
-    asked.push(what);
-    sqlx::query_file!("sql/kubernetes/set_rotation_requests.sql", id, json!(asked))
+    begin_dry_run(tx, order).await?;
+    let mut requests: Vec<&str> = line.desired.pending_rotations.iter().map(|keys| keys.as_str()).collect();
+    requests.push(what);
+    sqlx::query_file!("sql/kubernetes/set_rotation_requests.sql", id, json!(requests))
         .execute(&mut *tx)
         .await
-        .doing(SETTING)?;
-    sqlx::query_file!("sql/cluster/increment_version.sql", id).execute(&mut *tx).await.doing(SETTING)?;
-    end_attempt(tx, order).await?;
-    let said = format!(
+        .context(SETTING)?;
+    sqlx::query_file!("sql/cluster/increment_version.sql", id).execute(&mut *tx).await.context(SETTING)?;
+    roll_back_dry_run(tx, order).await?;
+    let text = format!(
         "has {what} of Kubernetes replaced in steps, each when every node acts on the one before; watch it with: shepherdctl \
          cluster describe {name}"
     );
-    write_down(tx, order, None, Done { changed: true, said }, None, Some(json!({ "rotate": what }))).await
+    record_audit(
+        tx,
+        order,
+        None,
+        OrderOutcome { changed: true, message: text },
+        None,
+        Some(json!({ "rotate": what })),
+    )
+    .await
 }
 
-/// Kubernetes of a cluster that has one and is to keep it.
-pub(crate) async fn running(
+/// The Kubernetes of a cluster that has one which is not being removed.
+pub(crate) async fn require_kubernetes(
     tx: &mut PgConnection,
     cluster: Uuid,
     name: &str,
-) -> Result<KubernetesLine, BmdbError> {
-    let line = kubernetes_of(tx, cluster).await?.filter(|line| line.removing_by.is_none());
+) -> Result<KubernetesRecord, BmdbError> {
+    let line = read_kubernetes(tx, cluster).await?.filter(|line| line.removing_by.is_none());
     line.ok_or_else(|| {
-        let said = format!(
+        let text = format!(
             "the cluster {name} has no Kubernetes; give it one with: shepherdctl cluster kubernetes set {name} --bundle BUNDLE"
         );
-        refused("NO_KUBERNETES", said)
+        order_rejected("NO_KUBERNETES", text)
     })
 }
 
-/// Forgets all of a cluster that is about to go.
+/// Deletes the Kubernetes rows of a cluster that is about to be deleted.
 #[cfg(feature = "shepherd")]
-pub(crate) async fn remove_of_cluster(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
+pub(crate) async fn delete_cluster_kubernetes(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
     let doing = "forgetting a cluster's Kubernetes";
-    sqlx::query_file!("sql/kubernetes/delete_users.sql", cluster).execute(&mut *tx).await.doing(doing)?;
-    sqlx::query_file!("sql/kubernetes/delete.sql", cluster).execute(&mut *tx).await.doing(doing)?;
-    sqlx::query_file!("sql/upgrade/delete_of_cluster.sql", cluster).execute(tx).await.doing(doing)?;
+    sqlx::query_file!("sql/kubernetes/delete_users.sql", cluster).execute(&mut *tx).await.context(doing)?;
+    sqlx::query_file!("sql/kubernetes/delete.sql", cluster).execute(&mut *tx).await.context(doing)?;
+    sqlx::query_file!("sql/upgrade/delete_of_cluster.sql", cluster).execute(tx).await.context(doing)?;
     Ok(())
 }

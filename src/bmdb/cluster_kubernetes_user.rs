@@ -1,45 +1,49 @@
-//! Certificates of people for API servers: orders for them, and what came of each.
+//! Client certificates of people for Kubernetes API servers.
 //!
-//! No key is ever here, and a certificate is no secret: whoever reads it can do nothing with it. An order only writes down
-//! what is wanted; whoever holds the cluster's lease has it signed by the curators.
+//! No private key is ever stored here, and a certificate is no secret: a reader can do nothing with it. An order only
+//! records a request; the holder of the cluster's lease has the curators sign the certificate.
 
 use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::bmdb::action::Done;
-use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
-use crate::bmdb::cluster::{clusters, locked, no_such};
-use crate::bmdb::cluster_kubernetes::{refused, running};
-use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::action::OrderOutcome;
+use crate::bmdb::audit::{
+    Order, OrderResult, begin_dry_run, find_by_idempotency_key, record_audit, roll_back_dry_run,
+};
+use crate::bmdb::cluster::{list_clusters, lock_cluster, no_such_cluster};
+use crate::bmdb::cluster_kubernetes::{order_rejected, require_kubernetes};
+use crate::bmdb::connection::{Bmdb, DbContext as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
 #[cfg(feature = "shepherd")]
-use crate::bmdb::lease::{NamedLease, lock_lease};
+use crate::bmdb::named_lease::{NamedLease, lock_named_lease};
 use crate::model::cluster::credential::check_holder;
 use crate::model::cluster::kubernetes_user::{
-    Access, Issued, MOST, User, UserView, check_key, check_lifetime, to_forget, view,
+    IssuedUserCertificate, KubernetesAccess, KubernetesUser, KubernetesUserView, MAX_USERS, check_lifetime,
+    check_public_key, user_view, users_to_delete,
 };
 use crate::model::time::{Span, Timestamp};
 
-const WHAT: &str = "reading certificates for API servers";
-const ASKING: &str = "asking for a certificate for API servers";
+const OPERATION: &str = "reading certificates for API servers";
+const REQUESTING: &str = "asking for a certificate for API servers";
 
-/// A certificate to ask for.
+/// A request for a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NewUser {
-    /// The key, `SubjectPublicKeyInfo`, DER.
+pub struct KubernetesUserRequest {
+    /// The public key, `SubjectPublicKeyInfo`, DER.
     pub public_key: Vec<u8>,
-    /// Whose it is to be.
+    /// The person it is issued to.
     pub holder: String,
-    /// What that one may do.
-    pub access: Access,
-    /// How long it is to be good.
+    /// What the holder may do.
+    pub access: KubernetesAccess,
+    /// How long it is valid, from its signature on.
     pub lifetime: Span,
 }
 
-async fn read(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<User>, BmdbError> {
-    let rows = sqlx::query_file!("sql/kubernetes/list_users.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
+async fn read_users(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<KubernetesUser>, BmdbError> {
+    let rows =
+        sqlx::query_file!("sql/kubernetes/list_users.sql", cluster).fetch_all(tx).await.context(OPERATION)?;
     let read = rows.into_iter().map(|row| {
         let odd = |error: &dyn std::fmt::Display| {
             BmdbError::Corrupt(format!("the certificate {} for API servers: {error}", row.user_id))
@@ -48,82 +52,85 @@ async fn read(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<User>, BmdbErr
             (Some(certificate), Some(servers), Some(api_servers), Some(expires_at)) => {
                 let servers: Vec<String> = serde_json::from_value(servers).map_err(|error| odd(&error))?;
                 let servers = servers.iter().map(hex::decode).collect::<Result<_, _>>();
-                Some(Issued {
+                Some(IssuedUserCertificate {
                     certificate,
-                    servers: servers.map_err(|error| odd(&error))?,
+                    server_authorities: servers.map_err(|error| odd(&error))?,
                     api_servers: serde_json::from_value(api_servers).map_err(|error| odd(&error))?,
                     expires_at,
                 })
             }
             _ => None,
         };
-        Ok(User {
+        Ok(KubernetesUser {
             id: row.user_id,
             public_key: row.public_key,
             holder: row.holder,
             access: row.access.parse().map_err(|error| odd(&error))?,
             lifetime: Span::seconds(row.lifetime_seconds.try_into().unwrap_or(0)),
-            asked_at: row.asked_at,
-            asked_by: row.asked_by,
+            requested_at: row.asked_at,
+            requested_by: row.asked_by,
             issued,
-            refused: row.refused,
+            rejection: row.refused,
         })
     });
     read.collect()
 }
 
-/// Those of the cluster of that name, newest first; and when they were read.
-pub async fn kubernetes_users(
+/// The certificates of the cluster of that name, newest first, and the database's clock when they were read.
+pub async fn list_kubernetes_users(
     tx: &mut PgConnection,
     name: &str,
-) -> Result<(Vec<UserView>, Timestamp), BmdbError> {
-    let cluster = clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such(name))?;
-    let found = read(tx, cluster.id).await?;
-    let at = inspect::now(tx).await?;
-    Ok((found.iter().map(|user| view(user, at)).collect(), at))
+) -> Result<(Vec<KubernetesUserView>, Timestamp), BmdbError> {
+    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    let found = read_users(tx, cluster.id).await?;
+    let at = inspect::database_now(tx).await?;
+    Ok((found.iter().map(|user| user_view(user, at)).collect(), at))
 }
 
 impl Bmdb {
-    /// Has a certificate for API servers signed soon for a person's key.
-    pub async fn ask_for_kubernetes_user(
+    /// Requests that a person's key be certified for API servers soon.
+    pub async fn request_kubernetes_user(
         &self,
         order: Order,
         name: String,
-        new: NewUser,
-    ) -> Result<Carried, BmdbError> {
+        new: KubernetesUserRequest,
+    ) -> Result<OrderResult, BmdbError> {
         let given = order.clone();
         let carried = self
-            .ordered(ASKING, move |tx| {
+            .run_order_transaction(REQUESTING, move |tx| {
                 let (order, name, new) = (order.clone(), name.clone(), new.clone());
-                Box::pin(async move { ask(tx, &order, &name, &new).await })
+                Box::pin(async move { request_user_in_tx(tx, &order, &name, &new).await })
             })
             .await;
-        self.note_refusal(carried, &given, None).await
+        self.audit_rejection(carried, &given, None).await
     }
 
-    /// The certificates of a cluster, and when they were read.
+    /// The certificates of a cluster, and the database's clock when they were read.
     #[cfg(feature = "shepherd")]
-    pub async fn cluster_kubernetes_users(&self, cluster: Uuid) -> Result<(Vec<User>, Timestamp), BmdbError> {
-        self.inspect(move |tx| {
-            Box::pin(async move { Ok((read(tx, cluster).await?, inspect::now(tx).await?)) })
+    pub async fn cluster_kubernetes_users(
+        &self,
+        cluster: Uuid,
+    ) -> Result<(Vec<KubernetesUser>, Timestamp), BmdbError> {
+        self.transact_read_only(move |tx| {
+            Box::pin(async move { Ok((read_users(tx, cluster).await?, inspect::database_now(tx).await?)) })
         })
         .await
     }
 
-    /// Writes down what the curators signed.
+    /// Records the certificate that the curators signed.
     #[cfg(feature = "shepherd")]
-    pub async fn kubernetes_user_issued(
+    pub async fn record_kubernetes_user_issued(
         &self,
         lease: &NamedLease,
         user: Uuid,
-        issued: Issued,
+        issued: IssuedUserCertificate,
     ) -> Result<(), BmdbError> {
         let (lease, doing) = (lease.clone(), "keeping a certificate for API servers");
         self.transact(doing, move |tx| {
             let (lease, issued) = (lease.clone(), issued.clone());
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
-                let servers: Vec<String> = issued.servers.iter().map(hex::encode).collect();
+                lock_named_lease(tx, &lease).await?;
+                let servers: Vec<String> = issued.server_authorities.iter().map(hex::encode).collect();
                 sqlx::query_file!(
                     "sql/kubernetes/record_user_issued.sql",
                     user,
@@ -134,31 +141,31 @@ impl Bmdb {
                 )
                 .execute(tx)
                 .await
-                .doing(doing)?;
+                .context(doing)?;
                 Ok(())
             })
         })
         .await
     }
 
-    /// Writes down that the curators do not sign it, and why.
+    /// Records that the curators do not sign it, and why.
     #[cfg(feature = "shepherd")]
-    pub async fn kubernetes_user_refused(
+    pub async fn record_kubernetes_user_rejected(
         &self,
         lease: &NamedLease,
         user: Uuid,
-        said: &str,
+        text: &str,
     ) -> Result<(), BmdbError> {
         let doing = "writing down that no certificate for API servers is signed";
-        let (lease, said) = (lease.clone(), said.to_owned());
+        let (lease, text) = (lease.clone(), text.to_owned());
         self.transact(doing, move |tx| {
-            let (lease, said) = (lease.clone(), said.clone());
+            let (lease, text) = (lease.clone(), text.clone());
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
-                sqlx::query_file!("sql/kubernetes/record_user_rejected.sql", user, said)
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("sql/kubernetes/record_user_rejected.sql", user, text)
                     .execute(tx)
                     .await
-                    .doing(doing)?;
+                    .context(doing)?;
                 Ok(())
             })
         })
@@ -166,37 +173,42 @@ impl Bmdb {
     }
 }
 
-async fn ask(tx: &mut PgConnection, order: &Order, name: &str, new: &NewUser) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+async fn request_user_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+    new: &KubernetesUserRequest,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    check_key(&new.public_key).map_err(|said| refused("NO_KEY", said))?;
-    check_holder(&new.holder).map_err(|said| refused("NO_HOLDER", said))?;
-    check_lifetime(new.lifetime).map_err(|said| refused("NO_LIFETIME", said))?;
-    let (cluster, _) = locked(tx, name).await?;
-    running(tx, cluster, name).await?;
-    let known = read(tx, cluster).await?;
+    check_public_key(&new.public_key).map_err(|reason| order_rejected("NO_KEY", reason))?;
+    check_holder(&new.holder).map_err(|reason| order_rejected("NO_HOLDER", reason))?;
+    check_lifetime(new.lifetime).map_err(|reason| order_rejected("NO_LIFETIME", reason))?;
+    let (cluster, _) = lock_cluster(tx, name).await?;
+    require_kubernetes(tx, cluster, name).await?;
+    let known = read_users(tx, cluster).await?;
     if let Some(known) = known.iter().find(|known| known.public_key == new.public_key) {
-        let said = format!(
+        let text = format!(
             "certificate {} was asked for with the same key; make another key for another certificate",
             known.id
         );
-        return Err(refused("KEY_IN_USE", said));
+        return Err(order_rejected("KEY_IN_USE", text));
     }
-    let old = to_forget(&known, inspect::now(tx).await?);
-    if known.len() - old.len() >= MOST {
-        let said = format!(
-            "the cluster {name} has {MOST} certificates for its API servers that are not forgotten yet, and can have no more; \
+    let old = users_to_delete(&known, inspect::database_now(tx).await?);
+    if known.len() - old.len() >= MAX_USERS {
+        let text = format!(
+            "the cluster {name} has {MAX_USERS} certificates for its API servers that are not forgotten yet, and can have no more; \
              each is forgotten a day after its end"
         );
-        return Err(refused("TOO_MANY_CREDENTIALS", said));
+        return Err(order_rejected("TOO_MANY_CREDENTIALS", text));
     }
-    begin_attempt(tx, order).await?;
+    begin_dry_run(tx, order).await?;
     if !old.is_empty() {
         sqlx::query_file!("sql/kubernetes/delete_users_by_id.sql", &old)
             .execute(&mut *tx)
             .await
-            .doing(ASKING)?;
+            .context(REQUESTING)?;
     }
     let id = Uuid::now_v7();
     sqlx::query_file!(
@@ -211,9 +223,9 @@ async fn ask(tx: &mut PgConnection, order: &Order, name: &str, new: &NewUser) ->
     )
     .execute(&mut *tx)
     .await
-    .doing(ASKING)?;
-    end_attempt(tx, order).await?;
-    let said = format!(
+    .context(REQUESTING)?;
+    roll_back_dry_run(tx, order).await?;
+    let text = format!(
         "has a certificate for its API servers signed for {} ({}) as soon as its curators answer, good for {}",
         new.holder, new.access, new.lifetime
     );
@@ -221,5 +233,5 @@ async fn ask(tx: &mut PgConnection, order: &Order, name: &str, new: &NewUser) ->
         "user": id, "holder": new.holder, "access": new.access.as_str(),
         "public_key": hex::encode(&new.public_key), "lifetime": new.lifetime,
     });
-    write_down(tx, order, None, Done { changed: true, said }, None, Some(after)).await
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
 }

@@ -1,95 +1,104 @@
-//! Bringing a cluster back from a snapshot: the order for it, and what whoever holds the cluster's lease writes of it.
+//! Disaster recovery: restoring a cluster from a snapshot.
 //!
-//! The order says from what, and onto which machine if a person cares; it is refused unless the old control plane is known
-//! not to work ([`may_be_restored`]). It changes what is wanted and nothing else, and another order takes its place. What
-//! each machine is then asked has an epoch of its own: of two that were asked to restore, because the first was lost in
-//! between, the second one's counts.
+//! The order names the snapshot, and the machine if the operator cares. It is rejected unless the old control plane is
+//! known not to work ([`check_restore_allowed`]). It changes the desired state and nothing else, and another order
+//! replaces it. Each machine that receives a request to restore gets an epoch of its own: of two machines, because the
+//! first was lost in between, the second one's restore counts.
 
 use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::bmdb::action::Done;
-use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
-use crate::bmdb::cluster::{ClusterLine, clusters, locked, machines, no_such, part_of};
-use crate::bmdb::cluster_candidates::is_free;
+use crate::bmdb::action::OrderOutcome;
+use crate::bmdb::audit::{
+    Order, OrderResult, begin_dry_run, find_by_idempotency_key, record_audit, roll_back_dry_run,
+};
+use crate::bmdb::cluster::{
+    ClusterRecord, list_cluster_machines, list_clusters, lock_cluster, membership_of_machine, no_such_cluster,
+};
+use crate::bmdb::cluster_candidates::is_candidate;
 #[cfg(feature = "shepherd")]
-use crate::bmdb::cluster_credential::revoke_again;
+use crate::bmdb::cluster_credential::requeue_revocations;
 #[cfg(feature = "shepherd")]
-use crate::bmdb::cluster_key::remove_keys_again;
-use crate::bmdb::cluster_snapshot::snapshots;
+use crate::bmdb::cluster_key::requeue_key_removals;
+use crate::bmdb::cluster_snapshot::list_snapshots;
 #[cfg(feature = "shepherd")]
-use crate::bmdb::cluster_work::done_with;
-use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::cluster_transitions::withdraw_cluster_order;
+use crate::bmdb::connection::{Bmdb, DbContext as _};
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::find::{Found, find};
 use crate::bmdb::inspect;
+use crate::bmdb::machine_lookup::{LookupResult, find_machine};
 #[cfg(feature = "shepherd")]
-use crate::bmdb::lease::{NamedLease, lock_lease};
+use crate::bmdb::named_lease::{NamedLease, lock_named_lease};
 #[cfg(feature = "shepherd")]
-use crate::bmdb::schedule::lock;
+use crate::bmdb::schedule::lock_due_rows;
 #[cfg(feature = "shepherd")]
-use crate::model::cluster::restore::EPOCHS_AHEAD;
-use crate::model::cluster::restore::{Evidence, may_be_restored};
+use crate::model::cluster::restore::MAX_EPOCH_LEAD;
+use crate::model::cluster::restore::{ControlPlaneEvidence, check_restore_allowed};
 use crate::model::cluster::snapshot::SnapshotView;
-use crate::model::cluster::spec::Part;
+use crate::model::cluster::spec::ClusterPart;
+use crate::model::humanize::absolute_time;
 use crate::model::ids::MachineId;
 use crate::model::phase::Phase;
-use crate::model::telling::absolute;
 
-const DOING: &str = "having a cluster brought back";
+const RESTORING_CLUSTER: &str = "having a cluster brought back";
 
-/// What a cluster is to be brought back from.
+/// What to restore a cluster from, and where.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Restore {
-    /// The snapshot; none: the newest one.
+pub struct RestoreRequest {
+    /// Id of the snapshot; `None` is the newest one.
     pub snapshot: Option<String>,
-    /// The machine that restores it; none: any that is free.
-    pub onto: Option<String>,
-    /// Do it though most of its control plane answers.
+    /// The machine that restores it; `None` is any candidate.
+    pub target_machine: Option<String>,
+    /// Whether to restore although most of the control plane answers.
     pub bypass_quorum: bool,
 }
 
 impl Bmdb {
-    /// Has a cluster brought back from a snapshot.
+    /// Orders that a cluster be restored from a snapshot.
     pub async fn restore_cluster(
         &self,
         order: Order,
         name: String,
-        restore: Restore,
-    ) -> Result<Carried, BmdbError> {
+        restore: RestoreRequest,
+    ) -> Result<OrderResult, BmdbError> {
         let given = order.clone();
         let carried = self
-            .ordered(DOING, move |tx| {
+            .run_order_transaction(RESTORING_CLUSTER, move |tx| {
                 let (order, name, restore) = (order.clone(), name.clone(), restore.clone());
-                Box::pin(async move { order_restore(tx, &order, &name, &restore).await })
+                Box::pin(async move { restore_cluster_in_tx(tx, &order, &name, &restore).await })
             })
             .await;
-        self.note_refusal(carried, &given, None).await
+        self.audit_rejection(carried, &given, None).await
     }
 
-    /// An epoch for the next machine that is asked to restore a cluster; none when it is not to be restored.
+    /// Allocates an epoch for the next machine that receives the request to restore a cluster; `None` if no restore is
+    /// ordered.
     #[cfg(feature = "shepherd")]
-    pub async fn next_epoch(&self, lease: &NamedLease, cluster: Uuid) -> Result<Option<u64>, BmdbError> {
+    pub async fn allocate_cluster_epoch(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+    ) -> Result<Option<u64>, BmdbError> {
         let lease = lease.clone();
-        self.transact(DOING, move |tx| {
+        self.transact(RESTORING_CLUSTER, move |tx| {
             let lease = lease.clone();
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
-                let ahead = i64::try_from(EPOCHS_AHEAD).unwrap_or(i64::MAX);
+                lock_named_lease(tx, &lease).await?;
+                let ahead = i64::try_from(MAX_EPOCH_LEAD).unwrap_or(i64::MAX);
                 let epoch = sqlx::query_file_scalar!("sql/cluster/allocate_epoch.sql", cluster, ahead)
                     .fetch_optional(tx)
                     .await
-                    .doing(DOING)?;
+                    .context(RESTORING_CLUSTER)?;
                 Ok(epoch.and_then(|epoch| epoch.try_into().ok()))
             })
         })
         .await
     }
 
-    /// Writes down that a machine has brought a cluster back, and asks it for that no more.
+    /// Records that a machine has restored a cluster, and withdraws its order.
     #[cfg(feature = "shepherd")]
-    pub async fn cluster_restored(
+    pub async fn record_cluster_restored(
         &self,
         lease: &NamedLease,
         cluster: Uuid,
@@ -101,26 +110,26 @@ impl Bmdb {
         self.transact(doing, move |tx| {
             let (lease, curators) = (lease.clone(), curators.clone());
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
-                lock(tx, machine).await?;
+                lock_named_lease(tx, &lease).await?;
+                lock_due_rows(tx, machine).await?;
                 let restored = sqlx::query_file_scalar!("sql/cluster/record_restored.sql", cluster, curators)
                     .fetch_optional(&mut *tx)
                     .await
-                    .doing(doing)?;
+                    .context(doing)?;
                 if restored.is_some() {
-                    revoke_again(tx, cluster).await?;
-                    remove_keys_again(tx, cluster).await?;
+                    requeue_revocations(tx, cluster).await?;
+                    requeue_key_removals(tx, cluster).await?;
                 }
-                let told = restored.map(|_| ("ClusterRestored", "it is the first node of it"));
-                done_with(tx, machine, told, doing).await
+                let reported = restored.map(|_| ("ClusterRestored", "it is the first node of it"));
+                withdraw_cluster_order(tx, machine, reported, doing).await
             })
         })
         .await
     }
 
-    /// The snapshot of this digest, if the machine is asked to restore its cluster from just that one.
+    /// Id of the snapshot with this digest, if the machine has an order to restore its cluster from exactly that one.
     #[cfg(feature = "shepherd")]
-    pub async fn snapshot_for(
+    pub async fn snapshot_to_restore(
         &self,
         machine: MachineId,
         digest: [u8; 32],
@@ -140,71 +149,72 @@ impl Bmdb {
     }
 }
 
-fn refused(reason: &'static str, said: String) -> BmdbError {
-    BmdbError::OrderRefused { reason, said }
+fn order_rejected(reason: &'static str, text: String) -> BmdbError {
+    BmdbError::OrderRejected { reason, message: text }
 }
 
-async fn order_restore(
+async fn restore_cluster_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     name: &str,
-    restore: &Restore,
-) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+    restore: &RestoreRequest,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    let (id, _) = locked(tx, name).await?;
-    let cluster = clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such(name))?;
-    let snapshot = chosen(snapshots(tx, id).await?, name, restore.snapshot.as_deref())?;
-    let onto = match &restore.onto {
-        Some(machine) => Some(onto(tx, &cluster, machine).await?),
+    let (id, _) = lock_cluster(tx, name).await?;
+    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    let snapshot = choose_snapshot(list_snapshots(tx, id).await?, name, restore.snapshot.as_deref())?;
+    let onto = match &restore.target_machine {
+        Some(machine) => Some(resolve_target_machine(tx, &cluster, machine).await?),
         None => None,
     };
-    let now = inspect::now(tx).await?;
+    let now = inspect::database_now(tx).await?;
     if let (Some(by), Some(restoring)) = (&cluster.restoring_by, &cluster.restoring) {
-        // Another order takes the place of the one before: what that began is of an epoch that counts no more.
+        // Another order replaces the one before: the epoch of what that one began does not count any more.
         let same = cluster.restoring_from.is_some_and(|from| from.to_string() == snapshot.id)
-            && restoring.onto.map(|onto| onto.0) == onto.as_ref().map(|(machine, _)| *machine);
+            && restoring.target_machine.map(|onto| onto.0) == onto.as_ref().map(|(machine, _)| *machine);
         if same {
-            let said = format!("is being restored just so already, as {by} ordered; nothing was changed");
-            return write_down(tx, order, None, Done { changed: false, said }, None, None).await;
+            let text = format!("is being restored just so already, as {by} ordered; nothing was changed");
+            return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
+                .await;
         }
     } else if !restore.bypass_quorum {
-        may_be_restored(&evidence(&cluster), now)
-            .map_err(|(reason, said)| refused(reason, format!("the cluster {name} {said}")))?;
+        check_restore_allowed(&restore_evidence(&cluster), now)
+            .map_err(|(reason, text)| order_rejected(reason, format!("the cluster {name} {text}")))?;
     }
-    begin_attempt(tx, order).await?;
+    begin_dry_run(tx, order).await?;
     let from: Uuid = snapshot.id.parse().map_err(|_| BmdbError::Corrupt("a snapshot's id".to_owned()))?;
     let machine = onto.as_ref().map(|(machine, _)| *machine);
     sqlx::query_file!("sql/cluster/start_restore.sql", id, from, machine, order.actor.name)
         .execute(&mut *tx)
         .await
-        .doing(DOING)?;
-    end_attempt(tx, order).await?;
+        .context(RESTORING_CLUSTER)?;
+    roll_back_dry_run(tx, order).await?;
     let place =
         onto.map_or_else(|| "onto a machine that is free".to_owned(), |(_, name)| format!("onto {name}"));
-    let said = format!(
+    let text = format!(
         "is restored from its snapshot of {} {place}; what was changed since then is lost, and its old control plane \
          leaves; watch it with: shepherdctl cluster describe {name}",
-        absolute(snapshot.taken_at)
+        absolute_time(snapshot.taken_at)
     );
     let after = json!({ "cluster": name, "snapshot": snapshot.id, "onto": machine });
-    write_down(tx, order, None, Done { changed: true, said }, None, Some(after)).await
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
 }
 
-fn evidence(cluster: &ClusterLine) -> Evidence {
+fn restore_evidence(cluster: &ClusterRecord) -> ControlPlaneEvidence {
     let count = |count: i64| usize::try_from(count).unwrap_or(0);
-    Evidence {
+    ControlPlaneEvidence {
         founded: cluster.founded.is_some(),
-        looked_at: cluster.looked_at,
-        seen_at: cluster.seen_at,
-        away_since: cluster.away_since,
+        polled_at: cluster.polled_at,
+        answered_at: cluster.observed_at,
+        unreachable_since: cluster.unreachable_since,
         votes: cluster.voters.map(|(voters, reached)| (count(voters), count(reached))),
     }
 }
 
 /// The snapshot of this id, or the newest one.
-fn chosen(kept: Vec<SnapshotView>, name: &str, id: Option<&str>) -> Result<SnapshotView, BmdbError> {
+fn choose_snapshot(kept: Vec<SnapshotView>, name: &str, id: Option<&str>) -> Result<SnapshotView, BmdbError> {
     let mut kept = kept.into_iter();
     let found = match id {
         None => kept.next(),
@@ -212,28 +222,28 @@ fn chosen(kept: Vec<SnapshotView>, name: &str, id: Option<&str>) -> Result<Snaps
     };
     found.ok_or_else(|| {
         let which = id.map_or_else(|| "no snapshot".to_owned(), |id| format!("no snapshot {id}"));
-        let said =
+        let text =
             format!("{which} of the cluster {name} is kept; run: shepherdctl cluster snapshots {name}");
-        refused("NO_SUCH_SNAPSHOT", said)
+        order_rejected("NO_SUCH_SNAPSHOT", text)
     })
 }
 
-/// The machine that a cluster is to be restored onto, and its name: one of its old control plane, which leaves first, or
-/// one that may be chosen for it.
-async fn onto(
+/// The machine that a cluster is restored onto, and its name: one of its old control plane, which leaves first, or a
+/// candidate.
+async fn resolve_target_machine(
     tx: &mut PgConnection,
-    cluster: &ClusterLine,
+    cluster: &ClusterRecord,
     machine: &str,
 ) -> Result<(Uuid, String), BmdbError> {
-    let found = match find(tx, machine).await? {
-        Found::One(found) => found,
-        Found::Not(said) => return Err(refused("NO_SUCH_MACHINE", said)),
+    let found = match find_machine(tx, machine).await? {
+        LookupResult::One(found) => found,
+        LookupResult::Unresolved(text) => return Err(order_rejected("NO_SUCH_MACHINE", text)),
     };
-    let (id, short) = (found.machine, found.short());
-    let of_this = machines(tx, cluster.id).await?;
+    let (id, short) = (found.machine, found.short_name());
+    let of_this = list_cluster_machines(tx, cluster.id).await?;
     let member = of_this.iter().map(|line| &line.member).find(|member| member.machine.0 == id);
-    let said = match member {
-        Some(member) if member.part == Part::Worker => {
+    let text = match member {
+        Some(member) if member.part == ClusterPart::Worker => {
             Some(format!("{short} is a worker of the cluster, and goes on as one"))
         }
         Some(member) if member.retiring => Some(format!("{short} is being retired")),
@@ -241,8 +251,8 @@ async fn onto(
             Some(format!("{short} is {}", member.phase))
         }
         Some(_) => None,
-        None if is_free(tx, &cluster.spec.selector, id).await? => None,
-        None => Some(match part_of(tx, MachineId(id)).await? {
+        None if is_candidate(tx, &cluster.spec.selector, id).await? => None,
+        None => Some(match membership_of_machine(tx, MachineId(id)).await? {
             Some(part) => format!("{short} is of the cluster {}", part.name),
             None => format!(
                 "{short} cannot be chosen: it must be Ready or Installed, not held, not quarantined and not being \
@@ -255,8 +265,11 @@ async fn onto(
             ),
         }),
     };
-    match said {
-        Some(said) => Err(refused("MACHINE_IN_USE", format!("{said}; name another machine with --onto"))),
+    match text {
+        Some(text) => Err(order_rejected(
+            "MACHINE_IN_USE",
+            format!("{text}; name another machine with --target_machine"),
+        )),
         None => Ok((id, short)),
     }
 }

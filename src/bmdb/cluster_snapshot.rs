@@ -1,8 +1,8 @@
-//! Snapshots of clusters' records, sealed, and the orders for them.
+//! Sealed snapshots of a cluster's etcd records: request, store, retain, read.
 //!
-//! What is kept here was sealed before it came, as one, and is cut into chunks so that no row is large. A snapshot is
-//! written with all its chunks in one transaction that checks the cluster's lease, and the same transaction forgets those
-//! that are not kept any more: there is never less than the policy says, and never much more.
+//! Snapshots arrive sealed as a whole and are cut into chunks so that no row is large. A snapshot is written with all
+//! its chunks in one transaction that checks the cluster's lease, and the same transaction deletes the snapshots that
+//! are not retained any more: there are never fewer than the policy demands, and never many more.
 
 use std::collections::BTreeSet;
 
@@ -10,61 +10,68 @@ use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::bmdb::action::Done;
-use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
-use crate::bmdb::cluster::{clusters, locked, no_such};
-use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::action::OrderOutcome;
+use crate::bmdb::audit::{
+    Order, OrderResult, begin_dry_run, find_by_idempotency_key, record_audit, roll_back_dry_run,
+};
+use crate::bmdb::cluster::{list_clusters, lock_cluster, no_such_cluster};
+use crate::bmdb::connection::{Bmdb, DbContext as _};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
-use crate::bmdb::lease::{NamedLease, lock_lease};
-use crate::model::cluster::snapshot::{SnapshotView, Why, to_forget};
+use crate::bmdb::named_lease::{NamedLease, lock_named_lease};
+use crate::model::cluster::snapshot::{SnapshotReason, SnapshotView, snapshots_to_delete};
 use crate::model::time::Timestamp;
 
-const WHAT: &str = "reading snapshots of a cluster";
-/// Bytes of a chunk.
-const CHUNK: usize = 512 << 10;
+const OPERATION: &str = "reading snapshots of a cluster";
+/// Size of a chunk in bytes.
+const CHUNK_BYTES: usize = 512 << 10;
 
-/// A snapshot to be kept.
+/// A snapshot to store.
 #[derive(Clone)]
 pub struct NewSnapshot {
-    /// Which.
+    /// Id of the snapshot.
     pub id: Uuid,
     /// When it was taken, by the database's clock: a moment before it was read.
     pub taken_at: Timestamp,
-    /// Why.
-    pub why: Why,
-    /// etcd's revision.
+    /// Why the snapshot was taken.
+    pub reason: SnapshotReason,
+    /// etcd's revision when it was taken.
     pub revision: i64,
     /// How often the cluster had been restored.
     pub epoch: u64,
-    /// Its size, encoded, in bytes.
+    /// Size of the encoded snapshot in bytes, before sealing.
     pub bytes: usize,
-    /// Nodes in it.
+    /// Number of nodes in it.
     pub nodes: usize,
-    /// Nodes in it that were members of etcd.
+    /// Number of nodes in it that were members of etcd.
     pub members: usize,
     /// Nodes whose members voted in etcd when it was taken.
     pub voters: BTreeSet<String>,
-    /// SHA-256 of it, encoded.
+    /// SHA-256 of the encoded snapshot, before sealing.
     pub digest: [u8; 32],
-    /// It, sealed.
+    /// The compressed and sealed snapshot.
     pub sealed: Vec<u8>,
 }
 
-fn number(count: usize) -> i64 {
+fn to_i64(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
 /// The snapshots of a cluster, newest first.
-pub(crate) async fn snapshots(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<SnapshotView>, BmdbError> {
-    let rows =
-        sqlx::query_file!("sql/cluster/list_snapshots.sql", cluster).fetch_all(tx).await.doing(WHAT)?;
+pub(crate) async fn list_snapshots(
+    tx: &mut PgConnection,
+    cluster: Uuid,
+) -> Result<Vec<SnapshotView>, BmdbError> {
+    let rows = sqlx::query_file!("sql/cluster/list_snapshots.sql", cluster)
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)?;
     Ok(rows
         .into_iter()
         .map(|row| SnapshotView {
             id: row.snapshot_id.to_string(),
             taken_at: row.taken_at,
-            why: row.why,
+            reason: row.why,
             revision: row.revision,
             epoch: row.epoch.try_into().unwrap_or(0),
             bytes: row.bytes.try_into().unwrap_or(0),
@@ -75,49 +82,58 @@ pub(crate) async fn snapshots(tx: &mut PgConnection, cluster: Uuid) -> Result<Ve
         .collect())
 }
 
-/// The snapshots of the cluster of that name, newest first, and when that was read.
-pub async fn snapshots_of(
+/// The snapshots of the cluster of that name, newest first, and the database's clock when they were read.
+pub async fn list_cluster_snapshots(
     tx: &mut PgConnection,
     name: &str,
 ) -> Result<(Vec<SnapshotView>, Timestamp), BmdbError> {
-    let cluster = clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such(name))?;
-    Ok((snapshots(tx, cluster.id).await?, inspect::now(tx).await?))
+    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    Ok((list_snapshots(tx, cluster.id).await?, inspect::database_now(tx).await?))
 }
 
-/// Forgets all snapshots of a cluster that is about to go.
+/// Deletes all snapshots of a cluster that is about to be deleted.
 #[cfg(feature = "shepherd")]
-pub(crate) async fn remove_snapshots(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
-    let rows =
-        sqlx::query_file!("sql/cluster/list_snapshots.sql", cluster).fetch_all(&mut *tx).await.doing(WHAT)?;
+pub(crate) async fn delete_cluster_snapshots(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
+    let rows = sqlx::query_file!("sql/cluster/list_snapshots.sql", cluster)
+        .fetch_all(&mut *tx)
+        .await
+        .context(OPERATION)?;
     let ids: Vec<Uuid> = rows.into_iter().map(|row| row.snapshot_id).collect();
-    forget(tx, &ids).await
+    delete_snapshots(tx, &ids).await
 }
 
-async fn forget(tx: &mut PgConnection, ids: &[Uuid]) -> Result<(), BmdbError> {
+async fn delete_snapshots(tx: &mut PgConnection, ids: &[Uuid]) -> Result<(), BmdbError> {
     if ids.is_empty() {
         return Ok(());
     }
     let doing = "forgetting old snapshots of a cluster";
-    sqlx::query_file!("sql/cluster/delete_snapshot_chunks.sql", ids).execute(&mut *tx).await.doing(doing)?;
-    sqlx::query_file!("sql/cluster/delete_snapshots.sql", ids).execute(tx).await.doing(doing)?;
+    sqlx::query_file!("sql/cluster/delete_snapshot_chunks.sql", ids)
+        .execute(&mut *tx)
+        .await
+        .context(doing)?;
+    sqlx::query_file!("sql/cluster/delete_snapshots.sql", ids).execute(tx).await.context(doing)?;
     Ok(())
 }
 
 impl Bmdb {
-    /// Has a snapshot of a cluster taken soon.
-    pub async fn ask_for_snapshot(&self, order: Order, name: String) -> Result<Carried, BmdbError> {
+    /// Requests that a snapshot of a cluster be taken soon.
+    pub async fn request_cluster_snapshot(
+        &self,
+        order: Order,
+        name: String,
+    ) -> Result<OrderResult, BmdbError> {
         let given = order.clone();
         let carried = self
-            .ordered("asking for a snapshot of a cluster", move |tx| {
+            .run_order_transaction("asking for a snapshot of a cluster", move |tx| {
                 let (order, name) = (order.clone(), name.clone());
-                Box::pin(async move { ask(tx, &order, &name).await })
+                Box::pin(async move { request_snapshot_in_tx(tx, &order, &name).await })
             })
             .await;
-        self.note_refusal(carried, &given, None).await
+        self.audit_rejection(carried, &given, None).await
     }
 
-    /// Keeps a snapshot, and forgets those that are not kept any more. Says how many it forgot.
-    pub async fn keep_snapshot(
+    /// Stores a snapshot and deletes those that are not retained any more. Returns how many it deleted.
+    pub async fn store_cluster_snapshot(
         &self,
         lease: &NamedLease,
         cluster: Uuid,
@@ -129,57 +145,57 @@ impl Bmdb {
         self.transact(doing, move |tx| {
             let (lease, new) = (lease.clone(), new.clone());
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
-                // The one that it may be ordered to be restored from stays, whatever its age.
+                lock_named_lease(tx, &lease).await?;
+                // A snapshot that a restore is ordered from stays, whatever its age.
                 let needed = sqlx::query_file_scalar!("sql/cluster/lock_by_id.sql", cluster)
                     .fetch_optional(&mut *tx)
                     .await
-                    .doing(doing)?
+                    .context(doing)?
                     .flatten();
                 sqlx::query_file!(
                     "sql/cluster/insert_snapshot.sql",
                     new.id,
                     cluster,
                     new.taken_at,
-                    new.why.as_str(),
+                    new.reason.as_str(),
                     new.revision,
                     i64::try_from(new.epoch).unwrap_or(i64::MAX),
-                    number(new.bytes),
-                    number(new.nodes),
-                    number(new.members),
+                    to_i64(new.bytes),
+                    to_i64(new.nodes),
+                    to_i64(new.members),
                     json!(new.voters),
                     new.digest.as_slice()
                 )
                 .execute(&mut *tx)
                 .await
-                .doing(doing)?;
-                for (place, chunk) in new.sealed.chunks(CHUNK).enumerate() {
-                    sqlx::query_file!("sql/cluster/insert_snapshot_chunk.sql", new.id, number(place), chunk)
+                .context(doing)?;
+                for (place, chunk) in new.sealed.chunks(CHUNK_BYTES).enumerate() {
+                    sqlx::query_file!("sql/cluster/insert_snapshot_chunk.sql", new.id, to_i64(place), chunk)
                         .execute(&mut *tx)
                         .await
-                        .doing(doing)?;
+                        .context(doing)?;
                 }
                 let rows = sqlx::query_file!("sql/cluster/list_snapshots.sql", cluster)
                     .fetch_all(&mut *tx)
                     .await
-                    .doing(doing)?;
+                    .context(doing)?;
                 let taken: Vec<(Uuid, Timestamp)> =
                     rows.into_iter().map(|row| (row.snapshot_id, row.taken_at)).collect();
-                let mut old = to_forget(&taken, &policy, inspect::now(tx).await?);
+                let mut old = snapshots_to_delete(&taken, &policy, inspect::database_now(tx).await?);
                 old.retain(|id| Some(*id) != needed);
-                forget(tx, &old).await?;
+                delete_snapshots(tx, &old).await?;
                 sqlx::query_file!("sql/cluster/delete_expired_left_nodes.sql", cluster)
                     .execute(&mut *tx)
                     .await
-                    .doing(doing)?;
+                    .context(doing)?;
                 Ok(old.len())
             })
         })
         .await
     }
 
-    /// A snapshot as it was sealed; empty when it is gone.
-    pub async fn sealed_snapshot(&self, id: Uuid) -> Result<Vec<u8>, BmdbError> {
+    /// The sealed bytes of a snapshot; empty when it was deleted.
+    pub async fn read_sealed_snapshot(&self, id: Uuid) -> Result<Vec<u8>, BmdbError> {
         let chunks = self
             .statement("reading a snapshot of a cluster", move |pool| {
                 Box::pin(async move {
@@ -191,27 +207,31 @@ impl Bmdb {
     }
 }
 
-async fn ask(tx: &mut PgConnection, order: &Order, name: &str) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+async fn request_snapshot_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    let (id, _) = locked(tx, name).await?;
-    let cluster = clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such(name))?;
+    let (id, _) = lock_cluster(tx, name).await?;
+    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
     if cluster.founded.is_none() {
-        let said = format!(
+        let text = format!(
             "no snapshot of the cluster {name} can be taken: it is not founded yet; see what it waits for with: \
              shepherdctl cluster describe {name}"
         );
-        return Err(BmdbError::OrderRefused { reason: "NOT_FOUNDED", said });
+        return Err(BmdbError::OrderRejected { reason: "NOT_FOUNDED", message: text });
     }
-    begin_attempt(tx, order).await?;
+    begin_dry_run(tx, order).await?;
     sqlx::query_file!("sql/cluster/request_snapshot.sql", id)
         .execute(&mut *tx)
         .await
-        .doing("asking for a snapshot of a cluster")?;
-    end_attempt(tx, order).await?;
-    let said = format!(
+        .context("asking for a snapshot of a cluster")?;
+    roll_back_dry_run(tx, order).await?;
+    let text = format!(
         "has a snapshot taken as soon as its curators answer; see it with: shepherdctl cluster snapshots {name}"
     );
-    write_down(tx, order, None, Done { changed: true, said }, None, None).await
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, None).await
 }

@@ -1,12 +1,10 @@
-//! The connection to the BMDB, and how a transaction is run on it.
+//! Connection pool, transactions with retry, and time limits of the BMDB.
 //!
-//! Every transaction runs in a task of its own that nobody aborts. A worker
-//! that is cancelled drops the future that waits for it, never the transaction:
-//! dropped half-way, a connection would go back to its pool with a transaction
-//! open. What bounds a transaction instead are the server's own timeouts, set
-//! on every connection. Where not even those are heard of, because the network
-//! swallows what is sent, the connection is given up with its transaction, and
-//! what became of that is unknown.
+//! Every transaction runs in a task of its own that nobody aborts. A worker that is cancelled drops the future that
+//! waits for it, never the transaction: dropped half-way, a connection would go back to its pool with a transaction
+//! open. The server's own timeouts, set on every connection, bound a transaction instead. Where not even those arrive,
+//! because the network swallows what is sent, the connection is abandoned with its transaction, and the outcome is
+//! unknown.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,14 +16,14 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection, PgConnection, PgPool, Postgres};
 use tokio::sync::watch;
 
-use crate::bmdb::attempt::{Tried, result_of, try_once};
-use crate::bmdb::error::{BmdbError, Remedy, conflict_pause, is_lock_not_available, remedy};
-use crate::bmdb::left_phases;
+use crate::bmdb::error::{BmdbError, Remedy, conflict_backoff, is_lock_not_available, remedy_for};
 use crate::bmdb::metrics::BmdbMetrics;
+use crate::bmdb::phase_exits;
+use crate::bmdb::transaction::{AttemptOutcome, result_label, try_once};
 use crate::model::policy::Policy;
 
 /// Which database the BMDB is, as far as transactions and notifications go. Correctness needs neither `NOTIFY` nor
-/// rows that are skipped because somebody has locked them.
+/// `SKIP LOCKED`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Dialect {
     /// PostgreSQL: READ COMMITTED, with `LISTEN` and `NOTIFY`.
@@ -33,9 +31,9 @@ pub enum Dialect {
     Postgres,
     /// `CockroachDB`: SERIALIZABLE, without notifications.
     ///
-    /// `SKIP LOCKED` is sent in both dialects, because every statement that says it loses nothing by skipping a row
-    /// too many: a renewal asks for that row alone, a heartbeat is stored alone, a claim counts its candidates
-    /// without locks and tries again, and the reaper and the timers come back to it with their next pass.
+    /// `SKIP LOCKED` is sent in both dialects, because every statement that uses it loses nothing by skipping a row too
+    /// many: a renewal asks for that row alone, a heartbeat is stored alone, a claim counts its candidates without
+    /// locks and tries again, and the reaper and the timers come back to it with their next pass.
     #[value(help = "CockroachDB: SERIALIZABLE, without LISTEN and NOTIFY")]
     Cockroachdb,
 }
@@ -66,20 +64,20 @@ impl Dialect {
     }
 }
 
-/// How to connect.
+/// Settings of a connection to the BMDB.
 #[derive(Clone)]
 pub struct ConnectionSettings {
-    /// Where, as whom, with which TLS.
+    /// Host, port, user, password and TLS.
     pub options: PgConnectOptions,
-    /// What the database can do.
+    /// The dialect of the database.
     pub dialect: Dialect,
-    /// Most connections of the common pool; one more is kept for renewing sessions.
+    /// Most connections of the common pool; one more is used to renew sessions.
     pub max_connections: u32,
     /// Name shown in the server's list of connections.
     pub application: String,
-    /// Whether it looks for somebody on the network, so that whatever is looked at is let go soon (`look.rs`).
-    pub brief: bool,
-    /// First parts of `search_path`, for tests that bring a clock of their own.
+    /// Whether it reads for clients on the network, so that reads hold nothing for long (`read_pool.rs`).
+    pub short_reads: bool,
+    /// First parts of `search_path`, for tests with a clock of their own.
     pub search_path: Option<String>,
 }
 
@@ -88,23 +86,24 @@ impl ConnectionSettings {
     pub fn from_url(url: &str, application: &str) -> Result<Self, BmdbError> {
         let scheme_is_right = url.starts_with("postgres://") || url.starts_with("postgresql://");
         if !scheme_is_right {
-            return Err(BmdbError::Url { reason: "it does not begin with postgres://".into() });
+            return Err(BmdbError::InvalidUrl { reason: "it does not begin with postgres://".into() });
         }
-        let options: PgConnectOptions =
-            url.parse().map_err(|error: sqlx::Error| BmdbError::Url { reason: url_error(&error, url) })?;
+        let options: PgConnectOptions = url.parse().map_err(|error: sqlx::Error| BmdbError::InvalidUrl {
+            reason: redacted_url_error(&error, url),
+        })?;
         Ok(Self {
             options,
             dialect: Dialect::Postgres,
             max_connections: 16,
             application: application.to_owned(),
-            brief: false,
+            short_reads: false,
             search_path: None,
         })
     }
 
     /// Host, port and database for people, without credentials.
     #[must_use]
-    pub fn place(&self) -> String {
+    pub fn address(&self) -> String {
         let database = self.options.get_database().unwrap_or("(default database)");
         match self.options.get_socket() {
             Some(socket) => format!("{}/{database}", socket.display()),
@@ -113,7 +112,7 @@ impl ConnectionSettings {
     }
 
     fn connect_options(&self) -> PgConnectOptions {
-        let (silence, statement) = if self.brief { ("2500ms", "2500ms") } else { ("5s", "10s") };
+        let (silence, statement) = if self.short_reads { ("2500ms", "2500ms") } else { ("5s", "10s") };
         let mut settings = vec![
             ("default_transaction_isolation", self.dialect.isolation().to_owned()),
             ("idle_in_transaction_session_timeout", silence.to_owned()),
@@ -137,10 +136,10 @@ impl ConnectionSettings {
     }
 }
 
-/// What a URL parser said, cut off before it can repeat a password.
-fn url_error(error: &sqlx::Error, url: &str) -> String {
+/// A URL parser's message, with the password removed.
+fn redacted_url_error(error: &sqlx::Error, url: &str) -> String {
     let text = error.to_string();
-    // sqlx says first that this is about configuration, which whoever gave a URL knows.
+    // sqlx begins with the remark that this is about configuration, which the operator who gave a URL knows.
     let text = text.strip_prefix("error with configuration: ").unwrap_or(&text).to_owned();
     let secret = url.split('@').next().and_then(|user| user.rsplit(':').next()).unwrap_or_default();
     if secret.is_empty() { text } else { text.replace(secret, "…") }
@@ -162,14 +161,14 @@ struct Inner {
 
 impl std::fmt::Debug for Bmdb {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Bmdb").field("place", &self.inner.settings.place()).finish_non_exhaustive()
+        f.debug_struct("Bmdb").field("place", &self.inner.settings.address()).finish_non_exhaustive()
     }
 }
 
-/// How often a transaction that loses against others is run before that is an error. Beside six others on
-/// small tables a SERIALIZABLE one was seen to lose every second time: with twelve tries a busy host would
-/// refuse a heartbeat every few thousand.
-const TRIES: u32 = 24;
+/// How often a transaction that loses against others is run before that is an error. Beside six others on small tables
+/// a SERIALIZABLE one was observed to lose every second time: with twelve tries a busy host would fail a heartbeat
+/// every few thousand.
+const MAX_ATTEMPTS: u32 = 24;
 /// How long closing waits: longer than any transaction may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(30);
 /// How long the answer to one statement is waited for: a little longer than `statement_timeout`.
@@ -192,29 +191,37 @@ impl Bmdb {
             .test_before_acquire(false)
             .before_acquire(|connection, meta| {
                 Box::pin(async move {
-                    // It answered when it was given back.
-                    if meta.idle_for < Duration::from_secs(1) { Ok(true) } else { answers(connection).await }
+                    // It answered when it was returned to the pool.
+                    if meta.idle_for < Duration::from_secs(1) {
+                        Ok(true)
+                    } else {
+                        check_alive(connection).await
+                    }
                 })
             })
             .after_release(|connection, _| {
                 Box::pin(async move {
-                    // Tested by the pool in a moment, within the limit that is set there.
-                    if GIVEN_BACK.try_with(|()| ()).is_ok() { Ok(true) } else { answers(connection).await }
+                    // The pool tests it in a moment, within the limit that is set there.
+                    if RETURNING_TO_POOL.try_with(|()| ()).is_ok() {
+                        Ok(true)
+                    } else {
+                        check_alive(connection).await
+                    }
                 })
             })
             .connect_lazy_with(options.clone());
-        // A pool hides why it cannot connect behind its own time-out; one connection tells.
+        // A pool hides why it cannot connect behind its own timeout; a single connection reports it.
         let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
         let reason = match first {
             Ok(Ok(mut connection)) => {
                 let isolation = sqlx::query_file_scalar!("sql/schema/read_isolation.sql")
                     .fetch_one(&mut connection)
                     .await;
-                let isolation = isolation.doing("asking for the isolation level")?;
+                let isolation = isolation.context("asking for the isolation level")?;
                 drop(connection.close().await);
                 if isolation != settings.dialect.isolation() {
                     return Err(BmdbError::Isolation {
-                        place: settings.place(),
+                        place: settings.address(),
                         found: isolation,
                         dialect: settings.dialect,
                     });
@@ -226,28 +233,28 @@ impl Bmdb {
             Ok(Err(error)) => unreachable_reason(&error),
             Err(_) => "no answer within 10 seconds".to_owned(),
         };
-        Err(BmdbError::Unreachable { place: settings.place(), reason })
+        Err(BmdbError::Unreachable { address: settings.address(), reason })
     }
 
-    /// The common pool.
+    /// The common pool of connections.
     #[must_use]
     pub fn pool(&self) -> &PgPool {
         &self.inner.pool
     }
 
     /// Connections of the common pool that are idle, and those in use.
-    pub(crate) fn pool_use(&self) -> (u64, u64) {
+    pub(crate) fn pool_usage(&self) -> (u64, u64) {
         let pool = &self.inner.pool;
         let idle = u64::try_from(pool.num_idle()).unwrap_or(u64::MAX);
         (idle, u64::from(pool.size()).saturating_sub(idle))
     }
 
-    /// A connection of its own: sessions are renewed on one, so that no other work delays that.
-    pub(crate) async fn connection(&self) -> Result<PgConnection, sqlx::Error> {
+    /// A connection outside the pool: sessions are renewed on one, so that no other work delays that.
+    pub(crate) async fn open_connection(&self) -> Result<PgConnection, sqlx::Error> {
         self.inner.options.connect().await
     }
 
-    /// What the database can do.
+    /// The dialect of the database.
     #[must_use]
     pub fn dialect(&self) -> Dialect {
         self.inner.settings.dialect
@@ -259,7 +266,7 @@ impl Bmdb {
         &self.inner.settings
     }
 
-    /// What is counted of this handle and its clones.
+    /// Metrics of this handle and its clones.
     #[must_use]
     pub fn metrics(&self) -> &BmdbMetrics {
         &self.inner.metrics
@@ -271,14 +278,14 @@ impl Bmdb {
         self.inner.policy.borrow().clone()
     }
 
-    /// Told whenever another policy was read.
+    /// A receiver that is notified whenever another policy was read.
     #[must_use]
     pub fn policy_changes(&self) -> watch::Receiver<(i64, Arc<Policy>)> {
         self.inner.policy.subscribe()
     }
 
     /// Remembers a policy that was read or written; an older version never replaces a newer one.
-    pub(crate) fn remember_policy(&self, version: i64, policy: Policy) {
+    pub(crate) fn cache_policy(&self, version: i64, policy: Policy) {
         self.inner.policy.send_if_modified(|known| {
             let newer = version > known.0;
             if newer {
@@ -293,165 +300,165 @@ impl Bmdb {
     /// because its database is gone.
     pub async fn close(&self) {
         if tokio::time::timeout(CLOSE_LIMIT, self.inner.pool.close()).await.is_err() {
-            tracing::warn!(place = %self.inner.settings.place(), "some connections to the BMDB did not close in time");
+            tracing::warn!(place = %self.inner.settings.address(), "some connections to the BMDB did not close in time");
         }
     }
 
-    /// Runs a transaction in a task of its own, again as often as it loses against others.
+    /// Runs a transaction in a task of its own, and again whenever it loses against others.
     ///
-    /// `body` may run several times and must have no effect but its statements. An error it
-    /// returns rolls everything back.
+    /// `body` may run several times and must have no effect but its statements. An error it returns rolls everything
+    /// back.
     pub async fn transact<T, F>(&self, what: &'static str, body: F) -> Result<T, BmdbError>
     where
         T: Send + 'static,
         F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
     {
         let bmdb = self.clone();
-        in_a_task(what, async move {
-            for attempt in 0..TRIES {
-                let mut connection = bmdb.acquire(what).await?;
-                // Should `body` panic: a transaction is open then.
+        run_in_task(what, async move {
+            for attempt in 0..MAX_ATTEMPTS {
+                let mut connection = bmdb.acquire_connection(what).await?;
+                // If `body` panics, a transaction is open.
                 connection.close_on_drop();
-                let tried = left_phases::noted(try_once(what, &mut connection, &body));
+                let tried = phase_exits::collect_exits(try_once(what, &mut connection, &body));
                 let Ok(((tried, is_sound), left)) = tokio::time::timeout(TRANSACTION_LIMIT, tried).await
                 else {
-                    return Err(bmdb.unanswered(what, connection, TRANSACTION_LIMIT));
+                    return Err(bmdb.abandon_connection(what, connection, TRANSACTION_LIMIT));
                 };
                 if is_sound {
-                    give_back(connection);
+                    release_connection(connection);
                 } else {
                     drop(connection.detach());
                 }
                 match tried {
-                    Tried::Done(result) => {
-                        bmdb.metrics().transaction(what, result_of(&result));
+                    AttemptOutcome::Finished(result) => {
+                        bmdb.metrics().count_transaction(what, result_label(&result));
                         if result.is_ok() {
-                            left_phases::count(bmdb.metrics(), left);
+                            phase_exits::count_exits(bmdb.metrics(), left);
                         }
                         return result;
                     }
-                    Tried::Failed { error, committing } => {
-                        bmdb.after(what, error, committing, attempt).await?;
+                    AttemptOutcome::Failed { error, committing } => {
+                        bmdb.handle_failed_attempt(what, error, committing, attempt).await?;
                     }
                 }
             }
-            bmdb.metrics().transaction(what, "failed");
-            Err(BmdbError::Conflict { what, tries: TRIES })
+            bmdb.metrics().count_transaction(what, "failed");
+            Err(BmdbError::Conflict { operation: what, tries: MAX_ATTEMPTS })
         })
         .await
     }
 
-    /// Runs one statement that commits itself, in a task of its own, again as often as it loses
-    /// against others. An answer that was lost is [`BmdbError::UnknownOutcome`].
+    /// Runs one statement that commits itself, in a task of its own, and again whenever it loses against others. If the
+    /// answer is lost, the error is [`BmdbError::UnknownOutcome`].
     pub async fn statement<T, F>(&self, what: &'static str, body: F) -> Result<T, BmdbError>
     where
         T: Send + 'static,
         F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + 'static,
     {
         let bmdb = self.clone();
-        in_a_task(what, async move {
-            for attempt in 0..TRIES {
-                let mut connection = bmdb.acquire(what).await?;
+        run_in_task(what, async move {
+            for attempt in 0..MAX_ATTEMPTS {
+                let mut connection = bmdb.acquire_connection(what).await?;
                 let tried = tokio::time::timeout(STATEMENT_LIMIT, body(&mut connection));
                 let Ok(tried) = tried.await else {
-                    return Err(bmdb.unanswered(what, connection, STATEMENT_LIMIT));
+                    return Err(bmdb.abandon_connection(what, connection, STATEMENT_LIMIT));
                 };
-                give_back(connection);
+                release_connection(connection);
                 match tried {
                     Ok(value) => {
-                        bmdb.metrics().transaction(what, "done");
+                        bmdb.metrics().count_transaction(what, "done");
                         return Ok(value);
                     }
-                    Err(error) => bmdb.after(what, error, true, attempt).await?,
+                    Err(error) => bmdb.handle_failed_attempt(what, error, true, attempt).await?,
                 }
             }
-            bmdb.metrics().transaction(what, "failed");
-            Err(BmdbError::Conflict { what, tries: TRIES })
+            bmdb.metrics().count_transaction(what, "failed");
+            Err(BmdbError::Conflict { operation: what, tries: MAX_ATTEMPTS })
         })
         .await
     }
 
-    async fn acquire(&self, what: &'static str) -> Result<PoolConnection<Postgres>, BmdbError> {
-        let asked = Instant::now();
+    async fn acquire_connection(&self, what: &'static str) -> Result<PoolConnection<Postgres>, BmdbError> {
+        let requested_at = Instant::now();
         let connection = self.inner.pool.acquire().await;
-        self.metrics().pool_wait.observe(asked.elapsed().as_secs_f64());
+        self.metrics().pool_wait.observe(requested_at.elapsed().as_secs_f64());
         connection.map_err(|source| {
-            self.metrics().transaction(what, "failed");
-            BmdbError::Statement { what, source }
+            self.metrics().count_transaction(what, "failed");
+            BmdbError::Statement { operation: what, source }
         })
     }
 
-    /// What a failed try calls for: a pause before the next one, or an error.
-    async fn after(
+    /// Decides about a failed attempt: a pause before the next one, or an error.
+    async fn handle_failed_attempt(
         &self,
         what: &'static str,
         error: sqlx::Error,
         committing: bool,
         attempt: u32,
     ) -> Result<(), BmdbError> {
-        match remedy(&error, committing) {
-            Remedy::Again => {
-                self.metrics().transaction(what, "retried");
-                tokio::time::sleep(conflict_pause(attempt, rand::random())).await;
+        match remedy_for(&error, committing) {
+            Remedy::Retry => {
+                self.metrics().count_transaction(what, "retried");
+                tokio::time::sleep(conflict_backoff(attempt, rand::random())).await;
                 Ok(())
             }
-            Remedy::FindOut => {
-                self.metrics().transaction(what, "unknown");
+            Remedy::ResolveOutcome => {
+                self.metrics().count_transaction(what, "unknown");
                 Err(BmdbError::UnknownOutcome(error.to_string()))
             }
-            Remedy::GiveUp => {
+            Remedy::Fail => {
                 self.metrics()
-                    .transaction(what, if is_lock_not_available(&error) { "locked" } else { "failed" });
-                Err(BmdbError::Statement { what, source: error })
+                    .count_transaction(what, if is_lock_not_available(&error) { "locked" } else { "failed" });
+                Err(BmdbError::Statement { operation: what, source: error })
             }
         }
     }
 
-    /// Gives up a connection that has not answered for longer than the server lets anything take: the
-    /// network swallows what is sent. It is taken from the pool, and closing it ends its transaction.
-    fn unanswered(
+    /// Abandons a connection that has not answered for longer than the server lets anything take: the network swallows
+    /// what is sent. It is taken from the pool, and closing it ends its transaction.
+    fn abandon_connection(
         &self,
         what: &'static str,
         connection: PoolConnection<Postgres>,
         limit: Duration,
     ) -> BmdbError {
         drop(connection.detach());
-        self.metrics().transaction(what, "unknown");
+        self.metrics().count_transaction(what, "unknown");
         BmdbError::UnknownOutcome(format!("no answer within {} s", limit.as_secs()))
     }
 }
 
 tokio::task_local! {
-    /// Set while a connection is put back by [`give_back`], which limits how long that takes.
-    static GIVEN_BACK: ();
+    /// Set while [`release_connection`] puts a connection back, which limits how long that takes.
+    static RETURNING_TO_POOL: ();
 }
 
-/// Puts a connection back into its pool, as dropping it would, but not for ever: the pool tests it
-/// then, and a network that swallows packets from that moment on would let it wait for an answer that
-/// never comes, and whoever closes the pool wait for it.
-fn give_back(mut connection: PoolConnection<Postgres>) {
+/// Puts a connection back into its pool, as dropping it would, but within a limit. The pool tests it then. A network
+/// that swallows packets from that moment on would let the test wait for an answer that never comes, and a task that
+/// closes the pool wait for the test.
+fn release_connection(mut connection: PoolConnection<Postgres>) {
     tokio::spawn(
-        GIVEN_BACK
+        RETURNING_TO_POOL
             .scope((), async move { tokio::time::timeout(TEST_LIMIT, connection.return_to_pool()).await }),
     );
 }
 
 /// Whether a pooled connection still answers. The pool's own test waits for ever for one behind a
 /// network that swallows packets, and closing the pool would then wait for it.
-async fn answers(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+async fn check_alive(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     match tokio::time::timeout(TEST_LIMIT, connection.ping()).await {
         Ok(answer) => answer.map(|()| true),
         Err(_) => Err(sqlx::Error::PoolTimedOut),
     }
 }
 
-async fn in_a_task<T: Send + 'static>(
+async fn run_in_task<T: Send + 'static>(
     what: &'static str,
     body: impl Future<Output = Result<T, BmdbError>> + Send + 'static,
 ) -> Result<T, BmdbError> {
     match tokio::spawn(body).await {
         Ok(result) => result,
-        Err(ended) => Err(BmdbError::Task { what, reason: ended.to_string() }),
+        Err(ended) => Err(BmdbError::TaskFailed { operation: what, reason: ended.to_string() }),
     }
 }
 
@@ -471,14 +478,14 @@ fn unreachable_reason(error: &sqlx::Error) -> String {
     }
 }
 
-/// Names what was being done when a statement failed.
-pub(crate) trait Doing<T> {
-    /// Wraps the database's error in what was being done.
-    fn doing(self, what: &'static str) -> Result<T, BmdbError>;
+/// Adds to an error what was being done when a statement failed.
+pub(crate) trait DbContext<T> {
+    /// Wraps the database's error with the operation.
+    fn context(self, what: &'static str) -> Result<T, BmdbError>;
 }
 
-impl<T> Doing<T> for Result<T, sqlx::Error> {
-    fn doing(self, what: &'static str) -> Result<T, BmdbError> {
-        self.map_err(|source| BmdbError::Statement { what, source })
+impl<T> DbContext<T> for Result<T, sqlx::Error> {
+    fn context(self, what: &'static str) -> Result<T, BmdbError> {
+        self.map_err(|source| BmdbError::Statement { operation: what, source })
     }
 }

@@ -1,25 +1,25 @@
-//! What can go wrong with the database, told apart by what the caller must do.
+//! Database errors and what to do about each: retry, resolve the outcome, or fail.
 
 use std::time::Duration;
 
-use crate::bmdb::approval::Wanted;
+use crate::bmdb::approval::ApprovalRequest;
 use crate::bmdb::connection::Dialect;
 
-/// Why a statement or transaction did not do what was asked.
+/// Why a statement or transaction failed, or what is known of its outcome.
 #[derive(Debug, thiserror::Error)]
 pub enum BmdbError {
-    /// The connection URL is none.
+    /// The connection URL is invalid.
     #[error("the BMDB URL is no PostgreSQL URL ({reason}); write postgres://USER@HOST:5432/DATABASE")]
-    Url {
-        /// What the parser said, without the URL: it may hold a password.
+    InvalidUrl {
+        /// The parser's message, without the URL: it may contain a password.
         reason: String,
     },
-    /// The server cannot be reached, or refuses us. Nothing was done.
-    #[error("cannot reach the BMDB at {place}: {reason}")]
+    /// The server cannot be reached, or rejects us. Nothing was done.
+    #[error("cannot reach the BMDB at {address}: {reason}")]
     Unreachable {
         /// Host, port and database, without credentials.
-        place: String,
-        /// What happened.
+        address: String,
+        /// The connection's error, without credentials.
         reason: String,
     },
     /// The server runs transactions at another isolation level than the dialect needs. Nothing was done.
@@ -38,32 +38,32 @@ pub enum BmdbError {
     },
     /// The schema is newer than this release knows.
     #[error(
-        "the BMDB has schema version {found}, and this release knows versions up to {known}: it was upgraded by a \
+        "the BMDB has schema version {found}, and this release knows versions up to {supported}: it was upgraded by a \
          newer shepherd; start that release instead"
     )]
     NewerSchema {
-        /// Version found.
+        /// Schema version found in the database.
         found: i64,
-        /// Newest version known.
-        known: i64,
+        /// Newest schema version that this release knows.
+        supported: i64,
     },
     /// The schema is older than this program needs, and this program does not migrate.
     #[error(
-        "the BMDB has schema version {found}, and this release needs {known}: start the `shepherd` of this release \
+        "the BMDB has schema version {found}, and this release needs {required}: start the `shepherd` of this release \
          once, which upgrades it"
     )]
     OlderSchema {
-        /// Version found.
+        /// Schema version found in the database.
         found: i64,
-        /// Version needed.
-        known: i64,
+        /// Schema version that this program needs.
+        required: i64,
     },
-    /// A migration failed.
+    /// A migration failed, with the reason.
     #[error("cannot bring the BMDB's schema up to date: {0}")]
-    Migrate(String),
+    MigrationFailed(String),
     /// The session is over: its deadline passed, or it was closed. It never revives.
     #[error("the session is over; nothing was written")]
-    SessionOver,
+    SessionEnded,
     /// The lease is not (or no longer) held with that fence.
     #[error("the lease is not held any more; nothing was written")]
     LeaseLost,
@@ -72,54 +72,54 @@ pub enum BmdbError {
         "an outward call was given up after {after:.1?}: it had not ended when its limit, or the time until its machine \
          could be somebody else's, was over"
     )]
-    CutOff {
+    OutwardCallTimedOut {
         /// How long it had taken.
         after: Duration,
     },
-    /// No such machine.
+    /// The BMDB has no such machine.
     #[error("the BMDB knows no machine {0}")]
     NoSuchMachine(String),
     /// A row was written by a newer release, whose rules this one must not overrule.
-    #[error("the schedule of this machine was written by a newer release (rules {found}, known {known})")]
+    #[error("the schedule of this machine was written by a newer release (rules {found}, known {supported})")]
     NewerRules {
-        /// Rules version found.
+        /// Version of the rules the row was written by.
         found: i64,
         /// Rules version of this release.
-        known: i64,
+        supported: i64,
     },
     /// The answer to a commit was lost: it may have happened or not.
     #[error("the connection was lost while committing, so that the outcome is unknown: {0}")]
     UnknownOutcome(String),
     /// The database was busy with conflicting transactions for longer than we try.
-    #[error("the database could not serialise {what} in {tries} tries")]
+    #[error("the database could not serialise {operation} in {tries} tries")]
     Conflict {
         /// What was being done.
-        what: &'static str,
+        operation: &'static str,
         /// How often it was tried.
         tries: u32,
     },
     /// The transaction panicked or its task was ended with the runtime.
-    #[error("{what} was ended in the middle: {reason}")]
-    Task {
+    #[error("{operation} was ended in the middle: {reason}")]
+    TaskFailed {
         /// What was being done.
-        what: &'static str,
-        /// The panic's text.
+        operation: &'static str,
+        /// Text of the panic, or why the task ended.
         reason: String,
     },
-    /// Looking took longer than somebody on the network may look. Nothing was changed.
+    /// A read took longer than a client on the network may take. Nothing was changed.
     #[error("reading was given up after {limit:?}, because the database is busy; ask again, or for less")]
-    LookedTooLong {
-        /// How long it may take.
+    ReadTimedOut {
+        /// How long a read may take.
         limit: Duration,
     },
-    /// The machine is not as whoever gave an order saw it. Nothing was done.
+    /// The machine changed since the client read the version that the order names. Nothing was done.
     #[error(
         "{machine} is at version {found} by now, and the order was for version {expected}; look again, and decide anew"
     )]
-    OtherVersion {
-        /// The machine.
+    VersionMismatch {
+        /// The machine as people call it.
         machine: String,
-        /// Its version.
+        /// Version of the machine now.
         found: i64,
         /// The version that the order was for.
         expected: i64,
@@ -128,49 +128,48 @@ pub enum BmdbError {
     #[error(
         "the idempotency key {key:?} was given before with another order; give each order a key of its own"
     )]
-    KeyOfAnotherOrder {
-        /// The key.
+    IdempotencyKeyReused {
+        /// The key that was used before.
         key: String,
     },
     /// An order that cannot be carried out as things are. Nothing was done.
-    #[error("{said}")]
-    OrderRefused {
-        /// For programs, `NO_SUCH_KEY`.
+    #[error("{message}")]
+    OrderRejected {
+        /// Identifier for programs, such as `NO_SUCH_KEY`.
         reason: &'static str,
-        /// A sentence.
-        said: String,
+        /// A sentence for people, with what to do.
+        message: String,
     },
-    /// An order that needs another admin, and is asked for by this. Nothing was done.
-    #[error("{}", .0.said)]
-    SecondPerson(Box<Wanted>),
+    /// An order that needs a second admin, with the request for the approval. Nothing was done.
+    #[error("{}", .0.message)]
+    ApprovalRequired(Box<ApprovalRequest>),
     /// The same order was given several times at once; one of them was carried out.
     #[error(
         "the same order was given more than once at this moment; give it again to hear what became of it"
     )]
-    OrderedAtOnce,
-    /// No such credential.
+    DuplicateOrderInProgress,
+    /// The BMDB has no such credential.
     #[error("the BMDB knows no credential {0}; `shepherdctl tokens get` lists those it knows")]
     NoSuchCredential(String),
-    /// What stands in the database cannot be.
+    /// A value in the database is impossible.
     #[error("the BMDB holds something that cannot be: {0}")]
     Corrupt(String),
-    /// Anything else the database said.
-    #[error("{what} failed: {source}")]
+    /// Any other error of the database.
+    #[error("{operation} failed: {source}")]
     Statement {
         /// What was being done.
-        what: &'static str,
-        /// What the database said.
+        operation: &'static str,
+        /// The error as sqlx reports it.
         source: sqlx::Error,
     },
 }
 
 impl BmdbError {
-    /// The same for the person who named the database: with what to look at where the sentence alone
-    /// does not say it.
+    /// The message for the person who named the database, with advice where the sentence alone gives none.
     #[must_use]
     pub fn with_advice(&self) -> String {
         match self {
-            // What is wrong with TLS says itself what to do.
+            // Errors about TLS contain their own advice.
             Self::Unreachable { reason, .. } if !reason.starts_with("TLS failed") => {
                 format!("{self}. Is it running, and are host, port, user and password right?")
             }
@@ -178,45 +177,45 @@ impl BmdbError {
         }
     }
 
-    /// Whether somebody held a lock that could not be waited for.
+    /// Whether another client held a lock that could not be waited for.
     pub(crate) fn is_lock_not_available(&self) -> bool {
         matches!(self, Self::Statement { source, .. } if is_lock_not_available(source))
     }
 
-    /// Whether the database knows no such table, column or function, or not this use of one: it is of
+    /// Whether the database has no such table, column or function, or does not support this use of one: it is of
     /// another kind than the statement was written for.
     #[must_use]
-    pub fn is_unknown_to_the_database(&self) -> bool {
+    pub fn is_undefined_object(&self) -> bool {
         let Self::Statement { source: sqlx::Error::Database(database), .. } = self else { return false };
         let code = database.code();
         let code = code.as_deref().unwrap_or_default();
         matches!(code, "42P01" | "42703" | "42883" | "42704" | "3F000") || code.starts_with("0A")
     }
 
-    /// Whether trying again later may help without anybody doing anything.
+    /// Whether a later attempt may succeed without anybody's intervention.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. }
             | Self::UnknownOutcome(_)
             | Self::Conflict { .. }
-            | Self::LookedTooLong { .. }
-            | Self::OrderedAtOnce
-            | Self::Task { .. } => true,
-            Self::Statement { source, .. } => may_pass(source),
+            | Self::ReadTimedOut { .. }
+            | Self::DuplicateOrderInProgress
+            | Self::TaskFailed { .. } => true,
+            Self::Statement { source, .. } => is_retryable(source),
             _ => false,
         }
     }
 }
 
-/// Whether the database said that somebody held a lock that could not be waited for.
+/// Whether the database reported that another client held a lock that could not be waited for.
 pub(crate) fn is_lock_not_available(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("55P03"))
 }
 
-/// Whether the same statement may succeed later: the server was away, busy, or somebody held a lock.
-/// What it refused for what the statement says (a constraint, a malformed text) it refuses for ever.
-fn may_pass(error: &sqlx::Error) -> bool {
+/// Whether the same statement may succeed later: the server was away or busy, or another client held a lock. What it
+/// rejects because of the statement's content (a constraint, a malformed text) it rejects for ever.
+fn is_retryable(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(database) => {
             let code = database.code().unwrap_or_default();
@@ -231,46 +230,44 @@ fn may_pass(error: &sqlx::Error) -> bool {
     }
 }
 
-/// What a failed transaction calls for.
+/// What the caller does about a failed transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remedy {
-    /// The whole transaction again: it lost against another one.
-    Again,
-    /// Find out what became of it.
-    FindOut,
-    /// Nothing: it did not happen.
-    GiveUp,
+    /// Run the whole transaction again: it lost against another one.
+    Retry,
+    /// Find out whether it was committed.
+    ResolveOutcome,
+    /// Return the error: the transaction did not happen.
+    Fail,
 }
 
 /// Codes of conflicts that are nobody's fault: serialisation failure, deadlock.
-const CONFLICTS: [&str; 2] = ["40001", "40P01"];
-/// The server does not know whether a statement completed.
+const CONFLICT_CODES: [&str; 2] = ["40001", "40P01"];
+/// Code for a statement whose completion the server does not know.
 const COMPLETION_UNKNOWN: &str = "40003";
 
-/// What `error` calls for. `committing` says whether a commit (or a statement that commits itself)
-/// had been sent.
-pub(crate) fn remedy(error: &sqlx::Error, committing: bool) -> Remedy {
+/// The remedy for `error`. `committing` is whether a commit (or a statement that commits itself) had been sent.
+pub(crate) fn remedy_for(error: &sqlx::Error, committing: bool) -> Remedy {
     if let sqlx::Error::Database(database) = error {
         let code = database.code();
         let code = code.as_deref().unwrap_or_default();
-        if CONFLICTS.contains(&code) {
-            return Remedy::Again;
+        if CONFLICT_CODES.contains(&code) {
+            return Remedy::Retry;
         }
         // Class 57P is the server going away; with a commit under way that decides nothing.
         if committing && (code == COMPLETION_UNKNOWN || code.starts_with("57P")) {
-            return Remedy::FindOut;
+            return Remedy::ResolveOutcome;
         }
-        return Remedy::GiveUp;
+        return Remedy::Fail;
     }
     if committing && !matches!(error, sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed) {
-        return Remedy::FindOut;
+        return Remedy::ResolveOutcome;
     }
-    Remedy::GiveUp
+    Remedy::Fail
 }
 
-/// How long to wait before the transaction is run for the `attempt`-th time again. `roll` is uniform
-/// in 0..1.
-pub(crate) fn conflict_pause(attempt: u32, roll: f64) -> Duration {
+/// How long to wait before the transaction is run for the `attempt`-th time again. `roll` is uniform in 0..1.
+pub(crate) fn conflict_backoff(attempt: u32, roll: f64) -> Duration {
     let ceiling = Duration::from_millis(2) * 2_u32.pow(attempt.min(7));
     ceiling.mul_f64(roll.clamp(0.0, 1.0))
 }

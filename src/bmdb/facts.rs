@@ -1,8 +1,8 @@
-//! Reading what is known of a machine: rows into [`MachineFacts`].
+//! Reading facts: rows of the view `machine_snapshot` into `MachineFacts`.
 //!
-//! Decoding tolerates what a newer release wrote: an unknown hold counts as a
-//! hold on everything, an unknown process's backoff is passed over, an unknown
-//! provider status or obstacle is kept as text. What cannot be at all is an error.
+//! Decoding tolerates values of a newer release: an unknown hold counts as a hold on everything, the backoff of an
+//! unknown process is skipped, an unknown provider status or obstacle is retained as text. An impossible value is an
+//! error.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,24 +11,24 @@ use serde::Deserialize;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::connection::{Bmdb, DbContext};
 use crate::bmdb::error::BmdbError;
 use crate::model::backoff::BackoffFact;
 use crate::model::facts::{
-    Acted, AgentStarted, Begun, Heartbeat, Hold, HoldScope, InstallationReport, InstallationRequest,
-    MachineFacts, NeedsHuman, Postponement, PowerOrder, Provided, Quarantine, Recovery, ReleaseOrder,
-    Retirement, Waiver,
+    AgentStarted, HeartbeatFact, Hold, HoldScope, InstallationReport, InstallationRequest, MachineFacts,
+    NeedsHuman, Postponement, PowerOrder, ProviderRecord, Quarantine, RecordedIntent, Recovery,
+    RecoveryAction, ReleaseOrder, Retirement, Waiver,
 };
 use crate::model::ids::{IntentId, MachineId};
 use crate::model::needs_human::Obstacle;
-use crate::model::policy::Disturbance;
-use crate::model::power_order::Switch;
+use crate::model::policy::DisruptionKind;
+use crate::model::power_order::PowerOrderKind;
 use crate::model::priority::Priority;
 use crate::model::process::Process;
 use crate::model::provider_status::ProviderStatus;
 use crate::model::time::Timestamp;
 
-/// One row of the view `machine_snapshot` with the clock and the listeners of that moment.
+/// One row of the view `machine_snapshot`, with the clock and the listeners of that moment.
 #[derive(Debug, Clone)]
 #[expect(missing_docs, reason = "columns of the view, described where the view is made")]
 pub struct FactsRow {
@@ -89,33 +89,37 @@ pub struct FactsRow {
     pub policy_version: i64,
 }
 
-/// What is known of a machine, and when that was.
+/// The facts of a machine at one moment.
 #[derive(Clone, Debug)]
-pub struct Snapshot {
-    /// The facts.
+pub struct MachineSnapshot {
+    /// The machine's facts at `now`.
     pub facts: MachineFacts,
     /// The database's clock when they were read.
     pub now: Timestamp,
-    /// Version of the policy that held then.
+    /// Version of the policy in force then.
     pub policy_version: i64,
 }
 
 impl Bmdb {
-    /// Reads what is known of one machine, without any lock.
-    pub async fn snapshot(&self, machine: MachineId) -> Result<Snapshot, BmdbError> {
-        self.statement("reading facts", move |pool| Box::pin(row_of(pool, machine.0)))
+    /// Reads the facts of one machine, without any lock.
+    pub async fn read_machine_snapshot(&self, machine: MachineId) -> Result<MachineSnapshot, BmdbError> {
+        self.statement("reading facts", move |pool| Box::pin(read_facts_row(pool, machine.0)))
             .await?
             .ok_or_else(|| BmdbError::NoSuchMachine(machine.to_string()))?
             .into_snapshot()
     }
 
     /// Reads a page of machines in the order of their ids, from the one after `after`.
-    pub async fn snapshot_page(&self, after: MachineId, limit: i64) -> Result<Vec<Snapshot>, BmdbError> {
+    pub async fn read_snapshot_page(
+        &self,
+        after: MachineId,
+        limit: i64,
+    ) -> Result<Vec<MachineSnapshot>, BmdbError> {
         let Some(first) = after.0.as_u128().checked_add(1).map(Uuid::from_u128) else {
             return Ok(Vec::new());
         };
         self.statement("reading a page of facts", move |pool| {
-            Box::pin(rows_between(pool, first, Uuid::max(), limit))
+            Box::pin(read_facts_rows(pool, first, Uuid::max(), limit))
         })
         .await?
         .into_iter()
@@ -125,19 +129,25 @@ impl Bmdb {
 }
 
 /// Reads one machine's facts on a connection that may hold locks.
-pub(crate) async fn read(connection: &mut PgConnection, machine: MachineId) -> Result<Snapshot, BmdbError> {
-    row_of(connection, machine.0)
+pub(crate) async fn read_snapshot(
+    connection: &mut PgConnection,
+    machine: MachineId,
+) -> Result<MachineSnapshot, BmdbError> {
+    read_facts_row(connection, machine.0)
         .await
-        .doing("reading facts")?
+        .context("reading facts")?
         .ok_or_else(|| BmdbError::NoSuchMachine(machine.to_string()))?
         .into_snapshot()
 }
 
-async fn row_of(connection: &mut PgConnection, machine: Uuid) -> Result<Option<FactsRow>, sqlx::Error> {
+async fn read_facts_row(
+    connection: &mut PgConnection,
+    machine: Uuid,
+) -> Result<Option<FactsRow>, sqlx::Error> {
     sqlx::query_file_as!(FactsRow, "sql/facts/read_machine.sql", machine).fetch_optional(connection).await
 }
 
-async fn rows_between(
+async fn read_facts_rows(
     connection: &mut PgConnection,
     first: Uuid,
     last: Uuid,
@@ -164,24 +174,24 @@ struct PostponedRow {
 }
 
 impl FactsRow {
-    fn into_snapshot(self) -> Result<Snapshot, BmdbError> {
+    fn into_snapshot(self) -> Result<MachineSnapshot, BmdbError> {
         let (now, policy_version) = (self.now, self.policy_version);
-        Ok(Snapshot { facts: self.into_facts()?, now, policy_version })
+        Ok(MachineSnapshot { facts: self.into_facts()?, now, policy_version })
     }
 
     fn into_facts(self) -> Result<MachineFacts, BmdbError> {
         let machine = MachineId(self.machine_id);
-        let mut facts = MachineFacts::unknown(machine, self.created_at);
-        facts.provided = self.provided()?;
+        let mut facts = MachineFacts::empty(machine, self.created_at);
+        facts.provider_record = self.provided()?;
         facts.agent_started =
             self.agent_started_at.zip(self.agent_public_key.clone()).map(|(at, public_key)| AgentStarted {
-                at,
+                started_at: at,
                 public_key,
                 boot_id: self.agent_boot_id.clone(),
                 fence: self.agent_fence.unwrap_or_default(),
             });
-        facts.heartbeat = self.heartbeat_at.map(|at| Heartbeat {
-            at,
+        facts.heartbeat = self.heartbeat_at.map(|at| HeartbeatFact {
+            received_at: at,
             boot_id: self.heartbeat_boot_id.clone().unwrap_or_default(),
             incarnation: self.heartbeat_incarnation.clone().unwrap_or_default(),
             sequence: self.heartbeat_sequence.unwrap_or_default(),
@@ -208,14 +218,14 @@ impl FactsRow {
             since,
             reason: self.needs_human_reason.clone().unwrap_or_default(),
             obstacle: self.needs_human_obstacle.as_deref().map_or(Obstacle::Unknown, Obstacle::from),
-            heard_since: self.needs_human_heard_since,
+            reporting_since: self.needs_human_heard_since,
         });
         facts.recovery = self.recovery()?;
         facts.retirement = self.retirement()?;
         facts.power_order = self.power_order()?;
-        facts.priority = self.priority.and_then(priority);
-        facts.backoffs = backoffs(self.backoffs)?;
-        facts.postponements = postponements(self.postponements)?;
+        facts.priority = self.priority.and_then(parse_priority);
+        facts.backoffs = parse_backoffs(self.backoffs)?;
+        facts.postponements = parse_postponements(self.postponements)?;
         facts.listening_since = self.listening_since;
         Ok(facts)
     }
@@ -236,11 +246,11 @@ impl FactsRow {
             by: row.by,
             requested_at,
             wipe: row.wipe,
-            wipe_waived: row.wipe_waived_at.map(|at| Waiver { at, by }),
+            wipe_waived: row.wipe_waived_at.map(|at| Waiver { waived_at: at, by }),
             release: row
                 .release_intent
                 .zip(row.release_ordered_at)
-                .map(|(intent, at)| ReleaseOrder { intent, at }),
+                .map(|(intent, at)| ReleaseOrder { intent, recorded_at: at }),
             finished_at: self.retirement_finished_at,
             outcome: row.outcome,
             listed_since: row.listed_since,
@@ -257,20 +267,23 @@ impl FactsRow {
         let Some(row) = self.power_order.clone() else { return Ok(None) };
         let row: PowerOrderRow = serde_json::from_value(row).map_err(|error| corrupt(&error))?;
         Ok(Some(PowerOrder {
-            switch: row.switch.parse::<Switch>().map_err(|error| corrupt(&error))?,
+            kind: row.switch.parse::<PowerOrderKind>().map_err(|error| corrupt(&error))?,
             reason: row.reason,
             by: row.by,
-            at: row.at,
-            begun: row.intent.zip(row.begun_at).map(|(intent, at)| Begun { intent, at }),
+            ordered_at: row.at,
+            intent: row
+                .intent
+                .zip(row.begun_at)
+                .map(|(intent, at)| RecordedIntent { intent, recorded_at: at }),
         }))
     }
 
-    fn provided(&self) -> Result<Option<Provided>, BmdbError> {
+    fn provided(&self) -> Result<Option<ProviderRecord>, BmdbError> {
         let Some((provider, at)) = self.provider.clone().zip(self.provided_at) else { return Ok(None) };
         let ssh_port = self.ssh_port.map(u16::try_from).transpose().map_err(|_| {
             BmdbError::Corrupt(format!("SSH port {:?} of {}", self.ssh_port, self.machine_id))
         })?;
-        Ok(Some(Provided {
+        Ok(Some(ProviderRecord {
             provider,
             provider_id: self.provider_id.clone().unwrap_or_default(),
             reservation: self.reservation.clone(),
@@ -279,8 +292,8 @@ impl FactsRow {
             ssh_user: self.ssh_user.clone(),
             location: self.location.clone(),
             status: ProviderStatus::from(self.status.as_deref().unwrap_or("Unknown")),
-            at,
-            looked_at: self.looked_at,
+            acquired_at: at,
+            polled_at: self.looked_at,
             unchanged: self.unchanged.unwrap_or_default(),
         }))
     }
@@ -291,9 +304,9 @@ impl FactsRow {
         };
         let corrupt = |what: String| BmdbError::Corrupt(format!("{what} of {}", self.machine_id));
         let acted = match (&self.recovery_step, self.recovery_acted_at, self.recovery_deadline) {
-            (Some(step), Some(at), Some(deadline)) => Some(Acted {
-                step: step.parse::<Disturbance>().map_err(|error| corrupt(error.to_string()))?,
-                at,
+            (Some(step), Some(at), Some(deadline)) => Some(RecoveryAction {
+                step: step.parse::<DisruptionKind>().map_err(|error| corrupt(error.to_string()))?,
+                acted_at: at,
                 deadline,
                 boot_id_before: self.recovery_boot_id_before.clone(),
             }),
@@ -306,16 +319,16 @@ impl FactsRow {
         Ok(Some(Recovery {
             started_at,
             rung: count(self.recovery_rung)? as usize,
-            acted,
-            tries: count(self.recovery_tries)?,
-            next_at,
+            last_action: acted,
+            attempts: count(self.recovery_tries)?,
+            next_check_at: next_at,
             note: self.recovery_note.clone().unwrap_or_default(),
             obstacle: self.recovery_obstacle.as_deref().map(Obstacle::from),
         }))
     }
 }
 
-/// What the view does not tell of a retirement.
+/// The parts of a retirement that the view has no columns for.
 #[derive(Deserialize)]
 struct RetirementRow {
     by: String,
@@ -348,14 +361,14 @@ struct PriorityRow {
 }
 
 /// `None` for a level that only a newer release knows.
-fn priority(json: serde_json::Value) -> Option<Priority> {
+fn parse_priority(json: serde_json::Value) -> Option<Priority> {
     let row: PriorityRow = serde_json::from_value(json).ok()?;
     let PriorityRow { level, reason, by, since, until } = row;
     Some(Priority { level: level.parse().ok()?, reason, by, since, until })
 }
 
-fn backoffs(json: Option<serde_json::Value>) -> Result<BTreeMap<Process, BackoffFact>, BmdbError> {
-    let rows: Vec<BackoffRow> = from_json(json)?;
+fn parse_backoffs(json: Option<serde_json::Value>) -> Result<BTreeMap<Process, BackoffFact>, BmdbError> {
+    let rows: Vec<BackoffRow> = parse_json_list(json)?;
     Ok(rows
         .into_iter()
         .filter_map(|row| {
@@ -370,8 +383,10 @@ fn backoffs(json: Option<serde_json::Value>) -> Result<BTreeMap<Process, Backoff
         .collect())
 }
 
-fn postponements(json: Option<serde_json::Value>) -> Result<BTreeMap<Process, Postponement>, BmdbError> {
-    let rows: Vec<PostponedRow> = from_json(json)?;
+fn parse_postponements(
+    json: Option<serde_json::Value>,
+) -> Result<BTreeMap<Process, Postponement>, BmdbError> {
+    let rows: Vec<PostponedRow> = parse_json_list(json)?;
     Ok(rows
         .into_iter()
         .filter_map(|row| {
@@ -381,7 +396,9 @@ fn postponements(json: Option<serde_json::Value>) -> Result<BTreeMap<Process, Po
         .collect())
 }
 
-fn from_json<T: serde::de::DeserializeOwned>(json: Option<serde_json::Value>) -> Result<Vec<T>, BmdbError> {
+fn parse_json_list<T: serde::de::DeserializeOwned>(
+    json: Option<serde_json::Value>,
+) -> Result<Vec<T>, BmdbError> {
     json.map_or(Ok(Vec::new()), serde_json::from_value)
         .map_err(|error| BmdbError::Corrupt(format!("a list of waits that cannot be read: {error}")))
 }

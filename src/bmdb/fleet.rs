@@ -1,10 +1,9 @@
-//! What is true of the fleet as a whole.
+//! Counting machines by phase from the facts (SQL twin of `phase_of`).
 //!
-//! Lists and pages count by `machine_due.phase_index`, which may lag behind
-//! time. What is counted here is derived from the facts, by a statement that
-//! says in SQL what [`phase_of`](crate::model::phase::phase_of) says in Rust; a
-//! test holds the two together over ten thousand sets of facts. It reads the
-//! whole fleet, so it is for a gauge each minute and not for a page.
+//! Lists and pages count by `machine_due.phase_index`, which may lag behind time. Here the phase is derived from the
+//! facts, by a statement that is the SQL twin of [`phase_of`](crate::model::phase::phase_of); a test compares the two
+//! over ten thousand sets of facts. The statement reads the whole fleet, so it is for a gauge each minute and not for a
+//! page.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +12,7 @@ use crate::bmdb::error::BmdbError;
 use crate::model::phase::Phase;
 
 impl Bmdb {
-    /// How many machines are in which phase now. Phases of no machine are left out.
+    /// How many machines are in which phase now. Phases without a machine are left out.
     pub async fn count_phases(&self) -> Result<BTreeMap<Phase, u64>, BmdbError> {
         let rows = self
             .statement("counting phases", |pool| {

@@ -1,8 +1,8 @@
-//! The whole fleet at a moment, for what is computed of all machines: plans and issues.
+//! The whole fleet read page by page, for plans and issues.
 //!
-//! It is read in pages, each a statement of its own, as the sweeper reads: a fleet takes seconds, and
-//! no snapshot of the database may be held for as long. A machine that changes between two pages is seen
-//! before or after it, never in the middle, and machines share little.
+//! Each page is a statement of its own, as in the sweeper: reading a fleet takes seconds, and no snapshot of the
+//! database may be held that long. A machine that changes between two pages is seen before or after the change, never
+//! in the middle, and machines share little.
 
 use std::collections::HashMap;
 
@@ -10,51 +10,65 @@ use uuid::Uuid;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::facts::Snapshot;
-use crate::model::cluster::disturb::InCluster;
+use crate::bmdb::facts::MachineSnapshot;
+use crate::model::cluster::disruption::ClusterContext;
 use crate::model::ids::MachineId;
-use crate::model::plan::{Disturbed, FleetView, MachineState, StoredLane};
-use crate::model::policy::Disturbance;
+use crate::model::plan::{FleetView, MachineState, RecordedDisruption, StoredLane};
+use crate::model::policy::DisruptionKind;
 use crate::model::process::{Lane, Process};
-use crate::model::schedule::Armed;
+use crate::model::schedule::StoredDue;
 use crate::model::time::{Span, Timestamp};
 
 /// Machines read in one statement.
-pub(crate) const PAGE: i64 = 500;
+pub(crate) const PAGE_SIZE: i64 = 500;
 
 impl Bmdb {
-    /// The whole fleet, as far as its future follows from it.
-    pub async fn fleet_view(&self) -> Result<FleetView, BmdbError> {
+    /// Everything about the fleet that its future follows from.
+    pub async fn read_fleet_view(&self) -> Result<FleetView, BmdbError> {
         self.read_policy().await?;
         let (_, policy) = self.policy();
         let mut machines = Vec::new();
         let mut after = MachineId(Uuid::nil());
         loop {
-            let page = self.snapshot_page(after, PAGE).await?;
+            let page = self.read_snapshot_page(after, PAGE_SIZE).await?;
             let ids: Vec<Uuid> = page.iter().map(|snapshot| snapshot.facts.machine.0).collect();
             let Some(last) = ids.last().copied() else { break };
-            let mut lanes = self.stored_lanes(ids.clone()).await?;
-            let mut clusters = self.in_clusters(ids.clone()).await?;
-            let mut newer_fences = self.newer_fences(ids).await?;
-            machines.extend(page.into_iter().filter_map(|Snapshot { facts, .. }| {
+            let mut lanes = self.read_stored_lanes(ids.clone()).await?;
+            let mut clusters = self.read_cluster_memberships(ids.clone()).await?;
+            let mut newer_fences = self.read_unknown_fences(ids).await?;
+            machines.extend(page.into_iter().filter_map(|MachineSnapshot { facts, .. }| {
                 let lanes = lanes.remove(&facts.machine.0)?;
                 let (phase_index, phase_since) = lanes.phase?;
                 let newer_fence = newer_fences.remove(&facts.machine.0);
                 let cluster = clusters.remove(&facts.machine.0);
                 let lanes = lanes.stored;
-                Some(MachineState { facts, phase_index, phase_since, lanes, newer_fence, cluster })
+                Some(MachineState {
+                    facts,
+                    phase_index,
+                    phase_since,
+                    lanes,
+                    unknown_fence: newer_fence,
+                    cluster,
+                })
             }));
             after = MachineId(last);
         }
-        let disturbed = self.disturbances_within(policy.longest_window()).await?;
-        let released = self.released_within(policy.release_budget.window).await?;
-        let at = self.database_clock().await?;
-        let pauses = self.pauses().await?;
-        Ok(FleetView { at, policy, machines, disturbed, released, pauses })
+        let disturbed = self.list_disruptions(policy.longest_window()).await?;
+        let released = self.list_releases(policy.release_budget.window).await?;
+        let at = self.read_database_clock().await?;
+        let pauses = self.list_pauses().await?;
+        Ok(FleetView {
+            at,
+            policy,
+            machines,
+            recent_disruptions: disturbed,
+            recent_releases: released,
+            pauses,
+        })
     }
 
-    /// Disturbances begun within `window`, oldest first.
-    pub(crate) async fn disturbances_within(&self, window: Span) -> Result<Vec<Disturbed>, BmdbError> {
+    /// Disruptions begun within `window`, oldest first.
+    pub(crate) async fn list_disruptions(&self, window: Span) -> Result<Vec<RecordedDisruption>, BmdbError> {
         let window = window.float_milliseconds();
         let rows = self
             .statement("reading what was disturbed", move |pool| {
@@ -64,8 +78,8 @@ impl Bmdb {
             })
             .await?;
         let known = rows.into_iter().filter_map(|row| {
-            let step = row.kind.parse::<Disturbance>().ok()?;
-            Some(Disturbed {
+            let step = row.kind.parse::<DisruptionKind>().ok()?;
+            Some(RecordedDisruption {
                 step,
                 machine: MachineId(row.machine_id),
                 provider: row.provider,
@@ -75,8 +89,8 @@ impl Bmdb {
         Ok(known.collect())
     }
 
-    /// When providers were told within `window` to take machines back.
-    async fn released_within(&self, window: Span) -> Result<Vec<Timestamp>, BmdbError> {
+    /// When releases of machines were sent to their providers, within `window`.
+    async fn list_releases(&self, window: Span) -> Result<Vec<Timestamp>, BmdbError> {
         let window = window.float_milliseconds();
         self.statement("reading what was given back", move |pool| {
             Box::pin(async move {
@@ -86,8 +100,8 @@ impl Bmdb {
         .await
     }
 
-    /// The database's clock.
-    async fn database_clock(&self) -> Result<Timestamp, BmdbError> {
+    /// Reads the database's clock alone.
+    async fn read_database_clock(&self) -> Result<Timestamp, BmdbError> {
         self.statement("reading the clock", |pool| {
             Box::pin(
                 async move { sqlx::query_file_scalar!("sql/inspect/read_clock.sql").fetch_one(pool).await },
@@ -96,7 +110,10 @@ impl Bmdb {
         .await
     }
 
-    async fn in_clusters(&self, machines: Vec<Uuid>) -> Result<HashMap<Uuid, InCluster>, BmdbError> {
+    async fn read_cluster_memberships(
+        &self,
+        machines: Vec<Uuid>,
+    ) -> Result<HashMap<Uuid, ClusterContext>, BmdbError> {
         let rows = self
             .statement("reading what clusters say of a page of machines", move |pool| {
                 let machines = machines.clone();
@@ -109,7 +126,7 @@ impl Bmdb {
             .await?;
         let count = |count: i64| usize::try_from(count).unwrap_or(0);
         let read = rows.into_iter().map(|row| {
-            let cluster = InCluster {
+            let cluster = ClusterContext {
                 name: row.name,
                 founded: row.founded,
                 leaving: row.deleting || row.leaving.is_some(),
@@ -119,15 +136,15 @@ impl Bmdb {
                     .voters
                     .zip(row.voters_reached)
                     .map(|(voters, reached)| (count(voters), count(reached))),
-                seen_at: row.seen_at,
-                disturbed: None,
+                observed_at: row.seen_at,
+                other_disrupted: None,
             };
             (row.machine_id, cluster)
         });
         Ok(read.collect())
     }
 
-    async fn stored_lanes(&self, machines: Vec<Uuid>) -> Result<HashMap<Uuid, StoredLanes>, BmdbError> {
+    async fn read_stored_lanes(&self, machines: Vec<Uuid>) -> Result<HashMap<Uuid, StoredLanes>, BmdbError> {
         let rows = self
             .statement("reading a page of the schedule", move |pool| {
                 let machines = machines.clone();
@@ -139,7 +156,7 @@ impl Bmdb {
         let mut found: HashMap<Uuid, StoredLanes> = HashMap::new();
         for row in rows {
             let lanes = found.entry(row.machine_id).or_default();
-            // A lane or a process that only a newer release knows has no future here.
+            // A lane or process that only a newer release knows has no predicted future here.
             let Ok(lane) = row.lane.parse::<Lane>() else { continue };
             let process = row.process.and_then(|process| process.parse::<Process>().ok());
             if lane == Lane::Access {
@@ -147,9 +164,9 @@ impl Bmdb {
             }
             lanes.stored.push(StoredLane {
                 lane,
-                armed: Armed { process, ready_at: row.ready_at, timer: row.timer },
+                stored_due: StoredDue { process, ready_at: row.ready_at, timer: row.timer },
                 not_before: row.not_before,
-                working: row.working,
+                is_working: row.working,
             });
         }
         Ok(found)

@@ -1,80 +1,73 @@
-//! Heartbeats: what one of them means for what is known of its machine.
+//! Classifying and storing a heartbeat: new boot, duplicate, stale, retired, with reports.
 //!
-//! Nearly every heartbeat says "I still live" and changes a time; those are
-//! stored in groups, see `group_commit.rs`. This file is about the others, each
-//! of which is a transaction under the machine's lock that changes facts and
-//! writes the schedule anew: the first heartbeat ever, the first of a boot, one
-//! of a machine that was thought silent or waits for a person, one that carries a report, and the ones
-//! that are refused.
+//! Nearly every heartbeat reports only that its agent still lives, and changes a time; those are stored in groups, see
+//! `group_commit.rs`. This file is about the others, each of which is a transaction under the machine's lock that
+//! changes facts and recomputes the schedule: the first heartbeat ever, the first of a boot, one of a machine that was
+//! considered silent or waits for a person, one that carries a report, and the ones that are rejected.
 //!
 //! # Which heartbeat is newer
 //!
-//! Within a boot, `sequence` (milliseconds since boot) says so. A heartbeat with
-//! the number that is stored is the same one sent again, because its answer was
-//! lost: it is answered again, and nothing is written.
+//! Within a boot, `sequence` (milliseconds since boot) decides. A heartbeat with the number that is stored is the same
+//! one sent again, because its answer was lost: it is answered again, and nothing is written.
 //!
-//! Between boots nothing says so: a boot id is a random UUID. So the boot before
-//! the present one is kept. A boot ends for good when the next one begins,
-//! therefore a heartbeat of the kept boot can only be late, whatever its number,
-//! and is refused. Were it taken for a new boot, a recovery that waits for
-//! another boot id as its proof would end with a machine that is down, and the
-//! two boots would then replace each other with every heartbeat in flight. One
-//! remembered boot is enough: an agent gives a call up after ten seconds, and no
-//! machine boots twice in that time. Two machines cloned from one disk, key and
-//! all, are told apart by the same rule: the one that was heard first is refused
-//! from the moment the other is heard, instead of both being believed in turns.
-//! Unless we put the agent on it since: then we spoke to that boot ourselves, and
-//! it is the present one.
+//! Between boots there is no order: a boot id is a random UUID. So the boot before the present one is stored. A boot
+//! ends for good when the next one begins, therefore a heartbeat of the stored boot can only be late, whatever its
+//! number, and is rejected. If it were taken for a new boot, a recovery that waits for another boot id as its proof
+//! would end with a machine that is down, and the two boots would then replace each other with every heartbeat in
+//! flight. One former boot is enough: an agent gives up a call after ten seconds, and no machine boots twice in that
+//! time. The same rule separates two machines cloned from one disk, key and all: the machine that reported first is
+//! rejected from the moment the other one reports, instead of both being believed in turns. The exception is an agent
+//! that we installed since: then we spoke to that boot ourselves, and it is the present one.
 //!
 //! # Whose it is
 //!
-//! The machine id must be that of a machine whose agent was started with the key
-//! that the connection proved. Whichever is wrong, the answer is the same. Where both are right and the
-//! machine is retired, its agent is told so: it is nobody else's business, and nobody else can ask.
+//! The machine id must be that of a machine whose agent was started with the key that the connection proved. Whichever
+//! of the two is wrong, the answer is the same. If both are right and the machine is retired, its agent is answered so:
+//! it concerns nobody else, and nobody else can query it.
 
 use std::sync::Arc;
 
 use sqlx::PgConnection;
 
-use crate::bmdb::change::{FactChange, NewHardwareReport, NewHeartbeat, apply};
-use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::connection::{Bmdb, DbContext};
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::facts::read;
-use crate::bmdb::newer_fence::newer_fence;
-use crate::bmdb::policy::policy_of_version;
-use crate::bmdb::schedule::{lock, reschedule, tell};
-use crate::model::cluster::state::Report;
+use crate::bmdb::fact_change::{FactChange, NewHardwareReport, NewHeartbeat, apply_fact_change};
+use crate::bmdb::facts::read_snapshot;
+use crate::bmdb::policy::policy_at_version;
+use crate::bmdb::schedule::{lock_due_rows, record_event, reschedule_machine};
+use crate::bmdb::unknown_fence::record_unknown_fence;
+use crate::model::cluster::state::MemberReport;
 use crate::model::facts::MachineFacts;
 use crate::model::ids::MachineId;
-use crate::model::needs_human::{Healing, healing};
+use crate::model::needs_human::{HealingStep, next_healing_step};
 use crate::model::phase::{Phase, phase_of};
 use crate::model::policy::Policy;
 use crate::model::process::{Lane, Process};
-use crate::model::release::Report as ReleaseReport;
+use crate::model::release_report::ReleaseReport;
 use crate::model::time::Timestamp;
 
-/// What an agent says, checked for form but not yet for whose it is.
+/// A heartbeat whose form is checked, but not yet its identity.
 #[derive(Clone, Debug)]
-pub struct Heartbeat {
-    /// The machine it says it is.
+pub struct ReceivedHeartbeat {
+    /// The machine it claims to be from.
     pub machine: MachineId,
     /// The Ed25519 key that the connection proved.
     pub public_key: [u8; 32],
     /// Boot, agent process, number and version.
     pub beat: NewHeartbeat,
-    /// What the machine is made of, if it says.
+    /// The hardware report; `None` if it carries none.
     pub hardware: Option<NewHardwareReport>,
-    /// What became of an installation, if it says.
+    /// The outcome of an installation; `None` if it carries none.
     pub installation: Option<InstallationOutcome>,
-    /// Where its machine stands with its cluster, if it says.
-    pub cluster: Option<Report>,
-    /// Which release its agent is, if it says.
+    /// The machine's state in its cluster; `None` if it carries none.
+    pub cluster: Option<MemberReport>,
+    /// The agent's release; `None` if it carries none.
     pub release: Option<ReleaseReport>,
-    /// The highest fence of the access lane that its machine has seen; 0 when it does not say.
+    /// The highest fence of the access lane that its machine has seen; 0 when it does not report one.
     pub access_fence: i64,
 }
 
-impl Heartbeat {
+impl ReceivedHeartbeat {
     /// Whether it carries something that must be durable before the answer.
     #[must_use]
     pub const fn has_report(&self) -> bool {
@@ -84,29 +77,29 @@ impl Heartbeat {
             || self.release.is_some()
     }
 
-    /// The same, saying only that the agent lives.
+    /// The same heartbeat without any report.
     #[must_use]
     pub fn without_report(&self) -> Self {
         Self { hardware: None, installation: None, cluster: None, release: None, ..self.clone() }
     }
 }
 
-/// What became of an installation.
+/// The outcome of an installation as the agent reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstallationOutcome {
-    /// The request it answers.
+    /// Generation of the request that it answers.
     pub generation: i64,
     /// Why it failed; `None` when it did not.
     pub error: Option<String>,
 }
 
-/// What became of a heartbeat.
+/// The result of a heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum HeartbeatOutcome {
     /// Stored, with everything it carried.
-    Stored(Wants),
+    Stored(AgentInstructions),
     /// It was stored before; nothing was written.
-    Repeated(Wants),
+    Duplicate(AgentInstructions),
     /// A newer one is stored; nothing was written.
     Stale,
     /// No machine of that id has an agent with that key; nothing was written.
@@ -117,47 +110,47 @@ pub enum Outcome {
 
 /// What the agent should do next.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wants {
+pub struct AgentInstructions {
     /// Send a hardware report: none of this agent process is stored.
     pub hardware_report: bool,
-    /// Install this.
+    /// Install this artefact; `None` if there is nothing to install.
     pub installation: Option<PendingInstallation>,
-    /// Do this about a cluster.
+    /// Carry out this order about a cluster.
     pub cluster: Option<PendingClusterOrder>,
-    /// Become this release.
+    /// Change to this release; `None` if there is none to change to.
     pub release: Option<PendingRelease>,
-    /// Somebody asks for its logs ([`Bmdb::hand_logs`]).
+    /// A request for its logs waits ([`Bmdb::deliver_log_requests`]).
     pub logs: bool,
 }
 
-/// What a plain heartbeat that was stored is answered with.
+/// The reply to a plain heartbeat that was stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plain {
+pub struct PlainHeartbeatReply {
     /// What the agent should do next.
-    pub wants: Wants,
-    /// The highest fence of the machine's access lane that this BMDB has given.
-    pub known_fence: i64,
+    pub instructions: AgentInstructions,
+    /// The highest fence of the machine's access lane that this BMDB has issued.
+    pub issued_fence: i64,
 }
 
-/// An installation that was asked for and not reported on.
+/// A requested installation whose outcome is not reported yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingInstallation {
-    /// Version of the request.
+    /// Generation of the request.
     pub generation: i64,
-    /// Where the artefact is.
+    /// URL of the artefact.
     pub artefact_url: String,
-    /// Its SHA-256.
+    /// SHA-256 of the artefact, 32 bytes.
     pub artefact_sha256: Vec<u8>,
 }
 
-/// Another release of the role server that was asked for and not reported on.
+/// A requested release of the role server whose outcome is not reported yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingRelease {
-    /// Which of the machine's orders.
+    /// Generation of the machine's order.
     pub generation: i64,
     /// SHA-256 of the program.
     pub sha256: Vec<u8>,
-    /// How long it may take, in seconds.
+    /// How long the change may take, in seconds.
     pub deadline_seconds: i64,
 }
 
@@ -171,12 +164,12 @@ impl PendingRelease {
     }
 }
 
-/// An order about a cluster that was given and not reported on.
+/// An issued order about a cluster whose outcome is not reported yet.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PendingClusterOrder {
-    /// Which of the machine's orders.
+    /// Generation of the machine's order.
     pub generation: i64,
-    /// It, sealed.
+    /// The order, sealed for the machine.
     pub sealed: Vec<u8>,
 }
 
@@ -202,147 +195,159 @@ impl PendingInstallation {
     }
 }
 
-/// What a heartbeat is judged by besides the facts.
+/// What a heartbeat is classified by besides the facts.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct HeartbeatContext {
     /// The boot before the one in the facts.
     pub(crate) previous_boot_id: Option<String>,
     /// The agent process whose hardware report is stored.
     pub(crate) report_incarnation: Option<String>,
-    /// Where the machine stood with its cluster, as it said last.
-    pub(crate) cluster: Option<Report>,
-    /// Which release its agent is, as it said last.
+    /// The machine's state in its cluster as last reported.
+    pub(crate) cluster: Option<MemberReport>,
+    /// The agent's release as last reported.
     pub(crate) release: Option<ReleaseReport>,
 }
 
-impl Known {
-    /// Whether this is another standing than the stored one. A machine that never had to do with clusters says so
-    /// with each report, and that is nothing to keep.
-    fn is_news(&self, said: &Report) -> bool {
+impl HeartbeatContext {
+    /// Whether this state differs from the stored one. A machine that was never in a cluster repeats that with each
+    /// report, and it is not worth storing.
+    fn is_new_cluster_report(&self, report: &MemberReport) -> bool {
         match &self.cluster {
-            Some(known) => known != said,
-            None => *said != Report::default(),
+            Some(known) => known != report,
+            None => *report != MemberReport::default(),
         }
     }
 }
 
-/// What a heartbeat is.
+/// The class of a heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Of another machine or key than it says.
+pub(crate) enum HeartbeatVerdict {
+    /// Its machine and key do not belong together.
     Unauthenticated,
     /// Of a machine that is retired.
     Retired,
     /// Older than what is stored, or another one with the same number.
     Stale,
     /// The stored one, sent again.
-    Repeated,
-    /// News.
+    Duplicate,
+    /// A new heartbeat of the machine's agent.
     Accepted {
-        /// The line it is worth in the machine's history, if it is.
+        /// The event and detail to record in the machine's history, if any.
         event: Option<(&'static str, String)>,
     },
 }
 
-/// What `heartbeat` is to a machine of which `facts` are known and which is in `phase`. Pure.
-pub(crate) fn judge(facts: &MachineFacts, phase: Phase, known: &Known, heartbeat: &Heartbeat) -> Verdict {
+/// Classifies `heartbeat` of a machine with these `facts`, which is in `phase`. Pure.
+pub(crate) fn classify_heartbeat(
+    facts: &MachineFacts,
+    phase: Phase,
+    known: &HeartbeatContext,
+    heartbeat: &ReceivedHeartbeat,
+) -> HeartbeatVerdict {
     let key_is_right =
         facts.agent_started.as_ref().is_some_and(|agent| agent.public_key == heartbeat.public_key);
     if !key_is_right {
-        return Verdict::Unauthenticated;
+        return HeartbeatVerdict::Unauthenticated;
     }
     if phase == Phase::Retired {
-        return Verdict::Retired;
+        return HeartbeatVerdict::Retired;
     }
     let beat = &heartbeat.beat;
     let Some(stored) = &facts.heartbeat else {
         let detail = format!("agent {} reports from boot {}", beat.version, beat.boot_id);
-        return Verdict::Accepted { event: Some(("FirstHeartbeat", detail)) };
+        return HeartbeatVerdict::Accepted { event: Some(("FirstHeartbeat", detail)) };
     };
     if stored.boot_id != beat.boot_id {
         if known.previous_boot_id.as_ref() == Some(&beat.boot_id)
-            && !enrolled_in(facts, &beat.boot_id, stored.at)
+            && !was_enrolled_in(facts, &beat.boot_id, stored.received_at)
         {
-            return Verdict::Stale;
+            return HeartbeatVerdict::Stale;
         }
         let detail = format!("boot {}, was {}", beat.boot_id, stored.boot_id);
-        return Verdict::Accepted { event: Some(("Booted", detail)) };
+        return HeartbeatVerdict::Accepted { event: Some(("Booted", detail)) };
     }
     if beat.sequence > stored.sequence {
         let was_lost = matches!(phase, Phase::Silent | Phase::Recovering);
         let event = was_lost.then(|| ("HeardAgain", format!("from the same boot {}", beat.boot_id)));
-        return Verdict::Accepted { event };
+        return HeartbeatVerdict::Accepted { event };
     }
     if beat.sequence == stored.sequence
         && beat.incarnation == stored.incarnation
         && reports_are_stored(facts, known, heartbeat)
     {
-        return Verdict::Repeated;
+        return HeartbeatVerdict::Duplicate;
     }
-    Verdict::Stale
+    HeartbeatVerdict::Stale
 }
 
 /// Whether the agent was enrolled in that boot after the last report, which then is of a boot before.
-fn enrolled_in(facts: &MachineFacts, boot: &str, reported: Timestamp) -> bool {
+fn was_enrolled_in(facts: &MachineFacts, boot: &str, reported: Timestamp) -> bool {
     facts
         .agent_started
         .as_ref()
-        .is_some_and(|agent| agent.boot_id.as_deref() == Some(boot) && agent.at > reported)
+        .is_some_and(|agent| agent.boot_id.as_deref() == Some(boot) && agent.started_at > reported)
 }
 
-/// Whether everything that a repeated heartbeat carries was stored the first time. If not it is no
-/// repetition: to answer it like one would call a report durable that was never written.
-fn reports_are_stored(facts: &MachineFacts, known: &Known, heartbeat: &Heartbeat) -> bool {
+/// Whether everything that a repeated heartbeat carries was stored the first time. If not, it is no duplicate:
+/// answering it as one would call a report durable that was never written.
+fn reports_are_stored(facts: &MachineFacts, known: &HeartbeatContext, heartbeat: &ReceivedHeartbeat) -> bool {
     let hardware = heartbeat
         .hardware
         .as_ref()
         .is_none_or(|report| known.report_incarnation.as_ref() == Some(&report.incarnation));
     let installation =
-        heartbeat.installation.as_ref().is_none_or(|outcome| !installation_is_news(facts, outcome));
-    let cluster = heartbeat.cluster.as_ref().is_none_or(|said| !known.is_news(said));
-    let release = heartbeat.release.as_ref().is_none_or(|said| known.release.as_ref() == Some(said));
+        heartbeat.installation.as_ref().is_none_or(|outcome| !is_new_installation_outcome(facts, outcome));
+    let cluster =
+        heartbeat.cluster.as_ref().is_none_or(|member_report| !known.is_new_cluster_report(member_report));
+    let release = heartbeat
+        .release
+        .as_ref()
+        .is_none_or(|release_report| known.release.as_ref() == Some(release_report));
     hardware && installation && cluster && release
 }
 
-/// Whether an outcome answers what is asked for, for the first time. One of an older request is late,
-/// and obeyed no more: written over the report of the present request it would start that installation
-/// again.
-fn installation_is_news(facts: &MachineFacts, outcome: &InstallationOutcome) -> bool {
+/// Whether an outcome answers the present request for the first time. An outcome of an older request is late and
+/// ignored: written over the report of the present request, it would start that installation again.
+fn is_new_installation_outcome(facts: &MachineFacts, outcome: &InstallationOutcome) -> bool {
     facts.installation_request.is_some_and(|request| request.generation == outcome.generation)
         && facts.installation_report.is_none_or(|report| report.generation != outcome.generation)
 }
 
 /// The changes that an accepted heartbeat makes.
-fn changes_of(facts: &MachineFacts, known: &Known, heartbeat: &Heartbeat) -> Vec<FactChange> {
+fn heartbeat_changes(
+    facts: &MachineFacts,
+    known: &HeartbeatContext,
+    heartbeat: &ReceivedHeartbeat,
+) -> Vec<FactChange> {
     let mut changes = vec![FactChange::Heartbeat(heartbeat.beat.clone())];
     changes.extend(heartbeat.hardware.clone().map(FactChange::HardwareReport));
-    let news = heartbeat.installation.as_ref().filter(|outcome| installation_is_news(facts, outcome));
+    let news = heartbeat.installation.as_ref().filter(|outcome| is_new_installation_outcome(facts, outcome));
     changes.extend(news.map(|outcome| FactChange::InstallationReport {
         generation: outcome.generation,
         error: outcome.error.clone(),
     }));
-    let standing = heartbeat.cluster.clone().filter(|said| known.is_news(said));
+    let standing = heartbeat.cluster.clone().filter(|report| known.is_new_cluster_report(report));
     changes.extend(standing.map(FactChange::ClusterReport));
-    let release = heartbeat.release.clone().filter(|said| known.release.as_ref() != Some(said));
+    let release = heartbeat.release.clone().filter(|report| known.release.as_ref() != Some(report));
     changes.extend(release.map(FactChange::ReleaseReport));
     changes
 }
 
-/// What an accepted heartbeat changes for a machine that waits for a person, and the line that tells it.
-fn heal(
+/// The changes that an accepted heartbeat makes to a machine that waits for a person, and their line of history.
+fn healing_changes(
     facts: &MachineFacts,
     policy: &Policy,
     now: Timestamp,
 ) -> (Vec<FactChange>, Option<(&'static str, String)>) {
     let limit = policy.recovery_silence_timeout;
-    match (healing(facts, policy, now), &facts.needs_human) {
-        (Some(Healing::Begins), _) => {
+    match (next_healing_step(facts, policy, now), &facts.needs_human) {
+        (Some(HealingStep::Started), _) => {
             let detail = format!(
                 "it waits for a person, and is taken back when it has reported for {limit} without a gap"
             );
-            (vec![FactChange::NeedsHumanHeard], Some(("HeardAgain", detail)))
+            (vec![FactChange::NeedsHumanReporting], Some(("HeardAgain", detail)))
         }
-        (Some(Healing::Done), Some(waited)) => {
+        (Some(HealingStep::Completed), Some(waited)) => {
             let mut changes =
                 vec![FactChange::NeedsHumanCleared, FactChange::BackoffCleared(Process::Recovery)];
             changes.extend(facts.recovery.as_ref().map(|_| FactChange::RecoveryCleared));
@@ -357,22 +362,25 @@ fn heal(
 }
 
 impl Bmdb {
-    /// Judges one heartbeat under its machine's lock, and stores it with what it carries.
-    pub async fn store_heartbeat(&self, heartbeat: Arc<Heartbeat>) -> Result<Outcome, BmdbError> {
+    /// Classifies one heartbeat under its machine's lock, and stores it with what it carries.
+    pub async fn store_heartbeat(
+        &self,
+        heartbeat: Arc<ReceivedHeartbeat>,
+    ) -> Result<HeartbeatOutcome, BmdbError> {
         let bmdb = self.clone();
         let (machine, fence) = (heartbeat.machine, heartbeat.access_fence);
         let stored = self
             .transact("storing a heartbeat", move |tx| {
                 let (bmdb, heartbeat) = (bmdb.clone(), heartbeat.clone());
-                Box::pin(async move { store(&bmdb, tx, &heartbeat).await })
+                Box::pin(async move { store_heartbeat_in_tx(&bmdb, tx, &heartbeat).await })
             })
             .await;
         match stored {
-            Err(BmdbError::NoSuchMachine(_)) => Ok(Outcome::Unauthenticated),
+            Err(BmdbError::NoSuchMachine(_)) => Ok(HeartbeatOutcome::Unauthenticated),
             Err(error) => Err(error),
             Ok((outcome, newer_fence)) => {
                 if newer_fence {
-                    self.warn_of_newer_fence(machine, fence);
+                    self.warn_of_unknown_fence(machine, fence);
                 }
                 Ok(outcome)
             }
@@ -380,7 +388,7 @@ impl Bmdb {
     }
 
     /// Where agents can report: the endpoints of every callback server alive, sorted, each once.
-    pub async fn live_endpoints(&self) -> Result<Vec<String>, BmdbError> {
+    pub async fn live_callback_endpoints(&self) -> Result<Vec<String>, BmdbError> {
         let found = self
             .statement("looking for callback servers", |pool| {
                 Box::pin(async move {
@@ -400,29 +408,29 @@ impl Bmdb {
     }
 }
 
-/// What became of a heartbeat, and whether it told for the first time of a fence that was never given.
-async fn store(
+/// The result of a heartbeat, and whether it reported for the first time a fence that this BMDB never issued.
+async fn store_heartbeat_in_tx(
     bmdb: &Bmdb,
     tx: &mut PgConnection,
-    heartbeat: &Heartbeat,
-) -> Result<(Outcome, bool), BmdbError> {
+    heartbeat: &ReceivedHeartbeat,
+) -> Result<(HeartbeatOutcome, bool), BmdbError> {
     let machine = heartbeat.machine;
-    let rows = lock(tx, machine).await?;
-    let snapshot = read(tx, machine).await?;
+    let rows = lock_due_rows(tx, machine).await?;
+    let snapshot = read_snapshot(tx, machine).await?;
     let row = sqlx::query_file!("sql/heartbeat/read_context.sql", machine.0)
         .fetch_one(&mut *tx)
         .await
-        .doing("reading what a heartbeat is judged by")?;
-    let policy = policy_of_version(bmdb, tx, snapshot.policy_version).await?;
+        .context("reading what a heartbeat is judged by")?;
+    let policy = policy_at_version(bmdb, tx, snapshot.policy_version).await?;
     let phase = phase_of(&snapshot.facts, &policy, snapshot.now);
     let pending = PendingInstallation::from_columns(row.generation, row.artefact_url, row.artefact_sha256);
-    let asked = PendingClusterOrder::from_columns(row.cluster_generation, row.cluster_order);
+    let order = PendingClusterOrder::from_columns(row.cluster_generation, row.cluster_order);
     let release =
         PendingRelease::from_columns(row.release_generation, row.release_sha256, row.release_deadline);
-    let known = Known {
+    let known = HeartbeatContext {
         previous_boot_id: row.previous_boot_id,
         report_incarnation: row.report_incarnation,
-        cluster: row.reported_generation.map(|generation| Report {
+        cluster: row.reported_generation.map(|generation| MemberReport {
             generation,
             key: row.reported_key.and_then(|key| key.try_into().ok()),
             ca_certificate: row.reported_ca,
@@ -434,60 +442,66 @@ async fn store(
             Some(ReleaseReport { generation, sha256: sha256.try_into().ok()?, error: row.running_error })
         }),
     };
-    let pending = (pending, asked, release, row.wants_logs);
-    let event = match judge(&snapshot.facts, phase, &known, heartbeat) {
-        Verdict::Unauthenticated => return Ok((Outcome::Unauthenticated, false)),
-        Verdict::Retired => return Ok((Outcome::Retired, false)),
-        Verdict::Stale => return Ok((Outcome::Stale, false)),
-        Verdict::Repeated => {
-            let wants = wants(&snapshot.facts, &known, heartbeat, pending);
-            return Ok((Outcome::Repeated(wants), false));
+    let pending = (pending, order, release, row.wants_logs);
+    let event = match classify_heartbeat(&snapshot.facts, phase, &known, heartbeat) {
+        HeartbeatVerdict::Unauthenticated => return Ok((HeartbeatOutcome::Unauthenticated, false)),
+        HeartbeatVerdict::Retired => return Ok((HeartbeatOutcome::Retired, false)),
+        HeartbeatVerdict::Stale => return Ok((HeartbeatOutcome::Stale, false)),
+        HeartbeatVerdict::Duplicate => {
+            let wants = agent_instructions(&snapshot.facts, &known, heartbeat, pending);
+            return Ok((HeartbeatOutcome::Duplicate(wants), false));
         }
-        Verdict::Accepted { event } => event,
+        HeartbeatVerdict::Accepted { event } => event,
     };
     let given = rows.iter().filter(|row| row.lane == Lane::Access).map(|row| row.fence);
     let given = given.chain(snapshot.facts.agent_started.as_ref().map(|agent| agent.fence)).max();
-    let newer =
-        Some(heartbeat.access_fence) > given && newer_fence(tx, machine, heartbeat.access_fence).await?;
-    let (healed, healing_event) = heal(&snapshot.facts, &policy, snapshot.now);
-    for change in changes_of(&snapshot.facts, &known, heartbeat).iter().chain(&healed) {
-        apply(tx, machine, change).await?;
+    let newer = Some(heartbeat.access_fence) > given
+        && record_unknown_fence(tx, machine, heartbeat.access_fence).await?;
+    let (healed, healing_event) = healing_changes(&snapshot.facts, &policy, snapshot.now);
+    for change in heartbeat_changes(&snapshot.facts, &known, heartbeat).iter().chain(&healed) {
+        apply_fact_change(tx, machine, change).await?;
     }
-    let after = reschedule(bmdb, tx, machine, &rows).await?;
+    let after = reschedule_machine(bmdb, tx, machine, &rows).await?;
     for (event, detail) in event.into_iter().chain(healing_event) {
-        tell(tx, machine, event, &detail).await?;
+        record_event(tx, machine, event, &detail).await?;
     }
     if let Some(outcome) = &heartbeat.installation
         && after.snapshot.facts.installation_report.map(|report| report.generation)
             != Some(outcome.generation)
     {
         let detail = format!("of request {}, which is not the present one", outcome.generation);
-        tell(tx, machine, "LateInstallationReport", &detail).await?;
+        record_event(tx, machine, "LateInstallationReport", &detail).await?;
     }
-    Ok((Outcome::Stored(wants(&after.snapshot.facts, &known, heartbeat, pending)), newer))
+    Ok((
+        HeartbeatOutcome::Stored(agent_instructions(&after.snapshot.facts, &known, heartbeat, pending)),
+        newer,
+    ))
 }
 
-fn wants(
+fn agent_instructions(
     facts: &MachineFacts,
-    known: &Known,
-    heartbeat: &Heartbeat,
-    (asked, about_cluster, release, logs): (
+    known: &HeartbeatContext,
+    heartbeat: &ReceivedHeartbeat,
+    (pending_installation, about_cluster, release, logs): (
         Option<PendingInstallation>,
         Option<PendingClusterOrder>,
         Option<PendingRelease>,
         bool,
     ),
-) -> Wants {
+) -> AgentInstructions {
     let reported = facts.installation_report.map(|report| report.generation);
     let standing = heartbeat.cluster.as_ref().or(known.cluster.as_ref());
     let running = heartbeat.release.as_ref().or(known.release.as_ref());
-    Wants {
+    AgentInstructions {
         hardware_report: heartbeat.hardware.is_none()
             && known.report_incarnation.as_ref() != Some(&heartbeat.beat.incarnation),
-        installation: asked.filter(|asked| reported != Some(asked.generation)),
+        installation: pending_installation
+            .filter(|pending_installation| reported != Some(pending_installation.generation)),
         cluster: about_cluster
-            .filter(|asked| standing.is_none_or(|standing| standing.generation != asked.generation)),
-        release: release.filter(|asked| running.is_none_or(|running| running.generation != asked.generation)),
+            .filter(|order| standing.is_none_or(|standing| standing.generation != order.generation)),
+        release: release.filter(|pending_release| {
+            running.is_none_or(|running| running.generation != pending_release.generation)
+        }),
         logs,
     }
 }
@@ -496,22 +510,27 @@ fn wants(
 mod tests {
     use super::*;
     use crate::model::facts::{
-        AgentStarted, Heartbeat as StoredHeartbeat, InstallationReport, InstallationRequest,
+        AgentStarted, HeartbeatFact as StoredHeartbeat, InstallationReport, InstallationRequest,
     };
 
     const KEY: [u8; 32] = [7; 32];
 
-    fn heard(boot: &str, sequence: i64) -> MachineFacts {
+    fn facts_with_heartbeat(boot: &str, sequence: i64) -> MachineFacts {
         let at = Timestamp::UNIX_EPOCH;
-        let mut facts = MachineFacts::unknown(MachineId::generate(), at);
-        facts.agent_started = Some(AgentStarted { at, public_key: KEY.to_vec(), boot_id: None, fence: 1 });
-        facts.heartbeat =
-            Some(StoredHeartbeat { at, boot_id: boot.to_owned(), incarnation: "i".to_owned(), sequence });
+        let mut facts = MachineFacts::empty(MachineId::generate(), at);
+        facts.agent_started =
+            Some(AgentStarted { started_at: at, public_key: KEY.to_vec(), boot_id: None, fence: 1 });
+        facts.heartbeat = Some(StoredHeartbeat {
+            received_at: at,
+            boot_id: boot.to_owned(),
+            incarnation: "i".to_owned(),
+            sequence,
+        });
         facts
     }
 
-    fn beat(machine: MachineId, boot: &str, sequence: i64) -> Heartbeat {
-        Heartbeat {
+    fn received_heartbeat(machine: MachineId, boot: &str, sequence: i64) -> ReceivedHeartbeat {
+        ReceivedHeartbeat {
             machine,
             public_key: KEY,
             beat: NewHeartbeat {
@@ -528,20 +547,20 @@ mod tests {
         }
     }
 
-    fn event_of(verdict: &Verdict) -> &'static str {
+    fn verdict_label(verdict: &HeartbeatVerdict) -> &'static str {
         match verdict {
-            Verdict::Unauthenticated => "unauthenticated",
-            Verdict::Retired => "retired",
-            Verdict::Stale => "stale",
-            Verdict::Repeated => "repeated",
-            Verdict::Accepted { event: None } => "plain",
-            Verdict::Accepted { event: Some((event, _)) } => event,
+            HeartbeatVerdict::Unauthenticated => "unauthenticated",
+            HeartbeatVerdict::Retired => "retired",
+            HeartbeatVerdict::Stale => "stale",
+            HeartbeatVerdict::Duplicate => "repeated",
+            HeartbeatVerdict::Accepted { event: None } => "plain",
+            HeartbeatVerdict::Accepted { event: Some((event, _)) } => event,
         }
     }
 
     #[test]
-    fn heartbeats_are_told_apart() {
-        let facts = heard("b", 10);
+    fn heartbeats_are_classified() {
+        let facts = facts_with_heartbeat("b", 10);
         let machine = facts.machine;
         let mut never = facts.clone();
         never.heartbeat = None;
@@ -572,60 +591,77 @@ mod tests {
             ("on its way out", &facts, Phase::Retiring, "b", 11, "plain"),
             ("another key, same number", &other_key, ready, "b", 10, "unauthenticated"),
         ] {
-            let known = Known { previous_boot_id: Some("a".to_owned()), ..Known::default() };
-            let verdict = judge(facts, phase, &known, &beat(machine, boot, sequence));
-            assert_eq!(event_of(&verdict), expected, "{name}");
+            let known =
+                HeartbeatContext { previous_boot_id: Some("a".to_owned()), ..HeartbeatContext::default() };
+            let verdict =
+                classify_heartbeat(facts, phase, &known, &received_heartbeat(machine, boot, sequence));
+            assert_eq!(verdict_label(&verdict), expected, "{name}");
         }
     }
 
     #[test]
-    fn boot_in_which_the_agent_was_enrolled_since_is_no_boot_before() {
-        let known = Known { previous_boot_id: Some("a".to_owned()), ..Known::default() };
+    fn boot_of_a_later_enrolment_is_not_a_previous_boot() {
+        let known =
+            HeartbeatContext { previous_boot_id: Some("a".to_owned()), ..HeartbeatContext::default() };
         for (name, enrolled, boot, expected) in [
             ("enrolled in it since", 60, Some("a"), "Booted"),
             ("enrolled in it before the last report", -60, Some("a"), "stale"),
             ("enrolled in another one", 60, Some("b"), "stale"),
             ("enrolled in one that is not known", 60, None, "stale"),
         ] {
-            let mut facts = heard("b", 10);
+            let mut facts = facts_with_heartbeat("b", 10);
             let agent = facts.agent_started.as_mut().unwrap();
-            agent.at = Timestamp::from_timestamp(enrolled, 0).unwrap();
+            agent.started_at = Timestamp::from_timestamp(enrolled, 0).unwrap();
             agent.boot_id = boot.map(str::to_owned);
-            let verdict = judge(&facts, Phase::Recovering, &known, &beat(facts.machine, "a", 99));
-            assert_eq!(event_of(&verdict), expected, "{name}");
+            let verdict = classify_heartbeat(
+                &facts,
+                Phase::Recovering,
+                &known,
+                &received_heartbeat(facts.machine, "a", 99),
+            );
+            assert_eq!(verdict_label(&verdict), expected, "{name}");
         }
     }
 
     #[test]
-    fn same_number_of_another_process_is_no_repetition() {
-        let facts = heard("b", 10);
-        let mut other = beat(facts.machine, "b", 10);
+    fn same_sequence_of_another_process_is_stale() {
+        let facts = facts_with_heartbeat("b", 10);
+        let mut other = received_heartbeat(facts.machine, "b", 10);
         other.beat.incarnation = "j".to_owned();
-        assert_eq!(judge(&facts, Phase::Ready, &Known::default(), &other), Verdict::Stale);
+        assert_eq!(
+            classify_heartbeat(&facts, Phase::Ready, &HeartbeatContext::default(), &other),
+            HeartbeatVerdict::Stale
+        );
     }
 
     #[test]
-    fn repetition_that_brings_an_unstored_report_is_refused() {
-        let mut facts = heard("b", 10);
+    fn duplicate_with_an_unstored_report_is_stale() {
+        let mut facts = facts_with_heartbeat("b", 10);
         facts.installation_request = Some(InstallationRequest { generation: 2 });
-        let mut again = beat(facts.machine, "b", 10);
+        let mut again = received_heartbeat(facts.machine, "b", 10);
         again.installation = Some(InstallationOutcome { generation: 2, error: None });
-        assert_eq!(judge(&facts, Phase::Ready, &Known::default(), &again), Verdict::Stale);
+        assert_eq!(
+            classify_heartbeat(&facts, Phase::Ready, &HeartbeatContext::default(), &again),
+            HeartbeatVerdict::Stale
+        );
         facts.installation_report = Some(InstallationReport { generation: 2, succeeded: true });
-        assert_eq!(judge(&facts, Phase::Ready, &Known::default(), &again), Verdict::Repeated);
+        assert_eq!(
+            classify_heartbeat(&facts, Phase::Ready, &HeartbeatContext::default(), &again),
+            HeartbeatVerdict::Duplicate
+        );
     }
 
     #[test]
     fn late_installation_report_changes_nothing() {
-        let mut facts = heard("b", 10);
+        let mut facts = facts_with_heartbeat("b", 10);
         facts.installation_request = Some(InstallationRequest { generation: 2 });
         let outcome = |generation| InstallationOutcome { generation, error: None };
         let mut with = |stored: Option<i64>, generation| {
             facts.installation_report =
                 stored.map(|generation| InstallationReport { generation, succeeded: false });
-            let mut beat = beat(facts.machine, "b", 11);
+            let mut beat = received_heartbeat(facts.machine, "b", 11);
             beat.installation = Some(outcome(generation));
-            changes_of(&facts, &Known::default(), &beat).len() == 2
+            heartbeat_changes(&facts, &HeartbeatContext::default(), &beat).len() == 2
         };
         for (stored, generation, written) in [
             (None, 2, true),

@@ -1,4 +1,4 @@
-//! The SSH host key that is believed for a machine.
+//! The pinned SSH host key of a machine.
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
@@ -6,7 +6,7 @@ use crate::model::host_key::{HostKey, PinnedHostKey};
 use crate::model::ids::MachineId;
 
 impl Bmdb {
-    /// The believed host key of a machine; `None` before the first connection.
+    /// The pinned host key of a machine; `None` before the first connection.
     pub async fn host_key(&self, machine: MachineId) -> Result<Option<PinnedHostKey>, BmdbError> {
         let row = self
             .statement("reading a host key", move |pool| {
@@ -19,7 +19,7 @@ impl Bmdb {
             key: HostKey { algorithm: row.algorithm, key: row.public_key },
             source: row.source,
             pinned_at: row.pinned_at,
-            refused: row
+            rejected: row
                 .refused_key
                 .zip(row.refused_at)
                 .map(|(key, at)| (HostKey { algorithm: row.refused_algorithm.unwrap_or_default(), key }, at)),

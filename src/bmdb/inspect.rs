@@ -1,12 +1,11 @@
-//! What people ask of the BMDB: lists, one machine in full, what happened.
+//! Read-only queries for people: machine view, history, sessions, work, providers.
 //!
-//! Everything is read in a [`Bmdb::inspect`] transaction: one moment, read-only,
-//! no row locks, an end after seconds. A person who looks must not be able to
-//! slow down a fleet, so lists go through indexes a page at a time and stop at
-//! their limit; nothing here counts machines.
+//! Everything is read in a [`Bmdb::transact_read_only`] transaction: one moment, read-only, no row locks, a limit of
+//! seconds. A person who reads must not be able to slow down a fleet, so lists go through indexes a page at a time and
+//! stop at their limit; nothing here counts machines.
 //!
-//! Lists show `phase_index`, a copy that may lag behind the truth by a moment;
-//! what is said of one machine ([`MachineView`]) is computed from its facts.
+//! Lists show `phase_index`, a copy that may lag behind the truth by a moment; the view of one machine
+//! ([`MachineView`]) is computed from its facts.
 //!
 //! The types are what `shepherdctl -o json` prints: a field may be added, none
 //! changes its name or meaning.
@@ -19,182 +18,182 @@ use serde::Serialize;
 use sqlx::{Executor, PgConnection};
 use uuid::Uuid;
 
-use crate::bmdb::cluster::part_of;
-use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::cluster::membership_of_machine;
+use crate::bmdb::connection::{Bmdb, DbContext};
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::facts::read;
-use crate::bmdb::look::Looks;
-use crate::bmdb::newer_fence::newer_fence_of;
-use crate::bmdb::pause::pauses;
-use crate::bmdb::policy::policy_of_version;
-use crate::bmdb::roll_out::note_of;
+use crate::bmdb::facts::read_snapshot;
+use crate::bmdb::loop_pause::list_pauses;
+use crate::bmdb::policy::policy_at_version;
+use crate::bmdb::read_pool::ReadPool;
+use crate::bmdb::roll_out::read_roll_out_note;
+use crate::bmdb::unknown_fence::read_unknown_fence;
 use crate::model::host_key::{HostKey, PinnedHostKey};
 use crate::model::ids::MachineId;
 use crate::model::label::Labels;
-use crate::model::machine_view::{BrakeLine, Holder, LaneView, MachineName, MachineView};
+use crate::model::machine_view::{EngagedBrake, LaneView, MachineName, MachineView, WorkHolder};
 use crate::model::time::Timestamp;
 
 const BEGIN: &str = include_str!("../../sql/inspect/begin_read_only.sql");
-const WHAT: &str = "reading what to show";
+const OPERATION: &str = "reading what to show";
 
-/// A line of the list of machines.
+/// A machine in the list of machines.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct MachineLine {
-    /// Its names.
+pub struct MachineSummary {
+    /// Names of the machine.
     #[serde(flatten)]
     pub name: MachineName,
     /// Phase as it is indexed.
     pub phase: String,
-    /// Since when.
+    /// Since when it is in that phase.
     pub phase_since: Timestamp,
     /// Host name or IP literal.
     pub address: Option<String>,
-    /// Where it stands.
+    /// Location as its provider names it; `None` if unknown.
     pub location: Option<String>,
     /// When its agent last reported.
     pub heartbeat_at: Option<Timestamp>,
     /// The process being worked on in the access lane now.
     pub working: Option<String>,
-    /// What it is due for next in the access lane; `null` when nothing happens by time alone.
+    /// The process it is due for next in the access lane; `null` when nothing happens by time alone.
     pub process: Option<String>,
-    /// When; for a healthy machine a lower bound.
+    /// When that process is due; for a healthy machine a lower bound.
     pub ready_at: Option<Timestamp>,
-    /// Why that and not earlier.
+    /// Why that process, and why not earlier.
     pub reason: String,
-    /// What people say of it.
+    /// Labels that operators set.
     pub labels: Labels,
-    /// `urgent` or `low`, where a person puts its work before or behind that of others.
+    /// `urgent` or `low`, where an operator put its work before or behind that of others.
     pub priority: Option<String>,
 }
 
 /// A line of history.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct HistoryLine {
-    /// When.
+pub struct HistoryEntry {
+    /// When the event happened.
     pub at: Timestamp,
-    /// What.
+    /// Name of the event.
     pub event: String,
-    /// Lane of the work it is about.
+    /// Lane of the work item it is about.
     pub lane: Option<String>,
-    /// Fence of that work.
+    /// Fence of that work item.
     pub fence: Option<i64>,
-    /// Its process.
+    /// Process of that work item.
     pub process: Option<String>,
     /// The session it was done under.
     pub session: Option<Uuid>,
-    /// What that session was for.
+    /// Component that the session was started for.
     pub component: Option<String>,
-    /// Host of the process that had it.
+    /// Host of the process that owned the session.
     pub host: Option<String>,
-    /// More.
+    /// Details of the event.
     pub detail: Option<String>,
 }
 
-/// An open session.
+/// An open session, with its owner.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct SessionLine {
-    /// Its id.
+pub struct SessionSummary {
+    /// Id of the session.
     pub session: Uuid,
     /// The `shepherd` it belongs to.
     pub process: Uuid,
-    /// What it is for.
+    /// Component that it was started for.
     pub component: String,
     /// Host of that process.
     pub host: Option<String>,
     /// Its process id there.
     pub pid: Option<i64>,
-    /// Its release.
+    /// Release of that process.
     pub version: Option<String>,
-    /// Since when.
+    /// When the session started.
     pub started_at: Timestamp,
     /// When it ends unless it is renewed.
     pub deadline: Timestamp,
-    /// Work items that hang off it.
+    /// Number of work items under it.
     pub work: i64,
 }
 
 /// A live work item.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct WorkLine {
-    /// On which machine.
+pub struct WorkSummary {
+    /// Names of its machine.
     #[serde(flatten)]
     pub name: MachineName,
-    /// In which lane.
+    /// Name of its lane.
     pub lane: String,
-    /// By whom.
-    pub work: Holder,
+    /// Its process, session and age.
+    pub work: WorkHolder,
 }
 
-/// A place in the list of live work.
+/// A position in the list of live work.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorkPlace {
-    /// When the item there was begun.
+pub struct WorkCursor {
+    /// When the item there was claimed.
     pub since: Timestamp,
-    /// On which machine.
+    /// The item's machine id.
     pub machine: Uuid,
-    /// In which lane.
+    /// Name of the item's lane.
     pub lane: String,
 }
 
-impl WorkPlace {
-    /// Before all of it.
-    fn beginning() -> Self {
+impl WorkCursor {
+    /// The position before all items.
+    fn start() -> Self {
         Self { since: DateTime::UNIX_EPOCH, machine: Uuid::nil(), lane: String::new() }
     }
 
-    /// The place of an item.
+    /// The position of an item.
     #[must_use]
-    pub fn of(line: &WorkLine) -> Self {
+    pub fn of(line: &WorkSummary) -> Self {
         Self { since: line.work.since, machine: line.name.machine, lane: line.lane.clone() }
     }
 }
 
-/// A place in a machine's history. Several things may happen at one moment, and lines have no number.
+/// A position in a machine's history. Several events may happen at one moment, and lines have no number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HistoryPlace {
+pub struct HistoryCursor {
     /// The moment of the line there.
     pub at: Timestamp,
-    /// How many lines of that moment are before the place.
-    pub told: i64,
+    /// How many lines of that moment are before the position.
+    pub offset: i64,
 }
 
-impl HistoryPlace {
-    /// The place after `lines`, which follow `before`; `None` where there are none.
+impl HistoryCursor {
+    /// The position after `lines`, which follow `before`; `None` for no lines.
     #[must_use]
-    pub fn after(before: Option<Self>, lines: &[HistoryLine]) -> Option<Self> {
+    pub fn after(before: Option<Self>, lines: &[HistoryEntry]) -> Option<Self> {
         let at = lines.last()?.at;
         let here = lines.iter().rev().take_while(|line| line.at == at).count();
         let of_before = before.filter(|place| place.at == at && here == lines.len());
-        let told = i64::try_from(here).unwrap_or(i64::MAX);
-        Some(Self { at, told: told.saturating_add(of_before.map_or(0, |place| place.told)) })
+        let number = i64::try_from(here).unwrap_or(i64::MAX);
+        Some(Self { at, offset: number.saturating_add(of_before.map_or(0, |place| place.offset)) })
     }
 }
 
-/// What a provider answered last.
+/// The last answers of a provider.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ProviderLine {
-    /// Its name.
+pub struct ProviderSummary {
+    /// Name of the provider.
     pub provider: String,
-    /// Its kind.
+    /// Kind of the provider.
     pub kind: String,
-    /// When it last gave a list.
+    /// When it last returned a list.
     pub listed_at: Option<Timestamp>,
     /// Machines in that list.
     pub machines: Option<i64>,
-    /// Why it gave none since.
+    /// The error of its last failed list, if that is newer.
     pub error: Option<String>,
-    /// When that was.
+    /// When that error occurred.
     pub error_at: Option<Timestamp>,
-    /// Why no machine is taken from it.
+    /// Why no machine is created at it; `None` without a brake.
     pub brake: Option<String>,
-    /// Since when.
+    /// Since when the brake is engaged.
     pub brake_since: Option<Timestamp>,
 }
 
-/// A column of a tag table: its name, its type.
+/// A column of a tag table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TagColumn {
-    /// Name.
+    /// Name of the column.
     pub name: String,
     /// Type as the database writes it.
     pub kind: String,
@@ -203,30 +202,30 @@ pub struct TagColumn {
 /// One fact about a machine, found by the shape of its table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tag {
-    /// The table's name.
+    /// Name of the fact's table.
     pub table: String,
-    /// Its columns in their order, the key left out.
+    /// Its columns in order, without the key.
     pub columns: Vec<TagColumn>,
-    /// The row.
+    /// Values of the row by column.
     pub row: serde_json::Map<String, serde_json::Value>,
 }
 
 impl Bmdb {
-    /// Runs `body` at one moment of the database: read-only, without locks, ended by the server after
-    /// seconds. It may run several times.
-    pub async fn inspect<T, F>(&self, body: F) -> Result<T, BmdbError>
+    /// Runs `body` at one moment of the database: read-only, without locks, ended by the server after seconds. It may
+    /// run several times.
+    pub async fn transact_read_only<T, F>(&self, body: F) -> Result<T, BmdbError>
     where
         T: Send + 'static,
         F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
     {
-        if self.settings().brief {
-            return Looks::of(self.clone()).look(body).await;
+        if self.settings().short_reads {
+            return ReadPool::from_handle(self.clone()).read(body).await;
         }
         let body = Arc::new(body);
-        self.transact(WHAT, move |tx| {
+        self.transact(OPERATION, move |tx| {
             let body = body.clone();
             Box::pin(async move {
-                tx.execute(sqlx::raw_sql(BEGIN)).await.doing(WHAT)?;
+                tx.execute(sqlx::raw_sql(BEGIN)).await.context(OPERATION)?;
                 body(tx).await
             })
         })
@@ -236,29 +235,33 @@ impl Bmdb {
     /// Everything that decides about one machine, at one moment.
     pub async fn machine_view(&self, machine: MachineId) -> Result<MachineView, BmdbError> {
         let bmdb = self.clone();
-        self.inspect(move |tx| {
+        self.transact_read_only(move |tx| {
             let bmdb = bmdb.clone();
-            Box::pin(async move { view(&bmdb, tx, machine).await })
+            Box::pin(async move { read_machine_view(&bmdb, tx, machine).await })
         })
         .await
     }
 }
 
 /// Everything that decides about one machine, at the moment of this transaction.
-pub async fn view(bmdb: &Bmdb, tx: &mut PgConnection, machine: MachineId) -> Result<MachineView, BmdbError> {
-    let snapshot = read(tx, machine).await?;
-    let policy = policy_of_version(bmdb, tx, snapshot.policy_version).await?;
-    let lanes = lanes(tx, machine).await?;
-    let host_keys = host_keys(tx, machine).await?;
-    let brakes = brakes(tx).await?;
-    let pauses = pauses(tx).await?;
+pub async fn read_machine_view(
+    bmdb: &Bmdb,
+    tx: &mut PgConnection,
+    machine: MachineId,
+) -> Result<MachineView, BmdbError> {
+    let snapshot = read_snapshot(tx, machine).await?;
+    let policy = policy_at_version(bmdb, tx, snapshot.policy_version).await?;
+    let lanes = list_lanes(tx, machine).await?;
+    let host_keys = read_host_keys(tx, machine).await?;
+    let brakes = list_brakes(tx).await?;
+    let pauses = list_pauses(tx).await?;
     let open_sessions = sqlx::query_file_scalar!("sql/inspect/count_open_sessions.sql")
         .fetch_one(&mut *tx)
         .await
-        .doing(WHAT)?;
-    let newer_fence = newer_fence_of(tx, machine).await?;
-    let cluster = part_of(tx, machine).await?;
-    let release = note_of(tx, machine).await?;
+        .context(OPERATION)?;
+    let newer_fence = read_unknown_fence(tx, machine).await?;
+    let cluster = membership_of_machine(tx, machine).await?;
+    let release = read_roll_out_note(tx, machine).await?;
     Ok(MachineView {
         facts: snapshot.facts,
         at: snapshot.now,
@@ -269,18 +272,18 @@ pub async fn view(bmdb: &Bmdb, tx: &mut PgConnection, machine: MachineId) -> Res
         brakes,
         pauses,
         open_sessions,
-        newer_fence,
+        unknown_fence: newer_fence,
         cluster,
-        release,
+        roll_out_note: release,
     })
 }
 
-/// The database's clock.
-pub async fn now(tx: &mut PgConnection) -> Result<Timestamp, BmdbError> {
-    sqlx::query_file_scalar!("sql/inspect/read_clock.sql").fetch_one(tx).await.doing(WHAT)
+/// Reads the database's clock in a transaction.
+pub async fn database_now(tx: &mut PgConnection) -> Result<Timestamp, BmdbError> {
+    sqlx::query_file_scalar!("sql/inspect/read_clock.sql").fetch_one(tx).await.context(OPERATION)
 }
 
-/// Machines whose id lies between two, ends included.
+/// Machines whose id is between two, inclusive.
 pub async fn machines_by_id(
     tx: &mut PgConnection,
     (first, last): (Uuid, Uuid),
@@ -289,7 +292,7 @@ pub async fn machines_by_id(
     let rows = sqlx::query_file!("sql/inspect/list_by_id.sql", first, last, limit)
         .fetch_all(tx)
         .await
-        .doing(WHAT)?;
+        .context(OPERATION)?;
     Ok(rows
         .into_iter()
         .map(|row| MachineName {
@@ -300,7 +303,7 @@ pub async fn machines_by_id(
         .collect())
 }
 
-/// Machines that a provider, or any, calls so.
+/// Machines with that provider id, at one provider or at any.
 pub async fn machines_by_provider_id(
     tx: &mut PgConnection,
     provider: Option<&str>,
@@ -310,7 +313,7 @@ pub async fn machines_by_provider_id(
     let rows = sqlx::query_file!("sql/inspect/list_by_provider_id.sql", provider, id, limit)
         .fetch_all(tx)
         .await
-        .doing(WHAT)?;
+        .context(OPERATION)?;
     Ok(rows
         .into_iter()
         .map(|row| MachineName {
@@ -321,14 +324,16 @@ pub async fn machines_by_provider_id(
         .collect())
 }
 
-/// Machines whose provider's name for them follows a text in the order of names.
-pub async fn machines_near(
+/// Machines whose provider id follows a text in the order of names.
+pub async fn suggest_machines(
     tx: &mut PgConnection,
     text: &str,
     limit: i64,
 ) -> Result<Vec<MachineName>, BmdbError> {
-    let rows =
-        sqlx::query_file!("sql/inspect/suggest_ids.sql", text, limit).fetch_all(tx).await.doing(WHAT)?;
+    let rows = sqlx::query_file!("sql/inspect/suggest_ids.sql", text, limit)
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)?;
     Ok(rows
         .into_iter()
         .map(|row| MachineName {
@@ -340,14 +345,20 @@ pub async fn machines_near(
 }
 
 /// Open sessions after one, oldest first; all of them follow the nil UUID.
-pub async fn sessions(tx: &mut PgConnection, after: Uuid, limit: i64) -> Result<Vec<SessionLine>, BmdbError> {
-    let rows =
-        sqlx::query_file!("sql/inspect/list_sessions.sql", after, limit).fetch_all(tx).await.doing(WHAT)?;
+pub async fn list_sessions(
+    tx: &mut PgConnection,
+    after: Uuid,
+    limit: i64,
+) -> Result<Vec<SessionSummary>, BmdbError> {
+    let rows = sqlx::query_file!("sql/inspect/list_sessions.sql", after, limit)
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)?;
     Ok(rows
         .into_iter()
         .map(|row| {
-            let about = Runtime::of(Some(&row.runtime_info));
-            SessionLine {
+            let about = RuntimeInfo::of(Some(&row.runtime_info));
+            SessionSummary {
                 session: row.session_id,
                 process: row.process_id,
                 component: row.component,
@@ -362,30 +373,30 @@ pub async fn sessions(tx: &mut PgConnection, after: Uuid, limit: i64) -> Result<
         .collect())
 }
 
-/// Live work after one item, or all, longest running first.
-pub async fn work(
+/// Live work after one item, or from the beginning, longest running first.
+pub async fn list_work(
     tx: &mut PgConnection,
-    after: Option<&WorkPlace>,
+    after: Option<&WorkCursor>,
     limit: i64,
-) -> Result<Vec<WorkLine>, BmdbError> {
-    let beginning = WorkPlace::beginning();
-    let WorkPlace { since, machine, lane } = after.unwrap_or(&beginning);
+) -> Result<Vec<WorkSummary>, BmdbError> {
+    let beginning = WorkCursor::start();
+    let WorkCursor { since, machine, lane } = after.unwrap_or(&beginning);
     let rows = sqlx::query_file!("sql/inspect/list_work.sql", since, machine, lane, limit)
         .fetch_all(tx)
         .await
-        .doing(WHAT)?;
+        .context(OPERATION)?;
     Ok(rows
         .into_iter()
         .map(|row| {
-            let about = Runtime::of(row.runtime_info.as_ref());
-            WorkLine {
+            let about = RuntimeInfo::of(row.runtime_info.as_ref());
+            WorkSummary {
                 name: MachineName {
                     machine: row.machine_id,
                     provider: row.provider,
                     provider_id: row.provider_id,
                 },
                 lane: row.lane,
-                work: Holder {
+                work: WorkHolder {
                     process: row.process,
                     fence: row.fence,
                     since: row.started_at,
@@ -401,31 +412,34 @@ pub async fn work(
         .collect())
 }
 
-/// What every provider answered last.
-pub async fn providers(tx: &mut PgConnection) -> Result<Vec<ProviderLine>, BmdbError> {
-    sqlx::query_file_as!(ProviderLine, "sql/inspect/list_providers.sql").fetch_all(tx).await.doing(WHAT)
-}
-
-/// Brakes that are on.
-pub async fn brakes(tx: &mut PgConnection) -> Result<Vec<BrakeLine>, BmdbError> {
-    sqlx::query_file_as!(BrakeLine, "sql/inspect/list_brakes.sql").fetch_all(tx).await.doing(WHAT)
-}
-
-/// The newest lines of a machine's history, newest first, or those that follow a place.
-pub async fn history(
-    tx: &mut PgConnection,
-    machine: MachineId,
-    after: Option<HistoryPlace>,
-    limit: i64,
-) -> Result<Vec<HistoryLine>, BmdbError> {
-    let (at, told) = (after.map(|place| place.at), after.map_or(0, |place| place.told));
-    let rows = sqlx::query_file!("sql/inspect/list_history.sql", machine.0, at, limit, told)
+/// The last answers of every provider.
+pub async fn list_providers(tx: &mut PgConnection) -> Result<Vec<ProviderSummary>, BmdbError> {
+    sqlx::query_file_as!(ProviderSummary, "sql/inspect/list_providers.sql")
         .fetch_all(tx)
         .await
-        .doing(WHAT)?;
+        .context(OPERATION)
+}
+
+/// Brakes that are engaged.
+pub async fn list_brakes(tx: &mut PgConnection) -> Result<Vec<EngagedBrake>, BmdbError> {
+    sqlx::query_file_as!(EngagedBrake, "sql/inspect/list_brakes.sql").fetch_all(tx).await.context(OPERATION)
+}
+
+/// The newest lines of a machine's history, newest first, or those that follow a position.
+pub async fn list_history(
+    tx: &mut PgConnection,
+    machine: MachineId,
+    after: Option<HistoryCursor>,
+    limit: i64,
+) -> Result<Vec<HistoryEntry>, BmdbError> {
+    let (at, number) = (after.map(|place| place.at), after.map_or(0, |place| place.offset));
+    let rows = sqlx::query_file!("sql/inspect/list_history.sql", machine.0, at, limit, number)
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)?;
     Ok(rows
         .into_iter()
-        .map(|row| HistoryLine {
+        .map(|row| HistoryEntry {
             at: row.at,
             event: row.event,
             lane: row.lane,
@@ -433,20 +447,21 @@ pub async fn history(
             process: row.process,
             session: row.session_id,
             component: row.component,
-            host: Runtime::of(row.runtime_info.as_ref()).host,
+            host: RuntimeInfo::of(row.runtime_info.as_ref()).host,
             detail: row.detail,
         })
         .collect())
 }
 
-async fn lanes(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<LaneView>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/list_lanes.sql", machine.0).fetch_all(tx).await.doing(WHAT)?;
+async fn list_lanes(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<LaneView>, BmdbError> {
+    let rows =
+        sqlx::query_file!("sql/inspect/list_lanes.sql", machine.0).fetch_all(tx).await.context(OPERATION)?;
     Ok(rows
         .into_iter()
         .map(|row| {
-            let about = Runtime::of(row.runtime_info.as_ref());
+            let about = RuntimeInfo::of(row.runtime_info.as_ref());
             let held = row.work_process.zip(row.work_fence).zip(row.work_started_at).zip(row.session_id);
-            let work = held.map(|(((process, fence), since), session)| Holder {
+            let work = held.map(|(((process, fence), since), session)| WorkHolder {
                 process,
                 fence,
                 since,
@@ -479,32 +494,34 @@ async fn lanes(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<LaneView
         .collect())
 }
 
-pub(crate) async fn host_keys(
+pub(crate) async fn read_host_keys(
     tx: &mut PgConnection,
     machine: MachineId,
 ) -> Result<Option<PinnedHostKey>, BmdbError> {
-    let row =
-        sqlx::query_file!("sql/facts/read_host_key.sql", machine.0).fetch_optional(tx).await.doing(WHAT)?;
+    let row = sqlx::query_file!("sql/facts/read_host_key.sql", machine.0)
+        .fetch_optional(tx)
+        .await
+        .context(OPERATION)?;
     Ok(row.map(|row| PinnedHostKey {
         key: HostKey { algorithm: row.algorithm, key: row.public_key },
         source: row.source,
         pinned_at: row.pinned_at,
-        refused: row
+        rejected: row
             .refused_key
             .zip(row.refused_at)
             .map(|(key, at)| (HostKey { algorithm: row.refused_algorithm.unwrap_or_default(), key }, at)),
     }))
 }
 
-/// What a session says of its process.
+/// The runtime information that a session stores about its process.
 #[derive(Default)]
-struct Runtime {
+struct RuntimeInfo {
     host: Option<String>,
     pid: Option<i64>,
     version: Option<String>,
 }
 
-impl Runtime {
+impl RuntimeInfo {
     fn of(info: Option<&serde_json::Value>) -> Self {
         let Some(info) = info else { return Self::default() };
         let text = |key: &str| info.get(key).and_then(serde_json::Value::as_str).map(str::to_owned);
@@ -521,10 +538,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn place_in_a_history_counts_what_happened_at_one_moment() {
+    fn history_cursor_counts_entries_of_one_moment() {
         let at = |seconds: i64| DateTime::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
-        let lines = |moments: &[i64]| -> Vec<HistoryLine> {
-            let line = |&seconds: &i64| HistoryLine {
+        let lines = |moments: &[i64]| -> Vec<HistoryEntry> {
+            let line = |&seconds: &i64| HistoryEntry {
                 at: at(seconds),
                 event: "held".to_owned(),
                 lane: None,
@@ -537,7 +554,7 @@ mod tests {
             };
             moments.iter().map(line).collect()
         };
-        let place = |seconds, told| Some(HistoryPlace { at: at(seconds), told });
+        let place = |seconds, number| Some(HistoryCursor { at: at(seconds), offset: number });
         for (before, moments, expected) in [
             (None, &[][..], None),
             (None, &[5, 4, 3], place(3, 1)),
@@ -546,7 +563,7 @@ mod tests {
             (place(3, 2), &[3, 2], place(2, 1)),
             (place(9, 2), &[3, 3], place(3, 2)),
         ] {
-            assert_eq!(HistoryPlace::after(before, &lines(moments)), expected, "{before:?} {moments:?}");
+            assert_eq!(HistoryCursor::after(before, &lines(moments)), expected, "{before:?} {moments:?}");
         }
     }
 }

@@ -1,96 +1,95 @@
-//! Intents: the record of an outward action, made before it is taken.
+//! Intents: recording outward actions before they are taken, under a disruption budget.
 //!
-//! Whoever finds an open intent later knows what may have happened outside and
-//! can look for the proof instead of doing it again. A disturbance is recorded
-//! in the same transaction that asks whether it may be done at all: the facts
-//! are read once more under the machine's lock, and the budget is counted under
-//! a lock of its own, so that two shepherds cannot both use its last unit.
+//! A worker that finds an open intent later knows what may have happened outside and can look for the proof instead of
+//! repeating the action. A disruption is recorded in the same transaction that decides whether it may happen at all:
+//! the facts are read once more under the machine's lock, and the budget is counted under a lock of its own, so that
+//! two shepherds cannot both use its last unit.
 
 use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use crate::bmdb::change::{FactChange, apply};
-use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::connection::{Bmdb, DbContext};
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::facts::read;
-use crate::bmdb::lease::{NamedLease, lock_lease};
-use crate::bmdb::newer_fence::newer_fence_of;
-use crate::bmdb::policy::policy_of_version;
-use crate::bmdb::schedule::reschedule;
-use crate::bmdb::work::{Work, lock_leased};
-use crate::model::cluster::disturb::InCluster;
-use crate::model::disturb::{Circumstances, Refusal, may_disturb};
+use crate::bmdb::fact_change::{FactChange, apply_fact_change};
+use crate::bmdb::facts::read_snapshot;
+use crate::bmdb::named_lease::{NamedLease, lock_named_lease};
+use crate::bmdb::policy::policy_at_version;
+use crate::bmdb::schedule::reschedule_machine;
+use crate::bmdb::unknown_fence::read_unknown_fence;
+use crate::bmdb::work::{Work, lock_due_rows_leased};
+use crate::model::cluster::disruption::ClusterContext;
+use crate::model::disruption::{DisruptionContext, DisruptionDenied, may_disrupt};
 use crate::model::facts::Recovery;
 use crate::model::ids::{IntentId, MachineId};
-use crate::model::policy::Disturbance;
-use crate::model::recovery::begun;
+use crate::model::policy::DisruptionKind;
+use crate::model::recovery::start_step;
 use crate::model::time::{Span, Timestamp};
 
 /// A step of the ladder that is about to be taken.
 #[derive(Clone, Debug)]
-pub struct Step {
+pub struct DisruptionRequest {
     /// Index into the policy's ladder.
     pub rung: usize,
-    /// What.
-    pub step: Disturbance,
-    /// Which try of this rung, from 1.
+    /// Kind of the disruption.
+    pub disruption: DisruptionKind,
+    /// Which attempt at this rung, from 1.
     pub attempt: u32,
     /// How long the machine then has to report.
     pub deadline: Span,
     /// When the facts were read that led to it.
-    pub decided_on: Timestamp,
-    /// Why recovery is held, if it is.
+    pub facts_read_at: Timestamp,
+    /// Why recovery is stopped; `None` without a brake.
     pub brake: Option<String>,
-    /// Whom the provider is asked through, for the record.
+    /// Name of the provider that is called, for the record.
     pub provider: String,
 }
 
-/// The answer to a request to disturb.
+/// The answer to a request for a disruption.
 #[derive(Clone, Debug)]
 pub enum Permission {
-    /// Recorded: go on, at once.
+    /// Recorded: proceed, at once.
     Granted {
-        /// The intent to name to the provider.
+        /// The intent to pass to the provider.
         intent: IntentId,
         /// The ladder as it was recorded.
         recovery: Recovery,
     },
-    /// Nothing was recorded.
-    Refused(Refusal),
+    /// Not allowed now; nothing was recorded.
+    Denied(DisruptionDenied),
 }
 
 impl Work {
-    /// Asks to take `step`, and records it when it may be taken: the intent, and where the ladder
-    /// stands.
-    pub async fn begin_disturbance(&self, step: Step) -> Result<Permission, BmdbError> {
+    /// Requests permission for `step`. Records it if it may be taken: the intent, and the state of the ladder.
+    pub async fn begin_disruption(&self, step: DisruptionRequest) -> Result<Permission, BmdbError> {
         let (machine, lease) = (self.machine(), self.lease());
         let bmdb = self.bmdb().clone();
         self.bmdb()
             .transact("recording an intent", move |tx| {
                 let (bmdb, step) = (bmdb.clone(), step.clone());
                 Box::pin(async move {
-                    let rows = lock_leased(tx, lease, machine).await?;
-                    let snapshot = read(tx, machine).await?;
-                    let policy = policy_of_version(&bmdb, tx, snapshot.policy_version).await?;
-                    let window = policy.budgets.get(&step.step).map(|budget| budget.window);
-                    let (kind, brake) = (step.step.as_str(), step.brake.clone());
+                    let rows = lock_due_rows_leased(tx, lease, machine).await?;
+                    let snapshot = read_snapshot(tx, machine).await?;
+                    let policy = policy_at_version(&bmdb, tx, snapshot.policy_version).await?;
+                    let window = policy.budgets.get(&step.disruption).map(|budget| budget.window);
+                    let (kind, brake) = (step.disruption.as_str(), step.brake.clone());
                     let circumstances =
-                        count_budget(tx, machine, kind, window.unwrap_or_default(), brake).await?;
+                        lock_disruption_context(tx, machine, kind, window.unwrap_or_default(), brake).await?;
                     let (facts, now) = (&snapshot.facts, snapshot.now);
                     if let Err(refusal) =
-                        may_disturb(facts, step.step, &circumstances, &policy, step.decided_on, now)
+                        may_disrupt(facts, step.disruption, &circumstances, &policy, step.facts_read_at, now)
                     {
-                        return Ok(Permission::Refused(refusal));
+                        return Ok(Permission::Denied(refusal));
                     }
-                    let recovery = begun(facts, step.rung, step.step, step.deadline, step.attempt, now);
-                    apply(tx, machine, &FactChange::Recovery(recovery.clone())).await?;
-                    reschedule(&bmdb, tx, machine, &rows).await?;
+                    let recovery =
+                        start_step(facts, step.rung, step.disruption, step.deadline, step.attempt, now);
+                    apply_fact_change(tx, machine, &FactChange::Recovery(recovery.clone())).await?;
+                    reschedule_machine(&bmdb, tx, machine, &rows).await?;
                     let intent = IntentId::generate();
                     sqlx::query_file!(
                         "sql/intent/insert.sql",
                         intent.0,
-                        step.step.as_str(),
+                        step.disruption.as_str(),
                         step.provider,
                         machine.0,
                         lease.session.0,
@@ -99,7 +98,7 @@ impl Work {
                     )
                     .execute(tx)
                     .await
-                    .doing("recording an intent")?;
+                    .context("recording an intent")?;
                     Ok(Permission::Granted { intent, recovery })
                 })
             })
@@ -108,97 +107,100 @@ impl Work {
 }
 
 impl Work {
-    /// Writes down how a step of this work ended. Says whether that was still open.
+    /// Records how a step of this work ended. Returns whether the intent was still open.
     ///
-    /// A session that is over has nothing to say any more: what became of its steps is unknown to
-    /// whoever goes on, and the budget and the ladder of these count on it.
-    pub async fn settle_intent(&self, intent: IntentId, outcome: &str) -> Result<bool, BmdbError> {
+    /// A session that is over must not resolve anything any more: the outcome of its steps is unknown to the worker
+    /// that continues, and its budget and ladder rely on that.
+    pub async fn resolve_intent(&self, intent: IntentId, outcome: &str) -> Result<bool, BmdbError> {
         let (machine, lease, outcome) = (self.machine(), self.lease(), outcome.to_owned());
         self.bmdb()
-            .transact(SETTLING, move |tx| {
+            .transact(RESOLVING, move |tx| {
                 let outcome = outcome.clone();
                 Box::pin(async move {
-                    lock_leased(tx, lease, machine).await?;
-                    settle(tx, intent, &outcome).await
+                    lock_due_rows_leased(tx, lease, machine).await?;
+                    resolve_intent_in_tx(tx, intent, &outcome).await
                 })
             })
             .await
     }
 }
 
-/// What a machine and its fleet go through: what was begun of a kind within `window`, counted under the lock of that
+/// The disruptions of a machine and its fleet: those of a kind begun within `window`, counted under the lock of that
 /// budget.
-pub(crate) async fn count_budget(
+pub(crate) async fn lock_disruption_context(
     tx: &mut PgConnection,
     machine: MachineId,
     kind: &str,
     window: Span,
     brake: Option<String>,
-) -> Result<Circumstances, BmdbError> {
+) -> Result<DisruptionContext, BmdbError> {
     let what = "counting a budget";
-    sqlx::query_file!("sql/intent/lock_budget.sql", kind).fetch_optional(&mut *tx).await.doing(what)?;
+    sqlx::query_file!("sql/intent/lock_budget.sql", kind).fetch_optional(&mut *tx).await.context(what)?;
     let used = sqlx::query_file!("sql/intent/count_budget_use.sql", kind, window.float_milliseconds())
         .fetch_one(&mut *tx)
         .await
-        .doing(what)?;
-    Ok(Circumstances {
-        begun_in_window: u32::try_from(used.count).unwrap_or(u32::MAX),
+        .context(what)?;
+    Ok(DisruptionContext {
+        started_in_window: u32::try_from(used.count).unwrap_or(u32::MAX),
         oldest_in_window: used.oldest,
         brake,
-        newer_fence: newer_fence_of(tx, machine).await?,
-        cluster: cluster_of(tx, machine).await?,
+        unknown_fence: read_unknown_fence(tx, machine).await?,
+        cluster: lock_cluster_context(tx, machine).await?,
     })
 }
 
-/// What the cluster of a machine goes through, if it is a part of one. Its row is locked: of two machines of a cluster
-/// that are silent at once, the second is asked about when the first is recorded.
-async fn cluster_of(tx: &mut PgConnection, machine: MachineId) -> Result<Option<InCluster>, BmdbError> {
+/// The state of a machine's cluster; `None` if it is in none. The cluster's row is locked: of two machines of a cluster
+/// that are silent at once, the second one's request is decided when the first one's is recorded.
+async fn lock_cluster_context(
+    tx: &mut PgConnection,
+    machine: MachineId,
+) -> Result<Option<ClusterContext>, BmdbError> {
     let what = "asking what a machine's cluster goes through";
     let locked = sqlx::query_file!("sql/cluster/lock_cluster_of_machine.sql", machine.0)
         .fetch_optional(&mut *tx)
         .await
-        .doing(what)?;
+        .context(what)?;
     let Some(cluster) = locked else { return Ok(None) };
     let row = sqlx::query_file!("sql/cluster/read_disruption_state.sql", machine.0)
         .fetch_optional(&mut *tx)
         .await
-        .doing(what)?;
+        .context(what)?;
     let Some(row) = row else { return Ok(None) };
     let count = |count: i64| usize::try_from(count).unwrap_or(0);
-    Ok(Some(InCluster {
+    Ok(Some(ClusterContext {
         name: cluster.name,
         founded: row.founded,
         leaving: row.deleting || row.leaving.is_some(),
         health: row.health,
         voter: row.voter.unwrap_or(false),
         votes: row.voters.zip(row.voters_reached).map(|(voters, reached)| (count(voters), count(reached))),
-        seen_at: row.seen_at,
-        disturbed: row.disturbed,
+        observed_at: row.seen_at,
+        other_disrupted: row.disturbed,
     }))
 }
 
-/// A creation that was begun and whose outcome nobody wrote down.
+/// A creation that was begun and whose outcome is not recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenCreation {
-    /// The intent, which the provider was given.
+    /// The intent that was passed to the provider.
     pub intent: IntentId,
-    /// The provider's id or reservation that was asked for.
+    /// The provider's id, or the reservation, that was requested.
     pub detail: String,
-    /// When.
+    /// When the creation was begun.
     pub begun_at: Timestamp,
     /// How long ago that was.
     pub age: Duration,
 }
 
 impl Bmdb {
-    /// Records that a provider is about to be asked for a machine, under its provisioner's lease.
+    /// Records that a machine is about to be requested from a provider, under its provisioner's lease.
     pub async fn begin_creation(&self, lease: &NamedLease, detail: &str) -> Result<IntentId, BmdbError> {
         let intent = IntentId::generate();
         let (lease, detail) = (lease.clone(), detail.to_owned());
         self.transact("recording an intent", move |tx| {
             let (lease, detail) = (lease.clone(), detail.clone());
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
+                lock_named_lease(tx, &lease).await?;
                 sqlx::query_file!(
                     "sql/intent/insert.sql",
                     intent.0,
@@ -211,7 +213,7 @@ impl Bmdb {
                 )
                 .execute(tx)
                 .await
-                .doing("recording an intent")?;
+                .context("recording an intent")?;
                 Ok(())
             })
         })
@@ -219,7 +221,7 @@ impl Bmdb {
         Ok(intent)
     }
 
-    /// Creations of a provider that were begun and never settled, oldest first.
+    /// Creations of a provider that were begun and never resolved, oldest first.
     pub async fn open_creations(&self, provider: &str) -> Result<Vec<OpenCreation>, BmdbError> {
         let provider = provider.to_owned();
         let rows = self
@@ -241,36 +243,36 @@ impl Bmdb {
             .collect())
     }
 
-    /// Writes down how a creation ended, under its provisioner's lease. Says whether it was still open.
+    /// Records how a creation ended, under its provisioner's lease. Returns whether it was still open.
     ///
-    /// Whoever holds the lease now may be adopting what was made; that nothing was is no more for one to
-    /// say who was away in between.
-    pub async fn settle_creation(
+    /// The present holder of the lease may be adopting the created machine. A former holder that was away in between
+    /// must not record any more that nothing was created.
+    pub async fn resolve_creation(
         &self,
         lease: &NamedLease,
         intent: IntentId,
         outcome: &str,
     ) -> Result<bool, BmdbError> {
         let (lease, outcome) = (lease.clone(), outcome.to_owned());
-        self.transact(SETTLING, move |tx| {
+        self.transact(RESOLVING, move |tx| {
             let (lease, outcome) = (lease.clone(), outcome.clone());
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
-                settle(tx, intent, &outcome).await
+                lock_named_lease(tx, &lease).await?;
+                resolve_intent_in_tx(tx, intent, &outcome).await
             })
         })
         .await
     }
 }
 
-const SETTLING: &str = "settling an intent";
+const RESOLVING: &str = "settling an intent";
 
-/// Writes down how an intent ended, unless somebody has. Says whether it was still open.
-pub(crate) async fn settle(
+/// Records how an intent ended, unless that is recorded already. Returns whether it was still open.
+pub(crate) async fn resolve_intent_in_tx(
     tx: &mut PgConnection,
     intent: IntentId,
     outcome: &str,
 ) -> Result<bool, BmdbError> {
     let settled = sqlx::query_file!("sql/intent/resolve.sql", intent.0, outcome).fetch_optional(tx).await;
-    Ok(settled.doing(SETTLING)?.is_some())
+    Ok(settled.context(RESOLVING)?.is_some())
 }

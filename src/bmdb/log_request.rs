@@ -1,71 +1,74 @@
-//! Requests for logs of machines, and what was brought for them.
+//! Log requests: delivering them to machines and relaying what machines upload.
 //!
-//! A request is a row, so that any shepherd may take the call and any other hear the machine: the one that hears it next
-//! hands it on, and keeps what the machine brings in parts beside it. Whoever asked takes the parts, from whichever shepherd,
-//! and they are deleted as they are taken. What nobody comes for is deleted with the next request, or by
-//! [`forget`][Bmdb::forget]. What is decided is decided by [`crate::model::log_request`]; the lines stand in no log and no
-//! audit of ours, which says who asked for which log of which machine.
+//! A request is a row, so that any shepherd may take the operator's call and any other may receive the machine's
+//! heartbeats: the next one that does delivers the request, and stores what the machine uploads in parts beside it. The
+//! client takes the parts from any shepherd, and they are deleted as they are taken. A request that no client comes
+//! back for is deleted with the next request, or by [`delete_expired`][Bmdb::delete_expired]. Decisions are made in
+//! [`crate::model::log_request`]. The lines are in no log and no audit of ours; the audit only names who requested
+//! which log of which machine.
 
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::bmdb::action::Done;
-use crate::bmdb::audit::{Carried, Order, begin_attempt, end_attempt, given_before, write_down};
-use crate::bmdb::connection::{Bmdb, Doing as _};
+use crate::bmdb::action::OrderOutcome;
+use crate::bmdb::audit::{
+    Order, OrderResult, begin_dry_run, find_by_idempotency_key, record_audit, roll_back_dry_run,
+};
+use crate::bmdb::connection::{Bmdb, DbContext as _};
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::facts::read;
+use crate::bmdb::facts::read_snapshot;
 use crate::bmdb::inspect;
-use crate::bmdb::policy::policy_of_version;
-use crate::bmdb::schedule::lock;
+use crate::bmdb::policy::policy_at_version;
+use crate::bmdb::schedule::lock_due_rows;
 use crate::model::ids::MachineId;
 use crate::model::log_request::{
-    Brought, Hand, Keep, MOST, MOST_OF_A_MACHINE, Request, State, There, Wanted, hand, keep, state,
-    unreachable,
+    AvailableLog, Delivery, LogPart, LogQuery, LogRequestRecord, LogRequestState, MAX_REQUESTS,
+    MAX_REQUESTS_PER_MACHINE, PartDecision, decide_delivery, decide_part, request_state, unreachable_reason,
 };
 use crate::model::phase::{Phase, phase_of};
 use crate::model::time::{Span, Timestamp};
 
-const ASKING: &str = "asking a machine for a log";
+const REQUESTING: &str = "asking a machine for a log";
 const READING: &str = "reading a log that a machine brought";
-const HANDING: &str = "handing on what logs are wanted";
-const BRINGING: &str = "keeping a part of a log";
+const DELIVERING: &str = "handing on what logs are wanted";
+const STORING: &str = "keeping a part of a log";
 
-/// How long a request is kept that nobody comes for, in milliseconds: longer than whoever hears the machine needs to end
-/// it in words.
-pub(crate) const KEPT_MS: i64 = 5 * 60_000;
-/// Most rows that a new request clears away.
-const CLEARED: i64 = 50;
-/// Most parts that are told at a time.
-const PARTS: i64 = 8;
+/// How long a request without a client is retained, in milliseconds: longer than a shepherd that receives the machine's
+/// heartbeats needs to end it with a message.
+pub(crate) const RETENTION_MS: i64 = 5 * 60_000;
+/// Most expired rows that a new request deletes.
+const CLEANUP_BATCH: i64 = 50;
+/// Most parts that are returned at a time.
+const MAX_PARTS_PER_READ: i64 = 8;
 
-/// What a reader is told.
+/// The result of reading a log.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Reading {
-    /// Where the request stands. It has ended only when all that was brought was told.
-    pub state: State,
-    /// The next lines, each with its end.
+pub struct LogReadResult {
+    /// State of the request. It has ended only when every uploaded part was returned.
+    pub state: LogRequestState,
+    /// The next lines, each with its line end.
     pub lines: String,
-    /// How many parts the reader has with them.
-    pub taken: i64,
-    /// Which logs there are, where that was asked.
-    pub there: Vec<There>,
-    /// Something to know of the lines.
+    /// How many parts the reader has received, including these.
+    pub parts_read: i64,
+    /// The logs that exist, if the request was for that list.
+    pub available_logs: Vec<AvailableLog>,
+    /// A remark about the lines, if there is one.
     pub note: Option<String>,
-    /// When that was read.
+    /// The database's clock when this was read.
     pub at: Timestamp,
 }
 
-/// A request that a machine is told.
+/// A request that is delivered to a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Handed {
-    /// Its id.
+pub struct DeliveredLogRequest {
+    /// Id of the request.
     pub id: Uuid,
-    /// What is wanted.
-    pub wanted: Wanted,
+    /// The log, and which lines of it.
+    pub query: LogQuery,
 }
 
-struct Row {
+struct LogRequestRow {
     request_id: Uuid,
     log: String,
     most_lines: i64,
@@ -85,33 +88,33 @@ struct Row {
     failed: Option<String>,
 }
 
-impl Row {
-    fn request(&self) -> Request {
-        Request {
-            wanted: Wanted {
+impl LogRequestRow {
+    fn to_request(&self) -> LogRequestRecord {
+        LogRequestRecord {
+            query: LogQuery {
                 log: self.log.clone(),
                 lines: u32::try_from(self.most_lines).unwrap_or_default(),
                 since: self.since_seconds.and_then(|seconds| Some(Span::seconds(seconds.try_into().ok()?))),
                 follow: self.follow,
             },
-            asked_at: self.asked_at,
-            asked_by: self.asked_by.clone(),
+            requested_at: self.asked_at,
+            requested_by: self.asked_by.clone(),
             read_at: self.read_at,
-            handed: self.handed_at.zip(self.handed_to.clone()),
-            brought_at: self.brought_at,
+            delivered: self.handed_at.zip(self.handed_to.clone()),
+            last_part_at: self.brought_at,
             parts: self.parts,
             bytes: self.bytes,
-            ended: self.ended_at.map(|_| self.failed.clone()),
+            outcome: self.ended_at.map(|_| self.failed.clone()),
         }
     }
 }
 
-fn refused(reason: &'static str, said: String) -> BmdbError {
-    BmdbError::OrderRefused { reason, said }
+fn order_rejected(reason: &'static str, text: String) -> BmdbError {
+    BmdbError::OrderRejected { reason, message: text }
 }
 
-fn gone() -> BmdbError {
-    refused(
+fn no_such_request() -> BmdbError {
+    order_rejected(
         "NO_SUCH_REQUEST",
         "there is no such request of yours for a log of this machine: it was read to its end, or nobody came for it; ask \
          again"
@@ -119,89 +122,96 @@ fn gone() -> BmdbError {
     )
 }
 
-/// The request that an order made, as its answer says it.
+/// Id of the request that an order made, from the order's result.
 #[must_use]
-pub fn request_of(carried: &Carried) -> Option<Uuid> {
+pub fn request_id_of(carried: &OrderResult) -> Option<Uuid> {
     let after = carried.after.as_ref()?;
     after["request"].as_str()?.parse().ok()
 }
 
-async fn locked(tx: &mut PgConnection, machine: MachineId, id: Uuid) -> Result<Option<Row>, BmdbError> {
-    sqlx::query_file_as!(Row, "sql/log/lock_request.sql", id, machine.0)
+async fn lock_request(
+    tx: &mut PgConnection,
+    machine: MachineId,
+    id: Uuid,
+) -> Result<Option<LogRequestRow>, BmdbError> {
+    sqlx::query_file_as!(LogRequestRow, "sql/log/lock_request.sql", id, machine.0)
         .fetch_optional(tx)
         .await
-        .doing(READING)
+        .context(READING)
 }
 
-async fn end(tx: &mut PgConnection, id: Uuid, failed: Option<&str>) -> Result<(), BmdbError> {
-    sqlx::query_file!("sql/log/end_request.sql", id, failed).execute(tx).await.doing(HANDING)?;
+async fn end_request(tx: &mut PgConnection, id: Uuid, failed: Option<&str>) -> Result<(), BmdbError> {
+    sqlx::query_file!("sql/log/end_request.sql", id, failed).execute(tx).await.context(DELIVERING)?;
     Ok(())
 }
 
 impl Bmdb {
-    /// Asks a machine, which people call `name`, for a log.
-    pub async fn ask_for_log(
+    /// Requests a log from a machine, which people call `name`.
+    pub async fn request_log(
         &self,
         order: Order,
         (machine, name): (MachineId, String),
-        wanted: Wanted,
-    ) -> Result<Carried, BmdbError> {
+        wanted: LogQuery,
+    ) -> Result<OrderResult, BmdbError> {
         let (bmdb, given) = (self.clone(), order.clone());
         let carried = self
-            .ordered(ASKING, move |tx| {
+            .run_order_transaction(REQUESTING, move |tx| {
                 let (bmdb, order, name, wanted) = (bmdb.clone(), order.clone(), name.clone(), wanted.clone());
-                Box::pin(async move { ask(&bmdb, tx, &order, (machine, &name), &wanted).await })
+                Box::pin(async move { request_log_in_tx(&bmdb, tx, &order, (machine, &name), &wanted).await })
             })
             .await;
-        self.note_refusal(carried, &given, Some(machine)).await
+        self.audit_rejection(carried, &given, Some(machine)).await
     }
 
-    /// Tells what has come of a request of `who`, who has so many parts already.
+    /// Reads the progress of a request of `who`, who has received `taken` parts already.
     pub async fn read_log(
         &self,
         machine: MachineId,
         id: Uuid,
         who: String,
         taken: i64,
-    ) -> Result<Reading, BmdbError> {
+    ) -> Result<LogReadResult, BmdbError> {
         let bmdb = self.clone();
         self.transact(READING, move |tx| {
             let (bmdb, who) = (bmdb.clone(), who.clone());
-            Box::pin(async move { read_on(&bmdb, tx, machine, id, &who, taken).await })
+            Box::pin(async move { read_log_in_tx(&bmdb, tx, machine, id, &who, taken).await })
         })
         .await
     }
 
-    /// What a machine is to be told with the answer to a heartbeat of that start of its role server; what it is not told is
-    /// ended, in words. `version` is what its role server says it is, and `brings` whether it knows how to bring logs.
-    pub async fn hand_logs(
+    /// Requests to deliver with the answer to a heartbeat of that incarnation of the machine's role server. A request
+    /// that is not delivered is ended with a message. `version` is the version that the role server reports, and
+    /// `brings` whether it supports log requests.
+    pub async fn deliver_log_requests(
         &self,
         machine: MachineId,
         incarnation: &str,
         version: &str,
         brings: bool,
-    ) -> Result<Vec<Handed>, BmdbError> {
+    ) -> Result<Vec<DeliveredLogRequest>, BmdbError> {
         let (incarnation, version) = (incarnation.to_owned(), version.to_owned());
-        self.transact(HANDING, move |tx| {
+        self.transact(DELIVERING, move |tx| {
             let (incarnation, version) = (incarnation.clone(), version.clone());
             Box::pin(async move {
-                let rows = sqlx::query_file_as!(Row, "sql/log/lock_open_requests.sql", machine.0)
+                let rows = sqlx::query_file_as!(LogRequestRow, "sql/log/lock_open_requests.sql", machine.0)
                     .fetch_all(&mut *tx)
                     .await
-                    .doing(HANDING)?;
-                let now = inspect::now(tx).await?;
+                    .context(DELIVERING)?;
+                let now = inspect::database_now(tx).await?;
                 let mut handed = Vec::new();
                 for row in rows {
-                    let request = row.request();
-                    match hand(&request, &incarnation, brings, &version, now) {
-                        Hand::End(said) => end(tx, row.request_id, Some(&said)).await?,
-                        Hand::Again => handed.push(Handed { id: row.request_id, wanted: request.wanted }),
-                        Hand::New => {
+                    let request = row.to_request();
+                    match decide_delivery(&request, &incarnation, brings, &version, now) {
+                        Delivery::End(text) => end_request(tx, row.request_id, Some(&text)).await?,
+                        Delivery::Repeat => {
+                            handed.push(DeliveredLogRequest { id: row.request_id, query: request.query });
+                        }
+                        Delivery::First => {
                             sqlx::query_file!("sql/log/mark_delivered.sql", row.request_id, incarnation)
                                 .execute(&mut *tx)
                                 .await
-                                .doing(HANDING)?;
-                            handed.push(Handed { id: row.request_id, wanted: request.wanted });
+                                .context(DELIVERING)?;
+                            handed.push(DeliveredLogRequest { id: row.request_id, query: request.query });
                         }
                     }
                 }
@@ -211,61 +221,66 @@ impl Bmdb {
         .await
     }
 
-    /// Keeps what a machine brings for a request.
-    pub async fn keep_log(&self, machine: MachineId, id: Uuid, brought: Brought) -> Result<Keep, BmdbError> {
-        self.transact(BRINGING, move |tx| {
+    /// Stores a part that a machine uploads for a request.
+    pub async fn store_log_part(
+        &self,
+        machine: MachineId,
+        id: Uuid,
+        brought: LogPart,
+    ) -> Result<PartDecision, BmdbError> {
+        self.transact(STORING, move |tx| {
             let brought = brought.clone();
-            Box::pin(async move { kept(tx, machine, id, &brought).await })
+            Box::pin(async move { store_log_part_in_tx(tx, machine, id, &brought).await })
         })
         .await
     }
 }
 
-async fn ask(
+async fn request_log_in_tx(
     bmdb: &Bmdb,
     tx: &mut PgConnection,
     order: &Order,
     (machine, name): (MachineId, &str),
-    wanted: &Wanted,
-) -> Result<Carried, BmdbError> {
-    if let Some(carried) = given_before(tx, order).await? {
+    wanted: &LogQuery,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok(carried);
     }
-    wanted.check().map_err(|(_, said)| refused("WRONG_LOG", said))?;
-    lock(tx, machine).await?;
-    let snapshot = read(tx, machine).await?;
-    let policy = policy_of_version(bmdb, tx, snapshot.policy_version).await?;
+    wanted.validate().map_err(|(_, text)| order_rejected("WRONG_LOG", text))?;
+    lock_due_rows(tx, machine).await?;
+    let snapshot = read_snapshot(tx, machine).await?;
+    let policy = policy_at_version(bmdb, tx, snapshot.policy_version).await?;
     let retired = phase_of(&snapshot.facts, &policy, snapshot.now) == Phase::Retired;
-    let heard = snapshot.facts.heartbeat.as_ref().map(|heartbeat| heartbeat.at);
-    if let Some(said) = unreachable(heard, retired, policy.heartbeat_interval.0, snapshot.now) {
-        return Err(refused("SILENT", format!("{name} {said}")));
+    let last_contact = snapshot.facts.heartbeat.as_ref().map(|heartbeat| heartbeat.received_at);
+    if let Some(text) = unreachable_reason(last_contact, retired, policy.heartbeat_interval.0, snapshot.now) {
+        return Err(order_rejected("SILENT", format!("{name} {text}")));
     }
-    sqlx::query_file!("sql/retention/delete_log_parts.sql", KEPT_MS, CLEARED)
+    sqlx::query_file!("sql/retention/delete_log_parts.sql", RETENTION_MS, CLEANUP_BATCH)
         .execute(&mut *tx)
         .await
-        .doing(ASKING)?;
-    sqlx::query_file!("sql/retention/delete_log_requests.sql", KEPT_MS)
+        .context(REQUESTING)?;
+    sqlx::query_file!("sql/retention/delete_log_requests.sql", RETENTION_MS)
         .execute(&mut *tx)
         .await
-        .doing(ASKING)?;
+        .context(REQUESTING)?;
     let counts = sqlx::query_file!("sql/log/count_open_requests.sql", machine.0)
         .fetch_one(&mut *tx)
         .await
-        .doing(ASKING)?;
-    if counts.of_machine >= MOST_OF_A_MACHINE {
-        let said = format!(
-            "{name} is asked for {MOST_OF_A_MACHINE} logs at this moment, and brings no more at a time; try again when one \
+        .context(REQUESTING)?;
+    if counts.of_machine >= MAX_REQUESTS_PER_MACHINE {
+        let text = format!(
+            "{name} is asked for {MAX_REQUESTS_PER_MACHINE} logs at this moment, and brings no more at a time; try again when one \
              of them has ended, a minute after nobody reads it any more"
         );
-        return Err(refused("TOO_MANY_LOGS", said));
+        return Err(order_rejected("TOO_MANY_LOGS", text));
     }
-    if counts.all >= MOST {
-        let said = format!(
-            "{MOST} logs of machines are asked for at this moment, and there can be no more; try again soon"
+    if counts.all >= MAX_REQUESTS {
+        let text = format!(
+            "{MAX_REQUESTS} logs of machines are asked for at this moment, and there can be no more; try again soon"
         );
-        return Err(refused("TOO_MANY_LOGS", said));
+        return Err(order_rejected("TOO_MANY_LOGS", text));
     }
-    begin_attempt(tx, order).await?;
+    begin_dry_run(tx, order).await?;
     let id = Uuid::now_v7();
     sqlx::query_file!(
         "sql/log/insert_request.sql",
@@ -279,87 +294,89 @@ async fn ask(
     )
     .execute(&mut *tx)
     .await
-    .doing(ASKING)?;
-    end_attempt(tx, order).await?;
-    let said = format!("is asked for {} with its next heartbeat", wanted.named());
+    .context(REQUESTING)?;
+    roll_back_dry_run(tx, order).await?;
+    let output = format!("is asked for {} with its next heartbeat", wanted.describe());
     let after = json!({
         "request": id, "log": wanted.log, "lines": wanted.lines, "since": wanted.since, "follow": wanted.follow,
     });
-    write_down(tx, order, Some(machine), Done { changed: true, said }, None, Some(after)).await
+    record_audit(tx, order, Some(machine), OrderOutcome { changed: true, message: output }, None, Some(after))
+        .await
 }
 
-async fn read_on(
+async fn read_log_in_tx(
     bmdb: &Bmdb,
     tx: &mut PgConnection,
     machine: MachineId,
     id: Uuid,
     who: &str,
     taken: i64,
-) -> Result<Reading, BmdbError> {
-    let row = locked(tx, machine, id).await?.filter(|row| row.asked_by == who).ok_or_else(gone)?;
-    let request = row.request();
-    let now = inspect::now(tx).await?;
-    let heard = sqlx::query_file!("sql/log/read_last_heartbeat.sql", machine.0)
+) -> Result<LogReadResult, BmdbError> {
+    let row =
+        lock_request(tx, machine, id).await?.filter(|row| row.asked_by == who).ok_or_else(no_such_request)?;
+    let request = row.to_request();
+    let now = inspect::database_now(tx).await?;
+    let record = sqlx::query_file!("sql/log/read_last_heartbeat.sql", machine.0)
         .fetch_one(&mut *tx)
         .await
-        .doing(READING)?;
-    let is = state(&request, heard.heard_at, bmdb.policy().1.heartbeat_interval.0, now);
-    if let (State::Ended(failed), None) = (&is, &request.ended) {
-        // So that the machine hears it, too.
-        end(tx, id, failed.as_deref()).await?;
+        .context(READING)?;
+    let is = request_state(&request, record.heard_at, bmdb.policy().1.heartbeat_interval.0, now);
+    if let (LogRequestState::Ended(failed), None) = (&is, &request.outcome) {
+        // So that the machine learns of the end, too.
+        end_request(tx, id, failed.as_deref()).await?;
     }
     let taken = taken.clamp(0, request.parts);
-    sqlx::query_file!("sql/log/delete_read_parts.sql", id, taken).execute(&mut *tx).await.doing(READING)?;
-    let parts = sqlx::query_file!("sql/log/list_parts.sql", id, taken, PARTS)
+    sqlx::query_file!("sql/log/delete_read_parts.sql", id, taken).execute(&mut *tx).await.context(READING)?;
+    let parts = sqlx::query_file!("sql/log/list_parts.sql", id, taken, MAX_PARTS_PER_READ)
         .fetch_all(&mut *tx)
         .await
-        .doing(READING)?;
-    let told = parts.last().map_or(taken, |part| part.number + 1);
-    if matches!(is, State::Ended(_)) && taken >= request.parts && taken > 0 {
-        // They have said that they have all of it.
-        sqlx::query_file!("sql/log/delete_request.sql", id).execute(&mut *tx).await.doing(READING)?;
+        .context(READING)?;
+    let number = parts.last().map_or(taken, |part| part.number + 1);
+    if matches!(is, LogRequestState::Ended(_)) && taken >= request.parts && taken > 0 {
+        // The client has confirmed that it has everything.
+        sqlx::query_file!("sql/log/delete_request.sql", id).execute(&mut *tx).await.context(READING)?;
     } else {
-        sqlx::query_file!("sql/log/touch_request.sql", id).execute(&mut *tx).await.doing(READING)?;
+        sqlx::query_file!("sql/log/touch_request.sql", id).execute(&mut *tx).await.context(READING)?;
     }
-    let is = if told < request.parts { State::Comes } else { is };
-    Ok(Reading {
+    let is = if number < request.parts { LogRequestState::Receiving } else { is };
+    Ok(LogReadResult {
         state: is,
         lines: parts.into_iter().map(|part| part.lines).collect(),
-        taken: told,
-        there: row.there.and_then(|there| serde_json::from_value(there).ok()).unwrap_or_default(),
+        parts_read: number,
+        available_logs: row.there.and_then(|there| serde_json::from_value(there).ok()).unwrap_or_default(),
         note: row.note,
         at: now,
     })
 }
 
-async fn kept(
+async fn store_log_part_in_tx(
     tx: &mut PgConnection,
     machine: MachineId,
     id: Uuid,
-    brought: &Brought,
-) -> Result<Keep, BmdbError> {
-    let Some(row) = locked(tx, machine, id).await? else { return Ok(Keep::Over) };
-    let (request, now) = (row.request(), inspect::now(tx).await?);
-    let unread = if request.wanted.follow {
+    brought: &LogPart,
+) -> Result<PartDecision, BmdbError> {
+    let Some(row) = lock_request(tx, machine, id).await? else { return Ok(PartDecision::Discard) };
+    let (request, now) = (row.to_request(), inspect::database_now(tx).await?);
+    let unread = if request.query.follow {
         sqlx::query_file!("sql/log/count_unread_bytes.sql", id)
             .fetch_one(&mut *tx)
             .await
-            .doing(BRINGING)?
+            .context(STORING)?
             .bytes
     } else {
         0
     };
-    let what = keep(&request, brought, unread, now);
+    let what = decide_part(&request, brought, unread, now);
     match &what {
-        Keep::Take => {
+        PartDecision::Store => {
             let some = !brought.lines.is_empty();
             if some {
                 sqlx::query_file!("sql/log/insert_part.sql", id, brought.number, brought.lines)
                     .execute(&mut *tx)
                     .await
-                    .doing(BRINGING)?;
+                    .context(STORING)?;
             }
-            let there = Some(&brought.there).filter(|there| !there.is_empty());
+            let there = Some(&brought.available).filter(|there| !there.is_empty());
             let there = there.and_then(|there| serde_json::to_value(there).ok());
             sqlx::query_file!(
                 "sql/log/record_part.sql",
@@ -373,10 +390,10 @@ async fn kept(
             )
             .execute(tx)
             .await
-            .doing(BRINGING)?;
+            .context(STORING)?;
         }
-        Keep::End(said) => end(tx, id, Some(said)).await?,
-        Keep::Known | Keep::Later | Keep::Over => {}
+        PartDecision::End(text) => end_request(tx, id, Some(text)).await?,
+        PartDecision::Duplicate | PartDecision::Defer | PartDecision::Discard => {}
     }
     Ok(what)
 }

@@ -1,17 +1,16 @@
-//! What is counted, for all rooms.
+//! Counters, gauges and histograms of this process.
 //!
-//! The counters live in the lowest room that counts anything, because `server`
-//! and `manager` are siblings that may not know each other and both count, and
-//! because the group commit of heartbeats counts too. `server` shows them.
+//! The counters live in the lowest layer that counts anything: `server` and `manager` are siblings that must not depend
+//! on each other and both count, and the group commit of heartbeats counts too. `server` exposes them.
 //!
-//! What the database itself is asked is counted by every handle on it
-//! ([`BmdbMetrics`]), which is there before anything that could show it.
+//! Every handle on the database counts its own statements ([`BmdbMetrics`]), because it exists before anything that
+//! could expose them.
 //!
-//! Every number stands in one book ([`Book`]), with what its labels can be: names from our own lists, never a
-//! machine or an address. A room with numbers of its own adds them with [`Metrics::register`].
+//! Every number is in one registry ([`MetricRegistry`]), with the possible values of its labels: names from our own
+//! lists, never a machine or an address. A layer with numbers of its own adds them with [`Metrics::register`].
 //!
-//! A series that has not been counted yet is there and 0 wherever its labels are known beforehand: what appears
-//! only when it happens first is what no alert rule sees happen.
+//! A series exists with the value 0 before it is first counted, wherever its labels are known beforehand: no alert rule
+//! notices the first increment of a series that appears with it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -22,11 +21,11 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 
-use crate::bmdb::metric_book::{Book, Label};
+use crate::bmdb::metric_registry::{Label, MetricRegistry};
 use crate::model::phase::Phase;
 use crate::model::process::Process;
 
-/// Components that start sessions: the loops, and what is none of them.
+/// Components that start sessions: the loops, and others.
 const COMPONENTS: [&str; 11] = [
     "api",
     "callback",
@@ -40,11 +39,11 @@ const COMPONENTS: [&str; 11] = [
     "switcher",
     "updater",
 ];
-/// What became of transactions: see [`ByStatement`].
+/// Results of transactions: see [`ByStatement`].
 const TRANSACTION_RESULTS: [&str; 6] = ["done", "retried", "refused", "locked", "unknown", "failed"];
-/// Upper bounds in seconds: an answer from memory to a plan of a large fleet.
+/// Upper bounds of buckets in seconds: from an answer out of memory to a plan of a large fleet.
 const CALL_BOUNDS: [f64; 8] = [0.002, 0.01, 0.05, 0.2, 1.0, 5.0, 15.0, 60.0];
-/// How heartbeats are answered.
+/// Results of heartbeats as agents receive them.
 const HEARTBEAT_RESULTS: [&str; 11] = [
     "stored",
     "repeated",
@@ -58,21 +57,21 @@ const HEARTBEAT_RESULTS: [&str; 11] = [
     "too-many",
     "internal",
 ];
-/// How fetching a file ends.
+/// Results of fetching a file.
 const FETCH_RESULTS: [&str; 7] =
     ["sent", "broken-off", "busy", "malformed", "not-found", "unauthenticated", "unavailable"];
-/// Why handshakes fail.
+/// Reasons why TLS handshakes fail.
 const HANDSHAKE_REASONS: [&str; 7] =
     ["accept", "certificate", "connection", "full", "gave-way", "protocol", "timeout"];
-/// Why connections are closed that proved no agent.
+/// Reasons for closing connections that proved no agent.
 const CLOSE_REASONS: [&str; 2] = ["gave-way", "no-heartbeat"];
-/// How work ends.
+/// Results of work items, for the label `result`.
 const WORK_RESULTS: [&str; 6] = ["finished", "put-off", "failed", "cancelled", "panicked", "lost"];
 
-/// Seconds that a statement may take, from an index probe to its time limit.
+/// Upper bounds of buckets in seconds for a statement, from an index probe to its time limit.
 pub const STATEMENT_BOUNDS: [f64; 12] =
     [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
-/// Seconds that a machine may be in a phase: a reboot to a year in use.
+/// Upper bounds of buckets in seconds for the time in a phase: from a reboot to a year in use.
 const PHASE_BOUNDS: [f64; 13] = [
     1.0,
     5.0,
@@ -89,28 +88,28 @@ const PHASE_BOUNDS: [f64; 13] = [
     31_536_000.0,
 ];
 
-/// The label `process`.
+/// The label `process`, with the name of every process.
 #[must_use]
 pub fn process_label() -> Label {
     Label::one_of("process", Process::ALL.map(Process::as_str))
 }
 
-/// The label `phase`.
+/// The label `phase`, with the name of every phase.
 #[must_use]
 pub fn phase_label() -> Label {
     Label::one_of("phase", Phase::ALL.map(Phase::as_str))
 }
 
-/// The label `provider`.
+/// The label `provider`, with the names in the configuration.
 #[must_use]
 pub const fn provider_label() -> Label {
     Label::names("provider", "names that the configuration gives providers", 100)
 }
 
-/// Label `component`: who started a session.
+/// Label `component`: what a session was started for.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ByComponent {
-    /// Name of a loop, or of what is none of them, as `callback`.
+    /// Name of a loop, or of another component such as `callback`.
     pub component: &'static str,
 }
 
@@ -126,75 +125,74 @@ pub struct ByProcess {
 pub struct ByProcessAndResult {
     /// The kind of work.
     pub process: &'static str,
-    /// `finished`, `failed`, `put-off`, `cancelled` or `lost`.
+    /// `finished`, `failed`, `panicked`, `put-off`, `cancelled` or `lost`.
     pub result: &'static str,
 }
 
-/// Label `result`.
+/// Label `result`: how something ended.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ByResult {
-    /// From a fixed list.
+    /// One of a fixed list for each metric.
     pub result: &'static str,
 }
 
-/// Label `table`.
+/// Label `table`: a table of the BMDB.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ByTable {
-    /// Of the BMDB.
+    /// Name of the table, from [`TABLES`](crate::bmdb::retention::TABLES).
     pub table: &'static str,
 }
 
-/// Label `reason`.
+/// Label `reason`: why something was rejected or ended.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ByReason {
-    /// From a fixed list.
+    /// One of a fixed list for each metric.
     pub reason: &'static str,
 }
 
-/// Labels `statement` and `result`: what became of a transaction.
+/// Labels `statement` and `result`: how a transaction ended.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ByStatement {
-    /// What it was for, in the words of its errors.
+    /// Its purpose, in the words of its errors.
     pub statement: &'static str,
-    /// `done`; `retried`: lost against another one, and run again; `refused`: undone by ourselves, as
-    /// after a lost lease; `locked`: somebody held a row for too long; `unknown`: the answer was lost;
-    /// `failed`.
+    /// `done`; `retried`: lost against another one, and run again; `refused`: rolled back by ourselves, as after a lost
+    /// lease; `locked`: another client held a row for too long; `unknown`: the answer was lost; `failed`.
     pub result: &'static str,
 }
 
 /// Labels `rpc` and `code`: calls of the API.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ByCall {
-    /// Which, as `shepherd.fleet.v1.Machines/List`.
+    /// The call, as `shepherd.fleet.v1.Machines/List`.
     pub rpc: &'static str,
-    /// How it was answered, as `OK` or `NOT_FOUND`.
+    /// Code of its answer, such as `OK` or `NOT_FOUND`.
     pub code: &'static str,
 }
 
-/// Label `rpc`.
+/// Label `rpc`: a call of the API.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ByRpc {
-    /// Which call of the API.
+    /// The call, as `shepherd.fleet.v1.Machines/List`.
     pub rpc: &'static str,
 }
 
-/// Label `phase`.
+/// Label `phase`: a phase that machines leave.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ByPhase {
     phase: &'static str,
 }
 
-/// What one handle on the BMDB and its clones count.
+/// Metrics of one handle on the BMDB and its clones.
 #[derive(Clone, Debug)]
 pub struct BmdbMetrics {
-    /// Transactions, and statements that are one by themselves.
+    /// Transactions, and statements that are their own transaction.
     pub transactions: Family<ByStatement, Counter>,
     /// Rounds of renewing sessions: `renewed`, or `failed` and tried again until the deadline.
     pub renewals: Family<ByResult, Counter>,
-    /// Sessions that were over before they were closed.
+    /// Sessions that ended before they were closed.
     pub sessions_lost: Counter,
-    /// Machines whose agents were heard to know a fence that this BMDB never gave.
-    pub newer_fences: Counter,
+    /// Machines whose agents reported a fence that this BMDB never issued.
+    pub unknown_fences: Counter,
     /// How long a connection of the pool was waited for, in seconds.
     pub pool_wait: Histogram,
     /// How long machines were in a phase that they left.
@@ -207,7 +205,7 @@ impl Default for BmdbMetrics {
             transactions: Family::default(),
             renewals: Family::default(),
             sessions_lost: Counter::default(),
-            newer_fences: Counter::default(),
+            unknown_fences: Counter::default(),
             pool_wait: Histogram::new(STATEMENT_BOUNDS),
             phases: Family::new_with_constructor(|| Histogram::new(PHASE_BOUNDS)),
         }
@@ -215,7 +213,7 @@ impl Default for BmdbMetrics {
 }
 
 impl BmdbMetrics {
-    /// Enters what is counted beside the rest.
+    /// Registers these metrics beside the rest.
     pub fn register(&self, metrics: &Metrics) {
         for result in ["renewed", "failed"] {
             drop(self.renewals.get_or_create(&ByResult { result }));
@@ -224,7 +222,7 @@ impl BmdbMetrics {
             drop(self.phases.get_or_create(&ByPhase { phase: phase.as_str() }));
         }
         metrics.register(|book| {
-            book.add(
+            book.add_process_metric(
                 "bmdb_transactions",
                 "BMDB transactions by operation and result",
                 &[
@@ -233,31 +231,31 @@ impl BmdbMetrics {
                 ],
                 self.transactions.clone(),
             );
-            book.add(
+            book.add_process_metric(
                 "session_renewals",
                 "Renewals of this process's sessions",
                 &[Label::one_of("result", ["renewed", "failed"])],
                 self.renewals.clone(),
             );
-            book.add(
+            book.add_process_metric(
                 "sessions_lost",
                 "Sessions of this process that expired before they were closed",
                 &[],
                 self.sessions_lost.clone(),
             );
-            book.add(
+            book.add_process_metric(
                 "unknown_fences",
                 "Machines that know a fence that this BMDB never assigned, for example after a backup was restored",
                 &[],
-                self.newer_fences.clone(),
+                self.unknown_fences.clone(),
             );
-            book.add(
+            book.add_process_metric(
                 "bmdb_pool_wait_seconds",
                 "Wait for a connection of the pool",
                 &[],
                 self.pool_wait.clone(),
             );
-            book.add(
+            book.add_process_metric(
                 "phase_duration_seconds",
                 "Time that machines spent in the phase that they left in a transaction of this process",
                 &[phase_label()],
@@ -266,41 +264,41 @@ impl BmdbMetrics {
         });
     }
 
-    pub(crate) fn left_phase(&self, phase: Phase, after: Duration) {
+    pub(crate) fn observe_phase_exit(&self, phase: Phase, after: Duration) {
         let label = ByPhase { phase: phase.as_str() };
         self.phases.get_or_create(&label).observe(after.as_secs_f64());
     }
 
-    pub(crate) fn transaction(&self, statement: &'static str, result: &'static str) {
+    pub(crate) fn count_transaction(&self, statement: &'static str, result: &'static str) {
         self.transactions.get_or_create(&ByStatement { statement, result }).inc();
     }
 
-    pub(crate) fn renewed(&self) {
+    pub(crate) fn count_renewal(&self) {
         self.renewals.get_or_create(&ByResult { result: "renewed" }).inc();
     }
 
-    pub(crate) fn renewal_failed(&self) {
+    pub(crate) fn count_renewal_failure(&self) {
         self.renewals.get_or_create(&ByResult { result: "failed" }).inc();
     }
 }
 
-/// Everything that this process counts; cheap to clone, all clones count together.
+/// All metrics of this process; cheap to clone, all clones count together.
 #[derive(Clone)]
 pub struct Metrics {
-    book: Arc<Mutex<Book>>,
-    /// Sessions started.
+    registry: Arc<Mutex<MetricRegistry>>,
+    /// Sessions started, by component.
     pub sessions_started: Family<ByComponent, Counter>,
-    /// Work items claimed.
+    /// Work items claimed, by process.
     pub work_started: Family<ByProcess, Counter>,
-    /// Work items ended.
+    /// Work items ended, by process and result.
     pub work_finished: Family<ByProcessAndResult, Counter>,
-    /// Due rows that were not what the facts demand; must stay 0.
+    /// Due rows that contradicted the facts; must stay 0.
     pub schedule_drift: Counter,
-    /// Heartbeats answered.
+    /// Heartbeats answered, by result.
     pub heartbeats: Family<ByResult, Counter>,
     /// Groups of heartbeats committed, empty ones included.
     pub heartbeat_batches: Counter,
-    /// Groups that were refused and sent in halves.
+    /// Groups that the database rejected and that were sent in halves.
     pub heartbeat_batches_halved: Counter,
     /// Heartbeats in a group.
     pub heartbeat_batch_size: Histogram,
@@ -310,19 +308,19 @@ pub struct Metrics {
     pub handshake_failures: Family<ByReason, Counter>,
     /// TLS handshakes under way.
     pub handshakes_open: Gauge,
-    /// Agents connected.
+    /// Agents connected to this process now.
     pub agent_connections: Gauge,
-    /// Of these, connections without a heartbeat of an agent so far.
+    /// The connections among these that have not had an agent's heartbeat yet.
     pub agent_connections_unproven: Gauge,
     /// Connections that were closed because they proved no agent.
     pub agent_connections_closed: Family<ByReason, Counter>,
-    /// Files that machines asked for.
+    /// Files that machines requested, by result.
     pub artefact_fetches: Family<ByResult, Counter>,
-    /// Files that are being sent.
+    /// Files that are being sent now.
     pub artefact_fetches_open: Gauge,
-    /// Calls of the API that were answered.
+    /// Calls of the API that were answered, by call and code.
     pub api_calls: Family<ByCall, Counter>,
-    /// How long the answer to such a call took, in seconds; of a watch, its beginning.
+    /// How long the answer to such a call took, in seconds; for a watch, until its first message.
     pub api_call_seconds: Family<ByRpc, Histogram, fn() -> Histogram>,
 }
 
@@ -339,11 +337,11 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A registry with everything in it at zero.
+    /// A registry with every metric at zero.
     #[must_use]
     pub fn new() -> Self {
         let metrics = Self {
-            book: Arc::default(),
+            registry: Arc::default(),
             sessions_started: Family::default(),
             work_started: Family::default(),
             work_finished: Family::default(),
@@ -363,12 +361,12 @@ impl Metrics {
             api_calls: Family::default(),
             api_call_seconds: Family::new_with_constructor(|| Histogram::new(CALL_BOUNDS)),
         };
-        metrics.begin_at_zero();
+        metrics.create_series_at_zero();
         metrics.register(|book| metrics.register_own(book));
         metrics
     }
 
-    fn begin_at_zero(&self) {
+    fn create_series_at_zero(&self) {
         for component in COMPONENTS {
             drop(self.sessions_started.get_or_create(&ByComponent { component }));
         }
@@ -392,41 +390,56 @@ impl Metrics {
         }
     }
 
-    fn register_own(&self, book: &mut Book) {
-        book.add(
+    fn register_own(&self, book: &mut MetricRegistry) {
+        book.add_process_metric(
             "sessions_started",
             "Sessions started",
             &[Label::one_of("component", COMPONENTS)],
             self.sessions_started.clone(),
         );
-        book.add("work_started", "Work items claimed", &[process_label()], self.work_started.clone());
-        book.add(
+        book.add_process_metric(
+            "work_started",
+            "Work items claimed",
+            &[process_label()],
+            self.work_started.clone(),
+        );
+        book.add_process_metric(
             "work_finished",
             "Work items completed",
             &[process_label(), Label::one_of("result", WORK_RESULTS)],
             self.work_finished.clone(),
         );
-        book.add(
+        book.add_process_metric(
             "schedule_drift",
             "Due rows that did not match the facts; must stay 0",
             &[],
             self.schedule_drift.clone(),
         );
-        book.add(
+        book.add_process_metric(
             "heartbeats",
             "Heartbeats by result",
             &[Label::one_of("result", HEARTBEAT_RESULTS)],
             self.heartbeats.clone(),
         );
-        book.add("heartbeat_batches", "Heartbeat batches committed", &[], self.heartbeat_batches.clone());
-        book.add(
+        book.add_process_metric(
+            "heartbeat_batches",
+            "Heartbeat batches committed",
+            &[],
+            self.heartbeat_batches.clone(),
+        );
+        book.add_process_metric(
             "heartbeat_batches_split",
             "Heartbeat batches that the database rejected and that were split in halves",
             &[],
             self.heartbeat_batches_halved.clone(),
         );
-        book.add("heartbeat_batch_size", "Heartbeats in a batch", &[], self.heartbeat_batch_size.clone());
-        book.add(
+        book.add_process_metric(
+            "heartbeat_batch_size",
+            "Heartbeats in a batch",
+            &[],
+            self.heartbeat_batch_size.clone(),
+        );
+        book.add_process_metric(
             "heartbeat_commit_seconds",
             "Duration of the commit of a heartbeat batch",
             &[],
@@ -436,15 +449,15 @@ impl Metrics {
         self.register_calls(book);
     }
 
-    fn register_calls(&self, book: &mut Book) {
+    fn register_calls(&self, book: &mut MetricRegistry) {
         let rpc = || Label::names("rpc", "a call of the API, as its OpenAPI document has it", 100);
-        book.add(
+        book.add_process_metric(
             "api_calls",
             "API calls by gRPC code; calls that are rejected by a rate limit are not counted",
             &[rpc(), Label::names("code", "the codes of gRPC", 17)],
             self.api_calls.clone(),
         );
-        book.add(
+        book.add_process_metric(
             "api_call_seconds",
             "Duration of API calls until the response, or of a watch until its first message",
             &[rpc()],
@@ -452,39 +465,39 @@ impl Metrics {
         );
     }
 
-    fn register_connections(&self, book: &mut Book) {
-        book.add(
+    fn register_connections(&self, book: &mut MetricRegistry) {
+        book.add_process_metric(
             "artefact_downloads",
             "Artefacts that machines requested, by result",
             &[Label::one_of("result", FETCH_RESULTS)],
             self.artefact_fetches.clone(),
         );
-        book.add(
+        book.add_process_metric(
             "artefact_downloads_in_progress",
             "Downloads of artefacts by machines in progress",
             &[],
             self.artefact_fetches_open.clone(),
         );
-        book.add(
+        book.add_process_metric(
             "tls_handshake_failures",
             "TLS handshakes of agents that failed",
             &[Label::one_of("reason", HANDSHAKE_REASONS)],
             self.handshake_failures.clone(),
         );
-        book.add(
+        book.add_process_metric(
             "tls_handshakes_in_progress",
             "TLS handshakes in progress",
             &[],
             self.handshakes_open.clone(),
         );
-        book.add("agent_connections", "Agents connected", &[], self.agent_connections.clone());
-        book.add(
+        book.add_process_metric("agent_connections", "Agents connected", &[], self.agent_connections.clone());
+        book.add_process_metric(
             "agent_connections_unauthenticated",
             "Connections that have not sent an agent's heartbeat yet",
             &[],
             self.agent_connections_unproven.clone(),
         );
-        book.add(
+        book.add_process_metric(
             "agent_connections_closed",
             "Connections closed because they did not authenticate as an agent",
             &[Label::one_of("reason", CLOSE_REASONS)],
@@ -492,19 +505,19 @@ impl Metrics {
         );
     }
 
-    /// Enters metrics of another room.
-    pub fn register(&self, enter: impl FnOnce(&mut Book)) {
-        enter(&mut self.book.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Registers metrics of another layer.
+    pub fn register(&self, enter: impl FnOnce(&mut MetricRegistry)) {
+        enter(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// What the book says at this moment.
-    pub fn read<T>(&self, read: impl FnOnce(&Book) -> T) -> T {
-        read(&self.book.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Calls `read` with the registry as it is now.
+    pub fn with_registry<T>(&self, read: impl FnOnce(&MetricRegistry) -> T) -> T {
+        read(&self.registry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// All of it as OpenMetrics.
+    /// Encodes everything as OpenMetrics.
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
-        self.read(Book::open_metrics)
+        self.with_registry(MetricRegistry::encode_openmetrics)
     }
 }
 
@@ -513,10 +526,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_counted_is_shown_with_what_others_added() {
+    fn own_and_registered_metrics_are_encoded() {
         let metrics = Metrics::new();
         let more: Counter = Counter::default();
-        metrics.register(|book| book.add("loops", "Loops running", &[], more.clone()));
+        metrics.register(|book| book.add_process_metric("loops", "Loops running", &[], more.clone()));
         metrics.heartbeats.get_or_create(&ByResult { result: "stored" }).inc_by(3);
         more.inc();
         let text = metrics.clone().encode().unwrap();

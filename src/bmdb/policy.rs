@@ -1,17 +1,19 @@
-//! The stored policy: read by everybody, written by flags that were given.
+//! The stored policy: reading, changing and caching it.
+//!
+//! All shepherds read it; flags that are given at start, and orders, change it.
 
 use sqlx::PgConnection;
 
-use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::connection::{Bmdb, DbContext};
 use crate::bmdb::error::BmdbError;
 use crate::model::policy::Policy;
 
 const CHANGING: &str = "changing the policy";
 
 impl Bmdb {
-    /// Writes `policy` unless there is one already.
+    /// Writes `policy` unless one is stored already.
     pub(crate) async fn write_default_policy(&self, policy: &Policy) -> Result<(), BmdbError> {
-        let written = document(policy)?;
+        let written = to_document(policy)?;
         let policy = policy.clone();
         self.statement("writing the default policy", move |connection| {
             let (written, policy) = (written.clone(), policy.clone());
@@ -32,19 +34,19 @@ impl Bmdb {
         .await
     }
 
-    /// Reads the policy, remembers it, and returns its version.
+    /// Reads the policy, caches it, and returns its version.
     pub async fn read_policy(&self) -> Result<i64, BmdbError> {
         let row = self
             .statement("reading the policy", |pool| {
                 Box::pin(async move { sqlx::query_file!("sql/policy/read.sql").fetch_one(pool).await })
             })
             .await?;
-        self.remember_policy(row.version, parse(row.document)?);
+        self.cache_policy(row.version, parse_policy(row.document)?);
         Ok(row.version)
     }
 
-    /// Changes the policy by `change`, and says whether that made a difference. A new version
-    /// makes the sweeper of every shepherd compute the whole schedule anew.
+    /// Changes the policy by `change`, and returns whether that made a difference. A new version makes the sweeper of
+    /// every shepherd recompute the whole schedule.
     pub async fn change_policy(
         &self,
         by: &str,
@@ -56,7 +58,7 @@ impl Bmdb {
             .transact(CHANGING, move |tx| {
                 let change = change.clone();
                 let by = by.clone();
-                Box::pin(async move { change_policy_in(tx, &by, &*change).await })
+                Box::pin(async move { change_policy_in_tx(tx, &by, &*change).await })
             })
             .await?;
         self.read_policy().await?;
@@ -64,7 +66,7 @@ impl Bmdb {
     }
 }
 
-async fn change_policy_in(
+async fn change_policy_in_tx(
     tx: &mut PgConnection,
     by: &str,
     change: &(dyn Fn(&mut Policy) + Send + Sync),
@@ -80,22 +82,22 @@ async fn change_policy_in(
 }
 
 /// Reads the policy as it is in this transaction.
-pub(crate) async fn policy_in(tx: &mut PgConnection) -> Result<Policy, BmdbError> {
-    let row = sqlx::query_file!("sql/policy/read.sql").fetch_one(tx).await.doing("reading the policy")?;
-    parse(row.document)
+pub(crate) async fn read_policy_in_tx(tx: &mut PgConnection) -> Result<Policy, BmdbError> {
+    let row = sqlx::query_file!("sql/policy/read.sql").fetch_one(tx).await.context("reading the policy")?;
+    parse_policy(row.document)
 }
 
-/// Reads the policy for whoever is about to change it.
+/// Reads the policy and locks its row, to change it.
 pub(crate) async fn lock_policy(tx: &mut PgConnection) -> Result<Policy, BmdbError> {
-    let row = sqlx::query_file!("sql/policy/lock.sql").fetch_one(tx).await.doing(CHANGING)?;
-    parse(row.document)
+    let row = sqlx::query_file!("sql/policy/lock.sql").fetch_one(tx).await.context(CHANGING)?;
+    parse_policy(row.document)
 }
 
-/// Writes the policy. The caller holds its row, and has changed what it found there.
+/// Writes the policy. The caller holds its row, and has changed the policy that it read there.
 pub(crate) async fn write_policy(tx: &mut PgConnection, wanted: &Policy, by: &str) -> Result<(), BmdbError> {
     sqlx::query_file!(
         "sql/policy/write.sql",
-        document(wanted)?,
+        to_document(wanted)?,
         wanted.recovery_first_heartbeat_timeout.milliseconds(),
         wanted.recovery_silence_timeout.milliseconds(),
         wanted.effective_listening_gap().milliseconds(),
@@ -104,12 +106,12 @@ pub(crate) async fn write_policy(tx: &mut PgConnection, wanted: &Policy, by: &st
     )
     .fetch_one(tx)
     .await
-    .doing(CHANGING)?;
+    .context(CHANGING)?;
     Ok(())
 }
 
-/// Reads the policy inside a transaction when its version is not the one remembered.
-pub(crate) async fn policy_of_version(
+/// Returns the policy at a version: the cached one if it matches, else the one read in this transaction.
+pub(crate) async fn policy_at_version(
     bmdb: &Bmdb,
     tx: &mut PgConnection,
     version: i64,
@@ -118,18 +120,18 @@ pub(crate) async fn policy_of_version(
     if known == version {
         return Ok(policy);
     }
-    let row = sqlx::query_file!("sql/policy/read.sql").fetch_one(tx).await.doing("reading the policy")?;
-    let policy = parse(row.document)?;
-    bmdb.remember_policy(row.version, policy.clone());
+    let row = sqlx::query_file!("sql/policy/read.sql").fetch_one(tx).await.context("reading the policy")?;
+    let policy = parse_policy(row.document)?;
+    bmdb.cache_policy(row.version, policy.clone());
     Ok(std::sync::Arc::new(policy))
 }
 
-fn document(policy: &Policy) -> Result<serde_json::Value, BmdbError> {
+fn to_document(policy: &Policy) -> Result<serde_json::Value, BmdbError> {
     serde_json::to_value(policy)
         .map_err(|error| BmdbError::Corrupt(format!("a policy that is no JSON: {error}")))
 }
 
-fn parse(document: serde_json::Value) -> Result<Policy, BmdbError> {
+fn parse_policy(document: serde_json::Value) -> Result<Policy, BmdbError> {
     serde_json::from_value(document)
         .map_err(|error| BmdbError::Corrupt(format!("a policy that this release cannot read: {error}")))
 }

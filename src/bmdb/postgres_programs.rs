@@ -1,11 +1,11 @@
-//! Where the PostgreSQL server's programs are, and as whom they can run.
+//! Finding PostgreSQL server programs and the user to run them as.
 //!
-//! Distributions put `initdb` and `postgres` outside the search path, in a directory per major
-//! version. A data directory can only be served by the major version that made it, so what is found
-//! is a list, newest last, from which the caller chooses.
+//! Distributions install `initdb` and `postgres` outside the search path, in a directory per major version. A data
+//! directory can only be served by the major version that made it, so the result is a list, newest last, from which the
+//! caller chooses.
 //!
-//! `initdb` and `postgres` refuse to run as root. Root therefore runs them as another user: the one
-//! that the server's package made, else `nobody`.
+//! `initdb` and `postgres` refuse to run as root. Root therefore runs them as another user: the one that the server's
+//! package made, else `nobody`.
 
 use std::env;
 use std::fs;
@@ -14,10 +14,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A directory that holds `initdb` and `postgres`.
+/// A directory that contains `initdb` and `postgres`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PostgresPrograms {
-    /// The directory.
+    /// Path of that directory.
     pub directory: PathBuf,
     /// The server's major version, such as 15.
     pub major: u32,
@@ -56,12 +56,12 @@ impl PostgresPrograms {
 
 /// Finds every usable directory of server programs, oldest version first.
 ///
-/// `SHEPHERD_POSTGRES_BIN`, when set, is the only place looked at, because a person who names a
-/// directory wants that one or an error.
+/// If `SHEPHERD_POSTGRES_BIN` is set, no other place is searched, because a person who names a directory wants that one
+/// or an error.
 #[must_use]
-pub fn find() -> Vec<PostgresPrograms> {
+pub fn find_programs() -> Vec<PostgresPrograms> {
     let mut found: Vec<PostgresPrograms> = Vec::new();
-    for directory in places_to_look() {
+    for directory in search_directories() {
         let postgres = directory.join("postgres");
         if !directory.join("initdb").is_file() || !postgres.is_file() {
             continue;
@@ -77,9 +77,9 @@ pub fn find() -> Vec<PostgresPrograms> {
     found
 }
 
-/// The directories that [`find`] looks at.
+/// The directories that [`find_programs`] searches.
 #[must_use]
-pub fn places_to_look() -> Vec<PathBuf> {
+pub fn search_directories() -> Vec<PathBuf> {
     if let Some(named) = env::var_os("SHEPHERD_POSTGRES_BIN") {
         return vec![PathBuf::from(named)];
     }
@@ -87,8 +87,9 @@ pub fn places_to_look() -> Vec<PathBuf> {
         env::var_os("PATH").iter().flat_map(|path| env::split_paths(path).collect::<Vec<_>>()).collect();
     places.retain(|place| place.is_absolute());
     places.extend(output_of(Path::new("pg_config"), "--bindir").map(PathBuf::from));
-    places.extend(versions_under(Path::new("/usr/lib/postgresql"), "").map(|version| version.join("bin")));
-    places.extend(versions_under(Path::new("/usr"), "pgsql-").map(|version| version.join("bin")));
+    places
+        .extend(version_directories(Path::new("/usr/lib/postgresql"), "").map(|version| version.join("bin")));
+    places.extend(version_directories(Path::new("/usr"), "pgsql-").map(|version| version.join("bin")));
     places
 }
 
@@ -103,7 +104,11 @@ pub fn server_user() -> Result<Option<ServerUser>, NoServerUser> {
         return Ok(None);
     }
     let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    ["postgres", "nobody"].iter().find_map(|name| user_in(&passwd, name)).map(Some).ok_or(NoServerUser)
+    ["postgres", "nobody"]
+        .iter()
+        .find_map(|name| parse_passwd_user(&passwd, name))
+        .map(Some)
+        .ok_or(NoServerUser)
 }
 
 /// We are root and no other user is known.
@@ -113,7 +118,7 @@ pub struct NoServerUser;
 /// Prepares a program to run as `user`, with nothing of our environment but the search path: the
 /// variables that PostgreSQL reads (`PGDATA`, `PGPORT`, …) would change what it does.
 #[must_use]
-pub fn command(program: &Path, user: Option<&ServerUser>) -> Command {
+pub fn program_command(program: &Path, user: Option<&ServerUser>) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("LC_ALL", "C").env("TZ", "UTC").stdin(Stdio::null());
     command.env("PATH", env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()));
@@ -123,7 +128,7 @@ pub fn command(program: &Path, user: Option<&ServerUser>) -> Command {
     command
 }
 
-fn versions_under(parent: &Path, prefix: &str) -> impl Iterator<Item = PathBuf> {
+fn version_directories(parent: &Path, prefix: &str) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(parent).ok().into_iter().flatten().flatten();
     entries
         .filter(move |entry| {
@@ -146,7 +151,7 @@ fn major_version(text: &str) -> Option<u32> {
     digits.parse().ok()
 }
 
-fn user_in(passwd: &str, name: &str) -> Option<ServerUser> {
+fn parse_passwd_user(passwd: &str, name: &str) -> Option<ServerUser> {
     let fields: Vec<&str> =
         passwd.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|f| f[0] == name)?;
     let uid = fields.get(2)?.parse().ok()?;
@@ -175,11 +180,11 @@ mod tests {
     fn a_user_is_taken_from_the_password_file_and_never_root() {
         let passwd = "root:x:0:0::/root:/bin/sh\npostgres:x:101:104::/var/lib/postgresql:/bin/bash\nshort\nodd:x:a:b\n";
         assert_eq!(
-            user_in(passwd, "postgres"),
+            parse_passwd_user(passwd, "postgres"),
             Some(ServerUser { name: "postgres".to_owned(), uid: 101, gid: 104 })
         );
         for name in ["root", "nobody", "short", "odd"] {
-            assert_eq!(user_in(passwd, name), None, "{name}");
+            assert_eq!(parse_passwd_user(passwd, name), None, "{name}");
         }
     }
 }

@@ -1,46 +1,48 @@
-//! Power by hand: the order, the facts that it changes, and its intent, recorded before anything is sent.
+//! Manual power orders (reboot, on, off, cycle), with their intent.
+//!
+//! The intent is recorded before anything is sent to the provider.
 
 use sqlx::PgConnection;
 
-use crate::bmdb::action::{Done, by};
-use crate::bmdb::change::{FactChange, apply as apply_change};
-use crate::bmdb::connection::Doing;
+use crate::bmdb::action::{OrderOutcome, format_attribution};
+use crate::bmdb::connection::DbContext;
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::facts::{Snapshot, read};
-use crate::bmdb::intent::count_budget;
-use crate::bmdb::policy::policy_of_version;
-use crate::bmdb::retirement::Refused;
-use crate::bmdb::schedule::reschedule;
-use crate::bmdb::work::{Decision, Work, lock_leased};
-use crate::model::disturb::{Refusal, may_switch};
+use crate::bmdb::fact_change::{FactChange, apply_fact_change as apply_change};
+use crate::bmdb::facts::{MachineSnapshot, read_snapshot};
+use crate::bmdb::intent::lock_disruption_context;
+use crate::bmdb::policy::policy_at_version;
+use crate::bmdb::retirement::OrderRejection;
+use crate::bmdb::schedule::reschedule_machine;
+use crate::bmdb::work::{Decision, Work, lock_due_rows_leased};
+use crate::model::disruption::{DisruptionDenied, may_switch_power};
 use crate::model::facts::{MachineFacts, Recovery};
 use crate::model::ids::{IntentId, MachineId};
 use crate::model::policy::Rung;
-use crate::model::power_order::{Switch, hold_of, ladder_after, may_order};
+use crate::model::power_order::{PowerOrderKind, check_power_order, implied_hold, recovery_after};
 use crate::model::process::Process;
 
-/// A change of what is ordered of a machine's power.
+/// A change of a machine's power order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PowerChange {
-    /// It is to be switched.
+    /// An operator orders that it be switched.
     Ordered {
-        /// How.
-        switch: Switch,
-        /// Why.
+        /// Which way to switch it.
+        switch: PowerOrderKind,
+        /// The operator's reason for the order.
         reason: String,
-        /// Who orders it.
+        /// Name of the operator who gave it.
         by: String,
     },
-    /// It is about to be, under this intent.
-    Begun(IntentId),
-    /// It is done, or given up.
+    /// It is about to be switched, under this intent.
+    Started(IntentId),
+    /// The order was carried out, or abandoned.
     Ended,
 }
 
-const WHAT: &str = "changing an order about power";
+const OPERATION: &str = "changing an order about power";
 
 /// Writes one change. The caller holds the machine's due rows.
-pub(crate) async fn apply(
+pub(crate) async fn apply_power_change(
     tx: &mut PgConnection,
     machine: MachineId,
     change: &PowerChange,
@@ -50,26 +52,26 @@ pub(crate) async fn apply(
         PowerChange::Ordered { switch, reason, by } => {
             sqlx::query_file!("sql/power_order/insert.sql", id, switch.as_str(), reason, by).execute(tx).await
         }
-        PowerChange::Begun(intent) => {
+        PowerChange::Started(intent) => {
             sqlx::query_file!("sql/power_order/mark_started.sql", id, intent.0).execute(tx).await
         }
         PowerChange::Ended => sqlx::query_file!("sql/power_order/delete.sql", id).execute(tx).await,
     }
-    .doing(WHAT)?;
+    .context(OPERATION)?;
     Ok(())
 }
 
-/// An order to switch a machine, on behalf of `who`.
-pub fn switch(
-    snapshot: &Snapshot,
-    switch: Switch,
+/// Orders that a machine be switched, on behalf of `who`.
+pub fn order_switch(
+    snapshot: &MachineSnapshot,
+    switch: PowerOrderKind,
     reason: &str,
     who: &str,
-) -> Result<Decision<Done>, Refused> {
+) -> Result<Decision<OrderOutcome>, OrderRejection> {
     let (facts, now) = (&snapshot.facts, snapshot.now);
-    may_order(facts, switch, now)?;
+    check_power_order(facts, switch, now)?;
     if let Some(present) = &facts.power_order {
-        return Ok(Done::nothing(format!(
+        return Ok(OrderOutcome::unchanged(format!(
             "is to be {} already, by {}: {}; nothing was changed",
             switch.participle(),
             present.by,
@@ -78,8 +80,8 @@ pub fn switch(
     }
     let ordered = PowerChange::Ordered { switch, reason: reason.to_owned(), by: who.to_owned() };
     let mut changes = vec![FactChange::Power(ordered)];
-    let hold = hold_of(facts, switch, reason, who, now);
-    let also = match (&hold, facts.hold.as_ref().filter(|hold| hold.holds_at(now))) {
+    let hold = implied_hold(facts, switch, reason, who, now);
+    let also = match (&hold, facts.hold.as_ref().filter(|hold| hold.is_active_at(now))) {
         (Some(_), _) => {
             "; it is held (recovery) from now on, so that nothing switches it on again before `release`"
         }
@@ -91,100 +93,105 @@ pub fn switch(
         }
         (None, _) => "",
     };
-    changes.extend(hold.map(FactChange::Held));
-    changes.extend(forget_waits());
-    Ok(Done::changed(
+    changes.extend(hold.map(FactChange::HoldSet));
+    changes.extend(clear_waits());
+    Ok(OrderOutcome::changed(
         changes,
         "PowerOrdered",
-        format!("{switch}, {}", by(who, Some(reason))),
+        format!("{switch}, {}", format_attribution(who, Some(reason))),
         format!("is to be {}{also}", switch.participle()),
     ))
 }
 
-/// The end of an order that was not begun.
-pub fn cancel(facts: &MachineFacts, by: &str) -> Result<Decision<Done>, Refused> {
+/// Cancels an order that was not begun.
+pub fn cancel_power_order(facts: &MachineFacts, by: &str) -> Result<Decision<OrderOutcome>, OrderRejection> {
     let Some(present) = &facts.power_order else {
-        return Ok(Done::nothing("has no order about its power; nothing was changed"));
+        return Ok(OrderOutcome::unchanged("has no order about its power; nothing was changed"));
     };
-    if present.begun.is_some() {
-        let said = format!("is being {} already; nothing was changed", present.switch.participle());
-        return Err(("BEGUN", said));
+    if present.intent.is_some() {
+        let text = format!("is being {} already; nothing was changed", present.kind.participle());
+        return Err(("BEGUN", text));
     }
-    let held = match present.switch {
-        Switch::Off if facts.hold.is_some() => "; the hold stays until `release`",
+    let held = match present.kind {
+        PowerOrderKind::Off if facts.hold.is_some() => "; the hold stays until `release`",
         _ => "",
     };
-    Ok(Done::changed(
-        [FactChange::Power(PowerChange::Ended)].into_iter().chain(forget_waits()).collect(),
+    Ok(OrderOutcome::changed(
+        [FactChange::Power(PowerChange::Ended)].into_iter().chain(clear_waits()).collect(),
         "PowerOrderCancelled",
-        format!("{by} (was: {}, {})", present.switch, present.reason),
-        format!("is not {}{held}", present.switch.participle()),
+        format!("{by} (was: {}, {})", present.kind, present.reason),
+        format!("is not {}{held}", present.kind.participle()),
     ))
 }
 
-fn forget_waits() -> [FactChange; 2] {
+fn clear_waits() -> [FactChange; 2] {
     [FactChange::BackoffCleared(Process::Power), FactChange::PostponementCleared(Process::Power)]
 }
 
-/// The answer to a request to carry out an order.
+/// The answer to a request to carry out a power order.
 #[derive(Clone, Debug)]
-pub enum Leave {
-    /// Recorded: go on, at once.
+pub enum SwitchPermission {
+    /// Recorded: proceed, at once.
     Granted {
-        /// The intent to name to the provider.
+        /// The intent to pass to the provider.
         intent: IntentId,
-        /// The ladder as it was recorded, with the step that it counts as.
+        /// The ladder as it was recorded, with the rung that the switch counts as; `None` if it counts as none.
         ladder: Option<(Recovery, Rung)>,
     },
-    /// Nothing was recorded.
-    Refused(Refusal),
+    /// Not allowed now; nothing was recorded.
+    Denied(DisruptionDenied),
 }
 
 impl Work {
-    /// Asks whether `switch` may be carried out now, and records it when it may be: the intent, and where the
-    /// ladder stands.
-    pub async fn begin_switch(&self, switch: Switch, provider: &str) -> Result<Leave, BmdbError> {
+    /// Requests permission to carry out `switch` now, and records it if it is allowed: the intent, and the state of the
+    /// ladder.
+    pub async fn begin_switch(
+        &self,
+        switch: PowerOrderKind,
+        provider: &str,
+    ) -> Result<SwitchPermission, BmdbError> {
         let (machine, lease) = (self.machine(), self.lease());
         let (bmdb, provider) = (self.bmdb().clone(), provider.to_owned());
         self.bmdb()
             .transact("recording an intent", move |tx| {
                 let (bmdb, provider) = (bmdb.clone(), provider.clone());
                 Box::pin(async move {
-                    let rows = lock_leased(tx, lease, machine).await?;
-                    let snapshot = read(tx, machine).await?;
-                    let policy = policy_of_version(&bmdb, tx, snapshot.policy_version).await?;
+                    let rows = lock_due_rows_leased(tx, lease, machine).await?;
+                    let snapshot = read_snapshot(tx, machine).await?;
+                    let policy = policy_at_version(&bmdb, tx, snapshot.policy_version).await?;
                     let kind = switch.intent_kind();
                     let window = switch
-                        .disturbance()
+                        .disruption()
                         .and_then(|step| policy.budgets.get(&step))
                         .map(|budget| budget.window)
                         .unwrap_or_default();
-                    let circumstances = count_budget(tx, machine, kind, window, None).await?;
+                    let circumstances = lock_disruption_context(tx, machine, kind, window, None).await?;
                     let (facts, now) = (&snapshot.facts, snapshot.now);
-                    if let Err(refusal) = may_switch(facts, switch, &circumstances, &policy, now) {
-                        return Ok(Leave::Refused(refusal));
+                    if let Err(refusal) = may_switch_power(facts, switch, &circumstances, &policy, now) {
+                        return Ok(SwitchPermission::Denied(refusal));
                     }
-                    // `may_switch` says no where there is none.
+                    // `may_switch_power` rejects it if there is no order.
                     let Some(order) = &facts.power_order else { return Err(BmdbError::LeaseLost) };
-                    let ladder = ladder_after(facts, order, &policy, now);
+                    let ladder = recovery_after(facts, order, &policy, now);
                     match (&ladder, switch) {
                         (Some((recovery, _)), _) => {
                             apply_change(tx, machine, &FactChange::Recovery(recovery.clone())).await?;
-                            // Whoever orders it takes it up again: there is something new to watch.
+                            // An operator who orders a switch takes the machine up again: there is something new to
+                            // watch.
                             if facts.needs_human.is_some() {
                                 apply_change(tx, machine, &FactChange::NeedsHumanCleared).await?;
                             }
                         }
-                        (None, Switch::Off) if facts.recovery.is_some() => {
+                        (None, PowerOrderKind::Off) if facts.recovery.is_some() => {
                             apply_change(tx, machine, &FactChange::RecoveryCleared).await?;
                         }
                         (None, _) => {}
                     }
-                    let intent = if let Some(begun) = order.begun {
+                    let intent = if let Some(begun) = order.intent {
                         begun.intent
                     } else {
                         let intent = IntentId::generate();
-                        apply(tx, machine, &PowerChange::Begun(intent)).await?;
+                        apply_power_change(tx, machine, &PowerChange::Started(intent)).await?;
                         sqlx::query_file!(
                             "sql/intent/insert.sql",
                             intent.0,
@@ -197,11 +204,11 @@ impl Work {
                         )
                         .execute(&mut *tx)
                         .await
-                        .doing("recording an intent")?;
+                        .context("recording an intent")?;
                         intent
                     };
-                    reschedule(&bmdb, tx, machine, &rows).await?;
-                    Ok(Leave::Granted { intent, ladder })
+                    reschedule_machine(&bmdb, tx, machine, &rows).await?;
+                    Ok(SwitchPermission::Granted { intent, ladder })
                 })
             })
             .await
@@ -211,14 +218,14 @@ impl Work {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::facts::{Begun, Hold, HoldScope, PowerOrder, Provided};
+    use crate::model::facts::{Hold, HoldScope, PowerOrder, ProviderRecord, RecordedIntent};
     use crate::model::provider_status::ProviderStatus;
     use crate::model::time::Timestamp;
 
-    fn snapshot(order: Option<(Switch, bool)>, hold: Option<HoldScope>) -> Snapshot {
+    fn snapshot(order: Option<(PowerOrderKind, bool)>, hold: Option<HoldScope>) -> MachineSnapshot {
         let now = Timestamp::from_timestamp(1_800_000_000, 0).unwrap();
-        let mut facts = MachineFacts::unknown(MachineId::generate(), now);
-        facts.provided = Some(Provided {
+        let mut facts = MachineFacts::empty(MachineId::generate(), now);
+        facts.provider_record = Some(ProviderRecord {
             provider: "sim".into(),
             provider_id: "sim-1".into(),
             reservation: None,
@@ -227,69 +234,78 @@ mod tests {
             ssh_user: None,
             location: None,
             status: ProviderStatus::Running,
-            at: now,
-            looked_at: None,
+            acquired_at: now,
+            polled_at: None,
             unchanged: false,
         });
         facts.power_order = order.map(|(switch, begun)| PowerOrder {
-            switch,
+            kind: switch,
             reason: "it hangs".into(),
             by: "kim".into(),
-            at: now,
-            begun: begun.then(|| Begun { intent: IntentId::generate(), at: now }),
+            ordered_at: now,
+            intent: begun.then(|| RecordedIntent { intent: IntentId::generate(), recorded_at: now }),
         });
         facts.hold = hold.map(|scope| Hold { scope, reason: "r".into(), by: "lee".into(), until: None });
-        Snapshot { facts, now, policy_version: 1 }
+        MachineSnapshot { facts, now, policy_version: 1 }
     }
 
     #[test]
-    fn orders_say_what_they_find_and_what_follows() {
+    fn order_messages_describe_state_and_consequences() {
         use HoldScope::{Power, Recovery};
-        let order = |found: &Snapshot, what| match switch(found, what, "new one", "lee") {
-            Ok(decision) => (decision.changes.len(), decision.answer.said),
-            Err((reason, said)) => (0, format!("{reason}: {said}")),
+        let order = |found: &MachineSnapshot, what| match order_switch(found, what, "new one", "lee") {
+            Ok(decision) => (decision.changes.len(), decision.output.message),
+            Err((reason, text)) => (0, format!("{reason}: {text}")),
         };
-        for (order, changes, said) in [
-            (order(&snapshot(None, None), Switch::Reboot), 3, "is to be rebooted"),
+        for (order, changes, text) in [
+            (order(&snapshot(None, None), PowerOrderKind::Reboot), 3, "is to be rebooted"),
             (
-                order(&snapshot(None, None), Switch::Off),
+                order(&snapshot(None, None), PowerOrderKind::Off),
                 4,
                 "is to be switched off; it is held (recovery) from now on",
             ),
-            (order(&snapshot(None, Some(Recovery)), Switch::Off), 3, "is to be switched off"),
-            (order(&snapshot(None, Some(Recovery)), Switch::On), 3, "is to be switched on; it is still held"),
-            (order(&snapshot(None, Some(Power)), Switch::On), 0, "HELD: is held (power) by lee: r"),
+            (order(&snapshot(None, Some(Recovery)), PowerOrderKind::Off), 3, "is to be switched off"),
             (
-                order(&snapshot(Some((Switch::Off, false)), None), Switch::Off),
+                order(&snapshot(None, Some(Recovery)), PowerOrderKind::On),
+                3,
+                "is to be switched on; it is still held",
+            ),
+            (order(&snapshot(None, Some(Power)), PowerOrderKind::On), 0, "HELD: is held (power) by lee: r"),
+            (
+                order(&snapshot(Some((PowerOrderKind::Off, false)), None), PowerOrderKind::Off),
                 0,
                 "is to be switched off already, by kim: it hangs",
             ),
             (
-                order(&snapshot(Some((Switch::Off, false)), None), Switch::On),
+                order(&snapshot(Some((PowerOrderKind::Off, false)), None), PowerOrderKind::On),
                 0,
                 "ORDERED_OTHERWISE: is to be switched off already",
             ),
         ] {
             assert_eq!(order.0, changes, "{}", order.1);
-            assert!(order.1.starts_with(said), "{}", order.1);
+            assert!(order.1.starts_with(text), "{}", order.1);
         }
     }
 
     #[test]
-    fn order_is_cancelled_until_it_is_begun() {
-        let cancelled = |found: &Snapshot| match cancel(&found.facts, "by lee") {
-            Ok(decision) => (decision.changes.len(), decision.answer.said),
-            Err((reason, said)) => (0, format!("{reason}: {said}")),
+    fn order_can_be_cancelled_until_it_has_started() {
+        let cancelled = |found: &MachineSnapshot| match cancel_power_order(&found.facts, "by lee") {
+            Ok(decision) => (decision.changes.len(), decision.output.message),
+            Err((reason, text)) => (0, format!("{reason}: {text}")),
         };
-        for (order, hold, changes, said) in [
+        for (order, hold, changes, text) in [
             (None, None, 0, "has no order about its power"),
-            (Some((Switch::Cycle, false)), None, 3, "is not switched off and on"),
-            (Some((Switch::Off, false)), Some(HoldScope::Recovery), 3, "is not switched off; the hold stays"),
-            (Some((Switch::Reboot, true)), None, 0, "BEGUN: is being rebooted already"),
+            (Some((PowerOrderKind::Cycle, false)), None, 3, "is not switched off and on"),
+            (
+                Some((PowerOrderKind::Off, false)),
+                Some(HoldScope::Recovery),
+                3,
+                "is not switched off; the hold stays",
+            ),
+            (Some((PowerOrderKind::Reboot, true)), None, 0, "BEGUN: is being rebooted already"),
         ] {
-            let (count, told) = cancelled(&snapshot(order, hold));
-            assert_eq!(count, changes, "{told}");
-            assert!(told.starts_with(said), "{told}");
+            let (count, message) = cancelled(&snapshot(order, hold));
+            assert_eq!(count, changes, "{message}");
+            assert!(message.starts_with(text), "{message}");
         }
     }
 }

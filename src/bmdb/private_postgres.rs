@@ -1,21 +1,21 @@
-//! A PostgreSQL server of our own: for the demo, for tests, and for a small site that has none.
+//! A private PostgreSQL server as a child process, for demo and tests.
 //!
-//! It listens on a UNIX socket in a directory that only its user can enter, never on the network,
-//! and therefore trusts whoever can open that socket. A throw-away server skips `fsync` and takes
-//! its directory with it; a staying one keeps its data and is started again the next time.
+//! It also serves a small site that has no PostgreSQL. It listens on a UNIX socket in a directory that only its user
+//! can enter, never on the network, and therefore trusts every process that can open that socket. A temporary server
+//! skips `fsync` and removes its directory at the end; a persistent one retains its data and is started again the next
+//! time.
 //!
 //! # Who ends it
 //!
-//! A parent that is killed outright runs no destructor. The server is therefore the child of a small
-//! shell script, the guardian, that holds the other end of a pipe from us: when we go, in whatever
-//! way, the pipe ends, the guardian ends the server, removes what is to be removed and goes too.
-//! (The kernel's parent-death signal was not taken: it fires when the *thread* that forked ends,
-//! which a thread pool does when it is idle, and it removes no directory.) The guardian has a process
-//! group of its own, because Ctrl-C on a terminal reaches the whole group and the server must be the
-//! last to stop.
+//! A parent that is killed outright runs no destructor. The server is therefore the child of a small shell script, the
+//! guardian, which holds the other end of a pipe from us. When we exit, in whatever way, the pipe ends; the guardian
+//! then ends the server, removes what has to be removed and exits too. (The kernel's parent-death signal was not
+//! chosen: it fires when the *thread* that forked ends, which a thread pool does when it is idle, and it removes no
+//! directory.) The guardian has a process group of its own, because Ctrl-C on a terminal reaches the whole group and
+//! the server must be the last to stop.
 //!
-//! A lock file in a staying server's directory is inherited by the guardian and the server: locked
-//! means served. A `postmaster.pid` found without the lock is stale, whoever has that number now.
+//! The guardian and the server inherit a lock file in a persistent server's directory: locked means served. A
+//! `postmaster.pid` found without the lock is stale, whatever process has that number now.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -31,72 +31,72 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
 
 use crate::bmdb::postgres_programs::{self, PostgresPrograms, ServerUser};
 use crate::bmdb::private_postgres_directory::{
-    Places, fresh_log, initialise, last_lines, locked, programs_for, refused, remove_stale_pid,
-    staying_places, throw_away_places,
+    ServerPaths, acquire_lock, choose_programs, create_temporary_paths, io_error, last_lines,
+    prepare_persistent_paths, remove_stale_pid, rotate_log, run_initdb,
 };
 
-/// How long a server may take until it accepts connections: a crashed one replays its log first.
-const READY_WITHIN: Duration = Duration::from_mins(2);
+/// How long a server may take until it accepts connections: after a crash it replays its log first.
+const READY_TIMEOUT: Duration = Duration::from_mins(2);
 /// How long a fast shutdown may take before it becomes an immediate one.
-const STOPPED_WITHIN: Duration = Duration::from_mins(1);
+const STOP_TIMEOUT: Duration = Duration::from_mins(1);
 pub(super) const PORT: u16 = 5432;
 pub(super) const SUPERUSER: &str = "postgres";
 const GUARDIAN: &str = include_str!("private_postgres_guardian.sh");
 pub(super) const POLL: Duration = Duration::from_millis(10);
 
-/// Where a private server keeps its data, and for how long.
+/// Where a private server stores its data, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Storage {
+pub enum ServerStorage {
     /// In a new temporary directory, without `fsync`, removed at the end.
-    ThrowAway,
-    /// In this directory, made if absent, with `fsync`, kept and served again next time.
-    Staying(PathBuf),
+    Temporary,
+    /// In this directory, made if absent, with `fsync`, retained and served again next time.
+    Persistent(PathBuf),
 }
 
-/// What a private server is to be.
+/// Options of a private server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct PrivatePostgresOptions {
     /// Where its data is and how long it lives.
-    pub storage: Storage,
-    /// How many connections it accepts.
+    pub storage: ServerStorage,
+    /// How many connections the server accepts.
     pub max_connections: u16,
 }
 
-/// Why a private server could not be had.
+/// Why a private server could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivatePostgresError {
-    /// No server programs on this host.
+    /// No server programs were found on this host.
     #[error(
-        "no PostgreSQL server programs (initdb, postgres) were found in {looked}; install them with \
+        "no PostgreSQL server programs (initdb, postgres) were found in {searched}; install them with \
          `apt-get install postgresql`, or name their directory in SHEPHERD_POSTGRES_BIN"
     )]
     NoPrograms {
-        /// The places that were looked at.
-        looked: String,
+        /// The places that were searched.
+        searched: String,
     },
-    /// We are root and there is nobody else.
+    /// We are root and there is no other user.
     #[error(
         "PostgreSQL refuses to run as root, and there is neither a user postgres nor a user nobody to \
          run it as; add one, or run shepherd as an ordinary user"
     )]
     NoServerUser,
-    /// The directory was made by a version whose programs are not here.
+    /// The directory was made by a version whose programs are not installed.
     #[error(
         "{} was made by PostgreSQL {made_by}, and only {found} is installed; install the package \
          postgresql-{made_by}, or give another directory", directory.display()
     )]
     OtherVersion {
-        /// The data directory.
+        /// Path of the data directory.
         directory: PathBuf,
         /// The major version in its `PG_VERSION`.
         made_by: String,
-        /// The versions found.
+        /// The major versions that are installed.
         found: String,
     },
     /// Another process serves this directory.
     #[error("{} is in use by another shepherd; stop that one, or give another directory", directory.display())]
     InUse {
-        /// The directory given.
+        /// The directory that the caller gave.
         directory: PathBuf,
     },
     /// A server that is not ours runs on this directory.
@@ -104,8 +104,8 @@ pub enum PrivatePostgresError {
         "a PostgreSQL server that shepherd did not start (process {pid}) runs on {}; stop it, or give \
          another directory", directory.display()
     )]
-    Served {
-        /// The data directory.
+    ServedByOther {
+        /// Path of the data directory.
         directory: PathBuf,
         /// The process id in its `postmaster.pid`.
         pid: u32,
@@ -115,50 +115,50 @@ pub enum PrivatePostgresError {
         "{} cannot be entered by the user {user}, as whom PostgreSQL runs because it refuses to run as \
          root; give a directory that this user can reach, such as one below /var/lib", directory.display()
     )]
-    OutOfReach {
-        /// The directory given.
+    Inaccessible {
+        /// The directory that the caller gave.
         directory: PathBuf,
-        /// The user's name.
+        /// Name of the server's user.
         user: String,
     },
-    /// The operating system refused something.
-    #[error("PostgreSQL could not be started: {doing} {} failed: {error}", path.display())]
-    Refused {
+    /// The operating system rejected an operation.
+    #[error("PostgreSQL could not be started: {operation} {} failed: {error}", path.display())]
+    Io {
         /// What was being done.
-        doing: &'static str,
-        /// To what.
+        operation: &'static str,
+        /// The path it was done to.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         error: io::Error,
     },
-    /// The server, or the program that makes its directory, gave up.
-    #[error("{program} gave up on {}: {said}", directory.display())]
-    GaveUp {
-        /// Which program.
+    /// The server, or the program that makes its directory, failed.
+    #[error("{program} gave up on {}: {output}", directory.display())]
+    Failed {
+        /// Name of the program.
         program: &'static str,
-        /// The data directory.
+        /// Path of the data directory.
         directory: PathBuf,
         /// The last lines it wrote.
-        said: String,
+        output: String,
     },
     /// The server did not accept connections in time.
-    #[error("PostgreSQL did not become ready within {} s; its last words: {said}", READY_WITHIN.as_secs())]
+    #[error("PostgreSQL did not become ready within {} s; its last words: {output}", READY_TIMEOUT.as_secs())]
     NotReady {
         /// The last lines it wrote.
-        said: String,
+        output: String,
     },
-    /// A name that is no plain identifier.
+    /// A database name that is no plain identifier.
     #[error("{name:?} is no name for a database here: use lower-case letters, digits and underscores")]
-    BadName {
-        /// The name given.
+    InvalidName {
+        /// The name that the caller gave.
         name: String,
     },
-    /// The server refused to make a database.
+    /// The server rejected the creation of a database.
     #[error("the database {name} could not be created: {error}")]
     CreateDatabase {
-        /// Its name.
+        /// Name of the new database.
         name: String,
-        /// What the server said.
+        /// Error of the server.
         error: sqlx::Error,
     },
     /// A thread that did blocking work for us panicked.
@@ -173,38 +173,38 @@ pub enum PrivatePostgresError {
 #[derive(Debug)]
 pub struct PrivatePostgres {
     guardian: Child,
-    /// Signals for the server; closing it means that we are gone.
-    hold: Option<ChildStdin>,
+    /// Signals for the server; closing it means that we have exited.
+    guardian_stdin: Option<ChildStdin>,
     sockets: PathBuf,
     log: PathBuf,
-    remove: Option<PathBuf>,
+    remove_on_exit: Option<PathBuf>,
 }
 
 impl PrivatePostgres {
-    /// Makes the data directory if there is none, starts the server and waits until it accepts
-    /// connections. A new one takes about a second.
-    pub async fn start(options: Options) -> Result<Self, PrivatePostgresError> {
+    /// Makes the data directory if absent, starts the server and waits until it accepts connections. A new one takes
+    /// about a second.
+    pub async fn start(options: PrivatePostgresOptions) -> Result<Self, PrivatePostgresError> {
         tokio::task::spawn_blocking(move || start(&options)).await?
     }
 
     /// The address of one of its databases, as libpq and sqlx read it.
     #[must_use]
     pub fn url(&self, database: &str) -> String {
-        let host = percent_encoded(self.sockets.as_os_str().as_bytes());
+        let host = percent_encode(self.sockets.as_os_str().as_bytes());
         format!("postgres:///{database}?host={host}&port={PORT}&user={SUPERUSER}&sslmode=disable")
     }
 
-    /// The file that the server logs to. A throw-away server takes it along when it ends.
+    /// The file that the server logs to. A temporary server removes it when it ends.
     #[must_use]
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// Creates an empty database. The name is lower-case letters, digits and underscores.
+    /// Creates an empty database. The name consists of lower-case letters, digits and underscores.
     pub async fn create_database(&self, name: &str) -> Result<(), PrivatePostgresError> {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         if name.is_empty() || name.len() > 63 || !name.chars().all(plain) {
-            return Err(PrivatePostgresError::BadName { name: name.to_owned() });
+            return Err(PrivatePostgresError::InvalidName { name: name.to_owned() });
         }
         let statement =
             include_str!("../../sql/private_postgres/create_database.sql").replace("{name}", name);
@@ -217,15 +217,15 @@ impl PrivatePostgres {
         create.await.map_err(|error| PrivatePostgresError::CreateDatabase { name: name.to_owned(), error })
     }
 
-    /// Disconnects everyone, ends the server with a checkpoint and waits until process, sockets and
-    /// (of a throw-away one) directory are gone.
+    /// Disconnects all clients, ends the server with a checkpoint and waits until process, sockets and (of a temporary
+    /// one) directory are gone.
     pub async fn stop(mut self) -> Result<(), PrivatePostgresError> {
         tokio::task::spawn_blocking(move || {
-            // A refused write means that the guardian has ended already, which `wait` tells below.
-            if let Some(hold) = &mut self.hold {
+            // A write error means that the guardian has ended already, which `wait` shows below.
+            if let Some(hold) = &mut self.guardian_stdin {
                 let _ = hold.write_all(b"INT\n");
             }
-            if self.wait(STOPPED_WITHIN).is_none() {
+            if self.wait_for_exit(STOP_TIMEOUT).is_none() {
                 tracing::warn!(log = %self.log.display(), "PostgreSQL is slow to stop; ending it at once");
             }
             drop(self);
@@ -234,7 +234,7 @@ impl PrivatePostgres {
         Ok(())
     }
 
-    fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
+    fn wait_for_exit(&mut self, limit: Duration) -> Option<ExitStatus> {
         let until = Instant::now() + limit;
         loop {
             match self.guardian.try_wait() {
@@ -248,78 +248,82 @@ impl PrivatePostgres {
 
 impl Drop for PrivatePostgres {
     fn drop(&mut self) {
-        drop(self.hold.take());
-        // A little longer than the guardian takes to go from asking to killing.
-        if self.wait(Duration::from_secs(95)).is_none() {
+        drop(self.guardian_stdin.take());
+        // A little longer than the guardian waits before it kills the server.
+        if self.wait_for_exit(Duration::from_secs(95)).is_none() {
             tracing::error!(log = %self.log.display(), "the guardian of PostgreSQL did not end");
         }
         // What its user could not remove: an empty directory in one that only we can write.
-        if let Some(remove) = &self.remove {
+        if let Some(remove) = &self.remove_on_exit {
             let _ = fs::remove_dir_all(remove);
         }
     }
 }
 
-fn start(options: &Options) -> Result<PrivatePostgres, PrivatePostgresError> {
-    let found = postgres_programs::find();
+fn start(options: &PrivatePostgresOptions) -> Result<PrivatePostgres, PrivatePostgresError> {
+    let found = postgres_programs::find_programs();
     let user = postgres_programs::server_user().map_err(|_| PrivatePostgresError::NoServerUser)?;
     let user = user.as_ref();
     if found.is_empty() {
         let looked: Vec<String> =
-            postgres_programs::places_to_look().iter().map(|place| place.display().to_string()).collect();
-        return Err(PrivatePostgresError::NoPrograms { looked: looked.join(", ") });
+            postgres_programs::search_directories().iter().map(|place| place.display().to_string()).collect();
+        return Err(PrivatePostgresError::NoPrograms { searched: looked.join(", ") });
     }
 
     let places = match &options.storage {
-        Storage::ThrowAway => throw_away_places(user)?,
-        Storage::Staying(directory) => staying_places(directory, user)?,
+        ServerStorage::Temporary => create_temporary_paths(user)?,
+        ServerStorage::Persistent(directory) => prepare_persistent_paths(directory, user)?,
     };
-    // From here on somebody must tidy up when a step fails.
-    let result = start_in(&places, options, &found, user);
+    // From here on we must tidy up when a step fails.
+    let result = start_in_directory(&places, options, &found, user);
     if result.is_err()
-        && let Some(remove) = &places.remove
+        && let Some(remove) = &places.remove_on_exit
     {
         let _ = fs::remove_dir_all(remove);
     }
     result
 }
 
-fn start_in(
-    places: &Places,
-    options: &Options,
+fn start_in_directory(
+    places: &ServerPaths,
+    options: &PrivatePostgresOptions,
     found: &[PostgresPrograms],
     user: Option<&ServerUser>,
 ) -> Result<PrivatePostgres, PrivatePostgresError> {
-    let lock = locked(places)?;
-    let programs = programs_for(&places.data, found)?;
+    let lock = acquire_lock(places)?;
+    let programs = choose_programs(&places.data, found)?;
     if !places.data.join("PG_VERSION").exists() {
-        initialise(places, options, programs, user)?;
+        run_initdb(places, options, programs, user)?;
     }
     remove_stale_pid(&places.data)?;
-    let log = fresh_log(&places.log)?;
+    let log = rotate_log(&places.log)?;
 
-    let at_end = if options.storage == Storage::ThrowAway { "QUIT" } else { "INT" };
-    let mut command = postgres_programs::command(Path::new("/bin/sh"), user);
-    command.arg("-c").arg(without_comments(GUARDIAN)).arg("shepherd-postgres-guardian").arg(at_end);
-    command.arg(places.remove.as_deref().unwrap_or(Path::new("")));
+    let at_end = if options.storage == ServerStorage::Temporary { "QUIT" } else { "INT" };
+    let mut command = postgres_programs::program_command(Path::new("/bin/sh"), user);
+    command.arg("-c").arg(strip_comments(GUARDIAN)).arg("shepherd-postgres-guardian").arg(at_end);
+    command.arg(places.remove_on_exit.as_deref().unwrap_or(Path::new("")));
     command.arg(programs.path("postgres")).args(server_arguments(places, options, programs));
     command.current_dir(&places.base).process_group(0);
     command.stdin(Stdio::piped()).stdout(lock).stderr(log);
-    let mut guardian = command.spawn().map_err(refused("starting", &programs.path("postgres")))?;
+    let mut guardian = command.spawn().map_err(io_error("starting", &programs.path("postgres")))?;
     let hold = guardian.stdin.take();
     let mut server = PrivatePostgres {
         guardian,
-        hold,
+        guardian_stdin: hold,
         sockets: places.sockets.clone(),
         log: places.log.clone(),
-        remove: places.remove.clone(),
+        remove_on_exit: places.remove_on_exit.clone(),
     };
     wait_until_ready(&mut server, &places.data)?;
     tracing::debug!(data = %places.data.display(), version = programs.major, "private PostgreSQL is ready");
     Ok(server)
 }
 
-fn server_arguments(places: &Places, options: &Options, programs: &PostgresPrograms) -> Vec<String> {
+fn server_arguments(
+    places: &ServerPaths,
+    options: &PrivatePostgresOptions,
+    programs: &PostgresPrograms,
+) -> Vec<String> {
     let mut settings = vec![
         "listen_addresses=".to_owned(),
         format!("port={PORT}"),
@@ -332,7 +336,7 @@ fn server_arguments(places: &Places, options: &Options, programs: &PostgresProgr
     if programs.has_pg_stat_statements() {
         settings.push("shared_preload_libraries=pg_stat_statements".to_owned());
     }
-    if options.storage == Storage::ThrowAway {
+    if options.storage == ServerStorage::Temporary {
         settings.extend(["fsync=off", "full_page_writes=off", "synchronous_commit=off"].map(str::to_owned));
     }
     let mut arguments = vec![
@@ -349,34 +353,34 @@ fn server_arguments(places: &Places, options: &Options, programs: &PostgresProgr
 
 /// The last line of `postmaster.pid` says `ready` once connections are accepted.
 fn wait_until_ready(server: &mut PrivatePostgres, data: &Path) -> Result<(), PrivatePostgresError> {
-    let until = Instant::now() + READY_WITHIN;
+    let until = Instant::now() + READY_TIMEOUT;
     loop {
         let text = fs::read_to_string(data.join("postmaster.pid")).unwrap_or_default();
         if text.lines().nth(7).is_some_and(|status| status.trim() == "ready") {
             return Ok(());
         }
-        let said = || last_lines(&fs::read(&server.log).unwrap_or_default());
+        let reported = || last_lines(&fs::read(&server.log).unwrap_or_default());
         if server.guardian.try_wait().is_ok_and(|status| status.is_some()) {
-            return Err(PrivatePostgresError::GaveUp {
+            return Err(PrivatePostgresError::Failed {
                 program: "postgres",
                 directory: data.to_owned(),
-                said: said(),
+                output: reported(),
             });
         }
         if Instant::now() >= until {
-            return Err(PrivatePostgresError::NotReady { said: said() });
+            return Err(PrivatePostgresError::NotReady { output: reported() });
         }
         thread::sleep(POLL);
     }
 }
 
-/// The script as a process list should show it.
-fn without_comments(script: &str) -> String {
+/// The script without comments, as a process list should show it.
+fn strip_comments(script: &str) -> String {
     let code = script.lines().filter(|line| !line.trim_start().starts_with('#'));
     code.collect::<Vec<_>>().join("\n")
 }
 
-fn percent_encoded(bytes: &[u8]) -> String {
+fn percent_encode(bytes: &[u8]) -> String {
     let mut encoded = String::with_capacity(bytes.len());
     for &byte in bytes {
         if byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte) {

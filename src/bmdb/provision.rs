@@ -1,34 +1,34 @@
-//! Machines coming into the BMDB, and what their providers were last heard saying.
+//! Recording machines of a provider, and the state of provider lists.
 
 use uuid::Uuid;
 
-use crate::bmdb::change::{FactChange, ProviderDetails, apply};
-use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::connection::{Bmdb, DbContext};
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::intent::settle;
-use crate::bmdb::lease::{NamedLease, lock_lease};
-use crate::bmdb::schedule::{lock, reschedule, tell};
+use crate::bmdb::fact_change::{FactChange, ProviderDetails, apply_fact_change};
+use crate::bmdb::intent::resolve_intent_in_tx;
+use crate::bmdb::named_lease::{NamedLease, lock_named_lease};
+use crate::bmdb::schedule::{lock_due_rows, record_event, reschedule_machine};
 use crate::model::ids::{IntentId, MachineId};
 use crate::model::process::Lane;
 use crate::model::provider_status::ProviderStatus;
 use crate::model::schedule::{BUCKETS, RULES_VERSION};
 
-/// A machine of a provider, as the BMDB knows it.
+/// A machine of a provider as the BMDB has recorded it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KnownMachine {
-    /// Which.
+pub struct RecordedMachine {
+    /// Id of the machine.
     pub machine: MachineId,
     /// The provider's name for it.
     pub provider_id: String,
-    /// Its state when the provider was last asked about it.
+    /// Its state when the provider was last queried.
     pub status: ProviderStatus,
-    /// Why it is left alone, if it is.
+    /// Why it is quarantined; `None` if it is not.
     pub quarantine: Option<String>,
-    /// Whether it is on its way out, or out.
+    /// Whether it is being retired, or is retired.
     pub retiring: bool,
-    /// Whether it is out: a record of something that this provider has given back.
+    /// Whether it is retired: a record of a machine that was released to this provider.
     pub retired: bool,
-    /// Whether that was seen in the provider's list all the same, the last time that the list was compared.
+    /// Whether the provider's list contained it although it is retired, when the list was last compared.
     pub listed: bool,
 }
 
@@ -37,17 +37,17 @@ pub struct KnownMachine {
 pub struct NewMachine {
     /// The provider's name for it.
     pub provider_id: String,
-    /// What the provider says of it.
+    /// The provider's details of it.
     pub details: ProviderDetails,
-    /// Further facts, known from the start.
+    /// Further facts that are known from the start.
     pub changes: Vec<FactChange>,
-    /// Why, for history.
+    /// Detail of the line in its history.
     pub detail: String,
 }
 
 impl Bmdb {
-    /// Every machine of a provider that the BMDB knows.
-    pub async fn known_machines(&self, provider: &str) -> Result<Vec<KnownMachine>, BmdbError> {
+    /// Every machine of a provider that the BMDB has recorded.
+    pub async fn list_recorded_machines(&self, provider: &str) -> Result<Vec<RecordedMachine>, BmdbError> {
         let provider = provider.to_owned();
         let rows = self
             .statement("reading a provider's machines", move |pool| {
@@ -59,7 +59,7 @@ impl Bmdb {
             .await?;
         Ok(rows
             .into_iter()
-            .map(|row| KnownMachine {
+            .map(|row| RecordedMachine {
                 machine: MachineId(row.machine_id),
                 provider_id: row.provider_id,
                 status: ProviderStatus::from(row.status.as_str()),
@@ -71,8 +71,8 @@ impl Bmdb {
             .collect())
     }
 
-    /// Records a machine under its provisioner's lease, settling the intent it came from in the
-    /// same commit. A machine that is recorded already is left as it is; its id is returned.
+    /// Records a machine under its provisioner's lease, and resolves the intent it came from in the same commit. A
+    /// machine that is recorded already is left unchanged; its id is returned.
     pub async fn record_machine(
         &self,
         lease: &NamedLease,
@@ -83,19 +83,19 @@ impl Bmdb {
         self.transact("recording a machine", move |tx| {
             let (bmdb, lease, new) = (bmdb.clone(), lease.clone(), new.clone());
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
+                lock_named_lease(tx, &lease).await?;
                 let what = "recording a machine";
                 let found =
                     sqlx::query_file_scalar!("sql/provision/find_machine.sql", lease.name, new.provider_id)
                         .fetch_optional(&mut *tx)
                         .await
-                        .doing(what)?;
+                        .context(what)?;
                 let machine = match found {
                     Some(known) => MachineId(known),
-                    None => insert(&bmdb, tx, &lease, &new).await?,
+                    None => insert_machine(&bmdb, tx, &lease, &new).await?,
                 };
                 if let Some(intent) = intent {
-                    settle(tx, intent, &format!("machine {machine}")).await?;
+                    resolve_intent_in_tx(tx, intent, &format!("machine {machine}")).await?;
                 }
                 Ok(machine)
             })
@@ -103,8 +103,8 @@ impl Bmdb {
         .await
     }
 
-    /// Writes down that a provider gave a whole list, under its provisioner's lease.
-    pub async fn provider_listed(
+    /// Records that a provider returned a complete list, under its provisioner's lease.
+    pub async fn record_provider_list(
         &self,
         lease: &NamedLease,
         kind: &str,
@@ -115,19 +115,19 @@ impl Bmdb {
         self.transact(what, move |tx| {
             let (lease, kind) = (lease.clone(), kind.clone());
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
+                lock_named_lease(tx, &lease).await?;
                 sqlx::query_file!("sql/provision/record_list.sql", lease.name, kind, machines)
                     .execute(tx)
                     .await
-                    .doing(what)?;
+                    .context(what)?;
                 Ok(())
             })
         })
         .await
     }
 
-    /// Writes down that a provider gave no list, under its provisioner's lease.
-    pub async fn provider_list_failed(
+    /// Records that a provider returned no list, under its provisioner's lease.
+    pub async fn record_provider_list_failure(
         &self,
         lease: &NamedLease,
         kind: &str,
@@ -138,18 +138,18 @@ impl Bmdb {
         self.transact(what, move |tx| {
             let (lease, kind, error) = (lease.clone(), kind.clone(), error.clone());
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
+                lock_named_lease(tx, &lease).await?;
                 sqlx::query_file!("sql/provision/record_list_failure.sql", lease.name, kind, error)
                     .execute(tx)
                     .await
-                    .doing(what)?;
+                    .context(what)?;
                 Ok(())
             })
         })
         .await
     }
 
-    /// Why creation from a provider is stopped, if it is: its list cannot be right, or cannot be read.
+    /// Why creation at a provider is stopped: its list is implausible, or cannot be read; `None` without a brake.
     pub async fn provisioner_brake(&self, provider: &str) -> Result<Option<String>, BmdbError> {
         let provider = provider.to_owned();
         let brake = self
@@ -165,9 +165,9 @@ impl Bmdb {
         Ok(brake.flatten())
     }
 
-    /// Writes down why creation from a provider is stopped, or that it is not, under its provisioner's
-    /// lease: a list that somebody read before he lost it releases no brake that another list engaged.
-    /// Says whether that is another statement than before.
+    /// Records why creation at a provider is stopped, or that it is not, under its provisioner's lease: a list that a
+    /// shepherd read before it lost the lease releases no brake that another list engaged. Returns whether that changed
+    /// the brake.
     pub async fn set_provisioner_brake(
         &self,
         lease: &NamedLease,
@@ -177,7 +177,7 @@ impl Bmdb {
         self.transact(what, move |tx| {
             let (lease, brake) = (lease.clone(), brake.clone());
             Box::pin(async move {
-                lock_lease(tx, &lease).await?;
+                lock_named_lease(tx, &lease).await?;
                 let done = match brake {
                     Some(reason) => {
                         sqlx::query_file!("sql/provision/set_brake.sql", lease.name, reason).execute(tx).await
@@ -186,14 +186,14 @@ impl Bmdb {
                         sqlx::query_file!("sql/provision/release_brake.sql", lease.name).execute(tx).await
                     }
                 };
-                Ok(done.doing(what)?.rows_affected() > 0)
+                Ok(done.context(what)?.rows_affected() > 0)
             })
         })
         .await
     }
 }
 
-async fn insert(
+async fn insert_machine(
     bmdb: &Bmdb,
     tx: &mut sqlx::PgConnection,
     lease: &NamedLease,
@@ -201,7 +201,7 @@ async fn insert(
 ) -> Result<MachineId, BmdbError> {
     let what = "recording a machine";
     let machine = MachineId::generate();
-    sqlx::query_file!("sql/provision/insert_machine.sql", machine.0).execute(&mut *tx).await.doing(what)?;
+    sqlx::query_file!("sql/provision/insert_machine.sql", machine.0).execute(&mut *tx).await.context(what)?;
     for lane in Lane::ALL {
         sqlx::query_file!(
             "sql/schedule/insert_due_row.sql",
@@ -213,24 +213,24 @@ async fn insert(
         )
         .execute(&mut *tx)
         .await
-        .doing(what)?;
+        .context(what)?;
     }
-    let rows = lock(tx, machine).await?;
+    let rows = lock_due_rows(tx, machine).await?;
     let provided = FactChange::Provided {
         provider: lease.name.clone(),
         provider_id: new.provider_id.clone(),
         details: new.details.clone(),
     };
-    apply(tx, machine, &provided).await?;
+    apply_fact_change(tx, machine, &provided).await?;
     for change in &new.changes {
-        apply(tx, machine, change).await?;
+        apply_fact_change(tx, machine, change).await?;
     }
-    reschedule(bmdb, tx, machine, &rows).await?;
-    tell(tx, machine, "Recorded", &new.detail).await?;
+    reschedule_machine(bmdb, tx, machine, &rows).await?;
+    record_event(tx, machine, "Recorded", &new.detail).await?;
     Ok(machine)
 }
 
-/// The bucket a machine's due rows are in, for ever.
+/// The bucket of a machine's due rows; it never changes.
 fn bucket_of(machine: Uuid) -> i64 {
     let low = machine.as_bytes()[15];
     i64::from(low) % i64::from(BUCKETS)

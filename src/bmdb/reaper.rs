@@ -1,9 +1,8 @@
-//! Freeing what lost sessions held. Runs in every shepherd; any number may.
+//! The reaper: closes expired sessions and frees their work and leases.
 //!
-//! In two transactions, because the order is the point: first the session is
-//! closed, under a lock that a renewal under way must wait for or be refused
-//! by; only then is its work freed. Done the other way round, a renewal that
-//! committed late would leave a session alive with its work gone.
+//! It runs in every shepherd; any number may run at once. It uses two transactions, because the order matters: first
+//! the session is closed, under a lock that a renewal under way must wait for or be rejected by; only then is its work
+//! freed. In the opposite order, a renewal that committed late would leave a session alive with its work gone.
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
@@ -13,9 +12,9 @@ use crate::bmdb::error::BmdbError;
 pub struct Reaped {
     /// Sessions closed because their deadline had passed.
     pub sessions: usize,
-    /// Work items freed.
+    /// Work items freed from closed sessions.
     pub work: usize,
-    /// Named leases freed.
+    /// Named leases freed from closed sessions.
     pub leases: usize,
 }
 
@@ -32,8 +31,8 @@ impl Bmdb {
         Ok(reaped)
     }
 
-    /// First half: marks sessions whose deadline passed as closed. A session whose row somebody has locked
-    /// is left to the next pass, and keeps nobody else waiting.
+    /// First half: marks sessions whose deadline passed as closed. A session whose row another client has locked is
+    /// left to the next pass, and delays no other one.
     pub async fn close_expired_sessions(&self) -> Result<usize, BmdbError> {
         let closed = self
             .statement("closing expired sessions", |connection| {
@@ -47,9 +46,8 @@ impl Bmdb {
         Ok(closed.len())
     }
 
-    /// Second half: frees the work of closed sessions, 500 items at the most, and records of steps that
-    /// were begun under it that their outcome is unknown. A row that somebody has locked is left to the next
-    /// pass.
+    /// Second half: frees the work of closed sessions, 500 items at most, and records that the outcome of steps begun
+    /// under it is unknown. A row that another client has locked is left to the next pass.
     pub async fn free_lost_work(&self) -> Result<usize, BmdbError> {
         let freed = self
             .statement("freeing lost work", |connection| {
@@ -61,7 +59,7 @@ impl Bmdb {
         Ok(freed.len())
     }
 
-    /// Also second half: frees the named leases of closed sessions, 100 at the most.
+    /// Also second half: frees the named leases of closed sessions, 100 at most.
     async fn free_lost_leases(&self) -> Result<usize, BmdbError> {
         let freed = self
             .statement("freeing named leases", |connection| {

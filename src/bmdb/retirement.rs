@@ -1,60 +1,60 @@
-//! Retiring machines: what operators may order about it, the facts that this changes, and the order to a
-//! provider, recorded before it is given.
+//! Retiring machines: orders, facts, and the release to the provider under an intent.
 //!
-//! The order is an intent that stays in the machine's facts. Whoever finds it there, after a crash or a lost
-//! answer, gives the same order again under the same intent: a provider carries out an intent once.
+//! The release is an intent that stays in the machine's facts, recorded before the provider is called. A worker that
+//! finds it there, after a crash or a lost answer, calls the provider again under the same intent: a provider carries
+//! out an intent once.
 
 use sqlx::PgConnection;
 
-use crate::bmdb::action::{Done, by};
-use crate::bmdb::change::FactChange;
-use crate::bmdb::connection::Doing;
+use crate::bmdb::action::{OrderOutcome, format_attribution};
+use crate::bmdb::connection::DbContext;
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::facts::{Snapshot, read};
-use crate::bmdb::intent::count_budget;
-use crate::bmdb::policy::policy_of_version;
+use crate::bmdb::fact_change::FactChange;
+use crate::bmdb::facts::{MachineSnapshot, read_snapshot};
+use crate::bmdb::intent::lock_disruption_context;
+use crate::bmdb::policy::policy_at_version;
 use crate::bmdb::power_order::PowerChange;
-use crate::bmdb::schedule::reschedule;
-use crate::bmdb::work::{Decision, Work, lock_leased};
-use crate::model::access::Role;
-use crate::model::disturb::{Refusal, may_release};
+use crate::bmdb::schedule::reschedule_machine;
+use crate::bmdb::work::{Decision, Work, lock_due_rows_leased};
+use crate::model::access::AccessRole;
+use crate::model::disruption::{DisruptionDenied, may_release};
+use crate::model::humanize::absolute_time;
 use crate::model::ids::{IntentId, MachineId};
 use crate::model::policy::Policy;
 use crate::model::process::Process;
-use crate::model::retirement::{Stage, may_waive};
-use crate::model::telling::absolute;
+use crate::model::retirement::{RetirementStage, check_waiver};
 
 /// Kind of the intents, and name of the budget.
-pub const RELEASE: &str = "release";
+pub const RELEASE_KIND: &str = "release";
 
 /// A change of a machine's retirement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RetirementChange {
-    /// It is to be retired.
+    /// An operator orders its retirement.
     Requested {
-        /// Why.
+        /// The operator's reason for the order.
         reason: String,
-        /// Who asks for it.
+        /// Name of the operator who ordered it.
         by: String,
-        /// Whether it is to be wiped before it is given back.
+        /// Whether to wipe it before it is released.
         wipe: bool,
     },
-    /// It stays, unless its provider was told to take it back.
+    /// It stays, unless its release was sent to its provider.
     Cleared,
-    /// It need not be wiped after all, as this person says.
+    /// The wipe is waived, by this operator.
     WipeWaived(String),
-    /// Its provider is about to be told, under this intent.
+    /// Its release is about to be sent to its provider, under this intent.
     ReleaseOrdered(IntentId),
-    /// It is over, and how.
+    /// The retirement has ended, in this way.
     Finished(String),
-    /// Its provider lists it although it is over, or does no more.
-    Listed(bool),
+    /// Whether its provider still lists it although it is retired.
+    ListedByProvider(bool),
 }
 
-const WHAT: &str = "changing a retirement";
+const OPERATION: &str = "changing a retirement";
 
 /// Writes one change. The caller holds the machine's due rows.
-pub(crate) async fn apply(
+pub(crate) async fn apply_retirement_change(
     tx: &mut PgConnection,
     machine: MachineId,
     change: &RetirementChange,
@@ -74,29 +74,34 @@ pub(crate) async fn apply(
         RetirementChange::Finished(outcome) => {
             sqlx::query_file!("sql/retirement/mark_finished.sql", id, outcome).execute(tx).await
         }
-        RetirementChange::Listed(listed) => {
+        RetirementChange::ListedByProvider(listed) => {
             sqlx::query_file!("sql/retirement/set_listed.sql", id, listed).execute(tx).await
         }
     }
-    .doing(WHAT)?;
+    .context(OPERATION)?;
     Ok(())
 }
 
-/// A refusal of an order: a reason for programs, and a sentence that goes on after the machine's name.
-pub type Refused = (&'static str, String);
+/// The rejection of an order: a reason for programs, and a phrase that follows the machine's name.
+pub type OrderRejection = (&'static str, String);
 
-/// The beginning of a retirement, on behalf of `who`.
-pub fn retire(snapshot: &Snapshot, wipe: bool, reason: &str, who: &str) -> Result<Decision<Done>, Refused> {
+/// Begins a retirement, on behalf of `who`.
+pub fn retire_machine(
+    snapshot: &MachineSnapshot,
+    wipe: bool,
+    reason: &str,
+    who: &str,
+) -> Result<Decision<OrderOutcome>, OrderRejection> {
     if let Some(present) = &snapshot.facts.retirement {
         if present.finished_at.is_some() {
-            return Ok(Done::nothing("is retired already; nothing was changed"));
+            return Ok(OrderOutcome::unchanged("is retired already; nothing was changed"));
         }
         if present.wipe == wipe {
-            let said = format!(
+            let text = format!(
                 "is being retired already, by {}: {}; nothing was changed",
                 present.by, present.reason
             );
-            return Ok(Done::nothing(said));
+            return Ok(OrderOutcome::unchanged(text));
         }
         let how = if present.wipe { "with" } else { "without" };
         return Err((
@@ -109,135 +114,141 @@ pub fn retire(snapshot: &Snapshot, wipe: bool, reason: &str, who: &str) -> Resul
     }
     let requested = RetirementChange::Requested { reason: reason.to_owned(), by: who.to_owned(), wipe };
     let how = if wipe { ", to be wiped first" } else { "" };
-    let held = match snapshot.facts.hold.as_ref().filter(|hold| hold.holds_at(snapshot.now)) {
+    let held = match snapshot.facts.hold.as_ref().filter(|hold| hold.is_active_at(snapshot.now)) {
         Some(hold) => format!("; {} holds it, and it is not given back before that is over", hold.by),
         None => String::new(),
     };
     let mut changes = vec![FactChange::Retirement(requested)];
-    // What is given back is not switched any more.
+    // A machine that is being released is not switched any more.
     changes.extend(snapshot.facts.power_order.as_ref().map(|_| FactChange::Power(PowerChange::Ended)));
-    Ok(Done::changed(
+    Ok(OrderOutcome::changed(
         changes,
         "RetirementRequested",
-        format!("{}{how}", by(who, Some(reason))),
+        format!("{}{how}", format_attribution(who, Some(reason))),
         format!("is being retired{how}: work under way on it is told to stop, and nothing else begins{held}"),
     ))
 }
 
-/// The end of a retirement that has not come to its provider, ordered by somebody of this role.
+/// Cancels a retirement whose release has not been sent to the provider, by order of an operator of this role.
 ///
-/// Whoever cancels one with a wipe can order one without: that is as much as to waive the wipe.
-pub fn cancel(snapshot: &Snapshot, by: &str, role: Role) -> Result<Decision<Done>, Refused> {
+/// An operator who cancels one with a wipe can order one without, so cancelling it takes the same right as waiving the
+/// wipe.
+pub fn cancel_retirement(
+    snapshot: &MachineSnapshot,
+    by: &str,
+    role: AccessRole,
+) -> Result<Decision<OrderOutcome>, OrderRejection> {
     let Some(present) = &snapshot.facts.retirement else {
-        return Ok(Done::nothing("is not being retired; nothing was changed"));
+        return Ok(OrderOutcome::unchanged("is not being retired; nothing was changed"));
     };
     if present.finished_at.is_some() {
-        let said = "is retired, and stays so: a tombstone is never adopted again. Nothing was changed";
-        return Err(("RETIRED", said.to_owned()));
+        let text = "is retired, and stays so: a tombstone is never adopted again. Nothing was changed";
+        return Err(("RETIRED", text.to_owned()));
     }
     if let Some(order) = present.release {
-        let said = format!(
+        let text = format!(
             "cannot stay any more: its provider was told to take it back {}. Nothing was changed",
-            absolute(order.at)
+            absolute_time(order.recorded_at)
         );
-        return Err(("RELEASE_ORDERED", said));
+        return Err(("RELEASE_ORDERED", text));
     }
-    if present.wipe && present.wipe_waived.is_none() && role < Role::Admin {
-        let said = format!(
+    if present.wipe && present.wipe_waived.is_none() && role < AccessRole::Admin {
+        let text = format!(
             "is to be wiped before it is given back, as {} ordered, and only an admin may cancel that; ask one. \
              Nothing was changed",
             present.by
         );
-        return Err(("NOT_AN_ADMIN", said));
+        return Err(("NOT_AN_ADMIN", text));
     }
-    Ok(Done::changed(
-        [FactChange::Retirement(RetirementChange::Cleared)].into_iter().chain(forget_waits()).collect(),
+    Ok(OrderOutcome::changed(
+        [FactChange::Retirement(RetirementChange::Cleared)].into_iter().chain(clear_waits()).collect(),
         "RetirementCancelled",
         format!("{by} (was: {})", present.reason),
         "stays: its retirement is cancelled, and it goes on where it was",
     ))
 }
 
-/// Leaves out the stage that a retirement is at, on behalf of `who`. A release that is left out leaves nothing
-/// more to be done, and ends it.
-pub fn waive(
-    snapshot: &Snapshot,
+/// Skips the stage that a retirement is at, on behalf of `who`. If the release is skipped, nothing remains to be done,
+/// and the retirement ends.
+pub fn waive_stage(
+    snapshot: &MachineSnapshot,
     policy: &Policy,
-    stage: Stage,
+    stage: RetirementStage,
     reason: &str,
     who: &str,
-) -> Result<Decision<Done>, Refused> {
-    may_waive(&snapshot.facts, policy, stage, snapshot.now)
-        .map_err(|said| ("NOT_WAIVABLE", format!("{said}; nothing was changed")))?;
+) -> Result<Decision<OrderOutcome>, OrderRejection> {
+    check_waiver(&snapshot.facts, policy, stage, snapshot.now)
+        .map_err(|error| ("NOT_WAIVABLE", format!("{error}; nothing was changed")))?;
     let waived = format!("its release was waived by {who}: {reason}");
     let ordered = snapshot.facts.retirement.as_ref().and_then(|retirement| retirement.release);
-    let (change, said) = match (stage, ordered) {
-        (Stage::Release, None) => (
+    let (change, text) = match (stage, ordered) {
+        (RetirementStage::Release, None) => (
             RetirementChange::Finished(waived),
             "is retired, and was not given back; it is never adopted again, and its agent is heard no more",
         ),
-        (Stage::Release, Some(order)) => (
+        (RetirementStage::Release, Some(order)) => (
             RetirementChange::Finished(format!(
                 "its release was ordered {}, and whether it was carried out is not known; {waived}",
-                absolute(order.at)
+                absolute_time(order.recorded_at)
             )),
             "is retired; its release was ordered, and whether it was carried out is not known; it is never \
              adopted again, and its agent is heard no more",
         ),
         _ => (RetirementChange::WipeWaived(who.to_owned()), "is not wiped; its provider is to take it back"),
     };
-    Ok(Done::changed(
-        [FactChange::Retirement(change)].into_iter().chain(forget_waits()).collect(),
+    Ok(OrderOutcome::changed(
+        [FactChange::Retirement(change)].into_iter().chain(clear_waits()).collect(),
         "StageWaived",
-        format!("{stage}, {}", by(who, Some(reason))),
-        said,
+        format!("{stage}, {}", format_attribution(who, Some(reason))),
+        text,
     ))
 }
 
-/// What failed at one stage, or before a person changed their mind, says nothing of what comes next.
-fn forget_waits() -> [FactChange; 2] {
+/// Failures at one stage, or before an operator changed the order, do not predict what comes next.
+fn clear_waits() -> [FactChange; 2] {
     [FactChange::BackoffCleared(Process::Retirement), FactChange::PostponementCleared(Process::Retirement)]
 }
 
-/// The answer to a request to tell a provider to take a machine back.
+/// The answer to a request to release a machine to its provider.
 #[derive(Clone, Debug)]
-pub enum Leave {
-    /// Recorded: tell it, at once, under this intent.
+pub enum ReleasePermission {
+    /// Recorded: call the provider, at once, under this intent.
     Granted(IntentId),
-    /// Nothing was recorded.
-    Refused(Refusal),
+    /// Not allowed now; nothing was recorded.
+    Denied(DisruptionDenied),
 }
 
 impl Work {
-    /// Asks whether this work's machine may be given back to `provider`, and records the order when it may be.
-    pub async fn begin_release(&self, provider: &str) -> Result<Leave, BmdbError> {
+    /// Requests permission to release this work's machine to `provider`, and records the release if it is allowed.
+    pub async fn begin_release(&self, provider: &str) -> Result<ReleasePermission, BmdbError> {
         let (machine, lease) = (self.machine(), self.lease());
         let (bmdb, provider) = (self.bmdb().clone(), provider.to_owned());
         self.bmdb()
             .transact("recording an intent", move |tx| {
                 let (bmdb, provider) = (bmdb.clone(), provider.clone());
                 Box::pin(async move {
-                    let rows = lock_leased(tx, lease, machine).await?;
-                    let snapshot = read(tx, machine).await?;
-                    let policy = policy_of_version(&bmdb, tx, snapshot.policy_version).await?;
+                    let rows = lock_due_rows_leased(tx, lease, machine).await?;
+                    let snapshot = read_snapshot(tx, machine).await?;
+                    let policy = policy_at_version(&bmdb, tx, snapshot.policy_version).await?;
                     let window = policy.release_budget.window;
-                    let circumstances = count_budget(tx, machine, RELEASE, window, None).await?;
+                    let circumstances =
+                        lock_disruption_context(tx, machine, RELEASE_KIND, window, None).await?;
                     if let Err(refusal) = may_release(&snapshot.facts, &circumstances, &policy, snapshot.now)
                     {
-                        return Ok(Leave::Refused(refusal));
+                        return Ok(ReleasePermission::Denied(refusal));
                     }
                     let ordered =
                         snapshot.facts.retirement.as_ref().and_then(|retirement| retirement.release);
                     if let Some(order) = ordered {
-                        return Ok(Leave::Granted(order.intent));
+                        return Ok(ReleasePermission::Granted(order.intent));
                     }
                     let intent = IntentId::generate();
-                    apply(tx, machine, &RetirementChange::ReleaseOrdered(intent)).await?;
-                    reschedule(&bmdb, tx, machine, &rows).await?;
+                    apply_retirement_change(tx, machine, &RetirementChange::ReleaseOrdered(intent)).await?;
+                    reschedule_machine(&bmdb, tx, machine, &rows).await?;
                     sqlx::query_file!(
                         "sql/intent/insert.sql",
                         intent.0,
-                        RELEASE,
+                        RELEASE_KIND,
                         provider,
                         machine.0,
                         lease.session.0,
@@ -246,8 +257,8 @@ impl Work {
                     )
                     .execute(tx)
                     .await
-                    .doing("recording an intent")?;
-                    Ok(Leave::Granted(intent))
+                    .context("recording an intent")?;
+                    Ok(ReleasePermission::Granted(intent))
                 })
             })
             .await
@@ -260,11 +271,11 @@ mod tests {
     use crate::model::facts::{Hold, HoldScope, MachineFacts, ReleaseOrder, Retirement, Waiver};
     use crate::model::time::Timestamp;
 
-    fn snapshot(retirement: Option<Retirement>) -> Snapshot {
+    fn snapshot(retirement: Option<Retirement>) -> MachineSnapshot {
         let now = Timestamp::from_timestamp(1_800_000_000, 0).unwrap();
-        let mut facts = MachineFacts::unknown(MachineId::generate(), now);
+        let mut facts = MachineFacts::empty(MachineId::generate(), now);
         facts.retirement = retirement;
-        Snapshot { facts, now, policy_version: 1 }
+        MachineSnapshot { facts, now, policy_version: 1 }
     }
 
     fn retiring() -> Retirement {
@@ -272,32 +283,34 @@ mod tests {
         Retirement::new("old".to_owned(), "kim".to_owned(), at)
     }
 
-    fn outcome(decided: Result<Decision<Done>, Refused>) -> (usize, String) {
+    fn outcome(decided: Result<Decision<OrderOutcome>, OrderRejection>) -> (usize, String) {
         match decided {
-            Ok(decision) => (decision.changes.len(), decision.answer.said),
-            Err((reason, said)) => (0, format!("{reason}: {said}")),
+            Ok(decision) => (decision.changes.len(), decision.output.message),
+            Err((reason, text)) => (0, format!("{reason}: {text}")),
         }
     }
 
     #[test]
-    fn orders_say_what_they_find() {
-        let order = ReleaseOrder { intent: IntentId::generate(), at: retiring().requested_at };
+    fn order_messages_describe_the_state() {
+        let order = ReleaseOrder { intent: IntentId::generate(), recorded_at: retiring().requested_at };
         let ordered = Retirement { release: Some(order), ..retiring() };
-        let over = Retirement { finished_at: Some(order.at), ..retiring() };
+        let over = Retirement { finished_at: Some(order.recorded_at), ..retiring() };
         let wiping = Retirement { wipe: true, ..retiring() };
-        let retire =
-            |found: Option<Retirement>, wipe| outcome(retire(&snapshot(found), wipe, "new one", "lee"));
-        let cancel_as = |found: Option<Retirement>, role| outcome(cancel(&snapshot(found), "by lee", role));
-        let cancel = |found: Option<Retirement>| cancel_as(found, Role::Operator);
-        let waiver = Waiver { at: order.at, by: "kim".into() };
+        let retire = |found: Option<Retirement>, wipe| {
+            outcome(retire_machine(&snapshot(found), wipe, "new one", "lee"))
+        };
+        let cancel_as =
+            |found: Option<Retirement>, role| outcome(cancel_retirement(&snapshot(found), "by lee", role));
+        let cancel = |found: Option<Retirement>| cancel_as(found, AccessRole::Operator);
+        let waiver = Waiver { waived_at: order.recorded_at, by: "kim".into() };
         let wipe_waived = Retirement { wipe_waived: Some(waiver), ..wiping.clone() };
         let late = Timestamp::from_timestamp(1_799_990_000, 0).unwrap();
         let overdue = Retirement { requested_at: late, ..retiring() };
         let overdue_ordered = Retirement { requested_at: late, ..ordered.clone() };
         let waive = |found: Option<Retirement>, stage| {
-            outcome(waive(&snapshot(found), &Policy::default(), stage, "it is shredded", "lee"))
+            outcome(waive_stage(&snapshot(found), &Policy::default(), stage, "it is shredded", "lee"))
         };
-        for ((changes, said), expected, part) in [
+        for ((changes, text), expected, part) in [
             (retire(None, false), 1, "is being retired: work under way"),
             (retire(None, true), 1, "is being retired, to be wiped first"),
             (retire(Some(retiring()), false), 0, "is being retired already, by kim: old"),
@@ -316,23 +329,25 @@ mod tests {
                 0,
                 "NOT_AN_ADMIN: is to be wiped before it is given back, as kim ordered, and only an admin",
             ),
-            (cancel_as(Some(wiping.clone()), Role::Admin), 3, "stays"),
+            (cancel_as(Some(wiping.clone()), AccessRole::Admin), 3, "stays"),
             (cancel(Some(wipe_waived)), 3, "stays"),
-            (waive(Some(wiping), Stage::Wipe), 3, "is not wiped"),
-            (waive(Some(overdue), Stage::Release), 3, "is retired, and was not given back"),
+            (waive(Some(wiping), RetirementStage::Wipe), 3, "is not wiped"),
+            (waive(Some(overdue), RetirementStage::Release), 3, "is retired, and was not given back"),
             (
-                waive(Some(overdue_ordered.clone()), Stage::Release),
+                waive(Some(overdue_ordered.clone()), RetirementStage::Release),
                 3,
                 "is retired; its release was ordered, and whether it was carried out is not known",
             ),
-            (waive(Some(retiring()), Stage::Release), 0, "NOT_WAIVABLE: is at the stage release"),
-            (waive(Some(over), Stage::Release), 0, "NOT_WAIVABLE: is retired already"),
+            (waive(Some(retiring()), RetirementStage::Release), 0, "NOT_WAIVABLE: is at the stage release"),
+            (waive(Some(over), RetirementStage::Release), 0, "NOT_WAIVABLE: is retired already"),
         ] {
-            assert_eq!(changes, expected, "{said}");
-            assert!(said.starts_with(part), "{said}");
+            assert_eq!(changes, expected, "{text}");
+            assert!(text.starts_with(part), "{text}");
         }
         let found = snapshot(Some(overdue_ordered));
-        let waived = super::waive(&found, &Policy::default(), Stage::Release, "it is gone", "lee").unwrap();
+        let waived =
+            super::waive_stage(&found, &Policy::default(), RetirementStage::Release, "it is gone", "lee")
+                .unwrap();
         let FactChange::Retirement(RetirementChange::Finished(kept)) = &waived.changes[0] else { panic!() };
         assert!(
             kept.contains("whether it was carried out is not known; its release was waived by lee"),
@@ -341,11 +356,11 @@ mod tests {
     }
 
     #[test]
-    fn held_machine_is_told_to_wait() {
+    fn retiring_a_machine_on_hold_mentions_the_hold() {
         let mut held = snapshot(None);
         let hold = Hold { scope: HoldScope::Power, reason: "r".into(), by: "kim".into(), until: None };
         held.facts.hold = Some(hold);
-        let (_, said) = outcome(retire(&held, false, "old", "lee"));
-        assert!(said.ends_with("kim holds it, and it is not given back before that is over"), "{said}");
+        let (_, text) = outcome(retire_machine(&held, false, "old", "lee"));
+        assert!(text.ends_with("kim holds it, and it is not given back before that is over"), "{text}");
     }
 }

@@ -1,34 +1,33 @@
-//! Writing the schedule: the second half of every transaction that changes a fact.
+//! The schedule: locking due rows, recomputing and writing them, recording history.
 //!
-//! The order is always the same: lock the machine's due rows, change facts, read
-//! them, compute both lanes, write what differs. A fact written by somebody who
-//! did not hold the rows could be missed by a computation that had already
-//! read; one that waited for the rows and read in the same statement would see
-//! the row new and the fact old. Hence separate statements, in this order.
+//! This is the second half of every transaction that changes a fact. The order is always the same: lock the machine's
+//! due rows, change facts, read them, compute both lanes, write what differs. A fact written by a transaction that did
+//! not hold the rows could be missed by a computation that had already read; one that waited for the rows and read in
+//! the same statement would see the row new and the fact old. Hence separate statements, in this order.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::connection::{Bmdb, DbContext};
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::facts::{Snapshot, read};
-use crate::bmdb::left_phases;
-use crate::bmdb::policy::policy_of_version;
-use crate::bmdb::session::guard;
-use crate::model::drift::{StoredDecision, drift_of};
+use crate::bmdb::facts::{MachineSnapshot, read_snapshot};
+use crate::bmdb::phase_exits;
+use crate::bmdb::policy::policy_at_version;
+use crate::bmdb::session::guard_session;
+use crate::model::drift::{StoredDecision, describe_drift};
 use crate::model::facts::MachineFacts;
 use crate::model::ids::{MachineId, SessionId};
 use crate::model::phase::{Phase, phase_of};
 use crate::model::policy::Policy;
 use crate::model::process::{Lane, Process};
-use crate::model::schedule::{Armed, Due, RULES_VERSION, arm, next_due};
+use crate::model::schedule::{DueWork, RULES_VERSION, StoredDue, armed_ready_at, next_due};
 use crate::model::time::{Timestamp, between};
 
-/// A due row that this transaction holds.
+/// A due row that this transaction has locked.
 #[derive(Clone, Debug)]
 pub(crate) struct DueRow {
     pub(crate) lane: Lane,
-    pub(crate) armed: Armed,
+    pub(crate) armed: StoredDue,
     pub(crate) provider: String,
     pub(crate) priority: i64,
     pub(crate) reason: String,
@@ -42,8 +41,8 @@ pub(crate) struct DueRow {
 }
 
 impl DueRow {
-    /// What of it can contradict the facts.
-    pub(crate) fn stored(&self) -> StoredDecision<'_> {
+    /// The part of the row that can contradict the facts.
+    pub(crate) fn stored_decision(&self) -> StoredDecision<'_> {
         StoredDecision {
             lane: self.lane,
             process: self.armed.process.map(Process::as_str),
@@ -57,7 +56,7 @@ impl DueRow {
 
 /// A due row as it is stored.
 #[derive(Debug)]
-pub(crate) struct StoredRow {
+pub(crate) struct StoredDueRow {
     pub(crate) machine_id: Uuid,
     lane: String,
     process: Option<String>,
@@ -75,19 +74,19 @@ pub(crate) struct StoredRow {
     fence: i64,
 }
 
-impl StoredRow {
-    /// Fails when it follows rules newer than ours.
-    pub(crate) fn understood(self) -> Result<DueRow, BmdbError> {
+impl StoredDueRow {
+    /// Decodes the row. Fails when it follows rules newer than ours.
+    pub(crate) fn into_due_row(self) -> Result<DueRow, BmdbError> {
         let known = i64::from(RULES_VERSION);
         if self.rules_version > known {
-            return Err(BmdbError::NewerRules { found: self.rules_version, known });
+            return Err(BmdbError::NewerRules { found: self.rules_version, supported: known });
         }
         let lane = self.lane.parse().map_err(|error| BmdbError::Corrupt(format!("{error}")))?;
-        // A process that only a newer release knows is armed anew by the rules we have.
+        // A process that only a newer release knows is rescheduled by the rules we have.
         let process = self.process.and_then(|process| process.parse::<Process>().ok());
         Ok(DueRow {
             lane,
-            armed: Armed { process, ready_at: self.ready_at, timer: self.timer },
+            armed: StoredDue { process, ready_at: self.ready_at, timer: self.timer },
             provider: self.provider,
             priority: self.priority,
             reason: self.reason,
@@ -103,142 +102,149 @@ impl StoredRow {
 }
 
 /// The due rows of many machines, without locks.
-pub(crate) async fn stored_rows(
+pub(crate) async fn read_due_rows(
     connection: &mut PgConnection,
     machines: &[Uuid],
-) -> Result<Vec<StoredRow>, sqlx::Error> {
-    sqlx::query_file_as!(StoredRow, "sql/schedule/list_due_rows.sql", machines).fetch_all(connection).await
+) -> Result<Vec<StoredDueRow>, sqlx::Error> {
+    sqlx::query_file_as!(StoredDueRow, "sql/schedule/list_due_rows.sql", machines).fetch_all(connection).await
 }
 
-/// Locks a machine's due rows, in lane order. Fails when there is no such machine, or when its
-/// schedule follows rules newer than ours.
-pub(crate) async fn lock(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<DueRow>, BmdbError> {
-    let rows = sqlx::query_file_as!(StoredRow, "sql/schedule/lock_due_rows.sql", machine.0)
+/// Locks a machine's due rows, in lane order. Fails when the machine does not exist, or when its schedule follows rules
+/// newer than ours.
+pub(crate) async fn lock_due_rows(
+    tx: &mut PgConnection,
+    machine: MachineId,
+) -> Result<Vec<DueRow>, BmdbError> {
+    let rows = sqlx::query_file_as!(StoredDueRow, "sql/schedule/lock_due_rows.sql", machine.0)
         .fetch_all(tx)
         .await
-        .doing("locking a machine's schedule")?;
+        .context("locking a machine's schedule")?;
     if rows.is_empty() {
         return Err(BmdbError::NoSuchMachine(machine.to_string()));
     }
-    rows.into_iter().map(StoredRow::understood).collect()
+    rows.into_iter().map(StoredDueRow::into_due_row).collect()
 }
 
-/// As [`lock`], for a session: its row is locked first, and that it is over is an error.
-pub(crate) async fn lock_under(
+/// As [`lock_due_rows`], for a session: its row is locked first, and a session that is over is an error.
+pub(crate) async fn lock_due_rows_for_session(
     tx: &mut PgConnection,
     session: SessionId,
     machine: MachineId,
 ) -> Result<Vec<DueRow>, BmdbError> {
-    let rows =
-        sqlx::query_file_as!(StoredRow, "sql/schedule/lock_due_rows_for_session.sql", session.0, machine.0)
-            .fetch_all(&mut *tx)
-            .await
-            .doing("locking a machine's schedule")?;
+    let rows = sqlx::query_file_as!(
+        StoredDueRow,
+        "sql/schedule/lock_due_rows_for_session.sql",
+        session.0,
+        machine.0
+    )
+    .fetch_all(&mut *tx)
+    .await
+    .context("locking a machine's schedule")?;
     if rows.is_empty() {
-        guard(tx, session).await?;
+        guard_session(tx, session).await?;
         return Err(BmdbError::NoSuchMachine(machine.to_string()));
     }
-    rows.into_iter().map(StoredRow::understood).collect()
+    rows.into_iter().map(StoredDueRow::into_due_row).collect()
 }
 
-/// What a rescheduling found and wrote.
+/// The result of recomputing and writing a schedule.
 #[derive(Debug)]
 pub(crate) struct Rescheduled {
     /// The facts it was computed from.
-    pub(crate) snapshot: Snapshot,
-    /// The phase before, as it was indexed, when it is another one now.
+    pub(crate) snapshot: MachineSnapshot,
+    /// The phase that was indexed before, and the new one; `None` if it is the same.
     pub(crate) phase_change: Option<(String, Phase)>,
     /// Processes that can be claimed now and could not before.
     pub(crate) armed_now: Vec<Process>,
-    /// Lanes whose row was not what the facts demand, policy and rules being the same.
+    /// Lanes whose row contradicted the facts under the same policy and rules.
     pub(crate) drifted: Vec<Lane>,
 }
 
 /// Reads the facts as they are now in this transaction, writes what both lanes are due for, and
 /// announces what is due now.
-pub(crate) async fn reschedule(
+pub(crate) async fn reschedule_machine(
     bmdb: &Bmdb,
     tx: &mut PgConnection,
     machine: MachineId,
     rows: &[DueRow],
 ) -> Result<Rescheduled, BmdbError> {
-    let snapshot = read(tx, machine).await?;
+    let snapshot = read_snapshot(tx, machine).await?;
     let (result, _) = write_schedule(bmdb, tx, rows, snapshot, None).await?;
-    announce(bmdb, tx, &result.armed_now).await?;
+    notify_due(bmdb, tx, &result.armed_now).await?;
     Ok(result)
 }
 
-/// What was decided for a machine and written to its lanes, but for the one whose work ends: the
-/// statement that ends it writes that one.
+/// The plan of a machine whose lanes were written, except the one whose work ends: the statement that ends the work
+/// writes that lane.
 #[derive(Debug)]
-pub(crate) struct LastLane {
-    pub(crate) plan: RowPlan,
+pub(crate) struct EndedLanePlan {
+    pub(crate) plan: LanePlan,
     pub(crate) policy_version: i64,
 }
 
-/// As [`reschedule`], at the end of a work item of `ended`, from facts read after their changes. What
-/// the item's own lane is due for is returned and not written.
+/// As [`reschedule_machine`], at the end of a work item of `ended`, from facts read after their changes. The plan of
+/// the item's own lane is returned and not written.
 ///
-/// A notification makes a commit wait for every other one that notifies: PostgreSQL holds one lock for
-/// the whole server from before such a commit to after its write to disk. Work ends thousands of times a
-/// second, and often due again for the same process, whose loop is awake and looks again by itself; that
-/// is not announced. That the machine passes on to another process is: it happens a few times in its
-/// life, and that process's loop may be asleep for seconds.
-pub(crate) async fn reschedule_after(
+/// A notification makes a commit wait for every other one that notifies: PostgreSQL holds one lock for the whole server
+/// from before such a commit to after its write to disk. Work ends thousands of times a second, and the machine is
+/// often due again for the same process, whose loop is awake and claims again by itself; that is not announced. A
+/// transition to another process is announced: it happens a few times in a machine's life, and that process's loop may
+/// be asleep for seconds.
+pub(crate) async fn reschedule_after_work(
     ended: Process,
     bmdb: &Bmdb,
     tx: &mut PgConnection,
     rows: &[DueRow],
-    snapshot: Snapshot,
-) -> Result<LastLane, BmdbError> {
+    snapshot: MachineSnapshot,
+) -> Result<EndedLanePlan, BmdbError> {
     let (mut result, plan) = write_schedule(bmdb, tx, rows, snapshot, Some(ended.lane())).await?;
     result.armed_now.retain(|process| *process != ended);
-    announce(bmdb, tx, &result.armed_now).await?;
-    // The lane's row is locked, and was found to be held.
+    notify_due(bmdb, tx, &result.armed_now).await?;
+    // The lane's row is locked, and was found to be leased.
     let plan = plan.ok_or(BmdbError::LeaseLost)?;
-    Ok(LastLane { plan, policy_version: result.snapshot.policy_version })
+    Ok(EndedLanePlan { plan, policy_version: result.snapshot.policy_version })
 }
 
-async fn announce(bmdb: &Bmdb, tx: &mut PgConnection, armed: &[Process]) -> Result<(), BmdbError> {
+async fn notify_due(bmdb: &Bmdb, tx: &mut PgConnection, armed: &[Process]) -> Result<(), BmdbError> {
     if bmdb.dialect().notifies() {
         for process in armed {
             sqlx::query_file!("sql/schedule/notify.sql", process.as_str())
                 .fetch_one(&mut *tx)
                 .await
-                .doing("announcing due work")?;
+                .context("announcing due work")?;
         }
     }
     Ok(())
 }
 
-/// Writes each lane whose row differs from what the facts demand, and history of a new phase. The plan of
-/// the lane `kept_back` is returned instead.
+/// Writes each lane whose row differs from what the facts demand, and history of a new phase. The plan of the lane
+/// `kept_back` is returned instead.
 async fn write_schedule(
     bmdb: &Bmdb,
     tx: &mut PgConnection,
     rows: &[DueRow],
-    mut snapshot: Snapshot,
+    mut snapshot: MachineSnapshot,
     kept_back: Option<Lane>,
-) -> Result<(Rescheduled, Option<RowPlan>), BmdbError> {
+) -> Result<(Rescheduled, Option<LanePlan>), BmdbError> {
     let machine = snapshot.facts.machine;
-    let policy = policy_of_version(bmdb, tx, snapshot.policy_version).await?;
+    let policy = policy_at_version(bmdb, tx, snapshot.policy_version).await?;
     if falls_silent(rows, &snapshot, &policy) {
-        // A heartbeat that is being stored at this moment is in nobody's facts yet, and its group has
-        // seen the machine's row as it was: the two would pass each other.
+        // A heartbeat that is being stored at this moment is not in the facts that were read, and its group has read
+        // the machine's row as it was: the two would miss each other.
         sqlx::query_file!("sql/heartbeat/lock_one.sql", machine.0)
             .fetch_optional(&mut *tx)
             .await
-            .doing("keeping heartbeats out")?;
-        snapshot = read(tx, machine).await?;
+            .context("keeping heartbeats out")?;
+        snapshot = read_snapshot(tx, machine).await?;
     }
     let mut result = Rescheduled { snapshot, phase_change: None, armed_now: Vec::new(), drifted: Vec::new() };
     let mut last = None;
     for row in rows {
-        let plan = plan_row(row, &result.snapshot, &policy);
-        if !plan.same {
+        let plan = plan_lane(row, &result.snapshot, &policy);
+        if !plan.is_unchanged {
             if row.lane == Lane::Access && row.phase_index != plan.due.phase.as_str() {
                 result.phase_change = Some((row.phase_index.clone(), plan.due.phase));
-                left_phases::note(&row.phase_index, between(row.phase_since, result.snapshot.now));
+                phase_exits::record_exit(&row.phase_index, between(row.phase_since, result.snapshot.now));
             }
             if plan.drifted {
                 result.drifted.push(row.lane);
@@ -251,12 +257,12 @@ async fn write_schedule(
         }
         if kept_back == Some(row.lane) {
             last = Some(plan);
-        } else if !plan.same {
-            write(tx, machine, row.lane, &plan, &result.snapshot).await?;
+        } else if !plan.is_unchanged {
+            write_lane(tx, machine, row.lane, &plan, &result.snapshot).await?;
         }
     }
     if let Some((before, after)) = &result.phase_change {
-        tell(
+        record_event(
             tx,
             machine,
             after.as_str(),
@@ -267,35 +273,36 @@ async fn write_schedule(
     Ok((result, last))
 }
 
-/// Whether these facts make a machine silent that nobody has found so yet.
-fn falls_silent(rows: &[DueRow], snapshot: &Snapshot, policy: &Policy) -> bool {
+/// Whether these facts make a machine silent whose indexed phase is not Silent yet.
+fn falls_silent(rows: &[DueRow], snapshot: &MachineSnapshot, policy: &Policy) -> bool {
     phase_of(&snapshot.facts, policy, snapshot.now) == Phase::Silent
         && rows.iter().any(|row| row.lane == Lane::Access && row.phase_index != Phase::Silent.as_str())
 }
 
-/// What a row has to say.
+/// The planned content of a due row.
 #[derive(Debug)]
-pub(crate) struct RowPlan {
-    pub(crate) due: Due,
+pub(crate) struct LanePlan {
+    pub(crate) due: DueWork,
     pub(crate) ready_at: Option<Timestamp>,
     pub(crate) provider: String,
-    /// Whether it says all of it already.
-    same: bool,
+    /// Whether the stored row has that content already.
+    is_unchanged: bool,
     drifted: bool,
 }
 
-impl RowPlan {
+impl LanePlan {
     /// Where in the code it was decided, as it is stored.
     pub(crate) fn decided_at(&self) -> String {
         format!("{}:{}", self.due.decided_at.file(), self.due.decided_at.line())
     }
 }
 
-fn plan_row(row: &DueRow, snapshot: &Snapshot, policy: &Policy) -> RowPlan {
-    let Snapshot { facts, now, policy_version } = snapshot;
+fn plan_lane(row: &DueRow, snapshot: &MachineSnapshot, policy: &Policy) -> LanePlan {
+    let MachineSnapshot { facts, now, policy_version } = snapshot;
     let due = next_due(facts, row.lane, policy, *now);
-    let ready_at = arm(&row.armed, &due, *now);
-    let provider = facts.provided.as_ref().map_or_else(String::new, |provided| provided.provider.clone());
+    let ready_at = armed_ready_at(&row.armed, &due, *now);
+    let provider =
+        facts.provider_record.as_ref().map_or_else(String::new, |provided| provided.provider.clone());
     let same = row.armed.process == due.process
         && row.armed.ready_at == ready_at
         && row.armed.timer == due.timer
@@ -306,21 +313,21 @@ fn plan_row(row: &DueRow, snapshot: &Snapshot, policy: &Policy) -> RowPlan {
         && row.phase_index == due.phase.as_str()
         && row.rules_version == i64::from(RULES_VERSION)
         && row.policy_version == *policy_version;
-    let drifted = !same && drift_of(&row.stored(), &due, *policy_version).is_some();
-    RowPlan { due, ready_at, provider, same, drifted }
+    let drifted = !same && describe_drift(&row.stored_decision(), &due, *policy_version).is_some();
+    LanePlan { due, ready_at, provider, is_unchanged: same, drifted }
 }
 
-/// Whether the schedule of a machine read without locks differs from what its facts demand.
-pub(crate) fn differs(
+/// Whether the schedule of a machine, read without locks, differs from what its facts demand.
+pub(crate) fn is_outdated(
     facts: &MachineFacts,
     row: &DueRow,
     policy: &Policy,
     policy_version: i64,
     now: Timestamp,
 ) -> bool {
-    let snapshot = Snapshot { facts: facts.clone(), now, policy_version };
-    let plan = plan_row(row, &snapshot, policy);
-    // A timer that lags behind heartbeats says all it must.
+    let snapshot = MachineSnapshot { facts: facts.clone(), now, policy_version };
+    let plan = plan_lane(row, &snapshot, policy);
+    // A timer that lags behind heartbeats is correct as it is.
     let lagging = plan.due.timer
         && row.armed.timer
         && row.armed.process == plan.due.process
@@ -329,19 +336,19 @@ pub(crate) fn differs(
         && row.phase_index == plan.due.phase.as_str()
         && row.policy_version == policy_version
         && row.rules_version == i64::from(RULES_VERSION);
-    !plan.same && !lagging
+    !plan.is_unchanged && !lagging
 }
 
-fn phase_reason(snapshot: &Snapshot, policy: &Policy) -> String {
+fn phase_reason(snapshot: &MachineSnapshot, policy: &Policy) -> String {
     next_due(&snapshot.facts, Lane::Access, policy, snapshot.now).reason
 }
 
-async fn write(
+async fn write_lane(
     tx: &mut PgConnection,
     machine: MachineId,
     lane: Lane,
-    plan: &RowPlan,
-    snapshot: &Snapshot,
+    plan: &LanePlan,
+    snapshot: &MachineSnapshot,
 ) -> Result<(), BmdbError> {
     let due = &plan.due;
     sqlx::query_file!(
@@ -362,12 +369,12 @@ async fn write(
     )
     .execute(tx)
     .await
-    .doing("writing a machine's schedule")?;
+    .context("writing a machine's schedule")?;
     Ok(())
 }
 
-/// Writes a line of history that is no edge of a work item.
-pub(crate) async fn tell(
+/// Records an event in history that is not the start or end of a work item.
+pub(crate) async fn record_event(
     tx: &mut PgConnection,
     machine: MachineId,
     event: &str,
@@ -376,6 +383,6 @@ pub(crate) async fn tell(
     sqlx::query_file!("sql/history/insert.sql", machine.0, event, detail)
         .execute(tx)
         .await
-        .doing("writing history")?;
+        .context("writing history")?;
     Ok(())
 }

@@ -1,12 +1,11 @@
-//! Secrets that all shepherds share, sealed in the BMDB.
+//! Shared secrets sealed in the BMDB with an age key.
 //!
-//! Each is encrypted with age to the key in `--secrets_key_path`, a file that
-//! every shepherd's host has and the database has not: who steals a backup of
-//! the database has no secret. The key is an age X25519 identity, so that a
-//! person can open a sealed value with the `age` program.
+//! Each secret is encrypted with age to the key in `--secrets_key_path`, a file that every shepherd's host has and the
+//! database does not have: a thief of a backup of the database has no secret. The key is an age X25519 identity, so
+//! that a person can open a sealed value with the `age` program.
 //!
-//! Several shepherds may want a secret that does not exist yet at once. Each
-//! makes one, the first to write it wins, and all read what was written.
+//! Several shepherds may need a secret that does not exist yet at the same time. Each makes one, the first to write it
+//! wins, and all read what was written.
 
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -15,34 +14,34 @@ use std::path::{Path, PathBuf};
 use age::x25519::Identity;
 use secrecy::{ExposeSecret as _, SecretSlice};
 
-use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::connection::{Bmdb, DbContext};
 use crate::bmdb::error::BmdbError;
 
-/// Why a secret could not be had.
+/// Why a secret could not be read or made.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// The key file could not be read or made.
-    #[error("cannot {doing} the secrets key {}: {reason}; give a file that this user can read and write with --secrets_key_path", path.display())]
+    #[error("cannot {operation} the secrets key {}: {reason}; give a file that this user can read and write with --secrets_key_path", path.display())]
     File {
-        /// `read` or `make`.
-        doing: &'static str,
-        /// The key file.
+        /// The failed operation: `read` or `make`.
+        operation: &'static str,
+        /// Path of the key file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         reason: String,
     },
-    /// Others may read the key.
+    /// Other users may read the key.
     #[error("the secrets key {} can be read by other users (mode {mode:03o}); run: chmod 600 {}", path.display(), path.display())]
-    Readable {
-        /// The key file.
+    InsecureMode {
+        /// Path of the key file.
         path: PathBuf,
-        /// Its mode.
+        /// Permission bits of the file.
         mode: u32,
     },
-    /// The file holds no key.
+    /// The file contains no key.
     #[error("{} holds no age key: it must have one line that begins with AGE-SECRET-KEY-1; move it away to have a new one made, or restore the key that the BMDB's secrets were sealed with", path.display())]
     NoKey {
-        /// The key file.
+        /// Path of the key file.
         path: PathBuf,
     },
     /// A sealed secret was sealed with another key.
@@ -50,7 +49,7 @@ pub enum SecretError {
     WrongKey {
         /// Name of the secret.
         name: String,
-        /// The key file.
+        /// Path of the key file.
         path: PathBuf,
     },
     /// A secret could not be sealed.
@@ -58,7 +57,7 @@ pub enum SecretError {
     Seal {
         /// Name of the secret.
         name: String,
-        /// What age said.
+        /// Error of the age library.
         reason: String,
     },
     /// The new secret could not be made.
@@ -66,15 +65,15 @@ pub enum SecretError {
     Make {
         /// Name of the secret.
         name: String,
-        /// What its maker said.
+        /// Error of the function that makes it.
         reason: String,
     },
-    /// The database failed.
+    /// A statement or transaction failed.
     #[error(transparent)]
     Database(#[from] BmdbError),
 }
 
-/// The key that secrets are sealed with. `Debug` shows its path alone.
+/// The key that secrets are sealed with. `Debug` shows only its path.
 pub struct SecretsKey {
     identity: Identity,
     path: PathBuf,
@@ -87,12 +86,12 @@ impl std::fmt::Debug for SecretsKey {
 }
 
 impl SecretsKey {
-    /// Reads the key, making one for its owner alone if there is none.
+    /// Reads the key, or makes one that only its owner can read.
     pub fn open(path: &Path) -> Result<Self, SecretError> {
         match Self::read(path) {
             Err(SecretError::File { .. }) if !path.exists() => {
-                make(path)?;
-                // Read and not remembered: of two shepherds on one host, one made the file.
+                create_key_file(path)?;
+                // Read from the file, not used from memory: of two shepherds on one host, only one made it.
                 Self::read(path)
             }
             read => read,
@@ -101,15 +100,15 @@ impl SecretsKey {
 
     fn read(path: &Path) -> Result<Self, SecretError> {
         let failed = |error: std::io::Error| SecretError::File {
-            doing: "read",
+            operation: "read",
             path: path.to_owned(),
             reason: error.to_string(),
         };
         let mut file = std::fs::File::open(path).map_err(failed)?;
-        // Of the opened file: another one may stand at the path by now.
+        // Of the opened file: the path may lead to another one by now.
         let mode = file.metadata().map_err(failed)?.mode() & 0o777;
         if mode & 0o077 != 0 {
-            return Err(SecretError::Readable { path: path.to_owned(), mode });
+            return Err(SecretError::InsecureMode { path: path.to_owned(), mode });
         }
         let mut text = Vec::new();
         std::io::Read::read_to_end(&mut file, &mut text).map_err(failed)?;
@@ -121,7 +120,7 @@ impl SecretsKey {
         Ok(Self { identity, path: path.to_owned() })
     }
 
-    /// The secret of that name, opened; `make` provides it if there is none.
+    /// The opened secret of that name; `make` provides it if it does not exist.
     pub async fn get_or_create(
         &self,
         bmdb: &Bmdb,
@@ -137,7 +136,7 @@ impl SecretsKey {
         bmdb.transact(what, move |tx| {
             let (row, sealed) = (row.clone(), sealed.clone());
             Box::pin(async move {
-                sqlx::query_file!("sql/secret/insert.sql", row, sealed).execute(tx).await.doing(what)?;
+                sqlx::query_file!("sql/secret/insert.sql", row, sealed).execute(tx).await.context(what)?;
                 Ok(())
             })
         })
@@ -146,7 +145,7 @@ impl SecretsKey {
         self.get(bmdb, name).await?.ok_or_else(|| corrupt().into())
     }
 
-    /// The secret of that name, opened, if there is one.
+    /// The opened secret of that name; `None` if it does not exist.
     pub async fn get(&self, bmdb: &Bmdb, name: &str) -> Result<Option<SecretSlice<u8>>, SecretError> {
         let row = name.to_owned();
         let sealed = bmdb
@@ -160,7 +159,7 @@ impl SecretsKey {
         sealed.map(|sealed| self.unseal(name, &sealed)).transpose()
     }
 
-    /// Seals something that is kept elsewhere; `name` says what, to people.
+    /// Seals a secret that is stored elsewhere; `name` describes it for people.
     pub fn seal(&self, name: &str, secret: &SecretSlice<u8>) -> Result<Vec<u8>, SecretError> {
         age::encrypt(&self.identity.to_public(), secret.expose_secret())
             .map_err(|error| SecretError::Seal { name: name.to_owned(), reason: error.to_string() })
@@ -178,11 +177,11 @@ impl SecretsKey {
     }
 }
 
-/// Writes a new key under a name of its own and links it into place, so that whoever reads the path
-/// finds a whole key or none, and of two who make one at once one wins.
-fn make(path: &Path) -> Result<(), SecretError> {
+/// Writes a new key under a name of its own and links it into place, so that a reader of the path finds a complete key
+/// or none, and one of two concurrent writers wins.
+fn create_key_file(path: &Path) -> Result<(), SecretError> {
     let failed = |error: std::io::Error| SecretError::File {
-        doing: "make",
+        operation: "make",
         path: path.to_owned(),
         reason: error.to_string(),
     };
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn key_that_cannot_be_used_is_refused_in_words() {
+    fn unusable_key_is_rejected_with_an_explanation() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("secrets.key");
         let shown = path.display().to_string();

@@ -1,11 +1,9 @@
-//! Sessions: leases of the right to work, and what a process knows of its own.
+//! Sessions: leases of the right to work, with a local deadline.
 //!
-//! Expiry is an event in the database, the committed update of `closed_at`. A
-//! process must have stopped acting *before* that, so it counts a deadline of
-//! its own: taken before the renewal was sent, on a clock that runs while the
-//! machine is suspended, and a tenth shorter. When that passes, everything the
-//! session held is cancelled here, whatever the database would say if it could
-//! be asked.
+//! Expiry is an event in the database, the committed update of `closed_at`. A process must have stopped acting *before*
+//! that, so it has a deadline of its own: counted from before the renewal was sent, on a clock that runs while the
+//! machine is suspended, and a tenth shorter. When it passes, everything that the session held is cancelled here,
+//! whether or not the database can be reached.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -15,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::bmdb::connection::{Bmdb, Doing};
+use crate::bmdb::connection::{Bmdb, DbContext};
 use crate::bmdb::error::BmdbError;
 use crate::model::ids::{MachineId, ProcessId, SessionId};
 use crate::model::process::Lane;
@@ -26,8 +24,8 @@ pub(crate) fn boot_time() -> Duration {
     Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// Locks a mutex whose holder may have panicked: what it guards is plain data, whole at any time.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+/// Locks a mutex whose holder may have panicked: the guarded value is plain data, consistent at any time.
+pub(crate) fn lock_mutex<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -44,31 +42,31 @@ pub(crate) struct SessionState {
     /// Boot time at which this process stops acting for the session.
     deadline: Mutex<Duration>,
     lost: CancellationToken,
-    lost_because: OnceLock<String>,
+    loss_reason: OnceLock<String>,
     /// Claims under way whose rows may be in `work` without being in `live` yet.
-    pub(crate) claiming: Mutex<u32>,
-    pub(crate) live: Mutex<HashMap<(MachineId, Lane), LiveWork>>,
+    pub(crate) claims_in_progress: Mutex<u32>,
+    pub(crate) live_work: Mutex<HashMap<(MachineId, Lane), LiveWork>>,
 }
 
-/// A work item of a session, as far as the keeper needs it.
+/// A work item of a session, as far as the session renewer needs it.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveWork {
     pub(crate) fence: i64,
     pub(crate) cancel: CancellationToken,
-    pub(crate) because: Arc<OnceLock<String>>,
+    pub(crate) stop_reason: Arc<OnceLock<String>>,
 }
 
 impl LiveWork {
-    /// Tells the work to stop, and why. The first reason counts.
+    /// Stops the work, with a reason. The first reason counts.
     pub(crate) fn stop(&self, because: &str) {
-        if self.because.set(because.to_owned()).is_ok() {
+        if self.stop_reason.set(because.to_owned()).is_ok() {
             self.cancel.cancel();
         }
     }
 }
 
 impl Session {
-    /// Its id.
+    /// Id of the session's row.
     #[must_use]
     pub fn id(&self) -> SessionId {
         self.state.id
@@ -80,10 +78,10 @@ impl Session {
         &self.state.lost
     }
 
-    /// Why it is over, if it is.
+    /// Why it is over for this process; `None` if it is not.
     #[must_use]
-    pub fn lost_because(&self) -> Option<&str> {
-        self.state.lost_because.get().map(String::as_str)
+    pub fn loss_reason(&self) -> Option<&str> {
+        self.state.loss_reason.get().map(String::as_str)
     }
 
     /// How long this process may still act for it if no renewal succeeds.
@@ -92,40 +90,41 @@ impl Session {
         if self.state.lost.is_cancelled() {
             return Duration::ZERO;
         }
-        lock(&self.state.deadline).saturating_sub(boot_time())
+        lock_mutex(&self.state.deadline).saturating_sub(boot_time())
     }
 
-    pub(crate) fn renewed(&self, sent_at: Duration) {
+    pub(crate) fn record_renewal(&self, sent_at: Duration) {
         let until = sent_at + self.state.interval.mul_f64(0.9);
-        let mut deadline = lock(&self.state.deadline);
+        let mut deadline = lock_mutex(&self.state.deadline);
         *deadline = (*deadline).max(until);
     }
 
-    pub(crate) fn lose(&self, because: &str) {
-        if self.state.lost_because.set(because.to_owned()).is_err() {
+    pub(crate) fn mark_lost(&self, because: &str) {
+        if self.state.loss_reason.set(because.to_owned()).is_err() {
             return;
         }
-        // Whoever hears of the loss finds the work stopped. What is taken on between the two is stopped behind it.
-        self.stop_all(because);
+        // A task that waits for the loss finds the work stopped. Work that is claimed between the two calls is stopped
+        // by the second.
+        self.stop_all_work(because);
         self.state.lost.cancel();
-        self.stop_all(because);
+        self.stop_all_work(because);
     }
 
-    fn stop_all(&self, because: &str) {
-        for work in lock(&self.state.live).values() {
+    fn stop_all_work(&self, because: &str) {
+        for work in lock_mutex(&self.state.live_work).values() {
             work.stop(because);
         }
     }
 }
 
-/// A work item to cancel in the database because whoever had it dropped it.
+/// A work item to cancel in the database because its worker dropped it.
 #[derive(Debug)]
-pub(crate) struct Abandoned {
+pub(crate) struct AbandonedWork {
     pub(crate) session: Session,
     pub(crate) machine: MachineId,
     pub(crate) lane: Lane,
     pub(crate) fence: i64,
-    pub(crate) because: String,
+    pub(crate) reason: String,
 }
 
 /// All sessions of one process.
@@ -140,25 +139,31 @@ pub(crate) struct SessionsInner {
     pub(crate) process: ProcessId,
     pub(crate) interval: Duration,
     pub(crate) open: Mutex<HashMap<SessionId, Session>>,
-    pub(crate) abandoned: mpsc::UnboundedSender<Abandoned>,
-    /// Work items handed to the canceller and not yet cancelled.
-    pub(crate) pending: tokio::sync::watch::Sender<usize>,
+    pub(crate) cancellations: mpsc::UnboundedSender<AbandonedWork>,
+    /// Work items that were passed to the canceller and are not cancelled yet.
+    pub(crate) pending_cancellations: tokio::sync::watch::Sender<usize>,
 }
 
 impl Sessions {
-    /// The sessions of a process, each renewed so as to last `interval`. Nothing is renewed, and
-    /// nothing dropped is cancelled, until [`Keeper::keep`] runs.
+    /// The sessions of a process, each renewed so that it lasts `interval`. Nothing is renewed, and no dropped work is
+    /// cancelled, until [`SessionRenewer::run`] runs.
     #[must_use]
-    pub fn new(bmdb: Bmdb, process: ProcessId, interval: Duration) -> (Self, Keeper) {
+    pub fn new(bmdb: Bmdb, process: ProcessId, interval: Duration) -> (Self, SessionRenewer) {
         let (abandoned, receiver) = mpsc::unbounded_channel();
         let pending = tokio::sync::watch::Sender::new(0);
-        let inner =
-            SessionsInner { bmdb, process, interval, open: Mutex::new(HashMap::new()), abandoned, pending };
+        let inner = SessionsInner {
+            bmdb,
+            process,
+            interval,
+            open: Mutex::new(HashMap::new()),
+            cancellations: abandoned,
+            pending_cancellations: pending,
+        };
         let sessions = Self { inner: Arc::new(inner) };
-        (sessions.clone(), Keeper { sessions, abandoned: receiver })
+        (sessions.clone(), SessionRenewer { sessions, cancellations: receiver })
     }
 
-    /// The database they stand in.
+    /// The database that the sessions are in.
     #[must_use]
     pub fn bmdb(&self) -> &Bmdb {
         &self.inner.bmdb
@@ -172,18 +177,18 @@ impl Sessions {
 
     /// The sessions that are neither closed nor lost.
     pub(crate) fn open(&self) -> Vec<Session> {
-        lock(&self.inner.open).values().cloned().collect()
+        lock_mutex(&self.inner.open).values().cloned().collect()
     }
 
     /// Starts a session for `component`.
     pub async fn start(&self, component: &str, details: serde_json::Value) -> Result<Session, BmdbError> {
-        self.start_lasting(component, details, Duration::ZERO).await
+        self.start_lasting_at_least(component, details, Duration::ZERO).await
     }
 
-    /// The same, where what is done under the session takes so long that it has to last for `least` at the least.
+    /// As [`Sessions::start`], for work that takes so long that the session has to last for `least` at least.
     ///
-    /// It is renewed as often as the others, and its machines and leases are free so much later once it is lost.
-    pub async fn start_lasting(
+    /// It is renewed as often as the others, and its machines and leases are freed that much later once it is lost.
+    pub async fn start_lasting_at_least(
         &self,
         component: &str,
         details: serde_json::Value,
@@ -218,22 +223,21 @@ impl Sessions {
             interval: lasts,
             deadline: Mutex::new(sent_at + lasts.mul_f64(0.9)),
             lost: CancellationToken::new(),
-            lost_because: OnceLock::new(),
-            claiming: Mutex::new(0),
-            live: Mutex::new(HashMap::new()),
+            loss_reason: OnceLock::new(),
+            claims_in_progress: Mutex::new(0),
+            live_work: Mutex::new(HashMap::new()),
         };
         let session = Session { state: Arc::new(state) };
-        lock(&self.inner.open).insert(id, session.clone());
+        lock_mutex(&self.inner.open).insert(id, session.clone());
         Ok(session)
     }
 
-    /// Closes a session. One that still holds work is left to the reaper, so that the loss is told.
+    /// Closes a session. One that still has work is left to the reaper, which records the loss.
     pub async fn close(&self, session: &Session, reason: &str) -> Result<(), BmdbError> {
         let (id, reason) = (session.id(), reason.to_owned());
         let why = reason.clone();
-        // Two statements: one that waits for the row and looks for work at once would see the row
-        // as it is and the work as it was, and close the session under a claim that has not
-        // committed yet.
+        // Two statements: one that waits for the row and reads work at the same time would see the row as it is and the
+        // work as it was, and close the session under a claim that has not committed yet.
         let closed = self
             .inner
             .bmdb
@@ -244,34 +248,41 @@ impl Sessions {
                     sqlx::query_file!("sql/session/lock.sql", id.0)
                         .fetch_optional(&mut *tx)
                         .await
-                        .doing(what)?;
-                    sqlx::query_file!("sql/session/close.sql", id.0, why).fetch_optional(tx).await.doing(what)
+                        .context(what)?;
+                    sqlx::query_file!("sql/session/close.sql", id.0, why)
+                        .fetch_optional(tx)
+                        .await
+                        .context(what)
                 })
             })
             .await;
-        lock(&self.inner.open).remove(&id);
-        session.lose(&reason);
+        lock_mutex(&self.inner.open).remove(&id);
+        session.mark_lost(&reason);
         closed.map(drop)
     }
 
     /// Waits until every dropped work item has been cancelled in the database, or its session is over.
-    pub async fn drained(&self) {
-        let mut pending = self.inner.pending.subscribe();
+    pub async fn wait_until_drained(&self) {
+        let mut pending = self.inner.pending_cancellations.subscribe();
         // The sender lives as long as `self`, so this cannot fail.
         drop(pending.wait_for(|count| *count == 0).await);
     }
 }
 
-/// The task's half of [`Sessions`]: see `keeper.rs`.
+/// The task's half of [`Sessions`]: see `session_renewer.rs`.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct SessionRenewer {
     pub(crate) sessions: Sessions,
-    pub(crate) abandoned: mpsc::UnboundedReceiver<Abandoned>,
+    pub(crate) cancellations: mpsc::UnboundedReceiver<AbandonedWork>,
 }
 
 impl Sessions {
-    /// Adds what this process says of itself, under one of its sessions, for people who look at the table.
-    pub async fn tell(&self, session: &Session, details: serde_json::Value) -> Result<(), BmdbError> {
+    /// Adds information about this process to one of its sessions, for people who read the table.
+    pub async fn update_runtime_info(
+        &self,
+        session: &Session,
+        details: serde_json::Value,
+    ) -> Result<(), BmdbError> {
         let id = session.id().0;
         self.inner
             .bmdb
@@ -288,7 +299,7 @@ impl Sessions {
     }
 }
 
-/// Who holds a session: for people who look at the table.
+/// The owner of a session, for people who read the table.
 fn runtime_info(mut details: serde_json::Value) -> serde_json::Value {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     if let Some(object) = details.as_object_mut() {
@@ -299,12 +310,12 @@ fn runtime_info(mut details: serde_json::Value) -> serde_json::Value {
     details
 }
 
-/// Takes part in a transaction for a session: fails when it is over.
-pub(crate) async fn guard(tx: &mut sqlx::PgConnection, session: SessionId) -> Result<(), BmdbError> {
+/// Guards a transaction by a session: fails when the session is over.
+pub(crate) async fn guard_session(tx: &mut sqlx::PgConnection, session: SessionId) -> Result<(), BmdbError> {
     sqlx::query_file!("sql/session/guard.sql", session.0)
         .fetch_optional(tx)
         .await
-        .doing("checking a session")?
+        .context("checking a session")?
         .map(drop)
-        .ok_or(BmdbError::SessionOver)
+        .ok_or(BmdbError::SessionEnded)
 }

@@ -1,66 +1,65 @@
-//! The sweeper: recomputes everybody's schedule, page by page, and repairs it.
+//! The sweeper: recomputes every machine's schedule and repairs drift.
 //!
-//! The schedule is written with every change of a fact, so there should be
-//! nothing to repair: what it finds under the same rules and policy is a defect
-//! of ours and is counted as drift, a metric that must read 0. What it does
-//! find rightfully is a changed policy or newer rules, and phases of machines
-//! whose time passed without anybody writing.
+//! It reads the fleet page by page. The schedule is written with every change of a fact, so there should be nothing to
+//! repair: a difference under the same rules and policy is a defect of ours and is counted as drift, a metric that must
+//! be 0. Legitimate differences are a changed policy or newer rules, and phases of machines whose time passed without a
+//! write.
 
 use std::collections::{BTreeSet, HashMap};
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::facts::Snapshot;
-use crate::bmdb::schedule::{DueRow, differs, lock, reschedule, stored_rows};
-use crate::model::drift::drift_of;
+use crate::bmdb::facts::MachineSnapshot;
+use crate::bmdb::schedule::{DueRow, is_outdated, lock_due_rows, read_due_rows, reschedule_machine};
+use crate::model::drift::describe_drift;
 use crate::model::ids::MachineId;
 use crate::model::policy::Policy;
 use crate::model::schedule::next_due;
 
-/// What a page of the sweep found.
+/// The result of sweeping a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Machines looked at.
+    /// Machines examined in the page.
     pub machines: usize,
-    /// Machines written anew.
+    /// Machines whose schedule was rewritten.
     pub repaired: usize,
     /// Lanes that contradicted their facts although rules and policy were the same.
     pub drifted: usize,
-    /// Machines whose schedule a newer release decided, which are left to it.
-    pub newer: usize,
-    /// The last machine of the page; `None` when it was the last page.
+    /// Machines whose schedule a newer release wrote, which are left to it.
+    pub newer_rules: usize,
+    /// The last machine of the page; `None` if no page follows.
     pub continue_after: Option<MachineId>,
 }
 
 impl Bmdb {
-    /// Looks at `page` machines after `after`, and repairs what differs.
+    /// Examines `page` machines after `after`, and repairs what differs.
     pub async fn sweep_page(&self, after: MachineId, page: i64) -> Result<Swept, BmdbError> {
         self.read_policy().await?;
-        let snapshots = self.snapshot_page(after, page).await?;
+        let snapshots = self.read_snapshot_page(after, page).await?;
         let mut swept = Swept { machines: snapshots.len(), ..Swept::default() };
         if i64::try_from(snapshots.len()).unwrap_or(i64::MAX) >= page {
             swept.continue_after = snapshots.last().map(|snapshot| snapshot.facts.machine);
         }
-        let rows = self.due_rows(&snapshots).await?;
+        let rows = self.read_page_due_rows(&snapshots).await?;
         let (version, policy) = self.policy();
         for snapshot in snapshots {
             let machine = snapshot.facts.machine;
             if rows.get(&machine).is_some_and(Vec::is_empty) {
-                swept.newer += 1;
+                swept.newer_rules += 1;
                 continue;
             }
             let wrong = rows.get(&machine).is_none_or(|rows| {
-                rows.iter().any(|row| differs(&snapshot.facts, row, &policy, version, snapshot.now))
+                rows.iter().any(|row| is_outdated(&snapshot.facts, row, &policy, version, snapshot.now))
             });
             if !wrong {
                 continue;
             }
-            match self.repair(machine).await {
+            match self.repair_schedule(machine).await {
                 Ok(drifted) => {
                     swept.repaired += 1;
                     swept.drifted += drifted;
                 }
-                Err(BmdbError::NewerRules { .. }) => swept.newer += 1,
+                Err(BmdbError::NewerRules { .. }) => swept.newer_rules += 1,
                 Err(BmdbError::NoSuchMachine(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -68,39 +67,42 @@ impl Bmdb {
         Ok(swept)
     }
 
-    /// Machines of a page whose stored schedule contradicts what was read of them, policy and rules being the
-    /// same. Facts and schedule were read one after the other: whoever changed in between may be among them.
-    pub(crate) async fn contradicted(
+    /// Machines of a page whose stored schedule contradicts the facts that were read, under the same policy and rules.
+    /// Facts and schedule were read one after the other: a machine that changed in between may be among them.
+    pub(crate) async fn find_contradicted_machines(
         &self,
-        snapshots: &[Snapshot],
+        snapshots: &[MachineSnapshot],
         policy: &Policy,
         version: i64,
     ) -> Result<BTreeSet<MachineId>, BmdbError> {
-        let rows = self.due_rows(snapshots).await?;
-        let contradicts = |snapshot: &&Snapshot| {
+        let rows = self.read_page_due_rows(snapshots).await?;
+        let contradicts = |snapshot: &&MachineSnapshot| {
             let of_machine = rows.get(&snapshot.facts.machine).into_iter().flatten();
             of_machine.into_iter().any(|row| {
                 let due = next_due(&snapshot.facts, row.lane, policy, snapshot.now);
-                drift_of(&row.stored(), &due, version).is_some()
+                describe_drift(&row.stored_decision(), &due, version).is_some()
             })
         };
         Ok(snapshots.iter().filter(contradicts).map(|snapshot| snapshot.facts.machine).collect())
     }
 
-    async fn due_rows(&self, snapshots: &[Snapshot]) -> Result<HashMap<MachineId, Vec<DueRow>>, BmdbError> {
+    async fn read_page_due_rows(
+        &self,
+        snapshots: &[MachineSnapshot],
+    ) -> Result<HashMap<MachineId, Vec<DueRow>>, BmdbError> {
         let ids: Vec<uuid::Uuid> = snapshots.iter().map(|snapshot| snapshot.facts.machine.0).collect();
         let found = self
             .statement("reading a page of the schedule", move |pool| {
                 let ids = ids.clone();
-                Box::pin(async move { stored_rows(pool, &ids).await })
+                Box::pin(async move { read_due_rows(pool, &ids).await })
             })
             .await?;
         let mut rows: HashMap<MachineId, Vec<DueRow>> = HashMap::new();
         for row in found {
             let of_machine = rows.entry(MachineId(row.machine_id)).or_default();
-            match row.understood() {
+            match row.into_due_row() {
                 Ok(row) => of_machine.push(row),
-                // A newer release's row is not ours to judge: it is left out on both sides.
+                // A newer release's row is not ours to evaluate: it is left out on both sides.
                 Err(BmdbError::NewerRules { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -108,15 +110,14 @@ impl Bmdb {
         Ok(rows)
     }
 
-    /// Locks one machine, reads it again and writes its schedule. Returns how many lanes had
-    /// drifted.
-    pub async fn repair(&self, machine: MachineId) -> Result<usize, BmdbError> {
+    /// Locks one machine, reads it again and writes its schedule. Returns how many lanes had drifted.
+    pub async fn repair_schedule(&self, machine: MachineId) -> Result<usize, BmdbError> {
         let bmdb = self.clone();
         self.transact("repairing a schedule", move |tx| {
             let bmdb = bmdb.clone();
             Box::pin(async move {
-                let rows = lock(tx, machine).await?;
-                let result = reschedule(&bmdb, tx, machine, &rows).await?;
+                let rows = lock_due_rows(tx, machine).await?;
+                let result = reschedule_machine(&bmdb, tx, machine, &rows).await?;
                 for lane in &result.drifted {
                     tracing::error!(%machine, %lane, "the schedule contradicted the facts; repaired");
                 }

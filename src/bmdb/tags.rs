@@ -1,27 +1,27 @@
-//! The facts about a machine, found by reflection.
+//! Facts found by reflection over tables named `machine_…`.
 //!
-//! A tag is a table whose name begins with `machine_` and whose primary key is
-//! `machine_id` alone, so a fact that a newer migration adds is shown by a
-//! program that has never heard of it. This is the one place that builds a
-//! statement at run time: the table's name, quoted, goes into a template.
+//! A tag is a table whose name begins with `machine_` and whose primary key is `machine_id` alone, so an older program
+//! also shows a fact that a newer migration adds. This is the one place that builds a statement at run time: the
+//! table's name, quoted, goes into a template.
 
 use std::collections::HashSet;
 
 use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
-use crate::bmdb::connection::Doing;
+use crate::bmdb::connection::DbContext;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect::{Tag, TagColumn};
 use crate::model::ids::MachineId;
 
-const ROW: &str = include_str!("../../sql/inspect/read_tag_row.sql");
-const TAGGED: &str = include_str!("../../sql/inspect/filter_tagged.sql");
-const WHAT: &str = "reading facts by reflection";
+const READ_TAG_ROW: &str = include_str!("../../sql/inspect/read_tag_row.sql");
+const FILTER_TAGGED: &str = include_str!("../../sql/inspect/filter_tagged.sql");
+const OPERATION: &str = "reading facts by reflection";
 
 /// Every fact that the BMDB holds about a machine, in the order of table names.
-pub async fn tags(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<Tag>, BmdbError> {
-    let rows = sqlx::query_file!("sql/inspect/list_tag_columns.sql").fetch_all(&mut *tx).await.doing(WHAT)?;
+pub async fn list_tags(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<Tag>, BmdbError> {
+    let rows =
+        sqlx::query_file!("sql/inspect/list_tag_columns.sql").fetch_all(&mut *tx).await.context(OPERATION)?;
     let mut tables: Vec<(String, Vec<TagColumn>)> = Vec::new();
     for row in rows {
         if tables.last().is_none_or(|(table, _)| *table != row.table_name) {
@@ -35,12 +35,12 @@ pub async fn tags(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<Tag>,
     }
     let mut tags = Vec::new();
     for (table, columns) in tables {
-        let statement = ROW.replace("{table}", &quoted(&table));
+        let statement = READ_TAG_ROW.replace("{table}", &quote_identifier(&table));
         let row: Option<serde_json::Value> = sqlx::query_scalar(AssertSqlSafe(statement))
             .bind(machine.0)
             .fetch_optional(&mut *tx)
             .await
-            .doing(WHAT)?;
+            .context(OPERATION)?;
         if let Some(serde_json::Value::Object(row)) = row {
             tags.push(Tag { table, columns, row });
         }
@@ -48,35 +48,36 @@ pub async fn tags(tx: &mut PgConnection, machine: MachineId) -> Result<Vec<Tag>,
     Ok(tags)
 }
 
-/// The tables of facts that machines must all have to be meant.
+/// The tables of the facts that matching machines must all have.
 #[derive(Debug)]
 pub(crate) struct TagTables {
-    /// One for each fact; each asks which of some machines have it.
+    /// One statement for each fact, which selects the machines that have it.
     statements: Vec<String>,
 }
 
 impl TagTables {
-    /// The tables of these facts, by their names without `machine_`; `None` when one has no table, and so no
+    /// Resolves the tables of these facts, by their names without `machine_`; `None` when one has no table, and so no
     /// machine has them all.
-    pub(crate) async fn find(tx: &mut PgConnection, tags: &[String]) -> Result<Option<Self>, BmdbError> {
+    pub(crate) async fn resolve(tx: &mut PgConnection, tags: &[String]) -> Result<Option<Self>, BmdbError> {
         if tags.is_empty() {
             return Ok(Some(Self { statements: Vec::new() }));
         }
-        let rows = sqlx::query_file!("sql/inspect/list_tag_columns.sql").fetch_all(tx).await.doing(WHAT)?;
+        let rows =
+            sqlx::query_file!("sql/inspect/list_tag_columns.sql").fetch_all(tx).await.context(OPERATION)?;
         let tables: HashSet<String> = rows.into_iter().map(|row| row.table_name).collect();
-        Ok(Self::among(&tables, tags))
+        Ok(Self::from_tables(&tables, tags))
     }
 
-    fn among(tables: &HashSet<String>, tags: &[String]) -> Option<Self> {
+    fn from_tables(tables: &HashSet<String>, tags: &[String]) -> Option<Self> {
         let statement_of = |tag: &String| {
             let table = tables.get(&format!("machine_{tag}"))?;
-            Some(TAGGED.replace("{table}", &quoted(table)))
+            Some(FILTER_TAGGED.replace("{table}", &quote_identifier(table)))
         };
         tags.iter().map(statement_of).collect::<Option<_>>().map(|statements| Self { statements })
     }
 
-    /// Which of `machines` have all of the facts.
-    pub(crate) async fn having(
+    /// Those of `machines` that have all of the facts.
+    pub(crate) async fn filter_machines(
         &self,
         tx: &mut PgConnection,
         mut machines: Vec<Uuid>,
@@ -89,14 +90,14 @@ impl TagTables {
                 .bind(machines)
                 .fetch_all(&mut *tx)
                 .await
-                .doing(WHAT)?;
+                .context(OPERATION)?;
         }
         Ok(machines.into_iter().collect())
     }
 }
 
-/// A name as an identifier, whatever stands in it.
-fn quoted(name: &str) -> String {
+/// A name as an SQL identifier, whatever characters it contains.
+fn quote_identifier(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
@@ -106,8 +107,8 @@ mod tests {
 
     #[test]
     fn name_cannot_end_its_own_quotes() {
-        assert_eq!(quoted("machine_provided"), "\"machine_provided\"");
-        assert_eq!(quoted("machine_\"; DROP"), "\"machine_\"\"; DROP\"");
+        assert_eq!(quote_identifier("machine_provided"), "\"machine_provided\"");
+        assert_eq!(quote_identifier("machine_\"; DROP"), "\"machine_\"\"; DROP\"");
     }
 
     #[test]
@@ -121,7 +122,7 @@ mod tests {
             (&["machine_hold"], None),
         ] {
             let tags: Vec<String> = tags.iter().map(|&tag| tag.to_owned()).collect();
-            let tables = TagTables::among(&tables, &tags);
+            let tables = TagTables::from_tables(&tables, &tags);
             assert_eq!(tables.map(|tables| tables.statements.len()), found, "{tags:?}");
         }
     }

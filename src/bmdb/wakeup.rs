@@ -1,10 +1,8 @@
-//! Wake-ups: hearing at once that something became due.
+//! Wake-ups of control loops by LISTEN and NOTIFY.
 //!
-//! A transaction that arms a machine for now sends the process's name on one
-//! channel; each shepherd listens on one connection of its own. This only makes
-//! a loop look sooner: a notification that is lost costs a safety poll, and
-//! whenever the connection was lost everybody is woken. Without `LISTEN` loops
-//! poll.
+//! A transaction that arms a machine for now sends the process's name on one channel; each shepherd listens on one
+//! connection of its own. This only makes a loop poll sooner: a lost notification costs a safety poll, and whenever the
+//! connection was lost all loops are woken. Without `LISTEN` loops poll.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,7 +32,7 @@ impl Default for WakeUps {
 
 impl WakeUps {
     /// Returns at the next wake-up for `process`, or at once if one came since the last time.
-    pub async fn woken(&self, process: Process) {
+    pub async fn wait_for_wake(&self, process: Process) {
         match self.loops.get(&process) {
             Some(notify) => notify.notified().await,
             None => std::future::pending().await,
@@ -80,7 +78,7 @@ impl WakeUps {
     async fn listen_once(&self, bmdb: &Bmdb) -> Result<(), sqlx::Error> {
         let mut listener = PgListener::connect_with(bmdb.pool()).await?;
         listener.listen(CHANNEL).await?;
-        // Something may have become due between the last look and now.
+        // Something may have become due between the last poll and now.
         self.wake_all();
         while let Some(notification) = listener.try_recv().await? {
             match notification.payload().parse::<Process>() {

@@ -1,14 +1,12 @@
-//! Live work: one machine's lane, held under a session and a fence.
+//! Live work: one claimed lane of a machine, and how it is completed, postponed, failed or cancelled.
 //!
-//! [`Work`] is what a claim hands out. It is ended by exactly one of
-//! [`Work::finish`], [`Work::fail`], [`Work::put_off`] and [`Work::cancel`],
-//! which consume it; dropped in any other way, it is cancelled in the
-//! background, and shutdown waits for that.
+//! A claim returns [`Work`]. It is ended by exactly one of [`Work::finish`], [`Work::fail`], [`Work::postpone`] and
+//! [`Work::cancel`], which consume it. If it is dropped in any other way, it is cancelled in the background, and
+//! shutdown waits for that.
 //!
-//! The answer to a commit can be lost. Then history decides: an end with this
-//! fence under this session is ours; a lease still held means that nothing
-//! happened and it is tried again; anything else means that the lease was lost,
-//! and nothing was written.
+//! The answer to a commit can be lost. Then history decides. An end with this fence under this session is ours. A lease
+//! that is still held means that nothing happened, and the end is tried again. Anything else means that the lease was
+//! lost, and nothing was written.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -17,39 +15,41 @@ use std::time::{Duration, Instant};
 use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
 
-use crate::bmdb::change::{FactChange, apply};
+use crate::bmdb::complete::{Completion, complete_work, strip_nul};
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::ending::{Ending, end_in_database, storable};
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::facts::{Snapshot, read};
-use crate::bmdb::lease::{NamedLease, lock_lease};
-use crate::bmdb::schedule::{DueRow, lock, lock_under, reschedule, tell};
-use crate::bmdb::session::{Abandoned, LiveWork, Session, Sessions, lock as lock_mutex};
-use crate::model::backoff::Backoff;
+use crate::bmdb::fact_change::{FactChange, apply_fact_change};
+use crate::bmdb::facts::{MachineSnapshot, read_snapshot};
+use crate::bmdb::named_lease::{NamedLease, lock_named_lease};
+use crate::bmdb::schedule::{
+    DueRow, lock_due_rows, lock_due_rows_for_session, record_event, reschedule_machine,
+};
+use crate::bmdb::session::{AbandonedWork, LiveWork, Session, Sessions, lock_mutex};
+use crate::model::backoff::BackoffPolicy;
 use crate::model::facts::Postponement;
 use crate::model::ids::{MachineId, SessionId};
 use crate::model::process::{Lane, Process};
 use crate::model::time::Timestamp;
 
-/// The pause before an end that could not be written is tried again; it doubles up to the longest.
-pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// See [`FIRST_PAUSE`].
-pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The first pause before an end that could not be written is tried again; it doubles up to [`MAX_RETRY_PAUSE`].
+pub(crate) const MIN_RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// The longest such pause: see [`MIN_RETRY_PAUSE`].
+pub(crate) const MAX_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Changes to write and lines of history to add, decided on a snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Decision<T> {
-    /// Facts to change.
+    /// Changes of facts to apply.
     pub changes: Vec<FactChange>,
     /// (event, detail) lines for the machine's history.
     pub events: Vec<(String, String)>,
-    /// What the caller wants to know.
-    pub answer: T,
+    /// The value returned to the caller.
+    pub output: T,
 }
 
 /// The right to write under a lease.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lease {
+pub(crate) struct WorkLease {
     pub(crate) session: SessionId,
     pub(crate) lane: Lane,
     pub(crate) fence: i64,
@@ -63,24 +63,24 @@ pub struct Work {
     machine: MachineId,
     process: Process,
     live: LiveWork,
-    waited: Option<Duration>,
-    taken: Instant,
+    queue_delay: Option<Duration>,
+    claimed_at: Instant,
     ended: bool,
 }
 
 impl Work {
-    /// Takes charge of a work item that the database says is this session's.
-    pub(crate) fn take(
+    /// Takes charge of a work item that the database has under this session.
+    pub(crate) fn from_claim(
         sessions: &Sessions,
         session: &Session,
         machine: MachineId,
         process: Process,
         fence: i64,
     ) -> Self {
-        let live = LiveWork { fence, cancel: CancellationToken::new(), because: Arc::default() };
-        lock_mutex(&session.state.live).insert((machine, process.lane()), live.clone());
+        let live = LiveWork { fence, cancel: CancellationToken::new(), stop_reason: Arc::default() };
+        lock_mutex(&session.state.live_work).insert((machine, process.lane()), live.clone());
         if session.lost().is_cancelled() {
-            live.stop(session.lost_because().unwrap_or("the session is over"));
+            live.stop(session.loss_reason().unwrap_or("the session is over"));
         }
         Self {
             sessions: sessions.clone(),
@@ -88,37 +88,37 @@ impl Work {
             machine,
             process,
             live,
-            waited: None,
-            taken: Instant::now(),
+            queue_delay: None,
+            claimed_at: Instant::now(),
             ended: false,
         }
     }
 
-    /// The same, claimed so many seconds after it became due.
-    pub(crate) fn having_waited(mut self, seconds: Option<f64>) -> Self {
-        self.waited = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    /// Sets how many seconds after it became due it was claimed.
+    pub(crate) fn with_queue_delay(mut self, seconds: Option<f64>) -> Self {
+        self.queue_delay = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         self
     }
 
     /// How long after it became due it was claimed; `None` when the answer to the claim was lost.
     #[must_use]
-    pub fn waited(&self) -> Option<Duration> {
-        self.waited
+    pub fn queue_delay(&self) -> Option<Duration> {
+        self.queue_delay
     }
 
     /// How long ago the claim was answered.
     #[must_use]
-    pub fn held_for(&self) -> Duration {
-        self.taken.elapsed()
+    pub fn time_since_claim(&self) -> Duration {
+        self.claimed_at.elapsed()
     }
 
-    /// The machine.
+    /// Id of the machine.
     #[must_use]
     pub fn machine(&self) -> MachineId {
         self.machine
     }
 
-    /// The process.
+    /// The process that the machine is due for.
     #[must_use]
     pub fn process(&self) -> Process {
         self.process
@@ -136,77 +136,81 @@ impl Work {
         &self.session
     }
 
-    /// The database it stands in.
+    /// The database that the work item is in.
     #[must_use]
     pub fn bmdb(&self) -> &Bmdb {
         &self.sessions.inner.bmdb
     }
 
-    /// Cancelled when the work must stop: its session is over, or the machine is not due for it any
-    /// more.
+    /// Cancelled when the work must stop: its session is over, or the machine is not due for it any more.
     #[must_use]
     pub fn stop(&self) -> &CancellationToken {
         &self.live.cancel
     }
 
-    /// Why it must stop, if it must.
+    /// Why it must stop; `None` if it need not.
     #[must_use]
     pub fn stop_reason(&self) -> Option<&str> {
-        self.live.because.get().map(String::as_str)
+        self.live.stop_reason.get().map(String::as_str)
     }
 
-    /// How long an outward call may take that would take `limit` at the most, if it begins now.
+    /// How long an outward call that needs at most `limit` may take, if it begins now.
     ///
-    /// A machine whose session was lost is nobody else's before the session's end and the policy's
-    /// outward limit after it. So a call that nobody can call back, and that nobody is there to cut
-    /// off because the lease is renewed no more, must be over by then; what a machine itself refuses
-    /// by its fence may take longer. Fails when none may begin: the work was told to stop, or its
-    /// session is over.
-    pub fn may_call_out(&self, limit: Duration) -> Result<Duration, BmdbError> {
+    /// A machine whose session was lost belongs to nobody else until the session's end plus the policy's outward limit.
+    /// A call cannot be taken back, and once the lease is not renewed any more no process may be left to cut it off, so
+    /// it must end by then. A call that the machine itself rejects by its fence may take longer. Fails when no call may
+    /// begin: the work was stopped, or its session is over.
+    pub fn outward_call_limit(&self, limit: Duration) -> Result<Duration, BmdbError> {
         if self.live.cancel.is_cancelled() {
             return Err(BmdbError::LeaseLost);
         }
         let remaining = self.session.remaining();
         if remaining.is_zero() {
-            return Err(BmdbError::SessionOver);
+            return Err(BmdbError::SessionEnded);
         }
         let (_, policy) = self.bmdb().policy();
         Ok(limit.min(remaining + policy.outward_limit.0))
     }
 
-    /// Makes an outward call that takes `limit` at the most, if it may begin now, and cuts it off
-    /// when [`Work::may_call_out`] says so.
-    pub async fn call_out<F: Future>(&self, limit: Duration, call: F) -> Result<F::Output, BmdbError> {
-        let granted = self.may_call_out(limit)?;
-        tokio::time::timeout(granted, call).await.map_err(|_| BmdbError::CutOff { after: granted })
+    /// Makes an outward call that takes at most `limit`, if it may begin now, and cuts it off after
+    /// [`Work::outward_call_limit`].
+    pub async fn run_outward_call<F: Future>(
+        &self,
+        limit: Duration,
+        call: F,
+    ) -> Result<F::Output, BmdbError> {
+        let granted = self.outward_call_limit(limit)?;
+        tokio::time::timeout(granted, call)
+            .await
+            .map_err(|_| BmdbError::OutwardCallTimedOut { after: granted })
     }
 
-    pub(crate) fn lease(&self) -> Lease {
-        Lease { session: self.session.id(), lane: self.process.lane(), fence: self.live.fence }
+    pub(crate) fn lease(&self) -> WorkLease {
+        WorkLease { session: self.session.id(), lane: self.process.lane(), fence: self.live.fence }
     }
 
-    /// What is known of the machine now.
-    pub async fn snapshot(&self) -> Result<Snapshot, BmdbError> {
-        self.bmdb().snapshot(self.machine).await
+    /// The machine's facts as they are now.
+    pub async fn snapshot(&self) -> Result<MachineSnapshot, BmdbError> {
+        self.bmdb().read_machine_snapshot(self.machine).await
     }
 
-    /// Changes facts in the middle of the work, decided on what is known under the lock.
-    pub async fn record<T, F>(&self, decide: F) -> Result<T, BmdbError>
+    /// Changes facts in the middle of the work, decided on a snapshot that is read under the lock.
+    pub async fn record_changes<T, F>(&self, decide: F) -> Result<T, BmdbError>
     where
         T: Send + 'static,
-        F: Fn(&Snapshot) -> Decision<T> + Send + Sync + 'static,
+        F: Fn(&MachineSnapshot) -> Decision<T> + Send + Sync + 'static,
     {
-        change_machine(self.bmdb(), Under::Work(self.lease()), self.machine, decide).await
+        change_machine(self.bmdb(), WriteAuthority::Work(self.lease()), self.machine, decide).await
     }
 
-    /// Ends the work as done: clears the process's backoff and postponement, writes `changes`.
+    /// Ends the work as done: clears the process's backoff and postponement, and writes `changes`.
     pub async fn finish(self, changes: Vec<FactChange>, detail: impl Into<String>) -> Result<(), BmdbError> {
-        self.end(Ending::Finished { changes, detail: storable(detail.into()) }).await
+        self.complete(Completion::Finished { changes, detail: strip_nul(detail.into()) }).await
     }
 
-    /// Ends the work undone, to be due again at `until`, without counting as a failure.
+    /// Ends the work undone. The machine is due again at `until`, and no failure is counted.
     #[track_caller]
-    pub fn put_off(
+    pub fn postpone(
         self,
         changes: Vec<FactChange>,
         until: Timestamp,
@@ -214,8 +218,8 @@ impl Work {
     ) -> impl Future<Output = Result<(), BmdbError>> {
         let place = Location::caller();
         let decided_at = format!("{}:{}", place.file(), place.line());
-        let wait = Postponement { until, reason: storable(reason.into()), decided_at };
-        self.end(Ending::PutOff { changes, wait })
+        let wait = Postponement { until, reason: strip_nul(reason.into()), decided_at };
+        self.complete(Completion::Postponed { changes, wait })
     }
 
     /// Ends the work as failed: grows the process's backoff (by `backoff`, or by policy) and writes
@@ -224,91 +228,85 @@ impl Work {
         self,
         changes: Vec<FactChange>,
         cause: impl Into<String>,
-        backoff: Option<Backoff>,
+        backoff: Option<BackoffPolicy>,
     ) -> Result<(), BmdbError> {
-        let cause = storable(cause.into());
-        self.end(Ending::Failed { changes, cause, backoff, roll: rand::random() }).await
+        let cause = strip_nul(cause.into());
+        self.complete(Completion::Failed { changes, cause, backoff, jitter: rand::random() }).await
     }
 
     /// Ends the work as if it had not begun.
     pub async fn cancel(mut self, because: impl Into<String>) -> Result<(), BmdbError> {
         let lease = self.lease();
-        let because = storable(because.into());
-        let mut pause = FIRST_PAUSE;
+        let because = strip_nul(because.into());
+        let mut pause = MIN_RETRY_PAUSE;
         loop {
             // Cancelling twice does no harm, so it does not matter whether an answer was only lost.
-            let cancelled = cancel_in_database(
-                self.bmdb(),
-                lease.session,
-                self.machine,
-                lease.lane,
-                lease.fence,
-                &because,
-            );
+            let cancelled =
+                cancel_work(self.bmdb(), lease.session, self.machine, lease.lane, lease.fence, &because);
             match cancelled.await {
                 Ok(_) => {
-                    self.forget();
+                    self.mark_ended();
                     return Ok(());
                 }
                 Err(error) if error.is_transient() && !self.session.lost().is_cancelled() => {
                     tracing::debug!(machine = %self.machine, %error, "cannot cancel work; trying again");
                 }
-                // Drop hands it to the canceller, which tries until the session is over.
+                // Drop passes it to the canceller, which tries until the session is over.
                 Err(error) => return Err(error),
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_RETRY_PAUSE);
         }
     }
 
-    fn forget(&mut self) {
+    fn mark_ended(&mut self) {
         self.ended = true;
-        let mut live = lock_mutex(&self.session.state.live);
+        let mut live = lock_mutex(&self.session.state.live_work);
         let key = (self.machine, self.process.lane());
         if live.get(&key).is_some_and(|known| known.fence == self.live.fence) {
             live.remove(&key);
         }
     }
 
-    async fn end(mut self, ending: Ending) -> Result<(), BmdbError> {
-        let mut pause = FIRST_PAUSE;
+    async fn complete(mut self, ending: Completion) -> Result<(), BmdbError> {
+        let mut pause = MIN_RETRY_PAUSE;
         loop {
             let error =
-                match end_in_database(self.bmdb(), self.lease(), self.machine, self.process, &ending).await {
+                match complete_work(self.bmdb(), self.lease(), self.machine, self.process, &ending).await {
                     Ok(()) => {
-                        self.forget();
+                        self.mark_ended();
                         return Ok(());
                     }
                     Err(error) => error,
                 };
             match error {
-                // Nothing was written, or it was and the answer is lost: history knows.
-                BmdbError::LeaseLost | BmdbError::SessionOver | BmdbError::UnknownOutcome(_) => {}
+                // Nothing was written, or it was and the answer was lost: history decides.
+                BmdbError::LeaseLost | BmdbError::SessionEnded | BmdbError::UnknownOutcome(_) => {}
                 ref other if other.is_transient() && !self.session.lost().is_cancelled() => {}
                 other => return Err(other),
             }
-            match self.became_of_end().await {
-                Ok(Became::Ours) => {
-                    self.forget();
+            match self.resolve_unknown_commit().await {
+                Ok(CommitOutcome::Committed) => {
+                    self.mark_ended();
                     return Ok(());
                 }
-                Ok(Became::StillHeld) if !self.session.lost().is_cancelled() => {}
-                Ok(Became::Lost | Became::StillHeld) => {
-                    self.forget();
+                Ok(CommitOutcome::NotCommitted) if !self.session.lost().is_cancelled() => {}
+                Ok(CommitOutcome::LeaseLost | CommitOutcome::NotCommitted) => {
+                    self.mark_ended();
                     return Err(BmdbError::LeaseLost);
                 }
                 Err(unknown) if self.session.lost().is_cancelled() => {
-                    self.forget();
+                    self.mark_ended();
                     return Err(unknown);
                 }
                 Err(_) => {}
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_RETRY_PAUSE);
         }
     }
 
-    async fn became_of_end(&self) -> Result<Became, BmdbError> {
+    async fn resolve_unknown_commit(&self) -> Result<CommitOutcome, BmdbError> {
         let lease = self.lease();
         let what = "looking up how a work item ended";
         let machine = self.machine.0;
@@ -323,20 +321,20 @@ impl Work {
             })
             .await?;
         Ok(match end {
-            None => Became::StillHeld,
+            None => CommitOutcome::NotCommitted,
             Some(row) => {
                 let ours = row.session_id == Some(lease.session.0)
                     && matches!(row.event.as_str(), "Finished" | "Failed" | "PutOff");
-                if ours { Became::Ours } else { Became::Lost }
+                if ours { CommitOutcome::Committed } else { CommitOutcome::LeaseLost }
             }
         })
     }
 }
 
-enum Became {
-    Ours,
-    StillHeld,
-    Lost,
+enum CommitOutcome {
+    Committed,
+    NotCommitted,
+    LeaseLost,
 }
 
 impl Drop for Work {
@@ -346,33 +344,32 @@ impl Drop for Work {
         }
         let because = self.stop_reason().unwrap_or("it was neither finished nor failed").to_owned();
         let lease = self.lease();
-        self.forget();
-        self.sessions.abandon(Abandoned {
+        self.mark_ended();
+        self.sessions.enqueue_cancellation(AbandonedWork {
             session: self.session.clone(),
             machine: self.machine,
             lane: lease.lane,
             fence: lease.fence,
-            because,
+            reason: because,
         });
     }
 }
 
-/// Locks a machine's due rows under a lease. Fails when its session is over, or when none of them is held
-/// by it.
-pub(crate) async fn lock_leased(
+/// Locks a machine's due rows under a lease. Fails when its session is over, or when it holds none of them.
+pub(crate) async fn lock_due_rows_leased(
     tx: &mut PgConnection,
-    lease: Lease,
+    lease: WorkLease,
     machine: MachineId,
 ) -> Result<Vec<DueRow>, BmdbError> {
-    let rows = lock_under(tx, lease.session, machine).await?;
+    let rows = lock_due_rows_for_session(tx, lease.session, machine).await?;
     let held = rows.iter().any(|row| {
         row.lane == lease.lane && row.lease_session == Some(lease.session.0) && row.fence == lease.fence
     });
     if held { Ok(rows) } else { Err(BmdbError::LeaseLost) }
 }
 
-/// Cancels a work item, if the session still holds it. Says whether it did.
-pub(crate) async fn cancel_in_database(
+/// Cancels a work item, if the session still holds it. Returns whether it did.
+pub(crate) async fn cancel_work(
     bmdb: &Bmdb,
     session: SessionId,
     machine: MachineId,
@@ -402,19 +399,19 @@ pub(crate) async fn cancel_in_database(
 }
 
 impl Bmdb {
-    /// Changes facts of a machine outside any work, decided on what is known under the lock.
+    /// Changes facts of a machine outside any work, decided on a snapshot that is read under the lock.
     ///
     /// `decide` is pure: it may run again after a conflict.
     pub async fn change_machine<T, F>(&self, machine: MachineId, decide: F) -> Result<T, BmdbError>
     where
         T: Send + 'static,
-        F: Fn(&Snapshot) -> Decision<T> + Send + Sync + 'static,
+        F: Fn(&MachineSnapshot) -> Decision<T> + Send + Sync + 'static,
     {
-        change_machine(self, Under::Nobody, machine, decide).await
+        change_machine(self, WriteAuthority::Operator, machine, decide).await
     }
 
-    /// The same under a named lease: nothing is written once that is lost.
-    pub async fn change_machine_under<T, F>(
+    /// The same under a named lease: nothing is written once the lease is lost.
+    pub async fn change_machine_under_lease<T, F>(
         &self,
         lease: &NamedLease,
         machine: MachineId,
@@ -422,56 +419,56 @@ impl Bmdb {
     ) -> Result<T, BmdbError>
     where
         T: Send + 'static,
-        F: Fn(&Snapshot) -> Decision<T> + Send + Sync + 'static,
+        F: Fn(&MachineSnapshot) -> Decision<T> + Send + Sync + 'static,
     {
-        change_machine(self, Under::Named(lease.clone()), machine, decide).await
+        change_machine(self, WriteAuthority::Named(lease.clone()), machine, decide).await
     }
 }
 
-/// The right by which facts are changed.
-pub(crate) enum Under {
-    /// An operator's.
-    Nobody,
-    /// That of the work on the machine.
-    Work(Lease),
-    /// That of a named thing.
+/// The right to change facts.
+pub(crate) enum WriteAuthority {
+    /// The right of an operator's order.
+    Operator,
+    /// The right of the work on the machine.
+    Work(WorkLease),
+    /// The right of the holder of a named lease.
     Named(NamedLease),
 }
 
 pub(crate) async fn change_machine<T, F>(
     bmdb: &Bmdb,
-    under: Under,
+    under: WriteAuthority,
     machine: MachineId,
     decide: F,
 ) -> Result<T, BmdbError>
 where
     T: Send + 'static,
-    F: Fn(&Snapshot) -> Decision<T> + Send + Sync + 'static,
+    F: Fn(&MachineSnapshot) -> Decision<T> + Send + Sync + 'static,
 {
     let (inner, decide, under) = (bmdb.clone(), Arc::new(decide), Arc::new(under));
     bmdb.transact("changing facts", move |tx| {
         let (bmdb, decide, under) = (inner.clone(), decide.clone(), under.clone());
         Box::pin(async move {
             let rows = match &*under {
-                Under::Nobody => lock(tx, machine).await?,
-                Under::Work(lease) => lock_leased(tx, *lease, machine).await?,
-                Under::Named(lease) => {
-                    lock_lease(tx, lease).await?;
-                    lock(tx, machine).await?
+                WriteAuthority::Operator => lock_due_rows(tx, machine).await?,
+                WriteAuthority::Work(lease) => lock_due_rows_leased(tx, *lease, machine).await?,
+                WriteAuthority::Named(lease) => {
+                    lock_named_lease(tx, lease).await?;
+                    lock_due_rows(tx, machine).await?
                 }
             };
-            let decision = decide(&read(tx, machine).await?);
+            let decision = decide(&read_snapshot(tx, machine).await?);
             if decision.changes.is_empty() && decision.events.is_empty() {
-                return Ok(decision.answer);
+                return Ok(decision.output);
             }
             for change in &decision.changes {
-                apply(tx, machine, change).await?;
+                apply_fact_change(tx, machine, change).await?;
             }
-            reschedule(&bmdb, tx, machine, &rows).await?;
+            reschedule_machine(&bmdb, tx, machine, &rows).await?;
             for (event, detail) in &decision.events {
-                tell(tx, machine, event, detail).await?;
+                record_event(tx, machine, event, detail).await?;
             }
-            Ok(decision.answer)
+            Ok(decision.output)
         })
     })
     .await

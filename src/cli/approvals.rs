@@ -1,27 +1,27 @@
-//! `get approvals`, `approve`: orders that need another admin.
+//! `get approvals`, `approve`: orders that need a second admin (two-person rule).
 
 use clap::Args;
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::bmdb::approval::{ApprovalLine, RPC, approvals};
-use crate::cli::again;
+use crate::bmdb::approval::{ApprovalRecord, RPC, list_approvals};
+use crate::cli::api_decode::{decode_timestamp, parse_uuid, require_timestamp};
+use crate::cli::backend::Backend;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
+use crate::cli::fleet_client::status_to_error;
 use crate::cli::get;
-use crate::cli::operate::{direct, who};
-use crate::cli::output::{Format, table, width};
-use crate::cli::remote::refused;
-use crate::cli::remote_read::{at, id, moment};
-use crate::cli::source::Source;
-use crate::model::second_person::Person;
-use crate::model::telling::relative;
+use crate::cli::machine_orders::{current_user, direct_order};
+use crate::cli::order_retry;
+use crate::cli::output::{Format, format_table, terminal_width};
+use crate::model::humanize::relative_time;
+use crate::model::two_person_rule::Principal;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::approvals_client::ApprovalsClient;
 
 /// An order to approve.
 #[derive(Debug, Args)]
-pub struct Approve {
+pub struct ApproveArgs {
     /// Its UUID, as `get approvals` lists it
     #[arg(value_name = "APPROVAL")]
     pub approval: Uuid,
@@ -30,19 +30,22 @@ pub struct Approve {
     pub reason: String,
 }
 
-/// `get approvals`.
-pub async fn list(source: &Source, format: Format) -> Result<String, CliError> {
+/// Runs `get approvals`: lists orders with the state of their approval.
+pub async fn show_approvals(source: &Backend, format: Format) -> Result<String, CliError> {
     let (found, now) = match source {
-        Source::Direct(bmdb) => bmdb.inspect(|tx| Box::pin(async move { approvals(tx).await })).await?,
-        Source::Api(remote) => {
-            let said = ApprovalsClient::new(remote.service()).list(v1::ListApprovalsRequest {}).await;
-            let said = said.map_err(refused)?.into_inner();
-            let found = said.approvals.into_iter().map(line).collect::<Result<Vec<_>, _>>()?;
-            (found, at(said.at, "its moment")?)
+        Backend::Direct(bmdb) => {
+            bmdb.transact_read_only(|tx| Box::pin(async move { list_approvals(tx).await })).await?
+        }
+        Backend::Api(remote) => {
+            let result =
+                ApprovalsClient::new(remote.authorized_channel()).list(v1::ListApprovalsRequest {}).await;
+            let response = result.map_err(status_to_error)?.into_inner();
+            let found = response.approvals.into_iter().map(decode_approval).collect::<Result<Vec<_>, _>>()?;
+            (found, require_timestamp(response.at, "its moment")?)
         }
     };
     if format == Format::Json {
-        return get::json(&json!({ "approvals": found }));
+        return get::format_json(&json!({ "approvals": found }));
     }
     if found.is_empty() {
         return Ok("nothing was asked for\n".to_owned());
@@ -51,10 +54,10 @@ pub async fn list(source: &Source, format: Format) -> Result<String, CliError> {
         .into_iter()
         .map(|line| {
             vec![
-                line.approval.to_string(),
+                line.approval_id.to_string(),
                 line.state,
-                relative(line.expires_at, now),
-                line.asked_by,
+                relative_time(line.expires_at, now),
+                line.requested_by,
                 line.rpc.rsplit('.').next().unwrap_or(&line.rpc).to_owned(),
                 line.target,
                 line.approved_by.unwrap_or_else(|| "-".to_owned()),
@@ -63,54 +66,54 @@ pub async fn list(source: &Source, format: Format) -> Result<String, CliError> {
         })
         .collect();
     let headers = ["APPROVAL", "STATE", "ENDS", "ASKED BY", "ORDER", "ABOUT", "APPROVED BY", "REASON"];
-    Ok(table(&headers, &rows, width()))
+    Ok(format_table(&headers, &rows, terminal_width()))
 }
 
-fn line(said: v1::Approval) -> Result<ApprovalLine, CliError> {
-    Ok(ApprovalLine {
-        approval: id(&said.approval, "an approval's id")?,
-        state: said.state,
-        asked_by: said.asked_by,
-        rpc: said.rpc,
-        target: said.target,
-        reason: said.reason,
-        asked_at: at(said.asked_at, "when it was asked for")?,
-        expires_at: at(said.expires_at, "when it is over")?,
-        approved_by: said.approved_by,
-        approved_at: said.approved_at.and_then(moment),
-        approve_reason: said.approve_reason,
-        used_at: said.used_at.and_then(moment),
+fn decode_approval(approval: v1::Approval) -> Result<ApprovalRecord, CliError> {
+    Ok(ApprovalRecord {
+        approval_id: parse_uuid(&approval.approval, "an approval's id")?,
+        state: approval.state,
+        requested_by: approval.asked_by,
+        rpc: approval.rpc,
+        target: approval.target,
+        reason: approval.reason,
+        requested_at: require_timestamp(approval.asked_at, "when it was asked for")?,
+        expires_at: require_timestamp(approval.expires_at, "when it is over")?,
+        approved_by: approval.approved_by,
+        approved_at: approval.approved_at.and_then(decode_timestamp),
+        approve_reason: approval.approve_reason,
+        used_at: approval.used_at.and_then(decode_timestamp),
     })
 }
 
-/// `approve`.
-pub async fn approve(source: &Source, asked: &Approve, format: Format) -> Result<String, CliError> {
-    if asked.reason.trim().is_empty() {
-        return Err(CliError::Wrong("--reason is empty; whoever reads the audit will want to know".into()));
+/// Runs `approve`: approves an order that another admin gave.
+pub async fn approve_order(source: &Backend, args: &ApproveArgs, format: Format) -> Result<String, CliError> {
+    if args.reason.trim().is_empty() {
+        return Err(CliError::Invalid("--reason is empty; whoever reads the audit will want to know".into()));
     }
-    let approval = asked.approval;
-    let (changed, said) = match source {
-        Source::Direct(bmdb) => {
-            let order = direct(RPC, format!("approval {approval}"), Some(&asked.reason));
-            let by = Person { name: who(), credential: None };
-            let done = bmdb.approve(order, approval, by).await?.done;
-            (done.changed, done.said)
+    let approval = args.approval;
+    let (changed, text) = match source {
+        Backend::Direct(bmdb) => {
+            let order = direct_order(RPC, format!("approval {approval}"), Some(&args.reason));
+            let by = Principal { name: current_user(), credential: None };
+            let done = bmdb.approve_order(order, approval, by).await?.outcome;
+            (done.changed, done.message)
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::ApproveRequest { order: Some(order), approval: approval.to_string() };
                 ApprovalsClient::new(service).approve(request).await
             };
-            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
             (done.changed, done.said)
         }
     };
     match format {
         Format::Json => {
-            let mut answer = json!({ "approval": approval, "changed": changed, "said": said });
-            dry_run::mark(&mut answer);
-            get::json(&answer)
+            let mut answer = json!({ "approval": approval, "changed": changed, "said": text });
+            dry_run::annotate_json(&mut answer);
+            get::format_json(&answer)
         }
-        Format::Table => Ok(format!("{}\n", dry_run::line(&format!("{approval} {said}")))),
+        Format::Table => Ok(format!("{}\n", dry_run::annotate_text(&format!("{approval} {text}")))),
     }
 }

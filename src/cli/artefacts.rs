@@ -1,8 +1,8 @@
-//! `artefacts add|get|delete`: files that machines fetch from any shepherd.
+//! `artefacts add|get|delete`: resumable upload of files that machines download.
 //!
-//! Adding one asks first what is missing of it, brings that piece by piece, and gives the order to add it in the end. So
-//! an upload that was cut off goes on where it ended, at whichever server of the context answers, and a file that is there
-//! already is not brought again.
+//! `add` first queries which pieces of the file are missing, uploads those, and gives the order to add the file at the
+//! end. So an interrupted upload continues where it stopped, at whichever server of the context answers, and a file
+//! that exists already is not uploaded again.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -14,32 +14,32 @@ use ring::digest::{Context, SHA256};
 use serde_json::json;
 use tonic::{Code, Response, Status};
 
-use crate::bmdb::action::Done;
-use crate::bmdb::artefact::{Begun, artefacts, target};
-use crate::cli::again;
+use crate::bmdb::action::OrderOutcome;
+use crate::bmdb::artefact::{UploadState, list_artefacts, order_target};
+use crate::cli::api_decode::{decode_timestamp, require_timestamp};
+use crate::cli::backend::Backend;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
+use crate::cli::fleet_client::{AuthorizedChannel, FleetClient, status_to_error};
 use crate::cli::get;
-use crate::cli::operate::direct;
-use crate::cli::output::{Format, say, table, width};
-use crate::cli::remote::{Authorized, Remote, refused};
-use crate::cli::remote_read::{at, moment};
-use crate::cli::source::Source;
+use crate::cli::machine_orders::direct_order;
+use crate::cli::order_retry;
+use crate::cli::output::{Format, format_table, print_stderr, terminal_width};
 use crate::model::artefact::{
-    ArtefactView, PIECE, check_name, check_size, piece_length, pieces, read_digest,
+    ArtefactView, PIECE_BYTES, check_name, check_size, parse_digest, piece_count, piece_length,
 };
-use crate::model::declaration::Sha256;
-use crate::model::telling::rough;
+use crate::model::humanize::humanize_duration;
+use crate::model::role_declaration::Sha256;
 use crate::model::time::{Timestamp, between};
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::artefacts_client::ArtefactsClient;
 
-/// How often it is said how far an upload is.
-const TELL: Duration = Duration::from_secs(2);
-/// How long one piece is tried for.
-const BOUND: Duration = Duration::from_secs(30);
-const MOST_TRIES: u32 = 30;
+/// Interval between two reports of an upload's progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
+/// How long one piece is retried.
+const RETRY_WINDOW: Duration = Duration::from_secs(30);
+const MAX_ATTEMPTS: u32 = 30;
 
 /// What can be done with artefacts.
 #[derive(Debug, Subcommand)]
@@ -80,49 +80,52 @@ pub struct DeleteArtefact {
     pub reason: String,
 }
 
-/// What an artefacts command answers.
-pub async fn artefacts_command(
-    source: &Source,
+/// Runs an `artefacts` command and returns its output.
+pub async fn run_artefacts_command(
+    source: &Backend,
     command: &ArtefactsCommand,
     format: Format,
 ) -> Result<String, CliError> {
     match command {
-        ArtefactsCommand::Add(asked) => add(source, asked, format).await,
-        ArtefactsCommand::Get => list(source, format).await,
-        ArtefactsCommand::Delete(asked) => delete(source, asked, format).await,
+        ArtefactsCommand::Add(args) => add_artefact(source, args, format).await,
+        ArtefactsCommand::Get => show_artefacts(source, format).await,
+        ArtefactsCommand::Delete(args) => delete_artefact(source, args, format).await,
     }
 }
 
-async fn read(source: &Source) -> Result<(Vec<ArtefactView>, Timestamp), CliError> {
+async fn fetch_artefacts(source: &Backend) -> Result<(Vec<ArtefactView>, Timestamp), CliError> {
     match source {
-        Source::Direct(bmdb) => Ok(bmdb.inspect(|tx| Box::pin(async move { artefacts(tx).await })).await?),
-        Source::Api(remote) => {
-            let said = ArtefactsClient::new(remote.service()).list(v1::ListArtefactsRequest {}).await;
-            let said = said.map_err(refused)?.into_inner();
-            let found = said.artefacts.into_iter().map(artefact).collect::<Result<_, _>>()?;
-            Ok((found, at(said.at, "its moment")?))
+        Backend::Direct(bmdb) => {
+            Ok(bmdb.transact_read_only(|tx| Box::pin(async move { list_artefacts(tx).await })).await?)
+        }
+        Backend::Api(remote) => {
+            let result =
+                ArtefactsClient::new(remote.authorized_channel()).list(v1::ListArtefactsRequest {}).await;
+            let response = result.map_err(status_to_error)?.into_inner();
+            let found = response.artefacts.into_iter().map(decode_artefact).collect::<Result<_, _>>()?;
+            Ok((found, require_timestamp(response.at, "its moment")?))
         }
     }
 }
 
-fn artefact(said: v1::Artefact) -> Result<ArtefactView, CliError> {
+fn decode_artefact(artefact: v1::Artefact) -> Result<ArtefactView, CliError> {
     let some = |text: String| Some(text).filter(|text| !text.is_empty());
     Ok(ArtefactView {
-        sha256: said.sha256,
-        size: said.size,
-        name: some(said.name),
-        begun_at: at(said.begun_at, "when an artefact was begun")?,
-        added_at: said.added_at.and_then(moment),
-        added_by: some(said.added_by),
-        pieces: said.pieces,
-        kubernetes: said.kubernetes,
+        sha256: artefact.sha256,
+        size: artefact.size,
+        name: some(artefact.name),
+        upload_started_at: require_timestamp(artefact.begun_at, "when an artefact was begun")?,
+        added_at: artefact.added_at.and_then(decode_timestamp),
+        added_by: some(artefact.added_by),
+        pieces: artefact.pieces,
+        kubernetes: artefact.kubernetes,
     })
 }
 
-async fn list(source: &Source, format: Format) -> Result<String, CliError> {
-    let (found, now) = read(source).await?;
+async fn show_artefacts(source: &Backend, format: Format) -> Result<String, CliError> {
+    let (found, now) = fetch_artefacts(source).await?;
     if format == Format::Json {
-        return get::json(&json!({ "artefacts": found }));
+        return get::format_json(&json!({ "artefacts": found }));
     }
     if found.is_empty() {
         return Ok("no artefacts; shepherdctl artefacts add FILE adds one\n".to_owned());
@@ -132,7 +135,7 @@ async fn list(source: &Source, format: Format) -> Result<String, CliError> {
         .map(|artefact| {
             let state = match artefact.added_at {
                 Some(_) => "whole".to_owned(),
-                None => format!("{} of {} pieces", artefact.pieces, pieces(artefact.size)),
+                None => format!("{} of {} pieces", artefact.pieces, piece_count(artefact.size)),
             };
             let dash = || "-".to_owned();
             vec![
@@ -140,40 +143,40 @@ async fn list(source: &Source, format: Format) -> Result<String, CliError> {
                 artefact.sha256.clone(),
                 artefact.size.to_string(),
                 state,
-                rough(between(artefact.added_at.unwrap_or(artefact.begun_at), now)),
+                humanize_duration(between(artefact.added_at.unwrap_or(artefact.upload_started_at), now)),
                 artefact.added_by.clone().unwrap_or_else(dash),
             ]
         })
         .collect();
-    Ok(table(&["NAME", "SHA-256", "BYTES", "STATE", "AGE", "ADDED BY"], &rows, width()))
+    Ok(format_table(&["NAME", "SHA-256", "BYTES", "STATE", "AGE", "ADDED BY"], &rows, terminal_width()))
 }
 
-fn given(reason: &str) -> Result<(), CliError> {
+fn require_reason(reason: &str) -> Result<(), CliError> {
     if reason.trim().is_empty() {
-        return Err(CliError::Wrong("--reason is empty; whoever reads the audit will want to know".into()));
+        return Err(CliError::Invalid("--reason is empty; whoever reads the audit will want to know".into()));
     }
     Ok(())
 }
 
-/// A file with its digest.
-struct Local {
+/// A local file with its size and its SHA-256 digest.
+struct LocalFile {
     file: File,
     path: PathBuf,
     size: u64,
     sha256: Sha256,
 }
 
-impl Local {
+impl LocalFile {
     fn open(path: &Path) -> Result<Self, CliError> {
         let cannot =
-            |error: std::io::Error| CliError::Wrong(format!("cannot read {}: {error}", path.display()));
+            |error: std::io::Error| CliError::Invalid(format!("cannot read {}: {error}", path.display()));
         let mut file = File::open(path).map_err(cannot)?;
         let data = file.metadata().map_err(cannot)?;
         if !data.is_file() {
-            return Err(CliError::Wrong(format!("{} is no file", path.display())));
+            return Err(CliError::Invalid(format!("{} is no file", path.display())));
         }
-        // Before all of it is read.
-        let refuse = |said| CliError::Wrong(format!("{}: {said}", path.display()));
+        // Check the size before the whole file is read.
+        let refuse = |text| CliError::Invalid(format!("{}: {text}", path.display()));
         check_size(data.len()).map_err(refuse)?;
         let mut context = Context::new(&SHA256);
         let (mut buffer, mut size) = (vec![0; 1 << 16], 0_u64);
@@ -187,16 +190,16 @@ impl Local {
         }
         check_size(size).map_err(refuse)?;
         let digest = context.finish();
-        let sha256 = read_digest(&hex::encode(digest.as_ref())).map_err(CliError::Failed)?;
+        let sha256 = parse_digest(&hex::encode(digest.as_ref())).map_err(CliError::Failed)?;
         Ok(Self { file, path: path.to_owned(), size, sha256 })
     }
 
-    fn piece(&mut self, number: u64) -> Result<Vec<u8>, CliError> {
+    fn read_piece(&mut self, number: u64) -> Result<Vec<u8>, CliError> {
         let length = piece_length(self.size, number).unwrap_or_default();
         let mut piece = vec![0; usize::try_from(length).unwrap_or_default()];
         let read = self
             .file
-            .seek(SeekFrom::Start(number.saturating_mul(PIECE)))
+            .seek(SeekFrom::Start(number.saturating_mul(PIECE_BYTES)))
             .and_then(|_| self.file.read_exact(&mut piece));
         read.map_err(|error| {
             CliError::Failed(format!("cannot read {} again: {error}", self.path.display()))
@@ -205,78 +208,87 @@ impl Local {
     }
 }
 
-async fn add(source: &Source, asked: &AddArtefact, format: Format) -> Result<String, CliError> {
-    given(&asked.reason)?;
-    let of_file = || asked.file.file_name().map(|name| name.to_string_lossy().into_owned());
-    let name = asked.name.clone().or_else(of_file).unwrap_or_default();
-    check_name(&name).map_err(|said| CliError::Wrong(format!("--name: {said}")))?;
-    let mut local = Local::open(&asked.file)?;
+async fn add_artefact(source: &Backend, args: &AddArtefact, format: Format) -> Result<String, CliError> {
+    require_reason(&args.reason)?;
+    let of_file = || args.file.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = args.name.clone().or_else(of_file).unwrap_or_default();
+    check_name(&name).map_err(|reason| CliError::Invalid(format!("--name: {reason}")))?;
+    let mut local = LocalFile::open(&args.file)?;
     let sha256 = hex::encode(local.sha256.0);
     let done = match source {
-        Source::Direct(bmdb) => {
-            if !dry_run::asked()
-                && let Begun::Missing(missing) = bmdb.begin_artefact(local.sha256, local.size).await?
+        Backend::Direct(bmdb) => {
+            if !dry_run::is_active()
+                && let UploadState::Missing(missing) =
+                    bmdb.begin_artefact_upload(local.sha256, local.size).await?
             {
-                let mut told = Told::new(local.size, &missing);
+                let mut progress = UploadProgress::new(local.size, &missing);
                 for number in missing {
-                    bmdb.put_piece(local.sha256, number, local.piece(number)?).await?;
-                    told.brought();
+                    bmdb.store_artefact_piece(local.sha256, number, local.read_piece(number)?).await?;
+                    progress.record_piece();
                 }
             }
-            let order = direct("shepherd.fleet.v1.Artefacts/Add", target(&name), Some(&asked.reason));
-            bmdb.add_artefact(order, local.sha256, name.clone()).await?.done
+            let order =
+                direct_order("shepherd.fleet.v1.Artefacts/Add", order_target(&name), Some(&args.reason));
+            bmdb.add_artefact(order, local.sha256, name.clone()).await?.outcome
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let mut remote = remote.clone();
-            if !dry_run::asked() {
-                bring(&mut remote, &mut local, &sha256).await?;
+            if !dry_run::is_active() {
+                upload_missing_pieces(&mut remote, &mut local, &sha256).await?;
             }
             let give = async |service, order| {
                 let request =
                     v1::AddArtefactRequest { sha256: sha256.clone(), order: Some(order), name: name.clone() };
                 ArtefactsClient::new(service).add(request).await
             };
-            let done = again::order(&mut remote, &asked.reason, give).await?;
-            Done { changed: done.changed, said: done.said }
+            let done = order_retry::send_order(&mut remote, &args.reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
         }
     };
-    told(&name, &sha256, &done, format)
+    format_outcome(&name, &sha256, &done, format)
 }
 
-/// Brings what is missing of a file.
-async fn bring(remote: &mut Remote, local: &mut Local, sha256: &str) -> Result<(), CliError> {
+/// Uploads the pieces of a file that the fleet does not have yet.
+async fn upload_missing_pieces(
+    remote: &mut FleetClient,
+    local: &mut LocalFile,
+    sha256: &str,
+) -> Result<(), CliError> {
     let request = v1::BeginArtefactRequest { sha256: sha256.to_owned(), size: local.size };
     let begun =
-        patiently(remote, async |service| ArtefactsClient::new(service).begin(request.clone()).await).await?;
-    let mut told = Told::new(local.size, &begun.missing);
+        call_with_retry(remote, async |service| ArtefactsClient::new(service).begin(request.clone()).await)
+            .await?;
+    let mut progress = UploadProgress::new(local.size, &begun.missing);
     for number in begun.missing {
         let request = v1::PutPieceRequest {
             sha256: sha256.to_owned(),
             number,
-            piece: Some(v1::Piece { bytes: local.piece(number)? }),
+            piece: Some(v1::Piece { bytes: local.read_piece(number)? }),
         };
-        patiently(remote, async |service| ArtefactsClient::new(service).put(request.clone()).await).await?;
-        told.brought();
+        call_with_retry(remote, async |service| ArtefactsClient::new(service).put(request.clone()).await)
+            .await?;
+        progress.record_piece();
     }
     Ok(())
 }
 
-/// Makes a call that may be made again, until it is answered; at the next server where one does not answer.
-async fn patiently<A>(
-    remote: &mut Remote,
-    call: impl AsyncFn(Authorized) -> Result<Response<A>, Status>,
+/// Makes an idempotent call, and repeats it until it has a response. If a server does not answer, the next attempt
+/// goes to the next server of the context.
+async fn call_with_retry<A>(
+    remote: &mut FleetClient,
+    call: impl AsyncFn(AuthorizedChannel) -> Result<Response<A>, Status>,
 ) -> Result<A, CliError> {
     let begun = Instant::now();
     let mut tries = 0;
     let mut elsewhere = false;
     loop {
         tries += 1;
-        let gone_on = if elsewhere { remote.go_on().await } else { Ok(()) };
-        let said = match gone_on {
-            Ok(()) => call(remote.service()).await,
+        let gone_on = if elsewhere { remote.connect_to_next().await } else { Ok(()) };
+        let result = match gone_on {
+            Ok(()) => call(remote.authorized_channel()).await,
             Err(status) => Err(status),
         };
-        let status = match said {
+        let status = match result {
             Ok(answer) => return Ok(answer.into_inner()),
             Err(status) => status,
         };
@@ -285,69 +297,77 @@ async fn patiently<A>(
             status.code(),
             Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown
         ) || std::error::Error::source(&status).is_some();
-        if !(busy || lost) || tries >= MOST_TRIES || begun.elapsed() >= BOUND {
-            return Err(refused(status));
+        if !(busy || lost) || tries >= MAX_ATTEMPTS || begun.elapsed() >= RETRY_WINDOW {
+            return Err(status_to_error(status));
         }
         elsewhere = lost;
         tokio::time::sleep(Duration::from_millis(if busy { 1_000 } else { 300 })).await;
     }
 }
 
-/// How far an upload is, said from time to time.
-struct Told {
-    all: u64,
-    there: u64,
-    last: Instant,
+/// Progress of an upload, reported every [`PROGRESS_INTERVAL`].
+struct UploadProgress {
+    total: u64,
+    uploaded: u64,
+    reported_at: Instant,
 }
 
-impl Told {
+impl UploadProgress {
     fn new(size: u64, missing: &[u64]) -> Self {
-        let all = pieces(size);
+        let all = piece_count(size);
         let missing = u64::try_from(missing.len()).unwrap_or(all);
-        Self { all, there: all.saturating_sub(missing), last: Instant::now() }
+        Self { total: all, uploaded: all.saturating_sub(missing), reported_at: Instant::now() }
     }
 
-    fn brought(&mut self) {
-        self.there += 1;
-        if self.last.elapsed() >= TELL {
-            self.last = Instant::now();
-            let percent = self.there * 100 / self.all.max(1);
-            say(&format!("shepherdctl: {percent} % is there ({} of {} pieces)", self.there, self.all));
+    fn record_piece(&mut self) {
+        self.uploaded += 1;
+        if self.reported_at.elapsed() >= PROGRESS_INTERVAL {
+            self.reported_at = Instant::now();
+            let percent = self.uploaded * 100 / self.total.max(1);
+            print_stderr(&format!(
+                "shepherdctl: {percent} % is there ({} of {} pieces)",
+                self.uploaded, self.total
+            ));
         }
     }
 }
 
-fn told(name: &str, sha256: &str, done: &Done, format: Format) -> Result<String, CliError> {
+fn format_outcome(name: &str, sha256: &str, done: &OrderOutcome, format: Format) -> Result<String, CliError> {
     match format {
         Format::Json => {
             let mut answer =
-                json!({ "artefact": name, "sha256": sha256, "changed": done.changed, "said": done.said });
-            dry_run::mark(&mut answer);
-            get::json(&answer)
+                json!({ "artefact": name, "sha256": sha256, "changed": done.changed, "said": done.message });
+            dry_run::annotate_json(&mut answer);
+            get::format_json(&answer)
         }
         Format::Table => {
-            let line = dry_run::line(&format!("{} {}", target(name), done.said));
+            let line = dry_run::annotate_text(&format!("{} {}", order_target(name), done.message));
             Ok(if sha256.is_empty() { format!("{line}\n") } else { format!("{line}\n{sha256}\n") })
         }
     }
 }
 
-async fn delete(source: &Source, asked: &DeleteArtefact, format: Format) -> Result<String, CliError> {
-    given(&asked.reason)?;
-    let name = &asked.artefact;
+async fn delete_artefact(
+    source: &Backend,
+    args: &DeleteArtefact,
+    format: Format,
+) -> Result<String, CliError> {
+    require_reason(&args.reason)?;
+    let name = &args.artefact;
     let done = match source {
-        Source::Direct(bmdb) => {
-            let order = direct("shepherd.fleet.v1.Artefacts/Delete", target(name), Some(&asked.reason));
-            bmdb.delete_artefact(order, name.clone()).await?.done
+        Backend::Direct(bmdb) => {
+            let order =
+                direct_order("shepherd.fleet.v1.Artefacts/Delete", order_target(name), Some(&args.reason));
+            bmdb.delete_artefact(order, name.clone()).await?.outcome
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::DeleteArtefactRequest { artefact: name.clone(), order: Some(order) };
                 ArtefactsClient::new(service).delete(request).await
             };
-            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
-            Done { changed: done.changed, said: done.said }
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
         }
     };
-    told(name, "", &done, format)
+    format_outcome(name, "", &done, format)
 }

@@ -1,23 +1,23 @@
-//! `get budgets`, `get brakes`, `budget set`: how much may be disturbed, and what holds.
+//! `get budgets`, `get brakes`, `budget set`: disruption budgets and brakes.
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use crate::bmdb::budget::{Bounds, bounds};
-use crate::cli::again;
+use crate::bmdb::budget::{BudgetsAndBrakes, read_budgets_and_brakes};
+use crate::cli::api_decode::{decode_timestamp, missing_field, require_timestamp};
+use crate::cli::backend::Backend;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
+use crate::cli::fleet_client::status_to_error;
 use crate::cli::get;
-use crate::cli::operate::direct;
-use crate::cli::output::{Format, table, width};
-use crate::cli::remote::refused;
-use crate::cli::remote_read::{at, moment, odd};
-use crate::cli::source::Source;
-use crate::model::budget::{BrakeState, BudgetChange, BudgetKind, BudgetLine};
+use crate::cli::machine_orders::direct_order;
+use crate::cli::order_retry;
+use crate::cli::output::{Format, format_table, terminal_width};
+use crate::model::budget::{BrakeState, BudgetChange, BudgetKind, BudgetStatus};
+use crate::model::humanize::{humanize_duration, relative_and_absolute_time};
 use crate::model::process::UnknownName;
-use crate::model::telling::{both, rough};
 use crate::model::time::{Span, Timestamp, between};
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::budgets_client::BudgetsClient;
@@ -40,8 +40,8 @@ pub struct SetBudget {
     )]
     pub kind: String,
     /// Most that may begin within the window; 0 lets none begin
-    #[arg(long, value_name = "N", required_unless_present = "window")]
-    pub most: Option<u32>,
+    #[arg(long = "max_count", value_name = "N", required_unless_present = "window")]
+    pub max_count: Option<u32>,
     /// The window, from 1s to 30d
     #[arg(long, value_name = "SPAN")]
     pub window: Option<Span>,
@@ -50,81 +50,82 @@ pub struct SetBudget {
     pub reason: String,
 }
 
-async fn read(source: &Source) -> Result<Bounds, CliError> {
+async fn fetch_budgets_and_brakes(source: &Backend) -> Result<BudgetsAndBrakes, CliError> {
     match source {
-        Source::Direct(bmdb) => {
+        Backend::Direct(bmdb) => {
             bmdb.read_policy().await?;
             let (_, policy) = bmdb.policy();
-            let look = bmdb.inspect(move |tx| {
+            let look = bmdb.transact_read_only(move |tx| {
                 let policy = policy.clone();
-                Box::pin(async move { bounds(tx, &policy).await })
+                Box::pin(async move { read_budgets_and_brakes(tx, &policy).await })
             });
             Ok(look.await?)
         }
-        Source::Api(remote) => {
-            let said = BudgetsClient::new(remote.service()).list(v1::ListBudgetsRequest {}).await;
-            let said = said.map_err(refused)?.into_inner();
-            Ok(Bounds {
-                budgets: said.budgets.into_iter().map(budget).collect::<Result<_, _>>()?,
-                brakes: said.brakes.into_iter().map(brake).collect(),
-                at: at(said.at, "its moment")?,
+        Backend::Api(remote) => {
+            let result =
+                BudgetsClient::new(remote.authorized_channel()).list(v1::ListBudgetsRequest {}).await;
+            let response = result.map_err(status_to_error)?.into_inner();
+            Ok(BudgetsAndBrakes {
+                budgets: response.budgets.into_iter().map(decode_budget).collect::<Result<_, _>>()?,
+                brakes: response.brakes.into_iter().map(decode_brake).collect(),
+                at: require_timestamp(response.at, "its moment")?,
             })
         }
     }
 }
 
-fn budget(said: v1::Budget) -> Result<BudgetLine, CliError> {
-    let window = said.window.map(|window| window.parse().map_err(|_| odd("a budget's window")));
-    Ok(BudgetLine {
+fn decode_budget(budget: v1::Budget) -> Result<BudgetStatus, CliError> {
+    let window = budget.window.map(|window| window.parse().map_err(|_| missing_field("a budget's window")));
+    Ok(BudgetStatus {
         window: window.transpose()?,
-        budget: said.kind,
-        most: said.most,
-        used: said.used,
-        free: said.free,
-        free_at: said.free_at.and_then(moment),
+        budget: budget.kind,
+        max_count: budget.most,
+        used: budget.used,
+        available: budget.free,
+        available_at: budget.free_at.and_then(decode_timestamp),
     })
 }
 
-fn brake(said: v1::BrakeState) -> BrakeState {
+fn decode_brake(brake_state: v1::BrakeState) -> BrakeState {
     BrakeState {
-        kind: said.kind,
-        scope: said.scope,
-        holds: said.holds,
-        since: said.since.and_then(moment),
-        reason: said.reason,
-        engaged_by: said.engaged_by,
+        kind: brake_state.kind,
+        scope: brake_state.scope,
+        engaged: brake_state.holds,
+        since: brake_state.since.and_then(decode_timestamp),
+        reason: brake_state.reason,
+        engages_when: brake_state.engaged_by,
     }
 }
 
-/// `get budgets`.
-pub async fn budgets(source: &Source, format: Format) -> Result<String, CliError> {
-    let Bounds { budgets, at, .. } = read(source).await?;
+/// Runs `get budgets`: lists each budget and its use.
+pub async fn show_budgets(source: &Backend, format: Format) -> Result<String, CliError> {
+    let BudgetsAndBrakes { budgets, at, .. } = fetch_budgets_and_brakes(source).await?;
     if format == Format::Json {
-        return get::json(&json!({ "budgets": budgets }));
+        return get::format_json(&json!({ "budgets": budgets }));
     }
-    let rows: Vec<Vec<String>> = budgets.iter().map(|line| row(line, at)).collect();
-    Ok(table(&["BUDGET", "MOST", "WINDOW", "USED", "NEXT"], &rows, width()))
+    let rows: Vec<Vec<String>> = budgets.iter().map(|line| budget_row(line, at)).collect();
+    Ok(format_table(&["BUDGET", "MOST", "WINDOW", "USED", "NEXT"], &rows, terminal_width()))
 }
 
-fn row(line: &BudgetLine, now: Timestamp) -> Vec<String> {
+fn budget_row(line: &BudgetStatus, now: Timestamp) -> Vec<String> {
     vec![
         line.budget.clone(),
-        line.most.map_or_else(|| "any".to_owned(), |most| most.to_string()),
+        line.max_count.map_or_else(|| "any".to_owned(), |most| most.to_string()),
         line.window.map_or_else(|| "-".to_owned(), |window| window.to_string()),
         line.used.to_string(),
-        match line.free_at {
-            _ if line.free => "now".to_owned(),
-            Some(at) => both(at, now),
+        match line.available_at {
+            _ if line.available => "now".to_owned(),
+            Some(at) => relative_and_absolute_time(at, now),
             None => "never: it allows none".to_owned(),
         },
     ]
 }
 
-/// `get brakes`.
-pub async fn brakes(source: &Source, format: Format) -> Result<String, CliError> {
-    let Bounds { brakes, at, .. } = read(source).await?;
+/// Runs `get brakes`: lists each brake and its state.
+pub async fn show_brakes(source: &Backend, format: Format) -> Result<String, CliError> {
+    let BudgetsAndBrakes { brakes, at, .. } = fetch_budgets_and_brakes(source).await?;
     if format == Format::Json {
-        return get::json(&json!({ "brakes": brakes }));
+        return get::format_json(&json!({ "brakes": brakes }));
     }
     let dash = || "-".to_owned();
     let rows: Vec<Vec<String>> = brakes
@@ -133,50 +134,53 @@ pub async fn brakes(source: &Source, format: Format) -> Result<String, CliError>
             vec![
                 brake.kind,
                 if brake.scope == "*" { "all".to_owned() } else { brake.scope },
-                if brake.holds { "holds".to_owned() } else { "off".to_owned() },
-                brake.since.map_or_else(dash, |since| rough(between(since, at))),
+                if brake.engaged { "holds".to_owned() } else { "off".to_owned() },
+                brake.since.map_or_else(dash, |since| humanize_duration(between(since, at))),
                 brake.reason.unwrap_or_else(dash),
-                brake.engaged_by,
+                brake.engages_when,
             ]
         })
         .collect();
-    Ok(table(&["BRAKE", "OF", "STATE", "FOR", "REASON", "ENGAGED WHEN"], &rows, width()))
+    Ok(format_table(&["BRAKE", "OF", "STATE", "FOR", "REASON", "ENGAGED WHEN"], &rows, terminal_width()))
 }
 
-/// `budget set`.
-pub async fn set(source: &Source, asked: &SetBudget, format: Format) -> Result<String, CliError> {
+/// Runs `budget set`: changes the limits of a budget.
+pub async fn set_budget(source: &Backend, args: &SetBudget, format: Format) -> Result<String, CliError> {
     let kind: BudgetKind =
-        asked.kind.parse().map_err(|error: UnknownName| CliError::Wrong(error.to_string()))?;
-    if asked.reason.trim().is_empty() {
-        return Err(CliError::Wrong("--reason is empty; whoever reads the audit will want to know".into()));
+        args.kind.parse().map_err(|error: UnknownName| CliError::Invalid(error.to_string()))?;
+    if args.reason.trim().is_empty() {
+        return Err(CliError::Invalid("--reason is empty; whoever reads the audit will want to know".into()));
     }
-    let change = BudgetChange { most: asked.most, window: asked.window };
-    let (changed, said) = match source {
-        Source::Direct(bmdb) => {
-            let order = direct("shepherd.fleet.v1.Budgets/Set", kind.target(), Some(&asked.reason));
-            let done = bmdb.set_budget(order, kind, change).await?.done;
-            (done.changed, done.said)
+    let change = BudgetChange { max_count: args.max_count, window: args.window };
+    let (changed, text) = match source {
+        Backend::Direct(bmdb) => {
+            let order =
+                direct_order("shepherd.fleet.v1.Budgets/Set", kind.audit_target(), Some(&args.reason));
+            let done = bmdb.set_budget(order, kind, change).await?.outcome;
+            (done.changed, done.message)
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::SetBudgetRequest {
                     kind: kind.as_str().to_owned(),
                     order: Some(order),
-                    most: change.most,
+                    most: change.max_count,
                     window: change.window.map(|window| window.to_string()).unwrap_or_default(),
                 };
                 BudgetsClient::new(service).set(request).await
             };
-            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
             (done.changed, done.said)
         }
     };
     match format {
         Format::Json => {
-            let mut answer = json!({ "budget": kind.as_str(), "changed": changed, "said": said });
-            dry_run::mark(&mut answer);
-            get::json(&answer)
+            let mut answer = json!({ "budget": kind.as_str(), "changed": changed, "said": text });
+            dry_run::annotate_json(&mut answer);
+            get::format_json(&answer)
         }
-        Format::Table => Ok(format!("{}\n", dry_run::line(&format!("{} {said}", kind.target())))),
+        Format::Table => {
+            Ok(format!("{}\n", dry_run::annotate_text(&format!("{} {text}", kind.audit_target()))))
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! `cluster create|get|describe|plan|scale|declare|undeclare|roles|approve|snapshot|snapshots|restore|
-//! credentials|rotate-key|kubernetes|kubeconfig|upgrade|delete`: clusters of machines.
+//! `cluster ...`: create, list, describe, scale and delete clusters. The module also dispatches to the commands of its
+//! sibling files (`credentials`, `kubernetes`, `plan`, `snapshots`, `upgrade` and others).
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -8,30 +8,30 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use crate::bmdb::action::Done;
-use crate::bmdb::cluster::{target, view, with_machines};
-use crate::bmdb::cluster_kubernetes::Wish;
-use crate::cli::again;
-use crate::cli::cluster_credentials::{CredentialsCommand, credentials_command};
-use crate::cli::cluster_keys;
-use crate::cli::cluster_kubeconfig::{Kubeconfig, kubeconfig};
-use crate::cli::cluster_kubernetes::{self, KubernetesCommand, KubernetesFlags, kubernetes_command};
-use crate::cli::cluster_plan::{PlanCluster, plan};
-use crate::cli::cluster_upgrade::{UpgradeCluster, upgrade_command};
+use crate::bmdb::action::OrderOutcome;
+use crate::bmdb::cluster::{cluster_view, list_cluster_details, order_target};
+use crate::bmdb::cluster_kubernetes::KubernetesPatch;
+use crate::cli::api_decode::{decode_timestamp, require_timestamp};
+use crate::cli::backend::Backend;
+use crate::cli::cluster_credentials::{CredentialsCommand, run_credentials_command};
+use crate::cli::cluster_kubeconfig::{KubeconfigArgs, create_kubeconfig};
+use crate::cli::cluster_kubernetes::{self, KubernetesCommand, KubernetesFlags, run_kubernetes_command};
+use crate::cli::cluster_plan::{PlanCluster, plan_cluster};
+use crate::cli::cluster_rotate_key;
+use crate::cli::cluster_snapshots;
+use crate::cli::cluster_upgrade::{UpgradeCluster, run_upgrade_command};
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
+use crate::cli::fleet_client::status_to_error;
 use crate::cli::get;
-use crate::cli::operate::direct;
-use crate::cli::output::{Format, table, width};
-use crate::cli::remote::refused;
-use crate::cli::remote_read::{at, moment};
-use crate::cli::snapshots;
-use crate::cli::source::Source;
-use crate::model::cluster::declared::{DeclarationView, ServiceView};
-use crate::model::cluster::spec::{Approval, Change, Spec};
+use crate::cli::machine_orders::direct_order;
+use crate::cli::order_retry;
+use crate::cli::output::{Format, format_table, terminal_width};
+use crate::model::cluster::declaration_sync::{DeclarationView, ServiceView};
+use crate::model::cluster::spec::{ClusterSpec, ClusterSpecChange, JoinApproval};
 use crate::model::cluster::view::{ClusterMachineView, ClusterView};
-use crate::model::telling::{absolute, rough};
+use crate::model::humanize::{absolute_time, humanize_duration};
 use crate::model::time::{Timestamp, between};
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::clusters_client::ClustersClient;
@@ -47,7 +47,7 @@ pub enum ClusterCommand {
     Get,
     /// Show a cluster, its machines, and what each waits for
     #[command(after_help = examples::CLUSTER_DESCRIBE)]
-    Describe(OfCluster),
+    Describe(ClusterArg),
     /// Say what will be done to a cluster, step by step, or would be if it was asked for, changed or ended
     #[command(after_help = examples::CLUSTER_PLAN)]
     Plan(PlanCluster),
@@ -62,7 +62,7 @@ pub enum ClusterCommand {
     Undeclare(UndeclareInCluster),
     /// Change what the workers of a cluster do
     #[command(after_help = examples::CLUSTER_ROLES)]
-    Roles(RolesOfCluster),
+    Roles(ChangeClusterRoles),
     /// Let a machine into a cluster whose approval is manual
     #[command(after_help = examples::CLUSTER_APPROVE)]
     Approve(ApproveInCluster),
@@ -71,7 +71,7 @@ pub enum ClusterCommand {
     Snapshot(SnapshotCluster),
     /// List the snapshots that are kept of a cluster
     #[command(after_help = examples::CLUSTER_SNAPSHOTS)]
-    Snapshots(OfCluster),
+    Snapshots(ClusterArg),
     /// Bring a cluster back from a snapshot, when most of its control plane is lost for good
     #[command(after_help = examples::CLUSTER_RESTORE)]
     Restore(RestoreCluster),
@@ -86,7 +86,7 @@ pub enum ClusterCommand {
     Kubernetes(KubernetesCommand),
     /// Make a key here, and what kubectl needs to reach the API servers of a cluster with it
     #[command(after_help = examples::CLUSTER_KUBECONFIG)]
-    Kubeconfig(Kubeconfig),
+    Kubeconfig(KubeconfigArgs),
     /// Upgrade a cluster: its role servers, then its controllers one by one, then its workers; or go back
     #[command(after_help = examples::CLUSTER_UPGRADE)]
     Upgrade(UpgradeCluster),
@@ -97,7 +97,7 @@ pub enum ClusterCommand {
 
 /// A cluster to show.
 #[derive(Debug, Args)]
-pub struct OfCluster {
+pub struct ClusterArg {
     /// Its name
     #[arg(value_name = "NAME")]
     pub name: String,
@@ -126,7 +126,7 @@ pub struct CreateCluster {
         long,
         value_name = "WHO",
         default_value = "automatic",
-        value_parser = PossibleValuesParser::new(Approval::ALL.map(Approval::as_str))
+        value_parser = PossibleValuesParser::new(JoinApproval::ALL.map(JoinApproval::as_str))
     )]
     pub approval: String,
     /// The bundle of Kubernetes that it runs: an artefact's digest, the beginning of it, or its name [default: none]
@@ -192,16 +192,16 @@ pub struct UndeclareInCluster {
 
 /// A cluster whose workers are to do something else.
 #[derive(Debug, Args)]
-pub struct RolesOfCluster {
+pub struct ChangeClusterRoles {
     /// Its name
     #[arg(value_name = "NAME")]
     pub name: String,
     /// A role that every worker is to have; may be given several times
-    #[arg(long, value_name = "ROLE", required_unless_present = "take")]
-    pub give: Vec<String>,
+    #[arg(long = "add_role", value_name = "ROLE", required_unless_present = "remove_roles")]
+    pub add_roles: Vec<String>,
     /// A role that no worker is to have; may be given several times
-    #[arg(long, value_name = "ROLE")]
-    pub take: Vec<String>,
+    #[arg(long = "remove_role", value_name = "ROLE")]
+    pub remove_roles: Vec<String>,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -253,8 +253,8 @@ pub struct RestoreCluster {
     #[arg(long, value_name = "ID")]
     pub snapshot: Option<String>,
     /// The machine that it is brought back onto first: its id, or its provider's name for it [default: any that is free]
-    #[arg(long, value_name = "MACHINE")]
-    pub onto: Option<String>,
+    #[arg(long = "target_machine", value_name = "MACHINE")]
+    pub target_machine: Option<String>,
     /// Do it though most of its control plane answers, and lose what was changed since the snapshot
     #[arg(long = "bypass_quorum", alias = "bypass-quorum")]
     pub bypass_quorum: bool,
@@ -274,143 +274,149 @@ pub struct DeleteCluster {
     pub reason: String,
 }
 
-async fn read(source: &Source, name: Option<&str>) -> Result<(Vec<ClusterView>, Timestamp), CliError> {
+async fn fetch_clusters(
+    source: &Backend,
+    name: Option<&str>,
+) -> Result<(Vec<ClusterView>, Timestamp), CliError> {
     match source {
-        Source::Direct(bmdb) => {
+        Backend::Direct(bmdb) => {
             let name = name.map(str::to_owned);
-            let look = bmdb.inspect(move |tx| {
+            let look = bmdb.transact_read_only(move |tx| {
                 let name = name.clone();
-                Box::pin(async move { with_machines(tx, name.as_deref()).await })
+                Box::pin(async move { list_cluster_details(tx, name.as_deref()).await })
             });
             let (found, now) = look.await?;
-            Ok((found.iter().map(view).collect(), now))
+            Ok((found.iter().map(cluster_view).collect(), now))
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let request = v1::ListClustersRequest { name: name.unwrap_or_default().to_owned() };
-            let said = ClustersClient::new(remote.service()).list(request).await;
-            let said = said.map_err(refused)?.into_inner();
-            let clusters = said.clusters.into_iter().map(cluster).collect::<Result<_, _>>()?;
-            Ok((clusters, at(said.at, "its moment")?))
+            let result = ClustersClient::new(remote.authorized_channel()).list(request).await;
+            let response = result.map_err(status_to_error)?.into_inner();
+            let clusters = response.clusters.into_iter().map(decode_cluster).collect::<Result<_, _>>()?;
+            Ok((clusters, require_timestamp(response.at, "its moment")?))
         }
     }
 }
 
-fn cluster(said: v1::Cluster) -> Result<ClusterView, CliError> {
+fn decode_cluster(cluster: v1::Cluster) -> Result<ClusterView, CliError> {
     Ok(ClusterView {
-        name: said.name,
-        id: said.id,
-        stage: said.stage,
-        control_plane: said.control_plane,
-        workers: said.workers,
-        select: said.select,
-        roles: said.roles,
-        approval: said.approval,
-        created_at: at(said.created_at, "when a cluster was asked for")?,
-        created_by: said.created_by,
-        deleting_by: said.deleting_by,
-        curators: said.curators,
-        seen_at: said.seen_at.and_then(moment),
-        snapshot_at: said.snapshot_at.and_then(moment),
-        epoch: said.epoch,
-        restored_at: said.restored_at.and_then(moment),
-        restoring_from: said.restoring_from,
-        restoring_by: said.restoring_by,
-        key_since: said.key_since.and_then(moment),
-        key_asked_by: said.key_asked_by,
-        keys_refused_since: said.keys_refused_since.and_then(moment),
-        voters: said.voters,
-        voters_reached: said.voters_reached,
-        waits: said.waits,
-        machines: said.machines.into_iter().map(machine).collect(),
-        declarations: said.declarations.into_iter().map(declaration).collect::<Result<_, _>>()?,
-        kubernetes: said.kubernetes.map(cluster_kubernetes::kubernetes).transpose()?,
-        upgrade: said.upgrade.map(cluster_kubernetes::upgrade).transpose()?,
+        name: cluster.name,
+        id: cluster.id,
+        stage: cluster.stage,
+        control_plane: cluster.control_plane,
+        workers: cluster.workers,
+        selector: cluster.select,
+        roles: cluster.roles,
+        approval: cluster.approval,
+        created_at: require_timestamp(cluster.created_at, "when a cluster was asked for")?,
+        created_by: cluster.created_by,
+        deletion_requested_by: cluster.deleting_by,
+        curators: cluster.curators,
+        observed_at: cluster.seen_at.and_then(decode_timestamp),
+        snapshot_at: cluster.snapshot_at.and_then(decode_timestamp),
+        epoch: cluster.epoch,
+        restored_at: cluster.restored_at.and_then(decode_timestamp),
+        restoring_from: cluster.restoring_from,
+        restore_requested_by: cluster.restoring_by,
+        key_since: cluster.key_since.and_then(decode_timestamp),
+        key_rotation_requested_by: cluster.key_asked_by,
+        keys_rejected_since: cluster.keys_refused_since.and_then(decode_timestamp),
+        voters: cluster.voters,
+        voters_reached: cluster.voters_reached,
+        wait_reasons: cluster.waits,
+        machines: cluster.machines.into_iter().map(decode_machine).collect(),
+        declarations: cluster.declarations.into_iter().map(decode_declaration).collect::<Result<_, _>>()?,
+        kubernetes: cluster.kubernetes.map(cluster_kubernetes::decode_kubernetes).transpose()?,
+        upgrade: cluster.upgrade.map(cluster_kubernetes::decode_upgrade).transpose()?,
     })
 }
 
-fn declaration(said: v1::ClusterDeclaration) -> Result<DeclarationView, CliError> {
+fn decode_declaration(declaration: v1::ClusterDeclaration) -> Result<DeclarationView, CliError> {
     Ok(DeclarationView {
-        role: said.role,
-        services: said.services,
-        digest: said.digest,
-        declared_at: at(said.declared_at, "when a role was declared")?,
-        declared_by: said.declared_by,
-        withdrawn: said.withdrawn,
+        role: declaration.role,
+        services: declaration.services,
+        digest: declaration.digest,
+        declared_at: require_timestamp(declaration.declared_at, "when a role was declared")?,
+        declared_by: declaration.declared_by,
+        withdrawn: declaration.withdrawn,
     })
 }
 
-fn service(said: v1::ClusterService) -> ServiceView {
+fn decode_service(service: v1::ClusterService) -> ServiceView {
     ServiceView {
-        role: said.role,
-        service: said.service,
-        state: said.state,
-        since: said.since.and_then(moment),
-        restarts: said.restarts,
-        message: said.message,
+        role: service.role,
+        service: service.service,
+        state: service.state,
+        since: service.since.and_then(decode_timestamp),
+        restarts: service.restarts,
+        message: service.message,
     }
 }
 
-fn machine(said: v1::ClusterMachine) -> ClusterMachineView {
+fn decode_machine(machine: v1::ClusterMachine) -> ClusterMachineView {
     ClusterMachineView {
-        machine: said.machine,
-        name: said.name,
-        part: said.part,
-        location: said.location,
-        phase: said.phase,
-        node: said.node,
-        state: said.state,
-        health: said.health,
-        roles: said.roles,
-        leaving: said.leaving,
-        waits: said.waits,
-        services: said.services.into_iter().map(service).collect(),
-        kubernetes: said.kubernetes.map(cluster_kubernetes::on_node),
+        machine: machine.machine,
+        name: machine.name,
+        part: machine.part,
+        location: machine.location,
+        phase: machine.phase,
+        node: machine.node,
+        state: machine.state,
+        health: machine.health,
+        roles: machine.roles,
+        leave_reason: machine.leaving,
+        wait_reason: machine.waits,
+        services: machine.services.into_iter().map(decode_service).collect(),
+        kubernetes: machine.kubernetes.map(cluster_kubernetes::decode_node_kubernetes),
     }
 }
 
-/// What a cluster command answers.
-pub async fn cluster_command(
-    source: &Source,
+/// Runs a `cluster` command and returns its output.
+pub async fn run_cluster_command(
+    source: &Backend,
     command: &ClusterCommand,
     format: Format,
 ) -> Result<String, CliError> {
     match command {
-        ClusterCommand::Create(asked) => create(source, asked, format).await,
-        ClusterCommand::Get => list(source, format).await,
-        ClusterCommand::Describe(of) => describe(source, &of.name, format).await,
-        ClusterCommand::Plan(asked) => plan(source, asked, format).await,
-        ClusterCommand::Scale(asked) => {
-            let change =
-                Change { control_plane: asked.control_plane, workers: asked.workers, ..Change::default() };
-            alter(source, &asked.name, change, &asked.reason, format).await
-        }
-        ClusterCommand::Declare(asked) => declare(source, asked, format).await,
-        ClusterCommand::Undeclare(asked) => undeclare(source, asked, format).await,
-        ClusterCommand::Roles(asked) => {
-            let change = Change {
-                give: asked.give.iter().cloned().collect(),
-                take: asked.take.iter().cloned().collect(),
-                ..Change::default()
+        ClusterCommand::Create(args) => create_cluster(source, args, format).await,
+        ClusterCommand::Get => show_clusters(source, format).await,
+        ClusterCommand::Describe(of) => describe_cluster(source, &of.name, format).await,
+        ClusterCommand::Plan(args) => plan_cluster(source, args, format).await,
+        ClusterCommand::Scale(args) => {
+            let change = ClusterSpecChange {
+                control_plane: args.control_plane,
+                workers: args.workers,
+                ..ClusterSpecChange::default()
             };
-            alter(source, &asked.name, change, &asked.reason, format).await
+            change_cluster(source, &args.name, change, &args.reason, format).await
         }
-        ClusterCommand::Approve(asked) => approve(source, asked, format).await,
-        ClusterCommand::Snapshot(asked) => snapshots::ask(source, asked, format).await,
-        ClusterCommand::Snapshots(of) => snapshots::list(source, &of.name, format).await,
-        ClusterCommand::Restore(asked) => snapshots::restore(source, asked, format).await,
-        ClusterCommand::RotateKey(asked) => cluster_keys::rotate(source, asked, format).await,
-        ClusterCommand::Credentials(command) => credentials_command(source, command, format).await,
-        ClusterCommand::Kubernetes(command) => kubernetes_command(source, command, format).await,
-        ClusterCommand::Kubeconfig(asked) => kubeconfig(source, asked, format).await,
-        ClusterCommand::Upgrade(asked) => upgrade_command(source, asked, format).await,
-        ClusterCommand::Delete(asked) => delete(source, asked, format).await,
+        ClusterCommand::Declare(args) => declare_role(source, args, format).await,
+        ClusterCommand::Undeclare(args) => undeclare_role(source, args, format).await,
+        ClusterCommand::Roles(args) => {
+            let change = ClusterSpecChange {
+                add_roles: args.add_roles.iter().cloned().collect(),
+                remove_roles: args.remove_roles.iter().cloned().collect(),
+                ..ClusterSpecChange::default()
+            };
+            change_cluster(source, &args.name, change, &args.reason, format).await
+        }
+        ClusterCommand::Approve(args) => approve_machine(source, args, format).await,
+        ClusterCommand::Snapshot(args) => cluster_snapshots::request_snapshot(source, args, format).await,
+        ClusterCommand::Snapshots(of) => cluster_snapshots::show_snapshots(source, &of.name, format).await,
+        ClusterCommand::Restore(args) => cluster_snapshots::restore_cluster(source, args, format).await,
+        ClusterCommand::RotateKey(args) => cluster_rotate_key::rotate_cluster_key(source, args, format).await,
+        ClusterCommand::Credentials(command) => run_credentials_command(source, command, format).await,
+        ClusterCommand::Kubernetes(command) => run_kubernetes_command(source, command, format).await,
+        ClusterCommand::Kubeconfig(args) => create_kubeconfig(source, args, format).await,
+        ClusterCommand::Upgrade(args) => run_upgrade_command(source, args, format).await,
+        ClusterCommand::Delete(args) => delete_cluster(source, args, format).await,
     }
 }
 
-async fn list(source: &Source, format: Format) -> Result<String, CliError> {
-    let (clusters, now) = read(source, None).await?;
+async fn show_clusters(source: &Backend, format: Format) -> Result<String, CliError> {
+    let (clusters, now) = fetch_clusters(source, None).await?;
     if format == Format::Json {
-        return get::json(&json!({ "clusters": clusters }));
+        return get::format_json(&json!({ "clusters": clusters }));
     }
     if clusters.is_empty() {
         return Ok("no clusters; shepherdctl cluster create NAME asks for one\n".to_owned());
@@ -423,95 +429,110 @@ async fn list(source: &Source, format: Format) -> Result<String, CliError> {
                 cluster.stage.clone(),
                 cluster.control_plane.to_string(),
                 cluster.workers.to_string(),
-                format!("{}/{}", cluster.healthy(), cluster.machines.len()),
-                votes(cluster),
-                rough(between(cluster.created_at, now)),
+                format!("{}/{}", cluster.healthy_nodes(), cluster.machines.len()),
+                format_votes(cluster),
+                humanize_duration(between(cluster.created_at, now)),
             ]
         })
         .collect();
     let head = ["CLUSTER", "STAGE", "CONTROL PLANE", "WORKERS", "HEALTHY", "VOTES", "AGE"];
-    Ok(table(&head, &rows, width()))
+    Ok(format_table(&head, &rows, terminal_width()))
 }
 
-fn votes(cluster: &ClusterView) -> String {
+fn format_votes(cluster: &ClusterView) -> String {
     match (cluster.voters_reached, cluster.voters) {
         (Some(reached), Some(voters)) => format!("{reached}/{voters}"),
         _ => "-".to_owned(),
     }
 }
 
-async fn describe(source: &Source, name: &str, format: Format) -> Result<String, CliError> {
-    let (mut clusters, now) = read(source, Some(name)).await?;
+async fn describe_cluster(source: &Backend, name: &str, format: Format) -> Result<String, CliError> {
+    let (mut clusters, now) = fetch_clusters(source, Some(name)).await?;
     let cluster = clusters.pop().ok_or_else(|| {
-        CliError::Wrong(format!("there is no cluster {name:?}; run: shepherdctl cluster get"))
+        CliError::Invalid(format!("there is no cluster {name:?}; run: shepherdctl cluster get"))
     })?;
     if format == Format::Json {
-        return get::json(&json!({ "cluster": cluster }));
+        return get::format_json(&json!({ "cluster": cluster }));
     }
-    Ok(described(&cluster, now))
+    Ok(format_cluster(&cluster, now))
 }
 
-fn described(cluster: &ClusterView, now: Timestamp) -> String {
+fn format_cluster(cluster: &ClusterView, now: Timestamp) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
         let _ = writeln!(text, "{name:<14} {value}");
     };
     line("cluster", &cluster.name);
     line("id", &cluster.id);
-    let stage = match &cluster.deleting_by {
+    let stage = match &cluster.deletion_requested_by {
         Some(by) => format!("{}, as {by} ordered", cluster.stage),
         None => cluster.stage.clone(),
     };
     line("stage", &stage);
     line("wanted", &format!("{} control-plane, {} worker", cluster.control_plane, cluster.workers));
-    if !cluster.select.is_empty() {
-        line("select", &cluster.select);
+    if !cluster.selector.is_empty() {
+        line("select", &cluster.selector);
     }
     if !cluster.roles.is_empty() {
         line("worker roles", &cluster.roles.join(", "));
     }
     line("approval", &cluster.approval);
-    line("asked for", &format!("{} by {}", absolute(cluster.created_at), cluster.created_by));
+    line("asked for", &format!("{} by {}", absolute_time(cluster.created_at), cluster.created_by));
     if !cluster.curators.is_empty() {
         line("curators", &cluster.curators.join(", "));
     }
-    if let Some(seen) = cluster.seen_at {
-        line("last answer", &format!("{} ago; {} votes reached", rough(between(seen, now)), votes(cluster)));
+    if let Some(seen) = cluster.observed_at {
+        line(
+            "last answer",
+            &format!(
+                "{} ago; {} votes reached",
+                humanize_duration(between(seen, now)),
+                format_votes(cluster)
+            ),
+        );
     }
     match cluster.snapshot_at {
-        Some(taken) => line("snapshot", &format!("{} ago", rough(between(taken, now)))),
+        Some(taken) => line("snapshot", &format!("{} ago", humanize_duration(between(taken, now)))),
         None if !cluster.curators.is_empty() => line("snapshot", "none yet"),
         None => {}
     }
     if let Some(restored) = cluster.restored_at {
-        line("restored", &format!("{} ago; epoch {}", rough(between(restored, now)), cluster.epoch));
+        line(
+            "restored",
+            &format!("{} ago; epoch {}", humanize_duration(between(restored, now)), cluster.epoch),
+        );
     }
-    if let (Some(from), Some(by)) = (&cluster.restoring_from, &cluster.restoring_by) {
+    if let (Some(from), Some(by)) = (&cluster.restoring_from, &cluster.restore_requested_by) {
         line("restoring", &format!("from snapshot {from}, as {by} ordered"));
     }
-    if let Some(key) = cluster_keys::told(cluster, now) {
+    if let Some(key) = cluster_rotate_key::format_key_status(cluster, now) {
         line("shepherd's key", &key);
     }
     for declared in &cluster.declarations {
         let withdrawn = if declared.withdrawn { ", withdrawn" } else { "" };
-        let said = format!(
+        let message = format!(
             "{} runs {}; by {}, {} ago{withdrawn}",
             declared.role,
             declared.services.join(", "),
             declared.declared_by,
-            rough(between(declared.declared_at, now))
+            humanize_duration(between(declared.declared_at, now))
         );
-        line("declared", &said);
+        line("declared", &message);
     }
-    for (name, value) in cluster_kubernetes::lines(cluster, now) {
+    for (name, value) in cluster_kubernetes::summary_lines(cluster, now) {
         line(name, &value);
     }
-    for wait in &cluster.waits {
+    for wait in &cluster.wait_reasons {
         line("waits", wait);
     }
-    if cluster.machines.is_empty() {
-        return text;
+    if !cluster.machines.is_empty() {
+        text.push_str(&format_machines(cluster, now));
     }
+    text
+}
+
+/// Table of the cluster's machines, with their services, Kubernetes components and wait reasons.
+fn format_machines(cluster: &ClusterView, now: Timestamp) -> String {
     let dash = || "-".to_owned();
     let rows: Vec<Vec<String>> = cluster
         .machines
@@ -527,16 +548,20 @@ fn described(cluster: &ClusterView, now: Timestamp) -> String {
             ]
         })
         .collect();
-    text.push('\n');
-    text.push_str(&table(&["MACHINE", "PART", "LOCATION", "PHASE", "HEALTH", "ROLES"], &rows, width()));
-    text.push_str(&services(cluster, now));
-    text.push_str(&cluster_kubernetes::components(cluster, now));
+    let mut text = "\n".to_owned();
+    text.push_str(&format_table(
+        &["MACHINE", "PART", "LOCATION", "PHASE", "HEALTH", "ROLES"],
+        &rows,
+        terminal_width(),
+    ));
+    text.push_str(&format_services(cluster, now));
+    text.push_str(&cluster_kubernetes::format_components(cluster, now));
     let mut waits = String::new();
     for machine in &cluster.machines {
-        if let Some(why) = &machine.leaving {
+        if let Some(why) = &machine.leave_reason {
             let _ = writeln!(waits, "{} leaves: {why}", machine.name);
         }
-        if let Some(wait) = &machine.waits {
+        if let Some(wait) = &machine.wait_reason {
             let _ = writeln!(waits, "{} waits: {wait}", machine.name);
         }
     }
@@ -547,8 +572,8 @@ fn described(cluster: &ClusterView, now: Timestamp) -> String {
     text
 }
 
-/// What the machines run of operators' roles; nothing when they run nothing.
-fn services(cluster: &ClusterView, now: Timestamp) -> String {
+/// Table of the services of operators' roles on the cluster's machines; empty if no machine runs any.
+fn format_services(cluster: &ClusterView, now: Timestamp) -> String {
     let of = |machine: &ClusterMachineView| {
         let name = machine.name.clone();
         let services = machine.services.clone().into_iter();
@@ -563,7 +588,7 @@ fn services(cluster: &ClusterView, now: Timestamp) -> String {
                 machine,
                 format!("{}/{}", service.role, service.service),
                 service.state,
-                service.since.map_or_else(|| "-".to_owned(), |since| rough(between(since, now))),
+                service.since.map_or_else(|| "-".to_owned(), |since| humanize_duration(between(since, now))),
                 service.restarts.to_string(),
                 service.message,
             ]
@@ -572,53 +597,62 @@ fn services(cluster: &ClusterView, now: Timestamp) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    format!("\n{}", table(&["MACHINE", "SERVICE", "STATE", "FOR", "RESTARTS", "BECAUSE"], &rows, width()))
+    format!(
+        "\n{}",
+        format_table(&["MACHINE", "SERVICE", "STATE", "FOR", "RESTARTS", "BECAUSE"], &rows, terminal_width())
+    )
 }
 
-pub(super) fn given(reason: &str) -> Result<(), CliError> {
+pub(super) fn require_reason(reason: &str) -> Result<(), CliError> {
     if reason.trim().is_empty() {
-        return Err(CliError::Wrong("--reason is empty; whoever reads the audit will want to know".into()));
+        return Err(CliError::Invalid("--reason is empty; whoever reads the audit will want to know".into()));
     }
     Ok(())
 }
 
-pub(super) fn told(name: &str, done: &Done, format: Format) -> Result<String, CliError> {
+pub(super) fn format_outcome(name: &str, done: &OrderOutcome, format: Format) -> Result<String, CliError> {
     match format {
         Format::Json => {
-            let mut answer = json!({ "cluster": name, "changed": done.changed, "said": done.said });
-            dry_run::mark(&mut answer);
-            get::json(&answer)
+            let mut answer = json!({ "cluster": name, "changed": done.changed, "said": done.message });
+            dry_run::annotate_json(&mut answer);
+            get::format_json(&answer)
         }
-        Format::Table => Ok(format!("{}\n", dry_run::line(&format!("{} {}", target(name), done.said)))),
+        Format::Table => {
+            Ok(format!("{}\n", dry_run::annotate_text(&format!("{} {}", order_target(name), done.message))))
+        }
     }
 }
 
-async fn create(source: &Source, asked: &CreateCluster, format: Format) -> Result<String, CliError> {
-    given(&asked.reason)?;
-    let spec = Spec {
-        name: asked.name.clone(),
-        control_plane: asked.control_plane,
-        workers: asked.workers,
-        selector: asked.select.parse().map_err(|said| CliError::Wrong(format!("--select: {said}")))?,
-        roles: asked.role.iter().cloned().collect(),
-        approval: asked.approval.parse().unwrap_or_default(),
+async fn create_cluster(source: &Backend, args: &CreateCluster, format: Format) -> Result<String, CliError> {
+    require_reason(&args.reason)?;
+    let spec = ClusterSpec {
+        name: args.name.clone(),
+        control_plane: args.control_plane,
+        workers: args.workers,
+        selector: args.select.parse().map_err(|reason| CliError::Invalid(format!("--select: {reason}")))?,
+        roles: args.role.iter().cloned().collect(),
+        approval: args.approval.parse().unwrap_or_default(),
     };
-    spec.check().map_err(CliError::Wrong)?;
-    let kubernetes = match &asked.kubernetes {
-        Some(bundle) => Some(cluster_kubernetes::wish(Some(bundle), &asked.flags)?),
-        None if cluster_kubernetes::wish(None, &asked.flags)? == Wish::default() => None,
+    spec.validate().map_err(CliError::Invalid)?;
+    let kubernetes = match &args.kubernetes {
+        Some(bundle) => Some(cluster_kubernetes::parse_patch(Some(bundle), &args.flags)?),
+        None if cluster_kubernetes::parse_patch(None, &args.flags)? == KubernetesPatch::default() => None,
         None => {
-            return Err(CliError::Wrong(
+            return Err(CliError::Invalid(
                 "the cluster is to have no Kubernetes; say by which bundle with --kubernetes BUNDLE".into(),
             ));
         }
     };
     let done = match source {
-        Source::Direct(bmdb) => {
-            let order = direct("shepherd.fleet.v1.Clusters/Create", target(&asked.name), Some(&asked.reason));
-            bmdb.create_cluster(order, spec, kubernetes).await?.done
+        Backend::Direct(bmdb) => {
+            let order = direct_order(
+                "shepherd.fleet.v1.Clusters/Create",
+                order_target(&args.name),
+                Some(&args.reason),
+            );
+            bmdb.create_cluster(order, spec, kubernetes).await?.outcome
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::CreateClusterRequest {
                     name: spec.name.clone(),
@@ -628,137 +662,158 @@ async fn create(source: &Source, asked: &CreateCluster, format: Format) -> Resul
                     select: spec.selector.to_string(),
                     roles: spec.roles.iter().cloned().collect(),
                     approval: spec.approval.as_str().to_owned(),
-                    kubernetes: kubernetes.as_ref().map(cluster_kubernetes::wire),
+                    kubernetes: kubernetes.as_ref().map(cluster_kubernetes::encode_patch),
                 };
                 ClustersClient::new(service).create(request).await
             };
-            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
-            Done { changed: done.changed, said: done.said }
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
         }
     };
-    told(&asked.name, &done, format)
+    format_outcome(&args.name, &done, format)
 }
 
-async fn alter(
-    source: &Source,
+async fn change_cluster(
+    source: &Backend,
     name: &str,
-    change: Change,
+    change: ClusterSpecChange,
     reason: &str,
     format: Format,
 ) -> Result<String, CliError> {
-    given(reason)?;
+    require_reason(reason)?;
     let done = match source {
-        Source::Direct(bmdb) => {
-            let order = direct("shepherd.fleet.v1.Clusters/Change", target(name), Some(reason));
-            bmdb.change_cluster(order, name.to_owned(), change).await?.done
+        Backend::Direct(bmdb) => {
+            let order = direct_order("shepherd.fleet.v1.Clusters/Change", order_target(name), Some(reason));
+            bmdb.change_cluster(order, name.to_owned(), change).await?.outcome
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::ChangeClusterRequest {
                     name: name.to_owned(),
                     order: Some(order),
                     control_plane: change.control_plane,
                     workers: change.workers,
-                    give: change.give.iter().cloned().collect(),
-                    take: change.take.iter().cloned().collect(),
+                    give: change.add_roles.iter().cloned().collect(),
+                    take: change.remove_roles.iter().cloned().collect(),
                 };
                 ClustersClient::new(service).change(request).await
             };
-            let done = again::order(&mut remote.clone(), reason, give).await?;
-            Done { changed: done.changed, said: done.said }
+            let done = order_retry::send_order(&mut remote.clone(), reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
         }
     };
-    told(name, &done, format)
+    format_outcome(name, &done, format)
 }
 
-async fn declare(source: &Source, asked: &DeclareInCluster, format: Format) -> Result<String, CliError> {
-    given(&asked.reason)?;
-    let declaration = crate::cli::declaration::read(&asked.file)?;
+async fn declare_role(source: &Backend, args: &DeclareInCluster, format: Format) -> Result<String, CliError> {
+    require_reason(&args.reason)?;
+    let declaration = crate::cli::role_file::read_role_file(&args.file)?;
     let done = match source {
-        Source::Direct(bmdb) => {
-            let order =
-                direct("shepherd.fleet.v1.Clusters/Declare", target(&asked.name), Some(&asked.reason));
-            bmdb.declare_in_cluster(order, asked.name.clone(), declaration).await?.done
+        Backend::Direct(bmdb) => {
+            let order = direct_order(
+                "shepherd.fleet.v1.Clusters/Declare",
+                order_target(&args.name),
+                Some(&args.reason),
+            );
+            bmdb.declare_cluster_role(order, args.name.clone(), declaration).await?.outcome
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::DeclareInClusterRequest {
-                    name: asked.name.clone(),
+                    name: args.name.clone(),
                     order: Some(order),
                     declaration: Some(declaration.to_wire().clone()),
                 };
                 ClustersClient::new(service).declare(request).await
             };
-            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
-            Done { changed: done.changed, said: done.said }
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
         }
     };
-    told(&asked.name, &done, format)
+    format_outcome(&args.name, &done, format)
 }
 
-async fn undeclare(source: &Source, asked: &UndeclareInCluster, format: Format) -> Result<String, CliError> {
-    given(&asked.reason)?;
+async fn undeclare_role(
+    source: &Backend,
+    args: &UndeclareInCluster,
+    format: Format,
+) -> Result<String, CliError> {
+    require_reason(&args.reason)?;
     let done = match source {
-        Source::Direct(bmdb) => {
-            let order =
-                direct("shepherd.fleet.v1.Clusters/Undeclare", target(&asked.name), Some(&asked.reason));
-            bmdb.undeclare_in_cluster(order, asked.name.clone(), asked.role.clone()).await?.done
+        Backend::Direct(bmdb) => {
+            let order = direct_order(
+                "shepherd.fleet.v1.Clusters/Undeclare",
+                order_target(&args.name),
+                Some(&args.reason),
+            );
+            bmdb.undeclare_cluster_role(order, args.name.clone(), args.role.clone()).await?.outcome
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::UndeclareInClusterRequest {
-                    name: asked.name.clone(),
+                    name: args.name.clone(),
                     order: Some(order),
-                    role: asked.role.clone(),
+                    role: args.role.clone(),
                 };
                 ClustersClient::new(service).undeclare(request).await
             };
-            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
-            Done { changed: done.changed, said: done.said }
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
         }
     };
-    told(&asked.name, &done, format)
+    format_outcome(&args.name, &done, format)
 }
 
-async fn approve(source: &Source, asked: &ApproveInCluster, format: Format) -> Result<String, CliError> {
-    given(&asked.reason)?;
+async fn approve_machine(
+    source: &Backend,
+    args: &ApproveInCluster,
+    format: Format,
+) -> Result<String, CliError> {
+    require_reason(&args.reason)?;
     let done = match source {
-        Source::Direct(bmdb) => {
-            let order =
-                direct("shepherd.fleet.v1.Clusters/Approve", target(&asked.name), Some(&asked.reason));
-            bmdb.approve_in_cluster(order, asked.name.clone(), asked.machine.clone()).await?.done
+        Backend::Direct(bmdb) => {
+            let order = direct_order(
+                "shepherd.fleet.v1.Clusters/Approve",
+                order_target(&args.name),
+                Some(&args.reason),
+            );
+            bmdb.approve_cluster_member(order, args.name.clone(), args.machine.clone()).await?.outcome
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::ApproveInClusterRequest {
-                    name: asked.name.clone(),
+                    name: args.name.clone(),
                     order: Some(order),
-                    machine: asked.machine.clone(),
+                    machine: args.machine.clone(),
                 };
                 ClustersClient::new(service).approve(request).await
             };
-            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
-            Done { changed: done.changed, said: done.said }
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
         }
     };
-    told(&asked.name, &done, format)
+    format_outcome(&args.name, &done, format)
 }
 
-async fn delete(source: &Source, asked: &DeleteCluster, format: Format) -> Result<String, CliError> {
-    given(&asked.reason)?;
+async fn delete_cluster(source: &Backend, args: &DeleteCluster, format: Format) -> Result<String, CliError> {
+    require_reason(&args.reason)?;
     let done = match source {
-        Source::Direct(bmdb) => {
-            let order = direct("shepherd.fleet.v1.Clusters/Delete", target(&asked.name), Some(&asked.reason));
-            bmdb.delete_cluster(order, asked.name.clone()).await?.done
+        Backend::Direct(bmdb) => {
+            let order = direct_order(
+                "shepherd.fleet.v1.Clusters/Delete",
+                order_target(&args.name),
+                Some(&args.reason),
+            );
+            bmdb.delete_cluster(order, args.name.clone()).await?.outcome
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
-                let request = v1::DeleteClusterRequest { name: asked.name.clone(), order: Some(order) };
+                let request = v1::DeleteClusterRequest { name: args.name.clone(), order: Some(order) };
                 ClustersClient::new(service).delete(request).await
             };
-            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
-            Done { changed: done.changed, said: done.said }
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
         }
     };
-    told(&asked.name, &done, format)
+    format_outcome(&args.name, &done, format)
 }

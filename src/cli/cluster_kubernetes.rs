@@ -1,25 +1,27 @@
-//! `cluster kubernetes set|remove|rotate`, and what is shown of Kubernetes and of upgrades.
+//! `cluster kubernetes set|remove|rotate`: Kubernetes of a cluster, its status and upgrades.
 
 use std::fmt::Write as _;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 
-use crate::bmdb::action::Done;
-use crate::bmdb::cluster::target;
-use crate::bmdb::cluster_kubernetes::Wish;
-use crate::cli::again;
-use crate::cli::cluster::{given, told};
+use crate::bmdb::action::OrderOutcome;
+use crate::bmdb::cluster::order_target;
+use crate::bmdb::cluster_kubernetes::KubernetesPatch;
+use crate::cli::api_decode::{decode_timestamp, require_timestamp};
+use crate::cli::backend::Backend;
+use crate::cli::cluster::{format_outcome, require_reason};
 use crate::cli::error::CliError;
 use crate::cli::examples;
-use crate::cli::operate::direct;
-use crate::cli::output::{Format, table, width};
-use crate::cli::remote_read::{at, moment};
-use crate::cli::source::Source;
-use crate::model::cluster::kubernetes::{Clash, Component, Keys, OnNode, Rotation, Storage};
-use crate::model::cluster::kubernetes_view::{BundleView, Known, KubernetesView, UpgradeView};
+use crate::cli::machine_orders::direct_order;
+use crate::cli::order_retry;
+use crate::cli::output::{Format, format_table, terminal_width};
+use crate::model::cluster::kubernetes::{
+    ComponentStatus, KubernetesKeyRotation, NodeKubernetes, ObjectConflict, RotatableKeys, VolumeDriver,
+};
+use crate::model::cluster::kubernetes_view::{BundleView, KubernetesStatusView, KubernetesView, UpgradeView};
 use crate::model::cluster::view::ClusterView;
-use crate::model::telling::{absolute, relative, rough};
+use crate::model::humanize::{absolute_time, humanize_duration, relative_time};
 use crate::model::time::{Timestamp, between};
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
@@ -102,35 +104,38 @@ pub struct RotateKubernetes {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// What to replace
-    #[arg(long, value_name = "WHAT", value_parser = PossibleValuesParser::new(Keys::ALL.map(Keys::as_str)))]
-    pub what: String,
+    #[arg(long, value_name = "WHAT", value_parser = PossibleValuesParser::new(RotatableKeys::ALL.map(RotatableKeys::as_str)))]
+    pub keys: String,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
 }
 
-/// What flags say.
-pub(super) fn wish(bundle: Option<&str>, flags: &KubernetesFlags) -> Result<Wish, CliError> {
-    let pair = |flag: &str, said: &str| {
-        let pair = said.split_once('=').filter(|(one, other)| !one.is_empty() && !other.is_empty());
+/// Parses the flags into a change of the Kubernetes settings.
+pub(super) fn parse_patch(
+    bundle: Option<&str>,
+    flags: &KubernetesFlags,
+) -> Result<KubernetesPatch, CliError> {
+    let pair = |flag: &str, text: &str| {
+        let pair = text.split_once('=').filter(|(one, other)| !one.is_empty() && !other.is_empty());
         pair.map(|(one, other)| (one.to_owned(), other.to_owned()))
-            .ok_or_else(|| CliError::Wrong(format!("--{flag}: {said:?} has not the form NAME=…")))
+            .ok_or_else(|| CliError::Invalid(format!("--{flag}: {text:?} has not the form NAME=…")))
     };
-    let storage = flags.storage.as_deref().map(|said| pair("storage", said)).transpose()?;
-    Ok(Wish {
+    let storage = flags.storage.as_deref().map(|text| pair("storage", text)).transpose()?;
+    Ok(KubernetesPatch {
         bundle: bundle.map(str::to_owned),
         service_range: flags.service_range.clone(),
         pod_range: flags.pod_range.clone(),
         node_prefix: flags.node_prefix,
         domain: flags.domain.clone(),
-        add_ons: flags.add_on.iter().map(|said| pair("add_on", said)).collect::<Result<_, _>>()?,
-        storage: storage.map(|(driver, class)| Storage { driver, class }),
-        ..Wish::default()
+        add_ons: flags.add_on.iter().map(|text| pair("add_on", text)).collect::<Result<_, _>>()?,
+        storage: storage.map(|(driver, class)| VolumeDriver { driver, class }),
+        ..KubernetesPatch::default()
     })
 }
 
-/// As the API is told.
-pub(super) fn wire(wish: &Wish) -> v1::KubernetesWish {
+/// Encodes a change as a message of the API; unset fields are empty.
+pub(super) fn encode_patch(wish: &KubernetesPatch) -> v1::KubernetesWish {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     v1::KubernetesWish {
         bundle: text(&wish.bundle),
@@ -145,190 +150,202 @@ pub(super) fn wire(wish: &Wish) -> v1::KubernetesWish {
     }
 }
 
-/// What a command about Kubernetes answers.
-pub(super) async fn kubernetes_command(
-    source: &Source,
+/// Runs a `cluster kubernetes` command and returns its output.
+pub(super) async fn run_kubernetes_command(
+    source: &Backend,
     command: &KubernetesCommand,
     format: Format,
 ) -> Result<String, CliError> {
     match command {
-        KubernetesCommand::Set(asked) => set(source, asked, format).await,
-        KubernetesCommand::Remove(asked) => remove(source, asked, format).await,
-        KubernetesCommand::Rotate(asked) => rotate(source, asked, format).await,
+        KubernetesCommand::Set(args) => set_kubernetes(source, args, format).await,
+        KubernetesCommand::Remove(args) => remove_kubernetes(source, args, format).await,
+        KubernetesCommand::Rotate(args) => rotate_keys(source, args, format).await,
     }
 }
 
-async fn set(source: &Source, asked: &SetKubernetes, format: Format) -> Result<String, CliError> {
-    given(&asked.reason)?;
-    let mut wish = wish(asked.bundle.as_deref(), &asked.flags)?;
-    wish.remove_add_ons = asked.remove_add_on.iter().cloned().collect();
-    if asked.no_storage {
-        wish.storage = Some(Storage { driver: String::new(), class: String::new() });
+async fn set_kubernetes(source: &Backend, args: &SetKubernetes, format: Format) -> Result<String, CliError> {
+    require_reason(&args.reason)?;
+    let mut wish = parse_patch(args.bundle.as_deref(), &args.flags)?;
+    wish.remove_add_ons = args.remove_add_on.iter().cloned().collect();
+    if args.no_storage {
+        wish.storage = Some(VolumeDriver { driver: String::new(), class: String::new() });
     }
     let done = match source {
-        Source::Direct(bmdb) => {
+        Backend::Direct(bmdb) => {
             let rpc = "shepherd.fleet.v1.ClusterKubernetes/Set";
-            let order = direct(rpc, target(&asked.name), Some(&asked.reason));
-            bmdb.set_kubernetes(order, asked.name.clone(), wish).await?.done
+            let order = direct_order(rpc, order_target(&args.name), Some(&args.reason));
+            bmdb.set_kubernetes(order, args.name.clone(), wish).await?.outcome
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::SetClusterKubernetesRequest {
-                    name: asked.name.clone(),
+                    name: args.name.clone(),
                     order: Some(order),
-                    wish: Some(wire(&wish)),
+                    wish: Some(encode_patch(&wish)),
                 };
                 ClusterKubernetesClient::new(service).set(request).await
             };
-            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
-            Done { changed: done.changed, said: done.said }
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
         }
     };
-    told(&asked.name, &done, format)
+    format_outcome(&args.name, &done, format)
 }
 
-async fn remove(source: &Source, asked: &RemoveKubernetes, format: Format) -> Result<String, CliError> {
-    given(&asked.reason)?;
+async fn remove_kubernetes(
+    source: &Backend,
+    args: &RemoveKubernetes,
+    format: Format,
+) -> Result<String, CliError> {
+    require_reason(&args.reason)?;
     let done = match source {
-        Source::Direct(bmdb) => {
+        Backend::Direct(bmdb) => {
             let rpc = "shepherd.fleet.v1.ClusterKubernetes/Remove";
-            let order = direct(rpc, target(&asked.name), Some(&asked.reason));
-            bmdb.remove_kubernetes(order, asked.name.clone()).await?.done
+            let order = direct_order(rpc, order_target(&args.name), Some(&args.reason));
+            bmdb.remove_kubernetes(order, args.name.clone()).await?.outcome
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request =
-                    v1::RemoveClusterKubernetesRequest { name: asked.name.clone(), order: Some(order) };
+                    v1::RemoveClusterKubernetesRequest { name: args.name.clone(), order: Some(order) };
                 ClusterKubernetesClient::new(service).remove(request).await
             };
-            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
-            Done { changed: done.changed, said: done.said }
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
         }
     };
-    told(&asked.name, &done, format)
+    format_outcome(&args.name, &done, format)
 }
 
-async fn rotate(source: &Source, asked: &RotateKubernetes, format: Format) -> Result<String, CliError> {
-    given(&asked.reason)?;
+async fn rotate_keys(source: &Backend, args: &RotateKubernetes, format: Format) -> Result<String, CliError> {
+    require_reason(&args.reason)?;
     let done = match source {
-        Source::Direct(bmdb) => {
-            let keys: Keys =
-                asked.what.parse().map_err(|error| CliError::Wrong(format!("--what: {error}")))?;
+        Backend::Direct(bmdb) => {
+            let keys: RotatableKeys =
+                args.keys.parse().map_err(|error| CliError::Invalid(format!("--keys: {error}")))?;
             let rpc = "shepherd.fleet.v1.ClusterKubernetes/Rotate";
-            let order = direct(rpc, target(&asked.name), Some(&asked.reason));
-            bmdb.rotate_kubernetes(order, asked.name.clone(), keys).await?.done
+            let order = direct_order(rpc, order_target(&args.name), Some(&args.reason));
+            bmdb.rotate_kubernetes_keys(order, args.name.clone(), keys).await?.outcome
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::RotateClusterKubernetesRequest {
-                    name: asked.name.clone(),
+                    name: args.name.clone(),
                     order: Some(order),
-                    what: asked.what.clone(),
+                    what: args.keys.clone(),
                 };
                 ClusterKubernetesClient::new(service).rotate(request).await
             };
-            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
-            Done { changed: done.changed, said: done.said }
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
         }
     };
-    told(&asked.name, &done, format)
+    format_outcome(&args.name, &done, format)
 }
 
-/// Kubernetes of a cluster, as the API says it.
-pub(super) fn kubernetes(said: v1::ClusterKubernetesState) -> Result<KubernetesView, CliError> {
-    let rotation = |said: v1::ClusterRotation| Rotation {
-        what: said.what,
-        stage: said.stage,
-        since: said.since.and_then(moment),
-        waits_for: said.waits_for,
-        until: said.until.and_then(moment),
-        held_by: said.held_by,
-        told_at: said.told_at.and_then(moment),
+/// Decodes the Kubernetes state of a cluster.
+pub(super) fn decode_kubernetes(
+    kubernetes_state: v1::ClusterKubernetesState,
+) -> Result<KubernetesView, CliError> {
+    let rotation = |cluster_rotation: v1::ClusterRotation| KubernetesKeyRotation {
+        keys: cluster_rotation.what,
+        stage: cluster_rotation.stage,
+        since: cluster_rotation.since.and_then(decode_timestamp),
+        waits_for: cluster_rotation.waits_for,
+        until: cluster_rotation.until.and_then(decode_timestamp),
+        blocked_by: cluster_rotation.held_by,
+        notified_at: cluster_rotation.told_at.and_then(decode_timestamp),
     };
     Ok(KubernetesView {
-        bundle: said.bundle,
-        version: said.version,
-        service_range: said.service_range,
-        pod_range: said.pod_range,
-        node_prefix: said.node_prefix,
-        domain: said.domain,
-        add_ons: said.add_ons.into_iter().collect(),
-        storage: said.storage.map(|storage| Storage { driver: storage.driver, class: storage.class }),
-        asked_at: at(said.asked_at, "when Kubernetes was asked for")?,
-        asked_by: said.asked_by,
-        removing_by: said.removing_by,
-        rotate: said.rotate,
-        known: Known {
-            told: said.told,
-            assigned: said.assigned.into_iter().collect(),
-            rotations: said.rotations.into_iter().map(rotation).collect(),
-            api_servers: said.api_servers,
+        bundle: kubernetes_state.bundle,
+        version: kubernetes_state.version,
+        service_range: kubernetes_state.service_range,
+        pod_range: kubernetes_state.pod_range,
+        node_prefix: kubernetes_state.node_prefix,
+        domain: kubernetes_state.domain,
+        add_ons: kubernetes_state.add_ons.into_iter().collect(),
+        storage: kubernetes_state
+            .storage
+            .map(|storage| VolumeDriver { driver: storage.driver, class: storage.class }),
+        requested_at: require_timestamp(kubernetes_state.asked_at, "when Kubernetes was asked for")?,
+        requested_by: kubernetes_state.asked_by,
+        removal_requested_by: kubernetes_state.removing_by,
+        pending_rotations: kubernetes_state.rotate,
+        status: KubernetesStatusView {
+            in_sync: kubernetes_state.told,
+            assigned_bundles: kubernetes_state.assigned.into_iter().collect(),
+            rotations: kubernetes_state.rotations.into_iter().map(rotation).collect(),
+            api_servers: kubernetes_state.api_servers,
         },
     })
 }
 
-/// An upgrade, as the API says it.
-pub(super) fn upgrade(said: v1::ClusterUpgrade) -> Result<UpgradeView, CliError> {
+/// Decodes an upgrade of a cluster.
+pub(super) fn decode_upgrade(upgrade: v1::ClusterUpgrade) -> Result<UpgradeView, CliError> {
     let bundle = |sha256: String, version: String| {
         Some(BundleView { sha256, version }).filter(|bundle| !bundle.sha256.is_empty())
     };
     Ok(UpgradeView {
-        id: said.id,
-        from: bundle(said.from_sha256, said.from_version),
-        to: bundle(said.to_sha256, said.to_version),
-        release: said.release,
-        roll_out: said.roll_out,
-        released: said.released,
-        back: said.back,
-        parallelism: said.parallelism,
-        deadline_seconds: said.deadline_seconds,
-        created_at: at(said.created_at, "when an upgrade was ordered")?,
-        created_by: said.created_by,
-        reason: said.reason,
-        paused: said.paused,
-        ended_at: said.ended_at.and_then(moment),
-        ended: said.ended,
-        asked: said.asked,
-        through: said.through,
+        id: upgrade.id,
+        from: bundle(upgrade.from_sha256, upgrade.from_version),
+        to: bundle(upgrade.to_sha256, upgrade.to_version),
+        release: upgrade.release,
+        roll_out: upgrade.roll_out,
+        release_done: upgrade.released,
+        rolling_back: upgrade.back,
+        parallelism: upgrade.parallelism,
+        deadline_seconds: upgrade.deadline_seconds,
+        created_at: require_timestamp(upgrade.created_at, "when an upgrade was ordered")?,
+        created_by: upgrade.created_by,
+        reason: upgrade.reason,
+        pause_reason: upgrade.paused,
+        ended_at: upgrade.ended_at.and_then(decode_timestamp),
+        outcome: upgrade.ended,
+        requested_count: upgrade.asked,
+        completed_count: upgrade.through,
     })
 }
 
-/// What a node runs, as the API says it.
-pub(super) fn on_node(said: v1::ClusterNodeKubernetes) -> OnNode {
-    let component = |said: v1::ClusterComponent| Component {
-        name: said.name,
-        state: said.state,
-        since: said.since.and_then(moment),
-        restarts: said.restarts,
-        message: said.message,
+/// Decodes the Kubernetes components of a node.
+pub(super) fn decode_node_kubernetes(kubernetes: v1::ClusterNodeKubernetes) -> NodeKubernetes {
+    let component = |cluster_component: v1::ClusterComponent| ComponentStatus {
+        name: cluster_component.name,
+        state: cluster_component.state,
+        since: cluster_component.since.and_then(decode_timestamp),
+        restarts: cluster_component.restarts,
+        message: cluster_component.message,
     };
-    let clash = |said: v1::ClusterClash| Clash { kind: said.kind, name: said.name, message: said.message };
-    OnNode {
-        bundle: said.bundle,
-        version: said.version,
-        components: said.components.into_iter().map(component).collect(),
-        waits: said.waits,
-        reconciles: said.reconciles,
-        clashes: said.clashes.into_iter().map(clash).collect(),
+    let clash = |cluster_clash: v1::ClusterClash| ObjectConflict {
+        kind: cluster_clash.kind,
+        name: cluster_clash.name,
+        message: cluster_clash.message,
+    };
+    NodeKubernetes {
+        bundle: kubernetes.bundle,
+        version: kubernetes.version,
+        components: kubernetes.components.into_iter().map(component).collect(),
+        wait_reason: kubernetes.waits,
+        is_reconciler: kubernetes.reconciles,
+        conflicts: kubernetes.clashes.into_iter().map(clash).collect(),
     }
 }
 
-fn short(digest: &str) -> &str {
+fn short_digest(digest: &str) -> &str {
     digest.get(..16).unwrap_or(digest)
 }
 
-/// Lines about Kubernetes and the upgrade of a cluster: what each is called, and what is said.
-pub(super) fn lines(cluster: &ClusterView, now: Timestamp) -> Vec<(&'static str, String)> {
+/// Lines about Kubernetes and the upgrade of a cluster: the title and the text of each.
+pub(super) fn summary_lines(cluster: &ClusterView, now: Timestamp) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
     if let Some(kubernetes) = &cluster.kubernetes {
-        let how = match &kubernetes.removing_by {
+        let how = match &kubernetes.removal_requested_by {
             Some(by) => format!("; goes, as {by} ordered"),
-            None if kubernetes.known.told => String::new(),
+            None if kubernetes.status.in_sync => String::new(),
             None => "; its curators are yet to be told".to_owned(),
         };
         lines.push((
             "kubernetes",
-            format!("{} (bundle {}){how}", kubernetes.version, short(&kubernetes.bundle)),
+            format!("{} (bundle {}){how}", kubernetes.version, short_digest(&kubernetes.bundle)),
         ));
         lines.push((
             "ranges",
@@ -338,60 +355,66 @@ pub(super) fn lines(cluster: &ClusterView, now: Timestamp) -> Vec<(&'static str,
             ),
         ));
         for (name, digest) in &kubernetes.add_ons {
-            lines.push(("add-on", format!("{name} ({})", short(digest))));
+            lines.push(("add-on", format!("{name} ({})", short_digest(digest))));
         }
         if let Some(storage) = &kubernetes.storage {
             lines.push(("storage", format!("{} by {}", storage.class, storage.driver)));
         }
-        if !kubernetes.known.api_servers.is_empty() {
-            lines.push(("API servers", kubernetes.known.api_servers.join(", ")));
+        if !kubernetes.status.api_servers.is_empty() {
+            lines.push(("API servers", kubernetes.status.api_servers.join(", ")));
         }
-        for what in &kubernetes.rotate {
+        for what in &kubernetes.pending_rotations {
             lines.push(("replaced", format!("{what}: its curators are yet to be told")));
         }
-        for rotation in &kubernetes.known.rotations {
-            lines.push(("replaced", replaced(rotation, now)));
+        for rotation in &kubernetes.status.rotations {
+            lines.push(("replaced", format_rotation(rotation, now)));
         }
     }
     if let Some(upgrade) = &cluster.upgrade {
-        let how = match (&upgrade.ended, upgrade.ended_at, &upgrade.paused) {
-            (Some(ended), Some(at), _) => format!("; {ended} {} ago", rough(between(at, now))),
+        let how = match (&upgrade.outcome, upgrade.ended_at, &upgrade.pause_reason) {
+            (Some(ended), Some(at), _) => format!("; {ended} {} ago", humanize_duration(between(at, now))),
             (_, _, Some(why)) => format!("; stands still: {why}"),
-            _ => format!("; {} of {} nodes that were asked are through", upgrade.through, upgrade.asked),
+            _ => format!(
+                "; {} of {} nodes that were asked are through",
+                upgrade.completed_count, upgrade.requested_count
+            ),
         };
-        lines.push(("upgrade", format!("{} ({}): {}{how}", upgrade.id, upgrade.created_by, upgrade.line())));
+        lines.push((
+            "upgrade",
+            format!("{} ({}): {}{how}", upgrade.id, upgrade.created_by, upgrade.summary()),
+        ));
     }
     lines
 }
 
-fn replaced(rotation: &Rotation, now: Timestamp) -> String {
+fn format_rotation(rotation: &KubernetesKeyRotation, now: Timestamp) -> String {
     let stage = match rotation.stage.as_str() {
         "trusted" => "the new one is trusted, the old one signs",
         "signs" => "the new one signs, the old one is trusted still",
         other => other,
     };
-    let mut said = format!("{}: {stage}", rotation.what);
+    let mut text = format!("{}: {stage}", rotation.keys);
     if let Some(since) = rotation.since {
-        let _ = write!(said, ", for {}", rough(between(since, now)));
+        let _ = write!(text, ", for {}", humanize_duration(between(since, now)));
     }
     if !rotation.waits_for.is_empty() {
-        let _ = write!(said, "; waits for {}", rotation.waits_for.join(", "));
-        if !rotation.held_by.is_empty() && rotation.held_by != rotation.waits_for {
-            let _ = write!(said, "; first for {}", rotation.held_by.join(", "));
+        let _ = write!(text, "; waits for {}", rotation.waits_for.join(", "));
+        if !rotation.blocked_by.is_empty() && rotation.blocked_by != rotation.waits_for {
+            let _ = write!(text, "; first for {}", rotation.blocked_by.join(", "));
         }
     } else if let Some(until) = rotation.until {
         let _ = write!(
-            said,
+            text,
             "; until {}, when what was signed before has ended ({})",
-            absolute(until),
-            relative(until, now)
+            absolute_time(until),
+            relative_time(until, now)
         );
     }
-    said
+    text
 }
 
-/// What the machines run of Kubernetes; nothing when they run nothing.
-pub(super) fn components(cluster: &ClusterView, now: Timestamp) -> String {
+/// Table of the Kubernetes components on the cluster's machines; empty if no machine runs any.
+pub(super) fn format_components(cluster: &ClusterView, now: Timestamp) -> String {
     let mut rows: Vec<Vec<String>> = Vec::new();
     let mut below = String::new();
     for machine in &cluster.machines {
@@ -401,24 +424,26 @@ pub(super) fn components(cluster: &ClusterView, now: Timestamp) -> String {
                 machine.name.clone(),
                 component.name.clone(),
                 kubernetes.version.clone(),
-                short(&kubernetes.bundle).to_owned(),
+                short_digest(&kubernetes.bundle).to_owned(),
                 component.state.clone(),
-                component.since.map_or_else(|| "-".to_owned(), |since| rough(between(since, now))),
+                component
+                    .since
+                    .map_or_else(|| "-".to_owned(), |since| humanize_duration(between(since, now))),
                 component.restarts.to_string(),
                 component.message.clone(),
             ]);
         }
-        if !kubernetes.waits.is_empty() {
-            let _ = writeln!(below, "{}: Kubernetes waits: {}", machine.name, kubernetes.waits);
+        if !kubernetes.wait_reason.is_empty() {
+            let _ = writeln!(below, "{}: Kubernetes waits: {}", machine.name, kubernetes.wait_reason);
         }
-        for clash in &kubernetes.clashes {
+        for clash in &kubernetes.conflicts {
             let _ = writeln!(below, "{} {} is in the way: {}", clash.kind, clash.name, clash.message);
         }
     }
     let mut text = String::new();
     if !rows.is_empty() {
         let head = ["MACHINE", "COMPONENT", "VERSION", "BUNDLE", "STATE", "FOR", "RESTARTS", "BECAUSE"];
-        let _ = write!(text, "\n{}", table(&head, &rows, width()));
+        let _ = write!(text, "\n{}", format_table(&head, &rows, terminal_width()));
     }
     if !below.is_empty() {
         let _ = write!(text, "\n{below}");

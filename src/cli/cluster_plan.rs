@@ -1,24 +1,24 @@
-//! `cluster plan`: what will be done to a cluster, step by step, before any of it is.
+//! `cluster plan`: forecast of the steps for a cluster, without taking any.
 //!
-//! It is foreseen by [`crate::model::cluster::foresee`]; here it is asked for and printed.
+//! [`crate::model::cluster::forecast`] computes the forecast. This module fetches and prints it.
 
 use std::fmt::Write as _;
 
 use clap::Args;
 use serde::Serialize;
 
-use crate::bmdb::cluster::no_such;
-use crate::bmdb::cluster_foresight::{Foresight, Supposed};
+use crate::bmdb::cluster::no_such_cluster;
+use crate::bmdb::cluster_forecast::{ForecastResult, Hypothesis};
+use crate::cli::api_decode::require_timestamp;
+use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
+use crate::cli::fleet_client::status_to_error;
 use crate::cli::get;
-use crate::cli::output::{Format, table, width};
-use crate::cli::remote::refused;
-use crate::cli::remote_read::at;
-use crate::cli::source::Source;
-use crate::model::cluster::foresee::{ASSUMPTIONS, End, Foreseen, Foretold};
+use crate::cli::output::{Format, format_table, terminal_width};
+use crate::model::cluster::forecast::{ASSUMPTIONS, Forecast, ForecastEnd, ForecastStep};
 use crate::model::cluster::selector::Selector;
-use crate::model::cluster::spec::Change;
-use crate::model::layout::wrapped;
+use crate::model::cluster::spec::ClusterSpecChange;
+use crate::model::text_layout::wrap_text;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::clusters_client::ClustersClient;
 
@@ -35,11 +35,11 @@ pub struct PlanCluster {
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
     /// As if every worker was to have this role; may be given several times
-    #[arg(long, value_name = "ROLE")]
-    pub give: Vec<String>,
+    #[arg(long = "add_role", value_name = "ROLE")]
+    pub add_roles: Vec<String>,
     /// As if no worker was to have this role; may be given several times
-    #[arg(long, value_name = "ROLE")]
-    pub take: Vec<String>,
+    #[arg(long = "remove_role", value_name = "ROLE")]
+    pub remove_roles: Vec<String>,
     /// As if it was to end
     #[arg(long)]
     pub delete: bool,
@@ -49,113 +49,126 @@ pub struct PlanCluster {
 }
 
 impl PlanCluster {
-    fn change(&self) -> Change {
-        Change {
+    fn spec_change(&self) -> ClusterSpecChange {
+        ClusterSpecChange {
             control_plane: self.control_plane,
             workers: self.workers,
-            give: self.give.iter().cloned().collect(),
-            take: self.take.iter().cloned().collect(),
+            add_roles: self.add_roles.iter().cloned().collect(),
+            remove_roles: self.remove_roles.iter().cloned().collect(),
         }
     }
 }
 
 #[derive(Serialize)]
-struct Answer<'a> {
+struct ClusterPlanOutput<'a> {
     exists: bool,
     #[serde(flatten)]
-    foreseen: &'a Foreseen,
+    forecast: &'a Forecast,
     assumptions: &'a [String],
 }
 
-/// What was foreseen, whoever was asked.
-struct Told {
+/// The forecast, as either backend returns it.
+struct ClusterPlanReport {
     exists: bool,
-    foreseen: Foreseen,
+    forecast: Forecast,
     assumptions: Vec<String>,
 }
 
-/// `cluster plan`.
-pub(super) async fn plan(source: &Source, asked: &PlanCluster, format: Format) -> Result<String, CliError> {
-    let told = match source {
-        Source::Direct(bmdb) => {
-            let select = asked.select.as_deref().map(str::parse::<Selector>).transpose();
-            let select = select.map_err(CliError::Wrong)?;
-            let supposed = Supposed { change: asked.change(), select, delete: asked.delete };
-            let foresight = bmdb.foresee_cluster(&asked.name, &supposed).await?;
-            let exists = matches!(foresight, Foresight::Of(_));
-            let (Foresight::Of(foreseen) | Foresight::IfAskedFor(foreseen)) = foresight else {
-                return Err(no_such(&asked.name).into());
+/// Runs `cluster plan`: fetches and prints the forecast.
+pub(super) async fn plan_cluster(
+    source: &Backend,
+    args: &PlanCluster,
+    format: Format,
+) -> Result<String, CliError> {
+    let report = match source {
+        Backend::Direct(bmdb) => {
+            let select = args.select.as_deref().map(str::parse::<Selector>).transpose();
+            let select = select.map_err(CliError::Invalid)?;
+            let supposed = Hypothesis { change: args.spec_change(), select, delete: args.delete };
+            let forecast = bmdb.forecast_cluster(&args.name, &supposed).await?;
+            let exists = matches!(forecast, ForecastResult::Existing(_));
+            let (ForecastResult::Existing(prediction) | ForecastResult::Hypothetical(prediction)) = forecast
+            else {
+                return Err(no_such_cluster(&args.name).into());
             };
-            Told { exists, foreseen, assumptions: ASSUMPTIONS.map(str::to_owned).to_vec() }
+            ClusterPlanReport {
+                exists,
+                forecast: prediction,
+                assumptions: ASSUMPTIONS.map(str::to_owned).to_vec(),
+            }
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let request = v1::PlanClusterRequest {
-                name: asked.name.clone(),
-                control_plane: asked.control_plane,
-                workers: asked.workers,
-                give: asked.give.clone(),
-                take: asked.take.clone(),
-                delete: asked.delete,
-                select: asked.select.clone().unwrap_or_default(),
+                name: args.name.clone(),
+                control_plane: args.control_plane,
+                workers: args.workers,
+                give: args.add_roles.clone(),
+                take: args.remove_roles.clone(),
+                delete: args.delete,
+                select: args.select.clone().unwrap_or_default(),
             };
-            let said = ClustersClient::new(remote.service()).plan(request).await;
-            told(said.map_err(refused)?.into_inner())?
+            let result = ClustersClient::new(remote.authorized_channel()).plan(request).await;
+            decode_plan(result.map_err(status_to_error)?.into_inner())?
         }
     };
     if format == Format::Json {
-        let Told { exists, foreseen, assumptions } = &told;
-        return get::json(&Answer { exists: *exists, foreseen, assumptions });
+        let ClusterPlanReport { exists, forecast: prediction, assumptions } = &report;
+        return get::format_json(&ClusterPlanOutput { exists: *exists, forecast: prediction, assumptions });
     }
-    Ok(rendered(&asked.name, &told))
+    Ok(format_plan(&args.name, &report))
 }
 
-fn told(said: v1::PlanClusterResponse) -> Result<Told, CliError> {
-    let end = End::ALL.into_iter().find(|end| end.as_str() == said.end);
-    let step = |step: v1::ClusterStep| Foretold { machine: step.machine, name: step.name, what: step.what };
-    let foreseen = Foreseen {
-        at: at(said.at, "its moment")?,
-        steps: said.steps.into_iter().map(step).collect(),
+fn decode_plan(response: v1::PlanClusterResponse) -> Result<ClusterPlanReport, CliError> {
+    let end = ForecastEnd::ALL.into_iter().find(|end| end.as_str() == response.end);
+    let step =
+        |step: v1::ClusterStep| ForecastStep { machine: step.machine, name: step.name, action: step.what };
+    let forecast = Forecast {
+        at: require_timestamp(response.at, "its moment")?,
+        steps: response.steps.into_iter().map(step).collect(),
         end: end.ok_or_else(|| {
-            CliError::Wrong(format!("the plan ends in {:?}, which this shepherdctl does not know", said.end))
+            CliError::Invalid(format!(
+                "the plan ends in {:?}, which this shepherdctl does not know",
+                response.end
+            ))
         })?,
-        waits: said.waits,
-        machines: said.machines.into_iter().map(|machine| (machine.name, machine.waits)).collect(),
+        wait_reasons: response.waits,
+        machine_waits: response.machines.into_iter().map(|machine| (machine.name, machine.waits)).collect(),
     };
-    Ok(Told { exists: said.exists, foreseen, assumptions: said.assumptions })
+    Ok(ClusterPlanReport { exists: response.exists, forecast, assumptions: response.assumptions })
 }
 
-fn rendered(name: &str, told: &Told) -> String {
-    let Foreseen { steps, end, waits, machines, .. } = &told.foreseen;
+fn format_plan(name: &str, report: &ClusterPlanReport) -> String {
+    let Forecast { steps, end, wait_reasons: waits, machine_waits: machines, .. } = &report.forecast;
     let mut text = String::new();
-    if !told.exists {
+    if !report.exists {
         let _ = writeln!(text, "there is no cluster {name} yet; this is what would become of it\n");
     }
     let number = |number: usize| (number + 1).to_string();
-    let of = |step: &Foretold| step.name.clone().unwrap_or_else(|| "-".to_owned());
+    let of = |step: &ForecastStep| step.name.clone().unwrap_or_else(|| "-".to_owned());
     let rows: Vec<Vec<String>> =
-        steps.iter().enumerate().map(|(at, step)| vec![number(at), of(step), step.what.clone()]).collect();
+        steps.iter().enumerate().map(|(at, step)| vec![number(at), of(step), step.action.clone()]).collect();
     if !rows.is_empty() {
-        text.push_str(&table(&["STEP", "MACHINE", "WHAT"], &rows, width()));
+        text.push_str(&format_table(&["STEP", "MACHINE", "WHAT"], &rows, terminal_width()));
         text.push('\n');
     }
     let sentence = match (end, steps.is_empty()) {
-        (End::Settled, true) => "it is as it is to be; nothing is to be done",
-        (End::Settled, false) => "then it is as it is to be",
-        (End::Waiting, true) => "nothing can be done now; it waits:",
-        (End::Waiting, false) => "then it waits:",
-        (End::Gone, _) => "then nothing of it is left",
-        (End::Cut, _) => "there is so much to do that it is said no further",
+        (ForecastEnd::Converged, true) => "it is as it is to be; nothing is to be done",
+        (ForecastEnd::Converged, false) => "then it is as it is to be",
+        (ForecastEnd::Waiting, true) => "nothing can be done now; it waits:",
+        (ForecastEnd::Waiting, false) => "then it waits:",
+        (ForecastEnd::Deleted, _) => "then nothing of it is left",
+        (ForecastEnd::Truncated, _) => "there is so much to do that it is said no further",
     };
     let _ = writeln!(text, "{sentence}");
     let machines = machines.iter().map(|(machine, waits)| format!("{machine}: {waits}"));
     for wait in waits.iter().cloned().chain(machines) {
-        let narrower = width().map(|width| width.saturating_sub(2));
-        let _ = writeln!(text, "  {}", wrapped(&wait, narrower).join("\n  "));
+        let narrower = terminal_width().map(|width| width.saturating_sub(2));
+        let _ = writeln!(text, "  {}", wrap_text(&wait, narrower).join("\n  "));
     }
     if !steps.is_empty() {
         let assumed = "Assumed: what is asked for succeeds, nodes that are silent stay so, and nobody else changes \
                        anything. docs/clusters.md says it in full.";
-        let _ = write!(text, "\n{}\n", wrapped(assumed, width()).join("\n"));
+        let _ = write!(text, "\n{}\n", wrap_text(assumed, terminal_width()).join("\n"));
     }
     text
 }

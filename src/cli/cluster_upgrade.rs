@@ -1,16 +1,16 @@
-//! `cluster upgrade`: another release of role servers and of Kubernetes, node by node, and back.
+//! `cluster upgrade`: rolling upgrade of role servers and Kubernetes, pause, resume, roll back.
 
 use clap::Args;
 
-use crate::bmdb::action::Done;
-use crate::bmdb::cluster::target;
+use crate::bmdb::action::OrderOutcome;
+use crate::bmdb::cluster::order_target;
 use crate::bmdb::cluster_upgrade::{NewUpgrade, UpgradeChange};
-use crate::cli::again;
-use crate::cli::cluster::{given, told};
+use crate::cli::backend::Backend;
+use crate::cli::cluster::{format_outcome, require_reason};
 use crate::cli::error::CliError;
-use crate::cli::operate::direct;
+use crate::cli::machine_orders::direct_order;
+use crate::cli::order_retry;
 use crate::cli::output::Format;
-use crate::cli::source::Source;
 use crate::model::time::Span;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
@@ -51,18 +51,18 @@ pub struct UpgradeCluster {
     pub reason: String,
 }
 
-pub(super) async fn upgrade_command(
-    source: &Source,
-    asked: &UpgradeCluster,
+pub(super) async fn run_upgrade_command(
+    source: &Backend,
+    args: &UpgradeCluster,
     format: Format,
 ) -> Result<String, CliError> {
-    given(&asked.reason)?;
-    let change = match (asked.rollback, asked.pause, asked.resume, asked.abort) {
+    require_reason(&args.reason)?;
+    let change = match (args.rollback, args.pause, args.resume, args.abort) {
         (true, ..) => UpgradeChange::RollBack,
         (_, true, ..) => UpgradeChange::Pause,
         (_, _, true, _) => UpgradeChange::Resume,
         (.., true) => UpgradeChange::Abort,
-        _ => return create(source, asked, format).await,
+        _ => return create_upgrade(source, args, format).await,
     };
     let rpc = match change {
         UpgradeChange::RollBack => "shepherd.fleet.v1.ClusterKubernetes/RollBack",
@@ -71,14 +71,13 @@ pub(super) async fn upgrade_command(
         UpgradeChange::Abort => "shepherd.fleet.v1.ClusterKubernetes/AbortUpgrade",
     };
     let done = match source {
-        Source::Direct(bmdb) => {
-            let order = direct(rpc, target(&asked.name), Some(&asked.reason));
-            bmdb.change_upgrade(order, asked.name.clone(), change).await?.done
+        Backend::Direct(bmdb) => {
+            let order = direct_order(rpc, order_target(&args.name), Some(&args.reason));
+            bmdb.change_upgrade(order, args.name.clone(), change).await?.outcome
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
-                let request =
-                    v1::ChangeClusterUpgradeRequest { name: asked.name.clone(), order: Some(order) };
+                let request = v1::ChangeClusterUpgradeRequest { name: args.name.clone(), order: Some(order) };
                 let mut client = ClusterKubernetesClient::new(service);
                 match change {
                     UpgradeChange::RollBack => client.roll_back(request).await,
@@ -87,31 +86,31 @@ pub(super) async fn upgrade_command(
                     UpgradeChange::Abort => client.abort_upgrade(request).await,
                 }
             };
-            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
-            Done { changed: done.changed, said: done.said }
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
         }
     };
-    told(&asked.name, &done, format)
+    format_outcome(&args.name, &done, format)
 }
 
-async fn create(source: &Source, asked: &UpgradeCluster, format: Format) -> Result<String, CliError> {
+async fn create_upgrade(source: &Backend, args: &UpgradeCluster, format: Format) -> Result<String, CliError> {
     let new = NewUpgrade {
-        kubernetes: asked.kubernetes.clone(),
-        roleserver: asked.roleserver.clone(),
-        parallelism: asked.parallelism,
-        deadline_seconds: u32::try_from(asked.deadline.0.as_secs()).unwrap_or(u32::MAX),
+        kubernetes: args.kubernetes.clone(),
+        roleserver: args.roleserver.clone(),
+        parallelism: args.parallelism,
+        deadline_seconds: u32::try_from(args.deadline.0.as_secs()).unwrap_or(u32::MAX),
     };
-    new.check().map_err(CliError::Wrong)?;
+    new.check().map_err(CliError::Invalid)?;
     let done = match source {
-        Source::Direct(bmdb) => {
+        Backend::Direct(bmdb) => {
             let rpc = "shepherd.fleet.v1.ClusterKubernetes/Upgrade";
-            let order = direct(rpc, target(&asked.name), Some(&asked.reason));
-            bmdb.upgrade_cluster(order, asked.name.clone(), new).await?.done
+            let order = direct_order(rpc, order_target(&args.name), Some(&args.reason));
+            bmdb.upgrade_cluster(order, args.name.clone(), new).await?.outcome
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::UpgradeClusterRequest {
-                    name: asked.name.clone(),
+                    name: args.name.clone(),
                     order: Some(order),
                     kubernetes: new.kubernetes.clone().unwrap_or_default(),
                     roleserver: new.roleserver.clone().unwrap_or_default(),
@@ -120,9 +119,9 @@ async fn create(source: &Source, asked: &UpgradeCluster, format: Format) -> Resu
                 };
                 ClusterKubernetesClient::new(service).upgrade(request).await
             };
-            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
-            Done { changed: done.changed, said: done.said }
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
         }
     };
-    told(&asked.name, &done, format)
+    format_outcome(&args.name, &done, format)
 }

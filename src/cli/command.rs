@@ -1,4 +1,4 @@
-//! The grammar: general verbs on nouns. What is typed, and nothing of what it does.
+//! Command-line grammar (clap) of `shepherdctl`. It only parses; the other modules run the commands.
 
 use std::path::PathBuf;
 
@@ -6,30 +6,30 @@ use clap::{Args, Parser, Subcommand, builder::PossibleValuesParser};
 use uuid::Uuid;
 
 use crate::bmdb::connection::Dialect;
-use crate::cli::approvals::Approve;
+use crate::cli::approvals::ApproveArgs;
 use crate::cli::artefacts::ArtefactsCommand;
 use crate::cli::budgets::BudgetCommand;
-use crate::cli::bundle::Debug;
+use crate::cli::bulk_orders::{BULK_GROUPS, BulkSelection, LabelArgs, QuarantineArgs, UnlabelArgs};
 use crate::cli::cluster::ClusterCommand;
+use crate::cli::debug_bundle::DebugCommand;
 use crate::cli::examples;
-use crate::cli::filter::Filters;
-use crate::cli::logs::Logs;
-use crate::cli::loops::Loops;
-use crate::cli::many::{Label, MANY, Quarantine, Selection, Unlabel};
+use crate::cli::logs::LogsArgs;
+use crate::cli::loops::LoopsCommand;
+use crate::cli::machine_filter::MachineFilters;
 use crate::cli::output::Output;
 use crate::cli::policy::PolicyCommand;
-use crate::cli::priority::Prioritize;
-use crate::cli::tokens::span;
-use crate::cli::top::Top;
-use crate::cli::update::Update;
-use crate::cli::watch::Watch;
-use crate::model::access::Role;
+use crate::cli::priority::PrioritizeArgs;
+use crate::cli::tokens::parse_lifetime;
+use crate::cli::top::TopArgs;
+use crate::cli::update::UpdateArgs;
+use crate::cli::watch::WatchArgs;
+use crate::model::access::AccessRole;
 use crate::model::facts::HoldScope;
 use crate::model::process::Process;
 use crate::model::time::Span;
 
-/// Heading of the flags that every command takes.
-const EVERYWHERE: &str = "Everywhere";
+/// Help heading of the flags that every command accepts.
+const GLOBAL_HEADING: &str = "Everywhere";
 
 /// The command line of `shepherdctl`.
 #[derive(Debug, Parser)]
@@ -62,7 +62,7 @@ pub struct Cli {
         env = "SHEPHERD_BMDB_URL",
         hide_env_values = true,
         global = true,
-        help_heading = EVERYWHERE
+        help_heading = GLOBAL_HEADING
     )]
     pub bmdb_url: Option<String>,
 
@@ -77,12 +77,12 @@ pub struct Cli {
         hide_possible_values = true,
         global = true,
         hide_short_help = true,
-        help_heading = EVERYWHERE
+        help_heading = GLOBAL_HEADING
     )]
     pub bmdb_dialect: Dialect,
 
     /// Ask the database itself, and not a context's API
-    #[arg(long, global = true, help_heading = EVERYWHERE)]
+    #[arg(long, global = true, help_heading = GLOBAL_HEADING)]
     pub direct: bool,
 
     /// Ask the API of this context instead of the current one
@@ -92,12 +92,12 @@ pub struct Cli {
         env = "SHEPHERD_CONTEXT",
         hide_env_values = true,
         global = true,
-        help_heading = EVERYWHERE
+        help_heading = GLOBAL_HEADING
     )]
     pub context: Option<String>,
 
     /// How to answer
-    #[arg(short = 'o', long = "output", value_enum, default_value = "table", global = true, help_heading = EVERYWHERE)]
+    #[arg(short = 'o', long = "output", value_enum, default_value = "table", global = true, help_heading = GLOBAL_HEADING)]
     pub output: Output,
 
     /// What to do
@@ -117,14 +117,14 @@ Examples:
   shepherdctl completions bash >/etc/bash_completion.d/shepherdctl
   shepherdctl completions zsh >\"${fpath[1]}/_shepherdctl\"
   shepherdctl completions fish >~/.config/fish/completions/shepherdctl.fish")]
-    Completions(Completions),
+    Completions(CompletionsArgs),
     /// Write the pages of the manual, one a command
-    Manual(Manual),
+    Manual(ManualArgs),
 }
 
 /// Whose script.
 #[derive(Debug, Args)]
-pub struct Completions {
+pub struct CompletionsArgs {
     /// The shell
     #[arg(value_name = "SHELL", value_enum)]
     pub shell: clap_complete::Shell,
@@ -132,7 +132,7 @@ pub struct Completions {
 
 /// Where pages go.
 #[derive(Debug, Args)]
-pub struct Manual {
+pub struct ManualArgs {
     /// The directory, as /usr/local/share/man/man1
     #[arg(value_name = "DIRECTORY")]
     pub directory: PathBuf,
@@ -143,22 +143,22 @@ pub struct Manual {
 pub enum FleetCommand {
     /// List machines, sessions, live work or providers
     #[command(subcommand)]
-    Get(Get),
+    Get(GetCommand),
     /// Show everything that is known
     #[command(subcommand)]
-    Describe(Describe),
+    Describe(DescribeCommand),
     /// Say why a machine is as it is, what it waits for, and what would help
     #[command(after_help = examples::WHY)]
-    Why(OfMachine),
+    Why(MachineArg),
     /// Show what happened to a machine, newest first
     #[command(after_help = examples::TIMELINE)]
-    Timeline(Timeline),
+    Timeline(TimelineArgs),
     /// Show the last lines of a log of a machine, or which logs it has
     #[command(after_help = examples::LOGS)]
-    Logs(Logs),
+    Logs(LogsArgs),
     /// Say what the loops would do next, and when, before they do it
     #[command(after_help = examples::PLAN)]
-    Plan(Plan),
+    Plan(PlanArgs),
     /// Say what is wrong, most urgent first
     #[command(after_help = examples::ISSUES)]
     Issues,
@@ -170,7 +170,7 @@ Print the machines there are, and then a line for each that changes, until you e
 
 A shepherd tells it. When that one stops or dies, the watch goes on at the next server of the context."
     )]
-    Watch(Watch),
+    Watch(WatchArgs),
     /// Show the fleet on one page: machines by phase, how the loops get on, what takes longest
     #[command(
         after_help = examples::TOP,
@@ -180,37 +180,37 @@ Show the fleet on one page that is drawn anew every few seconds, until you end i
 It shows machines by phase, how the loops get on, what is under way for longest, and what somebody should look at:
 brakes, pauses, providers that fail. Where standard output is no terminal, or with --once, the page is printed once."
     )]
-    Top(Top),
+    Top(TopArgs),
     /// Show the rules that the fleet is run by
     #[command(subcommand)]
     Policy(PolicyCommand),
     /// Stop work on a machine until it is released
     #[command(after_help = examples::HOLD)]
-    Hold(Hold),
+    Hold(HoldArgs),
     /// End a hold on a machine, or its quarantine
     #[command(after_help = examples::RELEASE)]
-    Release(Release),
+    Release(ReleaseArgs),
     /// Try again at once: forget a machine's failures and that it needs a person
     #[command(after_help = examples::RETRY)]
-    Retry(Retry),
+    Retry(RetryArgs),
     /// Leave a machine alone until its quarantine is released
     #[command(after_help = examples::QUARANTINE)]
-    Quarantine(Quarantine),
+    Quarantine(QuarantineArgs),
     /// Say something of a machine, as KEY=VALUE, for lists and filters
     #[command(after_help = examples::LABEL)]
-    Label(Label),
+    Label(LabelArgs),
     /// Take labels away from a machine
     #[command(after_help = examples::UNLABEL)]
-    Unlabel(Unlabel),
+    Unlabel(UnlabelArgs),
     /// Put a machine's work before or behind that of the others
     #[command(after_help = examples::PRIORITIZE, allow_missing_positional = true)]
-    Prioritize(Prioritize),
+    Prioritize(PrioritizeArgs),
     /// Pause a loop in every shepherd, and let it go on
     #[command(subcommand)]
-    Loops(Loops),
+    Loops(LoopsCommand),
     /// Approve an order of somebody else that needs another admin
     #[command(after_help = examples::APPROVE)]
-    Approve(Approve),
+    Approve(ApproveArgs),
     /// Change how many machines may be disturbed, and given back, within a while
     #[command(subcommand)]
     Budget(BudgetCommand),
@@ -222,17 +222,17 @@ brakes, pauses, providers that fail. Where standard output is no terminal, or wi
     Artefacts(ArtefactsCommand),
     /// Roll a release of the role server out to machines, few at a time
     #[command(after_help = examples::UPDATE, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-    Update(Update),
+    Update(UpdateArgs),
     /// Retire a machine: its provider takes it back, and only the record of it stays
     #[command(
         after_help = examples::RETIRE,
         args_conflicts_with_subcommands = true,
         subcommand_negates_reqs = true
     )]
-    Retire(Retire),
+    Retire(RetireArgs),
     /// Reboot a machine; recovery watches whether it comes back
     #[command(after_help = examples::REBOOT)]
-    Reboot(Reboot),
+    Reboot(RebootArgs),
     /// Switch a machine's power: on, off, or cycle for off and on
     #[command(
         after_help = examples::POWER,
@@ -245,27 +245,27 @@ not begun; this also goes for `reboot`.",
         args_conflicts_with_subcommands = true,
         subcommand_negates_reqs = true
     )]
-    Power(Power),
+    Power(PowerArgs),
     /// Collect what helps to find a fault
     #[command(subcommand)]
-    Debug(Debug),
+    Debug(DebugCommand),
     /// Allow what was refused for safety
     #[command(subcommand)]
-    Allow(Allow),
+    Allow(AllowCommand),
     /// Declare what the BMDB cannot know by itself
     #[command(subcommand)]
-    Declare(Declare),
+    Declare(DeclareCommand),
     /// Make, list and revoke credentials for the API
     #[command(subcommand)]
-    Tokens(Tokens),
+    Tokens(TokensCommand),
 }
 
 /// What can be done with credentials.
 #[derive(Debug, Subcommand)]
-pub enum Tokens {
+pub enum TokensCommand {
     /// Make the first token, an admin's, in the database itself
     #[command(after_help = examples::TOKENS_BOOTSTRAP)]
-    Bootstrap(Bootstrap),
+    Bootstrap(BootstrapArgs),
     /// Make a token, or pin a client certificate
     #[command(after_help = examples::TOKENS_CREATE)]
     Create(CreateToken),
@@ -279,12 +279,12 @@ pub enum Tokens {
 
 /// The first token.
 #[derive(Debug, Args)]
-pub struct Bootstrap {
+pub struct BootstrapArgs {
     /// Whose it is [default: you]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// How long it is good, as 90d [default: until it is revoked]
-    #[arg(long = "expires_after", value_name = "SPAN", value_parser = span)]
+    #[arg(long = "expires_after", value_name = "SPAN", value_parser = parse_lifetime)]
     pub expires_after: Option<Span>,
     /// Write it into this new file, which only you may read, and not to standard output
     #[arg(long = "output_file", value_name = "FILE")]
@@ -301,13 +301,13 @@ pub struct CreateToken {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// What they may do
-    #[arg(long, value_name = "ROLE", value_parser = PossibleValuesParser::new(Role::ALL.map(Role::as_str)))]
+    #[arg(long, value_name = "ROLE", value_parser = PossibleValuesParser::new(AccessRole::ALL.map(AccessRole::as_str)))]
     pub role: String,
     /// Only the machines of this provider; may be given several times
     #[arg(long, value_name = "NAME")]
     pub provider: Vec<String>,
     /// How long it is good, as 90d [default: until it is revoked]
-    #[arg(long = "expires_after", value_name = "SPAN", value_parser = span)]
+    #[arg(long = "expires_after", value_name = "SPAN", value_parser = parse_lifetime)]
     pub expires_after: Option<Span>,
     /// Pin this client certificate (PEM, Ed25519, signed by itself) instead of making a token
     #[arg(long, value_name = "FILE")]
@@ -333,7 +333,7 @@ pub struct RevokeToken {
 
 /// What can be declared.
 #[derive(Debug, Subcommand)]
-pub enum Declare {
+pub enum DeclareCommand {
     /// The BMDB was restored from a backup, and counts from now on; with every shepherd stopped
     #[command(long_about = "\
 Declare that the BMDB was restored from a backup, and that this copy is the one that counts from now on.
@@ -341,21 +341,21 @@ Declare that the BMDB was restored from a backup, and that this copy is the one 
 Machines remember what was ordered after the backup was taken, and refuse a database that has forgotten
 it. This lifts every fence beyond that, ends the sessions, work and steps that the backup holds, and
 writes a line into every machine's history. Stop every shepherd first; docs/backup.md says the rest.")]
-    Restored(Restored),
+    Restored(DeclareRestoredArgs),
 }
 
 /// Lists.
 #[derive(Debug, Subcommand)]
-pub enum Get {
+pub enum GetCommand {
     /// Machines by phase, provider and id
     #[command(visible_alias = "machine", after_help = examples::GET_MACHINES)]
-    Machines(Machines),
+    Machines(ListMachinesArgs),
     /// Open sessions: who works
     #[command(visible_alias = "session", after_help = examples::GET_SESSIONS)]
-    Sessions(Limited),
+    Sessions(LimitArgs),
     /// Live work: what is being done now, longest running first
     #[command(after_help = examples::GET_WORK)]
-    Work(Limited),
+    Work(LimitArgs),
     /// Providers with what they answered last, and the brakes that are on
     #[command(visible_alias = "provider", after_help = examples::GET_PROVIDERS)]
     Providers,
@@ -375,15 +375,15 @@ pub enum Get {
 
 /// What can be shown in full.
 #[derive(Debug, Subcommand)]
-pub enum Describe {
+pub enum DescribeCommand {
     /// Facts, schedule, work, waits and last events of a machine
     #[command(after_help = examples::DESCRIBE_MACHINE)]
-    Machine(OfMachine),
+    Machine(MachineArg),
 }
 
 /// What can be allowed.
 #[derive(Debug, Subcommand)]
-pub enum Allow {
+pub enum AllowCommand {
     /// Believe the SSH host key that was refused last, after you checked that it is the machine's own
     #[command(after_help = examples::ALLOW_HOST_KEY)]
     HostKey(AllowHostKey),
@@ -391,7 +391,7 @@ pub enum Allow {
 
 /// One machine.
 #[derive(Debug, Args)]
-pub struct OfMachine {
+pub struct MachineArg {
     /// The machine
     #[arg(value_name = "M")]
     pub machine: String,
@@ -399,21 +399,21 @@ pub struct OfMachine {
 
 /// A list of machines.
 #[derive(Debug, Args)]
-pub struct Machines {
+pub struct ListMachinesArgs {
     /// Which.
     #[command(flatten)]
-    pub filters: Filters,
+    pub filters: MachineFilters,
     /// Most machines to list
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: u32,
     /// Go on where an earlier list ended (it says so)
     #[arg(long, value_name = "CURSOR")]
-    pub after: Option<String>,
+    pub cursor: Option<String>,
 }
 
 /// A list with an end.
 #[derive(Debug, Args)]
-pub struct Limited {
+pub struct LimitArgs {
     /// Most lines to list
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: u32,
@@ -421,7 +421,7 @@ pub struct Limited {
 
 /// How much of a machine's history.
 #[derive(Debug, Args)]
-pub struct Timeline {
+pub struct TimelineArgs {
     /// The machine
     #[arg(value_name = "M")]
     pub machine: String,
@@ -432,7 +432,7 @@ pub struct Timeline {
 
 /// What is to be foreseen.
 #[derive(Debug, Args)]
-pub struct Plan {
+pub struct PlanArgs {
     /// Only what happens to this machine
     #[arg(long, value_name = "M")]
     pub machine: Option<String>,
@@ -456,9 +456,9 @@ pub struct Plan {
 
 /// A stop.
 #[derive(Debug, Args)]
-pub struct Hold {
+pub struct HoldArgs {
     /// The machine
-    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
+    #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// Why, for whoever asks `why`
     #[arg(long, value_name = "TEXT")]
@@ -476,14 +476,14 @@ pub struct Hold {
     pub until: Option<String>,
     /// Or many.
     #[command(flatten)]
-    pub selection: Selection,
+    pub selection: BulkSelection,
 }
 
 /// The end of a stop.
 #[derive(Debug, Args)]
-pub struct Release {
+pub struct ReleaseArgs {
     /// The machine
-    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
+    #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// End its quarantine instead; it comes back if provider and BMDB still disagree
     #[arg(long)]
@@ -493,31 +493,31 @@ pub struct Release {
     pub reason: Option<String>,
     /// Or many.
     #[command(flatten)]
-    pub selection: Selection,
+    pub selection: BulkSelection,
 }
 
 /// Another try.
 #[derive(Debug, Args)]
-pub struct Retry {
+pub struct RetryArgs {
     /// The machine
-    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
+    #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// Why, for the history
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
     /// Or many.
     #[command(flatten)]
-    pub selection: Selection,
+    pub selection: BulkSelection,
 }
 
 /// A machine to give back, or a change of mind.
 #[derive(Debug, Args)]
-pub struct Retire {
+pub struct RetireArgs {
     /// What to do with a retirement that was begun
     #[command(subcommand)]
-    pub change: Option<RetireChange>,
+    pub command: Option<RetireCommand>,
     /// The machine
-    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
+    #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// Wipe it first; no agent and no provider of this release offers that yet
     #[arg(long)]
@@ -527,46 +527,46 @@ pub struct Retire {
     pub reason: Option<String>,
     /// Or many.
     #[command(flatten)]
-    pub selection: Selection,
+    pub selection: BulkSelection,
 }
 
 /// A machine to reboot.
 #[derive(Debug, Args)]
-pub struct Reboot {
+pub struct RebootArgs {
     /// The machine
-    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
+    #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// Why, for the audit and whoever asks `why`
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
     /// Or many.
     #[command(flatten)]
-    pub selection: Selection,
+    pub selection: BulkSelection,
 }
 
 /// Power to switch, or a change of mind.
 #[derive(Debug, Args)]
-pub struct Power {
+pub struct PowerArgs {
     /// What to do with an order that was given
     #[command(subcommand)]
-    pub change: Option<PowerChange>,
+    pub command: Option<PowerCommand>,
     /// What to do: on, off or cycle
     #[arg(value_name = "ACTION", required = true, value_parser = ["on", "off", "cycle"])]
     pub action: Option<String>,
     /// The machine
-    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
+    #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// Why, for the audit and whoever asks `why`
     #[arg(long, value_name = "TEXT", required = true)]
     pub reason: Option<String>,
     /// Or many.
     #[command(flatten)]
-    pub selection: Selection,
+    pub selection: BulkSelection,
 }
 
 /// What can be done with an order about power.
 #[derive(Debug, Subcommand)]
-pub enum PowerChange {
+pub enum PowerCommand {
     /// Take back an order to reboot or to switch that was not begun
     #[command(after_help = examples::POWER_CANCEL)]
     Cancel(CancelPower),
@@ -585,13 +585,13 @@ pub struct CancelPower {
 
 /// What can be done with a retirement that was begun.
 #[derive(Debug, Subcommand)]
-pub enum RetireChange {
+pub enum RetireCommand {
     /// Let it stay; possible until its provider is told to take it back
     #[command(after_help = examples::RETIRE_CANCEL)]
     Cancel(CancelRetire),
     /// Leave out the stage that it is at, when that cannot be done
     #[command(after_help = examples::RETIRE_WAIVE)]
-    Waive(Waive),
+    Waive(WaiveStage),
 }
 
 /// A machine that is to stay.
@@ -607,7 +607,7 @@ pub struct CancelRetire {
 
 /// A stage to leave out.
 #[derive(Debug, Args)]
-pub struct Waive {
+pub struct WaiveStage {
     /// The machine
     #[arg(value_name = "M")]
     pub machine: String,
@@ -615,8 +615,8 @@ pub struct Waive {
     #[arg(value_name = "STAGE")]
     pub stage: String,
     /// What then remains undone, word by word; without the right words, they are said
-    #[arg(long = "i_know", value_name = "WORDS", default_value = "")]
-    pub i_know: String,
+    #[arg(long = "confirm", value_name = "WORDS", default_value = "")]
+    pub confirm: String,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -638,7 +638,7 @@ pub struct AllowHostKey {
 
 /// Declares a restoration.
 #[derive(Debug, Args)]
-pub struct Restored {
+pub struct DeclareRestoredArgs {
     /// Which backup, and why: kept in every machine's history
     #[arg(long, value_name = "TEXT")]
     pub reason: String,

@@ -1,8 +1,7 @@
-//! `describe machine`: everything that is known of one machine.
+//! `describe machine`: all facts, schedule and history of one machine.
 //!
-//! Facts are found by reflection and shown column by column, so that a fact of a
-//! newer schema is not hidden. Bytes that this release understands (a hardware
-//! report, host keys) are shown as what they mean, others as bytes.
+//! Facts are found by reflection and shown column by column, so that a fact of a newer schema is not hidden. Bytes
+//! that this release understands (a hardware report, host keys) are decoded, others are shown as bytes.
 
 use std::fmt::Write as _;
 
@@ -11,120 +10,126 @@ use serde_json::{Map, Value};
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::find::id_of;
-use crate::bmdb::inspect::{self, HistoryLine, Tag};
-use crate::bmdb::tags::tags;
+use crate::bmdb::inspect::{self, HistoryEntry, Tag};
+use crate::bmdb::machine_lookup::machine_id;
+use crate::bmdb::tags::list_tags;
+use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
-use crate::cli::get::json;
-use crate::cli::machine::find;
-use crate::cli::output::{Format, table, width};
-use crate::cli::remote::refused;
-use crate::cli::source::Source;
-use crate::cli::{hardware, remote_outlook, timeline};
+use crate::cli::fleet_client::status_to_error;
+use crate::cli::get::format_json;
+use crate::cli::machine_lookup::find_machine;
+use crate::cli::output::{Format, format_table, terminal_width};
+use crate::cli::{api_streams, hardware_report, timeline};
 use crate::model::host_key::HostKey;
-use crate::model::layout::labelled;
+use crate::model::humanize::{relative_and_absolute_time, relative_time};
 use crate::model::machine_view::{LaneView, MachineName};
 use crate::model::phase::phase_of;
-use crate::model::telling::{both, relative};
+use crate::model::text_layout::format_labelled;
 use crate::model::time::{Span, Timestamp};
-use crate::model::waits::{Wait, backoffs, postponements};
+use crate::model::waits::{ProcessWait, backoff_waits, postponement_waits};
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::machines_client::MachinesClient;
 
-/// How many of the last events are shown.
-const EVENTS: i64 = 10;
-/// Longest bytes that are shown in full.
-const SHOWN_BYTES: usize = 64;
+/// Number of most recent events to show.
+const EVENT_LIMIT: i64 = 10;
+/// Longest value, in bytes, that is shown in full.
+const MAX_SHOWN_BYTES: usize = 64;
 
-/// What is known of a machine, whoever was asked for it.
-pub struct Described {
-    /// Its names.
+/// The description of a machine, as either backend returns it.
+pub struct MachineDescription {
+    /// UUID, provider and provider's id.
     pub name: MachineName,
-    /// Where it is in its life.
+    /// Phase of the machine's life cycle.
     pub phase: &'static str,
-    /// Since when it is known.
+    /// When the machine was added to the BMDB.
     pub created_at: Timestamp,
-    /// The moment that all of this is about.
+    /// When all of this was read.
     pub at: Timestamp,
-    /// Its facts.
+    /// The machine's facts, by table.
     pub tags: Vec<Tag>,
-    /// Both lanes.
+    /// Schedule of both lanes of the machine.
     pub schedule: Vec<LaneView>,
-    /// Processes that failed.
-    pub backoffs: Vec<Wait>,
-    /// Processes that were put off.
-    pub postponements: Vec<Wait>,
-    /// Newest first.
-    pub events: Vec<HistoryLine>,
+    /// Processes that wait because their last run failed.
+    pub backoffs: Vec<ProcessWait>,
+    /// Processes that wait because they were postponed.
+    pub postponements: Vec<ProcessWait>,
+    /// Most recent history entries, newest first.
+    pub events: Vec<HistoryEntry>,
 }
 
 #[derive(Serialize)]
-struct Description<'a> {
+struct DescriptionOutput<'a> {
     #[serde(flatten)]
     name: &'a MachineName,
     phase: &'static str,
     created_at: Timestamp,
     at: Timestamp,
-    /// Every fact by the name of its table, as its row.
+    /// Every fact: name of its table, its row.
     facts: Map<String, Value>,
-    /// Lines of the hardware report: what, text.
+    /// Lines of the hardware report: label, text.
     hardware: Vec<(String, String)>,
     schedule: &'a [LaneView],
-    backoffs: &'a [Wait],
-    postponements: &'a [Wait],
-    /// Newest first.
-    events: &'a [HistoryLine],
+    backoffs: &'a [ProcessWait],
+    postponements: &'a [ProcessWait],
+    /// Most recent history entries, newest first.
+    events: &'a [HistoryEntry],
 }
 
-/// `describe machine M`.
-pub async fn machine(source: &Source, machine: &str, format: Format) -> Result<String, CliError> {
+/// Runs `describe machine M`: fetches and prints the description.
+pub async fn describe_machine(source: &Backend, machine: &str, format: Format) -> Result<String, CliError> {
     let described = match source {
-        Source::Direct(bmdb) => read(bmdb, machine).await?,
-        Source::Api(remote) => {
+        Backend::Direct(bmdb) => read_description(bmdb, machine).await?,
+        Backend::Api(remote) => {
             let request = v1::DescribeMachineRequest { machine: machine.to_owned() };
-            let said = MachinesClient::new(remote.service()).describe(request).await.map_err(refused)?;
-            remote_outlook::described(said.into_inner())?
+            let response = MachinesClient::new(remote.authorized_channel())
+                .describe(request)
+                .await
+                .map_err(status_to_error)?;
+            api_streams::decode_description(response.into_inner())?
         }
     };
     match format {
-        Format::Json => json(&description(&described)),
-        Format::Table => Ok(render(&described)),
+        Format::Json => format_json(&description_output(&described)),
+        Format::Table => Ok(render_description(&described)),
     }
 }
 
-async fn read(bmdb: &Bmdb, machine: &str) -> Result<Described, CliError> {
-    let name = find(bmdb, machine).await?;
-    let id = id_of(&name);
+async fn read_description(bmdb: &Bmdb, machine: &str) -> Result<MachineDescription, CliError> {
+    let name = find_machine(bmdb, machine).await?;
+    let id = machine_id(&name);
     let view = bmdb.machine_view(id).await?;
     let (tags, events) = bmdb
-        .inspect(move |tx| {
+        .transact_read_only(move |tx| {
             Box::pin(async move {
-                Ok::<_, BmdbError>((tags(tx, id).await?, inspect::history(tx, id, None, EVENTS).await?))
+                Ok::<_, BmdbError>((
+                    list_tags(tx, id).await?,
+                    inspect::list_history(tx, id, None, EVENT_LIMIT).await?,
+                ))
             })
         })
         .await?;
     let (facts, now) = (&view.facts, view.at);
-    Ok(Described {
+    Ok(MachineDescription {
         name: view.name(),
         phase: phase_of(facts, &view.policy, now).as_str(),
         created_at: facts.created_at,
         at: now,
         tags,
-        backoffs: backoffs(facts, now),
-        postponements: postponements(facts, now),
+        backoffs: backoff_waits(facts, now),
+        postponements: postponement_waits(facts, now),
         events,
         schedule: view.lanes,
     })
 }
 
-fn description(of: &Described) -> Description<'_> {
-    Description {
+fn description_output(of: &MachineDescription) -> DescriptionOutput<'_> {
+    DescriptionOutput {
         name: &of.name,
         phase: of.phase,
         created_at: of.created_at,
         at: of.at,
         facts: of.tags.iter().map(|tag| (tag.table.clone(), Value::Object(tag.row.clone()))).collect(),
-        hardware: of.tags.iter().flat_map(hardware_of).collect(),
+        hardware: of.tags.iter().flat_map(hardware_lines).collect(),
         schedule: &of.schedule,
         backoffs: &of.backoffs,
         postponements: &of.postponements,
@@ -132,63 +137,65 @@ fn description(of: &Described) -> Description<'_> {
     }
 }
 
-fn hardware_of(tag: &Tag) -> Vec<(String, String)> {
-    let Some(bytes) = tag.row.get("report").and_then(bytes_of) else { return Vec::new() };
+fn hardware_lines(tag: &Tag) -> Vec<(String, String)> {
+    let Some(bytes) = tag.row.get("report").and_then(parse_bytea) else { return Vec::new() };
     if tag.table != "machine_hardware_report" {
         return Vec::new();
     }
-    hardware::describe(&bytes)
+    hardware_report::describe_report(&bytes)
         .unwrap_or_else(|error| vec![("unreadable".to_owned(), format!("{} bytes: {error}", bytes.len()))])
 }
 
-fn render(of: &Described) -> String {
-    let (now, width) = (of.at, width());
-    let mut text = labelled(
+fn render_description(of: &MachineDescription) -> String {
+    let (now, width) = (of.at, terminal_width());
+    let mut text = format_labelled(
         0,
         &[
             ("machine".to_owned(), of.name.machine.to_string()),
-            ("name".to_owned(), of.name.short()),
+            ("name".to_owned(), of.name.short_name()),
             ("phase".to_owned(), of.phase.to_owned()),
-            ("known since".to_owned(), both(of.created_at, now)),
+            ("known since".to_owned(), relative_and_absolute_time(of.created_at, now)),
         ],
         width,
     );
     for tag in &of.tags {
         let title = tag.table.strip_prefix("machine_").unwrap_or(&tag.table);
         let _ = write!(text, "\n{title}\n");
-        text.push_str(&labelled(2, &columns(tag, now), width));
-        let hardware = hardware_of(tag);
+        text.push_str(&format_labelled(2, &column_lines(tag, now), width));
+        let hardware = hardware_lines(tag);
         if !hardware.is_empty() {
-            text.push_str(&labelled(4, &hardware, width));
+            text.push_str(&format_labelled(4, &hardware, width));
         }
     }
     for lane in &of.schedule {
         let _ = write!(text, "\nschedule, lane {}\n", lane.lane);
-        text.push_str(&labelled(2, &lane_lines(lane, now), width));
+        text.push_str(&format_labelled(2, &lane_lines(lane, now), width));
     }
-    text.push_str(&waits("backoffs", &of.backoffs, now, width));
-    text.push_str(&waits("postponed", &of.postponements, now, width));
-    let shown: Vec<Vec<String>> = timeline::rows(&of.events);
+    text.push_str(&format_waits("backoffs", &of.backoffs, now, width));
+    text.push_str(&format_waits("postponed", &of.postponements, now, width));
+    let shown: Vec<Vec<String>> = timeline::event_rows(&of.events);
     if !shown.is_empty() {
         text.push_str("\nlast events, newest first\n");
-        for line in table(&timeline::HEADERS, &shown, width.map(|width| width.saturating_sub(2))).lines() {
+        for line in
+            format_table(&timeline::EVENT_HEADERS, &shown, width.map(|width| width.saturating_sub(2))).lines()
+        {
             let _ = writeln!(text, "  {line}");
         }
     }
     text
 }
 
-fn columns(tag: &Tag, now: Timestamp) -> Vec<(String, String)> {
+fn column_lines(tag: &Tag, now: Timestamp) -> Vec<(String, String)> {
     tag.columns
         .iter()
         .filter_map(|column| {
             let value = tag.row.get(&column.name)?;
             let text = match (value, column.kind.as_str()) {
                 (Value::Null, _) => return None,
-                (Value::String(_), "bytea") => bytes_as_text(tag, &column.name, value),
-                (Value::String(moment), "timestamp with time zone") => {
-                    moment.parse::<Timestamp>().map_or_else(|_| moment.clone(), |moment| both(moment, now))
-                }
+                (Value::String(_), "bytea") => format_bytea(tag, &column.name, value),
+                (Value::String(moment), "timestamp with time zone") => moment
+                    .parse::<Timestamp>()
+                    .map_or_else(|_| moment.clone(), |moment| relative_and_absolute_time(moment, now)),
                 (Value::String(text), _) => text.clone(),
                 (other, _) => other.to_string(),
             };
@@ -197,20 +204,20 @@ fn columns(tag: &Tag, now: Timestamp) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Bytes as PostgreSQL writes them into JSON: `\x0102`.
-fn bytes_of(value: &Value) -> Option<Vec<u8>> {
+/// Parses bytes in the form in which PostgreSQL writes them into JSON: `\x0102`.
+fn parse_bytea(value: &Value) -> Option<Vec<u8>> {
     hex::decode(value.as_str()?.strip_prefix("\\x")?).ok()
 }
 
-fn bytes_as_text(tag: &Tag, column: &str, value: &Value) -> String {
-    let Some(bytes) = bytes_of(value) else { return value.to_string() };
+fn format_bytea(tag: &Tag, column: &str, value: &Value) -> String {
+    let Some(bytes) = parse_bytea(value) else { return value.to_string() };
     if tag.table == "machine_ssh_host_key" {
         return HostKey { algorithm: String::new(), key: bytes }.fingerprint();
     }
     if tag.table == "machine_hardware_report" && column == "report" {
         return format!("{} bytes:", bytes.len());
     }
-    if bytes.len() > SHOWN_BYTES { format!("{} bytes", bytes.len()) } else { hex::encode(bytes) }
+    if bytes.len() > MAX_SHOWN_BYTES { format!("{} bytes", bytes.len()) } else { hex::encode(bytes) }
 }
 
 fn lane_lines(lane: &LaneView, now: Timestamp) -> Vec<(String, String)> {
@@ -218,15 +225,17 @@ fn lane_lines(lane: &LaneView, now: Timestamp) -> Vec<(String, String)> {
     let mut add = |label: &str, value: String| lines.push((label.to_owned(), value));
     match (&lane.process, lane.ready_at) {
         (Some(process), Some(at)) if lane.timer => {
-            add("next", format!("{process}, not before {}", both(at, now)));
+            add("next", format!("{process}, not before {}", relative_and_absolute_time(at, now)));
         }
-        (Some(process), Some(at)) => add("next", format!("{process} {}", both(at, now))),
+        (Some(process), Some(at)) => {
+            add("next", format!("{process} {}", relative_and_absolute_time(at, now)));
+        }
         _ => add("next", "nothing by time alone".to_owned()),
     }
     add("reason", lane.reason.clone());
     add("decided at", lane.decided_at.clone());
     if let Some(at) = lane.deadline {
-        add("deadline", both(at, now));
+        add("deadline", relative_and_absolute_time(at, now));
     }
     add("priority", lane.priority.to_string());
     add("fence", lane.fence.to_string());
@@ -234,25 +243,33 @@ fn lane_lines(lane: &LaneView, now: Timestamp) -> Vec<(String, String)> {
         add("losses", lane.losses.to_string());
     }
     if let Some(at) = lane.not_before.filter(|at| *at > now) {
-        add("not before", both(at, now));
+        add("not before", relative_and_absolute_time(at, now));
     }
     if let Some(work) = &lane.work {
         let who = work.component.as_deref().unwrap_or("?");
         let host = work.host.as_deref().unwrap_or("?");
         let pid = work.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
         let ends = match (work.session_closed_at, work.session_deadline) {
-            (Some(at), _) => format!("ended {}", relative(at, now)),
-            (None, Some(at)) => format!("ends {}", relative(at, now)),
+            (Some(at), _) => format!("ended {}", relative_time(at, now)),
+            (None, Some(at)) => format!("ends {}", relative_time(at, now)),
             (None, None) => "unknown".to_owned(),
         };
-        add("under way", format!("{} since {}, fence {}", work.process, both(work.since, now), work.fence));
+        add(
+            "under way",
+            format!(
+                "{} since {}, fence {}",
+                work.process,
+                relative_and_absolute_time(work.since, now),
+                work.fence
+            ),
+        );
         add("held by", format!("{who} on {host}, pid {pid}"));
         add("session", format!("{}, {ends}", work.session));
     }
     lines
 }
 
-fn waits(title: &str, waits: &[Wait], now: Timestamp, width: Option<usize>) -> String {
+fn format_waits(title: &str, waits: &[ProcessWait], now: Timestamp, width: Option<usize>) -> String {
     if waits.is_empty() {
         return String::new();
     }
@@ -265,8 +282,11 @@ fn waits(title: &str, waits: &[Wait], now: Timestamp, width: Option<usize>) -> S
                     let interval = Span::seconds(last);
                     format!("{count} in a row, waits {interval}; ")
                 });
-            (wait.process.to_owned(), format!("{failures}{state} {}: {}", both(wait.until, now), wait.reason))
+            (
+                wait.process.to_owned(),
+                format!("{failures}{state} {}: {}", relative_and_absolute_time(wait.until, now), wait.reason),
+            )
         })
         .collect();
-    format!("\n{title}\n{}", labelled(2, &lines, width))
+    format!("\n{title}\n{}", format_labelled(2, &lines, width))
 }

@@ -1,20 +1,20 @@
-//! `--dry_run`: an order is decided on what is known at that moment, and nothing is changed.
+//! `--dry_run`: decide an order without changing anything.
 //!
-//! It stands where `--idempotency_key` does, except at credentials: what would be said of one that is not made
-//! helps nobody.
+//! Every command with `--idempotency_key` has this flag, except the commands about credentials: the result of a
+//! credential that is not created is of no use.
 
 use clap::{Arg, ArgAction, ArgMatches};
 use serde_json::Value;
 
 const FLAG: &str = "dry_run";
-/// Where nothing is tried out.
-pub const WITHOUT: [&str; 2] = ["declare", "tokens"];
+/// Commands without a dry run.
+pub const EXCLUDED_COMMANDS: [&str; 2] = ["declare", "tokens"];
 
 tokio::task_local! {
-    static ASKED: bool;
+    static IS_DRY_RUN: bool;
 }
 
-/// The flag.
+/// The definition of `--dry_run`.
 #[must_use]
 pub fn flag() -> Arg {
     Arg::new(FLAG)
@@ -24,33 +24,33 @@ pub fn flag() -> Arg {
         .help("Only say what would become of it: nothing is changed, and the audit has a line that says so")
 }
 
-/// Whether it was typed after some subcommand.
+/// Whether the flag is given after some subcommand.
 #[must_use]
-pub fn typed(matches: &ArgMatches) -> bool {
+pub fn is_given(matches: &ArgMatches) -> bool {
     let here = matches.try_get_one::<bool>(FLAG).ok().flatten().copied().unwrap_or_default();
-    here || matches.subcommand().is_some_and(|(_, matches)| typed(matches))
+    here || matches.subcommand().is_some_and(|(_, matches)| is_given(matches))
 }
 
-/// Does `what`, whose orders change nothing if that was asked for.
-pub async fn scope<T>(asked: bool, what: impl Future<Output = T>) -> T {
-    ASKED.scope(asked, what).await
+/// Runs `what`. If the dry run was requested, its orders change nothing.
+pub async fn with_dry_run<T>(requested: bool, what: impl Future<Output = T>) -> T {
+    IS_DRY_RUN.scope(requested, what).await
 }
 
-/// Whether orders are to change nothing.
+/// Whether the current orders are a dry run.
 #[must_use]
-pub fn asked() -> bool {
-    ASKED.try_with(|asked| *asked).unwrap_or_default()
+pub fn is_active() -> bool {
+    IS_DRY_RUN.try_with(|requested| *requested).unwrap_or_default()
 }
 
-/// What became of an order, as a line for people.
+/// Formats the outcome of an order for people, and marks a dry run.
 #[must_use]
-pub fn line(said: &str) -> String {
-    if asked() { format!("nothing was changed; without --dry_run: {said}") } else { said.to_owned() }
+pub fn annotate_text(text: &str) -> String {
+    if is_active() { format!("nothing was changed; without --dry_run: {text}") } else { text.to_owned() }
 }
 
-/// The same for programs.
-pub fn mark(answer: &mut Value) {
-    if let (true, Value::Object(fields)) = (asked(), answer) {
+/// Marks a dry run in the JSON output.
+pub fn annotate_json(answer: &mut Value) {
+    if let (true, Value::Object(fields)) = (is_active(), answer) {
         fields.insert(FLAG.to_owned(), Value::Bool(true));
     }
 }
@@ -60,13 +60,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cli::order_key::grammar;
+    use crate::cli::idempotency_key::grammar;
 
     #[test]
-    fn flag_is_found_where_it_was_typed_and_stands_at_no_credential() {
+    fn flag_follows_any_subcommand_but_those_of_credentials() {
         let found = |line: &[&str]| {
             let line = ["shepherdctl"].iter().chain(line);
-            grammar().try_get_matches_from(line).map(|matches| typed(&matches)).ok()
+            grammar().try_get_matches_from(line).map(|matches| is_given(&matches)).ok()
         };
         assert_eq!(found(&["hold", "m", "--reason", "r"]), Some(false));
         assert_eq!(found(&["hold", "m", "--reason", "r", "--dry_run"]), Some(true));
@@ -77,8 +77,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_say_that_nothing_was_changed() {
-        for (asked, said, marked) in [
+    async fn outcomes_say_that_nothing_was_changed() {
+        for (requested, text, marked) in [
             (false, "m is held", json!({ "changed": true })),
             (
                 true,
@@ -86,10 +86,10 @@ mod tests {
                 json!({ "changed": true, "dry_run": true }),
             ),
         ] {
-            scope(asked, async {
+            with_dry_run(requested, async {
                 let mut answer = json!({ "changed": true });
-                mark(&mut answer);
-                assert_eq!((line("m is held"), answer), (said.to_owned(), marked));
+                annotate_json(&mut answer);
+                assert_eq!((annotate_text("m is held"), answer), (text.to_owned(), marked));
             })
             .await;
         }

@@ -1,60 +1,61 @@
-//! What can go wrong, told apart by whose it is: that decides the exit code.
+//! Errors of `shepherdctl` and their exit codes. The variants separate errors of the caller from failures, because
+//! that decides the exit code.
 
 use crate::bmdb::error::BmdbError;
 
-/// Why a command did not do what was asked.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
-    /// What was typed cannot be.
+    /// The input is invalid.
     #[error("{0}")]
-    Wrong(String),
-    /// The database.
+    Invalid(String),
+    /// The BMDB returned an error.
     #[error("{}", .0.with_advice())]
     Bmdb(#[from] BmdbError),
-    /// An order that needs another admin: a sentence, and the key to give it again with.
-    #[error("{said}")]
-    SecondPerson {
-        /// The sentence.
-        said: String,
-        /// The key.
-        key: String,
+    /// The order needs the approval of a second admin.
+    #[error("{message}")]
+    ApprovalRequired {
+        /// What the caller has to do, as a sentence.
+        message: String,
+        /// The key with which to repeat the order.
+        idempotency_key: String,
     },
-    /// What was asked for failed: a sentence.
+    /// The command failed; the text is a sentence.
     #[error("{0}")]
     Failed(String),
-    /// The answer cannot be written.
+    /// The output could not be written.
     #[error("cannot write the answer: {0}")]
     Output(#[from] std::io::Error),
-    /// The answer is no JSON.
+    /// The response is not valid JSON.
     #[error("cannot write the answer as JSON: {0}")]
     Json(#[from] serde_json::Error),
 }
 
 impl CliError {
-    /// The idempotency key that the same order is to be given again with, where another admin has to approve it.
+    /// The idempotency key with which to repeat the order after another admin has approved it.
     #[must_use]
-    pub fn key_to_repeat_with(&self) -> Option<&str> {
+    pub fn idempotency_key(&self) -> Option<&str> {
         match self {
-            Self::SecondPerson { key, .. } => Some(key),
-            Self::Bmdb(BmdbError::SecondPerson(wanted)) => Some(&wanted.key),
+            Self::ApprovalRequired { idempotency_key: key, .. } => Some(key),
+            Self::Bmdb(BmdbError::ApprovalRequired(wanted)) => Some(&wanted.idempotency_key),
             _ => None,
         }
     }
 
-    /// 2 for what the caller got wrong, 1 for what failed.
+    /// 2 for an error of the caller, 1 for a failure.
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
-            // A database of another release is the wrong one to name, as `shepherd` says too.
-            Self::Wrong(_)
-            | Self::SecondPerson { .. }
+            // The caller named the wrong database if it is of another release. `shepherd` decides the same.
+            Self::Invalid(_)
+            | Self::ApprovalRequired { .. }
             | Self::Bmdb(
-                BmdbError::Url { .. }
+                BmdbError::InvalidUrl { .. }
                 | BmdbError::NoSuchMachine(_)
                 | BmdbError::NoSuchCredential(_)
-                | BmdbError::KeyOfAnotherOrder { .. }
-                | BmdbError::OrderRefused { .. }
-                | BmdbError::SecondPerson(_)
+                | BmdbError::IdempotencyKeyReused { .. }
+                | BmdbError::OrderRejected { .. }
+                | BmdbError::ApprovalRequired(_)
                 | BmdbError::NewerSchema { .. }
                 | BmdbError::OlderSchema { .. },
             ) => 2,

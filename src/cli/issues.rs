@@ -1,73 +1,74 @@
-//! `issues`: what is wrong, most urgent first.
+//! `issues`: list problems of the fleet, most urgent first.
 //!
-//! What is wrong is derived by [`crate::model::issues`]; here it is asked for and printed.
+//! [`crate::model::issues`] derives the issues. This module fetches and prints them.
 
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use crate::cli::api_streams;
+use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
-use crate::cli::get::json;
-use crate::cli::output::{Format, table, width};
-use crate::cli::remote_outlook;
-use crate::cli::source::Source;
-use crate::model::issues::{Issue, issues as derive};
-use crate::model::layout::labelled;
-use crate::model::telling::rough;
+use crate::cli::get::format_json;
+use crate::cli::output::{Format, format_table, terminal_width};
+use crate::model::humanize::humanize_duration;
+use crate::model::issues::{Issue, find_issues as derive};
+use crate::model::text_layout::format_labelled;
 use crate::model::time::{Timestamp, between};
 
 #[derive(Serialize)]
-struct IssuesAnswer {
+struct IssuesOutput {
     at: Timestamp,
-    /// Most urgent first.
+    /// Current issues, most urgent first.
     issues: Vec<Issue>,
 }
 
-/// `issues`.
-pub async fn issues(source: &Source, format: Format) -> Result<String, CliError> {
+/// Runs `issues`: fetches and prints the issues.
+pub async fn show_issues(source: &Backend, format: Format) -> Result<String, CliError> {
     let (at, issues) = match source {
-        Source::Direct(bmdb) => {
-            let evidence = bmdb.evidence().await?;
+        Backend::Direct(bmdb) => {
+            let evidence = bmdb.read_issue_inputs().await?;
             (evidence.at, derive(&evidence))
         }
-        Source::Api(remote) => remote_outlook::issues(remote).await?,
+        Backend::Api(remote) => api_streams::fetch_issues(remote).await?,
     };
     match format {
-        Format::Json => json(&IssuesAnswer { at, issues }),
-        Format::Table => Ok(render(&issues, at)),
+        Format::Json => format_json(&IssuesOutput { at, issues }),
+        Format::Table => Ok(render_issues(&issues, at)),
     }
 }
 
-fn render(issues: &[Issue], now: Timestamp) -> String {
+fn render_issues(issues: &[Issue], now: Timestamp) -> String {
     if issues.is_empty() {
         return "no issues\n".to_owned();
     }
-    let rows: Vec<Vec<String>> = issues.iter().map(|issue| row(issue, now)).collect();
-    let mut text = table(&["SEVERITY", "ISSUE", "ABOUT", "SINCE", "EVIDENCE"], &rows, width());
+    let rows: Vec<Vec<String>> = issues.iter().map(|issue| issue_row(issue, now)).collect();
+    let mut text =
+        format_table(&["SEVERITY", "ISSUE", "ABOUT", "SINCE", "EVIDENCE"], &rows, terminal_width());
     text.push_str("\nWhat to do:\n");
-    let mut told: Vec<&str> = Vec::new();
+    let mut messages: Vec<&str> = Vec::new();
     for issue in issues {
-        // What differs between issues of one kind is a name in a command.
-        if told.contains(&issue.id) {
+        // Issues of one kind differ only by the name in a command, so each kind is explained once.
+        if messages.contains(&issue.id) {
             continue;
         }
-        told.push(issue.id);
+        messages.push(issue.id);
         let remedy = format!("{} (more in {})", issue.remedy, issue.page);
-        text.push_str(&labelled(2, &[(issue.id.to_owned(), remedy)], width()));
+        text.push_str(&format_labelled(2, &[(issue.id.to_owned(), remedy)], terminal_width()));
     }
-    let more = issues.len() - told.len();
+    let more = issues.len() - messages.len();
     if more > 0 {
         let _ = writeln!(text, "\nof the {more} others of these kinds `-o json` says what to do");
     }
     text
 }
 
-fn row(issue: &Issue, now: Timestamp) -> Vec<String> {
+fn issue_row(issue: &Issue, now: Timestamp) -> Vec<String> {
     vec![
         issue.severity.as_str().to_owned(),
         issue.id.to_owned(),
-        issue.about.clone(),
-        issue.since.map_or_else(|| "-".to_owned(), |since| rough(between(since, now))),
-        issue.evidence.clone(),
+        issue.subject.clone(),
+        issue.since.map_or_else(|| "-".to_owned(), |since| humanize_duration(between(since, now))),
+        issue.message.clone(),
     ]
 }

@@ -1,8 +1,9 @@
-//! `logs M [LOG]`: a log of a machine, or which logs it has.
+//! `logs`: request and follow logs of a machine. `logs M` lists its logs, `logs M LOG` prints one.
 //!
-//! A machine is asked with the answer to its next heartbeat and brings the log itself, so the answer takes a while; whoever
-//! waits is told for what. The request is an order like any other: it is in the audit, and its answer may be lost and asked
-//! for again. What has come is taken from whichever server of the context answers (`Reader`).
+//! The request reaches the machine with the response to its next heartbeat, and the machine then uploads the log. So a
+//! result takes a while, and a line on standard error reports what the command waits for. The request is an order like
+//! any other: it is in the audit, and it can be repeated if its response is lost. The uploaded parts are read from
+//! whichever server of the context answers (`LogReader`).
 
 use std::time::Duration;
 
@@ -12,39 +13,39 @@ use tokio::time::{Instant, sleep};
 use tonic::Code;
 use uuid::Uuid;
 
-use crate::bmdb::action::Done;
+use crate::bmdb::action::OrderOutcome;
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::find::id_of;
-use crate::bmdb::log_request::{Reading, request_of};
-use crate::cli::again;
+use crate::bmdb::log_request::{LogReadResult, request_id_of};
+use crate::bmdb::machine_lookup::machine_id;
+use crate::cli::api_decode;
+use crate::cli::backend::Backend;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
+use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::get;
-use crate::cli::machine::find;
-use crate::cli::operate::{direct, reason_or_none, told, who};
-use crate::cli::output::{Format, Output, print_on, say, table, width};
-use crate::cli::remote::{Remote, refused};
-use crate::cli::remote_read;
-use crate::cli::source::Source;
-use crate::cli::tokens::span;
-use crate::model::log_request::{DEFAULT_LINES, MOST_LINES, State, There, Wanted};
+use crate::cli::machine_lookup::find_machine;
+use crate::cli::machine_orders::{current_user, direct_order, format_outcome, reason_or_placeholder};
+use crate::cli::order_retry;
+use crate::cli::output::{Format, Output, format_table, print_chunk, print_stderr, terminal_width};
+use crate::cli::tokens::parse_lifetime;
+use crate::model::log_request::{AvailableLog, DEFAULT_LINES, LogQuery, LogRequestState, MAX_LINES};
 use crate::model::machine_view::MachineName;
 use crate::model::time::Span;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::logs_client::LogsClient;
 
-/// How often it is looked whether something has come.
-const PAUSE: Duration = Duration::from_millis(500);
-/// How long servers are tried that do not answer.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// For how long a wait needs no word.
-const WORDLESS: Duration = Duration::from_secs(2);
-/// How the audit knows the order.
+/// Interval between two polls for new parts.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// How long to retry while no server answers.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long to wait without a report on standard error.
+const SILENT_WAIT: Duration = Duration::from_secs(2);
+/// Name of the order in the audit.
 const RPC: &str = "shepherd.fleet.v1.Logs/Ask";
 
 /// Which log of which machine.
 #[derive(Debug, Args)]
-pub struct Logs {
+pub struct LogsArgs {
     /// The machine
     #[arg(value_name = "M")]
     pub machine: String,
@@ -52,10 +53,10 @@ pub struct Logs {
     #[arg(value_name = "LOG")]
     pub log: Option<String>,
     /// Most lines to show: the last ones that there are
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_LINES, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_LINES)))]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_LINES, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LINES)))]
     pub lines: u32,
     /// No line that is older than this, by the machine's clock: 10m, 2h
-    #[arg(long, value_name = "SPAN", value_parser = span)]
+    #[arg(long, value_name = "SPAN", value_parser = parse_lifetime)]
     pub since: Option<Span>,
     /// Go on with what is added, for an hour at the most
     #[arg(long, short, requires = "log")]
@@ -65,9 +66,9 @@ pub struct Logs {
     pub reason: Option<String>,
 }
 
-impl Logs {
-    fn wanted(&self) -> Wanted {
-        Wanted {
+impl LogsArgs {
+    fn query(&self) -> LogQuery {
+        LogQuery {
             log: self.log.clone().unwrap_or_default(),
             lines: self.lines,
             since: self.since,
@@ -76,63 +77,63 @@ impl Logs {
     }
 }
 
-/// What came of asking.
-enum Asked {
-    /// Nothing is to be read: it was a dry run.
-    Said(MachineName, Done),
-    /// Something is.
-    Read(Box<Reader>),
+/// Outcome of a log request.
+enum LogRequestOutcome {
+    /// It was a dry run, so there is nothing to read.
+    DryRun(MachineName, OrderOutcome),
+    /// The request was accepted; the reader returns the log.
+    Accepted(Box<LogReader>),
 }
 
-/// Takes what comes of a request.
-struct Reader {
-    whom: Whom,
+/// Reads the uploaded parts of one log request.
+struct LogReader {
+    backend: LogBackend,
     name: MachineName,
     request: Uuid,
-    taken: i64,
-    /// When somebody answered last.
-    answered: Instant,
-    begun: Instant,
-    told_wait: bool,
+    parts_read: i64,
+    /// When a server last answered.
+    responded_at: Instant,
+    started_at: Instant,
+    wait_reported: bool,
 }
 
-enum Whom {
+enum LogBackend {
     Direct(Bmdb),
-    Api(Remote),
+    Api(FleetClient),
 }
 
-/// What has come.
-struct Came {
-    state: State,
+/// Lines and state of a request since the last read.
+struct LogUpdate {
+    state: LogRequestState,
     lines: Vec<String>,
-    there: Vec<There>,
+    available_logs: Vec<AvailableLog>,
     note: Option<String>,
 }
 
-impl From<Reading> for Came {
-    fn from(read: Reading) -> Self {
+impl From<LogReadResult> for LogUpdate {
+    fn from(read: LogReadResult) -> Self {
         let lines = read.lines.lines().map(str::to_owned).collect();
-        Self { state: read.state, lines, there: read.there, note: read.note }
+        Self { state: read.state, lines, available_logs: read.available_logs, note: read.note }
     }
 }
 
-async fn ask(source: &Source, asked: &Logs) -> Result<Asked, CliError> {
-    let wanted = asked.wanted();
-    wanted.check().map_err(|(_, said)| CliError::Wrong(said))?;
+async fn request_log(source: &Backend, args: &LogsArgs) -> Result<LogRequestOutcome, CliError> {
+    let wanted = args.query();
+    wanted.validate().map_err(|(_, text)| CliError::Invalid(text))?;
     let (whom, name, request, done) = match source {
-        Source::Direct(bmdb) => {
-            let name = find(bmdb, &asked.machine).await?;
-            // How often machines call, which decides how long they are waited for.
+        Backend::Direct(bmdb) => {
+            let name = find_machine(bmdb, &args.machine).await?;
+            // Refreshes the cached policy: its heartbeat interval decides how long to wait for the machine.
             bmdb.read_policy().await?;
-            let order = direct(RPC, name.short(), asked.reason.as_deref());
-            let carried = bmdb.ask_for_log(order, (id_of(&name), name.short()), wanted).await?;
-            (Whom::Direct(bmdb.clone()), name, request_of(&carried), carried.done)
+            let order = direct_order(RPC, name.short_name(), args.reason.as_deref());
+            let carried = bmdb.request_log(order, (machine_id(&name), name.short_name()), wanted).await?;
+            (LogBackend::Direct(bmdb.clone()), name, request_id_of(&carried), carried.outcome)
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let mut remote = remote.clone();
             let give = async |service, order| {
                 let request = v1::AskLogRequest {
-                    machine: asked.machine.clone(),
+                    machine: args.machine.clone(),
                     order: Some(order),
                     log: wanted.log.clone(),
                     lines: wanted.lines,
@@ -141,67 +142,76 @@ async fn ask(source: &Source, asked: &Logs) -> Result<Asked, CliError> {
                 };
                 LogsClient::new(service).ask(request).await
             };
-            let said = again::order(&mut remote, reason_or_none(asked.reason.as_deref()), give).await?;
-            let order = said.order.unwrap_or_default();
-            let done = Done { changed: order.changed, said: order.said };
-            (Whom::Api(remote), remote_read::name(order.name)?, said.request.parse().ok(), done)
+            let response =
+                order_retry::send_order(&mut remote, reason_or_placeholder(args.reason.as_deref()), give)
+                    .await?;
+            let order = response.order.unwrap_or_default();
+            let done = OrderOutcome { changed: order.changed, message: order.said };
+            (
+                LogBackend::Api(remote),
+                api_decode::decode_machine_name(order.name)?,
+                response.request.parse().ok(),
+                done,
+            )
         }
     };
     let now = Instant::now();
-    Ok(match request.filter(|_| !dry_run::asked()) {
-        None => Asked::Said(name, done),
-        Some(request) => Asked::Read(Box::new(Reader {
-            whom,
+    Ok(match request.filter(|_| !dry_run::is_active()) {
+        None => LogRequestOutcome::DryRun(name, done),
+        Some(request) => LogRequestOutcome::Accepted(Box::new(LogReader {
+            backend: whom,
             name,
             request,
-            taken: 0,
-            answered: now,
-            begun: now,
-            told_wait: false,
+            parts_read: 0,
+            responded_at: now,
+            started_at: now,
+            wait_reported: false,
         })),
     })
 }
 
-impl Reader {
-    /// What has come since the last look, once something has or it has ended.
-    async fn next(&mut self) -> Result<Came, CliError> {
+impl LogReader {
+    /// Waits until new lines have arrived or the request has ended.
+    async fn next_update(&mut self) -> Result<LogUpdate, CliError> {
         loop {
-            let came = self.look().await?;
+            let came = self.fetch_update().await?;
             match &came.state {
-                State::Waits(said) => {
-                    if !self.told_wait && self.begun.elapsed() > WORDLESS {
-                        self.told_wait = true;
-                        say(&format!("shepherdctl: waiting for {}: {said}", self.name.short()));
+                LogRequestState::Waiting(text) => {
+                    if !self.wait_reported && self.started_at.elapsed() > SILENT_WAIT {
+                        self.wait_reported = true;
+                        print_stderr(&format!("shepherdctl: waiting for {}: {text}", self.name.short_name()));
                     }
                 }
-                State::Comes if came.lines.is_empty() => {}
-                State::Comes | State::Ended(_) => return Ok(came),
+                LogRequestState::Receiving if came.lines.is_empty() => {}
+                LogRequestState::Receiving | LogRequestState::Ended(_) => return Ok(came),
             }
-            sleep(PAUSE).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    async fn look(&mut self) -> Result<Came, CliError> {
+    async fn fetch_update(&mut self) -> Result<LogUpdate, CliError> {
         loop {
-            let looked = match &mut self.whom {
-                Whom::Direct(bmdb) => {
-                    let read = bmdb.read_log(id_of(&self.name), self.request, who(), self.taken).await?;
-                    self.taken = read.taken;
+            let looked = match &mut self.backend {
+                LogBackend::Direct(bmdb) => {
+                    let read = bmdb
+                        .read_log(machine_id(&self.name), self.request, current_user(), self.parts_read)
+                        .await?;
+                    self.parts_read = read.parts_read;
                     return Ok(read.into());
                 }
-                Whom::Api(remote) => {
+                LogBackend::Api(remote) => {
                     let request = v1::ReadLogRequest {
                         machine: self.name.machine.to_string(),
                         request: self.request.to_string(),
-                        taken: u64::try_from(self.taken).unwrap_or_default(),
+                        taken: u64::try_from(self.parts_read).unwrap_or_default(),
                     };
-                    LogsClient::new(remote.service()).read(request).await
+                    LogsClient::new(remote.authorized_channel()).read(request).await
                 }
             };
             let status = match looked {
-                Ok(said) => {
-                    self.answered = Instant::now();
-                    return self.understood(said.into_inner());
+                Ok(response) => {
+                    self.responded_at = Instant::now();
+                    return self.decode_update(response.into_inner());
                 }
                 Err(status) => status,
             };
@@ -214,144 +224,153 @@ impl Reader {
                     | Code::Unknown
                     | Code::ResourceExhausted
             );
-            if !(broken || lost) || self.answered.elapsed() > PATIENCE {
-                return Err(refused(status));
+            if !(broken || lost) || self.responded_at.elapsed() > SERVER_TIMEOUT {
+                return Err(status_to_error(status));
             }
-            sleep(PAUSE).await;
-            if let Whom::Api(remote) = &mut self.whom {
-                // One that is not there either is told by the next try.
-                let _ = remote.go_on().await;
+            sleep(POLL_INTERVAL).await;
+            if let LogBackend::Api(remote) = &mut self.backend {
+                // If this server does not answer either, the next call fails and reports it.
+                let _ = remote.connect_to_next().await;
             }
         }
     }
 
-    fn understood(&mut self, said: v1::ReadLogResponse) -> Result<Came, CliError> {
-        self.taken = i64::try_from(said.taken).unwrap_or(i64::MAX);
-        let why = Some(said.said).filter(|said| !said.is_empty());
-        let state = match said.state.as_str() {
-            "waiting" => State::Waits(why.unwrap_or_default()),
-            "coming" => State::Comes,
-            "ended" => State::Ended(why),
+    fn decode_update(&mut self, response: v1::ReadLogResponse) -> Result<LogUpdate, CliError> {
+        self.parts_read = i64::try_from(response.taken).unwrap_or(i64::MAX);
+        let why = Some(response.said).filter(|text| !text.is_empty());
+        let state = match response.state.as_str() {
+            "waiting" => LogRequestState::Waiting(why.unwrap_or_default()),
+            "coming" => LogRequestState::Receiving,
+            "ended" => LogRequestState::Ended(why),
             other => {
                 return Err(CliError::Failed(format!(
                     "the API says that the request is {other:?}, which this shepherdctl does not know; update it"
                 )));
             }
         };
-        Ok(Came {
+        Ok(LogUpdate {
             state,
-            lines: said.lines,
-            there: said.logs.into_iter().map(|log| There { log: log.log, bytes: log.bytes }).collect(),
-            note: Some(said.note).filter(|note| !note.is_empty()),
+            lines: response.lines,
+            available_logs: response
+                .logs
+                .into_iter()
+                .map(|log| AvailableLog { log: log.log, bytes: log.bytes })
+                .collect(),
+            note: Some(response.note).filter(|note| !note.is_empty()),
         })
     }
 
-    /// Says that all of it has come, so that it is not kept any longer.
-    async fn done(&mut self) {
-        // What cannot be said now is forgotten by itself.
-        if self.taken > 0 {
-            let _ = tokio::time::timeout(PAUSE * 4, self.look()).await;
+    /// Acknowledges the last part, so that the server can delete it.
+    async fn acknowledge(&mut self) {
+        // Best effort: without an acknowledgement, retention deletes the log later.
+        if self.parts_read > 0 {
+            let _ = tokio::time::timeout(POLL_INTERVAL * 4, self.fetch_update()).await;
         }
     }
 
-    fn failed(&self, said: &str) -> CliError {
-        CliError::Failed(format!("{}: {said}", self.name.short()))
+    fn failure(&self, text: &str) -> CliError {
+        CliError::Failed(format!("{}: {text}", self.name.short_name()))
     }
 }
 
-/// `logs M`, to its end.
-pub async fn logs(source: &Source, asked: &Logs, format: Format) -> Result<String, CliError> {
-    let mut reader = match ask(source, asked).await? {
-        Asked::Said(name, done) => return told(name, done, format),
-        Asked::Read(reader) => reader,
+/// Runs `logs` without `--follow`: waits for the whole log and prints it.
+pub async fn show_log(source: &Backend, args: &LogsArgs, format: Format) -> Result<String, CliError> {
+    let mut reader = match request_log(source, args).await? {
+        LogRequestOutcome::DryRun(name, done) => return format_outcome(name, done, format),
+        LogRequestOutcome::Accepted(reader) => reader,
     };
     let (mut lines, mut last) = (Vec::new(), None);
     while last.is_none() {
-        let mut came = reader.next().await?;
+        let mut came = reader.next_update().await?;
         lines.append(&mut came.lines);
-        if let State::Ended(failed) = came.state.clone() {
+        if let LogRequestState::Ended(failed) = came.state.clone() {
             last = Some((failed, came));
         }
     }
-    reader.done().await;
+    reader.acknowledge().await;
     let Some((failed, came)) = last else { return Ok(String::new()) };
-    if let Some(said) = failed {
+    if let Some(text) = failed {
         if format == Format::Table {
-            // What has come is worth having.
-            print_on(&text(&lines))?;
+            // Print the lines that arrived before the failure.
+            print_chunk(&join_lines(&lines))?;
         }
-        return Err(reader.failed(&said));
+        return Err(reader.failure(&text));
     }
     let named = &reader.name;
-    match (&asked.log, format) {
-        (None, Format::Json) => get::json(&json!({
-            "machine": named.machine, "provider": named.provider, "provider_id": named.provider_id, "logs": came.there,
+    match (&args.log, format) {
+        (None, Format::Json) => get::format_json(&json!({
+            "machine": named.machine, "provider": named.provider, "provider_id": named.provider_id, "logs": came.available_logs,
         })),
-        (None, Format::Table) if came.there.is_empty() => Ok(format!("{} has no log yet\n", named.short())),
-        (None, Format::Table) => {
-            let rows: Vec<_> =
-                came.there.iter().map(|there| vec![there.log.clone(), there.bytes.to_string()]).collect();
-            Ok(table(&["LOG", "BYTES"], &rows, width()))
+        (None, Format::Table) if came.available_logs.is_empty() => {
+            Ok(format!("{} has no log yet\n", named.short_name()))
         }
-        (Some(log), Format::Json) => get::json(&json!({
+        (None, Format::Table) => {
+            let rows: Vec<_> = came
+                .available_logs
+                .iter()
+                .map(|there| vec![there.log.clone(), there.bytes.to_string()])
+                .collect();
+            Ok(format_table(&["LOG", "BYTES"], &rows, terminal_width()))
+        }
+        (Some(log), Format::Json) => get::format_json(&json!({
             "machine": named.machine, "provider": named.provider, "provider_id": named.provider_id, "log": log,
             "lines": lines, "note": came.note,
         })),
         (Some(_), Format::Table) => {
-            note(came.note.as_deref());
-            Ok(text(&lines))
+            print_note(came.note.as_deref());
+            Ok(join_lines(&lines))
         }
     }
 }
 
-/// `logs M LOG --follow`: prints what comes as it comes.
-pub async fn follow(source: &Source, asked: &Logs, output: Output) -> Result<(), CliError> {
+/// Runs `logs M LOG --follow`: prints lines as they arrive.
+pub async fn follow_log(source: &Backend, args: &LogsArgs, output: Output) -> Result<(), CliError> {
     if output == Output::Yaml {
-        return Err(CliError::Wrong(
+        return Err(CliError::Invalid(
             "what is followed has no end, and YAML needs one; say -o json".to_owned(),
         ));
     }
-    let mut reader = match ask(source, asked).await? {
-        Asked::Said(name, done) => {
-            print_on(&told(name, done, output.format())?)?;
+    let mut reader = match request_log(source, args).await? {
+        LogRequestOutcome::DryRun(name, done) => {
+            print_chunk(&format_outcome(name, done, output.format())?)?;
             return Ok(());
         }
-        Asked::Read(reader) => reader,
+        LogRequestOutcome::Accepted(reader) => reader,
     };
     let mut noted = false;
     loop {
-        let came = reader.next().await?;
+        let came = reader.next_update().await?;
         if !noted {
             noted = true;
-            note(came.note.as_deref());
+            print_note(came.note.as_deref());
         }
         let shown = match output.format() {
-            Format::Table => text(&came.lines),
+            Format::Table => join_lines(&came.lines),
             Format::Json => {
                 let objects: Vec<String> =
                     came.lines.iter().map(|line| json!({ "line": line }).to_string()).collect();
-                text(&objects)
+                join_lines(&objects)
             }
         };
-        // A reader that has gone away wants no more.
-        if !print_on(&shown)? {
+        // Standard output is closed, so stop.
+        if !print_chunk(&shown)? {
             return Ok(());
         }
         match came.state {
-            State::Ended(None) => return Ok(()),
-            State::Ended(Some(said)) => return Err(reader.failed(&said)),
-            State::Waits(_) | State::Comes => {}
+            LogRequestState::Ended(None) => return Ok(()),
+            LogRequestState::Ended(Some(text)) => return Err(reader.failure(&text)),
+            LogRequestState::Waiting(_) | LogRequestState::Receiving => {}
         }
-        sleep(PAUSE).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
-fn text(lines: &[String]) -> String {
+fn join_lines(lines: &[String]) -> String {
     lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
 }
 
-fn note(note: Option<&str>) {
+fn print_note(note: Option<&str>) {
     if let Some(note) = note {
-        say(&format!("shepherdctl: {note}"));
+        print_stderr(&format!("shepherdctl: {note}"));
     }
 }

@@ -1,31 +1,31 @@
-//! `get loops`, `loops pause`, `loops resume`: loops that people pause.
+//! `get loops`, `loops pause|resume`: pause control loops.
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::bmdb::action::Until;
-use crate::bmdb::pause::{NewPause, loops};
-use crate::cli::again;
+use crate::bmdb::action::Expiry;
+use crate::bmdb::loop_pause::{NewPause, list_loops};
+use crate::cli::api_decode::{decode_timestamp, require_timestamp};
+use crate::cli::backend::Backend;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
+use crate::cli::fleet_client::status_to_error;
 use crate::cli::get;
-use crate::cli::operate::{direct, reason_or_none, until_of, who};
-use crate::cli::output::{Format, table, width};
-use crate::cli::remote::refused;
-use crate::cli::remote_read::{at, moment};
-use crate::cli::source::Source;
-use crate::model::pause::{Loop, LoopState, Pause, what};
-use crate::model::telling::{both, relative};
+use crate::cli::machine_orders::{current_user, direct_order, parse_until, reason_or_placeholder};
+use crate::cli::order_retry;
+use crate::cli::output::{Format, format_table, terminal_width};
+use crate::model::humanize::{relative_and_absolute_time, relative_time};
+use crate::model::pause::{LoopKind, LoopState, Pause, describe_target};
 use crate::model::time::Timestamp;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::loops_client::LoopsClient;
 
 /// What can be done with loops.
 #[derive(Debug, Subcommand)]
-pub enum Loops {
+pub enum LoopsCommand {
     /// Let a loop begin nothing, in every shepherd, until it is resumed; what is under way goes on
     #[command(after_help = examples::LOOPS_PAUSE)]
     Pause(PauseLoop),
@@ -38,7 +38,7 @@ pub enum Loops {
 #[derive(Debug, Args)]
 pub struct PauseLoop {
     /// The loop
-    #[arg(value_name = "LOOP", value_parser = PossibleValuesParser::new(Loop::ALL.map(Loop::as_str)))]
+    #[arg(value_name = "LOOP", value_parser = PossibleValuesParser::new(LoopKind::ALL.map(LoopKind::as_str)))]
     pub name: String,
     /// Only for the machines of this provider
     #[arg(long, value_name = "NAME")]
@@ -55,7 +55,7 @@ pub struct PauseLoop {
 #[derive(Debug, Args)]
 pub struct ResumeLoop {
     /// The loop
-    #[arg(value_name = "LOOP", value_parser = PossibleValuesParser::new(Loop::ALL.map(Loop::as_str)))]
+    #[arg(value_name = "LOOP", value_parser = PossibleValuesParser::new(LoopKind::ALL.map(LoopKind::as_str)))]
     pub name: String,
     /// The provider that was named when it was paused
     #[arg(long, value_name = "NAME")]
@@ -65,130 +65,141 @@ pub struct ResumeLoop {
     pub reason: Option<String>,
 }
 
-/// A loop, over all shepherds.
+/// A control loop, over all shepherds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LoopLine {
-    /// Which, by name.
+pub struct LoopSummary {
+    /// Name of the loop.
     #[serde(rename = "loop")]
-    pub of: String,
+    pub name: String,
     /// Open sessions of its workers.
     pub workers: i64,
-    /// Pauses that hold.
-    pub pauses: Vec<PauseLine>,
+    /// Pauses that are in force.
+    pub pauses: Vec<PauseSummary>,
 }
 
-/// A pause of a loop.
+/// A pause of a control loop.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PauseLine {
-    /// Whose machines; `None` is everybody's.
+pub struct PauseSummary {
+    /// The provider whose machines are paused; `None` pauses all.
     pub provider: Option<String>,
-    /// Why.
+    /// Reason that the operator gave.
     pub reason: String,
-    /// Who paused it.
-    pub by: String,
-    /// Since when.
+    /// Operator who paused the loop.
+    pub paused_by: String,
+    /// When the pause started.
     pub since: Timestamp,
-    /// When it ends by itself.
+    /// When the pause ends by itself; `None` if never.
     pub until: Option<Timestamp>,
 }
 
-/// `get loops`.
-pub async fn list(source: &Source, format: Format) -> Result<String, CliError> {
+/// Runs `get loops`: lists the loops and their pauses.
+pub async fn show_loops(source: &Backend, format: Format) -> Result<String, CliError> {
     let (loops, now) = match source {
-        Source::Direct(bmdb) => {
-            let (found, now) = bmdb.inspect(|tx| Box::pin(async move { loops(tx).await })).await?;
-            (found.into_iter().map(LoopLine::from).collect::<Vec<_>>(), now)
+        Backend::Direct(bmdb) => {
+            let (found, now) =
+                bmdb.transact_read_only(|tx| Box::pin(async move { list_loops(tx).await })).await?;
+            (found.into_iter().map(LoopSummary::from).collect::<Vec<_>>(), now)
         }
-        Source::Api(remote) => {
-            let said = LoopsClient::new(remote.service()).list(v1::ListLoopsRequest {}).await;
-            let said = said.map_err(refused)?.into_inner();
-            let loops = said.loops.into_iter().map(line).collect::<Result<Vec<_>, _>>()?;
-            (loops, at(said.at, "its moment")?)
+        Backend::Api(remote) => {
+            let result = LoopsClient::new(remote.authorized_channel()).list(v1::ListLoopsRequest {}).await;
+            let response = result.map_err(status_to_error)?.into_inner();
+            let loops = response.loops.into_iter().map(decode_loop).collect::<Result<Vec<_>, _>>()?;
+            (loops, require_timestamp(response.at, "its moment")?)
         }
     };
     if format == Format::Json {
-        return get::json(&json!({ "loops": loops }));
+        return get::format_json(&json!({ "loops": loops }));
     }
-    let rows: Vec<Vec<String>> = loops.iter().flat_map(|line| rows(line, now)).collect();
-    Ok(table(&["LOOP", "WORKERS", "STATE", "OF", "BY", "SINCE", "UNTIL", "REASON"], &rows, width()))
+    let rows: Vec<Vec<String>> = loops.iter().flat_map(|line| loop_rows(line, now)).collect();
+    Ok(format_table(
+        &["LOOP", "WORKERS", "STATE", "OF", "BY", "SINCE", "UNTIL", "REASON"],
+        &rows,
+        terminal_width(),
+    ))
 }
 
-fn rows(line: &LoopLine, now: Timestamp) -> Vec<Vec<String>> {
+fn loop_rows(line: &LoopSummary, now: Timestamp) -> Vec<Vec<String>> {
     let row =
-        |rest: [String; 6]| [line.of.clone(), line.workers.to_string()].into_iter().chain(rest).collect();
+        |rest: [String; 6]| [line.name.clone(), line.workers.to_string()].into_iter().chain(rest).collect();
     if line.pauses.is_empty() {
         let dash = || "-".to_owned();
         return vec![row(["not paused".to_owned(), dash(), dash(), dash(), dash(), dash()])];
     }
-    let paused = |pause: &PauseLine| {
+    let paused = |pause: &PauseSummary| {
         row([
             "paused".to_owned(),
             pause.provider.clone().unwrap_or_else(|| "all".to_owned()),
-            pause.by.clone(),
-            relative(pause.since, now),
-            pause.until.map_or_else(|| "resumed".to_owned(), |until| both(until, now)),
+            pause.paused_by.clone(),
+            relative_time(pause.since, now),
+            pause.until.map_or_else(|| "resumed".to_owned(), |until| relative_and_absolute_time(until, now)),
             pause.reason.clone(),
         ])
     };
     line.pauses.iter().map(paused).collect()
 }
 
-/// A loop, as the API tells of it.
-pub fn line(said: v1::Loop) -> Result<LoopLine, CliError> {
-    let pauses = said.pauses.into_iter().map(|pause| {
-        Ok(PauseLine {
-            since: at(pause.since, "a pause's beginning")?,
+/// Decodes a control loop.
+pub fn decode_loop(reported: v1::Loop) -> Result<LoopSummary, CliError> {
+    let pauses = reported.pauses.into_iter().map(|pause| {
+        Ok(PauseSummary {
+            since: require_timestamp(pause.since, "a pause's beginning")?,
             provider: pause.provider,
             reason: pause.reason,
-            by: pause.by,
-            until: pause.until.and_then(moment),
+            paused_by: pause.by,
+            until: pause.until.and_then(decode_timestamp),
         })
     });
-    Ok(LoopLine { pauses: pauses.collect::<Result<_, CliError>>()?, of: said.name, workers: said.workers })
+    Ok(LoopSummary {
+        pauses: pauses.collect::<Result<_, CliError>>()?,
+        name: reported.name,
+        workers: reported.workers,
+    })
 }
 
-impl From<LoopState> for LoopLine {
+impl From<LoopState> for LoopSummary {
     fn from(state: LoopState) -> Self {
-        let LoopState { of, workers, pauses } = state;
-        Self { of: of.to_string(), workers, pauses: pauses.into_iter().map(PauseLine::from).collect() }
+        let LoopState { loop_kind: of, workers, pauses } = state;
+        Self { name: of.to_string(), workers, pauses: pauses.into_iter().map(PauseSummary::from).collect() }
     }
 }
 
-impl From<Pause> for PauseLine {
+impl From<Pause> for PauseSummary {
     fn from(pause: Pause) -> Self {
         let Pause { provider, reason, by, since, until, .. } = pause;
-        Self { provider, reason, by, since, until }
+        Self { provider, reason, paused_by: by, since, until }
     }
 }
 
-/// The provider that was named, if one was.
-fn provider_of(named: Option<&str>) -> Result<Option<String>, CliError> {
+/// Checks the name of the provider, if one is given.
+fn parse_provider(named: Option<&str>) -> Result<Option<String>, CliError> {
     match named {
-        Some("" | "*") => Err(CliError::Wrong("leave --provider out to mean the machines of all".into())),
+        Some("" | "*") => Err(CliError::Invalid("leave --provider out to mean the machines of all".into())),
         named => Ok(named.map(str::to_owned)),
     }
 }
 
-/// `loops pause`.
-pub async fn pause(source: &Source, asked: &PauseLoop, format: Format) -> Result<String, CliError> {
-    let of: Loop = of(&asked.name)?;
-    if asked.reason.trim().is_empty() {
-        return Err(CliError::Wrong("--reason is empty; whoever asks `why` later will want to know".into()));
+/// Runs `loops pause`: pauses a loop, for all machines or those of one provider.
+pub async fn pause_loop(source: &Backend, args: &PauseLoop, format: Format) -> Result<String, CliError> {
+    let of: LoopKind = parse_loop(&args.name)?;
+    if args.reason.trim().is_empty() {
+        return Err(CliError::Invalid(
+            "--reason is empty; whoever asks `why` later will want to know".into(),
+        ));
     }
-    let until = asked.until.as_deref().map(until_of).transpose()?;
-    let provider = provider_of(asked.provider.as_deref())?;
-    let target = what(of, provider.as_deref());
-    let (changed, said) = match source {
-        Source::Direct(bmdb) => {
-            let order = direct("shepherd.fleet.v1.Loops/Pause", target.clone(), Some(&asked.reason));
-            let new = NewPause { of, provider: provider.clone(), until, by: who() };
-            let done = bmdb.pause_loop(order, new).await?.done;
-            (done.changed, done.said)
+    let until = args.until.as_deref().map(parse_until).transpose()?;
+    let provider = parse_provider(args.provider.as_deref())?;
+    let target = describe_target(of, provider.as_deref());
+    let (changed, text) = match source {
+        Backend::Direct(bmdb) => {
+            let order = direct_order("shepherd.fleet.v1.Loops/Pause", target.clone(), Some(&args.reason));
+            let new = NewPause { paused_loop: of, provider: provider.clone(), until, actor: current_user() };
+            let done = bmdb.pause_loop(order, new).await?.outcome;
+            (done.changed, done.message)
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let until = until.map(|until| match until {
-                Until::After(span) => v1::pause_loop_request::Until::After(span.to_string()),
-                Until::At(moment) => v1::pause_loop_request::Until::At(prost_types::Timestamp {
+                Expiry::After(span) => v1::pause_loop_request::Until::After(span.to_string()),
+                Expiry::At(moment) => v1::pause_loop_request::Until::At(prost_types::Timestamp {
                     seconds: moment.timestamp(),
                     nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
                 }),
@@ -202,26 +213,26 @@ pub async fn pause(source: &Source, asked: &PauseLoop, format: Format) -> Result
                 };
                 LoopsClient::new(service).pause(request).await
             };
-            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
             (done.changed, done.said)
         }
     };
-    told(of, provider.as_deref(), changed, &said, format)
+    format_outcome(of, provider.as_deref(), changed, &text, format)
 }
 
-/// `loops resume`.
-pub async fn resume(source: &Source, asked: &ResumeLoop, format: Format) -> Result<String, CliError> {
-    let of: Loop = of(&asked.name)?;
-    let reason = asked.reason.as_deref();
-    let provider = provider_of(asked.provider.as_deref())?;
-    let (changed, said) = match source {
-        Source::Direct(bmdb) => {
-            let target = what(of, provider.as_deref());
-            let order = direct("shepherd.fleet.v1.Loops/Resume", target, reason);
-            let done = bmdb.resume_loop(order, of, provider.clone()).await?.done;
-            (done.changed, done.said)
+/// Runs `loops resume`: ends a pause of a loop.
+pub async fn resume_loop(source: &Backend, args: &ResumeLoop, format: Format) -> Result<String, CliError> {
+    let of: LoopKind = parse_loop(&args.name)?;
+    let reason = args.reason.as_deref();
+    let provider = parse_provider(args.provider.as_deref())?;
+    let (changed, text) = match source {
+        Backend::Direct(bmdb) => {
+            let target = describe_target(of, provider.as_deref());
+            let order = direct_order("shepherd.fleet.v1.Loops/Resume", target, reason);
+            let done = bmdb.resume_loop(order, of, provider.clone()).await?.outcome;
+            (done.changed, done.message)
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::ResumeLoopRequest {
                     name: of.as_str().to_owned(),
@@ -230,32 +241,35 @@ pub async fn resume(source: &Source, asked: &ResumeLoop, format: Format) -> Resu
                 };
                 LoopsClient::new(service).resume(request).await
             };
-            let done = again::order(&mut remote.clone(), reason_or_none(reason), give).await?;
+            let done =
+                order_retry::send_order(&mut remote.clone(), reason_or_placeholder(reason), give).await?;
             (done.changed, done.said)
         }
     };
-    told(of, provider.as_deref(), changed, &said, format)
+    format_outcome(of, provider.as_deref(), changed, &text, format)
 }
 
-fn of(name: &str) -> Result<Loop, CliError> {
-    name.parse().map_err(|error: crate::model::process::UnknownName| CliError::Wrong(error.to_string()))
+fn parse_loop(name: &str) -> Result<LoopKind, CliError> {
+    name.parse().map_err(|error: crate::model::process::UnknownName| CliError::Invalid(error.to_string()))
 }
 
-fn told(
-    of: Loop,
+fn format_outcome(
+    of: LoopKind,
     provider: Option<&str>,
     changed: bool,
-    said: &str,
+    text: &str,
     format: Format,
 ) -> Result<String, CliError> {
     match format {
         Format::Json => {
             let mut answer = json!({
-                "loop": of.as_str(), "provider": provider, "changed": changed, "said": said,
+                "loop": of.as_str(), "provider": provider, "changed": changed, "said": text,
             });
-            dry_run::mark(&mut answer);
-            get::json(&answer)
+            dry_run::annotate_json(&mut answer);
+            get::format_json(&answer)
         }
-        Format::Table => Ok(format!("{}\n", dry_run::line(&format!("{} {said}", what(of, provider))))),
+        Format::Table => {
+            Ok(format!("{}\n", dry_run::annotate_text(&format!("{} {text}", describe_target(of, provider)))))
+        }
     }
 }

@@ -1,33 +1,33 @@
-//! Secrets that somebody wrote down where none belongs, by their looks.
+//! Mask (redact) secrets in text and JSON.
 //!
-//! What a shepherd answers holds no secret by itself; but people write reasons and labels, programs write errors,
-//! and either may quote a password. Known here are the forms in which people and programs write one: by a name
-//! that says what it is (`BMC_PASSWORD=…`, `"client_secret": "…"`, `--token …`), in a URL, in the command lines of
-//! some programs, and by its own form. What looks like none of these stays, so whoever hands a masked text to
-//! somebody else reads it before. Where it is doubtful how far a secret goes, more is masked.
+//! The output of a shepherd contains no secret by design. But people write reasons and labels, programs write errors,
+//! and either may quote a password. The rules match the forms in which people and programs write one: by a name that
+//! says what it is (`BMC_PASSWORD=...`, `"client_secret": "..."`, `--token ...`), in a URL, in the command lines of
+//! some programs, and by its own form. Text that matches no rule stays, so an operator must read a masked text before
+//! passing it on. If it is doubtful where a secret ends, more is masked.
 
 use std::sync::LazyLock;
 
 use regex::Regex;
 use serde_json::Value;
 
-/// What stands for a secret.
+/// Replacement for a secret.
 const MASK: &str = "***";
-/// What a name has in it that means a secret.
-const NAMES: &str = r"(?i:pass(?:word|wd|phrase|code)|pwd|secret|token|api[-_]?key|access[-_]?key|private[-_]?key|signature|credential)";
-/// What stands between a name and its value, in a file or in JSON, and in JSON that is quoted itself.
-const IS: &str = r#"(?:\\*["'])?\s*(?:=>|:=|[=:])\s*"#;
-/// And on a command line, or in a list of its words.
-const THEN: &str = r#"(?:\\*["']\s*,\s*|\s+)"#;
-/// A value: in quotes, whether they are quoted themselves and whether they end, or up to a blank. The full stop of a
-/// sentence is none of it.
-const VALUE: &str = concat!(
+/// Parts of a name that mean a secret.
+const SECRET_NAME_PATTERN: &str = r"(?i:pass(?:word|wd|phrase|code)|pwd|secret|token|api[-_]?key|access[-_]?key|private[-_]?key|signature|credential)";
+/// What separates a name from its value, in a file, in JSON, and in JSON that is itself quoted.
+const ASSIGNMENT_PATTERN: &str = r#"(?:\\*["'])?\s*(?:=>|:=|[=:])\s*"#;
+/// The same on a command line, or in a list of its words.
+const ARGUMENT_PATTERN: &str = r#"(?:\\*["']\s*,\s*|\s+)"#;
+/// A value: in quotes, whether or not they are escaped or closed, or up to a blank. The full stop of a sentence is not
+/// part of it.
+const VALUE_PATTERN: &str = concat!(
     r#"(?:\\+["'](?s:.*?)(?:\\+["']|$)|"(?s:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)"#,
     r#"|(?:[^\s"'&\\]|\\[^\s"'])*(?:[^\s"'&\\,;.)}\]]|\\[^\s"']))"#,
 );
 
-/// What of a text is no reader's business, and what it becomes.
-static SECRETS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
+/// The patterns of secrets and their replacements.
+static SECRET_RULES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     [
         (r"shepherd_[0-9a-fA-F]+_[0-9A-Za-z_-]+".to_owned(), "shepherd_***"),
         (
@@ -35,7 +35,8 @@ static SECRETS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
             "[$1 ***]",
         ),
         (r"AGE-SECRET-KEY-1[0-9A-Z]+".to_owned(), "AGE-SECRET-KEY-***"),
-        // A URL's user and password: up to the last @, because either may hold what else would end it.
+        // User and password of a URL: up to the last @, because either may contain characters that would otherwise end
+        // it.
         (r#"(://[^/\s:@"]*):[^\s"]*@"#.to_owned(), "$1:***@"),
         (r#"://[^/\s:"]*@"#.to_owned(), "://***@"),
         (r#"(?i)([?&](?:sig|key|auth)=)[^\s"'&#]+"#.to_owned(), "$1***"),
@@ -49,39 +50,41 @@ static SECRETS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
                 .to_owned(),
             "$1$2$3$4:***",
         ),
-        (format!(r#"(\b(?i:ipmi)[\w./-]*[^\n]*?[\s"',]-P(?:{THEN})?){VALUE}"#), "$1***"),
-        (format!(r"(\bsshpass\s+-p\s*){VALUE}"), "$1***"),
-        (format!(r#"((?:^|[\s"'\[(,])--?[\w-]*{NAMES}[\w-]*{THEN}){VALUE}"#), "$1***"),
-        (format!(r"({NAMES}[\w.-]*{IS}){VALUE}"), "$1***"),
-        (format!(r"((?:^|[^A-Za-z])(?i:pass){IS}){VALUE}"), "$1***"),
+        (format!(r#"(\b(?i:ipmi)[\w./-]*[^\n]*?[\s"',]-P(?:{ARGUMENT_PATTERN})?){VALUE_PATTERN}"#), "$1***"),
+        (format!(r"(\bsshpass\s+-p\s*){VALUE_PATTERN}"), "$1***"),
+        (format!(r#"((?:^|[\s"'\[(,])--?[\w-]*{SECRET_NAME_PATTERN}[\w-]*{ARGUMENT_PATTERN}){VALUE_PATTERN}"#), "$1***"),
+        (format!(r"({SECRET_NAME_PATTERN}[\w.-]*{ASSIGNMENT_PATTERN}){VALUE_PATTERN}"), "$1***"),
+        (format!(r"((?:^|[^A-Za-z])(?i:pass){ASSIGNMENT_PATTERN}){VALUE_PATTERN}"), "$1***"),
     ]
     .into_iter()
-    // A pattern that is none is found by the first test that masks anything.
+    // An invalid pattern is dropped here; the first test that masks anything finds it.
     .filter_map(|(pattern, mask)| Some((Regex::new(&pattern).ok()?, mask)))
     .collect()
 });
 
-/// A name whose value is a secret whatever it looks like.
+/// Names whose value is always a secret.
 static SECRET_NAME: LazyLock<Option<Regex>> =
-    LazyLock::new(|| Regex::new(&format!("{NAMES}|(?:^|[^A-Za-z])(?i:pass)$")).ok());
+    LazyLock::new(|| Regex::new(&format!("{SECRET_NAME_PATTERN}|(?:^|[^A-Za-z])(?i:pass)$")).ok());
 
-/// A text without the secrets that are known by their looks.
+/// The text with every recognised secret masked.
 #[must_use]
-pub fn masked(text: &str) -> String {
-    SECRETS.iter().fold(text.to_owned(), |text, (secret, mask)| secret.replace_all(&text, *mask).into_owned())
+pub fn mask_text(text: &str) -> String {
+    SECRET_RULES
+        .iter()
+        .fold(text.to_owned(), |text, (secret, mask)| secret.replace_all(&text, *mask).into_owned())
 }
 
-/// The same of every text within a value, and of whatever stands under a name that means a secret.
-pub fn mask(value: &mut Value) {
+/// Masks every text in a value, and every value whose name means a secret.
+pub fn mask_json(value: &mut Value) {
     match value {
-        Value::String(text) => *text = masked(text),
-        Value::Array(values) => values.iter_mut().for_each(mask),
+        Value::String(text) => *text = mask_text(text),
+        Value::Array(values) => values.iter_mut().for_each(mask_json),
         Value::Object(fields) => {
             for (name, value) in fields {
                 if SECRET_NAME.as_ref().is_none_or(|secret| secret.is_match(name)) {
-                    hide(value);
+                    mask_everything(value);
                 } else {
-                    mask(value);
+                    mask_json(value);
                 }
             }
         }
@@ -89,13 +92,13 @@ pub fn mask(value: &mut Value) {
     }
 }
 
-/// Leaves nothing of a value but its shape.
-fn hide(value: &mut Value) {
+/// Masks all leaves of a value and keeps only its shape.
+fn mask_everything(value: &mut Value) {
     match value {
         Value::String(text) if text.is_empty() => {}
         Value::String(_) | Value::Number(_) => *value = MASK.into(),
-        Value::Array(values) => values.iter_mut().for_each(hide),
-        Value::Object(fields) => fields.values_mut().for_each(hide),
+        Value::Array(values) => values.iter_mut().for_each(mask_everything),
+        Value::Object(fields) => fields.values_mut().for_each(mask_everything),
         Value::Null | Value::Bool(_) => {}
     }
 }
@@ -107,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_masked_wherever_they_stand_and_nothing_else_is() {
+    fn secrets_are_masked_everywhere_and_nothing_else_is() {
         for (text, expected) in [
             ("login with shepherd_0199f3a2_c2VjcmV0-_x failed", "login with shepherd_*** failed"),
             (
@@ -121,7 +124,7 @@ mod tests {
             ("its BMC has password=hunter2, as always", "its BMC has password=***, as always"),
             ("the Token: abc123", "the Token: ***"),
             ("api_key=k&x=1", "api_key=***&x=1"),
-            // What only looks so.
+            // Text that only looks like a secret.
             ("the token was lost", "the token was lost"),
             ("http://[::1]:8444/x and sim/sim-0007@rack", "http://[::1]:8444/x and sim/sim-0007@rack"),
             ("https://rack.example/users/kim@example.org", "https://rack.example/users/kim@example.org"),
@@ -129,8 +132,8 @@ mod tests {
             ("shepherd_bmdb_url", "shepherd_bmdb_url"),
             ("a bypass: none, and it passed", "a bypass: none, and it passed"),
         ] {
-            assert_eq!(masked(text), expected, "{text}");
-            assert_eq!(masked(expected), expected, "masked twice: {text}");
+            assert_eq!(mask_text(text), expected, "{text}");
+            assert_eq!(mask_text(expected), expected, "masked twice: {text}");
         }
     }
 
@@ -159,8 +162,8 @@ mod tests {
             ("[\"tool\", \"--api-token\", \"hunter2\"]", "[\"tool\", \"--api-token\", ***]"),
             ("tool -password hunter2", "tool -password ***"),
         ] {
-            assert_eq!(masked(text), expected, "{text}");
-            assert_eq!(masked(expected), expected, "masked twice: {text}");
+            assert_eq!(mask_text(text), expected, "{text}");
+            assert_eq!(mask_text(expected), expected, "masked twice: {text}");
         }
     }
 
@@ -186,8 +189,8 @@ mod tests {
             ("https://s3/x?X-Amz-Signature=hunter2&y=1", "https://s3/x?X-Amz-Signature=***&y=1"),
             ("https://s3/x?y=1&sig=hunter2", "https://s3/x?y=1&sig=***"),
         ] {
-            assert_eq!(masked(text), expected, "{text}");
-            assert_eq!(masked(expected), expected, "masked twice: {text}");
+            assert_eq!(mask_text(text), expected, "{text}");
+            assert_eq!(mask_text(expected), expected, "masked twice: {text}");
         }
     }
 
@@ -198,7 +201,7 @@ mod tests {
             "labels": { "bmc_password": "hunter2", "row": "7", "ipmi-pass": "hunter2", "pin_token": 1234 },
             "credentials": { "user": "kim", "known": true, "keys": ["hunter2"] },
         });
-        mask(&mut value);
+        mask_json(&mut value);
         let expected = json!({
             "a": [{ "why": "password: ***" }], "n": 7, "token_count": null, "secret": "",
             "labels": { "bmc_password": "***", "row": "7", "ipmi-pass": "***", "pin_token": "***" },

@@ -1,58 +1,56 @@
-//! `shepherdctl`: the operators' command line, through the fleet's API or straight to the BMDB.
+//! Command-line client `shepherdctl`: the fleet API or the BMDB as backend.
 //!
-//! [`command`] is the grammar, one file a verb group does what it says, and
-//! [`run`] joins them. [`source`] decides who is asked: a context's API
-//! ([`contexts`], [`remote`]), or the database itself, which answers while no
-//! shepherd does. Either way the same types are filled ([`remote_read`]) and
-//! turned into text by the same pure functions, written at once. What changes
-//! something goes the way that every change goes: decided under the machine's
-//! lock, with a line of history and of the audit that name who asked and why.
+//! [`command`] is the grammar, there is one file per group of verbs, and [`run`] connects them. [`backend`] selects
+//! the backend: the API of a context ([`contexts`], [`fleet_client`]), or the database itself, which works while no
+//! shepherd does. Either way a command fills the same types ([`api_decode`]), and the same pure functions turn them
+//! into text. Every change takes the same path: it is decided under the machine's lock, with a line of history and of
+//! the audit that contain the operator and the reason.
 
-pub mod again;
+pub mod api_decode;
+pub mod api_streams;
 pub mod approvals;
 pub mod artefacts;
+pub mod backend;
 pub mod budgets;
-pub mod bundle;
+pub mod bulk_orders;
 pub mod cluster;
 mod cluster_credentials;
-mod cluster_keys;
 mod cluster_kubeconfig;
 mod cluster_kubernetes;
 mod cluster_plan;
+mod cluster_rotate_key;
+mod cluster_snapshots;
 mod cluster_upgrade;
 pub mod command;
+pub mod completions;
 pub mod contexts;
-pub mod declaration;
+pub mod debug_bundle;
+pub mod declare_restored;
 pub mod describe;
 pub mod dry_run;
 pub mod error;
 pub mod examples;
-pub mod filter;
+pub mod fleet_client;
 pub mod get;
-pub mod hardware;
+pub mod hardware_report;
+pub mod idempotency_key;
 pub mod issues;
 pub mod logs;
 pub mod loops;
-pub mod machine;
-pub mod many;
+pub mod machine_filter;
+pub mod machine_lookup;
+pub mod machine_orders;
 pub mod mask;
-pub mod operate;
-pub mod order_key;
+pub mod order_retry;
 pub mod output;
 mod pem;
 pub mod plan;
 pub mod policy;
 pub mod power;
 pub mod priority;
-pub mod remote;
-pub mod remote_outlook;
-pub mod remote_read;
-pub mod restored;
 pub mod retire;
+pub mod role_file;
 pub mod run;
-pub mod shell;
-mod snapshots;
-pub mod source;
 pub mod timeline;
 pub mod tokens;
 pub mod top;

@@ -1,8 +1,8 @@
-//! How answers look: as tables that fit, or as JSON.
+//! Output formats: tables, JSON, standard output and standard error.
 //!
-//! A table is cut to the terminal's width, at its last column first, and never
-//! when nobody watches: what is piped is whole. There is no colour anywhere, so
-//! that an answer reads the same in a terminal, a file and a chat.
+//! A table is cut to the width of the terminal, at its last column first. It is never cut when standard output is no
+//! terminal, so piped output is complete. There are no colours, so that output reads the same in a terminal, a file
+//! and a chat.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -19,7 +19,7 @@ pub enum Output {
 }
 
 impl Output {
-    /// What a command answers with, to be written so.
+    /// The format in which a command renders its result; YAML is converted from JSON.
     #[must_use]
     pub const fn format(self) -> Format {
         match self {
@@ -29,22 +29,22 @@ impl Output {
     }
 }
 
-/// What a command answers with.
+/// The format in which a command renders its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// For people.
+    /// Tables and text for people.
     Table,
     /// For programs: fields are added, never renamed.
     Json,
 }
 
-/// Writes to standard output. A reader that has gone away (`| head`) is no error.
-pub fn print(text: &str) -> std::io::Result<()> {
-    print_on(text).map(drop)
+/// Writes to standard output. A closed pipe (`| head`) is not an error.
+pub fn print_text(text: &str) -> std::io::Result<()> {
+    print_chunk(text).map(drop)
 }
 
-/// Writes a part of an answer that goes on; whether somebody still reads it.
-pub fn print_on(text: &str) -> std::io::Result<bool> {
+/// Writes a part of a continuous output, and returns whether standard output is still open.
+pub fn print_chunk(text: &str) -> std::io::Result<bool> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Ok(()) => Ok(true),
@@ -53,23 +53,24 @@ pub fn print_on(text: &str) -> std::io::Result<bool> {
     }
 }
 
-/// Says a sentence on standard error.
-pub fn say(sentence: &str) {
-    // Without standard error there is nobody to tell; the exit code still does.
+/// Writes a line to standard error.
+pub fn print_stderr(sentence: &str) {
+    // Ignored: without standard error the exit code still reports the failure.
     let _ = writeln!(std::io::stderr().lock(), "{sentence}");
 }
 
-/// Columns of the terminal on standard output, or as `COLUMNS` says; `None` when nothing is to be cut.
+/// Columns of the terminal on standard output, or of `COLUMNS`; `None` if nothing needs to be cut.
 #[must_use]
-pub fn width() -> Option<usize> {
-    let told = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    told.or_else(|| Some(usize::from(rustix::termios::tcgetwinsize(std::io::stdout()).ok()?.ws_col)))
+pub fn terminal_width() -> Option<usize> {
+    let number = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    number
+        .or_else(|| Some(usize::from(rustix::termios::tcgetwinsize(std::io::stdout()).ok()?.ws_col)))
         .filter(|columns| *columns > 0)
 }
 
-/// Rows under headers, as wide as they need and the terminal allows.
+/// Formats rows under headers, as wide as necessary and as the terminal allows.
 #[must_use]
-pub fn table(headers: &[&str], rows: &[Vec<String>], width: Option<usize>) -> String {
+pub fn format_table(headers: &[&str], rows: &[Vec<String>], width: Option<usize>) -> String {
     let mut widths: Vec<usize> = headers.iter().map(|header| header.chars().count()).collect();
     for row in rows {
         for (column, cell) in row.iter().enumerate() {
@@ -84,7 +85,7 @@ pub fn table(headers: &[&str], rows: &[Vec<String>], width: Option<usize>) -> St
             let gap = if column == 0 { "" } else { "  " };
             let _ = write!(line, "{gap}{:<1$}", one_line(cell), widths[column]);
         }
-        text.push_str(&cut(line.trim_end(), width));
+        text.push_str(&truncate_line(line.trim_end(), width));
         text.push('\n');
     }
     text
@@ -94,7 +95,7 @@ fn one_line(cell: &str) -> String {
     cell.replace(['\n', '\r', '\t'], " ")
 }
 
-fn cut(line: &str, width: Option<usize>) -> String {
+fn truncate_line(line: &str, width: Option<usize>) -> String {
     match width {
         Some(width) if line.chars().count() > width => {
             let kept: String = line.chars().take(width.saturating_sub(1)).collect();
@@ -112,7 +113,7 @@ mod tests {
     fn table_is_cut_at_the_terminal_and_only_there() {
         let rows = vec![vec!["a".into(), "some long\nreason".into()], vec!["longer".into(), "b".into()]];
         let headers = ["NAME", "WHY"];
-        assert_eq!(table(&headers, &rows, None), "NAME    WHY\na       some long reason\nlonger  b\n");
-        assert_eq!(table(&headers, &rows, Some(16)), "NAME    WHY\na       some lo…\nlonger  b\n");
+        assert_eq!(format_table(&headers, &rows, None), "NAME    WHY\na       some long reason\nlonger  b\n");
+        assert_eq!(format_table(&headers, &rows, Some(16)), "NAME    WHY\na       some lo…\nlonger  b\n");
     }
 }

@@ -1,7 +1,7 @@
-//! `plan`: what the loops would do, and when, before they do it.
+//! `plan`: preview of what the control loops will do, and diff of a new policy.
 //!
-//! The plan is [`crate::model::plan`]'s; here it is asked for and printed. Of a configuration file only what it
-//! says of the policy is read, and sent: the rest may be secret.
+//! [`crate::model::plan`] computes the plan. This module fetches and prints it. Of a configuration file, only the
+//! policy is read and sent, because the rest may be secret.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,195 +9,216 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::find::id_of;
+use crate::bmdb::machine_lookup::machine_id;
+use crate::cli::api_streams;
+use crate::cli::backend::Backend;
 use crate::cli::command;
 use crate::cli::error::CliError;
-use crate::cli::get::json;
-use crate::cli::machine::find;
-use crate::cli::output::{Format, table, width};
-use crate::cli::remote_outlook;
-use crate::cli::source::Source;
-use crate::model::access::Scope;
-use crate::model::layout::wrapped;
+use crate::cli::get::format_json;
+use crate::cli::machine_lookup::find_machine;
+use crate::cli::output::{Format, format_table, terminal_width};
+use crate::model::access::AccessScope;
+use crate::model::humanize::{absolute_time, relative_time};
 use crate::model::machine_view::MachineName;
 use crate::model::pause::Pause;
-use crate::model::plan::diff::Difference;
-use crate::model::plan::foreseen::{Foreseen, Question, What, foresee};
-use crate::model::plan::{ASSUMPTIONS, Row};
+use crate::model::plan::diff::PlanDifference;
+use crate::model::plan::query::{PlanContent, PlanQuery, PlanResult, run_plan_query};
+use crate::model::plan::{ASSUMPTIONS, PlanRow};
 use crate::model::policy_flags::PolicyFlags;
 use crate::model::process::Process;
-use crate::model::telling::{absolute, relative};
+use crate::model::text_layout::wrap_text;
 use crate::model::time::Timestamp;
 
-/// What was foreseen, whoever was asked.
-pub struct Told {
-    /// The machine that was asked about.
-    pub name: Option<MachineName>,
-    /// All that is to be shown of it; it may be less than there is.
-    pub foreseen: Foreseen,
-    /// How many rows or differences there are.
+/// A plan, as either backend returns it.
+pub struct PlanReport {
+    /// The machine of the plan; `None` for the whole fleet.
+    pub machine: Option<MachineName>,
+    /// The rows or differences to show; may be fewer than `total`.
+    pub result: PlanResult,
+    /// Number of rows or differences in total.
     pub total: usize,
-    /// What is taken for granted.
+    /// The assumptions on which the plan is based.
     pub assumptions: Vec<String>,
 }
 
 #[derive(Serialize)]
-struct PlanAnswer<'a> {
+struct PlanOutput<'a> {
     at: Timestamp,
     until: Timestamp,
-    cut: bool,
-    rows: &'a [Row],
-    /// Pauses of loops: what those would begin is left out.
+    truncated: bool,
+    rows: &'a [PlanRow],
+    /// Paused loops; the rows that they would start are left out.
     paused: &'a [Pause],
     assumptions: &'a [String],
 }
 
 #[derive(Serialize)]
-struct DiffAnswer<'a> {
+struct DiffOutput<'a> {
     at: Timestamp,
     until: Timestamp,
-    differences: &'a [Difference],
+    differences: &'a [PlanDifference],
     assumptions: &'a [String],
 }
 
-/// `plan`.
-pub async fn plan(source: &Source, asked: &command::Plan, format: Format) -> Result<String, CliError> {
-    let change = asked.diff.as_deref().map(configuration).transpose()?;
-    let told = match source {
-        Source::Direct(bmdb) => read(bmdb, asked, change.as_deref()).await?,
-        Source::Api(remote) => {
-            // A table ends at its limit; what is for programs is whole.
-            let limit = if format == Format::Table { asked.limit } else { 0 };
-            remote_outlook::plan(remote, asked, change, limit).await?
+/// Runs `plan`: fetches and prints a plan or a diff.
+pub async fn show_plan(
+    source: &Backend,
+    args: &command::PlanArgs,
+    format: Format,
+) -> Result<String, CliError> {
+    let change = args.diff.as_deref().map(read_policy_config).transpose()?;
+    let report = match source {
+        Backend::Direct(bmdb) => compute_plan(bmdb, args, change.as_deref()).await?,
+        Backend::Api(remote) => {
+            // A table is limited; output for programs is complete.
+            let limit = if format == Format::Table { args.limit } else { 0 };
+            api_streams::fetch_plan(remote, args, change, limit).await?
         }
     };
-    let (at, until, assumptions) = (told.foreseen.at, told.foreseen.until, &told.assumptions[..]);
-    match (&told.foreseen.what, format) {
-        (What::Rows(rows), Format::Json) => {
-            let (cut, paused) = (told.foreseen.cut, &told.foreseen.paused[..]);
-            json(&PlanAnswer { at, until, cut, rows, paused, assumptions })
+    let (at, until, assumptions) = (report.result.at, report.result.until, &report.assumptions[..]);
+    match (&report.result.content, format) {
+        (PlanContent::Rows(rows), Format::Json) => {
+            let (cut, paused) = (report.result.truncated, &report.result.pauses[..]);
+            format_json(&PlanOutput { at, until, truncated: cut, rows, paused, assumptions })
         }
-        (What::Differences(differences), Format::Json) => {
-            json(&DiffAnswer { at, until, differences, assumptions })
+        (PlanContent::Differences(differences), Format::Json) => {
+            format_json(&DiffOutput { at, until, differences, assumptions })
         }
-        (What::Rows(rows), Format::Table) if rows.is_empty() => {
-            Ok(nothing(&told, asked) + &pauses(&told.foreseen))
+        (PlanContent::Rows(rows), Format::Table) if rows.is_empty() => {
+            Ok(render_empty_plan(&report, args) + &format_pauses(&report.result))
         }
-        (What::Rows(rows), Format::Table) => Ok(render(&told, rows, asked)),
-        (What::Differences(found), Format::Table) => Ok(diff(found, told.total, asked)),
+        (PlanContent::Rows(rows), Format::Table) => Ok(render_plan(&report, rows, args)),
+        (PlanContent::Differences(found), Format::Table) => Ok(render_diff(found, report.total, args)),
     }
 }
 
-async fn read(bmdb: &Bmdb, asked: &command::Plan, change: Option<&str>) -> Result<Told, CliError> {
-    let name = match &asked.machine {
-        Some(machine) => Some(find(bmdb, machine).await?),
+async fn compute_plan(
+    bmdb: &Bmdb,
+    args: &command::PlanArgs,
+    change: Option<&str>,
+) -> Result<PlanReport, CliError> {
+    let name = match &args.machine {
+        Some(machine) => Some(find_machine(bmdb, machine).await?),
         None => None,
     };
-    let question = Question {
-        machine: name.as_ref().map(id_of),
-        process: asked.process.as_deref().and_then(|process| process.parse::<Process>().ok()),
-        horizon: asked.horizon,
-        change: change.map(PolicyFlags::of_configuration).transpose().map_err(CliError::Wrong)?,
-        scope: Scope::Everything,
+    let question = PlanQuery {
+        machine: name.as_ref().map(machine_id),
+        process: args.process.as_deref().and_then(|process| process.parse::<Process>().ok()),
+        horizon: args.horizon,
+        change: change.map(PolicyFlags::from_configuration).transpose().map_err(CliError::Invalid)?,
+        scope: AccessScope::Fleet,
     };
-    let foreseen = foresee(bmdb.fleet_view().await?, &question);
-    let total = match &foreseen.what {
-        What::Rows(rows) => rows.len(),
-        What::Differences(found) => found.len(),
+    let forecast = run_plan_query(bmdb.read_fleet_view().await?, &question);
+    let total = match &forecast.content {
+        PlanContent::Rows(rows) => rows.len(),
+        PlanContent::Differences(found) => found.len(),
     };
-    Ok(Told { name, foreseen, total, assumptions: ASSUMPTIONS.map(str::to_owned).to_vec() })
+    Ok(PlanReport {
+        machine: name,
+        result: forecast,
+        total,
+        assumptions: ASSUMPTIONS.map(str::to_owned).to_vec(),
+    })
 }
 
-/// What a configuration file says of the policy, once that can be read.
-fn configuration(path: &Path) -> Result<String, CliError> {
+/// The policy of a configuration file; fails if it cannot be read.
+fn read_policy_config(path: &Path) -> Result<String, CliError> {
     let shown = path.display();
     let text = std::fs::read_to_string(path)
-        .map_err(|error| CliError::Wrong(format!("cannot read the configuration file {shown}: {error}")))?;
-    let part = PolicyFlags::of_configuration(&text).and_then(|_| PolicyFlags::part_of_configuration(&text));
-    part.map_err(|problem| CliError::Wrong(format!("the configuration file {shown}: {problem}")))
+        .map_err(|error| CliError::Invalid(format!("cannot read the configuration file {shown}: {error}")))?;
+    let part =
+        PolicyFlags::from_configuration(&text).and_then(|_| PolicyFlags::extract_from_configuration(&text));
+    part.map_err(|problem| CliError::Invalid(format!("the configuration file {shown}: {problem}")))
 }
 
-fn render(told: &Told, rows: &[Row], asked: &command::Plan) -> String {
-    let limit = usize::try_from(asked.limit).unwrap_or(usize::MAX);
-    let rows: Vec<Vec<String>> = rows.iter().take(limit).map(|row| line(row, told.foreseen.at)).collect();
-    let mut text = table(&["AT (UTC)", "IN", "MACHINE", "PROCESS", "WHAT"], &rows, width());
-    if told.total > limit {
-        let _ = writeln!(text, "\nthe first {limit} of {}: raise --limit", told.total);
+fn render_plan(report: &PlanReport, rows: &[PlanRow], args: &command::PlanArgs) -> String {
+    let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
+    let rows: Vec<Vec<String>> = rows.iter().take(limit).map(|row| plan_row(row, report.result.at)).collect();
+    let mut text = format_table(&["AT (UTC)", "IN", "MACHINE", "PROCESS", "WHAT"], &rows, terminal_width());
+    if report.total > limit {
+        let _ = writeln!(text, "\nthe first {limit} of {}: raise --limit", report.total);
     }
-    if told.foreseen.cut {
-        let _ =
-            writeln!(text, "\nthere is so much to do that this ends at {}", absolute(told.foreseen.until));
+    if report.result.truncated {
+        let _ = writeln!(
+            text,
+            "\nthere is so much to do that this ends at {}",
+            absolute_time(report.result.until)
+        );
     }
-    text.push_str(&pauses(&told.foreseen));
+    text.push_str(&format_pauses(&report.result));
     text.push('\n');
-    text.push_str(&assumed());
+    text.push_str(&assumptions_note());
     text
 }
 
-/// What is left out because loops are paused.
-fn pauses(foreseen: &Foreseen) -> String {
+/// Lists the pauses because of which rows are left out.
+fn format_pauses(forecast: &PlanResult) -> String {
     let mut text = String::new();
-    for pause in &foreseen.paused {
-        let sentence = format!("{}; what it would begin is left out", pause.sentence(foreseen.at));
-        let _ = write!(text, "\n{}\n", wrapped(&sentence, width()).join("\n"));
+    for pause in &forecast.pauses {
+        let sentence = format!("{}; what it would begin is left out", pause.describe(forecast.at));
+        let _ = write!(text, "\n{}\n", wrap_text(&sentence, terminal_width()).join("\n"));
     }
     text
 }
 
-fn line(row: &Row, now: Timestamp) -> Vec<String> {
-    let when = if row.under_way {
+fn plan_row(row: &PlanRow, now: Timestamp) -> Vec<String> {
+    let when = if row.in_progress {
         "under way".to_owned()
     } else {
-        relative(row.at, now).trim_start_matches("in ").replace("just now", "now")
+        relative_time(row.at, now).trim_start_matches("in ").replace("just now", "now")
     };
-    let what = row.what.clone();
-    vec![moment(row.at), when, row.name.short(), row.process.to_owned(), what]
+    let what = row.action.clone();
+    vec![format_timestamp(row.at), when, row.name.short_name(), row.process.to_owned(), what]
 }
 
-fn moment(at: Timestamp) -> String {
+fn format_timestamp(at: Timestamp) -> String {
     at.format("%Y-%m-%d %H:%M:%S").to_string()
 }
 
-fn assumed() -> String {
+fn assumptions_note() -> String {
     let sentence = "Assumed: what is tried succeeds, silent agents stay silent until then, and nobody else changes \
                     anything. docs/plan.md says it in full.";
-    let mut text = wrapped(sentence, width()).join("\n");
+    let mut text = wrap_text(sentence, terminal_width()).join("\n");
     text.push('\n');
     text
 }
 
-/// That nothing is due, and of one machine why.
-fn nothing(told: &Told, asked: &command::Plan) -> String {
-    let horizon = asked.horizon;
+/// Reports that nothing is due, and for one machine why.
+fn render_empty_plan(report: &PlanReport, args: &command::PlanArgs) -> String {
+    let horizon = args.horizon;
     let what =
-        asked.process.as_deref().map_or_else(|| "nothing".to_owned(), |process| format!("no {process}"));
-    let Some(name) = &told.name else { return format!("{what} is due within {horizon}\n") };
-    let mut text = format!("{what} is due on {} within {horizon}\n", name.short());
-    for wait in &told.foreseen.waits {
+        args.process.as_deref().map_or_else(|| "nothing".to_owned(), |process| format!("no {process}"));
+    let Some(name) = &report.machine else { return format!("{what} is due within {horizon}\n") };
+    let mut text = format!("{what} is due on {} within {horizon}\n", name.short_name());
+    for wait in &report.result.lane_waits {
         let _ = writeln!(text, "  {}: {}", wait.lane, wait.reason);
     }
     text
 }
 
-fn diff(found: &[Difference], total: usize, asked: &command::Plan) -> String {
+fn render_diff(found: &[PlanDifference], total: usize, args: &command::PlanArgs) -> String {
     if found.is_empty() {
-        return format!("it would change nothing within {}\n", asked.horizon);
+        return format!("it would change nothing within {}\n", args.horizon);
     }
-    let limit = usize::try_from(asked.limit).unwrap_or(usize::MAX);
-    let shown = |at: Option<Timestamp>| at.map_or_else(|| "-".to_owned(), moment);
+    let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
+    let shown = |at: Option<Timestamp>| at.map_or_else(|| "-".to_owned(), format_timestamp);
     let rows: Vec<Vec<String>> = found
         .iter()
         .take(limit)
         .map(|one| {
             let process = one.process.to_owned();
-            vec![shown(one.before), shown(one.after), one.name.short(), process, one.what.clone()]
+            vec![shown(one.before), shown(one.after), one.name.short_name(), process, one.action.clone()]
         })
         .collect();
-    let mut text = table(&["AS IT IS (UTC)", "AS IT WOULD BE", "MACHINE", "PROCESS", "WHAT"], &rows, width());
+    let mut text = format_table(
+        &["AS IT IS (UTC)", "AS IT WOULD BE", "MACHINE", "PROCESS", "WHAT"],
+        &rows,
+        terminal_width(),
+    );
     if total > limit {
         let _ = writeln!(text, "\nthe first {limit} of {total} differences: raise --limit");
     }
     text.push('\n');
-    text.push_str(&assumed());
+    text.push_str(&assumptions_note());
     text
 }

@@ -1,20 +1,21 @@
-//! `policy`: the rules that the fleet is run by, as they are kept in the BMDB.
+//! `policy get`: show the fleet policy, as the BMDB stores it.
 //!
-//! They are written by the flags and the configuration of a shepherd; `plan --diff` says what that would change.
+//! The flags and the configuration of a shepherd write the policy; `plan --diff` shows what a new configuration would
+//! change.
 
 use clap::Subcommand;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::cli::api_decode::{decode_struct, missing_field};
+use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
 use crate::cli::examples;
-use crate::cli::get::json;
-use crate::cli::output::{Format, width};
-use crate::cli::remote::refused;
-use crate::cli::remote_read::{json_object, odd};
-use crate::cli::source::Source;
-use crate::model::layout::labelled;
+use crate::cli::fleet_client::status_to_error;
+use crate::cli::get::format_json;
+use crate::cli::output::{Format, terminal_width};
 use crate::model::policy::Policy;
+use crate::model::text_layout::format_labelled;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::policy_client::PolicyClient;
 
@@ -27,65 +28,70 @@ pub enum PolicyCommand {
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct PolicyOutput {
     version: i64,
     policy: Policy,
 }
 
-/// `policy get`.
-pub async fn get(source: &Source, format: Format) -> Result<String, CliError> {
+/// Runs `policy get`: prints the fleet policy.
+pub async fn show_policy(source: &Backend, format: Format) -> Result<String, CliError> {
     let answer = match source {
-        Source::Direct(bmdb) => {
+        Backend::Direct(bmdb) => {
             bmdb.read_policy().await?;
             let (version, policy) = bmdb.policy();
-            Answer { version, policy: (*policy).clone() }
+            PolicyOutput { version, policy: (*policy).clone() }
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let request = v1::GetPolicyRequest {};
-            let said = PolicyClient::new(remote.service()).get(request).await.map_err(refused)?.into_inner();
-            let policy = said.policy.map(json_object).and_then(|policy| serde_json::from_value(policy).ok());
-            let policy = policy.ok_or_else(|| odd("a policy that is known here"))?;
-            Answer { version: said.version, policy }
+            let response = PolicyClient::new(remote.authorized_channel())
+                .get(request)
+                .await
+                .map_err(status_to_error)?
+                .into_inner();
+            let policy =
+                response.policy.map(decode_struct).and_then(|policy| serde_json::from_value(policy).ok());
+            let policy = policy.ok_or_else(|| missing_field("a policy that is known here"))?;
+            PolicyOutput { version: response.version, policy }
         }
     };
     match format {
-        Format::Json => json(&answer),
-        Format::Table => render(&answer),
+        Format::Json => format_json(&answer),
+        Format::Table => render_policy(&answer),
     }
 }
 
-fn render(answer: &Answer) -> Result<String, CliError> {
+fn render_policy(answer: &PolicyOutput) -> Result<String, CliError> {
     let mut lines = vec![("version".to_owned(), answer.version.to_string())];
     if let Value::Object(policy) = serde_json::to_value(&answer.policy)? {
         for (key, value) in &policy {
-            tell(key, value, &mut lines);
+            add_value_lines(key, value, &mut lines);
         }
     }
-    Ok(labelled(0, &lines, width()))
+    Ok(format_labelled(0, &lines, terminal_width()))
 }
 
-/// A line for each value: `budgets.reboot.most  20`.
-fn tell(name: &str, value: &Value, lines: &mut Vec<(String, String)>) {
+/// Adds a line for each value: `budgets.reboot.most  20`.
+fn add_value_lines(name: &str, value: &Value, lines: &mut Vec<(String, String)>) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {
             for (key, value) in fields {
-                tell(&format!("{name}.{key}"), value, lines);
+                add_value_lines(&format!("{name}.{key}"), value, lines);
             }
         }
         Value::Array(values) if values.iter().any(Value::is_object) => {
             for (number, value) in values.iter().enumerate() {
-                tell(&format!("{name}.{}", number + 1), value, lines);
+                add_value_lines(&format!("{name}.{}", number + 1), value, lines);
             }
         }
         Value::Array(values) => {
-            let texts: Vec<String> = values.iter().map(text).collect();
+            let texts: Vec<String> = values.iter().map(format_value).collect();
             lines.push((name.to_owned(), texts.join(", ")));
         }
-        other => lines.push((name.to_owned(), text(other))),
+        other => lines.push((name.to_owned(), format_value(other))),
     }
 }
 
-fn text(value: &Value) -> String {
+fn format_value(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => "-".to_owned(),
@@ -99,9 +105,9 @@ mod tests {
 
     #[test]
     fn every_value_has_a_line() {
-        let text = render(&Answer { version: 3, policy: Policy::default() }).unwrap();
+        let text = render_policy(&PolicyOutput { version: 3, policy: Policy::default() }).unwrap();
         for line in ["version", "recovery_silence_timeout", "ladder.1.step", "priority_weights"] {
-            assert!(text.lines().any(|told| told.starts_with(line)), "{line}: {text}");
+            assert!(text.lines().any(|message| message.starts_with(line)), "{line}: {text}");
         }
         assert!(!text.contains('{'), "{text}");
     }

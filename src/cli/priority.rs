@@ -1,31 +1,31 @@
-//! `prioritize`: whose turn comes first.
+//! `prioritize`: scheduling priority of a machine.
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::bmdb::action::Until;
-use crate::bmdb::each::Each;
-use crate::bmdb::find::id_of;
-use crate::cli::again;
+use crate::bmdb::action::Expiry;
+use crate::bmdb::machine_lookup::machine_id;
+use crate::bmdb::machine_order::MachineOrder;
+use crate::cli::backend::Backend;
+use crate::cli::bulk_orders::{BULK_GROUPS, BulkSelection, give_bulk_order};
 use crate::cli::error::CliError;
-use crate::cli::machine::find;
-use crate::cli::many::{MANY, Selection, many};
-use crate::cli::operate::{carried, direct, told, until_of, who};
+use crate::cli::machine_lookup::find_machine;
+use crate::cli::machine_orders::{current_user, direct_order, format_outcome, format_response, parse_until};
+use crate::cli::order_retry;
 use crate::cli::output::Format;
-use crate::cli::source::Source;
-use crate::model::priority::Level;
+use crate::model::priority::PriorityLevel;
 use crate::model::process::UnknownName;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::machines_client::MachinesClient;
 
 /// A machine to put before or behind the others.
 #[derive(Debug, Args)]
-pub struct Prioritize {
+pub struct PrioritizeArgs {
     /// The machine
-    #[arg(value_name = "M", required_unless_present_any = MANY, conflicts_with_all = MANY)]
+    #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// Before the others, as the engine decides, or behind them
-    #[arg(value_name = "LEVEL", value_parser = PossibleValuesParser::new(Level::ALL.map(Level::as_str)))]
+    #[arg(value_name = "LEVEL", value_parser = PossibleValuesParser::new(PriorityLevel::ALL.map(PriorityLevel::as_str)))]
     pub level: String,
     /// Why, for whoever asks `why`
     #[arg(long, value_name = "TEXT")]
@@ -35,31 +35,41 @@ pub struct Prioritize {
     pub until: Option<String>,
     /// Or many.
     #[command(flatten)]
-    pub selection: Selection,
+    pub selection: BulkSelection,
 }
 
-/// `prioritize M LEVEL`.
-pub async fn prioritize(source: &Source, asked: &Prioritize, format: Format) -> Result<String, CliError> {
-    let level: Level =
-        asked.level.parse().map_err(|error: UnknownName| CliError::Wrong(error.to_string()))?;
-    if asked.reason.trim().is_empty() {
-        return Err(CliError::Wrong("--reason is empty; whoever asks `why` later will want to know".into()));
+/// Runs `prioritize M LEVEL`: sets the priority of a machine.
+pub async fn prioritize_machine(
+    source: &Backend,
+    args: &PrioritizeArgs,
+    format: Format,
+) -> Result<String, CliError> {
+    let level: PriorityLevel =
+        args.level.parse().map_err(|error: UnknownName| CliError::Invalid(error.to_string()))?;
+    if args.reason.trim().is_empty() {
+        return Err(CliError::Invalid(
+            "--reason is empty; whoever asks `why` later will want to know".into(),
+        ));
     }
-    let until = asked.until.as_deref().map(until_of).transpose()?;
-    let each = Each::Prioritize { level, until };
-    let Some(machine) = asked.machine.as_deref() else {
-        return many(source, &asked.selection, each, Some(&asked.reason), format).await;
+    let until = args.until.as_deref().map(parse_until).transpose()?;
+    let each = MachineOrder::Prioritize { level, until };
+    let Some(machine) = args.machine.as_deref() else {
+        return give_bulk_order(source, &args.selection, each, Some(&args.reason), format).await;
     };
     match source {
-        Source::Direct(bmdb) => {
-            let name = find(bmdb, machine).await?;
-            let order = direct(each.rpc(), name.short(), Some(&asked.reason));
-            told(name.clone(), bmdb.order_each(order, id_of(&name), each, who()).await?.done, format)
+        Backend::Direct(bmdb) => {
+            let name = find_machine(bmdb, machine).await?;
+            let order = direct_order(each.rpc(), name.short_name(), Some(&args.reason));
+            format_outcome(
+                name.clone(),
+                bmdb.execute_machine_order(order, machine_id(&name), each, current_user()).await?.outcome,
+                format,
+            )
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let until = until.map(|until| match until {
-                Until::After(span) => v1::prioritize_request::Until::After(span.to_string()),
-                Until::At(moment) => v1::prioritize_request::Until::At(prost_types::Timestamp {
+                Expiry::After(span) => v1::prioritize_request::Until::After(span.to_string()),
+                Expiry::At(moment) => v1::prioritize_request::Until::At(prost_types::Timestamp {
                     seconds: moment.timestamp(),
                     nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
                 }),
@@ -73,7 +83,7 @@ pub async fn prioritize(source: &Source, asked: &Prioritize, format: Format) -> 
                 };
                 MachinesClient::new(service).prioritize(request).await
             };
-            carried(again::order(&mut remote.clone(), &asked.reason, give).await?, format)
+            format_response(order_retry::send_order(&mut remote.clone(), &args.reason, give).await?, format)
         }
     }
 }

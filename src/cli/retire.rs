@@ -1,136 +1,168 @@
-//! `retire`, `retire cancel`, `retire waive`: giving machines back.
+//! `retire`, `retire cancel`, `retire waive`: retire (decommission) machines.
 
-use crate::bmdb::action::{Done, by};
+use crate::bmdb::action::{OrderOutcome, format_attribution};
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::each::Each;
-use crate::bmdb::facts::Snapshot;
-use crate::bmdb::find::id_of;
-use crate::bmdb::retirement::{self, Refused};
+use crate::bmdb::facts::MachineSnapshot;
+use crate::bmdb::machine_lookup::machine_id;
+use crate::bmdb::machine_order::MachineOrder;
+use crate::bmdb::retirement::{self, OrderRejection};
 use crate::bmdb::work::Decision;
-use crate::cli::again;
-use crate::cli::command::{CancelRetire, Retire, RetireChange, Waive};
+use crate::cli::backend::Backend;
+use crate::cli::bulk_orders::give_bulk_order;
+use crate::cli::command::{CancelRetire, RetireArgs, RetireCommand, WaiveStage};
 use crate::cli::error::CliError;
-use crate::cli::machine::find;
-use crate::cli::many::many;
-use crate::cli::operate::{carried, direct, reason_or_none, told, who};
+use crate::cli::machine_lookup::find_machine;
+use crate::cli::machine_orders::{
+    current_user, direct_order, format_outcome, format_response, reason_or_placeholder,
+};
+use crate::cli::order_retry;
 use crate::cli::output::Format;
-use crate::cli::source::Source;
-use crate::model::access::Role;
+use crate::model::access::AccessRole;
 use crate::model::machine_view::MachineName;
 use crate::model::process::UnknownName;
-use crate::model::retirement::{Stage, confirmed};
+use crate::model::retirement::{RetirementStage, check_confirmation};
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::machines_client::MachinesClient;
 
-/// `retire …`.
-pub async fn retire(source: &Source, arguments: &Retire, format: Format) -> Result<String, CliError> {
-    match &arguments.change {
-        Some(RetireChange::Cancel(cancel)) => cancelled(source, cancel, format).await,
-        Some(RetireChange::Waive(waive)) => waived(source, waive, format).await,
-        None => begun(source, arguments, format).await,
+/// Runs `retire` or one of its subcommands.
+pub async fn run_retire_command(
+    source: &Backend,
+    arguments: &RetireArgs,
+    format: Format,
+) -> Result<String, CliError> {
+    match &arguments.command {
+        Some(RetireCommand::Cancel(cancel)) => cancel_retirement(source, cancel, format).await,
+        Some(RetireCommand::Waive(waive)) => waive_stage(source, waive, format).await,
+        None => retire_machine(source, arguments, format).await,
     }
 }
 
-/// `retire M`.
-async fn begun(source: &Source, arguments: &Retire, format: Format) -> Result<String, CliError> {
-    let reason = said(arguments.reason.as_deref().unwrap_or_default())?;
+/// Runs `retire M`: orders the retirement of a machine.
+async fn retire_machine(
+    source: &Backend,
+    arguments: &RetireArgs,
+    format: Format,
+) -> Result<String, CliError> {
+    let reason = require_reason(arguments.reason.as_deref().unwrap_or_default())?;
     let wipe = arguments.wipe;
     let Some(machine) = arguments.machine.as_deref() else {
-        return many(source, &arguments.selection, Each::Retire { wipe }, Some(reason), format).await;
+        return give_bulk_order(
+            source,
+            &arguments.selection,
+            MachineOrder::Retire { wipe },
+            Some(reason),
+            format,
+        )
+        .await;
     };
     let bmdb = match source {
-        Source::Direct(bmdb) => bmdb,
-        Source::Api(remote) => {
+        Backend::Direct(bmdb) => bmdb,
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::RetireRequest { machine: machine.to_owned(), order: Some(order), wipe };
                 MachinesClient::new(service).retire(request).await
             };
-            return carried(again::order(&mut remote.clone(), reason, give).await?, format);
+            return format_response(
+                order_retry::send_order(&mut remote.clone(), reason, give).await?,
+                format,
+            );
         }
     };
-    let name = find(bmdb, machine).await?;
-    let (why, who) = (reason.to_owned(), who());
-    order(bmdb, name, "Retire", reason, format, move |snapshot| {
-        retirement::retire(snapshot, wipe, &why, &who)
+    let name = find_machine(bmdb, machine).await?;
+    let (why, who) = (reason.to_owned(), current_user());
+    try_execute_on_machine(bmdb, name, "Retire", reason, format, move |snapshot| {
+        retirement::retire_machine(snapshot, wipe, &why, &who)
     })
     .await
 }
 
-/// `retire cancel M`.
-async fn cancelled(source: &Source, arguments: &CancelRetire, format: Format) -> Result<String, CliError> {
-    let reason = reason_or_none(arguments.reason.as_deref());
+/// Runs `retire cancel M`: cancels the retirement of a machine.
+async fn cancel_retirement(
+    source: &Backend,
+    arguments: &CancelRetire,
+    format: Format,
+) -> Result<String, CliError> {
+    let reason = reason_or_placeholder(arguments.reason.as_deref());
     let bmdb = match source {
-        Source::Direct(bmdb) => bmdb,
-        Source::Api(remote) => {
+        Backend::Direct(bmdb) => bmdb,
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request =
                     v1::CancelRetireRequest { machine: arguments.machine.clone(), order: Some(order) };
                 MachinesClient::new(service).cancel_retire(request).await
             };
-            return carried(again::order(&mut remote.clone(), reason, give).await?, format);
+            return format_response(
+                order_retry::send_order(&mut remote.clone(), reason, give).await?,
+                format,
+            );
         }
     };
-    let name = find(bmdb, &arguments.machine).await?;
-    let by = by(&who(), arguments.reason.as_deref());
-    // Whoever may write to the BMDB directly is believed to be an admin.
-    order(bmdb, name, "CancelRetire", reason, format, move |snapshot| {
-        retirement::cancel(snapshot, &by, Role::Admin)
+    let name = find_machine(bmdb, &arguments.machine).await?;
+    let by = format_attribution(&current_user(), arguments.reason.as_deref());
+    // An operator with write access to the BMDB counts as an admin.
+    try_execute_on_machine(bmdb, name, "CancelRetire", reason, format, move |snapshot| {
+        retirement::cancel_retirement(snapshot, &by, AccessRole::Admin)
     })
     .await
 }
 
-/// `retire waive M STAGE`.
-async fn waived(source: &Source, arguments: &Waive, format: Format) -> Result<String, CliError> {
-    let reason = said(&arguments.reason)?;
-    let stage: Stage =
-        arguments.stage.parse().map_err(|error: UnknownName| CliError::Wrong(error.to_string()))?;
+/// Runs `retire waive M STAGE`: skips a stage of the retirement.
+async fn waive_stage(source: &Backend, arguments: &WaiveStage, format: Format) -> Result<String, CliError> {
+    let reason = require_reason(&arguments.reason)?;
+    let stage: RetirementStage =
+        arguments.stage.parse().map_err(|error: UnknownName| CliError::Invalid(error.to_string()))?;
     let bmdb = match source {
-        Source::Direct(bmdb) => bmdb,
-        Source::Api(remote) => {
+        Backend::Direct(bmdb) => bmdb,
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::WaiveRequest {
                     machine: arguments.machine.clone(),
                     order: Some(order),
                     stage: stage.as_str().to_owned(),
-                    i_know: arguments.i_know.clone(),
+                    i_know: arguments.confirm.clone(),
                 };
                 MachinesClient::new(service).waive(request).await
             };
-            return carried(again::order(&mut remote.clone(), reason, give).await?, format);
+            return format_response(
+                order_retry::send_order(&mut remote.clone(), reason, give).await?,
+                format,
+            );
         }
     };
-    let name = find(bmdb, &arguments.machine).await?;
-    confirmed(stage, &name.short(), &arguments.i_know).map_err(CliError::Wrong)?;
+    let name = find_machine(bmdb, &arguments.machine).await?;
+    check_confirmation(stage, &name.short_name(), &arguments.confirm).map_err(CliError::Invalid)?;
     bmdb.read_policy().await?;
     let (_, policy) = bmdb.policy();
-    let (why, who) = (reason.to_owned(), who());
-    order(bmdb, name, "Waive", reason, format, move |snapshot| {
-        retirement::waive(snapshot, &policy, stage, &why, &who)
+    let (why, who) = (reason.to_owned(), current_user());
+    try_execute_on_machine(bmdb, name, "Waive", reason, format, move |snapshot| {
+        retirement::waive_stage(snapshot, &policy, stage, &why, &who)
     })
     .await
 }
 
-pub(crate) fn said(reason: &str) -> Result<&str, CliError> {
+pub(crate) fn require_reason(reason: &str) -> Result<&str, CliError> {
     if reason.trim().is_empty() {
-        return Err(CliError::Wrong("--reason is empty; whoever asks `why` later will want to know".into()));
+        return Err(CliError::Invalid(
+            "--reason is empty; whoever asks `why` later will want to know".into(),
+        ));
     }
     Ok(reason)
 }
 
-/// Gives an order that may be refused for what it finds, as the API does.
-pub(crate) async fn order(
+/// Executes an order that may be rejected because of the machine's facts, as the API does.
+pub(crate) async fn try_execute_on_machine(
     bmdb: &Bmdb,
     name: MachineName,
     rpc: &str,
     reason: &str,
     format: Format,
-    decide: impl Fn(&Snapshot) -> Result<Decision<Done>, Refused> + Send + Sync + 'static,
+    decide: impl Fn(&MachineSnapshot) -> Result<Decision<OrderOutcome>, OrderRejection> + Send + Sync + 'static,
 ) -> Result<String, CliError> {
-    let short = name.short();
-    let order = direct(&format!("shepherd.fleet.v1.Machines/{rpc}"), short.clone(), Some(reason));
-    let decide = move |snapshot: &Snapshot| {
-        decide(snapshot).map_err(|(reason, said)| (reason, format!("{short} {said}")))
+    let short = name.short_name();
+    let order = direct_order(&format!("shepherd.fleet.v1.Machines/{rpc}"), short.clone(), Some(reason));
+    let decide = move |snapshot: &MachineSnapshot| {
+        decide(snapshot).map_err(|(reason, text)| (reason, format!("{short} {text}")))
     };
-    let carried = bmdb.order_machine_or_refuse(order, id_of(&name), decide).await?;
-    told(name, carried.done, format)
+    let carried = bmdb.try_execute_on_machine(order, machine_id(&name), decide).await?;
+    format_outcome(name, carried.outcome, format)
 }

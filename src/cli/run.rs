@@ -1,4 +1,4 @@
-//! From arguments to an exit code.
+//! Entry point: parse arguments, run the command, return the exit code.
 
 use std::ffi::OsString;
 
@@ -7,179 +7,202 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 
 use crate::bmdb::connection::{Bmdb, ConnectionSettings};
+use crate::bmdb::connection_url::password_warning;
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::url::password_warning;
+use crate::cli::backend::{Backend, BackendFlags, BackendKind, ContextSource, choose_backend};
 use crate::cli::budgets::BudgetCommand;
-use crate::cli::bundle::Debug;
-use crate::cli::command::{Allow, Cli, Command, Declare, Describe, FleetCommand, Get, Tokens};
-use crate::cli::contexts::Contexts;
-use crate::cli::error::CliError;
-use crate::cli::loops::Loops;
-use crate::cli::order_key::{self, grammar};
-use crate::cli::output::{Format, Output, say};
-use crate::cli::policy::PolicyCommand;
-use crate::cli::remote::Remote;
-use crate::cli::source::{Asked, Named, Source, Whom, whom};
-use crate::cli::{
-    approvals, artefacts, budgets, bundle, cluster, contexts, describe, dry_run, get, issues, logs, loops,
-    many, operate, output, plan, policy, power, priority, restored, retire, shell, timeline, tokens, top,
-    update, watch, why, yaml,
+use crate::cli::command::{
+    AllowCommand, Cli, Command, DeclareCommand, DescribeCommand, FleetCommand, GetCommand, TokensCommand,
 };
-use crate::model::arguments::accept_dashes;
-use crate::model::usage::usage_sentence;
+use crate::cli::contexts::Contexts;
+use crate::cli::debug_bundle::DebugCommand;
+use crate::cli::error::CliError;
+use crate::cli::fleet_client::FleetClient;
+use crate::cli::idempotency_key::{self, grammar};
+use crate::cli::loops::LoopsCommand;
+use crate::cli::output::{Format, Output, print_stderr};
+use crate::cli::policy::PolicyCommand;
+use crate::cli::{
+    approvals, artefacts, budgets, bulk_orders, cluster, completions, contexts, debug_bundle,
+    declare_restored, describe, dry_run, get, issues, logs, loops, machine_orders, output, plan, policy,
+    power, priority, retire, timeline, tokens, top, update, watch, why, yaml,
+};
+use crate::model::arguments::normalize_flag_dashes;
+use crate::model::usage_error::format_usage_error;
 
-/// What was typed: everybody on the host can read it, and it counts before what the environment says.
+/// Which flags are on the command line: everybody on the host can read it, and it takes precedence over the
+/// environment.
 #[derive(Clone, Copy)]
-struct Flags {
+struct ExplicitFlags {
     bmdb_url: bool,
     context: bool,
 }
 
-/// Does what the arguments say and returns the exit code. Errors and warnings go to standard error.
+/// Runs the command of the arguments and returns the exit code. Errors and warnings go to standard error.
 pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let given = accept_dashes(arguments);
+    let given = normalize_flag_dashes(arguments);
     let parsed = grammar().try_get_matches_from(&given).and_then(|matches| {
-        let flags = Flags {
-            bmdb_url: given_as_flag(&matches, "bmdb_url"),
-            context: given_as_flag(&matches, "context"),
+        let flags = ExplicitFlags {
+            bmdb_url: is_explicit_flag(&matches, "bmdb_url"),
+            context: is_explicit_flag(&matches, "context"),
         };
-        let typed = (order_key::typed(&matches), dry_run::typed(&matches));
+        let typed = (idempotency_key::find_key(&matches), dry_run::is_given(&matches));
         Ok((flags, typed, Cli::from_arg_matches(&matches)?))
     });
     let (flags, (key, dry), cli) = match parsed {
         Ok(parsed) => parsed,
-        Err(said) => return say_usage(&said, &given),
+        Err(reported) => return print_usage(&reported, &given),
     };
     if let Some(warning) = cli.bmdb_url.as_deref().filter(|_| flags.bmdb_url).and_then(password_warning) {
-        say(warning);
+        print_stderr(warning);
     }
     let command = format!("{:?}", cli.command);
-    let answered = Box::pin(order_key::scope(key, &command, dry_run::scope(dry, answer(&cli, flags)))).await;
-    match answered.and_then(|text| Ok(output::print(&text)?)) {
+    let answered = Box::pin(idempotency_key::with_key(
+        key,
+        &command,
+        dry_run::with_dry_run(dry, run_command(&cli, flags)),
+    ))
+    .await;
+    match answered.and_then(|text| Ok(output::print_text(&text)?)) {
         Ok(()) => 0,
         Err(error) => {
-            say(&format!("shepherdctl: {error}"));
-            if let Some(key) = error.key_to_repeat_with() {
-                say(&format!("  {}", order_key::repeated(&given, key)));
+            print_stderr(&format!("shepherdctl: {error}"));
+            if let Some(key) = error.idempotency_key() {
+                print_stderr(&format!("  {}", idempotency_key::repeat_command(&given, key)));
             }
             error.exit_code()
         }
     }
 }
 
-/// What the command answers, as text.
-async fn answer(cli: &Cli, flags: Flags) -> Result<String, CliError> {
+/// Runs the command and returns its output.
+async fn run_command(cli: &Cli, flags: ExplicitFlags) -> Result<String, CliError> {
     let command = match &cli.command {
         Command::Fleet(command) => command.as_ref(),
-        Command::Completions(of) => return Ok(shell::completions(of.shell)),
-        Command::Manual(into) => return shell::manual(&into.directory),
+        Command::Completions(of) => return Ok(completions::completion_script(of.shell)),
+        Command::Manual(into) => return completions::write_man_pages(&into.directory),
     };
-    let source = source(cli, flags).await?;
+    let source = open_backend(cli, flags).await?;
     if let FleetCommand::Watch(filters) = command {
-        // It has printed all that there is to say.
-        return watch::watch(&source, filters, cli.output).await.map(|()| String::new());
+        // The watch has printed its output already.
+        return watch::watch_machines(&source, filters, cli.output).await.map(|()| String::new());
     }
-    if let FleetCommand::Logs(asked) = command
-        && asked.follow
+    if let FleetCommand::Logs(args) = command
+        && args.follow
     {
-        let followed = logs::follow(&source, asked, cli.output).await;
+        let followed = logs::follow_log(&source, args, cli.output).await;
         source.close().await;
         return followed.map(|()| String::new());
     }
-    if let FleetCommand::Top(asked) = command
-        && top::is_drawn(asked, cli.output)
+    if let FleetCommand::Top(args) = command
+        && top::is_interactive(args, cli.output)
     {
-        let shown = top::show(&source, asked).await;
+        let shown = top::run_interactive(&source, args).await;
         source.close().await;
         return shown.map(|()| String::new());
     }
-    let answer = ask(command, cli.output.format(), &source).await;
+    let answer = run_fleet_command(command, cli.output.format(), &source).await;
     source.close().await;
     match cli.output {
-        Output::Yaml => Ok(yaml::document(&serde_json::from_str(&answer?)?)),
+        Output::Yaml => Ok(yaml::format_document(&serde_json::from_str(&answer?)?)),
         Output::Table | Output::Json => answer,
     }
 }
 
-/// What one command answers.
-pub(crate) async fn ask(command: &FleetCommand, format: Format, source: &Source) -> Result<String, CliError> {
+/// Runs one command for the fleet and returns its output.
+pub(crate) async fn run_fleet_command(
+    command: &FleetCommand,
+    format: Format,
+    source: &Backend,
+) -> Result<String, CliError> {
     match command {
-        FleetCommand::Get(Get::Machines(filters)) => get::machines(source, filters, format).await,
-        FleetCommand::Get(Get::Sessions(limited)) => get::sessions(source, limited.limit, format).await,
-        FleetCommand::Get(Get::Work(limited)) => get::work(source, limited.limit, format).await,
-        FleetCommand::Get(Get::Providers) => get::providers(source, format).await,
-        FleetCommand::Describe(Describe::Machine(of)) => describe::machine(source, &of.machine, format).await,
-        FleetCommand::Get(Get::Loops) => loops::list(source, format).await,
-        FleetCommand::Get(Get::Approvals) => approvals::list(source, format).await,
-        FleetCommand::Approve(asked) => approvals::approve(source, asked, format).await,
-        FleetCommand::Get(Get::Budgets) => budgets::budgets(source, format).await,
-        FleetCommand::Get(Get::Brakes) => budgets::brakes(source, format).await,
-        FleetCommand::Budget(BudgetCommand::Set(asked)) => budgets::set(source, asked, format).await,
-        FleetCommand::Cluster(command) => cluster::cluster_command(source, command, format).await,
-        FleetCommand::Artefacts(command) => artefacts::artefacts_command(source, command, format).await,
-        FleetCommand::Update(asked) => update::update_command(source, asked, format).await,
-        FleetCommand::Loops(Loops::Pause(asked)) => loops::pause(source, asked, format).await,
-        FleetCommand::Loops(Loops::Resume(asked)) => loops::resume(source, asked, format).await,
-        FleetCommand::Why(of) => why::why(source, &of.machine, format).await,
-        FleetCommand::Timeline(of) => timeline::timeline(source, &of.machine, of.limit, format).await,
-        FleetCommand::Logs(asked) => logs::logs(source, asked, format).await,
-        FleetCommand::Issues => issues::issues(source, format).await,
-        FleetCommand::Plan(asked) => plan::plan(source, asked, format).await,
-        FleetCommand::Policy(PolicyCommand::Get) => policy::get(source, format).await,
+        FleetCommand::Get(GetCommand::Machines(filters)) => get::show_machines(source, filters, format).await,
+        FleetCommand::Get(GetCommand::Sessions(limited)) => {
+            get::show_sessions(source, limited.limit, format).await
+        }
+        FleetCommand::Get(GetCommand::Work(limited)) => get::show_work(source, limited.limit, format).await,
+        FleetCommand::Get(GetCommand::Providers) => get::show_providers(source, format).await,
+        FleetCommand::Describe(DescribeCommand::Machine(of)) => {
+            describe::describe_machine(source, &of.machine, format).await
+        }
+        FleetCommand::Get(GetCommand::Loops) => loops::show_loops(source, format).await,
+        FleetCommand::Get(GetCommand::Approvals) => approvals::show_approvals(source, format).await,
+        FleetCommand::Approve(args) => approvals::approve_order(source, args, format).await,
+        FleetCommand::Get(GetCommand::Budgets) => budgets::show_budgets(source, format).await,
+        FleetCommand::Get(GetCommand::Brakes) => budgets::show_brakes(source, format).await,
+        FleetCommand::Budget(BudgetCommand::Set(args)) => budgets::set_budget(source, args, format).await,
+        FleetCommand::Cluster(command) => cluster::run_cluster_command(source, command, format).await,
+        FleetCommand::Artefacts(command) => artefacts::run_artefacts_command(source, command, format).await,
+        FleetCommand::Update(args) => update::run_update_command(source, args, format).await,
+        FleetCommand::Loops(LoopsCommand::Pause(args)) => loops::pause_loop(source, args, format).await,
+        FleetCommand::Loops(LoopsCommand::Resume(args)) => loops::resume_loop(source, args, format).await,
+        FleetCommand::Why(of) => why::show_explanation(source, &of.machine, format).await,
+        FleetCommand::Timeline(of) => timeline::show_timeline(source, &of.machine, of.limit, format).await,
+        FleetCommand::Logs(args) => logs::show_log(source, args, format).await,
+        FleetCommand::Issues => issues::show_issues(source, format).await,
+        FleetCommand::Plan(args) => plan::show_plan(source, args, format).await,
+        FleetCommand::Policy(PolicyCommand::Get) => policy::show_policy(source, format).await,
         FleetCommand::Watch(_) => Ok(String::new()),
-        FleetCommand::Top(_) => top::once(source, format).await,
-        FleetCommand::Hold(hold) => operate::hold(source, hold, format).await,
-        FleetCommand::Release(release) => operate::release(source, release, format).await,
-        FleetCommand::Retry(retry) => operate::retry(source, retry, format).await,
-        FleetCommand::Quarantine(asked) => many::quarantine(source, asked, format).await,
-        FleetCommand::Label(asked) => many::label(source, asked, format).await,
-        FleetCommand::Unlabel(asked) => many::unlabel(source, asked, format).await,
-        FleetCommand::Reboot(reboot) => power::reboot(source, reboot, format).await,
-        FleetCommand::Power(power) => power::power(source, power, format).await,
-        FleetCommand::Prioritize(asked) => priority::prioritize(source, asked, format).await,
-        FleetCommand::Retire(retire) => retire::retire(source, retire, format).await,
-        FleetCommand::Declare(Declare::Restored(declared)) => {
-            restored::restored(source.direct("`declare restored`")?, declared, format).await
+        FleetCommand::Top(_) => top::render_once(source, format).await,
+        FleetCommand::Hold(hold) => machine_orders::hold_machine(source, hold, format).await,
+        FleetCommand::Release(release) => machine_orders::release_machine(source, release, format).await,
+        FleetCommand::Retry(retry) => machine_orders::retry_machine(source, retry, format).await,
+        FleetCommand::Quarantine(args) => bulk_orders::quarantine_machines(source, args, format).await,
+        FleetCommand::Label(args) => bulk_orders::label_machines(source, args, format).await,
+        FleetCommand::Unlabel(args) => bulk_orders::unlabel_machines(source, args, format).await,
+        FleetCommand::Reboot(reboot) => power::reboot_machine(source, reboot, format).await,
+        FleetCommand::Power(power) => power::switch_power(source, power, format).await,
+        FleetCommand::Prioritize(args) => priority::prioritize_machine(source, args, format).await,
+        FleetCommand::Retire(retire) => retire::run_retire_command(source, retire, format).await,
+        FleetCommand::Declare(DeclareCommand::Restored(declared)) => {
+            declare_restored::declare_restored(source.require_bmdb("`declare restored`")?, declared, format)
+                .await
         }
-        FleetCommand::Allow(Allow::HostKey(allow)) => operate::allow_host_key(source, allow, format).await,
-        FleetCommand::Debug(Debug::Bundle(asked)) => bundle::bundle(source, asked, format).await,
-        FleetCommand::Tokens(Tokens::Bootstrap(first)) => {
-            tokens::bootstrap(source.direct("`tokens bootstrap`")?, first, format).await
+        FleetCommand::Allow(AllowCommand::HostKey(allow)) => {
+            machine_orders::allow_host_key(source, allow, format).await
         }
-        FleetCommand::Tokens(Tokens::Create(new)) => tokens::create(source, new, format).await,
-        FleetCommand::Tokens(Tokens::Get) => tokens::get(source, format).await,
-        FleetCommand::Tokens(Tokens::Revoke(which)) => tokens::revoke(source, which, format).await,
+        FleetCommand::Debug(DebugCommand::Bundle(args)) => {
+            debug_bundle::write_debug_bundle(source, args, format).await
+        }
+        FleetCommand::Tokens(TokensCommand::Bootstrap(first)) => {
+            tokens::bootstrap_token(source.require_bmdb("`tokens bootstrap`")?, first, format).await
+        }
+        FleetCommand::Tokens(TokensCommand::Create(new)) => tokens::create_token(source, new, format).await,
+        FleetCommand::Tokens(TokensCommand::Get) => tokens::show_tokens(source, format).await,
+        FleetCommand::Tokens(TokensCommand::Revoke(which)) => {
+            tokens::revoke_token(source, which, format).await
+        }
     }
 }
 
-async fn source(cli: &Cli, flags: Flags) -> Result<Source, CliError> {
-    // Whoever names a BMDB and no context needs none, and without a home there are none.
+async fn open_backend(cli: &Cli, flags: ExplicitFlags) -> Result<Backend, CliError> {
+    // With a BMDB and no named context, the contexts file is not needed. Without a home directory there is none.
     let needless = cli.direct || (cli.bmdb_url.is_some() && cli.context.is_none());
-    let contexts = match contexts::path() {
+    let contexts = match contexts::contexts_path() {
         Ok(path) if !needless => Contexts::read(&path)?,
         Err(error) if cli.context.is_some() && !needless => return Err(error),
         _ => Contexts::default(),
     };
-    let asked = Asked {
+    let args = BackendFlags {
         direct: cli.direct,
         bmdb: cli.bmdb_url.is_some(),
         context: match (flags.context, &cli.context) {
-            (true, _) => Named::ByFlag,
-            (false, Some(_)) => Named::ByEnvironment,
-            (false, None) => Named::Not,
+            (true, _) => ContextSource::ByFlag,
+            (false, Some(_)) => ContextSource::ByEnvironment,
+            (false, None) => ContextSource::Unset,
         },
-        current: contexts.current.is_some(),
+        has_current_context: contexts.current.is_some(),
     };
-    match (whom(asked)?, contexts.find(cli.context.as_deref())) {
-        (Whom::Api, Ok(Some(context))) => Ok(Source::Api(Remote::connect(context).await?)),
-        (Whom::Api, Err(error)) => Err(error),
-        _ => Ok(Source::Direct(connect(cli).await?)),
+    match (choose_backend(args)?, contexts.find(cli.context.as_deref())) {
+        (BackendKind::Api, Ok(Some(context))) => Ok(Backend::Api(FleetClient::connect(context).await?)),
+        (BackendKind::Api, Err(error)) => Err(error),
+        _ => Ok(Backend::Direct(connect_bmdb(cli).await?)),
     }
 }
 
-async fn connect(cli: &Cli) -> Result<Bmdb, CliError> {
+async fn connect_bmdb(cli: &Cli) -> Result<Bmdb, CliError> {
     let url = cli.bmdb_url.as_deref().ok_or_else(|| {
-        CliError::Wrong(
+        CliError::Invalid(
             "no BMDB was named: give --bmdb_url postgres://USER@HOST:5432/DATABASE, or the same in the environment \
              as SHEPHERD_BMDB_URL"
                 .to_owned(),
@@ -191,30 +214,30 @@ async fn connect(cli: &Cli) -> Result<Bmdb, CliError> {
     let bmdb = Bmdb::connect(settings).await?;
     match bmdb.require_schema().await {
         Ok(()) => Ok(bmdb),
-        Err(BmdbError::OlderSchema { found: 0, .. }) => Err(CliError::Wrong(format!(
+        Err(BmdbError::OlderSchema { found: 0, .. }) => Err(CliError::Invalid(format!(
             "{} is no BMDB: it has no schema of ours; give the database that `shepherd` uses, or start `shepherd` on \
              this one first",
-            bmdb.settings().place()
+            bmdb.settings().address()
         ))),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Whether a global flag was typed, and not read from the environment. It is known to the subcommand it was
-/// given after, or to the whole.
-fn given_as_flag(matches: &clap::ArgMatches, flag: &str) -> bool {
+/// Whether a global flag is on the command line, and not from the environment. clap records it for the subcommand that
+/// it follows, or for the root.
+fn is_explicit_flag(matches: &clap::ArgMatches, flag: &str) -> bool {
     matches.value_source(flag) == Some(ValueSource::CommandLine)
-        || matches.subcommand().is_some_and(|(_, matches)| given_as_flag(matches, flag))
+        || matches.subcommand().is_some_and(|(_, matches)| is_explicit_flag(matches, flag))
 }
 
-/// Help and the version are answers, and so is the help that is given to whoever typed no command; the
-/// rest is the caller's mistake, and one sentence.
-fn say_usage(said: &clap::Error, given: &[OsString]) -> u8 {
-    if said.use_stderr() && said.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        say(&format!("shepherdctl: {}", usage_sentence(said, &grammar(), given)));
+/// Prints help, version or a usage error, and returns the exit code. Help and version are regular output, as is the
+/// help for a missing command. Anything else is an error of the caller, in one sentence.
+fn print_usage(error: &clap::Error, given: &[OsString]) -> u8 {
+    if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        print_stderr(&format!("shepherdctl: {}", format_usage_error(error, &grammar(), given)));
     } else {
-        // Nothing is left to tell a reader who has gone away.
-        let _ = said.print();
+        // Ignored: the reader has closed standard output.
+        let _ = error.print();
     }
-    u8::try_from(said.exit_code()).unwrap_or(2)
+    u8::try_from(error.exit_code()).unwrap_or(2)
 }

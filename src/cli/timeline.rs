@@ -1,46 +1,46 @@
-//! `timeline`: what happened to one machine, newest first, because an operator
-//! reads from the top and asks about the last thing.
+//! `timeline`: history of one machine. The newest entry comes first, because an operator reads from the top and wants
+//! to know about the latest event.
 
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::bmdb::find::id_of;
-use crate::bmdb::inspect::{self, HistoryLine};
+use crate::bmdb::inspect::{self, HistoryEntry};
+use crate::bmdb::machine_lookup::machine_id;
+use crate::cli::api_decode;
+use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
-use crate::cli::get::{json, page_of};
-use crate::cli::machine::find;
-use crate::cli::output::{Format, table, width};
-use crate::cli::remote::{Remote, refused};
-use crate::cli::remote_read;
-use crate::cli::source::Source;
+use crate::cli::fleet_client::{FleetClient, status_to_error};
+use crate::cli::get::{format_json, page_size};
+use crate::cli::machine_lookup::find_machine;
+use crate::cli::output::{Format, format_table, terminal_width};
 use crate::model::machine_view::MachineName;
 use crate::proto::fleet::v1::TimelineRequest;
 use crate::proto::fleet::v1::machines_client::MachinesClient;
 
 #[derive(Serialize)]
-struct TimelineAnswer {
+struct TimelineOutput {
     #[serde(flatten)]
     name: MachineName,
-    /// Newest first.
-    events: Vec<HistoryLine>,
+    /// History entries, newest first.
+    events: Vec<HistoryEntry>,
     more: bool,
 }
 
-/// `timeline M`.
-pub async fn timeline(
-    source: &Source,
+/// Runs `timeline M`: prints the history of a machine.
+pub async fn show_timeline(
+    source: &Backend,
     machine: &str,
     limit: u32,
     format: Format,
 ) -> Result<String, CliError> {
     let (name, events, more) = match source {
-        Source::Direct(bmdb) => {
-            let name = find(bmdb, machine).await?;
-            let id = id_of(&name);
+        Backend::Direct(bmdb) => {
+            let name = find_machine(bmdb, machine).await?;
+            let id = machine_id(&name);
             let mut events = bmdb
-                .inspect(move |tx| {
-                    Box::pin(async move { inspect::history(tx, id, None, i64::from(limit) + 1).await })
+                .transact_read_only(move |tx| {
+                    Box::pin(async move { inspect::list_history(tx, id, None, i64::from(limit) + 1).await })
                 })
                 .await?;
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -48,51 +48,51 @@ pub async fn timeline(
             events.truncate(limit);
             (name, events, more)
         }
-        Source::Api(remote) => ask(remote, machine, limit).await?,
+        Backend::Api(remote) => fetch_timeline(remote, machine, limit).await?,
     };
     if format == Format::Json {
-        return json(&TimelineAnswer { name, events, more });
+        return format_json(&TimelineOutput { name, events, more });
     }
     if events.is_empty() {
         return Ok(format!(
             "nothing has happened to {} yet, or longer ago than history is kept\n",
-            name.short()
+            name.short_name()
         ));
     }
-    let mut text = table(&HEADERS, &rows(&events), width());
+    let mut text = format_table(&EVENT_HEADERS, &event_rows(&events), terminal_width());
     if more {
         let _ = write!(text, "\nthe newest {}, and there are older ones: raise --limit\n", events.len());
     }
     Ok(text)
 }
 
-async fn ask(
-    remote: &Remote,
+async fn fetch_timeline(
+    remote: &FleetClient,
     machine: &str,
     limit: u32,
-) -> Result<(MachineName, Vec<HistoryLine>, bool), CliError> {
-    let mut client = MachinesClient::new(remote.service());
+) -> Result<(MachineName, Vec<HistoryEntry>, bool), CliError> {
+    let mut client = MachinesClient::new(remote.authorized_channel());
     let (mut events, mut page_token) = (Vec::new(), String::new());
     loop {
         let machine = machine.to_owned();
-        let request = TimelineRequest { machine, limit: page_of(limit, events.len()), page_token };
-        let page = client.timeline(request).await.map_err(refused)?.into_inner();
-        for said in page.events {
-            events.push(remote_read::event(said)?);
+        let request = TimelineRequest { machine, limit: page_size(limit, events.len()), page_token };
+        let page = client.timeline(request).await.map_err(status_to_error)?.into_inner();
+        for event in page.events {
+            events.push(api_decode::decode_event(event)?);
         }
         page_token = page.next_page_token;
-        if page_of(limit, events.len()) == 0 || page_token.is_empty() {
-            return Ok((remote_read::name(page.name)?, events, !page_token.is_empty()));
+        if page_size(limit, events.len()) == 0 || page_token.is_empty() {
+            return Ok((api_decode::decode_machine_name(page.name)?, events, !page_token.is_empty()));
         }
     }
 }
 
-/// Headers of a table of events.
-pub const HEADERS: [&str; 5] = ["AT (UTC)", "EVENT", "WORK", "BY", "DETAIL"];
+/// Headers of a table of history entries.
+pub const EVENT_HEADERS: [&str; 5] = ["AT (UTC)", "EVENT", "WORK", "BY", "DETAIL"];
 
-/// Events as rows under [`HEADERS`].
+/// History entries as rows under [`EVENT_HEADERS`].
 #[must_use]
-pub fn rows(events: &[HistoryLine]) -> Vec<Vec<String>> {
+pub fn event_rows(events: &[HistoryEntry]) -> Vec<Vec<String>> {
     events
         .iter()
         .map(|line| {

@@ -1,8 +1,9 @@
-//! `tokens`: credentials for the API, made, listed and ended.
+//! `tokens bootstrap|create|get|revoke`: API credentials.
 //!
-//! `bootstrap` makes the first one, straight in the BMDB: whoever may write there is believed. The others go
-//! through the API, or straight there as well. A token is printed once, alone on standard output, or goes
-//! into a file that nobody else may read; it is in no log, no error and no answer in JSON but that one.
+//! `bootstrap` creates the first one directly in the BMDB, because an operator with write access there is trusted. The
+//! others are created through the API, or in the BMDB as well. A token is printed once, alone on standard output, or
+//! is written into a file that only its owner can read. It is in no log, no error and no JSON output except that of
+//! its creation.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -15,38 +16,40 @@ use uuid::Uuid;
 
 use crate::bmdb::audit::{Order, request_digest};
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::credential::{self, Credential, LONGEST_LIFE, NewCredential, check_name};
+use crate::bmdb::credential::{
+    self, AccessCredential, MAX_LIFETIME, NewAccessCredential, check_credential_name,
+};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::inspect;
-use crate::cli::again;
-use crate::cli::command::{Bootstrap, CreateToken, RevokeToken};
+use crate::cli::api_decode;
+use crate::cli::backend::Backend;
+use crate::cli::command::{BootstrapArgs, CreateToken, RevokeToken};
 use crate::cli::contexts::{self, Context, Contexts};
 use crate::cli::error::CliError;
-use crate::cli::get::json;
-use crate::cli::operate::{direct, who};
-use crate::cli::order_key;
-use crate::cli::output::{Format, say, table, width};
-use crate::cli::pem::pem;
-use crate::cli::remote::{Remote, refused};
-use crate::cli::remote_read;
-use crate::cli::source::Source;
-use crate::model::access::{Role, Scope};
-use crate::model::telling::relative;
+use crate::cli::fleet_client::{FleetClient, status_to_error};
+use crate::cli::get::format_json;
+use crate::cli::idempotency_key;
+use crate::cli::machine_orders::{current_user, direct_order};
+use crate::cli::order_retry;
+use crate::cli::output::{Format, format_table, print_stderr, terminal_width};
+use crate::cli::pem::encode_pem;
+use crate::model::access::{AccessRole, AccessScope};
+use crate::model::humanize::relative_time;
 use crate::model::time::{Span, Timestamp};
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::credentials_client::CredentialsClient;
 
-/// Most credentials listed.
-const LISTED: usize = 100_000;
-/// As many as the API is asked for at once: with a hundred providers each, they are an answer that
-/// [`crate::proto::codec`] still takes.
-const PAGE: i32 = 50;
-/// How often a token is made whose predecessor was lost on the way.
-const MOST_MADE: u32 = 3;
+/// Most credentials that are listed.
+const MAX_LISTED: usize = 100_000;
+/// Page size of the API's list: with a hundred providers for each credential, a page still passes the field limit of
+/// [`crate::proto::codec`].
+const PAGE_SIZE: i32 = 50;
+/// Most tokens to create when the responses with the earlier ones are lost.
+const MAX_CREATE_ATTEMPTS: u32 = 3;
 
-/// A line of the list.
+/// A credential of the list.
 #[derive(Serialize)]
-struct Line {
+struct CredentialLine {
     credential: String,
     kind: String,
     name: String,
@@ -60,59 +63,64 @@ struct Line {
 }
 
 #[derive(Serialize)]
-struct Listed {
-    credentials: Vec<Line>,
-    /// Whether there are older ones.
+struct CredentialsOutput {
+    credentials: Vec<CredentialLine>,
+    /// Whether older credentials exist.
     more: bool,
 }
 
 #[derive(Serialize)]
-struct Made<'a> {
+struct CreatedCredentialOutput<'a> {
     credential: String,
-    /// The token, where it was not written to a file.
+    /// The token, unless it was written to a file.
     token: Option<&'a str>,
     path: Option<PathBuf>,
 }
 
-fn direct_order(rpc: &str, target: String, reason: Option<&str>) -> Order {
-    direct(&format!("shepherd.fleet.v1.Credentials/{rpc}"), target, reason)
+fn credential_order(rpc: &str, target: String, reason: Option<&str>) -> Order {
+    direct_order(&format!("shepherd.fleet.v1.Credentials/{rpc}"), target, reason)
 }
 
-/// `tokens bootstrap`.
-pub async fn bootstrap(bmdb: &Bmdb, arguments: &Bootstrap, format: Format) -> Result<String, CliError> {
-    let mut output = arguments.output_file.as_deref().map(absolute).transpose()?;
+/// Runs `tokens bootstrap`: creates the first admin token.
+pub async fn bootstrap_token(
+    bmdb: &Bmdb,
+    arguments: &BootstrapArgs,
+    format: Format,
+) -> Result<String, CliError> {
+    let mut output = arguments.output_file.as_deref().map(absolute_path).transpose()?;
     let place = match &arguments.save_context {
         None => None,
         Some(name) => {
-            contexts::check_name(name)?;
-            let path = absolute(&contexts::path()?)?;
+            contexts::check_context_name(name)?;
+            let path = absolute_path(&contexts::contexts_path()?)?;
             let contexts = Contexts::read(&path)?;
             let directory = path.parent().unwrap_or(Path::new("/")).to_owned();
             output.get_or_insert_with(|| directory.join(format!("{name}.token")));
-            Some((name.clone(), path, directory, contexts, reached(bmdb).await?))
+            Some((name.clone(), path, directory, contexts, discover_api_servers(bmdb).await?))
         }
     };
     if let Some(file) = &output {
-        contexts::may_write_token(file)?;
+        contexts::check_token_writable(file)?;
     }
-    let name = arguments.name.clone().unwrap_or_else(who);
-    check_name(&name).map_err(|said| CliError::Wrong(format!("--name: {said}")))?;
-    let new = NewCredential {
+    let name = arguments.name.clone().unwrap_or_else(current_user);
+    check_credential_name(&name).map_err(|error| CliError::Invalid(format!("--name: {error}")))?;
+    let new = NewAccessCredential {
         name: name.clone(),
-        role: Role::Admin,
-        scope: Scope::Everything,
+        role: AccessRole::Admin,
+        scope: AccessScope::Fleet,
         expires_after: arguments.expires_after,
         certificate: None,
     };
     let reason = Some("the first credential, made in the BMDB directly");
-    let made =
-        bmdb.create_credential(direct_order("Create", format!("credential of {name}"), reason), new).await?;
+    let made = bmdb
+        .create_credential(credential_order("Create", format!("credential of {name}"), reason), new)
+        .await?;
     let id = made.credential.map(|credential| credential.id.to_string()).unwrap_or_default();
-    let mut said = deliver(&id, made.token.as_ref(), output.as_deref(), format)?;
+    let mut printed = deliver_token(&id, made.token.as_ref(), output.as_deref(), format)?;
     if let Some((name, path, directory, mut contexts, (servers, authority))) = place {
         let ca_certificate_path = authority.as_ref().map(|_| directory.join(format!("{name}.ca.pem")));
         if let (Some(path), Some(authority)) = (&ca_certificate_path, &authority) {
-            contexts::write_file(path, authority.as_bytes(), 0o644)?;
+            contexts::write_file_atomic(path, authority.as_bytes(), 0o644)?;
         }
         let context = Context { servers, ca_certificate_path, token_path: output.unwrap_or_default() };
         contexts.contexts.insert(name.clone(), context);
@@ -120,23 +128,23 @@ pub async fn bootstrap(bmdb: &Bmdb, arguments: &Bootstrap, format: Format) -> Re
         contexts.write(&path)?;
         if format == Format::Table {
             let _ =
-                writeln!(said, "The context {name} stands in {} and is used from now on.", path.display());
+                writeln!(printed, "The context {name} stands in {} and is used from now on.", path.display());
         }
     }
-    Ok(said)
+    Ok(printed)
 }
 
-/// A path that means the same wherever a context is used.
-fn absolute(path: &Path) -> Result<PathBuf, CliError> {
+/// The path relative to the root, so that it is valid from every directory.
+fn absolute_path(path: &Path) -> Result<PathBuf, CliError> {
     std::path::absolute(path)
-        .map_err(|error| CliError::Wrong(format!("{}: this is no path: {error}", path.display())))
+        .map_err(|error| CliError::Invalid(format!("{}: this is no path: {error}", path.display())))
 }
 
-/// The servers of the API that are alive, and the CA certificates they are verified against, PEM; `None`
-/// where they publish none, because whoever calls trusts them already.
-async fn reached(bmdb: &Bmdb) -> Result<(Vec<String>, Option<String>), CliError> {
+/// The live API servers and the CA certificates that verify them, PEM. The certificates are `None` if the servers
+/// publish none, because clients trust them by their own trust stores.
+async fn discover_api_servers(bmdb: &Bmdb) -> Result<(Vec<String>, Option<String>), CliError> {
     let (mut servers, mut authorities) = (Vec::new(), Vec::new());
-    for place in bmdb.api_servers().await? {
+    for place in bmdb.list_api_servers().await? {
         servers.extend(place.endpoints);
         authorities.extend(place.ca_certificates);
     }
@@ -144,20 +152,20 @@ async fn reached(bmdb: &Bmdb) -> Result<(Vec<String>, Option<String>), CliError>
     authorities.sort_unstable();
     authorities.dedup();
     if servers.is_empty() {
-        return Err(CliError::Wrong(
+        return Err(CliError::Invalid(
             "no shepherd answers operators at this moment, so there is nothing to save a context of; start one, or \
              leave out --save_context"
                 .to_owned(),
         ));
     }
-    // Read and written again, so that only what is base64 gets into the file.
-    let pem = |der: &String| pem("CERTIFICATE", &STANDARD.decode(der).unwrap_or_default());
+    // Decoded and encoded again, so that only Base64 gets into the file.
+    let pem = |der: &String| encode_pem("CERTIFICATE", &STANDARD.decode(der).unwrap_or_default());
     let authorities = Some(authorities.iter().map(pem).collect()).filter(|pem: &String| !pem.is_empty());
     Ok((servers, authorities))
 }
 
-/// Gives a token to whoever asked for it, once.
-fn deliver(
+/// Prints the token once, or writes it into a file.
+fn deliver_token(
     id: &str,
     token: Option<&SecretString>,
     file: Option<&Path>,
@@ -172,7 +180,11 @@ fn deliver(
     }
     let shown = token.filter(|_| file.is_none()).map(SecretString::expose_secret);
     if format == Format::Json {
-        return json(&Made { credential: id.to_owned(), token: shown, path: file.map(Path::to_owned) });
+        return format_json(&CreatedCredentialOutput {
+            credential: id.to_owned(),
+            token: shown,
+            path: file.map(Path::to_owned),
+        });
     }
     Ok(match (shown, file) {
         (Some(token), _) => format!("{token}\n"),
@@ -183,47 +195,57 @@ fn deliver(
     })
 }
 
-/// `tokens create`.
-pub async fn create(source: &Source, arguments: &CreateToken, format: Format) -> Result<String, CliError> {
+/// Runs `tokens create`: creates a token or pins a client certificate.
+pub async fn create_token(
+    source: &Backend,
+    arguments: &CreateToken,
+    format: Format,
+) -> Result<String, CliError> {
     if let Some(file) = &arguments.output_file {
-        contexts::may_write_token(file)?;
+        contexts::check_token_writable(file)?;
     }
-    let fingerprint = arguments.certificate.as_deref().map(fingerprint_of).transpose()?;
-    let role: Role = arguments.role.parse().map_err(|error| CliError::Wrong(format!("--role: {error}")))?;
+    let fingerprint = arguments.certificate.as_deref().map(certificate_fingerprint).transpose()?;
+    let role: AccessRole =
+        arguments.role.parse().map_err(|error| CliError::Invalid(format!("--role: {error}")))?;
     let (id, token) = match source {
-        Source::Direct(bmdb) => {
-            check_name(&arguments.name).map_err(CliError::Wrong)?;
-            let new = NewCredential {
+        Backend::Direct(bmdb) => {
+            check_credential_name(&arguments.name).map_err(CliError::Invalid)?;
+            let new = NewAccessCredential {
                 name: arguments.name.trim().to_owned(),
                 role,
-                scope: Scope::of(arguments.provider.iter().cloned()),
+                scope: AccessScope::from_providers(arguments.provider.iter().cloned()),
                 expires_after: arguments.expires_after,
                 certificate: fingerprint,
             };
-            let order =
-                direct_order("Create", format!("credential of {}", arguments.name), Some(&arguments.reason));
+            let order = credential_order(
+                "Create",
+                format!("credential of {}", arguments.name),
+                Some(&arguments.reason),
+            );
             let made = bmdb.create_credential(order, new).await?;
-            match (made.credential, &made.carried) {
+            match (made.credential, &made.result) {
                 (Some(credential), _) => (credential.id.to_string(), made.token),
-                (None, carried) if carried.repeated && carried.done.changed => order_key::made_before(
-                    &order_key::written_id(carried.after.as_ref()),
-                    fingerprint.is_some(),
-                )?,
-                (None, carried) => return Err(CliError::Wrong(carried.done.said.clone())),
+                (None, carried) if carried.replayed && carried.outcome.changed => {
+                    idempotency_key::repeated_credential(
+                        &idempotency_key::audited_credential_id(carried.after.as_ref()),
+                        fingerprint.is_some(),
+                    )?
+                }
+                (None, carried) => return Err(CliError::Invalid(carried.outcome.message.clone())),
             }
         }
-        Source::Api(remote) => through_api(remote, arguments, fingerprint).await?,
+        Backend::Api(remote) => create_through_api(remote, arguments, fingerprint).await?,
     };
-    deliver(&id, token.as_ref(), arguments.output_file.as_deref(), format)
+    deliver_token(&id, token.as_ref(), arguments.output_file.as_deref(), format)
 }
 
-async fn through_api(
-    remote: &Remote,
+async fn create_through_api(
+    remote: &FleetClient,
     arguments: &CreateToken,
     fingerprint: Option<[u8; 32]>,
 ) -> Result<(String, Option<SecretString>), CliError> {
     let mut remote = remote.clone();
-    for _ in 0..MOST_MADE {
+    for _ in 0..MAX_CREATE_ATTEMPTS {
         let give = async |service, order| {
             let request = v1::CreateCredentialRequest {
                 order: Some(order),
@@ -235,70 +257,76 @@ async fn through_api(
             };
             CredentialsClient::new(service).create(request).await
         };
-        let made = again::order(&mut remote, &arguments.reason, give).await?;
-        let lost = match outcome(made, fingerprint.is_some()) {
-            Outcome::Made(id, token) => return Ok((id, token)),
-            Outcome::Refused(said) => return Err(CliError::Wrong(said)),
-            // The same order would be answered so again.
-            Outcome::Lost(id) if order_key::is_typed() => return order_key::made_before(&id, false),
-            Outcome::Lost(id) => id,
+        let made = order_retry::send_order(&mut remote, &arguments.reason, give).await?;
+        let lost = match create_outcome(made, fingerprint.is_some()) {
+            CreateOutcome::Created(id, token) => return Ok((id, token)),
+            CreateOutcome::Rejected(text) => return Err(CliError::Invalid(text)),
+            // A repetition with the same key would get the same response.
+            CreateOutcome::TokenLost(id) if idempotency_key::is_explicit() => {
+                return idempotency_key::repeated_credential(&id, false);
+            }
+            CreateOutcome::TokenLost(id) => id,
         };
-        say(&format!(
+        print_stderr(&format!(
             "shepherdctl: the token {lost} was made and lost on its way here; it is revoked, and another \
              one made"
         ));
-        revoke_through(&mut remote, &lost, "it was lost on its way to whoever it was made for").await?;
+        revoke_through_api(&mut remote, &lost, "it was lost on its way to whoever it was made for").await?;
     }
     Err(CliError::Failed(format!(
-        "{MOST_MADE} tokens were made, lost on their way here, and revoked; try again when the connection is \
+        "{MAX_CREATE_ATTEMPTS} tokens were made, lost on their way here, and revoked; try again when the connection is \
          better"
     )))
 }
 
-/// What an answer about a new credential means.
+/// Outcome of the creation of a credential.
 #[derive(Debug)]
-enum Outcome {
-    /// It is there, with its token if it has one.
-    Made(String, Option<SecretString>),
-    /// It is there, and its token was in an answer that was lost: nobody can have it again.
-    Lost(String),
-    /// It is not there; a sentence.
-    Refused(String),
+enum CreateOutcome {
+    /// The credential exists; with its token if it has one.
+    Created(String, Option<SecretString>),
+    /// The credential exists, but the response with its token was lost, and the token cannot be retrieved.
+    TokenLost(String),
+    /// The credential does not exist; the reason as a sentence.
+    Rejected(String),
 }
 
-fn outcome(made: v1::CreateCredentialResponse, pinned: bool) -> Outcome {
+fn create_outcome(made: v1::CreateCredentialResponse, pinned: bool) -> CreateOutcome {
     let token = Some(made.token).filter(|token| !token.is_empty()).map(SecretString::from);
     if let Some(credential) = made.credential {
-        return Outcome::Made(credential.credential, token);
+        return CreateOutcome::Created(credential.credential, token);
     }
     let order = made.order.unwrap_or_default();
-    // An order that is answered again names the credential only in what was written down of it.
+    // The response to a repeated order contains the credential only in the audited state.
     let written = order.after.as_ref().and_then(|after| after.fields.get("credential")?.kind.as_ref());
     match written {
         Some(prost_types::value::Kind::StringValue(id)) if order.repeated && order.changed => {
             if pinned {
-                Outcome::Made(id.clone(), None)
+                CreateOutcome::Created(id.clone(), None)
             } else {
-                Outcome::Lost(id.clone())
+                CreateOutcome::TokenLost(id.clone())
             }
         }
-        _ => Outcome::Refused(order.said),
+        _ => CreateOutcome::Rejected(order.said),
     }
 }
 
-async fn revoke_through(remote: &mut Remote, id: &str, reason: &str) -> Result<v1::OrderResponse, CliError> {
+async fn revoke_through_api(
+    remote: &mut FleetClient,
+    id: &str,
+    reason: &str,
+) -> Result<v1::OrderResponse, CliError> {
     let give = async |service, order| {
         let request = v1::RevokeCredentialRequest { order: Some(order), credential: id.to_owned() };
         CredentialsClient::new(service).revoke(request).await
     };
-    again::order(remote, reason, give).await
+    order_retry::send_order(remote, reason, give).await
 }
 
-fn fingerprint_of(path: &Path) -> Result<[u8; 32], CliError> {
+fn certificate_fingerprint(path: &Path) -> Result<[u8; 32], CliError> {
     use rustls::pki_types::CertificateDer;
     use rustls::pki_types::pem::PemObject as _;
     let der = CertificateDer::from_pem_file(path).map_err(|error| {
-        CliError::Wrong(format!(
+        CliError::Invalid(format!(
             "--certificate {}: no certificate in PEM can be read there: {error}",
             path.display()
         ))
@@ -306,57 +334,58 @@ fn fingerprint_of(path: &Path) -> Result<[u8; 32], CliError> {
     Ok(request_digest(&der))
 }
 
-/// `tokens get`.
-pub async fn get(source: &Source, format: Format) -> Result<String, CliError> {
+/// Runs `tokens get`: lists the credentials.
+pub async fn show_tokens(source: &Backend, format: Format) -> Result<String, CliError> {
     let (lines, more, now) = match source {
-        Source::Direct(bmdb) => {
+        Backend::Direct(bmdb) => {
             let (found, now) = bmdb
-                .inspect(|tx| {
+                .transact_read_only(|tx| {
                     Box::pin(async move {
-                        // One more than is shown tells whether there are more.
-                        let limit = i64::try_from(LISTED + 1).unwrap_or(i64::MAX);
-                        let found = credential::list(tx, Uuid::max(), limit).await?;
-                        Ok::<_, BmdbError>((found, inspect::now(tx).await?))
+                        // One more than is shown, to detect whether there are more.
+                        let limit = i64::try_from(MAX_LISTED + 1).unwrap_or(i64::MAX);
+                        let found = credential::list_credentials(tx, Uuid::max(), limit).await?;
+                        Ok::<_, BmdbError>((found, inspect::database_now(tx).await?))
                     })
                 })
                 .await?;
-            let more = found.len() > LISTED;
-            (found.into_iter().take(LISTED).map(Line::from).collect::<Vec<_>>(), more, now)
+            let more = found.len() > MAX_LISTED;
+            (found.into_iter().take(MAX_LISTED).map(CredentialLine::from).collect::<Vec<_>>(), more, now)
         }
-        Source::Api(remote) => {
-            let mut client = CredentialsClient::new(remote.service());
+        Backend::Api(remote) => {
+            let mut client = CredentialsClient::new(remote.authorized_channel());
             let (mut lines, mut page_token) = (Vec::new(), String::new());
             loop {
-                let request = v1::ListCredentialsRequest { page_size: PAGE, page_token };
-                let page = client.list(request).await.map_err(refused)?.into_inner();
-                lines.extend(page.credentials.into_iter().map(Line::from));
+                let request = v1::ListCredentialsRequest { page_size: PAGE_SIZE, page_token };
+                let page = client.list(request).await.map_err(status_to_error)?.into_inner();
+                lines.extend(page.credentials.into_iter().map(CredentialLine::from));
                 page_token = page.next_page_token;
-                if page_token.is_empty() || lines.len() >= LISTED {
-                    let more = lines.len() > LISTED || !page_token.is_empty();
-                    lines.truncate(LISTED);
-                    break (lines, more, remote_read::at(page.at, "its moment")?);
+                if page_token.is_empty() || lines.len() >= MAX_LISTED {
+                    let more = lines.len() > MAX_LISTED || !page_token.is_empty();
+                    lines.truncate(MAX_LISTED);
+                    break (lines, more, api_decode::require_timestamp(page.at, "its moment")?);
                 }
             }
         }
     };
     if format == Format::Json {
-        return json(&Listed { credentials: lines, more });
+        return format_json(&CredentialsOutput { credentials: lines, more });
     }
     if lines.is_empty() {
         return Ok(
             "no credential was made yet; `shepherdctl tokens bootstrap` makes the first one\n".to_owned()
         );
     }
-    let rows: Vec<Vec<String>> = lines.iter().map(|line| row(line, now)).collect();
-    let mut text = table(&["CREDENTIAL", "KIND", "NAME", "ROLE", "PROVIDERS", "STATE"], &rows, width());
+    let rows: Vec<Vec<String>> = lines.iter().map(|line| credential_row(line, now)).collect();
+    let mut text =
+        format_table(&["CREDENTIAL", "KIND", "NAME", "ROLE", "PROVIDERS", "STATE"], &rows, terminal_width());
     if more {
-        let _ = write!(text, "\nthe newest {LISTED}, and there are older ones\n");
+        let _ = write!(text, "\nthe newest {MAX_LISTED}, and there are older ones\n");
     }
     Ok(text)
 }
 
-fn row(line: &Line, now: Timestamp) -> Vec<String> {
-    let moment = |at: Timestamp| relative(at, now);
+fn credential_row(line: &CredentialLine, now: Timestamp) -> Vec<String> {
+    let moment = |at: Timestamp| relative_time(at, now);
     let state = match (line.active, line.revoked_at, line.expires_at) {
         (_, Some(at), _) => format!("revoked {}", moment(at)),
         (true, _, Some(at)) => format!("good, ends {}", moment(at)),
@@ -368,32 +397,36 @@ fn row(line: &Line, now: Timestamp) -> Vec<String> {
     vec![line.credential.clone(), line.kind.clone(), line.name.clone(), line.role.clone(), providers, state]
 }
 
-/// `tokens revoke`.
-pub async fn revoke(source: &Source, arguments: &RevokeToken, format: Format) -> Result<String, CliError> {
-    let (changed, said) = match source {
-        Source::Direct(bmdb) => {
+/// Runs `tokens revoke`: revokes a credential.
+pub async fn revoke_token(
+    source: &Backend,
+    arguments: &RevokeToken,
+    format: Format,
+) -> Result<String, CliError> {
+    let (changed, text) = match source {
+        Backend::Direct(bmdb) => {
             let target = format!("credential {}", arguments.credential);
-            let order = direct_order("Revoke", target, Some(&arguments.reason));
+            let order = credential_order("Revoke", target, Some(&arguments.reason));
             let carried = bmdb.revoke_credential(order, arguments.credential).await?;
-            (carried.done.changed, carried.done.said)
+            (carried.outcome.changed, carried.outcome.message)
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let done =
-                revoke_through(&mut remote.clone(), &arguments.credential.to_string(), &arguments.reason)
+                revoke_through_api(&mut remote.clone(), &arguments.credential.to_string(), &arguments.reason)
                     .await?;
             (done.changed, done.said)
         }
     };
     match format {
-        Format::Json => json(&serde_json::json!({
-            "credential": arguments.credential, "changed": changed, "said": said,
+        Format::Json => format_json(&serde_json::json!({
+            "credential": arguments.credential, "changed": changed, "said": text,
         })),
-        Format::Table => Ok(format!("{} {said}\n", arguments.credential)),
+        Format::Table => Ok(format!("{} {text}\n", arguments.credential)),
     }
 }
 
-impl From<Credential> for Line {
-    fn from(of: Credential) -> Self {
+impl From<AccessCredential> for CredentialLine {
+    fn from(of: AccessCredential) -> Self {
         Self {
             credential: of.id.to_string(),
             kind: of.kind,
@@ -409,29 +442,29 @@ impl From<Credential> for Line {
     }
 }
 
-impl From<v1::Credential> for Line {
+impl From<v1::Credential> for CredentialLine {
     fn from(of: v1::Credential) -> Self {
-        use remote_read::moment;
+        use api_decode::decode_timestamp;
         Self {
             credential: of.credential,
             kind: of.kind,
             name: of.name,
             role: of.role,
             providers: of.providers,
-            created_at: of.created_at.and_then(moment),
+            created_at: of.created_at.and_then(decode_timestamp),
             created_by: of.created_by,
-            expires_at: of.expires_at.and_then(moment),
-            revoked_at: of.revoked_at.and_then(moment),
+            expires_at: of.expires_at.and_then(decode_timestamp),
+            revoked_at: of.revoked_at.and_then(decode_timestamp),
             active: of.active,
         }
     }
 }
 
-/// How long a credential is to be good, as it is said on the command line.
-pub fn span(text: &str) -> Result<Span, String> {
+/// Parses the lifetime of a credential, for example `90d`.
+pub fn parse_lifetime(text: &str) -> Result<Span, String> {
     let span: Span =
         text.parse().map_err(|_| format!("{text:?} is no length of time; write for example 90d or 12h"))?;
-    if span > LONGEST_LIFE {
+    if span > MAX_LIFETIME {
         return Err("that is longer than ten years; leave it out for no end".to_owned());
     }
     Ok(span)
@@ -443,48 +476,48 @@ mod tests {
 
     use super::*;
 
-    fn written(changed: bool, repeated: bool) -> v1::OrderResponse {
+    fn order_response(changed: bool, repeated: bool) -> v1::OrderResponse {
         let kind = Some(prost_types::value::Kind::StringValue("c-1".into()));
         let fields = BTreeMap::from([("credential".to_owned(), prost_types::Value { kind })]);
         let after = Some(prost_types::Struct { fields });
         v1::OrderResponse { said: "said".into(), changed, repeated, after, ..Default::default() }
     }
 
-    fn answered(token: &str, there: bool, order: v1::OrderResponse) -> v1::CreateCredentialResponse {
+    fn create_response(token: &str, there: bool, order: v1::OrderResponse) -> v1::CreateCredentialResponse {
         let credential = there.then(|| v1::Credential { credential: "c-1".into(), ..Default::default() });
         v1::CreateCredentialResponse { credential, token: token.into(), order: Some(order) }
     }
 
     #[test]
-    fn token_whose_answer_was_lost_is_known_to_be() {
+    fn lost_token_is_detected() {
         for (answer, pinned, expected) in [
-            (answered("t", true, written(true, false)), false, "made c-1 with its token"),
-            (answered("", true, written(true, false)), true, "made c-1"),
-            (answered("", false, written(true, true)), true, "made c-1"),
-            (answered("", false, written(true, true)), false, "lost c-1"),
-            (answered("", false, written(false, true)), false, "refused: said"),
+            (create_response("t", true, order_response(true, false)), false, "made c-1 with its token"),
+            (create_response("", true, order_response(true, false)), true, "made c-1"),
+            (create_response("", false, order_response(true, true)), true, "made c-1"),
+            (create_response("", false, order_response(true, true)), false, "lost c-1"),
+            (create_response("", false, order_response(false, true)), false, "refused: said"),
             (
-                answered("", false, v1::OrderResponse { said: "said".into(), ..Default::default() }),
+                create_response("", false, v1::OrderResponse { said: "said".into(), ..Default::default() }),
                 true,
                 "refused: said",
             ),
         ] {
-            let found = match outcome(answer, pinned) {
-                Outcome::Made(id, Some(_)) => format!("made {id} with its token"),
-                Outcome::Made(id, None) => format!("made {id}"),
-                Outcome::Lost(id) => format!("lost {id}"),
-                Outcome::Refused(said) => format!("refused: {said}"),
+            let found = match create_outcome(answer, pinned) {
+                CreateOutcome::Created(id, Some(_)) => format!("made {id} with its token"),
+                CreateOutcome::Created(id, None) => format!("made {id}"),
+                CreateOutcome::TokenLost(id) => format!("lost {id}"),
+                CreateOutcome::Rejected(text) => format!("refused: {text}"),
             };
             assert_eq!(found, expected);
         }
     }
 
     #[test]
-    fn path_of_a_context_means_the_same_everywhere() {
+    fn context_paths_are_absolute() {
         let here = std::env::current_dir().unwrap();
         for (given, expected) in [("a.token", here.join("a.token")), ("/b/c", PathBuf::from("/b/c"))] {
-            assert_eq!(absolute(Path::new(given)).unwrap(), expected);
+            assert_eq!(absolute_path(Path::new(given)).unwrap(), expected);
         }
-        assert!(absolute(Path::new("")).is_err());
+        assert!(absolute_path(Path::new("")).is_err());
     }
 }

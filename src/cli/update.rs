@@ -1,34 +1,34 @@
-//! `update`, `update get|describe|pause|resume|abort`: rolling a release of the role server out.
+//! `update ...`: roll out a release of the role server.
 
 use std::fmt::Write as _;
 
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use crate::bmdb::action::Done;
-use crate::bmdb::roll_out::{NewRollOut, RollOutChange, roll_outs, target};
-use crate::cli::again;
+use crate::bmdb::action::OrderOutcome;
+use crate::bmdb::roll_out::{NewRollOut, RollOutChange, list_roll_outs, order_target};
+use crate::cli::api_decode::{decode_timestamp, require_timestamp};
+use crate::cli::backend::Backend;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
+use crate::cli::fleet_client::status_to_error;
 use crate::cli::get;
-use crate::cli::operate::direct;
-use crate::cli::output::{Format, table, width};
-use crate::cli::remote::refused;
-use crate::cli::remote_read::{at, moment};
-use crate::cli::source::Source;
+use crate::cli::machine_orders::direct_order;
+use crate::cli::order_retry;
+use crate::cli::output::{Format, format_table, terminal_width};
+use crate::model::humanize::{absolute_time, humanize_duration};
 use crate::model::roll_out_view::{RollOutMachineView, RollOutView};
-use crate::model::telling::{absolute, rough};
 use crate::model::time::{Span, Timestamp, between};
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::updates_client::UpdatesClient;
 
 /// A release to roll out, or a roll-out to look at or to change.
 #[derive(Debug, Args)]
-pub struct Update {
+pub struct UpdateArgs {
     /// What to do with one that was ordered
     #[command(subcommand)]
-    pub change: Option<UpdateCommand>,
+    pub command: Option<UpdateCommand>,
     /// Which machines, as location=ams,memory>=64GiB,label.rack=7; '' for every machine
     #[arg(long, value_name = "TERMS", required = true)]
     pub selector: Option<String>,
@@ -54,7 +54,7 @@ pub enum UpdateCommand {
     Get,
     /// Show an update, its machines, and what each waits for
     #[command(after_help = examples::UPDATE_DESCRIBE)]
-    Describe(OfUpdate),
+    Describe(UpdateIdArg),
     /// Ask no more machines until it is resumed
     #[command(after_help = examples::UPDATE_PAUSE)]
     Pause(ChangeUpdate),
@@ -68,7 +68,7 @@ pub enum UpdateCommand {
 
 /// An update to show.
 #[derive(Debug, Args)]
-pub struct OfUpdate {
+pub struct UpdateIdArg {
     /// Its id, as `update get` lists it
     #[arg(value_name = "UPDATE")]
     pub id: String,
@@ -85,71 +85,78 @@ pub struct ChangeUpdate {
     pub reason: String,
 }
 
-/// What an update command answers.
-pub async fn update_command(source: &Source, asked: &Update, format: Format) -> Result<String, CliError> {
-    match &asked.change {
-        None => create(source, asked, format).await,
-        Some(UpdateCommand::Get) => list(source, format).await,
-        Some(UpdateCommand::Describe(of)) => describe(source, &of.id, format).await,
-        Some(UpdateCommand::Pause(of)) => change(source, of, RollOutChange::Pause, format).await,
-        Some(UpdateCommand::Resume(of)) => change(source, of, RollOutChange::Resume, format).await,
-        Some(UpdateCommand::Abort(of)) => change(source, of, RollOutChange::Abort, format).await,
+/// Runs an `update` command and returns its output.
+pub async fn run_update_command(
+    source: &Backend,
+    args: &UpdateArgs,
+    format: Format,
+) -> Result<String, CliError> {
+    match &args.command {
+        None => create_update(source, args, format).await,
+        Some(UpdateCommand::Get) => show_updates(source, format).await,
+        Some(UpdateCommand::Describe(of)) => describe_update(source, &of.id, format).await,
+        Some(UpdateCommand::Pause(of)) => change_update(source, of, RollOutChange::Pause, format).await,
+        Some(UpdateCommand::Resume(of)) => change_update(source, of, RollOutChange::Resume, format).await,
+        Some(UpdateCommand::Abort(of)) => change_update(source, of, RollOutChange::Abort, format).await,
     }
 }
 
-async fn read(source: &Source, id: Option<&str>) -> Result<(Vec<RollOutView>, Timestamp), CliError> {
+async fn fetch_updates(
+    source: &Backend,
+    id: Option<&str>,
+) -> Result<(Vec<RollOutView>, Timestamp), CliError> {
     match source {
-        Source::Direct(bmdb) => {
+        Backend::Direct(bmdb) => {
             let id = id.map(str::to_owned);
-            let look = bmdb.inspect(move |tx| {
+            let look = bmdb.transact_read_only(move |tx| {
                 let id = id.clone();
-                Box::pin(async move { roll_outs(tx, id.as_deref()).await })
+                Box::pin(async move { list_roll_outs(tx, id.as_deref()).await })
             });
             Ok(look.await?)
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let request = v1::ListUpdatesRequest { id: id.unwrap_or_default().to_owned() };
-            let said = UpdatesClient::new(remote.service()).list(request).await;
-            let said = said.map_err(refused)?.into_inner();
-            let found = said.updates.into_iter().map(update).collect::<Result<_, _>>()?;
-            Ok((found, at(said.at, "its moment")?))
+            let result = UpdatesClient::new(remote.authorized_channel()).list(request).await;
+            let response = result.map_err(status_to_error)?.into_inner();
+            let found = response.updates.into_iter().map(decode_update).collect::<Result<_, _>>()?;
+            Ok((found, require_timestamp(response.at, "its moment")?))
         }
     }
 }
 
-fn update(said: v1::Update) -> Result<RollOutView, CliError> {
+fn decode_update(update: v1::Update) -> Result<RollOutView, CliError> {
     Ok(RollOutView {
-        id: said.id,
-        release: said.release,
-        sha256: said.sha256,
-        select: said.select,
-        parallelism: said.parallelism,
-        deadline_seconds: said.deadline_seconds,
-        created_at: at(said.created_at, "when an update was ordered")?,
-        created_by: said.created_by,
-        reason: said.reason,
-        paused: said.paused,
-        ended_at: said.ended_at.and_then(moment),
-        ended: said.ended,
-        counts: said.counts,
-        machines: said.machines.into_iter().map(machine).collect::<Result<_, _>>()?,
+        id: update.id,
+        release: update.release,
+        sha256: update.sha256,
+        selector: update.select,
+        parallelism: update.parallelism,
+        deadline_seconds: update.deadline_seconds,
+        created_at: require_timestamp(update.created_at, "when an update was ordered")?,
+        created_by: update.created_by,
+        reason: update.reason,
+        pause_reason: update.paused,
+        ended_at: update.ended_at.and_then(decode_timestamp),
+        outcome: update.ended,
+        counts: update.counts,
+        machines: update.machines.into_iter().map(decode_machine).collect::<Result<_, _>>()?,
     })
 }
 
-fn machine(said: v1::UpdateMachine) -> Result<RollOutMachineView, CliError> {
+fn decode_machine(machine: v1::UpdateMachine) -> Result<RollOutMachineView, CliError> {
     Ok(RollOutMachineView {
-        machine: said.machine,
-        name: said.name,
-        state: said.state,
-        said: said.said,
-        changed_at: at(said.changed_at, "since when a machine is so far")?,
+        machine: machine.machine,
+        name: machine.name,
+        state: machine.state,
+        message: machine.said,
+        state_since: require_timestamp(machine.changed_at, "since when a machine is so far")?,
     })
 }
 
-async fn list(source: &Source, format: Format) -> Result<String, CliError> {
-    let (found, now) = read(source, None).await?;
+async fn show_updates(source: &Backend, format: Format) -> Result<String, CliError> {
+    let (found, now) = fetch_updates(source, None).await?;
     if format == Format::Json {
-        return get::json(&json!({ "updates": found }));
+        return get::format_json(&json!({ "updates": found }));
     }
     if found.is_empty() {
         return Ok("no updates; shepherdctl update --release RELEASE orders one\n".to_owned());
@@ -161,22 +168,26 @@ async fn list(source: &Source, format: Format) -> Result<String, CliError> {
                 update.id.clone(),
                 update.stage().to_owned(),
                 update.release.clone(),
-                update.counts(),
-                rough(between(update.created_at, now)),
+                update.format_counts(),
+                humanize_duration(between(update.created_at, now)),
                 update.created_by.clone(),
             ]
         })
         .collect();
-    Ok(table(&["UPDATE", "STAGE", "RELEASE", "MACHINES", "AGE", "ORDERED BY"], &rows, width()))
+    Ok(format_table(
+        &["UPDATE", "STAGE", "RELEASE", "MACHINES", "AGE", "ORDERED BY"],
+        &rows,
+        terminal_width(),
+    ))
 }
 
-async fn describe(source: &Source, id: &str, format: Format) -> Result<String, CliError> {
-    let (mut found, now) = read(source, Some(id)).await?;
-    let update = found
-        .pop()
-        .ok_or_else(|| CliError::Wrong(format!("there is no update {id:?}; run: shepherdctl update get")))?;
+async fn describe_update(source: &Backend, id: &str, format: Format) -> Result<String, CliError> {
+    let (mut found, now) = fetch_updates(source, Some(id)).await?;
+    let update = found.pop().ok_or_else(|| {
+        CliError::Invalid(format!("there is no update {id:?}; run: shepherdctl update get"))
+    })?;
     if format == Format::Json {
-        return get::json(&json!({ "update": update }));
+        return get::format_json(&json!({ "update": update }));
     }
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
@@ -184,17 +195,20 @@ async fn describe(source: &Source, id: &str, format: Format) -> Result<String, C
     };
     line("update", &update.id);
     line("stage", update.stage());
-    if let Some(why) = &update.paused {
+    if let Some(why) = &update.pause_reason {
         line("paused", why);
     }
     line("release", &format!("{} ({})", update.release, update.sha256));
-    if !update.select.is_empty() {
-        line("selector", &update.select);
+    if !update.selector.is_empty() {
+        line("selector", &update.selector);
     }
     line("at a time", &update.parallelism.to_string());
     line("deadline", &format!("{} s", update.deadline_seconds));
-    line("ordered", &format!("{} by {}: {}", absolute(update.created_at), update.created_by, update.reason));
-    line("machines", &update.counts());
+    line(
+        "ordered",
+        &format!("{} by {}: {}", absolute_time(update.created_at), update.created_by, update.reason),
+    );
+    line("machines", &update.format_counts());
     let rows: Vec<Vec<String>> = update
         .machines
         .iter()
@@ -202,57 +216,60 @@ async fn describe(source: &Source, id: &str, format: Format) -> Result<String, C
             vec![
                 machine.name.clone(),
                 machine.state.clone(),
-                rough(between(machine.changed_at, now)),
-                machine.said.clone().unwrap_or_default(),
+                humanize_duration(between(machine.state_since, now)),
+                machine.message.clone().unwrap_or_default(),
             ]
         })
         .collect();
     text.push('\n');
-    text.push_str(&table(&["MACHINE", "STATE", "FOR", "BECAUSE"], &rows, width()));
+    text.push_str(&format_table(&["MACHINE", "STATE", "FOR", "BECAUSE"], &rows, terminal_width()));
     Ok(text)
 }
 
-fn given(reason: &str) -> Result<(), CliError> {
+fn require_reason(reason: &str) -> Result<(), CliError> {
     if reason.trim().is_empty() {
-        return Err(CliError::Wrong("--reason is empty; whoever reads the audit will want to know".into()));
+        return Err(CliError::Invalid("--reason is empty; whoever reads the audit will want to know".into()));
     }
     Ok(())
 }
 
-fn told(id: &str, done: &Done, format: Format) -> Result<String, CliError> {
+fn format_outcome(id: &str, done: &OrderOutcome, format: Format) -> Result<String, CliError> {
     match format {
         Format::Json => {
-            let mut answer = json!({ "update": id, "changed": done.changed, "said": done.said });
-            dry_run::mark(&mut answer);
-            get::json(&answer)
+            let mut answer = json!({ "update": id, "changed": done.changed, "said": done.message });
+            dry_run::annotate_json(&mut answer);
+            get::format_json(&answer)
         }
-        Format::Table => Ok(format!("{}\n", dry_run::line(&format!("{} {}", target(id), done.said)))),
+        Format::Table => {
+            Ok(format!("{}\n", dry_run::annotate_text(&format!("{} {}", order_target(id), done.message))))
+        }
     }
 }
 
-async fn create(source: &Source, asked: &Update, format: Format) -> Result<String, CliError> {
-    let reason = asked.reason.as_deref().unwrap_or_default();
-    given(reason)?;
-    let deadline = std::time::Duration::from(asked.deadline).as_secs();
+async fn create_update(source: &Backend, args: &UpdateArgs, format: Format) -> Result<String, CliError> {
+    let reason = args.reason.as_deref().unwrap_or_default();
+    require_reason(reason)?;
+    let deadline = std::time::Duration::from(args.deadline).as_secs();
     let new = NewRollOut {
-        release: asked.release.clone().unwrap_or_default(),
-        selector: asked
+        release: args.release.clone().unwrap_or_default(),
+        selector: args
             .selector
             .as_deref()
             .unwrap_or_default()
             .parse()
-            .map_err(|said| CliError::Wrong(format!("--selector: {said}")))?,
-        parallelism: asked.parallelism,
+            .map_err(|error| CliError::Invalid(format!("--selector: {error}")))?,
+        parallelism: args.parallelism,
         deadline_seconds: u32::try_from(deadline).unwrap_or(u32::MAX),
     };
-    new.check().map_err(CliError::Wrong)?;
+    new.check().map_err(CliError::Invalid)?;
     let release = new.release.clone();
     let done = match source {
-        Source::Direct(bmdb) => {
-            let order = direct("shepherd.fleet.v1.Updates/Create", target(&release), Some(reason));
-            bmdb.roll_out(order, new).await?.done
+        Backend::Direct(bmdb) => {
+            let order =
+                direct_order("shepherd.fleet.v1.Updates/Create", order_target(&release), Some(reason));
+            bmdb.create_roll_out(order, new).await?.outcome
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
                 let request = v1::CreateUpdateRequest {
                     release: new.release.clone(),
@@ -263,33 +280,33 @@ async fn create(source: &Source, asked: &Update, format: Format) -> Result<Strin
                 };
                 UpdatesClient::new(service).create(request).await
             };
-            let done = again::order(&mut remote.clone(), reason, give).await?;
-            Done { changed: done.changed, said: done.said }
+            let done = order_retry::send_order(&mut remote.clone(), reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
         }
     };
-    told(&release, &done, format)
+    format_outcome(&release, &done, format)
 }
 
-async fn change(
-    source: &Source,
-    asked: &ChangeUpdate,
+async fn change_update(
+    source: &Backend,
+    args: &ChangeUpdate,
     change: RollOutChange,
     format: Format,
 ) -> Result<String, CliError> {
-    given(&asked.reason)?;
+    require_reason(&args.reason)?;
     let rpc = match change {
         RollOutChange::Pause => "shepherd.fleet.v1.Updates/Pause",
         RollOutChange::Resume => "shepherd.fleet.v1.Updates/Resume",
         RollOutChange::Abort => "shepherd.fleet.v1.Updates/Abort",
     };
     let done = match source {
-        Source::Direct(bmdb) => {
-            let order = direct(rpc, target(&asked.id), Some(&asked.reason));
-            bmdb.change_roll_out(order, asked.id.clone(), change).await?.done
+        Backend::Direct(bmdb) => {
+            let order = direct_order(rpc, order_target(&args.id), Some(&args.reason));
+            bmdb.change_roll_out(order, args.id.clone(), change).await?.outcome
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let give = async |service, order| {
-                let request = v1::ChangeUpdateRequest { id: asked.id.clone(), order: Some(order) };
+                let request = v1::ChangeUpdateRequest { id: args.id.clone(), order: Some(order) };
                 let mut updates = UpdatesClient::new(service);
                 match change {
                     RollOutChange::Pause => updates.pause(request).await,
@@ -297,9 +314,9 @@ async fn change(
                     RollOutChange::Abort => updates.abort(request).await,
                 }
             };
-            let done = again::order(&mut remote.clone(), &asked.reason, give).await?;
-            Done { changed: done.changed, said: done.said }
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
         }
     };
-    told(&asked.id, &done, format)
+    format_outcome(&args.id, &done, format)
 }

@@ -1,8 +1,9 @@
-//! `watch`: the machines there are, and then a line for each that changes.
+//! `watch`: print machines as they change; reconnect and resume.
 //!
-//! A shepherd tells it ([`MachinesClient::watch`]), with a place to resume at. When that shepherd stops, or its
-//! host dies, the watch goes on at the next server of the context, for as long as [`next`] has patience.
-//! Whoever resumes is told each machine once more within some minutes; what looks as it did is not said again.
+//! The stream `Machines.Watch` starts with all machines, and its messages contain a resume token. If the shepherd
+//! stops or its host dies, the watch resumes at the next server of the context, for as long as [`decide_reconnect`]
+//! decides. A resumed stream repeats each machine once within some minutes. A machine that has not changed is not
+//! printed again.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -13,51 +14,51 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Status};
 use uuid::Uuid;
 
-use crate::bmdb::inspect::MachineLine;
+use crate::bmdb::inspect::MachineSummary;
+use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
-use crate::cli::filter::Filters;
-use crate::cli::output::{Output, print_on, say};
-use crate::cli::remote::{Remote, refused};
-use crate::cli::source::Source;
-use crate::cli::{remote_read, yaml};
+use crate::cli::fleet_client::{FleetClient, status_to_error};
+use crate::cli::machine_filter::MachineFilters;
+use crate::cli::output::{Output, print_chunk, print_stderr};
+use crate::cli::{api_decode, yaml};
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::machines_client::MachinesClient;
 use crate::proto::fleet::v1::watch_machines_response::What;
 
-/// Longest silence of a shepherd that tells a watch: it says `quiet` every few seconds.
-const SILENCE: Duration = Duration::from_secs(30);
-/// How long servers are tried that do not answer.
-const PATIENCE: Duration = Duration::from_mins(5);
-/// The first wait before the next server is tried; each of the others is twice the one before it, up to the last.
-const FIRST_WAIT: Duration = Duration::from_millis(200);
-const LAST_WAIT: Duration = Duration::from_secs(5);
+/// Longest silence of a stream: the shepherd sends a bookmark every few seconds.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long to retry while no server answers.
+const OUTAGE_LIMIT: Duration = Duration::from_mins(5);
+/// First wait before a reconnection; each further one is twice as long, up to `MAX_BACKOFF`.
+const INITIAL_BACKOFF: Duration = Duration::from_millis(200);
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
 /// Which machines are watched.
 #[derive(Debug, Args)]
-pub struct Watch {
+pub struct WatchArgs {
     /// Which.
     #[command(flatten)]
-    pub filters: Filters,
+    pub filters: MachineFilters,
 }
 
-/// What follows the end of a stream.
+/// What to do after the end of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// It was refused: that is the answer.
-    Heed,
-    /// Begin anew, without a place to resume at.
-    Anew,
+pub enum ReconnectDecision {
+    /// The watch was rejected: return the error.
+    Fail,
+    /// Start again, without a resume token.
+    Restart,
     /// Resume at the next server after this wait.
-    GoOn(Duration),
-    /// Nobody has answered for too long.
+    ResumeAfter(Duration),
+    /// No server has answered for too long.
     GiveUp,
 }
 
-/// Decides what follows the end of a stream with that code. `broken` is whether this side made the status,
-/// because the connection ended; `failures` counts servers in a row that told nothing, and `unheard` is how
-/// long ago something was told last.
+/// Decides what to do after the end of a stream with this code. `broken` is whether the client created the status
+/// because the connection ended. `failures` counts the streams in a row without a message, and `unheard` is the time
+/// since the last message.
 #[must_use]
-pub fn next(code: Code, broken: bool, failures: u32, unheard: Duration) -> Next {
+pub fn decide_reconnect(code: Code, broken: bool, failures: u32, unheard: Duration) -> ReconnectDecision {
     let passes = matches!(
         code,
         Code::Ok
@@ -65,216 +66,219 @@ pub fn next(code: Code, broken: bool, failures: u32, unheard: Duration) -> Next 
             | Code::Cancelled
             | Code::Unknown
             | Code::DeadlineExceeded
-            // Too many watches there, or we read too slowly.
+            // The server has too many watches, or this client reads too slowly.
             | Code::ResourceExhausted
     );
     match code {
-        Code::OutOfRange => Next::Anew,
-        _ if !passes && !broken => Next::Heed,
-        _ if unheard >= PATIENCE => Next::GiveUp,
-        _ => Next::GoOn(FIRST_WAIT.saturating_mul(1 << failures.min(10)).min(LAST_WAIT)),
+        Code::OutOfRange => ReconnectDecision::Restart,
+        _ if !passes && !broken => ReconnectDecision::Fail,
+        _ if unheard >= OUTAGE_LIMIT => ReconnectDecision::GiveUp,
+        _ => ReconnectDecision::ResumeAfter(
+            INITIAL_BACKOFF.saturating_mul(1 << failures.min(10)).min(MAX_BACKOFF),
+        ),
     }
 }
 
-/// What was said of each machine, and what the present stream has told.
+/// The printed state of each machine, and the machines of the current stream.
 #[derive(Default)]
-struct Seen {
-    machines: HashMap<Uuid, MachineLine>,
-    told_here: HashSet<Uuid>,
+struct PrintedMachines {
+    machines: HashMap<Uuid, MachineSummary>,
+    in_this_stream: HashSet<Uuid>,
 }
 
-impl Seen {
-    /// Another stream begins.
-    fn begin(&mut self) {
-        self.told_here.clear();
+impl PrintedMachines {
+    /// Starts another stream: clears the set of its machines.
+    fn start_stream(&mut self) {
+        self.in_this_stream.clear();
     }
 
-    /// Whether this is news: it is what the stream that said the last of it tells; another one may repeat it.
-    fn is_news(&mut self, line: &MachineLine) -> bool {
+    /// Whether to print this machine. A new stream repeats each machine, and an unchanged one is not printed again.
+    fn is_new(&mut self, line: &MachineSummary) -> bool {
         let machine = line.name.machine;
-        let steady = MachineLine { heartbeat_at: None, ready_at: None, ..line.clone() };
-        let again = self.told_here.insert(machine);
+        let steady = MachineSummary { heartbeat_at: None, ready_at: None, ..line.clone() };
+        let again = self.in_this_stream.insert(machine);
         let same = self.machines.get(&machine) == Some(&steady);
         self.machines.insert(machine, steady);
         !(again && same)
     }
 
-    /// Whether it was said to be there.
-    fn forget(&mut self, machine: Uuid) -> bool {
-        self.told_here.remove(&machine);
+    /// Removes a machine, and returns whether it was printed before.
+    fn remove(&mut self, machine: Uuid) -> bool {
+        self.in_this_stream.remove(&machine);
         self.machines.remove(&machine).is_some()
     }
 
-    /// Machines of which a stream that began anew told nothing, once it told all.
-    fn missing(&self) -> Vec<Uuid> {
-        self.machines.keys().filter(|machine| !self.told_here.contains(machine)).copied().collect()
+    /// Printed machines that are not in the current stream, once it has sent all machines.
+    fn missing_machines(&self) -> Vec<Uuid> {
+        self.machines.keys().filter(|machine| !self.in_this_stream.contains(machine)).copied().collect()
     }
 }
 
-/// A line for programs.
+/// One line of output for programs.
 #[derive(Serialize)]
-struct Line<'a> {
-    /// `machine` or `gone`.
+struct WatchLine<'a> {
+    /// `machine` for a state, `gone` for a removal.
     event: &'static str,
     #[serde(flatten)]
-    there: Option<&'a MachineLine>,
+    summary: Option<&'a MachineSummary>,
     #[serde(skip_serializing_if = "Option::is_none", rename = "machine")]
-    gone: Option<Uuid>,
+    removed: Option<Uuid>,
 }
 
-/// Why a stream is over.
-enum End {
-    /// Nobody reads what is printed.
+/// Why a stream ended.
+enum WatchEnd {
+    /// Standard output is closed.
     ReaderGone,
     Status(Status),
     Error(CliError),
 }
 
-impl From<Status> for End {
+impl From<Status> for WatchEnd {
     fn from(status: Status) -> Self {
         Self::Status(status)
     }
 }
 
-impl From<CliError> for End {
+impl From<CliError> for WatchEnd {
     fn from(error: CliError) -> Self {
         Self::Error(error)
     }
 }
 
-/// `watch`: prints until nobody reads it any more.
-pub async fn watch(source: &Source, filters: &Watch, output: Output) -> Result<(), CliError> {
-    let Source::Api(remote) = source else {
-        return Err(CliError::Wrong(
+/// Runs `watch`: prints changes until standard output is closed.
+pub async fn watch_machines(source: &Backend, filters: &WatchArgs, output: Output) -> Result<(), CliError> {
+    let Backend::Api(remote) = source else {
+        return Err(CliError::Invalid(
             "`watch` is told by a shepherd: give a context (--context NAME) instead of a database; `shepherdctl \
              tokens bootstrap --save_context` makes one"
                 .to_owned(),
         ));
     };
-    let mut watching = Watching {
+    let mut watching = WatchSession {
         remote: remote.clone(),
-        filter: filters.filters.message(),
+        filter: filters.filters.to_proto(),
         output,
-        seen: Seen::default(),
-        resume: String::new(),
-        heard: Instant::now(),
+        printed: PrintedMachines::default(),
+        resume_token: String::new(),
+        last_message_at: Instant::now(),
         failures: 0,
     };
     loop {
-        let status = match watching.follow().await {
-            Err(End::ReaderGone) => return Ok(()),
-            Err(End::Error(error)) => return Err(error),
-            Err(End::Status(status)) => status,
+        let status = match watching.follow_stream().await {
+            Err(WatchEnd::ReaderGone) => return Ok(()),
+            Err(WatchEnd::Error(error)) => return Err(error),
+            Err(WatchEnd::Status(status)) => status,
             Ok(()) => Status::unavailable("it ended without a word"),
         };
-        watching.after(status).await?;
+        watching.handle_stream_end(status).await?;
     }
 }
 
-struct Watching {
-    remote: Remote,
+struct WatchSession {
+    remote: FleetClient,
     filter: v1::MachineFilter,
     output: Output,
-    seen: Seen,
-    /// Where to go on; empty at the beginning.
-    resume: String,
-    heard: Instant,
+    printed: PrintedMachines,
+    /// Where to resume; empty at the start.
+    resume_token: String,
+    last_message_at: Instant,
     failures: u32,
 }
 
-impl Watching {
-    /// Prints what one stream tells.
-    async fn follow(&mut self) -> Result<(), End> {
-        let (filter, resume) = (Some(self.filter.clone()), self.resume.clone());
+impl WatchSession {
+    /// Prints the messages of one stream.
+    async fn follow_stream(&mut self) -> Result<(), WatchEnd> {
+        let (filter, resume) = (Some(self.filter.clone()), self.resume_token.clone());
         let mut complete = !resume.is_empty();
-        self.seen.begin();
+        self.printed.start_stream();
         let request = v1::WatchMachinesRequest { filter, resume };
-        let mut stream = MachinesClient::new(self.remote.service()).watch(request).await?.into_inner();
+        let mut stream =
+            MachinesClient::new(self.remote.authorized_channel()).watch(request).await?.into_inner();
         loop {
-            let said = timeout(SILENCE, stream.message()).await;
-            let said = said.unwrap_or_else(|_| Err(Status::deadline_exceeded("it fell silent")))?;
-            let Some(said) = said else { return Ok(()) };
-            (self.heard, self.failures) = (Instant::now(), 0);
-            match said.what {
+            let result = timeout(SILENCE_TIMEOUT, stream.message()).await;
+            let response = result.unwrap_or_else(|_| Err(Status::deadline_exceeded("it fell silent")))?;
+            let Some(response) = response else { return Ok(()) };
+            (self.last_message_at, self.failures) = (Instant::now(), 0);
+            match response.what {
                 Some(What::Machine(machine)) => {
-                    let line = remote_read::machine(machine)?;
-                    if self.seen.is_news(&line) {
-                        self.tell(&line)?;
+                    let line = api_decode::decode_machine(machine)?;
+                    if self.printed.is_new(&line) {
+                        self.print_machine(&line)?;
                     }
                 }
                 Some(What::Gone(machine)) => {
-                    let machine = remote_read::id(&machine, "a machine's id")?;
-                    self.tell_gone(machine)?;
+                    let machine = api_decode::parse_uuid(&machine, "a machine's id")?;
+                    self.print_removed(machine)?;
                 }
                 Some(What::Quiet(_)) if !complete => {
                     complete = true;
-                    for machine in self.seen.missing() {
-                        self.tell_gone(machine)?;
+                    for machine in self.printed.missing_machines() {
+                        self.print_removed(machine)?;
                     }
                 }
                 Some(What::Quiet(_)) | None => {}
             }
-            if !said.resume.is_empty() {
-                self.resume = said.resume;
+            if !response.resume.is_empty() {
+                self.resume_token = response.resume;
             }
         }
     }
 
-    fn tell(&self, line: &MachineLine) -> Result<(), End> {
+    fn print_machine(&self, line: &MachineSummary) -> Result<(), WatchEnd> {
         let text = match self.output {
-            Output::Table => row(line),
+            Output::Table => machine_row(line),
             Output::Json | Output::Yaml => {
-                self.document(&Line { event: "machine", there: Some(line), gone: None })?
+                self.format_line(&WatchLine { event: "machine", summary: Some(line), removed: None })?
             }
         };
-        put(&text)
+        print_or_end(&text)
     }
 
-    fn tell_gone(&mut self, machine: Uuid) -> Result<(), End> {
-        if !self.seen.forget(machine) {
+    fn print_removed(&mut self, machine: Uuid) -> Result<(), WatchEnd> {
+        if !self.printed.remove(machine) {
             return Ok(());
         }
         let text = match self.output {
             Output::Table => format!("{:.8}  {:<24}  gone, or no longer meant\n", machine.to_string(), "-"),
             Output::Json | Output::Yaml => {
-                self.document(&Line { event: "gone", there: None, gone: Some(machine) })?
+                self.format_line(&WatchLine { event: "gone", summary: None, removed: Some(machine) })?
             }
         };
-        put(&text)
+        print_or_end(&text)
     }
 
-    fn document(&self, line: &Line<'_>) -> Result<String, CliError> {
+    fn format_line(&self, line: &WatchLine<'_>) -> Result<String, CliError> {
         Ok(match self.output {
-            Output::Yaml => format!("---\n{}", yaml::document(&serde_json::to_value(line)?)),
+            Output::Yaml => format!("---\n{}", yaml::format_document(&serde_json::to_value(line)?)),
             Output::Table | Output::Json => format!("{}\n", serde_json::to_string(line)?),
         })
     }
 
-    /// Makes ready for the next stream, or says why there is none.
-    async fn after(&mut self, status: Status) -> Result<(), CliError> {
+    /// Prepares the next stream, or returns why there is none.
+    async fn handle_stream_end(&mut self, status: Status) -> Result<(), CliError> {
         let broken = std::error::Error::source(&status).is_some();
-        match next(status.code(), broken, self.failures, self.heard.elapsed()) {
-            Next::Heed => return Err(refused(status)),
-            Next::GiveUp => {
+        match decide_reconnect(status.code(), broken, self.failures, self.last_message_at.elapsed()) {
+            ReconnectDecision::Fail => return Err(status_to_error(status)),
+            ReconnectDecision::GiveUp => {
                 return Err(CliError::Failed(format!(
                     "no server of this context has told anything for {} minutes (the last one: {}); watch again when \
                      one answers",
-                    PATIENCE.as_secs() / 60,
+                    OUTAGE_LIMIT.as_secs() / 60,
                     status.message()
                 )));
             }
-            Next::Anew => self.resume.clear(),
-            Next::GoOn(wait) => {
+            ReconnectDecision::Restart => self.resume_token.clear(),
+            ReconnectDecision::ResumeAfter(wait) => {
                 self.failures += 1;
-                let was = self.remote.server().to_owned();
+                let was = self.remote.current_server().to_owned();
                 sleep(wait).await;
-                // Where that fails so does the next stream, which says so.
-                let went_on = self.remote.go_on().await;
+                // Not fatal: if this fails, the next stream fails too and reports it.
+                let went_on = self.remote.connect_to_next().await;
                 let why =
                     went_on.err().map_or_else(|| status.message().to_owned(), |error| error.to_string());
-                say(&format!(
+                print_stderr(&format!(
                     "shepherdctl: the watch at {was} ended ({why}); going on at {}",
-                    self.remote.server()
+                    self.remote.current_server()
                 ));
             }
         }
@@ -283,22 +287,22 @@ impl Watching {
 }
 
 /// A machine as a line of a log.
-fn row(line: &MachineLine) -> String {
+fn machine_row(line: &MachineSummary) -> String {
     let why = match &line.working {
         Some(process) => format!("{process} is under way"),
         None => line.reason.clone(),
     };
-    let name = if line.name.provider_id.is_some() { line.name.short() } else { "-".to_owned() };
+    let name = if line.name.provider_id.is_some() { line.name.short_name() } else { "-".to_owned() };
     let since = line.phase_since.format("%Y-%m-%d %H:%M:%S");
     let why = why.replace(['\n', '\r', '\t'], " ");
     format!("{:.8}  {name:<24}  {:<16}  since {since}  {why}\n", line.name.machine.to_string(), line.phase)
 }
 
-fn put(text: &str) -> Result<(), End> {
-    match print_on(text) {
+fn print_or_end(text: &str) -> Result<(), WatchEnd> {
+    match print_chunk(text) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(End::ReaderGone),
-        Err(error) => Err(End::Error(error.into())),
+        Ok(false) => Err(WatchEnd::ReaderGone),
+        Err(error) => Err(WatchEnd::Error(error.into())),
     }
 }
 
@@ -309,28 +313,32 @@ mod tests {
     use crate::model::time::Timestamp;
 
     #[test]
-    fn what_passes_is_gone_on_with_for_a_while() {
-        let (millis, long) = (Duration::from_millis, PATIENCE);
+    fn transient_errors_are_retried_for_a_bounded_time() {
+        let (millis, long) = (Duration::from_millis, OUTAGE_LIMIT);
         for (code, broken, failures, unheard, expected) in [
-            (Code::Unavailable, false, 0, millis(0), Next::GoOn(millis(200))),
-            (Code::Ok, false, 0, millis(0), Next::GoOn(millis(200))),
-            (Code::Unknown, true, 2, millis(0), Next::GoOn(millis(800))),
-            (Code::DeadlineExceeded, false, 99, millis(0), Next::GoOn(LAST_WAIT)),
-            (Code::ResourceExhausted, false, 1, millis(0), Next::GoOn(millis(400))),
-            (Code::Internal, true, 0, millis(0), Next::GoOn(millis(200))),
-            (Code::Internal, false, 0, millis(0), Next::Heed),
-            (Code::Unauthenticated, false, 0, millis(0), Next::Heed),
-            (Code::InvalidArgument, false, 0, long, Next::Heed),
-            (Code::OutOfRange, false, 0, long, Next::Anew),
-            (Code::Unavailable, false, 3, long, Next::GiveUp),
+            (Code::Unavailable, false, 0, millis(0), ReconnectDecision::ResumeAfter(millis(200))),
+            (Code::Ok, false, 0, millis(0), ReconnectDecision::ResumeAfter(millis(200))),
+            (Code::Unknown, true, 2, millis(0), ReconnectDecision::ResumeAfter(millis(800))),
+            (Code::DeadlineExceeded, false, 99, millis(0), ReconnectDecision::ResumeAfter(MAX_BACKOFF)),
+            (Code::ResourceExhausted, false, 1, millis(0), ReconnectDecision::ResumeAfter(millis(400))),
+            (Code::Internal, true, 0, millis(0), ReconnectDecision::ResumeAfter(millis(200))),
+            (Code::Internal, false, 0, millis(0), ReconnectDecision::Fail),
+            (Code::Unauthenticated, false, 0, millis(0), ReconnectDecision::Fail),
+            (Code::InvalidArgument, false, 0, long, ReconnectDecision::Fail),
+            (Code::OutOfRange, false, 0, long, ReconnectDecision::Restart),
+            (Code::Unavailable, false, 3, long, ReconnectDecision::GiveUp),
         ] {
-            assert_eq!(next(code, broken, failures, unheard), expected, "{code:?} {broken} {failures}");
+            assert_eq!(
+                decide_reconnect(code, broken, failures, unheard),
+                expected,
+                "{code:?} {broken} {failures}"
+            );
         }
     }
 
-    fn line(number: u128, phase: &str) -> MachineLine {
+    fn line(number: u128, phase: &str) -> MachineSummary {
         let name = MachineName { machine: Uuid::from_u128(number), provider: None, provider_id: None };
-        MachineLine {
+        MachineSummary {
             name,
             phase: phase.to_owned(),
             phase_since: Timestamp::UNIX_EPOCH,
@@ -347,22 +355,22 @@ mod tests {
     }
 
     #[test]
-    fn another_stream_says_again_only_what_looks_otherwise() {
-        let mut seen = Seen::default();
-        assert!(seen.is_news(&line(1, "Ready")) && seen.is_news(&line(2, "Ready")));
-        assert!(seen.is_news(&line(1, "Silent")));
-        seen.begin();
-        let heard = MachineLine { heartbeat_at: Some(Timestamp::UNIX_EPOCH), ..line(1, "Silent") };
-        assert!(!seen.is_news(&heard), "nothing but a heartbeat is other");
-        assert!(seen.is_news(&heard), "the same stream tells what it knows to be other");
-        assert_eq!(seen.missing(), [Uuid::from_u128(2)]);
-        assert!(seen.forget(Uuid::from_u128(2)) && !seen.forget(Uuid::from_u128(2)));
-        assert!(seen.is_news(&line(2, "New")), "it is back");
+    fn new_stream_prints_only_changed_machines() {
+        let mut seen = PrintedMachines::default();
+        assert!(seen.is_new(&line(1, "Ready")) && seen.is_new(&line(2, "Ready")));
+        assert!(seen.is_new(&line(1, "Silent")));
+        seen.start_stream();
+        let summary = MachineSummary { heartbeat_at: Some(Timestamp::UNIX_EPOCH), ..line(1, "Silent") };
+        assert!(!seen.is_new(&summary), "nothing but a heartbeat is other");
+        assert!(seen.is_new(&summary), "the same stream tells what it knows to be other");
+        assert_eq!(seen.missing_machines(), [Uuid::from_u128(2)]);
+        assert!(seen.remove(Uuid::from_u128(2)) && !seen.remove(Uuid::from_u128(2)));
+        assert!(seen.is_new(&line(2, "New")), "it is back");
     }
 
     #[test]
     fn line_is_one_line() {
-        let text = row(&line(1, "Ready"));
+        let text = machine_row(&line(1, "Ready"));
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(text.ends_with("because of that\n"), "{text}");
     }

@@ -1,35 +1,38 @@
-//! `why`: the answer to "it is stuck and nothing tells me why".
+//! `why`: explain the state of one machine.
 //!
-//! The answer itself is [`crate::model::why`]'s; here it is asked for and printed.
+//! [`crate::model::why`] derives the explanation. This module fetches and prints it.
 
-use crate::bmdb::find::id_of;
+use crate::bmdb::machine_lookup::machine_id;
+use crate::cli::api_decode;
+use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
-use crate::cli::get::json;
-use crate::cli::machine::find;
-use crate::cli::output::{Format, width};
-use crate::cli::remote::refused;
-use crate::cli::remote_read;
-use crate::cli::source::Source;
-use crate::model::why::explain;
-use crate::model::why::render::render;
+use crate::cli::fleet_client::status_to_error;
+use crate::cli::get::format_json;
+use crate::cli::machine_lookup::find_machine;
+use crate::cli::output::{Format, terminal_width};
+use crate::model::why::explain_machine;
+use crate::model::why::render::render_explanation;
 use crate::proto::fleet::v1::WhyRequest;
 use crate::proto::fleet::v1::machines_client::MachinesClient;
 
-/// `why M`.
-pub async fn why(source: &Source, machine: &str, format: Format) -> Result<String, CliError> {
+/// Runs `why M`: explains the state of a machine.
+pub async fn show_explanation(source: &Backend, machine: &str, format: Format) -> Result<String, CliError> {
     let why = match source {
-        Source::Direct(bmdb) => {
-            let name = find(bmdb, machine).await?;
-            explain(&bmdb.machine_view(id_of(&name)).await?)
+        Backend::Direct(bmdb) => {
+            let name = find_machine(bmdb, machine).await?;
+            explain_machine(&bmdb.machine_view(machine_id(&name)).await?)
         }
-        Source::Api(remote) => {
+        Backend::Api(remote) => {
             let request = WhyRequest { machine: machine.to_owned() };
-            let said = MachinesClient::new(remote.service()).why(request).await.map_err(refused)?;
-            remote_read::why(said.into_inner())?
+            let response = MachinesClient::new(remote.authorized_channel())
+                .why(request)
+                .await
+                .map_err(status_to_error)?;
+            api_decode::decode_explanation(response.into_inner())?
         }
     };
     match format {
-        Format::Json => json(&why),
-        Format::Table => Ok(render(&why, width())),
+        Format::Json => format_json(&why),
+        Format::Table => Ok(render_explanation(&why, terminal_width())),
     }
 }

@@ -1,20 +1,20 @@
-//! An answer as YAML: the same fields as in JSON, for those who keep it beside other YAML.
+//! YAML output: the same fields as in JSON, for operators who store it with other YAML.
 //!
-//! Whatever could be read as anything but itself is quoted as JSON quotes it, which YAML reads too.
+//! Text that YAML could read as anything but itself is quoted as in JSON, which YAML reads too.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 use uuid::Uuid;
 
-/// A value as a YAML document.
+/// Formats a value as a YAML document.
 #[must_use]
-pub fn document(value: &Value) -> String {
+pub fn format_document(value: &Value) -> String {
     let mut text = String::new();
     match value {
-        Value::Object(_) | Value::Array(_) if !is_empty(value) => write(&mut text, value, 0),
+        Value::Object(_) | Value::Array(_) if !is_empty(value) => write_value(&mut text, value, 0),
         _ => {
-            let _ = writeln!(text, "{}", scalar(value));
+            let _ = writeln!(text, "{}", format_scalar(value));
         }
     }
     text
@@ -28,39 +28,39 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Writes what has parts, each on lines of its own.
-fn write(text: &mut String, value: &Value, indent: usize) {
+/// Writes an object or a list, each part on lines of its own.
+fn write_value(text: &mut String, value: &Value, indent: usize) {
     match value {
         Value::Object(fields) => {
             for (key, part) in fields {
                 let _ = write!(text, "{:indent$}{}:", "", plain_or_quoted(key));
-                part_of(text, part, indent + 2);
+                write_part(text, part, indent + 2);
             }
         }
         Value::Array(items) => {
             for item in items {
                 let _ = write!(text, "{:indent$}-", "");
-                part_of(text, item, indent + 2);
+                write_part(text, item, indent + 2);
             }
         }
         _ => {}
     }
 }
 
-/// Writes one part behind its key or dash.
-fn part_of(text: &mut String, part: &Value, indent: usize) {
+/// Writes one part after its key or dash.
+fn write_part(text: &mut String, part: &Value, indent: usize) {
     if matches!(part, Value::Object(_) | Value::Array(_)) && !is_empty(part) {
         text.push('\n');
-        write(text, part, indent);
+        write_value(text, part, indent);
     } else {
-        let _ = writeln!(text, " {}", scalar(part));
+        let _ = writeln!(text, " {}", format_scalar(part));
     }
 }
 
-fn scalar(value: &Value) -> String {
+fn format_scalar(value: &Value) -> String {
     match value {
         Value::String(text) => plain_or_quoted(text),
-        // Numbers, truth values, null and what is empty are written alike in both.
+        // Numbers, booleans, null and empty values have the same form in JSON and YAML.
         other => other.to_string(),
     }
 }
@@ -70,7 +70,8 @@ fn plain_or_quoted(text: &str) -> String {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '/' | '.'));
     let means_more =
         ["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_lowercase().as_str());
-    // One UUID in three begins with a letter: they are written alike, and with their dashes none is a number.
+    // Of all UUIDs, a third begin with a letter. All are written without quotes, because their dashes prevent a
+    // number.
     let id = text.len() == 36 && Uuid::try_parse(text).is_ok();
     if (word && !means_more) || id { text.to_owned() } else { Value::String(text.to_owned()).to_string() }
 }
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_can_be_read_as_something_else() {
+    fn ambiguous_scalars_are_quoted() {
         let value = json!({
             "issues": [{ "id": "brake", "about": "a: b", "of": 3 }, {}, [1, [2]], []],
             "at": null, "on": "no", "said": "- \"x\"\n#", "é": true, "empty": "",
@@ -110,7 +111,10 @@ issues:
 said: \"- \\\"x\\\"\\n#\"
 \"é\": true
 ";
-        assert_eq!(document(&value), expected);
-        assert_eq!((document(&json!([])), document(&json!(7))), ("[]\n".to_owned(), "7\n".to_owned()));
+        assert_eq!(format_document(&value), expected);
+        assert_eq!(
+            (format_document(&json!([])), format_document(&json!(7))),
+            ("[]\n".to_owned(), "7\n".to_owned())
+        );
     }
 }

@@ -1,7 +1,7 @@
-//! The time as a curator has it.
+//! The curator's clocks: wall-clock time, and a monotonic one for silence.
 //!
-//! The time of day says whether a certificate or a ticket is still good; how long this process has been running says
-//! how long a node has been silent, because the time of day jumps. A test brings clocks of its own.
+//! Wall-clock time decides whether a certificate or a ticket is still valid. Wall-clock time can jump, so how long a
+//! node has been silent is measured by how long this process has been running. Tests bring clocks of their own.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,39 +9,39 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::model::time::Timestamp;
 
-/// Both clocks.
+/// A wall clock and a monotonic clock; clones share both.
 #[derive(Clone)]
 pub struct Clock {
     now: Arc<dyn Fn() -> Timestamp + Send + Sync>,
-    running: Arc<dyn Fn() -> Duration + Send + Sync>,
+    monotonic: Arc<dyn Fn() -> Duration + Send + Sync>,
 }
 
 impl Clock {
-    /// Those of this host.
+    /// The clocks of this host.
     #[must_use]
-    pub fn host() -> Self {
+    pub fn system() -> Self {
         let began = Instant::now();
         Self::new(|| SystemTime::now().into(), move || began.elapsed())
     }
 
-    /// Any others; `running` must never fall.
+    /// Other clocks, for tests; `running` must never decrease.
     pub fn new(
         now: impl Fn() -> Timestamp + Send + Sync + 'static,
         running: impl Fn() -> Duration + Send + Sync + 'static,
     ) -> Self {
-        Self { now: Arc::new(now), running: Arc::new(running) }
+        Self { now: Arc::new(now), monotonic: Arc::new(running) }
     }
 
-    /// The time of day.
+    /// The wall-clock time, which may jump.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         (self.now)()
     }
 
-    /// Time since some moment.
+    /// Time since a fixed moment; never decreases.
     #[must_use]
-    pub fn running(&self) -> Duration {
-        (self.running)()
+    pub fn monotonic(&self) -> Duration {
+        (self.monotonic)()
     }
 }
 

@@ -1,12 +1,12 @@
-//! What there is one of: the cluster itself, and its authority.
+//! Singleton records: the cluster and its certificate authority.
 //!
-//! Both are written in the transaction that bootstraps the cluster, before any curator runs. Of the cluster only its
-//! owners' keys change after that: a key comes beside those that there are, and goes when another one is known to work.
-//! One that was removed stands among what is [revoked](crate::curator::credential::Revocation) for ever, written with the
-//! cluster's record in one transaction, and never comes back.
+//! Both are written in the transaction that bootstraps the cluster, before any curator runs. After that only the owner
+//! keys of the cluster change: a key is added beside the existing ones, and is removed once another one is known to
+//! work. A removed key is [revoked](crate::curator::credential::Revocation) for ever, in the same transaction that
+//! changes the cluster's record, and can never be added again.
 //!
-//! The authority's key is the secret of the cluster: whoever reads its record can make himself a node or an owner. It is in no answer, and
-//! `Debug` shows the public half alone.
+//! The authority's key is the secret of the cluster: a reader of its record can make itself a node or an owner. No
+//! response contains it, and `Debug` shows the public half alone.
 
 use prost::Message as _;
 use uuid::Uuid;
@@ -14,15 +14,15 @@ use uuid::Uuid;
 use crate::curator::node_id::PublicKey;
 use crate::curator::pki::Authority;
 use crate::etcd::key_space::{GLOBAL, KeyError};
-use crate::etcd::record::{self, RecordError, moment};
+use crate::etcd::record::{self, RecordError, parse_timestamp};
 use crate::model::time::Timestamp;
 use crate::proto::curator::v1 as wire;
 
-/// Most keys that may claim an owner's certificate. Each is tried by nobody but its holder; they are few, so that somebody
-/// can look through them.
-pub const MOST_OWNER_KEYS: usize = 16;
-/// The longest name of a cluster.
-const LONGEST_NAME: usize = 63;
+/// Most owner keys of a cluster. Nothing but the holder of a key tries it; the limit keeps the list short enough for a
+/// person to review.
+pub const MAX_OWNER_KEYS: usize = 16;
+/// The longest name of a cluster, in bytes.
+const MAX_NAME_BYTES: usize = 63;
 
 /// A cluster as it was bootstrapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,34 +33,34 @@ pub struct Cluster {
     pub name: String,
     /// When it was bootstrapped.
     pub created_at: Timestamp,
-    /// Keys that may claim an owner's certificate.
+    /// Keys that may claim an owner certificate.
     pub owner_keys: Vec<PublicKey>,
     /// How often it was restored from a snapshot.
     pub epoch: u64,
 }
 
-/// Why a key does not come, or go.
+/// Why an owner key is not added or removed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum OwnerKeyRefusal {
-    /// It was an owner's once.
+pub enum OwnerKeyError {
+    /// The key was an owner key once, and was removed.
     #[error("key {0} was removed, and never comes back: make another one")]
     Removed(PublicKey),
-    /// There are enough.
-    #[error("{MOST_OWNER_KEYS} keys are owners' already: remove one first")]
+    /// The cluster has [`MAX_OWNER_KEYS`] already.
+    #[error("{MAX_OWNER_KEYS} keys are owners' already: remove one first")]
     TooMany,
-    /// Nothing shows that another key works.
+    /// The call was made with this very key, so nothing shows that another one works.
     #[error(
         "key {0} is the one that this call was made with: claim a certificate with another owner's key, and remove this \
          one with that"
     )]
     InUse(PublicKey),
-    /// Nobody could order anything any more.
+    /// Without this key nobody could order anything any more.
     #[error("key {0} is the last owner's: add another one first")]
     Last(PublicKey),
 }
 
-impl OwnerKeyRefusal {
-    /// The code it is answered with.
+impl OwnerKeyError {
+    /// The gRPC code of the response.
     #[must_use]
     pub const fn code(&self) -> tonic::Code {
         match self {
@@ -70,58 +70,59 @@ impl OwnerKeyRefusal {
     }
 }
 
-/// Where the cluster stands in etcd.
-pub fn cluster_key() -> Result<String, KeyError> {
+/// The etcd key of the cluster's record.
+pub fn cluster_record_key() -> Result<String, KeyError> {
     GLOBAL.key("cluster")
 }
 
-/// Where its authority stands.
-pub fn authority_key() -> Result<String, KeyError> {
+/// The etcd key of the authority's record.
+pub fn authority_record_key() -> Result<String, KeyError> {
     GLOBAL.key("authority")
 }
 
-/// Whether this can be the name of a cluster; the error is a part of a sentence.
-pub fn check_name(name: &str) -> Result<(), String> {
-    if name.is_empty() || name.len() > LONGEST_NAME || name.chars().any(char::is_control) {
+/// Checks that this can be the name of a cluster; the error is part of a sentence.
+pub fn validate_name(name: &str) -> Result<(), String> {
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
         let shown: String = name.chars().take(100).collect();
         return Err(format!(
-            "{shown:?} is no name of a cluster: it has 1 to {LONGEST_NAME} bytes, all printable"
+            "{shown:?} is no name of a cluster: it has 1 to {MAX_NAME_BYTES} bytes, all printable"
         ));
     }
     Ok(())
 }
 
 impl Cluster {
-    /// With one more owner's key; none when it is one already. `removed`: whether it was an owner's once.
-    pub fn with_owner_key(&self, key: PublicKey, removed: bool) -> Result<Option<Self>, OwnerKeyRefusal> {
+    /// The cluster with one more owner key; `None` if it is an owner key already. `removed`: whether it was an owner
+    /// key once and was removed.
+    pub fn with_owner_key(&self, key: PublicKey, removed: bool) -> Result<Option<Self>, OwnerKeyError> {
         if removed {
-            return Err(OwnerKeyRefusal::Removed(key));
+            return Err(OwnerKeyError::Removed(key));
         }
         if self.owner_keys.contains(&key) {
             return Ok(None);
         }
-        if self.owner_keys.len() >= MOST_OWNER_KEYS {
-            return Err(OwnerKeyRefusal::TooMany);
+        if self.owner_keys.len() >= MAX_OWNER_KEYS {
+            return Err(OwnerKeyError::TooMany);
         }
         let mut more = self.clone();
         more.owner_keys.push(key);
         Ok(Some(more))
     }
 
-    /// Without that owner's key, as whoever holds the key `by` orders.
-    pub fn without_owner_key(&self, key: PublicKey, by: PublicKey) -> Result<Self, OwnerKeyRefusal> {
+    /// The cluster without this owner key, ordered by the holder of the key `by`.
+    pub fn without_owner_key(&self, key: PublicKey, by: PublicKey) -> Result<Self, OwnerKeyError> {
         if key == by {
-            return Err(OwnerKeyRefusal::InUse(key));
+            return Err(OwnerKeyError::InUse(key));
         }
         let mut fewer = self.clone();
         fewer.owner_keys.retain(|known| *known != key);
         if fewer.owner_keys.is_empty() {
-            return Err(OwnerKeyRefusal::Last(key));
+            return Err(OwnerKeyError::Last(key));
         }
         Ok(fewer)
     }
 
-    /// As it is stored.
+    /// Encodes the record for etcd.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         wire::ClusterRecord {
@@ -135,15 +136,15 @@ impl Cluster {
         .encode_to_vec()
     }
 
-    /// Reads what is stored under `key`.
+    /// Decodes the record that is stored under `key`.
     pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
         let fault = |fault: String| RecordError::new(key, fault);
         let record = record::decode(key, bytes, |record: &wire::ClusterRecord| record.format)?;
         let owner_keys = record.owner_keys.iter().map(|key| PublicKey::from_slice(key));
-        check_name(&record.name).map_err(fault)?;
+        validate_name(&record.name).map_err(fault)?;
         Ok(Self {
             id: record.cluster_id.parse().map_err(|_| fault("its id is no UUID".to_owned()))?,
-            created_at: moment("created_at", record.created_at_ms).map_err(fault)?,
+            created_at: parse_timestamp("created_at", record.created_at_ms).map_err(fault)?,
             owner_keys: owner_keys.collect::<Result<_, _>>().map_err(fault)?,
             epoch: record.epoch,
             name: record.name,
@@ -151,7 +152,7 @@ impl Cluster {
     }
 }
 
-/// The authority as it is stored. A secret.
+/// Encodes the authority for etcd. The bytes are secret.
 #[must_use]
 pub fn encode_authority(authority: &Authority) -> Vec<u8> {
     wire::AuthorityRecord {
@@ -162,7 +163,7 @@ pub fn encode_authority(authority: &Authority) -> Vec<u8> {
     .encode_to_vec()
 }
 
-/// Reads the authority that is stored under `key`. The error shows nothing of it.
+/// Decodes the authority that is stored under `key`. The error reveals nothing of it.
 pub fn decode_authority(key: &str, bytes: &[u8]) -> Result<Authority, RecordError> {
     let record = record::decode(key, bytes, |record: &wire::AuthorityRecord| record.format)?;
     Authority::load(&record.certificate, &record.private_key)
@@ -189,44 +190,44 @@ mod tests {
     #[test]
     fn cluster_reads_back_as_it_was_stored() {
         let stored = cluster().encode();
-        assert_eq!(Cluster::decode(&cluster_key().unwrap(), &stored).unwrap(), cluster());
+        assert_eq!(Cluster::decode(&cluster_record_key().unwrap(), &stored).unwrap(), cluster());
         let odd = Cluster { name: String::new(), ..cluster() };
         let error = Cluster::decode("/a/b", &odd.encode()).unwrap_err().to_string();
         assert!(error.contains("/a/b") && error.contains("no name of a cluster"), "{error}");
     }
 
     #[test]
-    fn owners_key_comes_beside_others_and_goes_by_another() {
+    fn owner_key_is_added_and_removed_with_another_key() {
         let keys =
             |keys: &[u8]| Cluster { owner_keys: keys.iter().map(|&byte| key(byte)).collect(), ..cluster() };
         let two = keys(&[1, 2]);
         assert_eq!(two.with_owner_key(key(3), false), Ok(Some(keys(&[1, 2, 3]))));
         assert_eq!(two.with_owner_key(key(2), false), Ok(None));
-        // Whatever stands in the record.
+        // Whatever the record contains.
         for byte in [2, 3] {
-            assert_eq!(two.with_owner_key(key(byte), true), Err(OwnerKeyRefusal::Removed(key(byte))));
+            assert_eq!(two.with_owner_key(key(byte), true), Err(OwnerKeyError::Removed(key(byte))));
         }
         let full: Vec<u8> = (0..16).collect();
-        assert_eq!(keys(&full).with_owner_key(key(77), false), Err(OwnerKeyRefusal::TooMany));
+        assert_eq!(keys(&full).with_owner_key(key(77), false), Err(OwnerKeyError::TooMany));
         assert_eq!(keys(&full).with_owner_key(key(7), false), Ok(None));
 
         assert_eq!(two.without_owner_key(key(1), key(2)), Ok(keys(&[2])));
         assert_eq!(two.without_owner_key(key(9), key(2)), Ok(two.clone()), "it never was one");
-        assert_eq!(two.without_owner_key(key(2), key(2)), Err(OwnerKeyRefusal::InUse(key(2))));
-        // Of a person, who has a certificate and no key that may claim one.
-        assert_eq!(keys(&[1]).without_owner_key(key(1), key(7)), Err(OwnerKeyRefusal::Last(key(1))));
+        assert_eq!(two.without_owner_key(key(2), key(2)), Err(OwnerKeyError::InUse(key(2))));
+        // A person who has a certificate, but no key that may claim one.
+        assert_eq!(keys(&[1]).without_owner_key(key(1), key(7)), Err(OwnerKeyError::Last(key(1))));
     }
 
     #[test]
     fn authority_signs_the_same_once_it_was_stored() {
         let stored = encode_authority(&authority(1));
-        let read = decode_authority(&authority_key().unwrap(), &stored).unwrap();
+        let read = decode_authority(&authority_record_key().unwrap(), &stored).unwrap();
         assert_eq!(read.anchor(), authority(1).anchor());
         assert_eq!(read.pkcs8(), authority(1).pkcs8());
     }
 
     #[test]
-    fn error_of_an_authority_shows_nothing_of_its_key() {
+    fn authority_error_does_not_leak_its_key() {
         let other = wire::AuthorityRecord {
             format: record::FORMAT,
             certificate: authority(1).anchor().certificate.clone(),
@@ -239,11 +240,11 @@ mod tests {
     }
 
     #[test]
-    fn names_are_one_printable_line() {
+    fn name_is_one_printable_line() {
         for (name, good) in
             [("ams-1", true), ("Rack 7, row 2", true), ("", false), ("a\nb", false), (&"x".repeat(64), false)]
         {
-            assert_eq!(check_name(name).is_ok(), good, "{name:?}");
+            assert_eq!(validate_name(name).is_ok(), good, "{name:?}");
         }
     }
 }

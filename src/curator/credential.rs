@@ -1,30 +1,30 @@
-//! What is kept of certificates: those that were issued, and those that are refused.
+//! Issued certificates and revocations, as etcd stores them.
 //!
-//! A certificate itself is kept by whoever has it. What is kept here says whose it is and until when, so that an owner
-//! sees who could act, and can end any of it. Both records of a certificate go once it has ended by itself; that a
-//! node's are refused stays until the node is deleted, and that an owner's key was removed stays for ever.
+//! The holder keeps the certificate itself. These records store whose it is and until when it is valid, so that an
+//! owner sees who could act, and can revoke any of it. Both records of a certificate are deleted once it has expired.
+//! The revocation of a node stays until the node is deleted, and that of an owner key stays for ever.
 
 use std::fmt;
 
 use prost::Message as _;
 
 use crate::curator::node_id::{NodeId, PublicKey};
-use crate::curator::pki::{Issued, Serial, Validity, is_owner_name};
+use crate::curator::pki::{IssuedCertificate, Serial, Validity, is_owner_name};
 use crate::etcd::key_space::{CERTIFICATES, KeyError, REVOKED_CERTIFICATES, REVOKED_NODES, REVOKED_OWNERS};
-use crate::etcd::record::{self, RecordError, moment};
+use crate::etcd::record::{self, RecordError, parse_timestamp};
 use crate::model::time::Timestamp;
 use crate::proto::curator::v1 as wire;
 
-/// Whose a certificate is.
+/// The subject of a certificate: a node or an owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Holder {
-    /// A node's.
+pub enum CredentialHolder {
+    /// A node, by its id.
     Node(NodeId),
-    /// An owner's, by name.
+    /// An owner, by name.
     Owner(String),
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for CredentialHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node(id) => write!(f, "node {id}"),
@@ -36,66 +36,68 @@ impl fmt::Display for Holder {
 /// A certificate that was issued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credential {
-    /// Its number.
+    /// Serial number of the certificate.
     pub serial: Serial,
-    /// Whose it is.
-    pub holder: Holder,
+    /// The node or owner that it was issued to.
+    pub holder: CredentialHolder,
     /// The key it certifies.
     pub key: PublicKey,
-    /// From when until when it is good.
+    /// From when until when it is valid.
     pub validity: Validity,
 }
 
 impl Credential {
-    /// What is to be kept of a certificate that was just issued.
+    /// The record of a certificate that was just issued.
     #[must_use]
-    pub fn of(issued: &Issued, holder: Holder, key: PublicKey) -> Self {
+    pub fn from_issued(issued: &IssuedCertificate, holder: CredentialHolder, key: PublicKey) -> Self {
         Self { serial: issued.serial, holder, key, validity: issued.validity }
     }
 
-    /// Its key in etcd.
+    /// The etcd key of the record.
     pub fn etcd_key(serial: Serial) -> Result<String, KeyError> {
         CERTIFICATES.key(serial)
     }
 
-    /// As owners see it.
+    /// The credential as the API shows it to owners.
     #[must_use]
     pub fn to_wire(&self, revoked: bool) -> wire::Credential {
         let holder = match &self.holder {
-            Holder::Node(id) => wire::credential::Holder::NodeId(id.to_string()),
-            Holder::Owner(name) => wire::credential::Holder::Owner(name.clone()),
+            CredentialHolder::Node(id) => wire::credential::Holder::NodeId(id.to_string()),
+            CredentialHolder::Owner(name) => wire::credential::Holder::Owner(name.clone()),
         };
         wire::Credential {
             serial: self.serial.to_string(),
             public_key: self.key.0.to_vec(),
-            not_before_ms: self.validity.from.timestamp_millis(),
-            not_after_ms: self.validity.until.timestamp_millis(),
+            not_before_ms: self.validity.not_before.timestamp_millis(),
+            not_after_ms: self.validity.not_after.timestamp_millis(),
             revoked,
             holder: Some(holder),
         }
     }
 
-    /// As it is stored.
+    /// Encodes the record for etcd.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let credential = Some(self.to_wire(false));
         wire::CertificateRecord { format: record::FORMAT, credential }.encode_to_vec()
     }
 
-    /// Reads what is stored under `key`.
+    /// Decodes the record that is stored under `key`.
     pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
         let fault = |fault: String| RecordError::new(key, fault);
         let record = record::decode(key, bytes, |record: &wire::CertificateRecord| record.format)?;
         let kept = record.credential.unwrap_or_default();
-        let serial = serial_in(key, CERTIFICATES.id(key))?;
+        let serial = parse_serial(key, CERTIFICATES.id_of(key))?;
         if kept.serial != serial.to_string() {
             return Err(fault("it is that of another certificate".to_owned()));
         }
         let holder = match kept.holder {
             Some(wire::credential::Holder::NodeId(id)) => {
-                Holder::Node(id.parse().map_err(|_| fault("its node is none".to_owned()))?)
+                CredentialHolder::Node(id.parse().map_err(|_| fault("its node is none".to_owned()))?)
             }
-            Some(wire::credential::Holder::Owner(name)) if is_owner_name(&name) => Holder::Owner(name),
+            Some(wire::credential::Holder::Owner(name)) if is_owner_name(&name) => {
+                CredentialHolder::Owner(name)
+            }
             _ => return Err(fault("it does not say whose it is".to_owned())),
         };
         Ok(Self {
@@ -103,26 +105,26 @@ impl Credential {
             holder,
             key: PublicKey::from_slice(&kept.public_key).map_err(fault)?,
             validity: Validity {
-                from: moment("not_before", kept.not_before_ms).map_err(fault)?,
-                until: moment("not_after", kept.not_after_ms).map_err(fault)?,
+                not_before: parse_timestamp("not_before", kept.not_before_ms).map_err(fault)?,
+                not_after: parse_timestamp("not_after", kept.not_after_ms).map_err(fault)?,
             },
         })
     }
 }
 
-/// Something that is refused before it ends.
+/// A certificate, a node or an owner key whose certificates are rejected before they expire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Revocation {
-    /// One certificate, and when it ends by itself.
+    /// One certificate, and when it expires.
     Certificate(Serial, Timestamp),
     /// All certificates of a node.
     Node(NodeId),
-    /// All certificates for an owner's key.
+    /// All certificates for an owner key.
     Owner(PublicKey),
 }
 
 impl Revocation {
-    /// Where it stands in etcd.
+    /// The etcd key of the record.
     pub fn etcd_key(&self) -> Result<String, KeyError> {
         match self {
             Self::Certificate(serial, _) => REVOKED_CERTIFICATES.key(serial),
@@ -131,7 +133,7 @@ impl Revocation {
         }
     }
 
-    /// As it is stored: refused since `now`, by whom.
+    /// Encodes the record for etcd: revoked at `now`, by the caller named in `revoked_by`.
     #[must_use]
     pub fn encode(&self, revoked_by: &str, now: Timestamp) -> Vec<u8> {
         let (revoked_at_ms, revoked_by) = (now.timestamp_millis(), revoked_by.to_owned());
@@ -152,51 +154,53 @@ impl Revocation {
         }
     }
 
-    /// Reads what is stored under `key`.
+    /// Decodes the record that is stored under `key`.
     pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
-        if REVOKED_NODES.id(key).is_ok() {
+        if REVOKED_NODES.id_of(key).is_ok() {
             record::decode(key, bytes, |record: &wire::RevokedNodeRecord| record.format)?;
-            return node_in(key).map(Self::Node);
+            return parse_node_id(key).map(Self::Node);
         }
-        if REVOKED_OWNERS.id(key).is_ok() {
+        if REVOKED_OWNERS.id_of(key).is_ok() {
             record::decode(key, bytes, |record: &wire::RevokedOwnerRecord| record.format)?;
             let fault = || RecordError::new(key, "it names no key".to_owned());
-            return Self::owner_of(key).map(Self::Owner).ok_or_else(fault);
+            return Self::owner_from_key(key).map(Self::Owner).ok_or_else(fault);
         }
-        let serial = serial_in(key, REVOKED_CERTIFICATES.id(key))?;
+        let serial = parse_serial(key, REVOKED_CERTIFICATES.id_of(key))?;
         let record = record::decode(key, bytes, |record: &wire::RevokedCertificateRecord| record.format)?;
-        let until = moment("until", record.until_ms).map_err(|fault| RecordError::new(key, fault))?;
+        let until =
+            parse_timestamp("until", record.until_ms).map_err(|fault| RecordError::new(key, fault))?;
         Ok(Self::Certificate(serial, until))
     }
 
-    /// What a key stands for, whatever its value.
+    /// The serial number in an etcd key of a revoked certificate, whatever its value; `None` for other keys.
     #[must_use]
-    pub fn serial_of(key: &str) -> Option<Serial> {
-        REVOKED_CERTIFICATES.id(key).ok()?.parse().ok()
+    pub fn serial_from_key(key: &str) -> Option<Serial> {
+        REVOKED_CERTIFICATES.id_of(key).ok()?.parse().ok()
     }
 
-    /// The node that a key stands for, whatever its value.
+    /// The node id in an etcd key of a revoked node, whatever its value; `None` for other keys.
     #[must_use]
-    pub fn node_of(key: &str) -> Option<NodeId> {
-        node_in(key).ok()
+    pub fn node_from_key(key: &str) -> Option<NodeId> {
+        parse_node_id(key).ok()
     }
 
-    /// The owner's key that a key of etcd stands for, whatever its value.
+    /// The owner key in an etcd key of a revoked owner key, whatever its value; `None` for other keys.
     #[must_use]
-    pub fn owner_of(key: &str) -> Option<PublicKey> {
-        let bytes = hex::decode(REVOKED_OWNERS.id(key).ok()?).ok()?;
+    pub fn owner_from_key(key: &str) -> Option<PublicKey> {
+        let bytes = hex::decode(REVOKED_OWNERS.id_of(key).ok()?).ok()?;
         PublicKey::from_slice(&bytes).ok()
     }
 }
 
-fn serial_in<E: fmt::Display>(key: &str, id: Result<&str, E>) -> Result<Serial, RecordError> {
+fn parse_serial<E: fmt::Display>(key: &str, id: Result<&str, E>) -> Result<Serial, RecordError> {
     let id = id.map_err(|error| RecordError::new(key, error.to_string()))?;
-    id.parse().map_err(|error: crate::curator::pki::NoSerial| RecordError::new(key, error.to_string()))
+    id.parse().map_err(|error: crate::curator::pki::InvalidSerial| RecordError::new(key, error.to_string()))
 }
 
-fn node_in(key: &str) -> Result<NodeId, RecordError> {
-    let id = REVOKED_NODES.id(key).map_err(|error| RecordError::new(key, error.to_string()))?;
-    id.parse().map_err(|error: crate::curator::node_id::NoNodeId| RecordError::new(key, error.to_string()))
+fn parse_node_id(key: &str) -> Result<NodeId, RecordError> {
+    let id = REVOKED_NODES.id_of(key).map_err(|error| RecordError::new(key, error.to_string()))?;
+    id.parse()
+        .map_err(|error: crate::curator::node_id::InvalidNodeId| RecordError::new(key, error.to_string()))
 }
 
 #[cfg(test)]
@@ -205,14 +209,14 @@ mod tests {
     use crate::curator::node::tests::at;
     use crate::curator::node_id::tests::{key, node_id};
 
-    fn credential(holder: Holder) -> Credential {
-        let validity = Validity { from: at(1), until: at(100) };
+    fn credential(holder: CredentialHolder) -> Credential {
+        let validity = Validity { not_before: at(1), not_after: at(100) };
         Credential { serial: Serial::new([3; 16]), holder, key: key(1), validity }
     }
 
     #[test]
     fn credential_reads_back_as_it_was_stored() {
-        for holder in [Holder::Node(node_id(1)), Holder::Owner("kim".to_owned())] {
+        for holder in [CredentialHolder::Node(node_id(1)), CredentialHolder::Owner("kim".to_owned())] {
             let credential = credential(holder);
             let place = Credential::etcd_key(credential.serial).unwrap();
             assert_eq!(Credential::decode(&place, &credential.encode()).unwrap(), credential);
@@ -220,7 +224,7 @@ mod tests {
             let error = Credential::decode(&elsewhere, &credential.encode()).unwrap_err().to_string();
             assert!(error.contains("another certificate"), "{error}");
         }
-        let nobodys = credential(Holder::Owner("../kim".to_owned()));
+        let nobodys = credential(CredentialHolder::Owner("../kim".to_owned()));
         let place = Credential::etcd_key(nobodys.serial).unwrap();
         let error = Credential::decode(&place, &nobodys.encode()).unwrap_err().to_string();
         assert!(error.contains("whose it is"), "{error}");
@@ -239,9 +243,12 @@ mod tests {
             assert!(Revocation::decode(&place, &[]).is_err(), "an empty value is no record");
         }
         let place = Revocation::Node(node_id(2)).etcd_key().unwrap();
-        assert_eq!(Revocation::node_of(&place), Some(node_id(2)));
-        assert_eq!((Revocation::serial_of(&place), Revocation::owner_of(&place)), (None, None));
+        assert_eq!(Revocation::node_from_key(&place), Some(node_id(2)));
+        assert_eq!((Revocation::serial_from_key(&place), Revocation::owner_from_key(&place)), (None, None));
         let place = Revocation::Owner(key(2)).etcd_key().unwrap();
-        assert_eq!((Revocation::owner_of(&place), Revocation::node_of(&place)), (Some(key(2)), None));
+        assert_eq!(
+            (Revocation::owner_from_key(&place), Revocation::node_from_key(&place)),
+            (Some(key(2)), None)
+        );
     }
 }

@@ -1,10 +1,9 @@
-//! The key that makes whoever has it: a machine's agent, a node, an owner of clusters.
+//! An Ed25519 key pair with a self-signed certificate: the identity of an agent, node or owner.
 //!
-//! One Ed25519 key pair, made once and kept for as long as the state directory
-//! lives; the shepherd pins its public half at enrolment. TLS wants a
-//! certificate around it, so it signs one for itself: that certificate says
-//! nothing that anyone believes, only the key in it and the handshake signature
-//! count. It is built from constants alone, so it is the same at every start.
+//! The key pair is made once and kept for as long as the state directory lives; the shepherd pins its public half at
+//! enrolment. TLS needs a certificate around the key, so the identity signs one for itself. Nothing in that certificate
+//! is trusted: only the key in it and the handshake signature count. It is built from constants alone, so it is the
+//! same at every start.
 
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SerialNumber};
 use ring::rand::SystemRandom;
@@ -20,15 +19,15 @@ pub struct Identity {
     certificate: CertificateDer<'static>,
 }
 
-/// Why no identity came to be.
+/// Why an identity could not be created or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The system gave no randomness.
+    /// The system's random source failed.
     #[error("no key could be made: the system's random source failed")]
     NoRandomness,
     /// The bytes are no Ed25519 key in PKCS#8.
     #[error("the key is no Ed25519 key in PKCS#8 ({0})")]
-    NoKey(String),
+    InvalidKey(String),
     /// The certificate around the key could not be made.
     #[error("no certificate could be made around the key: {0}")]
     Certificate(#[from] rcgen::Error),
@@ -42,16 +41,16 @@ impl Identity {
         Self::from_pkcs8(document.as_ref())
     }
 
-    /// Takes a key pair that was kept, as [`Identity::pkcs8`] gave it.
+    /// Loads a stored key pair, as [`Identity::pkcs8`] returned it.
     pub fn from_pkcs8(pkcs8: &[u8]) -> Result<Self, IdentityError> {
-        let pair =
-            Ed25519KeyPair::from_pkcs8(pkcs8).map_err(|error| IdentityError::NoKey(error.to_string()))?;
+        let pair = Ed25519KeyPair::from_pkcs8(pkcs8)
+            .map_err(|error| IdentityError::InvalidKey(error.to_string()))?;
         let public_key = pair
             .public_key()
             .as_ref()
             .try_into()
-            .map_err(|_| IdentityError::NoKey("its public half has not 32 bytes".to_owned()))?;
-        let certificate = sign_for_itself(pkcs8)?;
+            .map_err(|_| IdentityError::InvalidKey("its public half has not 32 bytes".to_owned()))?;
+        let certificate = self_sign(pkcs8)?;
         Ok(Self { pkcs8: pkcs8.to_vec(), public_key, certificate })
     }
 
@@ -67,13 +66,13 @@ impl Identity {
         &self.certificate
     }
 
-    /// The whole pair in PKCS#8, a secret.
+    /// The whole key pair in PKCS#8, a secret.
     #[must_use]
     pub fn pkcs8(&self) -> &[u8] {
         &self.pkcs8
     }
 
-    /// The private half as rustls wants it.
+    /// The private key in the form that rustls needs.
     #[must_use]
     pub fn private_key(&self) -> PrivateKeyDer<'static> {
         PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.pkcs8.clone()))
@@ -86,7 +85,7 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-fn sign_for_itself(pkcs8: &[u8]) -> Result<CertificateDer<'static>, rcgen::Error> {
+fn self_sign(pkcs8: &[u8]) -> Result<CertificateDer<'static>, rcgen::Error> {
     let key = KeyPair::try_from(pkcs8)?;
     let mut params = CertificateParams::default();
     let mut name = DistinguishedName::new();
@@ -101,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kept_key_gives_the_same_identity() {
+    fn stored_key_restores_the_same_identity() {
         let made = Identity::generate().unwrap();
         let kept = Identity::from_pkcs8(made.pkcs8()).unwrap();
         assert_eq!(made.public_key(), kept.public_key());
@@ -119,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused_without_showing_it() {
+    fn invalid_key_is_rejected_without_leaking_it() {
         let error = Identity::from_pkcs8(b"very secret").unwrap_err().to_string();
         assert!(error.starts_with("the key is no Ed25519 key in PKCS#8"), "{error}");
         assert!(!error.contains("secret"));

@@ -1,17 +1,18 @@
-//! The one way to the curator that leads, for everybody on a node.
+//! Leader discovery: one gRPC channel that always goes to the leading curator.
 //!
-//! Whoever asks a curator something asks the leader, and who that is changes. So nobody holds an address: all share one
-//! channel, behind which a task asks any curator it knows who leads, follows the answer, and turns every call that
-//! begins from then on to that one. A call waits while nobody is known to lead; one that was under way when a leader
-//! went fails, and its caller makes it again.
+//! All calls go to the leader, and the leader changes. So no caller keeps an address. All callers on a node share one
+//! channel. Behind it a task queries the curators it knows for the leader, follows the answer, and directs every new
+//! call to that curator. A call waits while no leader is known. A call that was under way when a leader stopped fails,
+//! and its caller repeats it.
 //!
-//! The leader proves by its certificate to be the node that was said to lead; what a curator says that does not lead is
-//! worth no more than a hint. A node that runs a curator itself knows it under an address of its own (the loopback),
-//! which does not change with the node's.
+//! The leader proves by its certificate to be the node that was named as leader; the answer of a curator that does not
+//! lead is only a hint. A node that runs a curator itself knows it under a local address (the loopback), which does not
+//! change with the node's address.
 //!
-//! Of two clusters that say to be the same one, the one that was restored later is: by its epoch, which every curator
-//! says. The highest that was heard is kept before it is followed; whoever speaks of a lower one is not followed, and what
-//! is open to such a leader is cut off ([`restore`](crate::curator::restore) says why that is enough).
+//! Of two clusters with the same id, the valid one is the one that was restored later. It is recognised by its epoch,
+//! which every curator reports. The highest epoch received is stored before it is followed. A curator that reports a
+//! lower epoch is not followed, and open connections to such a leader are cut off ([`restore`](crate::curator::restore)
+//! explains why that is enough).
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -31,66 +32,68 @@ use tonic::transport::Channel;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::curator::dial::{dial, dial_until};
+use crate::curator::curator_channel::{open_channel, open_channel_until};
 use crate::curator::node_id::NodeId;
-use crate::model::cluster::restore::EPOCHS_AHEAD;
+use crate::model::cluster::restore::MAX_EPOCH_LEAD;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::leader_client::LeaderClient;
 
-/// How long a call waits for somebody to lead.
-const WAIT: Duration = Duration::from_secs(30);
-/// How long one curator has to say who leads.
-const ANSWER: Duration = Duration::from_secs(10);
-const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How long a call waits until a leader is known.
+const LEADER_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long one curator may take to name the leader.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+const MIN_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
-/// TLS to a curator: to this node alone, or to any of the cluster.
-pub type Configure = Arc<dyn Fn(Option<NodeId>) -> Result<Arc<ClientConfig>, rustls::Error> + Send + Sync>;
+/// TLS configuration for a curator: for this node alone, or with `None` for any curator of the cluster.
+pub type TlsConfigProvider =
+    Arc<dyn Fn(Option<NodeId>) -> Result<Arc<ClientConfig>, rustls::Error> + Send + Sync>;
 
-/// Keeps the highest epoch that was heard, durably; the error is a sentence.
-pub type KeepEpoch = Arc<dyn Fn(u64) -> Result<(), String> + Send + Sync>;
+/// Stores the highest epoch received, durably; the error is a sentence.
+pub type PersistEpoch = Arc<dyn Fn(u64) -> Result<(), String> + Send + Sync>;
 
-/// Who leads, and where.
+/// The leading node and the address of its curator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeaderAt {
-    /// The node.
+pub struct LeaderEndpoint {
+    /// Id of the leading node.
     pub node: NodeId,
     /// `host:port` of its curator.
     pub address: String,
 }
 
-/// Curators that are known, and the leader among them. Cloning it gives another hold on the same.
+/// The known curators, and the leader among them. Clones share the same state.
 #[derive(Clone)]
-pub struct Curators(Arc<Inner>);
+pub struct LeaderTracker(Arc<TrackerInner>);
 
-struct Inner {
-    known: Mutex<Known>,
-    learnt: watch::Sender<u64>,
-    leader: watch::Sender<Option<(LeaderAt, Channel)>>,
-    configure: Configure,
-    /// The highest epoch that was heard.
-    epoch: watch::Sender<Epoch>,
-    keep_epoch: KeepEpoch,
+struct TrackerInner {
+    addresses: Mutex<CuratorAddresses>,
+    address_changes: watch::Sender<u64>,
+    leader: watch::Sender<Option<(LeaderEndpoint, Channel)>>,
+    tls_config: TlsConfigProvider,
+    /// The highest epoch received, and a token that cancels what belongs to it.
+    epoch: watch::Sender<CurrentEpoch>,
+    persist_epoch: PersistEpoch,
 }
 
-/// An epoch, and what ends with it.
+/// An epoch, and the token for connections to its leaders.
 #[derive(Clone)]
-struct Epoch {
+struct CurrentEpoch {
     number: u64,
-    /// Cancelled when a higher one was heard: what goes to its leaders is cut off.
-    over: CancellationToken,
+    /// Cancelled when a higher epoch is received: connections to this epoch's leaders are cut off.
+    superseded: CancellationToken,
 }
 
 #[derive(Default)]
-struct Known {
-    /// `host:port`, as the directory says.
+struct CuratorAddresses {
+    /// `host:port` of the curators in the cluster's directory.
     directory: BTreeSet<String>,
-    /// Our own curator, if one runs.
+    /// The curator on this node, if one runs: node id and `host:port`.
     local: Option<(NodeId, String)>,
 }
 
-impl Known {
-    /// Whom to ask, and in which order: our own first, the others beginning behind the one that was asked last.
+impl CuratorAddresses {
+    /// The curators to query, in order: the local one first, then the others, beginning after the one that was queried
+    /// last.
     fn candidates(&self, last: Option<&str>) -> Vec<String> {
         let others: Vec<&String> = self.directory.iter().collect();
         let behind = others.partition_point(|address| last.is_some_and(|last| address.as_str() <= last));
@@ -100,130 +103,136 @@ impl Known {
             .collect()
     }
 
-    /// Where a leader is, as somebody at `asked` said.
-    fn place(&self, leader: NodeId, said: &wire::WatchLeaderResponse, asked: &str) -> Option<String> {
+    /// `host:port` of the leader, by the response of a curator. The last argument is that curator's own address.
+    fn leader_address(
+        &self,
+        leader: NodeId,
+        response: &wire::WatchLeaderResponse,
+        query: &str,
+    ) -> Option<String> {
         if let Some((_, local)) = self.local.as_ref().filter(|(own, _)| *own == leader) {
             return Some(local.clone());
         }
-        if said.leader_address.is_empty() {
-            // It speaks of itself and does not know how we see it: as we reached it.
-            return (said.this_node_id == said.leader_node_id).then(|| asked.to_owned());
+        if response.leader_address.is_empty() {
+            // It names itself and does not know its address as others see it: use the one at which it was reached.
+            return (response.this_node_id == response.leader_node_id).then(|| query.to_owned());
         }
-        let port = u16::try_from(said.leader_port).ok().filter(|port| *port > 0)?;
-        let address: std::net::IpAddr = said.leader_address.parse().ok()?;
+        let port = u16::try_from(response.leader_port).ok().filter(|port| *port > 0)?;
+        let address: std::net::IpAddr = response.leader_address.parse().ok()?;
         Some(std::net::SocketAddr::new(address, port).to_string())
     }
 }
 
-/// Why a curator leads nobody to the leader.
+/// Why a curator did not lead to the leader.
 #[derive(Debug, thiserror::Error)]
-enum NoLeader {
+enum FollowError {
     #[error("{0}")]
-    Said(Status),
-    #[error("it did not answer within {} s", ANSWER.as_secs())]
-    Silent,
+    Status(Status),
+    #[error("it did not answer within {} s", RESPONSE_TIMEOUT.as_secs())]
+    TimedOut,
     #[error("it does not follow any more")]
-    Ended,
+    StreamEnded,
     #[error("it said something that cannot be: {0}")]
-    Odd(String),
-    #[error("it is of epoch {said} of the cluster, which has been restored since ({heard})")]
-    Before { said: u64, heard: u64 },
+    InvalidResponse(String),
+    #[error("it is of epoch {received} of the cluster, which has been restored since ({highest})")]
+    OutdatedEpoch { received: u64, highest: u64 },
     #[error("that the cluster was restored could not be kept: {0}")]
-    NotKept(String),
+    EpochNotPersisted(String),
     #[error(transparent)]
     Tls(#[from] rustls::Error),
 }
 
-impl Curators {
-    /// Curators of which none is known yet. `configure` says who may answer, and who we are.
+impl LeaderTracker {
+    /// A tracker that knows no curator yet. `configure` decides who may answer, and which identity this side shows.
     #[must_use]
-    pub fn new(configure: Configure) -> Self {
-        Self::of_epoch(configure, 0, Arc::new(|_| Ok(())))
+    pub fn new(configure: TlsConfigProvider) -> Self {
+        Self::with_epoch(configure, 0, Arc::new(|_| Ok(())))
     }
 
-    /// The same, for whoever has heard of this epoch of the cluster, and keeps higher ones.
+    /// Like [`LeaderTracker::new`], from a stored epoch. `keep_epoch` stores higher ones.
     #[must_use]
-    pub fn of_epoch(configure: Configure, epoch: u64, keep_epoch: KeepEpoch) -> Self {
-        Self(Arc::new(Inner {
-            epoch: watch::Sender::new(Epoch { number: epoch, over: CancellationToken::new() }),
-            keep_epoch,
-            known: Mutex::default(),
-            learnt: watch::Sender::new(0),
+    pub fn with_epoch(configure: TlsConfigProvider, epoch: u64, keep_epoch: PersistEpoch) -> Self {
+        Self(Arc::new(TrackerInner {
+            epoch: watch::Sender::new(CurrentEpoch { number: epoch, superseded: CancellationToken::new() }),
+            persist_epoch: keep_epoch,
+            addresses: Mutex::default(),
+            address_changes: watch::Sender::new(0),
             leader: watch::Sender::new(None),
-            configure,
+            tls_config: configure,
         }))
     }
 
-    /// Takes these for the curators there are. An empty list is no news: whoever sent it knows less than we do.
-    pub fn learn(&self, addresses: impl IntoIterator<Item = String>) {
+    /// Replaces the known curators. An empty list is ignored: its sender knows less than this tracker.
+    pub fn set_directory(&self, addresses: impl IntoIterator<Item = String>) {
         let addresses: BTreeSet<String> = addresses.into_iter().collect();
         if !addresses.is_empty() {
-            self.0.known().directory = addresses;
-            self.0.learnt.send_modify(|count| *count += 1);
+            self.0.addresses().directory = addresses;
+            self.0.address_changes.send_modify(|count| *count += 1);
         }
     }
 
-    /// The highest epoch of the cluster that was heard.
+    /// The highest epoch of the cluster that was received.
     #[must_use]
-    pub fn epoch(&self) -> u64 {
+    pub fn highest_epoch(&self) -> u64 {
         self.0.epoch.borrow().number
     }
 
-    /// Takes this epoch for one that there is, once it is kept: no leader of a lower one is followed from then on.
-    pub fn raise(&self, epoch: u64) -> Result<(), String> {
-        if epoch <= self.epoch() {
+    /// Stores this epoch if it is the highest, and then accepts it: no leader of a lower epoch is followed from then
+    /// on.
+    pub fn raise_epoch(&self, epoch: u64) -> Result<(), String> {
+        if epoch <= self.highest_epoch() {
             return Ok(());
         }
-        (self.0.keep_epoch)(epoch)?;
+        (self.0.persist_epoch)(epoch)?;
         self.0.epoch.send_if_modified(|known| {
-            // Somebody else may have heard of it as well.
+            // Another task may have raised it meanwhile.
             let higher = epoch > known.number;
             if higher {
-                known.over.cancel();
-                *known = Epoch { number: epoch, over: CancellationToken::new() };
+                known.superseded.cancel();
+                *known = CurrentEpoch { number: epoch, superseded: CancellationToken::new() };
             }
             higher
         });
         Ok(())
     }
 
-    /// `host:port` of the curators that are known.
+    /// `host:port` of the curators in the cluster's directory.
     #[must_use]
-    pub fn known(&self) -> BTreeSet<String> {
-        self.0.known().directory.clone()
+    pub fn directory(&self) -> BTreeSet<String> {
+        self.0.addresses().directory.clone()
     }
 
-    /// Says where our own curator listens, or that none runs any more.
+    /// Sets the curator on this node, or `None` if none runs any more.
     pub fn set_local(&self, local: Option<(NodeId, String)>) {
-        self.0.known().local = local;
-        self.0.learnt.send_modify(|count| *count += 1);
+        self.0.addresses().local = local;
+        self.0.address_changes.send_modify(|count| *count += 1);
     }
 
-    /// The channel to whoever leads. It works as long as [`Curators::follow`] runs.
+    /// The channel to the leader. It works while [`LeaderTracker::track_leader`] runs.
     #[must_use]
     pub fn channel(&self) -> LeaderChannel {
         LeaderChannel { leader: self.0.leader.subscribe() }
     }
 
-    /// Who leads, as far as is known, now and from now on.
+    /// The leader, if it is known at the moment.
     #[must_use]
-    pub fn leader(&self) -> Option<LeaderAt> {
+    pub fn leader(&self) -> Option<LeaderEndpoint> {
         self.0.leader.borrow().as_ref().map(|(leader, _)| leader.clone())
     }
 
-    /// Finds out who leads and follows that, until it is dropped.
-    pub async fn follow(&self) -> Infallible {
-        let mut learnt = self.0.learnt.subscribe();
-        let (mut last, mut pause) = (None::<String>, SHORTEST_PAUSE);
+    /// Finds the leader and follows changes of it, until the future is dropped.
+    pub async fn track_leader(&self) -> Infallible {
+        let mut learnt = self.0.address_changes.subscribe();
+        let (mut last, mut pause) = (None::<String>, MIN_BACKOFF);
         loop {
-            let candidates = self.0.known().candidates(last.as_deref());
+            let candidates = self.0.addresses().candidates(last.as_deref());
             for candidate in candidates {
                 let mut found = false;
-                let error = self.ask(&candidate, &mut found).await;
+                let error = self.query_curator(&candidate, &mut found).await;
                 tracing::debug!(curator = candidate, found, %error, "a curator leads nobody to the leader");
                 last = Some(candidate);
                 if found {
-                    pause = SHORTEST_PAUSE;
+                    pause = MIN_BACKOFF;
                     break;
                 }
             }
@@ -232,16 +241,16 @@ impl Curators {
                 () = rest => {}
                 changed = learnt.changed() => if changed.is_err() { std::future::pending::<()>().await },
             }
-            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+            pause = pause.saturating_mul(2).min(MAX_BACKOFF);
         }
     }
 
-    /// Asks one curator who leads, and follows what it says for as long as it says so.
-    async fn ask(&self, candidate: &str, found: &mut bool) -> NoLeader {
-        match self.follow_one(candidate, found).await {
+    /// Queries one curator for the leader, and follows its answers while the stream lasts.
+    async fn query_curator(&self, candidate: &str, found: &mut bool) -> FollowError {
+        match self.follow_leader(candidate, found).await {
             Ok(never) => match never {},
             Err(error) => {
-                // A leader that nobody vouches for may be one no more; calls wait until it is known again.
+                // A leader that no curator confirms may lead no more; calls wait until the leader is known again.
                 if *found {
                     self.0.leader.send_replace(None);
                 }
@@ -250,72 +259,78 @@ impl Curators {
         }
     }
 
-    async fn follow_one(&self, candidate: &str, found: &mut bool) -> Result<Infallible, NoLeader> {
-        let channel = dial(candidate, (self.0.configure)(None)?);
+    async fn follow_leader(&self, candidate: &str, found: &mut bool) -> Result<Infallible, FollowError> {
+        let channel = open_channel(candidate, (self.0.tls_config)(None)?);
         let mut client = LeaderClient::new(channel);
         let asking = client.watch(wire::WatchLeaderRequest {});
-        let answers = tokio::time::timeout(ANSWER, asking).await.map_err(|_| NoLeader::Silent)?;
-        let mut answers = answers.map_err(NoLeader::Said)?.into_inner();
+        let answers =
+            tokio::time::timeout(RESPONSE_TIMEOUT, asking).await.map_err(|_| FollowError::TimedOut)?;
+        let mut answers = answers.map_err(FollowError::Status)?.into_inner();
         let mut epochs = self.0.epoch.subscribe();
         let mut followed = None;
         loop {
-            let answer = if let Some(said) = followed {
+            let answer = if let Some(value) = followed {
                 tokio::select! {
                     answer = answers.message() => answer,
-                    Ok(heard) = epochs.wait_for(|heard| heard.number > said) => {
-                        return Err(NoLeader::Before { said, heard: heard.number });
+                    Ok(current_epoch) = epochs.wait_for(|current_epoch| current_epoch.number > value) => {
+                        return Err(FollowError::OutdatedEpoch { received: value, highest: current_epoch.number });
                     }
                 }
             } else {
-                tokio::time::timeout(ANSWER, answers.message()).await.map_err(|_| NoLeader::Silent)?
+                tokio::time::timeout(RESPONSE_TIMEOUT, answers.message())
+                    .await
+                    .map_err(|_| FollowError::TimedOut)?
             };
-            let said = answer.map_err(NoLeader::Said)?.ok_or(NoLeader::Ended)?;
-            if said.epoch.saturating_sub(self.epoch()) > EPOCHS_AHEAD {
-                return Err(NoLeader::Odd(format!(
+            let response = answer.map_err(FollowError::Status)?.ok_or(FollowError::StreamEnded)?;
+            if response.epoch.saturating_sub(self.highest_epoch()) > MAX_EPOCH_LEAD {
+                return Err(FollowError::InvalidResponse(format!(
                     "epoch {} is no next one of {}",
-                    said.epoch,
-                    self.epoch()
+                    response.epoch,
+                    self.highest_epoch()
                 )));
             }
-            self.raise(said.epoch).map_err(NoLeader::NotKept)?;
+            self.raise_epoch(response.epoch).map_err(FollowError::EpochNotPersisted)?;
             let epoch = self.0.epoch.borrow().clone();
-            if said.epoch < epoch.number {
-                return Err(NoLeader::Before { said: said.epoch, heard: epoch.number });
+            if response.epoch < epoch.number {
+                return Err(FollowError::OutdatedEpoch { received: response.epoch, highest: epoch.number });
             }
-            followed = Some(said.epoch);
-            let node: NodeId =
-                said.leader_node_id.parse().map_err(|error| NoLeader::Odd(format!("{error}")))?;
-            let place = self.0.known().place(node, &said, candidate);
-            let address = place.ok_or_else(|| NoLeader::Odd(format!("{node} leads, and is nowhere")))?;
-            let leader = LeaderAt { node, address };
+            followed = Some(response.epoch);
+            let node: NodeId = response
+                .leader_node_id
+                .parse()
+                .map_err(|error| FollowError::InvalidResponse(format!("{error}")))?;
+            let place = self.0.addresses().leader_address(node, &response, candidate);
+            let address =
+                place.ok_or_else(|| FollowError::InvalidResponse(format!("{node} leads, and is nowhere")))?;
+            let leader = LeaderEndpoint { node, address };
             *found = true;
             if self.leader().as_ref() != Some(&leader) {
                 tracing::info!(leader = %leader.node, address = leader.address, "calls go to this curator");
-                // Nobody else may answer there, whatever leads us there.
-                let config = (self.0.configure)(Some(node))?;
-                let channel = dial_until(&leader.address, config, &epoch.over);
+                // Nobody but that node may answer there, whichever curator named it.
+                let config = (self.0.tls_config)(Some(node))?;
+                let channel = open_channel_until(&leader.address, config, &epoch.superseded);
                 self.0.leader.send_replace(Some((leader, channel)));
             }
         }
     }
 }
 
-impl Inner {
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+impl TrackerInner {
+    fn addresses(&self) -> MutexGuard<'_, CuratorAddresses> {
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Debug for Curators {
+impl fmt::Debug for LeaderTracker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Curators").field("leader", &self.leader()).finish_non_exhaustive()
+        f.debug_struct("LeaderTracker").field("leader", &self.leader()).finish_non_exhaustive()
     }
 }
 
-/// A channel for generated clients, to whoever leads when a call begins.
+/// A channel for generated clients, to the curator that leads when a call begins.
 #[derive(Clone, Debug)]
 pub struct LeaderChannel {
-    leader: watch::Receiver<Option<(LeaderAt, Channel)>>,
+    leader: watch::Receiver<Option<(LeaderEndpoint, Channel)>>,
 }
 
 impl Service<http::Request<Body>> for LeaderChannel {
@@ -334,21 +349,22 @@ impl Service<http::Request<Body>> for LeaderChannel {
                 let known = leader.wait_for(Option::is_some).await;
                 known.ok().and_then(|known| known.as_ref().map(|(_, channel)| channel.clone()))
             };
-            let channel = tokio::time::timeout(WAIT, known).await.ok().flatten().ok_or_else(|| {
-                Status::unavailable(format!(
-                    "no curator said within {} s who leads the cluster; most consensus members must run",
-                    WAIT.as_secs()
-                ))
-            });
+            let channel =
+                tokio::time::timeout(LEADER_WAIT_TIMEOUT, known).await.ok().flatten().ok_or_else(|| {
+                    Status::unavailable(format!(
+                        "no curator said within {} s who leads the cluster; most consensus members must run",
+                        LEADER_WAIT_TIMEOUT.as_secs()
+                    ))
+                });
             let mut channel = channel?;
             let ready = std::future::poll_fn(|context| channel.poll_ready(context)).await;
-            ready.map_err(|error| unreachable(&error))?;
-            channel.call(request).await.map_err(|error| unreachable(&error))
+            ready.map_err(|error| unavailable_status(&error))?;
+            channel.call(request).await.map_err(|error| unavailable_status(&error))
         })
     }
 }
 
-fn unreachable(error: &tonic::transport::Error) -> Status {
+fn unavailable_status(error: &tonic::transport::Error) -> Status {
     let mut causes = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(next) = cause {
@@ -363,30 +379,30 @@ mod tests {
     use super::*;
     use crate::curator::node_id::tests::node_id;
 
-    fn known(directory: &[&str], local: Option<u8>) -> Known {
-        Known {
+    fn curator_addresses(directory: &[&str], local: Option<u8>) -> CuratorAddresses {
+        CuratorAddresses {
             directory: directory.iter().map(|address| (*address).to_owned()).collect(),
             local: local.map(|number| (node_id(number), "127.0.0.1:7835".to_owned())),
         }
     }
 
     #[test]
-    fn our_own_curator_is_asked_first_and_the_others_in_turn() {
+    fn local_curator_is_tried_first_then_the_others_round_robin() {
         let directory = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"];
-        assert_eq!(known(&directory, None).candidates(None), directory);
+        assert_eq!(curator_addresses(&directory, None).candidates(None), directory);
         let turned = ["10.0.0.3:1", "10.0.0.1:1", "10.0.0.2:1"];
-        assert_eq!(known(&directory, None).candidates(Some("10.0.0.2:1")), turned);
-        assert_eq!(known(&directory, None).candidates(Some("10.0.0.3:1")), directory);
+        assert_eq!(curator_addresses(&directory, None).candidates(Some("10.0.0.2:1")), turned);
+        assert_eq!(curator_addresses(&directory, None).candidates(Some("10.0.0.3:1")), directory);
         let mut with_local = vec!["127.0.0.1:7835"];
         with_local.extend(turned);
-        assert_eq!(known(&directory, Some(1)).candidates(Some("10.0.0.2:1")), with_local);
-        assert_eq!(known(&[], None).candidates(None), Vec::<String>::new());
+        assert_eq!(curator_addresses(&directory, Some(1)).candidates(Some("10.0.0.2:1")), with_local);
+        assert_eq!(curator_addresses(&[], None).candidates(None), Vec::<String>::new());
     }
 
     #[test]
-    fn epoch_is_kept_before_it_counts_and_never_goes_back() {
+    fn epoch_is_persisted_before_use_and_never_decreases() {
         let kept = Arc::new(Mutex::new(Vec::new()));
-        let keep: KeepEpoch = {
+        let keep: PersistEpoch = {
             let kept = kept.clone();
             Arc::new(move |epoch| {
                 if epoch == 9 {
@@ -396,9 +412,9 @@ mod tests {
                 Ok(())
             })
         };
-        let configure: Configure = Arc::new(|_| Err(rustls::Error::General("nobody".to_owned())));
-        let curators = Curators::of_epoch(configure, 2, keep);
-        let before = curators.0.epoch.borrow().over.clone();
+        let configure: TlsConfigProvider = Arc::new(|_| Err(rustls::Error::General("nobody".to_owned())));
+        let curators = LeaderTracker::with_epoch(configure, 2, keep);
+        let before = curators.0.epoch.borrow().superseded.clone();
         for (epoch, expected, counts) in [
             (1, Ok(()), 2),
             (2, Ok(()), 2),
@@ -406,34 +422,38 @@ mod tests {
             (4, Ok(()), 4),
             (3, Ok(()), 4),
         ] {
-            assert_eq!(curators.raise(epoch), expected, "{epoch}");
-            assert_eq!(curators.epoch(), counts, "{epoch}");
+            assert_eq!(curators.raise_epoch(epoch), expected, "{epoch}");
+            assert_eq!(curators.highest_epoch(), counts, "{epoch}");
             assert_eq!(before.is_cancelled(), counts == 4, "what goes to leaders of before is cut off");
         }
         assert_eq!(*kept.lock().unwrap(), [4]);
-        assert!(!curators.0.epoch.borrow().over.is_cancelled());
+        assert!(!curators.0.epoch.borrow().superseded.is_cancelled());
     }
 
     #[test]
-    fn leader_is_where_it_says_or_where_it_was_reached_and_never_elsewhere() {
-        let said = |leader: u8, address: &str, port, this: u8| wire::WatchLeaderResponse {
+    fn leader_address_is_the_reported_or_the_dialled_one() {
+        let response = |leader: u8, address: &str, port, this: u8| wire::WatchLeaderResponse {
             leader_node_id: node_id(leader).to_string(),
             leader_address: address.to_owned(),
             leader_port: port,
             this_node_id: node_id(this).to_string(),
             epoch: 0,
         };
-        let place = |local, said: wire::WatchLeaderResponse| {
-            known(&[], local).place(said.leader_node_id.parse().unwrap(), &said, "10.0.0.9:1")
+        let place = |local, response: wire::WatchLeaderResponse| {
+            curator_addresses(&[], local).leader_address(
+                response.leader_node_id.parse().unwrap(),
+                &response,
+                "10.0.0.9:1",
+            )
         };
         let at = |address: &str| Some(address.to_owned());
-        assert_eq!(place(None, said(1, "10.0.0.1", 7835, 2)), at("10.0.0.1:7835"));
-        assert_eq!(place(None, said(1, "fd00::1", 7835, 2)), at("[fd00::1]:7835"));
-        assert_eq!(place(Some(1), said(1, "10.0.0.1", 7835, 2)), at("127.0.0.1:7835"), "our own");
-        assert_eq!(place(Some(2), said(1, "10.0.0.1", 7835, 2)), at("10.0.0.1:7835"));
-        assert_eq!(place(None, said(1, "", 7835, 1)), at("10.0.0.9:1"), "as it was reached");
-        assert_eq!(place(None, said(1, "", 7835, 2)), None, "another one does not know where it is");
-        assert_eq!(place(None, said(1, "10.0.0.1", 0, 2)), None);
-        assert_eq!(place(None, said(1, "a host", 1, 2)), None);
+        assert_eq!(place(None, response(1, "10.0.0.1", 7835, 2)), at("10.0.0.1:7835"));
+        assert_eq!(place(None, response(1, "fd00::1", 7835, 2)), at("[fd00::1]:7835"));
+        assert_eq!(place(Some(1), response(1, "10.0.0.1", 7835, 2)), at("127.0.0.1:7835"), "our own");
+        assert_eq!(place(Some(2), response(1, "10.0.0.1", 7835, 2)), at("10.0.0.1:7835"));
+        assert_eq!(place(None, response(1, "", 7835, 1)), at("10.0.0.9:1"), "as it was reached");
+        assert_eq!(place(None, response(1, "", 7835, 2)), None, "another one does not know where it is");
+        assert_eq!(place(None, response(1, "10.0.0.1", 0, 2)), None);
+        assert_eq!(place(None, response(1, "a host", 1, 2)), None);
     }
 }

@@ -1,62 +1,64 @@
-//! What the nodes of a cluster agree on: who belongs to it, and what each is to do.
+//! Cluster membership on etcd: nodes, roles, certificates, tickets and Kubernetes keys.
 //!
-//! A curator runs on every consensus member, beside its member of etcd; one of them leads and is the only one
-//! that writes. What it serves stands in `proto/shepherd/curator/v1`.
+//! A curator runs on every consensus member, beside its etcd member. One curator leads and is the only one that writes.
+//! The API that it serves is defined in `proto/shepherd/curator/v1`.
 //!
 //! # How the files fit
 //!
-//! Decisions, all of them functions of what is known and of the time, so that a table tests them and a
-//! simulated cluster runs them as the real one does:
+//! Decisions are functions of the records and the time. So tables test them, and a simulated cluster runs them as the
+//! real one does:
 //!
-//! * [`node_id`][]: who a node is. [`node`][]: what is kept of it, and how that stands in etcd.
-//! * [`life_cycle`][]: how a node comes, and how it goes. [`labels`][]: what people say of it.
-//! * [`role`](crate::model::role): the names of roles. [`roles`][]: what becomes of an order to give or take roles.
-//! * [`membership`][]: how the members of etcd and the records of nodes come to agree, one change at a time.
-//! * [`health`][]: what silence means. [`filter`][]: which nodes a list shows.
-//! * [`tickets`][]: which machines may ask to become nodes.
-//! * [`permissions`][]: who may make which call. [`peer`][]: how it is known who makes it. [`pki`][]: what
-//!   the authority signs.
-//! * [`declaration`](crate::model::declaration): operators' own roles; here is how they are [stored](declaration). [`template`](crate::model::template): what differs between the nodes that have one.
-//! * [`kubernetes`][]: what Kubernetes of the cluster is to be, and by which keys its parts know each other.
-//! * [`identity`][]: a key that is all that its holder is known by.
-//! * [`cluster`][] and [`credential`][]: records of what there is one of, and of certificates. [`snapshot`][]: all
-//!   records at one moment.
+//! * [`node_id`][]: the identity of a node. [`node`][]: its record, and how etcd stores it.
+//! * [`node_lifecycle`][]: how a node is registered, approved, decommissioned and deleted. [`node_labels`][]: changes
+//!   of its labels.
+//! * [`node_role`](crate::model::node_role): the names of roles. [`role_orders`][]: plans an order that adds or removes
+//!   roles.
+//! * [`membership`][]: reconciles etcd's members with node records, one change at a time.
+//! * [`node_health`][]: node health from heartbeats. [`node_filter`][]: filters for listing nodes.
+//! * [`tickets`][]: which machines may register as nodes.
+//! * [`permissions`][]: which kind of peer may make which call. [`peer_identity`][]: which peer makes it. [`pki`][]:
+//!   what the authority signs.
+//! * [`role_declaration`](crate::model::role_declaration): operators' own roles; how they are stored is in
+//!   [`role_declaration`][]. [`template`](crate::model::template): what differs between the nodes that have one.
+//! * [`kubernetes`][]: the Kubernetes settings of the cluster, and the keys of its components.
+//! * [`identity`][]: a key pair that identifies its holder.
+//! * [`cluster`][] and [`credential`][]: the singleton records, and those of certificates. [`cluster_snapshot`][]: all
+//!   records at one revision.
 //!
-//! All that is said to etcd, and where in it everything stands: [`etcd`](crate::etcd). And what is made of both:
-//! [`service`][], over [`tls`][] and by its [`clock`][], for a cluster that [`bootstrap`][] has founded, or
-//! [`restore`][] has brought back. Whoever calls goes through [`leader_channel`][], which [`dial`][]s.
+//! All access to etcd, and the layout of its keys, is in [`etcd`](crate::etcd). [`service`][] puts both together, over
+//! [`tls`][] and with its [`clock`][], for a cluster that [`bootstrap`][] has created or [`restore`][] has restored.
+//! Callers go through [`leader_channel`][], which opens [`curator_channel`][]s.
 //!
-//! # What would break otherwise
+//! # Membership before roles
 //!
-//! etcd's membership leads and roles follow: a node whose role were taken first would stop a member that
-//! still votes, and with it, perhaps, the cluster. So every decision about roles names the change of
-//! membership to be made *before* the record is written, and [`membership::sync`] completes what was left
-//! half-done; nothing ever takes it back.
+//! etcd's membership changes first and roles follow. If a node lost its role first, it would stop a member that still
+//! votes, and with it, perhaps, the cluster. So every decision about roles names the membership change to make *before*
+//! the record is written. [`membership::plan_sync`] completes what was left half-done; nothing ever reverts it.
 //!
-//! A refusal is a value with a sentence and the code that gRPC answers it with, never an event in a log.
+//! A rejection is a value with a message and a gRPC code, never only an event in a log.
 
 pub mod bootstrap;
 pub mod clock;
 pub mod cluster;
+pub mod cluster_snapshot;
 pub mod credential;
-pub mod declaration;
-pub mod dial;
-pub mod filter;
-pub mod health;
+pub mod curator_channel;
 pub mod identity;
 pub mod kubernetes;
-pub mod labels;
 pub mod leader_channel;
-pub mod life_cycle;
 pub mod membership;
 pub mod node;
+pub mod node_filter;
+pub mod node_health;
 pub mod node_id;
-pub mod peer;
+pub mod node_labels;
+pub mod node_lifecycle;
+pub mod peer_identity;
 pub mod permissions;
 pub mod pki;
 pub mod restore;
-pub mod roles;
+pub mod role_declaration;
+pub mod role_orders;
 pub mod service;
-pub mod snapshot;
 pub mod tickets;
 pub mod tls;

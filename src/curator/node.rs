@@ -1,10 +1,10 @@
-//! A node as the cluster keeps it.
+//! Node records: state, roles, status and labels, validated on read and write.
 //!
-//! One record per node, under its id, in the encoding of `proto/shepherd/curator/v1/storage.proto`. What is
-//! in it is checked both ways: a record that breaks a rule is neither written nor read, so that every
-//! decision may rely on the rules and none has to ask what to do about a node that cannot be.
+//! There is one record per node, under its id, in the encoding of `proto/shepherd/curator/v1/storage.proto`. A record
+//! that breaks a rule is neither written nor read. So every decision may rely on the rules, and none has to handle a
+//! node that breaks them.
 //!
-//! The rules: the id is that of the key, and of the key in etcd; a Kubernetes controller is a consensus
+//! The rules: the id is derived from the key, and is the one in the etcd key; a Kubernetes controller is a consensus
 //! member; a node that is not up has no roles.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,33 +16,33 @@ use crate::curator::kubernetes;
 use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::tickets::TicketId;
 use crate::etcd::key_space::{KeyError, NODES};
-use crate::etcd::record::{self, BrokenRecord, RecordError, moment};
+use crate::etcd::record::{self, InvalidRecord, RecordError, parse_timestamp};
 use crate::model::ids::MachineId;
 use crate::model::label::{self, Labels};
-use crate::model::role::{self, DeclaredRole, Role};
+use crate::model::node_role::{self, DeclaredRole, NodeRole};
 use crate::model::time::Timestamp;
 use crate::proto::curator::v1 as wire;
 
-/// Most services that a node reports on.
-const MOST_SERVICES: usize = 256;
-/// Longest text that a node says of itself, in bytes.
-const LONGEST_TEXT: usize = 1000;
+/// Most services in the status of a node.
+const MAX_SERVICES: usize = 256;
+/// Longest text in the status of a node, in bytes.
+const MAX_TEXT_BYTES: usize = 1000;
 
-/// Where a node stands in its life.
+/// The state of a node in its lifecycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum State {
-    /// Registered with a ticket; nobody has approved it.
+pub enum NodeState {
+    /// Registered with a ticket, and not approved yet.
     New,
-    /// Approved; it has not committed.
+    /// Approved, and not committed yet.
     Standby,
     /// Part of the cluster.
     Up,
-    /// Out of the cluster for ever.
+    /// Permanently out of the cluster.
     Decommissioned,
 }
 
-impl State {
-    /// As it stands in sentences.
+impl NodeState {
+    /// The state as messages have it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -53,7 +53,7 @@ impl State {
         }
     }
 
-    /// As it is sent.
+    /// The state as a number of the API.
     #[must_use]
     pub const fn to_wire(self) -> wire::NodeState {
         match self {
@@ -75,42 +75,42 @@ impl State {
     }
 }
 
-/// What a node needs to run its member of etcd.
+/// What a node needs to run its etcd member.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ConsensusMember {
-    /// etcd's number for this membership; another one makes what is in the data directory worthless.
-    pub member: u64,
-    /// Peer URLs of the other members when this was written, for the first start.
+    /// etcd's number for this membership; with another number, the data directory is worthless.
+    pub member_id: u64,
+    /// Peer URLs of the other members when this was written, for the first start of etcd.
     pub peers: BTreeMap<NodeId, String>,
 }
 
 /// The roles of a node, with what it needs for them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Roles {
-    /// Runs etcd and a curator.
+pub struct NodeRoles {
+    /// The node runs etcd and a curator.
     pub consensus_member: Option<ConsensusMember>,
-    /// Runs the Kubernetes control plane.
+    /// The node runs the Kubernetes control plane.
     pub kubernetes_controller: bool,
-    /// Runs Kubernetes workloads.
+    /// The node runs Kubernetes workloads.
     pub kubernetes_worker: bool,
-    /// Operators' own.
+    /// Roles that operators declared.
     pub declared: BTreeSet<DeclaredRole>,
 }
 
-impl Roles {
-    /// Their names, in the order in which nodes are described.
+impl NodeRoles {
+    /// The names of the roles, in the order in which nodes are described.
     #[must_use]
-    pub fn names(&self) -> BTreeSet<Role> {
+    pub fn names(&self) -> BTreeSet<NodeRole> {
         let built_in = [
-            (self.consensus_member.is_some(), Role::ConsensusMember),
-            (self.kubernetes_controller, Role::KubernetesController),
-            (self.kubernetes_worker, Role::KubernetesWorker),
+            (self.consensus_member.is_some(), NodeRole::ConsensusMember),
+            (self.kubernetes_controller, NodeRole::KubernetesController),
+            (self.kubernetes_worker, NodeRole::KubernetesWorker),
         ];
         let built_in = built_in.into_iter().filter_map(|(has, role)| has.then_some(role));
-        built_in.chain(self.declared.iter().cloned().map(Role::Declared)).collect()
+        built_in.chain(self.declared.iter().cloned().map(NodeRole::Declared)).collect()
     }
 
-    /// Whether there is none.
+    /// Whether the node has no role.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -119,7 +119,7 @@ impl Roles {
     fn to_wire(&self) -> wire::NodeRoles {
         wire::NodeRoles {
             consensus_member: self.consensus_member.as_ref().map(|role| wire::ConsensusMember {
-                member_id: role.member,
+                member_id: role.member_id,
                 peers: role
                     .peers
                     .iter()
@@ -139,11 +139,15 @@ impl Roles {
         let consensus_member = match roles.consensus_member {
             None => None,
             Some(role) => {
-                let peers = role.peers.into_iter().map(|peer| Ok((node_id(&peer.node_id)?, peer.peer_url)));
-                Some(ConsensusMember { member: role.member_id, peers: peers.collect::<Result<_, String>>()? })
+                let peers =
+                    role.peers.into_iter().map(|peer| Ok((parse_node_id(&peer.node_id)?, peer.peer_url)));
+                Some(ConsensusMember {
+                    member_id: role.member_id,
+                    peers: peers.collect::<Result<_, String>>()?,
+                })
             }
         };
-        let declared = roles.declared.iter().map(|name| name.parse().map_err(sentence));
+        let declared = roles.declared.iter().map(|name| name.parse().map_err(error_text));
         Ok(Self {
             consensus_member,
             kubernetes_controller: roles.kubernetes_controller,
@@ -153,32 +157,32 @@ impl Roles {
     }
 }
 
-/// What a node said of itself.
+/// The status that a node reported.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Status {
-    /// Where others reach it.
+pub struct NodeStatus {
+    /// The address at which others reach it.
     pub address: IpAddr,
-    /// Port of its curator, if one runs.
+    /// The port of its curator; `None` if none runs.
     pub curator_port: Option<u16>,
     /// Version of its role server.
     pub version: String,
     /// Boot id of the running kernel.
     pub boot_id: String,
-    /// How its services do; checked to be well-formed.
+    /// The status of its services; checked to be well-formed.
     pub services: Vec<wire::ServiceStatus>,
-    /// What it runs of Kubernetes; checked to be well-formed.
+    /// The status of its Kubernetes components; checked to be well-formed.
     pub kubernetes: Option<wire::KubernetesStatus>,
-    /// When the curator took it.
+    /// When the curator received it.
     pub reported_at: Timestamp,
 }
 
-impl Status {
-    /// Takes what a node says of itself at `now`; the error names the field.
+impl NodeStatus {
+    /// Validates a status that a node reports at `now`; the error names the field.
     pub fn from_report(report: &wire::NodeStatus, now: Timestamp) -> Result<Self, String> {
         let address: IpAddr = report.external_address.parse().map_err(|_| {
             format!(
                 "external_address is {:?}, and an IP address is wanted",
-                shortened(&report.external_address)
+                truncate(&report.external_address)
             )
         })?;
         if address.is_unspecified() || address.is_multicast() {
@@ -190,16 +194,16 @@ impl Status {
             Err(_) => return Err(format!("curator_port is {}; the highest is 65535", report.curator_port)),
         };
         for (field, text) in [("version", &report.version), ("boot_id", &report.boot_id)] {
-            if text.len() > LONGEST_TEXT {
-                return Err(format!("{field} has {} bytes; {LONGEST_TEXT} are enough", text.len()));
+            if text.len() > MAX_TEXT_BYTES {
+                return Err(format!("{field} has {} bytes; {MAX_TEXT_BYTES} are enough", text.len()));
             }
         }
-        if report.services.len() > MOST_SERVICES {
+        if report.services.len() > MAX_SERVICES {
             let count = report.services.len();
-            return Err(format!("services has {count} entries; {MOST_SERVICES} are enough"));
+            return Err(format!("services has {count} entries; {MAX_SERVICES} are enough"));
         }
-        report.services.iter().try_for_each(check_service)?;
-        report.kubernetes.as_ref().map_or(Ok(()), kubernetes::status::check)?;
+        report.services.iter().try_for_each(validate_service)?;
+        report.kubernetes.as_ref().map_or(Ok(()), kubernetes::status_validation::validate_status)?;
         Ok(Self {
             address,
             curator_port,
@@ -224,42 +228,42 @@ impl Status {
     }
 }
 
-/// A node as the cluster keeps it.
+/// The record of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Its id; that of its key.
+    /// The node's id, derived from its key.
     pub id: NodeId,
-    /// Its key.
+    /// The Ed25519 public key that the node proves.
     pub key: PublicKey,
-    /// The machine it runs on, if anybody said.
+    /// The machine it runs on; `None` if the node named none.
     pub machine: Option<MachineId>,
-    /// Where it stands in its life.
-    pub state: State,
-    /// Since when.
+    /// The state in its lifecycle.
+    pub state: NodeState,
+    /// When it entered that state.
     pub state_since: Timestamp,
-    /// What it is to do.
-    pub roles: Roles,
-    /// What it said of itself, once it did.
-    pub status: Option<Status>,
-    /// What people say of it.
+    /// The roles that the node runs.
+    pub roles: NodeRoles,
+    /// The status it reported last; `None` before the first report.
+    pub status: Option<NodeStatus>,
+    /// Labels, from registration or set by owners.
     pub labels: Labels,
-    /// When it registered.
+    /// When it registered first.
     pub registered_at: Timestamp,
-    /// The ticket it registered with; none for the node that bootstrapped the cluster.
+    /// The ticket it registered with; `None` for the node that bootstrapped the cluster.
     pub ticket: Option<TicketId>,
 }
 
 impl Node {
-    /// A node that has just come, and has nothing yet.
+    /// A new node without machine, roles, status or labels.
     #[must_use]
-    pub fn new(key: PublicKey, state: State, now: Timestamp) -> Self {
+    pub fn new(key: PublicKey, state: NodeState, now: Timestamp) -> Self {
         Self {
-            id: NodeId::of(&key),
+            id: NodeId::from_key(&key),
             key,
             machine: None,
             state,
             state_since: now,
-            roles: Roles::default(),
+            roles: NodeRoles::default(),
             status: None,
             labels: Labels::new(),
             registered_at: now,
@@ -267,12 +271,12 @@ impl Node {
         }
     }
 
-    /// Its key in etcd.
+    /// The etcd key of the record.
     pub fn etcd_key(id: &NodeId) -> Result<String, KeyError> {
         NODES.key(id)
     }
 
-    /// As watchers see it.
+    /// The node as the API shows it.
     #[must_use]
     pub fn to_wire(&self) -> wire::Node {
         wire::Node {
@@ -281,18 +285,18 @@ impl Node {
             machine_id: self.machine.map(|machine| machine.to_string()).unwrap_or_default(),
             state: self.state.to_wire().into(),
             roles: Some(self.roles.to_wire()),
-            status: self.status.as_ref().map(Status::to_wire),
+            status: self.status.as_ref().map(NodeStatus::to_wire),
             labels: self.labels.clone(),
             registered_at_ms: self.registered_at.timestamp_millis(),
             state_since_ms: self.state_since.timestamp_millis(),
         }
     }
 
-    /// As it is stored.
+    /// Encodes the record for etcd.
     ///
-    /// Times are kept to the millisecond.
-    pub fn encode(&self) -> Result<Vec<u8>, BrokenRecord> {
-        self.check().map_err(|fault| BrokenRecord { whose: self.id.to_string(), fault })?;
+    /// Times are stored in milliseconds.
+    pub fn encode(&self) -> Result<Vec<u8>, InvalidRecord> {
+        self.validate().map_err(|fault| InvalidRecord { subject: self.id.to_string(), fault })?;
         let record = wire::NodeRecord {
             format: record::FORMAT,
             node: Some(self.to_wire()),
@@ -301,14 +305,14 @@ impl Node {
         Ok(record.encode_to_vec())
     }
 
-    /// Reads what is stored under `key`.
+    /// Decodes the record that is stored under `key`.
     pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
         let fault = |fault: String| RecordError::new(key, fault);
-        let id = NODES.id(key).map_err(|error| fault(error.to_string()))?;
+        let id = NODES.id_of(key).map_err(|error| fault(error.to_string()))?;
         let record = record::decode(key, bytes, |record: &wire::NodeRecord| record.format)?;
         let ticket = match record.ticket_id.as_str() {
             "" => None,
-            text => Some(text.parse().map_err(|error| fault(sentence(error)))?),
+            text => Some(text.parse().map_err(|error| fault(error_text(error)))?),
         };
         let node = record.node.ok_or_else(|| fault("it has no node".to_owned()))?;
         let node = Self::from_wire(node, ticket).map_err(fault)?;
@@ -318,83 +322,91 @@ impl Node {
         Ok(node)
     }
 
-    /// Takes a node as the curator sent it; the error is a part of a sentence.
+    /// Reads a node from an API message; the error is part of a sentence.
     pub fn from_wire(node: wire::Node, ticket: Option<TicketId>) -> Result<Self, String> {
         let status = match node.status {
             None => None,
-            Some(status) => {
-                Some(Status::from_report(&status, moment("reported_at", status.reported_at_ms)?)?)
-            }
+            Some(status) => Some(NodeStatus::from_report(
+                &status,
+                parse_timestamp("reported_at", status.reported_at_ms)?,
+            )?),
         };
         for (key, value) in &node.labels {
-            label::check_key(key).and_then(|()| label::check_value(value))?;
+            label::check_label_key(key).and_then(|()| label::check_label_value(value))?;
         }
         let machine = match node.machine_id.as_str() {
             "" => None,
             text => Some(
-                text.parse()
-                    .map_err(|_| format!("its machine is {:?}, which is no UUID", shortened(text)))?,
+                text.parse().map_err(|_| format!("its machine is {:?}, which is no UUID", truncate(text)))?,
             ),
         };
         let node = Self {
-            id: node_id(&node.node_id)?,
+            id: parse_node_id(&node.node_id)?,
             key: PublicKey::from_slice(&node.public_key)?,
             machine,
-            state: State::from_wire(node.state)?,
-            state_since: moment("state_since", node.state_since_ms)?,
-            roles: Roles::from_wire(node.roles.unwrap_or_default())?,
+            state: NodeState::from_wire(node.state)?,
+            state_since: parse_timestamp("state_since", node.state_since_ms)?,
+            roles: NodeRoles::from_wire(node.roles.unwrap_or_default())?,
             status,
             labels: node.labels,
-            registered_at: moment("registered_at", node.registered_at_ms)?,
+            registered_at: parse_timestamp("registered_at", node.registered_at_ms)?,
             ticket,
         };
-        node.check()?;
+        node.validate()?;
         Ok(node)
     }
 
-    /// The rules that every record keeps.
-    fn check(&self) -> Result<(), String> {
-        if NodeId::of(&self.key) != self.id {
-            return Err(format!("its id is {}, and that of its key {}", self.id, NodeId::of(&self.key)));
+    /// Checks the rules of the module docs.
+    fn validate(&self) -> Result<(), String> {
+        if NodeId::from_key(&self.key) != self.id {
+            return Err(format!(
+                "its id is {}, and that of its key {}",
+                self.id,
+                NodeId::from_key(&self.key)
+            ));
         }
         if self.roles.kubernetes_controller && self.roles.consensus_member.is_none() {
-            return Err(format!("it is a {} and no {}", Role::KubernetesController, Role::ConsensusMember));
+            return Err(format!(
+                "it is a {} and no {}",
+                NodeRole::KubernetesController,
+                NodeRole::ConsensusMember
+            ));
         }
-        if self.state != State::Up && !self.roles.is_empty() {
+        if self.state != NodeState::Up && !self.roles.is_empty() {
             return Err(format!(
                 "it is {} and has roles: {}",
                 self.state.as_str(),
-                role::told(self.roles.names())
+                node_role::join_names(self.roles.names())
             ));
         }
         Ok(())
     }
 }
 
-fn check_service(service: &wire::ServiceStatus) -> Result<(), String> {
-    let name = |text: &str| format!("services has {:?}", shortened(text));
+fn validate_service(service: &wire::ServiceStatus) -> Result<(), String> {
+    let name = |text: &str| format!("services has {:?}", truncate(text));
     service.role.parse::<DeclaredRole>().map_err(|error| format!("services: {error}"))?;
-    if !role::is_name(&service.service) {
+    if !node_role::is_role_name(&service.service) {
         return Err(format!("{}, which names no service", name(&service.service)));
     }
     if service.kind() == wire::service_status::Kind::Unspecified {
         return Err(format!("{} in state {}, which is none", name(&service.service), service.kind));
     }
-    if service.message.len() > LONGEST_TEXT {
-        return Err(format!("{} with a message of more than {LONGEST_TEXT} bytes", name(&service.service)));
+    if service.message.len() > MAX_TEXT_BYTES {
+        return Err(format!("{} with a message of more than {MAX_TEXT_BYTES} bytes", name(&service.service)));
     }
     Ok(())
 }
 
-fn node_id(text: &str) -> Result<NodeId, String> {
-    text.parse().map_err(sentence)
+fn parse_node_id(text: &str) -> Result<NodeId, String> {
+    text.parse().map_err(error_text)
 }
 
-fn sentence(error: impl std::error::Error) -> String {
+fn error_text(error: impl std::error::Error) -> String {
     error.to_string()
 }
 
-fn shortened(text: &str) -> String {
+fn truncate(text: &str) -> String {
     text.chars().take(100).collect()
 }
 
@@ -407,19 +419,20 @@ pub(crate) mod tests {
         Timestamp::from_timestamp(1_800_000_000 + second, 0).unwrap()
     }
 
-    /// A node that is up and has said its address.
+    /// A node that is up and has reported its address.
     pub(crate) fn up(number: u8) -> Node {
         let status = wire::NodeStatus { external_address: format!("10.0.0.{number}"), ..Default::default() };
         Node {
-            status: Some(Status::from_report(&status, at(0)).unwrap()),
-            ..Node::new(key(number), State::Up, at(0))
+            status: Some(NodeStatus::from_report(&status, at(0)).unwrap()),
+            ..Node::new(key(number), NodeState::Up, at(0))
         }
     }
 
-    /// A node that is up and a member of etcd.
+    /// A node that is up and a consensus member.
     pub(crate) fn member(number: u8) -> Node {
         let mut node = up(number);
-        node.roles.consensus_member = Some(ConsensusMember { member: number.into(), peers: BTreeMap::new() });
+        node.roles.consensus_member =
+            Some(ConsensusMember { member_id: number.into(), peers: BTreeMap::new() });
         node
     }
 
@@ -439,24 +452,24 @@ pub(crate) mod tests {
                 declaration_revision: 3,
             }],
             reported_at_ms: 1,
-            kubernetes: Some(kubernetes::status::tests::said()),
+            kubernetes: Some(kubernetes::status_validation::tests::sample_status()),
         };
         Node {
             machine: Some("11111111-1111-4111-8111-111111111111".parse().unwrap()),
-            roles: Roles {
+            roles: NodeRoles {
                 consensus_member: Some(ConsensusMember {
-                    member: u64::MAX,
+                    member_id: u64::MAX,
                     peers: BTreeMap::from([(node_id(9), "https://10.0.0.9:7834".to_owned())]),
                 }),
                 kubernetes_controller: true,
                 kubernetes_worker: true,
                 declared: BTreeSet::from(["web".parse().unwrap(), "database".parse().unwrap()]),
             },
-            status: Some(Status::from_report(&report, at(3)).unwrap()),
+            status: Some(NodeStatus::from_report(&report, at(3)).unwrap()),
             labels: Labels::from([("row".to_owned(), "7".to_owned())]),
             ticket: Some("00112233445566ff".parse().unwrap()),
             state_since: at(2),
-            ..Node::new(key(7), State::Up, at(1))
+            ..Node::new(key(7), NodeState::Up, at(1))
         }
     }
 
@@ -465,14 +478,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn record_reads_back_as_it_was_written_with_every_field() {
-        for node in [full(), up(3), Node::new(key(4), State::New, at(0))] {
+    fn record_round_trips_with_every_field() {
+        for node in [full(), up(3), Node::new(key(4), NodeState::New, at(0))] {
             let key = Node::etcd_key(&node.id).unwrap();
             assert_eq!(Node::decode(&key, &node.encode().unwrap()).unwrap(), node);
         }
         let record = stored(&full());
         let node = record.node.unwrap();
-        // Were a field forgotten on the way, it would be empty here.
+        // A field that was lost on the way would be empty here.
         assert!(!node.machine_id.is_empty() && !node.labels.is_empty() && !record.ticket_id.is_empty());
         let status = node.status.unwrap();
         assert_eq!((status.services.len(), status.kubernetes.is_some()), (1, true));
@@ -480,12 +493,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn same_node_is_written_with_the_same_bytes() {
+    fn encoding_is_deterministic() {
         assert_eq!(full().encode().unwrap(), full().encode().unwrap());
     }
 
     #[test]
-    fn record_that_cannot_be_read_is_told_by_its_key_and_its_fault() {
+    fn unreadable_record_error_names_key_and_fault() {
         type Change = fn(&mut wire::NodeRecord);
         fn node(record: &mut wire::NodeRecord) -> &mut wire::Node {
             record.node.as_mut().unwrap()
@@ -514,13 +527,13 @@ pub(crate) mod tests {
             (|record| node(record).status.as_mut().unwrap().external_address.clear(), "external_address"),
         ];
         let key = Node::etcd_key(&full().id).unwrap();
-        for (change, said) in cases {
+        for (change, text) in cases {
             let mut record = stored(&full());
             change(&mut record);
             let error = Node::decode(&key, &record.encode_to_vec()).unwrap_err();
             assert_eq!(error.key, key);
             let sentence = error.to_string();
-            assert!(sentence.contains(said) && sentence.contains(&key), "{said}: {sentence}");
+            assert!(sentence.contains(text) && sentence.contains(&key), "{text}: {sentence}");
         }
     }
 
@@ -533,11 +546,11 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn record_that_breaks_a_rule_is_not_written() {
+    fn record_that_breaks_an_invariant_is_not_written() {
         let mut controller = up(3);
         controller.roles.kubernetes_controller = true;
         let mut gone = up(3);
-        (gone.state, gone.roles.kubernetes_worker) = (State::Decommissioned, true);
+        (gone.state, gone.roles.kubernetes_worker) = (NodeState::Decommissioned, true);
         let mut other = up(3);
         other.id = node_id(4);
         for node in [controller, gone, other] {
@@ -547,9 +560,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn report_of_a_node_names_the_field_that_is_wrong() {
+    fn invalid_status_report_error_names_its_field() {
         let good = || full().status.unwrap().to_wire();
-        assert!(Status::from_report(&good(), at(9)).is_ok());
+        assert!(NodeStatus::from_report(&good(), at(9)).is_ok());
         let service = || good().services[0].clone();
         let with = |service: wire::ServiceStatus| wire::NodeStatus { services: vec![service], ..good() };
         for (field, report) in [
@@ -573,7 +586,7 @@ pub(crate) mod tests {
                 },
             ),
         ] {
-            let error = Status::from_report(&report, at(9)).unwrap_err();
+            let error = NodeStatus::from_report(&report, at(9)).unwrap_err();
             assert!(error.starts_with(field), "{field}: {error}");
         }
     }
@@ -581,6 +594,6 @@ pub(crate) mod tests {
     #[test]
     fn report_is_dated_by_the_curator_and_not_by_the_node() {
         let report = wire::NodeStatus { reported_at_ms: 1, ..full().status.unwrap().to_wire() };
-        assert_eq!(Status::from_report(&report, at(9)).unwrap().reported_at, at(9));
+        assert_eq!(NodeStatus::from_report(&report, at(9)).unwrap().reported_at, at(9));
     }
 }

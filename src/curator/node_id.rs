@@ -1,29 +1,27 @@
-//! Who a node is: its key, and the name that follows from it.
+//! Node ids, derived from the node's public key.
 //!
-//! A node makes an Ed25519 key for itself, and its id is `node-` with the first 16 bytes of the public half.
-//! So nobody hands out ids, two nodes have different ones without asking anybody, and a node that lost its
-//! state directory is another node, as it should be: whatever it had promised as a member of etcd it has
-//! forgotten.
+//! A node generates an Ed25519 key for itself, and its id is `node-` with the first 16 bytes of the public half. So ids
+//! are unique, although nobody assigns them. A node that lost its state directory is another node, as it should be,
+//! because it has forgotten whatever it had promised as an etcd member.
 //!
-//! Half of the key is in the id, and the record has all of it. Whoever compares a peer with a record compares
-//! whole keys.
+//! The id has half of the key, and the record has all of it. A check of a peer against a record compares whole keys.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What every node id begins with.
+/// The prefix of every node id.
 const PREFIX: &str = "node-";
-/// How much of the key is in the id, in bytes.
-const BYTES: usize = 16;
+/// How many bytes of the key are in the id.
+const ID_BYTES: usize = 16;
 
 /// The public half of an Ed25519 key, 32 bytes.
 ///
-/// Whether it is a point of the curve is found out by the first signature that is verified with it.
+/// It is not checked to be a point of the curve; verifying a signature with it does that.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PublicKey(pub [u8; 32]);
 
 impl PublicKey {
-    /// Takes 32 bytes; the error is a sentence.
+    /// Takes exactly 32 bytes; the error is a sentence.
     pub fn from_slice(bytes: &[u8]) -> Result<Self, String> {
         let key = bytes.try_into().map_err(|_| {
             format!("a public key has {} bytes, and those of Ed25519 have 32: give the raw key", bytes.len())
@@ -46,16 +44,16 @@ impl fmt::Debug for PublicKey {
 
 /// A node's id: `node-` and 32 lower-case hexadecimal digits.
 ///
-/// 37 characters, so that it is one label of a host name, and the name in the node's certificate.
+/// It has 37 characters, so it fits in one label of a host name. It is also the name in the node's certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NodeId([u8; BYTES]);
+pub struct NodeId([u8; ID_BYTES]);
 
 impl NodeId {
     /// The id of the node with this key.
     #[must_use]
-    pub fn of(key: &PublicKey) -> Self {
-        let mut id = [0; BYTES];
-        id.copy_from_slice(&key.0[..BYTES]);
+    pub fn from_key(key: &PublicKey) -> Self {
+        let mut id = [0; ID_BYTES];
+        id.copy_from_slice(&key.0[..ID_BYTES]);
         Self(id)
     }
 }
@@ -75,20 +73,20 @@ impl fmt::Debug for NodeId {
 /// A text that is no node id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no node id: it is `node-` followed by 32 lower-case hexadecimal digits")]
-pub struct NoNodeId(String);
+pub struct InvalidNodeId(String);
 
 impl FromStr for NodeId {
-    type Err = NoNodeId;
+    type Err = InvalidNodeId;
 
-    fn from_str(text: &str) -> Result<Self, NoNodeId> {
-        // What is refused is repeated in an answer, so not all of a megabyte.
-        let refused = || NoNodeId(text.chars().take(100).collect());
+    fn from_str(text: &str) -> Result<Self, InvalidNodeId> {
+        // The error repeats the text, so limit its length.
+        let refused = || InvalidNodeId(text.chars().take(100).collect());
         let digits = text.strip_prefix(PREFIX).ok_or_else(refused)?;
-        // One spelling alone: keys in etcd and names in certificates are compared byte by byte.
+        // One spelling only: keys in etcd and names in certificates are compared byte by byte.
         if digits.bytes().any(|digit| digit.is_ascii_uppercase()) {
             return Err(refused());
         }
-        let mut id = [0; BYTES];
+        let mut id = [0; ID_BYTES];
         hex::decode_to_slice(digits, &mut id).map_err(|_| refused())?;
         Ok(Self(id))
     }
@@ -98,33 +96,33 @@ impl FromStr for NodeId {
 pub(crate) mod tests {
     use super::*;
 
-    /// A key that is told from others by one number.
+    /// A key that is determined by one number.
     pub(crate) fn key(number: u8) -> PublicKey {
         let mut key = [number; 32];
         key[31] = 0xff;
         PublicKey(key)
     }
 
-    /// The id of the node with that key.
+    /// The id of the node with the key of that number.
     pub(crate) fn node_id(number: u8) -> NodeId {
-        NodeId::of(&key(number))
+        NodeId::from_key(&key(number))
     }
 
     #[test]
     fn id_is_the_first_half_of_the_key() {
         let mut bytes = [0xab; 32];
         bytes[0] = 0x01;
-        let id = NodeId::of(&PublicKey(bytes));
+        let id = NodeId::from_key(&PublicKey(bytes));
         assert_eq!(id.to_string(), "node-01ababababababababababababababab");
         assert_eq!(id.to_string().len(), 37);
         bytes[16] = 0;
-        assert_eq!(NodeId::of(&PublicKey(bytes)), id, "the other half is not in it");
+        assert_eq!(NodeId::from_key(&PublicKey(bytes)), id, "the other half is not in it");
         bytes[15] = 0;
-        assert_ne!(NodeId::of(&PublicKey(bytes)), id);
+        assert_ne!(NodeId::from_key(&PublicKey(bytes)), id);
     }
 
     #[test]
-    fn id_reads_back_as_it_is_written_and_in_no_other_spelling() {
+    fn id_has_exactly_one_spelling() {
         let id = node_id(0xcd);
         assert_eq!(id.to_string().parse::<NodeId>().unwrap(), id);
         let digits = "cd".repeat(16);

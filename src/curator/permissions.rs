@@ -1,212 +1,224 @@
-//! Who may make which call.
+//! Authorization: which kind of peer may make which gRPC call.
 //!
-//! One table with a row for each call there is; what has no row is refused, and a test fails for it. Handlers
-//! do not ask who calls: the door does, before anything of a request is looked at, and what it needs to know
-//! of a request is only which node it is about.
+//! There is one table, with a row for each call. A call without a row is rejected, and a test fails for it. Handlers do
+//! not check the kind of peer: the auth router does, before anything of a request is read. The only fact of a request
+//! that authorization needs is the node that it concerns.
 //!
-//! Four kinds of peers come to the door. A *node* has a certificate of the cluster, and acts on itself alone:
-//! of others it reads what every node may know. An *owner* has a certificate of the cluster, too, and orders.
-//! Who *registers* proves a key by a certificate it made itself, which says nothing but that. And there is
-//! whoever proves nothing.
+//! There are four kinds of peers. A *node* has a certificate of the cluster and acts on itself alone; of other nodes it
+//! reads what every node may know. An *owner* has a certificate of the cluster, too, and gives orders. A *registrant*
+//! proves a key by a certificate that it made itself, and nothing else. And there are peers that prove nothing.
 //!
-//! A curator that does not lead serves what asks who does, and nothing else: whatever else it answered could
-//! be stale.
+//! A curator that does not lead serves only the calls that find the leader: any other response could be stale.
 
 use crate::curator::node_id::NodeId;
-use crate::curator::peer::Peer;
+use crate::curator::peer_identity::Peer;
 
-/// What every method's full name begins with.
+/// The protobuf package of all services, which every path begins with.
 const PACKAGE: &str = "shepherd.curator.v1";
 
-/// Who may make a call: one kind of peer is never another.
+/// The kinds of peers that may make a call. No peer is of two kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Allowed {
-    /// Nodes, and about whom.
-    pub nodes: NodesMay,
-    /// Owners.
+pub struct AllowedCallers {
+    /// What nodes may do with the call.
+    pub nodes: NodeAccess,
+    /// Whether owners may make it.
     pub owners: bool,
-    /// Who proves a key of its own.
+    /// Whether peers with nothing but a key of their own may make it.
     pub registering: bool,
-    /// Anybody at all, whatever is proved.
+    /// Whether peers that prove nothing may make it, too.
     pub anybody: bool,
 }
 
-/// What a node may say a call is about.
+/// What a call of a node may concern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NodesMay {
-    /// Nodes do not make this call.
-    Never,
-    /// It is about the node that calls.
-    AboutItself,
-    /// It reads what every node may know.
+pub enum NodeAccess {
+    /// Nodes may not make this call.
+    Denied,
+    /// Only the node that calls.
+    OwnNode,
+    /// Data that every node may read.
     ReadAll,
 }
 
-/// Which curators answer a call.
+/// Which curators serve a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServedBy {
-    /// The one that leads.
+    /// Only the curator that leads.
     Leader,
-    /// All of them.
-    Everyone,
+    /// Leader and followers alike.
+    AnyCurator,
 }
 
-/// One call.
+/// The permission row of one gRPC method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
-    /// Its service and its name: `Nodes/Watch`.
+pub struct MethodPermission {
+    /// Service and method: `Nodes/Watch`.
     pub method: &'static str,
-    /// Who may make it.
-    pub allowed: Allowed,
-    /// Who answers it.
+    /// The kinds of peers that may call it.
+    pub allowed: AllowedCallers,
+    /// The curators that serve it.
     pub served_by: ServedBy,
 }
 
-const NOBODY: Allowed = Allowed { nodes: NodesMay::Never, owners: false, registering: false, anybody: false };
-const OWNERS: Allowed = Allowed { owners: true, ..NOBODY };
-const ITSELF: Allowed = Allowed { nodes: NodesMay::AboutItself, ..NOBODY };
-const READERS: Allowed = Allowed { nodes: NodesMay::ReadAll, ..OWNERS };
-const REGISTERING: Allowed = Allowed { registering: true, ..NOBODY };
-const ANYBODY: Allowed = Allowed { nodes: NodesMay::ReadAll, owners: true, registering: true, anybody: true };
+const NOBODY: AllowedCallers =
+    AllowedCallers { nodes: NodeAccess::Denied, owners: false, registering: false, anybody: false };
+const OWNERS: AllowedCallers = AllowedCallers { owners: true, ..NOBODY };
+const OWN_NODE: AllowedCallers = AllowedCallers { nodes: NodeAccess::OwnNode, ..NOBODY };
+const READERS: AllowedCallers = AllowedCallers { nodes: NodeAccess::ReadAll, ..OWNERS };
+const REGISTERING: AllowedCallers = AllowedCallers { registering: true, ..NOBODY };
+const ANYBODY: AllowedCallers =
+    AllowedCallers { nodes: NodeAccess::ReadAll, owners: true, registering: true, anybody: true };
 
-const fn leader(method: &'static str, allowed: Allowed) -> Row {
-    Row { method, allowed, served_by: ServedBy::Leader }
+const fn leader_call(method: &'static str, allowed: AllowedCallers) -> MethodPermission {
+    MethodPermission { method, allowed, served_by: ServedBy::Leader }
 }
 
-const fn everyone(method: &'static str, allowed: Allowed) -> Row {
-    Row { method, allowed, served_by: ServedBy::Everyone }
+const fn any_curator_call(method: &'static str, allowed: AllowedCallers) -> MethodPermission {
+    MethodPermission { method, allowed, served_by: ServedBy::AnyCurator }
 }
 
-/// Every call there is.
-pub const TABLE: &[Row] = &[
-    everyone("Leader/Watch", ANYBODY),
-    everyone("Leader/GetCaCertificate", ANYBODY),
-    leader("Registration/Register", REGISTERING),
-    leader("Registration/Commit", REGISTERING),
-    // With the node's own key rather than its certificate: that may have expired while it was off.
-    leader("Registration/Join", REGISTERING),
-    leader("Nodes/Watch", READERS),
-    leader("Nodes/WatchAll", READERS),
-    leader("Nodes/UpdateStatus", ITSELF),
-    leader("Nodes/Heartbeat", ITSELF),
-    leader("Nodes/RenewCertificate", ITSELF),
-    leader("Nodes/IssuePeerCertificate", ITSELF),
-    leader("Declarations/Put", OWNERS),
-    leader("Declarations/List", READERS),
-    leader("Declarations/Delete", OWNERS),
-    leader("Declarations/WatchOwn", ITSELF),
-    leader("Kubernetes/Put", OWNERS),
-    leader("Kubernetes/Get", READERS),
-    leader("Kubernetes/Delete", OWNERS),
-    leader("Kubernetes/AssignBundle", OWNERS),
-    // No node is named in these: each is about the one that its certificate names.
-    leader("Kubernetes/WatchOwn", ITSELF),
-    leader("Kubernetes/IssueCertificate", ITSELF),
-    leader("Kubernetes/GetSigningKey", ITSELF),
-    leader("Kubernetes/IssueUser", OWNERS),
-    leader("Kubernetes/Rotate", OWNERS),
-    leader("Management/GetCluster", READERS),
-    leader("Management/ListNodes", READERS),
-    leader("Management/Approve", OWNERS),
-    leader("Management/UpdateRoles", OWNERS),
-    leader("Management/UpdateLabels", OWNERS),
-    leader("Management/Decommission", OWNERS),
-    leader("Management/Delete", OWNERS),
-    leader("Management/GetConsensus", READERS),
-    leader("Tickets/Create", OWNERS),
-    leader("Tickets/List", OWNERS),
-    leader("Tickets/Revoke", OWNERS),
-    leader("Credentials/IssueOwner", OWNERS),
-    // With an owner's key rather than a certificate: that is short-lived. The handler knows the keys.
-    leader("Credentials/ClaimOwner", REGISTERING),
-    leader("Credentials/AddOwnerKey", OWNERS),
-    leader("Credentials/RemoveOwnerKey", OWNERS),
-    leader("Credentials/Revoke", OWNERS),
-    leader("Credentials/List", OWNERS),
-    // All of the cluster's secrets, its authority's key among them.
-    leader("Snapshots/Take", OWNERS),
+/// The permissions of all methods.
+pub const PERMISSIONS: &[MethodPermission] = &[
+    any_curator_call("Leader/Watch", ANYBODY),
+    any_curator_call("Leader/GetCaCertificate", ANYBODY),
+    leader_call("Registration/Register", REGISTERING),
+    leader_call("Registration/Commit", REGISTERING),
+    // With the node's key rather than its certificate, which may have expired while the node was down.
+    leader_call("Registration/Join", REGISTERING),
+    leader_call("Nodes/Watch", READERS),
+    leader_call("Nodes/WatchAll", READERS),
+    leader_call("Nodes/UpdateStatus", OWN_NODE),
+    leader_call("Nodes/Heartbeat", OWN_NODE),
+    leader_call("Nodes/RenewCertificate", OWN_NODE),
+    leader_call("Nodes/IssuePeerCertificate", OWN_NODE),
+    leader_call("Declarations/Put", OWNERS),
+    leader_call("Declarations/List", READERS),
+    leader_call("Declarations/Delete", OWNERS),
+    leader_call("Declarations/WatchOwn", OWN_NODE),
+    leader_call("Kubernetes/Put", OWNERS),
+    leader_call("Kubernetes/Get", READERS),
+    leader_call("Kubernetes/Delete", OWNERS),
+    leader_call("Kubernetes/AssignBundle", OWNERS),
+    // These requests name no node: each concerns the node of the caller's certificate.
+    leader_call("Kubernetes/WatchOwn", OWN_NODE),
+    leader_call("Kubernetes/IssueCertificate", OWN_NODE),
+    leader_call("Kubernetes/GetSigningKey", OWN_NODE),
+    leader_call("Kubernetes/IssueUser", OWNERS),
+    leader_call("Kubernetes/Rotate", OWNERS),
+    leader_call("Management/GetCluster", READERS),
+    leader_call("Management/ListNodes", READERS),
+    leader_call("Management/Approve", OWNERS),
+    leader_call("Management/UpdateRoles", OWNERS),
+    leader_call("Management/UpdateLabels", OWNERS),
+    leader_call("Management/Decommission", OWNERS),
+    leader_call("Management/Delete", OWNERS),
+    leader_call("Management/GetConsensus", READERS),
+    leader_call("Tickets/Create", OWNERS),
+    leader_call("Tickets/List", OWNERS),
+    leader_call("Tickets/Revoke", OWNERS),
+    leader_call("Credentials/IssueOwner", OWNERS),
+    // With an owner's key rather than a certificate, which is short-lived. The handler checks the key.
+    leader_call("Credentials/ClaimOwner", REGISTERING),
+    leader_call("Credentials/AddOwnerKey", OWNERS),
+    leader_call("Credentials/RemoveOwnerKey", OWNERS),
+    leader_call("Credentials/Revoke", OWNERS),
+    leader_call("Credentials/List", OWNERS),
+    // A snapshot has all of the cluster's secrets, its authority's key among them.
+    leader_call("Snapshots/Take", OWNERS),
 ];
 
-/// Why a call is refused at the door.
+/// Why a call is rejected by the auth router.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// No row says who may make it.
+pub enum PermissionError {
+    /// The method has no row in the table.
     #[error("{method} is no call of this curator: does its release know what the caller's knows?")]
     UnknownMethod {
-        /// What was called.
+        /// Path of the call, truncated.
         method: String,
     },
-    /// This one does not lead.
+    /// This curator does not lead.
     #[error(
         "this curator does not lead, and {method} is for the one that does: ask Leader/Watch who that is"
     )]
-    NotLeading {
-        /// What was called.
+    NotLeader {
+        /// The method that was called.
         method: &'static str,
     },
-    /// Nothing was proved.
+    /// The peer showed no certificate.
     #[error("{method} needs a certificate, and none was shown")]
-    NothingProved {
-        /// What was called.
+    Unauthenticated {
+        /// The method that was called.
         method: &'static str,
     },
-    /// This kind of peer does not make it.
+    /// Peers of this kind may not make the call.
     #[error("{peer} may not call {method}")]
-    WrongKind {
-        /// Who called.
+    WrongPeerKind {
+        /// The peer, as text.
         peer: String,
-        /// What was called.
+        /// The method that was called.
         method: &'static str,
     },
-    /// A node named another node.
-    #[error("{node} may call {method} for itself alone, and named {named}")]
-    AnotherNode {
-        /// Who called.
+    /// A node made a call about another node.
+    #[error("{node} may call {method} for itself alone, and named {target}")]
+    OtherNode {
+        /// The node that called.
         node: NodeId,
-        /// What was called.
+        /// The method that was called.
         method: &'static str,
-        /// Whom the request is about.
-        named: NodeId,
+        /// The node that the request names.
+        target: NodeId,
     },
 }
 
-impl Refusal {
-    /// The code it is answered with.
+impl PermissionError {
+    /// The gRPC code of the response.
     #[must_use]
     pub const fn code(&self) -> tonic::Code {
         match self {
-            Self::UnknownMethod { .. } | Self::NotLeading { .. } => tonic::Code::Unimplemented,
-            Self::NothingProved { .. } => tonic::Code::Unauthenticated,
-            Self::WrongKind { .. } | Self::AnotherNode { .. } => tonic::Code::PermissionDenied,
+            Self::UnknownMethod { .. } | Self::NotLeader { .. } => tonic::Code::Unimplemented,
+            Self::Unauthenticated { .. } => tonic::Code::Unauthenticated,
+            Self::WrongPeerKind { .. } | Self::OtherNode { .. } => tonic::Code::PermissionDenied,
         }
     }
 }
 
-/// Whether `peer` may make a call, by its path: `/shepherd.curator.v1.Nodes/Watch`.
-pub fn authorise(path: &str, peer: &Peer, leading: bool) -> Result<&'static Row, Refusal> {
-    let unknown = || Refusal::UnknownMethod { method: path.chars().take(200).collect() };
+/// Checks that `peer` may make a call, by its path: `/shepherd.curator.v1.Nodes/Watch`.
+pub fn authorize_call(
+    path: &str,
+    peer: &Peer,
+    leading: bool,
+) -> Result<&'static MethodPermission, PermissionError> {
+    let unknown = || PermissionError::UnknownMethod { method: path.chars().take(200).collect() };
     let name = path.strip_prefix('/').and_then(|path| path.strip_prefix(PACKAGE));
     let name = name.and_then(|name| name.strip_prefix('.')).ok_or_else(unknown)?;
-    let row = TABLE.iter().find(|row| row.method == name).ok_or_else(unknown)?;
+    let row = PERMISSIONS.iter().find(|row| row.method == name).ok_or_else(unknown)?;
     if row.served_by == ServedBy::Leader && !leading {
-        return Err(Refusal::NotLeading { method: row.method });
+        return Err(PermissionError::NotLeader { method: row.method });
     }
     let allowed = row.allowed;
     let may = match peer {
-        Peer::Node { .. } => allowed.nodes != NodesMay::Never,
+        Peer::Node { .. } => allowed.nodes != NodeAccess::Denied,
         Peer::Owner { .. } => allowed.owners,
         Peer::Registering { .. } => allowed.registering,
         Peer::Unauthenticated if allowed.anybody => true,
-        Peer::Unauthenticated => return Err(Refusal::NothingProved { method: row.method }),
+        Peer::Unauthenticated => return Err(PermissionError::Unauthenticated { method: row.method }),
     };
-    if may { Ok(row) } else { Err(Refusal::WrongKind { peer: peer.to_string(), method: row.method }) }
+    if may {
+        Ok(row)
+    } else {
+        Err(PermissionError::WrongPeerKind { peer: peer.to_string(), method: row.method })
+    }
 }
 
-/// Whether a call that was let in may be about this node.
-pub fn may_act_on(row: &'static Row, peer: &Peer, named: NodeId) -> Result<(), Refusal> {
+/// Checks that an authorized call may concern this node.
+pub fn authorize_node(
+    row: &'static MethodPermission,
+    peer: &Peer,
+    named: NodeId,
+) -> Result<(), PermissionError> {
     match peer {
-        Peer::Node { id, .. } if row.allowed.nodes == NodesMay::AboutItself && *id != named => {
-            Err(Refusal::AnotherNode { node: *id, method: row.method, named })
+        Peer::Node { id, .. } if row.allowed.nodes == NodeAccess::OwnNode && *id != named => {
+            Err(PermissionError::OtherNode { node: *id, method: row.method, target: named })
         }
         _ => Ok(()),
     }
@@ -232,11 +244,11 @@ mod tests {
         ]
     }
 
-    fn path(row: &Row) -> String {
+    fn path(row: &MethodPermission) -> String {
         format!("/{PACKAGE}.{}", row.method)
     }
 
-    /// `Service/Method` of every call in the contract.
+    /// `Service/Method` of every call in the API definition.
     fn contract() -> BTreeSet<String> {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("proto/shepherd/curator/v1");
         let mut found = BTreeSet::new();
@@ -255,22 +267,22 @@ mod tests {
     }
 
     #[test]
-    fn every_call_of_the_contract_has_one_row_and_no_row_is_of_another() {
+    fn every_method_of_the_contract_has_exactly_one_permission() {
         let contract = contract();
         assert!(contract.len() > 20, "only {contract:?} were found");
-        let rows: BTreeSet<String> = TABLE.iter().map(|row| row.method.to_owned()).collect();
+        let rows: BTreeSet<String> = PERMISSIONS.iter().map(|row| row.method.to_owned()).collect();
         assert_eq!(rows, contract);
-        assert_eq!(rows.len(), TABLE.len(), "a call has two rows");
+        assert_eq!(rows.len(), PERMISSIONS.len(), "a call has two rows");
     }
 
     #[test]
-    fn only_what_asks_who_leads_is_open_to_anybody_and_served_by_all() {
-        for row in TABLE {
+    fn only_leader_discovery_is_open_to_anybody_on_every_curator() {
+        for row in PERMISSIONS {
             let open = row.method.starts_with("Leader/");
             assert_eq!(row.allowed.anybody, open, "{}", row.method);
-            assert_eq!(row.served_by == ServedBy::Everyone, open, "{}", row.method);
+            assert_eq!(row.served_by == ServedBy::AnyCurator, open, "{}", row.method);
             for peer in peers() {
-                let refusal = authorise(&path(row), &peer, false).err();
+                let refusal = authorize_call(&path(row), &peer, false).err();
                 assert_eq!(refusal.is_none(), open, "{peer} {}", row.method);
                 assert!(refusal.is_none_or(|refusal| refusal.code() == Code::Unimplemented));
             }
@@ -281,10 +293,10 @@ mod tests {
     fn each_kind_of_peer_makes_its_own_calls_and_no_others() {
         let [node, owner, registering, unproved] = peers();
         let may = |peer: &Peer| -> BTreeSet<&str> {
-            TABLE
+            PERMISSIONS
                 .iter()
                 .map(|row| row.method)
-                .filter(|method| authorise(&format!("/{PACKAGE}.{method}"), peer, true).is_ok())
+                .filter(|method| authorize_call(&format!("/{PACKAGE}.{method}"), peer, true).is_ok())
                 .collect()
         };
         let open = BTreeSet::from(["Leader/GetCaCertificate", "Leader/Watch"]);
@@ -312,7 +324,7 @@ mod tests {
             "Management/GetConsensus",
         ];
         assert_eq!(may(&node), with(&node_may));
-        // Owners order, and do not play a node.
+        // Owners give orders, and do not act as a node.
         let of_nodes = [
             "Nodes/UpdateStatus",
             "Nodes/Heartbeat",
@@ -331,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_has_the_code_of_its_cause() {
+    fn permission_error_has_the_code_of_its_cause() {
         let [node, owner, registering, unproved] = peers();
         for (peer, method, code) in [
             (&node, "/shepherd.curator.v1.Management/Delete", Code::PermissionDenied),
@@ -345,31 +357,31 @@ mod tests {
             (&owner, "Nodes/Watch", Code::Unimplemented),
             (&owner, "/shepherd.curator.v1Nodes/Watch", Code::Unimplemented),
         ] {
-            assert_eq!(authorise(method, peer, true).unwrap_err().code(), code, "{peer} {method}");
+            assert_eq!(authorize_call(method, peer, true).unwrap_err().code(), code, "{peer} {method}");
         }
     }
 
     #[test]
     fn node_acts_on_itself_alone() {
         let [node, owner, ..] = peers();
-        for row in TABLE.iter().filter(|row| row.allowed.nodes != NodesMay::Never) {
-            assert_eq!(may_act_on(row, &node, node_id(1)), Ok(()), "{}", row.method);
-            let of_another = may_act_on(row, &node, node_id(2));
+        for row in PERMISSIONS.iter().filter(|row| row.allowed.nodes != NodeAccess::Denied) {
+            assert_eq!(authorize_node(row, &node, node_id(1)), Ok(()), "{}", row.method);
+            let of_another = authorize_node(row, &node, node_id(2));
             match row.allowed.nodes {
-                NodesMay::AboutItself => {
+                NodeAccess::OwnNode => {
                     assert_eq!(of_another.unwrap_err().code(), Code::PermissionDenied, "{}", row.method);
                 }
                 _ => assert_eq!(of_another, Ok(()), "{}", row.method),
             }
-            assert_eq!(may_act_on(row, &owner, node_id(2)), Ok(()), "{}", row.method);
+            assert_eq!(authorize_node(row, &owner, node_id(2)), Ok(()), "{}", row.method);
         }
     }
 
     #[test]
-    fn node_changes_nothing_but_what_is_its_own() {
+    fn node_writes_only_its_own_state() {
         let writes =
             ["Update", "Put", "Delete", "Create", "Revoke", "Approve", "Issue", "Decommission", "Renew"];
-        for row in TABLE.iter().filter(|row| row.allowed.nodes == NodesMay::ReadAll) {
+        for row in PERMISSIONS.iter().filter(|row| row.allowed.nodes == NodeAccess::ReadAll) {
             let (_, method) = row.method.split_once('/').unwrap();
             assert!(!writes.iter().any(|write| method.starts_with(write)), "{}", row.method);
         }

@@ -1,13 +1,12 @@
-//! Registration tickets: which machines may ask to become nodes.
+//! Registration tickets: create, redeem, revoke.
 //!
-//! A ticket is 32 random bytes that whoever has them may register with, until it expires, is used up, or is
-//! revoked. The cluster keeps a hash alone, so that a snapshot of etcd lets nobody in. The first bytes of the
-//! hash are the ticket's name: they find it, and the rest is then compared in constant time.
+//! A ticket is 32 random bytes. A machine that has them may register, until the ticket expires, is used up, or is
+//! revoked. The cluster stores a hash alone, so a snapshot of etcd admits nobody. The first bytes of the hash are the
+//! ticket's id: they find the record, and the whole hash is then compared in constant time.
 //!
-//! A node whose answer was lost asks again with the same key and the same ticket. That is no second use, and
-//! it is granted even when the ticket has expired or was used up since: the node is registered, and only
-//! wants to hear it. A ticket that was revoked is good for nothing at all, because somebody who should not
-//! have it may have it.
+//! A node that lost the response registers again with the same key and the same ticket. That is no second use. It is
+//! granted even if the ticket has expired or was used up since, because the node is registered and only needs the
+//! response. A revoked ticket is worth nothing at all, because it may be in wrong hands.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,27 +19,27 @@ use tonic::Code;
 
 use crate::curator::node_id::NodeId;
 use crate::etcd::key_space::TICKETS;
-use crate::etcd::record::{self, RecordError, moment};
+use crate::etcd::record::{self, RecordError, parse_timestamp};
 use crate::model::time::{Timestamp, after};
 use crate::proto::curator::v1 as wire;
 
-/// Longest text that says what a ticket is for, in bytes.
-const LONGEST_PURPOSE: usize = 200;
-/// Most nodes that a counted ticket is good for; each is kept in its record.
-const MOST_USES: u32 = 10_000;
+/// Longest purpose of a ticket, in bytes.
+const MAX_PURPOSE_BYTES: usize = 200;
+/// Most nodes that a ticket with counted uses may admit; the ticket's record lists each of them.
+const MAX_COUNTED_USES: u32 = 10_000;
 
-/// What lets a machine in. Its `Debug` shows nothing of it.
+/// The secret of a ticket. Its `Debug` reveals nothing of it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret([u8; 32]);
+pub struct TicketSecret([u8; 32]);
 
-impl Secret {
-    /// Takes 32 bytes that were drawn at random.
+impl TicketSecret {
+    /// Takes 32 random bytes.
     #[must_use]
     pub const fn new(random: [u8; 32]) -> Self {
         Self(random)
     }
 
-    /// Takes what a machine offers; the error is a sentence and shows nothing of it.
+    /// Takes the bytes that a machine offers; the error is a sentence and reveals nothing of them.
     pub fn from_slice(bytes: &[u8]) -> Result<Self, String> {
         let bytes = bytes.try_into().map_err(|_| {
             format!("the ticket has {} bytes, and tickets have 32: give all of it", bytes.len())
@@ -48,16 +47,16 @@ impl Secret {
         Ok(Self(bytes))
     }
 
-    /// The bytes, to be said once.
+    /// The secret bytes, to be shown to the owner once.
     #[must_use]
     pub const fn reveal(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// The name of the ticket it belongs to, if any does.
+    /// The id of the ticket that this secret would belong to.
     #[must_use]
     pub fn id(&self) -> TicketId {
-        TicketId::of(&self.sha256())
+        TicketId::from_hash(&self.sha256())
     }
 
     fn sha256(&self) -> [u8; 32] {
@@ -67,18 +66,18 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for TicketSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
+        f.write_str("TicketSecret(…)")
     }
 }
 
-/// A ticket's name: 16 hexadecimal digits, no secret.
+/// A ticket's id: 16 hexadecimal digits, no secret.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TicketId([u8; 8]);
 
 impl TicketId {
-    fn of(hash: &[u8; 32]) -> Self {
+    fn from_hash(hash: &[u8; 32]) -> Self {
         let mut id = [0; 8];
         id.copy_from_slice(&hash[..8]);
         Self(id)
@@ -97,124 +96,126 @@ impl fmt::Debug for TicketId {
     }
 }
 
-/// A text that names no ticket.
+/// A text that is no ticket id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} names no ticket: a ticket's name has 16 lower-case hexadecimal digits")]
-pub struct NoTicketId(String);
+pub struct InvalidTicketId(String);
 
 impl FromStr for TicketId {
-    type Err = NoTicketId;
+    type Err = InvalidTicketId;
 
-    fn from_str(text: &str) -> Result<Self, NoTicketId> {
-        // Not all of it: somebody may have taken the secret for the name.
-        let refused = || NoTicketId(text.chars().take(8).collect());
+    fn from_str(text: &str) -> Result<Self, InvalidTicketId> {
+        // Repeat only a part of it: somebody may have given the secret for the id.
+        let refused = || InvalidTicketId(text.chars().take(8).collect());
         let mut id = [0; 8];
         hex::decode_to_slice(text, &mut id).map_err(|_| refused())?;
         if Self(id).to_string() == text { Ok(Self(id)) } else { Err(refused()) }
     }
 }
 
-/// What is kept of a ticket.
+/// The record of a ticket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ticket {
     hash: [u8; 32],
-    /// When it was made.
+    /// When it was created.
     pub created_at: Timestamp,
-    /// Who made it.
+    /// The owner who created it.
     pub created_by: String,
-    /// From when on it is refused.
+    /// From when on it is rejected.
     pub expires_at: Timestamp,
-    /// When it was revoked, if it was.
+    /// When it was revoked; `None` if it was not.
     pub revoked_at: Option<Timestamp>,
-    /// How many different nodes may register with it; none is any number.
+    /// How many different nodes may register with it; `None` for any number.
     pub uses: Option<u32>,
-    /// Nodes that registered with it; kept only where uses are counted.
+    /// Nodes that registered with it; recorded only if uses are counted.
     pub used_by: BTreeSet<NodeId>,
-    /// What it is for.
+    /// What it is for, as its creator described it.
     pub purpose: String,
 }
 
-/// What a ticket is to be good for.
+/// The properties of a new ticket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// Who makes it.
+pub struct TicketRequest {
+    /// The owner who creates it.
     pub created_by: String,
-    /// How long.
+    /// Time from creation to expiry; more than zero.
     pub lifetime: Duration,
-    /// For how many different nodes; none is any number.
+    /// How many different nodes may register with it; `None` for any number.
     pub uses: Option<u32>,
-    /// What it is for.
+    /// What it is for; 200 bytes at the most.
     pub purpose: String,
 }
 
-/// Why a ticket does not let a machine in, or is none that could.
+/// Why a ticket is rejected, or cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum TicketError {
     /// No ticket has this secret.
     #[error("the ticket is unknown to this cluster: ask an owner for another one")]
     Unknown,
-    /// It expired.
+    /// The ticket has expired.
     #[error("ticket {ticket} expired at {at}: ask an owner for another one")]
     Expired {
-        /// Its name.
+        /// Id of the ticket.
         ticket: TicketId,
-        /// When.
+        /// The time of its expiry.
         at: Timestamp,
     },
-    /// It was revoked.
+    /// The ticket was revoked.
     #[error("ticket {ticket} was revoked at {at}: ask an owner for another one")]
     Revoked {
-        /// Its name.
+        /// Id of the ticket.
         ticket: TicketId,
-        /// When.
+        /// When it was revoked.
         at: Timestamp,
     },
-    /// So many nodes have registered with it as may.
+    /// As many nodes have registered with it as are allowed.
     #[error(
         "ticket {ticket} is used up, {uses} other nodes have registered with it: ask an owner for another one"
     )]
     UsedUp {
-        /// Its name.
+        /// Id of the ticket.
         ticket: TicketId,
-        /// How many.
+        /// How many nodes it admits.
         uses: u32,
     },
-    /// Nobody could use such a ticket.
+    /// The properties are invalid; the text says which.
     #[error("no ticket was made: {0}")]
-    Useless(String),
+    InvalidRequest(String),
 }
 
-impl Refusal {
-    /// The code it is answered with.
+impl TicketError {
+    /// The gRPC code of the response.
     #[must_use]
     pub const fn code(&self) -> Code {
         match self {
-            Self::Useless(_) => Code::InvalidArgument,
+            Self::InvalidRequest(_) => Code::InvalidArgument,
             _ => Code::PermissionDenied,
         }
     }
 }
 
 impl Ticket {
-    /// Makes a ticket at `now`.
-    pub fn new(secret: &Secret, wanted: Wanted, now: Timestamp) -> Result<Self, Refusal> {
+    /// Creates a ticket at `now`.
+    pub fn new(secret: &TicketSecret, wanted: TicketRequest, now: Timestamp) -> Result<Self, TicketError> {
         if wanted.lifetime.is_zero() {
-            return Err(Refusal::Useless("it would expire at once; say how long it is good for".to_owned()));
+            return Err(TicketError::InvalidRequest(
+                "it would expire at once; say how long it is good for".to_owned(),
+            ));
         }
         if wanted.uses == Some(0) {
-            return Err(Refusal::Useless(
+            return Err(TicketError::InvalidRequest(
                 "it would be good for no node; leave uses out for any number".to_owned(),
             ));
         }
-        if let Some(uses) = wanted.uses.filter(|uses| *uses > MOST_USES) {
+        if let Some(uses) = wanted.uses.filter(|uses| *uses > MAX_COUNTED_USES) {
             let sentence =
-                format!("it would count {uses} nodes, and {MOST_USES} can be counted; leave uses out");
-            return Err(Refusal::Useless(sentence));
+                format!("it would count {uses} nodes, and {MAX_COUNTED_USES} can be counted; leave uses out");
+            return Err(TicketError::InvalidRequest(sentence));
         }
-        if wanted.purpose.len() > LONGEST_PURPOSE {
+        if wanted.purpose.len() > MAX_PURPOSE_BYTES {
             let length = wanted.purpose.len();
-            let sentence = format!("its purpose has {length} bytes, and {LONGEST_PURPOSE} are enough");
-            return Err(Refusal::Useless(sentence));
+            let sentence = format!("its purpose has {length} bytes, and {MAX_PURPOSE_BYTES} are enough");
+            return Err(TicketError::InvalidRequest(sentence));
         }
         Ok(Self {
             hash: secret.sha256(),
@@ -228,54 +229,55 @@ impl Ticket {
         })
     }
 
-    /// Its name.
+    /// The id of the ticket.
     #[must_use]
     pub fn id(&self) -> TicketId {
-        TicketId::of(&self.hash)
+        TicketId::from_hash(&self.hash)
     }
 
-    /// The ticket as it is to be kept once `node` has registered with `secret` at `now`.
+    /// The ticket to store once `node` has registered with `secret` at `now`.
     ///
-    /// `registered` is whether the node's record says that it did so before. The result goes into the
-    /// transaction that writes the record, or a ticket could be used more often than it says.
+    /// `registered`: whether the node's record shows that it registered with this ticket before. The result must be
+    /// written in the same transaction as the node's record; otherwise a ticket could be used more often than it
+    /// allows.
     pub fn redeem(
         &self,
-        secret: &Secret,
+        secret: &TicketSecret,
         node: NodeId,
         registered: bool,
         now: Timestamp,
-    ) -> Result<Self, Refusal> {
-        if !same(&self.hash, &secret.sha256()) {
-            return Err(Refusal::Unknown);
+    ) -> Result<Self, TicketError> {
+        if !constant_time_eq(&self.hash, &secret.sha256()) {
+            return Err(TicketError::Unknown);
         }
         let ticket = self.id();
         if let Some(at) = self.revoked_at {
-            return Err(Refusal::Revoked { ticket, at });
+            return Err(TicketError::Revoked { ticket, at });
         }
         if registered || self.used_by.contains(&node) && now < self.expires_at {
             return Ok(self.clone());
         }
         if now >= self.expires_at {
-            return Err(Refusal::Expired { ticket, at: self.expires_at });
+            return Err(TicketError::Expired { ticket, at: self.expires_at });
         }
         let mut redeemed = self.clone();
         if let Some(uses) = self.uses {
             if self.used_by.len() >= uses as usize {
-                return Err(Refusal::UsedUp { ticket, uses });
+                return Err(TicketError::UsedUp { ticket, uses });
             }
             redeemed.used_by.insert(node);
         }
         Ok(redeemed)
     }
 
-    /// The ticket once it is revoked; one that was revoked before keeps its time.
+    /// The ticket, revoked at `now`; if it was revoked before, it keeps the former time.
     #[must_use]
-    pub fn revoked(mut self, now: Timestamp) -> Self {
+    pub fn into_revoked(mut self, now: Timestamp) -> Self {
         self.revoked_at.get_or_insert(now);
         self
     }
 
-    /// As owners see it.
+    /// The ticket as the API shows it to owners.
     #[must_use]
     pub fn to_wire(&self) -> wire::Ticket {
         wire::Ticket {
@@ -290,7 +292,7 @@ impl Ticket {
         }
     }
 
-    /// As it is stored.
+    /// Encodes the record for etcd.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         wire::TicketRecord {
@@ -307,10 +309,10 @@ impl Ticket {
         .encode_to_vec()
     }
 
-    /// Reads what is stored under `key`.
+    /// Decodes the record that is stored under `key`.
     pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
         let fault = |fault: String| RecordError::new(key, fault);
-        let id = TICKETS.id(key).map_err(|error| fault(error.to_string()))?;
+        let id = TICKETS.id_of(key).map_err(|error| fault(error.to_string()))?;
         let record = record::decode(key, bytes, |record: &wire::TicketRecord| record.format)?;
         let hash: [u8; 32] =
             record.secret_sha256.as_slice().try_into().map_err(|_| {
@@ -322,10 +324,14 @@ impl Ticket {
             .map(|node| node.parse::<NodeId>().map_err(|error| RecordError::new(key, error.to_string())));
         let ticket = Self {
             hash,
-            created_at: moment("created_at", record.created_at_ms).map_err(fault)?,
+            created_at: parse_timestamp("created_at", record.created_at_ms).map_err(fault)?,
             created_by: record.created_by,
-            expires_at: moment("expires_at", record.expires_at_ms).map_err(fault)?,
-            revoked_at: record.revoked_at_ms.map(|at| moment("revoked_at", at)).transpose().map_err(fault)?,
+            expires_at: parse_timestamp("expires_at", record.expires_at_ms).map_err(fault)?,
+            revoked_at: record
+                .revoked_at_ms
+                .map(|at| parse_timestamp("revoked_at", at))
+                .transpose()
+                .map_err(fault)?,
             uses: record.uses,
             used_by: used_by.collect::<Result<_, _>>()?,
             purpose: record.purpose,
@@ -338,10 +344,10 @@ impl Ticket {
     }
 }
 
-/// Compares in a time that does not tell where two hashes differ.
-fn same(one: &[u8; 32], other: &[u8; 32]) -> bool {
+/// Compares in a time that does not reveal where two hashes differ.
+fn constant_time_eq(one: &[u8; 32], other: &[u8; 32]) -> bool {
     let difference = one.iter().zip(other).fold(0, |difference, (one, other)| difference | (one ^ other));
-    // Without it, the compiler may leave the loop at the first difference.
+    // Otherwise the compiler may end the loop at the first difference.
     std::hint::black_box(difference) == 0
 }
 
@@ -351,10 +357,10 @@ mod tests {
     use crate::curator::node::tests::at;
     use crate::curator::node_id::tests::node_id;
 
-    const SECRET: Secret = Secret::new([7; 32]);
+    const SECRET: TicketSecret = TicketSecret::new([7; 32]);
 
     fn ticket(uses: Option<u32>) -> Ticket {
-        let wanted = Wanted {
+        let wanted = TicketRequest {
             created_by: "kim".to_owned(),
             lifetime: Duration::from_secs(100),
             uses,
@@ -364,11 +370,11 @@ mod tests {
     }
 
     #[test]
-    fn ticket_lets_in_whoever_has_it_until_it_expires() {
+    fn ticket_admits_its_holder_until_it_expires() {
         let ticket = ticket(None);
         assert_eq!(ticket.redeem(&SECRET, node_id(1), false, at(99)).unwrap(), ticket, "nothing is counted");
         let refusal = ticket.redeem(&SECRET, node_id(1), false, at(100)).unwrap_err();
-        assert_eq!(refusal, Refusal::Expired { ticket: ticket.id(), at: at(100) });
+        assert_eq!(refusal, TicketError::Expired { ticket: ticket.id(), at: at(100) });
         assert_eq!(refusal.code(), Code::PermissionDenied);
     }
 
@@ -378,63 +384,63 @@ mod tests {
         for place in 0..32 {
             let mut bytes = *SECRET.reveal();
             bytes[place] ^= 1;
-            let refusal = ticket.redeem(&Secret::new(bytes), node_id(1), true, at(1)).unwrap_err();
-            assert_eq!(refusal, Refusal::Unknown, "byte {place}");
+            let refusal = ticket.redeem(&TicketSecret::new(bytes), node_id(1), true, at(1)).unwrap_err();
+            assert_eq!(refusal, TicketError::Unknown, "byte {place}");
         }
     }
 
     #[test]
-    fn hashes_are_the_same_only_in_every_byte() {
+    fn hashes_are_equal_only_in_every_byte() {
         for place in 0..32 {
             let mut other = [9; 32];
             other[place] ^= 0x80;
-            assert!(!same(&[9; 32], &other), "byte {place}");
+            assert!(!constant_time_eq(&[9; 32], &other), "byte {place}");
         }
-        assert!(same(&[9; 32], &[9; 32]));
+        assert!(constant_time_eq(&[9; 32], &[9; 32]));
     }
 
     #[test]
-    fn counted_ticket_lets_in_so_many_nodes_and_each_as_often_as_it_asks() {
+    fn counted_ticket_admits_that_many_nodes_any_number_of_times() {
         let once = ticket(Some(2)).redeem(&SECRET, node_id(1), false, at(1)).unwrap();
         let again = once.redeem(&SECRET, node_id(1), false, at(2)).unwrap();
         assert_eq!(again, once, "the same node is no second use");
         let twice = again.redeem(&SECRET, node_id(2), false, at(3)).unwrap();
         let refusal = twice.redeem(&SECRET, node_id(3), false, at(4)).unwrap_err();
-        assert_eq!(refusal, Refusal::UsedUp { ticket: twice.id(), uses: 2 });
+        assert_eq!(refusal, TicketError::UsedUp { ticket: twice.id(), uses: 2 });
         assert!(twice.redeem(&SECRET, node_id(1), false, at(5)).is_ok());
     }
 
     #[test]
-    fn node_that_is_registered_hears_so_after_the_ticket_is_over() {
+    fn registered_node_is_confirmed_after_the_ticket_expired() {
         let full = ticket(Some(1)).redeem(&SECRET, node_id(1), false, at(1)).unwrap();
         assert_eq!(full.redeem(&SECRET, node_id(1), true, at(200)).unwrap(), full);
-        // One whose record is gone comes anew.
+        // A node whose record was deleted registers as a new one.
         assert!(full.redeem(&SECRET, node_id(1), false, at(200)).is_err());
     }
 
     #[test]
-    fn revoked_ticket_is_good_for_nothing() {
-        let revoked = ticket(None).revoked(at(5));
+    fn revoked_ticket_admits_nobody() {
+        let revoked = ticket(None).into_revoked(at(5));
         for registered in [false, true] {
             let refusal = revoked.redeem(&SECRET, node_id(1), registered, at(6)).unwrap_err();
-            assert_eq!(refusal, Refusal::Revoked { ticket: revoked.id(), at: at(5) });
+            assert_eq!(refusal, TicketError::Revoked { ticket: revoked.id(), at: at(5) });
         }
-        assert_eq!(revoked.clone().revoked(at(9)), revoked, "it keeps its time");
+        assert_eq!(revoked.clone().into_revoked(at(9)), revoked, "it keeps its time");
     }
 
     #[test]
-    fn ticket_that_nobody_could_use_is_not_made() {
-        let good = Wanted {
+    fn unusable_ticket_is_not_created() {
+        let good = TicketRequest {
             created_by: String::new(),
             lifetime: Duration::from_secs(1),
             uses: None,
             purpose: String::new(),
         };
         for wanted in [
-            Wanted { lifetime: Duration::ZERO, ..good.clone() },
-            Wanted { uses: Some(0), ..good.clone() },
-            Wanted { uses: Some(10_001), ..good.clone() },
-            Wanted { purpose: "p".repeat(201), ..good.clone() },
+            TicketRequest { lifetime: Duration::ZERO, ..good.clone() },
+            TicketRequest { uses: Some(0), ..good.clone() },
+            TicketRequest { uses: Some(10_001), ..good.clone() },
+            TicketRequest { purpose: "p".repeat(201), ..good.clone() },
         ] {
             assert_eq!(Ticket::new(&SECRET, wanted, at(0)).unwrap_err().code(), Code::InvalidArgument);
         }
@@ -442,19 +448,19 @@ mod tests {
     }
 
     #[test]
-    fn secret_is_in_no_record_and_in_no_text() {
+    fn secret_is_not_stored_and_not_printed() {
         let ticket = ticket(Some(1));
         assert!(!ticket.encode().windows(32).any(|window| window == SECRET.reveal()));
-        assert_eq!(format!("{SECRET:?}"), "Secret(…)");
+        assert_eq!(format!("{SECRET:?}"), "TicketSecret(…)");
         assert_eq!(SECRET.id(), ticket.id());
         let error = hex::encode(SECRET.reveal()).parse::<TicketId>().unwrap_err().to_string();
         assert!(!error.contains(&hex::encode([7; 8])), "{error}");
-        assert!(Secret::from_slice(&[7; 31]).unwrap_err().contains("31 bytes"));
+        assert!(TicketSecret::from_slice(&[7; 31]).unwrap_err().contains("31 bytes"));
     }
 
     #[test]
-    fn record_reads_back_as_it_was_written_and_only_under_its_key() {
-        let ticket = ticket(Some(3)).redeem(&SECRET, node_id(1), false, at(1)).unwrap().revoked(at(2));
+    fn record_round_trips_under_its_own_key_only() {
+        let ticket = ticket(Some(3)).redeem(&SECRET, node_id(1), false, at(1)).unwrap().into_revoked(at(2));
         let key = TICKETS.key(ticket.id()).unwrap();
         assert_eq!(Ticket::decode(&key, &ticket.encode()).unwrap(), ticket);
         let error = Ticket::decode(&TICKETS.key("0011223344556677").unwrap(), &ticket.encode()).unwrap_err();

@@ -1,11 +1,12 @@
-//! TLS between a curator and whoever calls it: both prove the keys of the certificates that they show.
+//! Mutual TLS 1.3 between curators and their callers: verifiers and configurations.
 //!
-//! A curator asks for a certificate and takes any: who its peer is, is decided for each call, by what was revoked until
-//! then, and told in words ([`crate::curator::peer`]). A handshake can tell neither. Whoever calls believes nobody but a
-//! node of the cluster that it means, and, where it knows which node that should be, that one alone.
+//! Both ends prove the keys of the certificates that they show. A curator requests a certificate and accepts any: the
+//! peer is identified for each call, with the revocations of that moment, and a rejection has a message
+//! ([`crate::curator::peer_identity`]). A handshake offers neither. A caller accepts only a node of the cluster that it
+//! means, and if it knows which node to expect, only that one.
 //!
-//! TLS 1.3 with Ed25519 and nothing else, because nothing else is ever certified here; no session is resumed, because a
-//! resumed one stands for a signature made long ago.
+//! Only TLS 1.3 with Ed25519 is allowed, because nothing else is ever certified here. No session is resumed, because a
+//! resumed one relies on a signature made long ago.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,23 +24,23 @@ use rustls::{
 
 use crate::curator::clock::Clock;
 use crate::curator::node_id::NodeId;
-use crate::curator::peer::{Peer, Revocations, identify};
-use crate::curator::pki::Anchor;
+use crate::curator::peer_identity::{Peer, Revocations, identify_peer};
+use crate::curator::pki::TrustAnchor;
 
-/// Largest certificate that is looked at; ours have some 500 bytes.
-const CERTIFICATE_LIMIT: usize = 8192;
+/// Largest certificate that is parsed, in bytes; ours have some 500.
+const MAX_CERTIFICATE_BYTES: usize = 8192;
 
-/// A key and the certificate for it, as TLS shows them.
-pub fn certified(certificate: &[u8], pkcs8: &[u8]) -> Result<Arc<CertifiedKey>, Error> {
+/// A key and its certificate in the form that TLS uses.
+pub fn certified_key(certificate: &[u8], pkcs8: &[u8]) -> Result<Arc<CertifiedKey>, Error> {
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(pkcs8.to_vec()));
     let chain = vec![CertificateDer::from(certificate.to_vec())];
     CertifiedKey::from_der(chain, key, &ring::default_provider()).map(Arc::new)
 }
 
-/// TLS for a curator, which shows what `shown` holds and takes whatever certificate its peer proves the key of.
+/// TLS for a curator. It shows the certificate of `shown`, and accepts any certificate whose key the peer proves.
 pub fn server_config(shown: Arc<dyn ResolvesServerCert>) -> Result<Arc<ServerConfig>, Error> {
     let provider = Arc::new(ring::default_provider());
-    let verifier = Arc::new(AnyPeer(Proof::new(&provider)));
+    let verifier = Arc::new(AnyClientVerifier(SignatureVerifier::new(&provider)));
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(verifier)
@@ -50,21 +51,27 @@ pub fn server_config(shown: Arc<dyn ResolvesServerCert>) -> Result<Arc<ServerCon
     Ok(Arc::new(config))
 }
 
-/// TLS to a node of the cluster with this authority, as whoever `own` is; `expected` is the one node it must be.
+/// TLS to a node of the cluster with this authority. `own` is the client's certificate; `expected` is the only node
+/// accepted.
 pub fn client_config(
-    anchor: Anchor,
+    anchor: TrustAnchor,
     expected: Option<NodeId>,
     own: Option<Arc<CertifiedKey>>,
     clock: Clock,
 ) -> Result<Arc<ClientConfig>, Error> {
     let provider = Arc::new(ring::default_provider());
-    let verifier = Arc::new(NodeOfCluster { proof: Proof::new(&provider), anchor, expected, clock });
+    let verifier = Arc::new(ClusterNodeVerifier {
+        signature_verifier: SignatureVerifier::new(&provider),
+        anchor,
+        expected,
+        clock,
+    });
     let config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(verifier);
     let mut config = match own {
-        Some(own) => config.with_client_cert_resolver(Arc::new(Shown(own))),
+        Some(own) => config.with_client_cert_resolver(Arc::new(FixedClientCert(own))),
         None => config.with_no_client_auth(),
     };
     config.alpn_protocols = vec![b"h2".to_vec()];
@@ -72,13 +79,13 @@ pub fn client_config(
     Ok(Arc::new(config))
 }
 
-/// That the peer holds the key of its certificate.
+/// Verifies that the peer holds the key of its certificate.
 #[derive(Debug)]
-struct Proof {
+struct SignatureVerifier {
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl Proof {
+impl SignatureVerifier {
     fn new(provider: &CryptoProvider) -> Self {
         Self { algorithms: provider.signature_verification_algorithms }
     }
@@ -96,21 +103,21 @@ impl Proof {
     }
 }
 
-fn small(certificate: &CertificateDer<'_>) -> Result<(), Error> {
-    if certificate.len() > CERTIFICATE_LIMIT {
+fn check_certificate_size(certificate: &CertificateDer<'_>) -> Result<(), Error> {
+    if certificate.len() > MAX_CERTIFICATE_BYTES {
         return Err(Error::InvalidCertificate(CertificateError::BadEncoding));
     }
     Ok(())
 }
 
-const fn too_old() -> Error {
+const fn tls12_rejected() -> Error {
     Error::PeerIncompatible(PeerIncompatible::Tls13RequiredForQuic)
 }
 
 #[derive(Debug)]
-struct AnyPeer(Proof);
+struct AnyClientVerifier(SignatureVerifier);
 
-impl ClientCertVerifier for AnyPeer {
+impl ClientCertVerifier for AnyClientVerifier {
     fn client_auth_mandatory(&self) -> bool {
         false
     }
@@ -125,7 +132,7 @@ impl ClientCertVerifier for AnyPeer {
         _: &[CertificateDer<'_>],
         _: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        small(end_entity)?;
+        check_certificate_size(end_entity)?;
         Ok(ClientCertVerified::assertion())
     }
 
@@ -135,7 +142,7 @@ impl ClientCertVerifier for AnyPeer {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(too_old())
+        Err(tls12_rejected())
     }
 
     fn verify_tls13_signature(
@@ -152,50 +159,50 @@ impl ClientCertVerifier for AnyPeer {
     }
 }
 
-/// Why the other end is not the curator that was meant.
+/// Why the server is not the expected node.
 #[derive(thiserror::Error)]
-enum NotMeant {
+enum WrongServer {
     #[error(transparent)]
-    Refused(#[from] crate::curator::peer::Refusal),
+    InvalidCertificate(#[from] crate::curator::peer_identity::PeerError),
     #[error("the other end is {0}, and a node of the cluster was meant")]
-    NoNode(Peer),
+    NotANode(Peer),
     #[error("the other end is node {found}, and {expected} was meant")]
-    Another { found: NodeId, expected: NodeId },
+    OtherNode { found: NodeId, expected: NodeId },
 }
 
-/// As the sentence that it is: rustls shows what it does not know itself by this.
-impl fmt::Debug for NotMeant {
+/// The message itself, because rustls shows errors that it does not know by `Debug`.
+impl fmt::Debug for WrongServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
 #[derive(Debug)]
-struct NodeOfCluster {
-    proof: Proof,
-    anchor: Anchor,
+struct ClusterNodeVerifier {
+    signature_verifier: SignatureVerifier,
+    anchor: TrustAnchor,
     expected: Option<NodeId>,
     clock: Clock,
 }
 
-impl NodeOfCluster {
-    fn judge(&self, end_entity: &[u8], more: usize) -> Result<(), NotMeant> {
+impl ClusterNodeVerifier {
+    fn verify_node(&self, end_entity: &[u8], more: usize) -> Result<(), WrongServer> {
         if more > 0 {
-            return Err(crate::curator::peer::Refusal::Chain(more + 1).into());
+            return Err(crate::curator::peer_identity::PeerError::UnexpectedChain(more + 1).into());
         }
-        // What is revoked only a curator knows; a node that is out of the cluster leads nobody to the leader, because
-        // the leader proves to be the node that is said to lead.
-        match identify(&[end_entity], &self.anchor, &Revocations::default(), self.clock.now())? {
+        // Only a curator knows the revocations, so none are checked here. A node that is no longer in the cluster
+        // cannot pass for the leader: the connection to the leader accepts only the node that was named as leader.
+        match identify_peer(&[end_entity], &self.anchor, &Revocations::default(), self.clock.now())? {
             Peer::Node { id, .. } => match self.expected {
-                Some(expected) if expected != id => Err(NotMeant::Another { found: id, expected }),
+                Some(expected) if expected != id => Err(WrongServer::OtherNode { found: id, expected }),
                 _ => Ok(()),
             },
-            other => Err(NotMeant::NoNode(other)),
+            other => Err(WrongServer::NotANode(other)),
         }
     }
 }
 
-impl ServerCertVerifier for NodeOfCluster {
+impl ServerCertVerifier for ClusterNodeVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -204,8 +211,8 @@ impl ServerCertVerifier for NodeOfCluster {
         _: &[u8],
         _: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        small(end_entity)?;
-        let verdict = self.judge(end_entity, intermediates.len());
+        check_certificate_size(end_entity)?;
+        let verdict = self.verify_node(end_entity, intermediates.len());
         verdict.map(|()| ServerCertVerified::assertion()).map_err(|error| {
             Error::InvalidCertificate(CertificateError::Other(rustls::OtherError(Arc::new(error))))
         })
@@ -217,7 +224,7 @@ impl ServerCertVerifier for NodeOfCluster {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(too_old())
+        Err(tls12_rejected())
     }
 
     fn verify_tls13_signature(
@@ -226,7 +233,7 @@ impl ServerCertVerifier for NodeOfCluster {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.proof.verify(message, certificate, signature)
+        self.signature_verifier.verify(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -234,16 +241,16 @@ impl ServerCertVerifier for NodeOfCluster {
     }
 }
 
-/// One certificate for every connection, whatever authorities the other end names: it names none.
-struct Shown(Arc<CertifiedKey>);
+/// One certificate for every connection, whatever authorities the server names; a curator names none.
+struct FixedClientCert(Arc<CertifiedKey>);
 
-impl fmt::Debug for Shown {
+impl fmt::Debug for FixedClientCert {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Shown")
+        f.write_str("FixedClientCert")
     }
 }
 
-impl rustls::client::ResolvesClientCert for Shown {
+impl rustls::client::ResolvesClientCert for FixedClientCert {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         Some(self.0.clone())
     }

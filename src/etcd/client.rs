@@ -1,8 +1,9 @@
-//! One client of an etcd cluster, in one namespace, with a limit on every call.
+//! The etcd client: reads, transactions and errors, with a deadline on every call.
 //!
-//! A client is cheap to clone, and connects when it is first used. Reads are linearizable: they need a quorum, and see
-//! all that was acknowledged before they began. An answer that does not come within the deadline is an error, and
-//! etcd is told the same deadline, so that it does not go on with what nobody waits for.
+//! A client belongs to one namespace of one cluster. It is cheap to clone, and connects when it is first used. Reads
+//! are linearizable: they need a quorum, and see every write that was acknowledged before they began. A response that
+//! does not come within the deadline is an error. etcd gets the same deadline, so that it does not go on with work that
+//! nobody waits for.
 
 use std::error::Error;
 use std::future::Future;
@@ -17,58 +18,59 @@ use tonic::{Code, Request, Status, Streaming};
 
 pub use super::transport::Endpoint;
 
-use crate::etcd::namespace::{Keys, NameError, Namespace};
+use crate::etcd::namespace::{KeySelector, NameError, Namespace};
 use crate::etcd::transport;
 use crate::proto::etcdserverpb as wire;
 
-/// How long a call may take unless the client is told otherwise. An election in etcd takes one to three seconds.
-pub const DEADLINE: Duration = Duration::from_secs(5);
-/// The largest answer: a page of the largest values that etcd takes (1.5 MiB) and their keys.
-const ANSWER_LIMIT_BYTES: usize = 160 << 20;
-/// Keys of one answer.
-const PAGE: usize = 100;
+/// The deadline of a call, unless the client has another one. An election in etcd takes one to three seconds.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
+/// The largest response: a page of the largest values that etcd takes (1.5 MiB) and their keys.
+const MAX_RESPONSE_BYTES: usize = 160 << 20;
+/// The most keys in one response; a longer listing is read in pages.
+const PAGE_KEYS: usize = 100;
 
-/// What etcd did not do, and why.
+/// An operation that failed in etcd, or whose outcome is unknown.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum EtcdError {
-    /// What was asked cannot be asked.
+    /// The request names an invalid key or namespace; nothing was sent.
     #[error(transparent)]
-    Name(#[from] NameError),
-    /// No answer. What was to be written may be written.
+    InvalidName(#[from] NameError),
+    /// No response within the deadline. A write may have been made.
     #[error(
-        "{doing} got no answer from etcd within {} ms, and may have been done; look again before it is repeated",
+        "{operation} got no answer from etcd within {} ms, and may have been done; look again before it is repeated",
         within.as_millis()
     )]
     Deadline {
-        /// What was being done, to what.
-        doing: String,
-        /// The limit.
+        /// The operation and its object.
+        operation: String,
+        /// The deadline that passed.
         within: Duration,
     },
-    /// No connection, or etcd has no quorum. What was to be written may be written all the same: a connection can
-    /// break, and a quorum be lost, between the deed and the answer.
+    /// No connection, or etcd has no quorum. A write may have been made all the same: a connection can break, and a
+    /// quorum can be lost, between the write and the response.
+    /// The operation and its object.
     #[error(
-        "{doing} failed, because etcd cannot be reached or has no quorum ({said}); it works again once most members run"
+        "{operation} failed, because etcd cannot be reached or has no quorum ({message}); it works again once most members run"
     )]
-    Away {
+    Unavailable {
         /// What was being done, to what.
-        doing: String,
-        /// What etcd, or the connection, said.
-        said: String,
+        operation: String,
+        /// The message of etcd or of the connection.
+        message: String,
     },
-    /// The revision is older than what etcd keeps.
-    #[error("{doing} failed, because etcd no longer keeps that revision; read anew")]
+    /// The revision was compacted: it is older than etcd's history.
+    #[error("{operation} failed, because etcd no longer keeps that revision; read anew")]
     Compacted {
-        /// What was being done, to what.
-        doing: String,
+        /// The operation and its object.
+        operation: String,
     },
-    /// etcd will not do it, however often it is asked.
-    #[error("{doing} was refused by etcd ({said})")]
-    Refused {
-        /// What was being done, to what.
-        doing: String,
-        /// What etcd said.
-        said: String,
+    /// etcd rejects the request, and will reject a repetition of it.
+    #[error("{operation} was refused by etcd ({message})")]
+    Rejected {
+        /// The operation and its object.
+        operation: String,
+        /// The message in etcd's response.
+        message: String,
     },
 }
 
@@ -77,37 +79,37 @@ pub enum EtcdError {
 pub struct Record {
     /// The key within its namespace.
     pub key: String,
-    /// The value.
+    /// The value, as bytes that only the caller interprets.
     pub value: Vec<u8>,
-    /// The store's revision when the key came to be; a key that was deleted and made again has another.
+    /// The store's revision when the key was created. A key that was deleted and created again has another one.
     pub create_revision: i64,
     /// The store's revision when the value was last written.
     pub mod_revision: i64,
 }
 
-/// Records as they all were at one moment.
+/// Records as they all were at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
-    /// In the order of their keys.
+    /// The records, sorted by key.
     pub records: Vec<Record>,
-    /// The store's revision at that moment.
+    /// The store's revision of the listing.
     pub revision: i64,
 }
 
-/// What the member that was asked knows of itself and its cluster.
+/// The status of the connected member and of its cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberStatus {
-    /// Its member id.
-    pub member: u64,
-    /// The member id of the leader of the members; `None` while there is none.
+    /// The member id that etcd gave it.
+    pub member_id: u64,
+    /// The member id of the Raft leader; `None` while there is none.
     pub leader: Option<u64>,
-    /// How far this member is, which may be behind the others.
+    /// The newest revision that this member has applied; it may be behind the others.
     pub revision: i64,
-    /// Of etcd: `3.4.23`.
+    /// The version of etcd, such as `3.4.23`.
     pub version: String,
-    /// Size of its database file.
+    /// Size of its database file in bytes.
     pub database_bytes: u64,
-    /// Whether it only learns, and does not vote.
+    /// Whether it is a learner, without a vote.
     pub learner: bool,
 }
 
@@ -120,10 +122,11 @@ pub struct Client {
     deadline: Duration,
 }
 
-/// TLS to etcd: who may answer, and who we are. Certificates are DER, our own before those that signed it.
+/// The TLS configuration of a client: the authorities that etcd's certificate must come from, and our certificate and
+/// key. Certificates are DER, our own before those that signed it.
 ///
-/// With the one TLS provider named, because a library must not rely on which one its process has chosen.
-pub fn tls(
+/// The TLS provider is named here, because a library must not rely on the one that its process has chosen.
+pub fn client_tls_config(
     authorities: &[CertificateDer<'_>],
     own_chain: Vec<CertificateDer<'static>>,
     own_key: PrivateKeyDer<'static>,
@@ -142,12 +145,17 @@ pub fn tls(
 }
 
 impl Client {
-    /// A client of the cluster that all these endpoints belong to. It must be made within a tokio runtime, and
+    /// A client of the cluster that all these endpoints belong to. It must be created within a tokio runtime, and
     /// connects when it is first used.
     #[must_use]
     pub fn new(endpoints: Vec<Endpoint>, namespace: Namespace) -> Self {
         let endpoints: Arc<[Endpoint]> = endpoints.into();
-        Self { channel: transport::channel(endpoints.clone()), endpoints, namespace, deadline: DEADLINE }
+        Self {
+            channel: transport::lazy_channel(endpoints.clone()),
+            endpoints,
+            namespace,
+            deadline: DEFAULT_DEADLINE,
+        }
     }
 
     /// The same connection with another deadline for each call.
@@ -163,7 +171,7 @@ impl Client {
         Self { namespace, ..self.clone() }
     }
 
-    /// How long each call may take.
+    /// The deadline of each call.
     #[must_use]
     pub fn deadline(&self) -> Duration {
         self.deadline
@@ -177,27 +185,27 @@ impl Client {
         &self.namespace
     }
 
-    /// Reads one key; `None` when it is not there.
+    /// Reads one key; `None` if it does not exist.
     pub async fn get(&self, key: &str) -> Result<Option<Record>, EtcdError> {
-        let request = wire::RangeRequest { key: self.namespace.outside(key)?, ..Default::default() };
+        let request = wire::RangeRequest { key: self.namespace.to_etcd_key(key)?, ..Default::default() };
         let read = self.range(format!("reading {key}"), request).await?;
         Ok(read.kvs.into_iter().next().map(|pair| self.record(pair)))
     }
 
-    /// Reads keys as they all are at one moment, however many.
-    pub async fn list(&self, keys: &Keys) -> Result<Listing, EtcdError> {
-        let (mut first, end) = keys.outside(&self.namespace)?;
+    /// Reads any number of keys as they all are at one revision.
+    pub async fn list(&self, keys: &KeySelector) -> Result<Listing, EtcdError> {
+        let (mut first, end) = keys.to_etcd_range(&self.namespace)?;
         let (mut records, mut revision) = (Vec::new(), 0);
         loop {
             let request = wire::RangeRequest {
                 key: first,
                 range_end: end.clone(),
-                limit: PAGE.try_into().unwrap_or(i64::MAX),
-                // Every page as it was when the first was read.
+                limit: PAGE_KEYS.try_into().unwrap_or(i64::MAX),
+                // Every page is read at the revision of the first.
                 revision,
                 ..Default::default()
             };
-            let page = self.range(format!("reading {}", keys.name()), request).await?;
+            let page = self.range(format!("reading {}", keys.display_name()), request).await?;
             if revision == 0 {
                 revision = page.header.as_ref().map_or(0, |header| header.revision);
             }
@@ -210,15 +218,15 @@ impl Client {
         }
     }
 
-    /// Writes a key whatever it was, guarded by nothing: for what is written before anybody can lead, and for tests.
-    /// Gives the store's revision of it.
+    /// Writes a key whatever its value is, without a guard: for records that are written before anybody can lead, and
+    /// for tests. Returns the store's revision of the write.
     pub async fn put_unguarded(&self, key: &str, value: &[u8]) -> Result<i64, EtcdError> {
         let put = self.put_operation(key, value, 0)?;
         let done = self.transact(format!("writing {key}"), vec![], vec![put], vec![]).await?;
         Ok(done.revision)
     }
 
-    /// Writes all of these keys if none of them is there, guarded by nothing else. Says whether it did.
+    /// Writes all of these keys if none of them exists, without any other guard. Returns whether it did.
     pub async fn create_unguarded(
         &self,
         what: &str,
@@ -226,38 +234,39 @@ impl Client {
     ) -> Result<bool, EtcdError> {
         let (mut absent, mut puts) = (Vec::new(), Vec::new());
         for (key, value) in records {
-            absent.push(written_at(self.namespace.outside(key)?, 0));
+            absent.push(compare_mod_revision(self.namespace.to_etcd_key(key)?, 0));
             puts.push(self.put_operation(key, value, 0)?);
         }
         let done = self.transact(format!("writing {what}"), absent, puts, vec![]).await?;
         Ok(done.succeeded)
     }
 
-    /// Deletes keys, guarded by nothing. Gives the store's revision after it.
-    pub async fn delete_unguarded(&self, keys: &Keys) -> Result<i64, EtcdError> {
+    /// Deletes keys without a guard. Returns the store's revision after it.
+    pub async fn delete_unguarded(&self, keys: &KeySelector) -> Result<i64, EtcdError> {
         let delete = self.delete_operation(keys)?;
-        let done = self.transact(format!("deleting {}", keys.name()), vec![], vec![delete], vec![]).await?;
+        let done =
+            self.transact(format!("deleting {}", keys.display_name()), vec![], vec![delete], vec![]).await?;
         Ok(done.revision)
     }
 
-    /// Has etcd forget all that was before this revision but the newest value of each key.
+    /// Compacts the history: etcd drops everything before this revision except the newest value of each key.
     pub async fn compact(&self, revision: i64) -> Result<(), EtcdError> {
         let request = wire::CompactionRequest { revision, physical: false };
         let doing = format!("compacting etcd up to revision {revision}");
         let mut kv = self.kv();
-        self.call(doing, request, async |request| kv.compact(request).await).await.map(drop)
+        self.call_unary(doing, request, async |request| kv.compact(request).await).await.map(drop)
     }
 
-    /// Asks the member that we are connected to how it is. It answers without a quorum.
+    /// Reads the status of the connected member. It responds without a quorum.
     pub async fn status(&self) -> Result<MemberStatus, EtcdError> {
         let mut maintenance = self.maintenance();
         let doing = "asking etcd how it is".to_owned();
         let status = self
-            .call(doing, wire::StatusRequest {}, async |request| maintenance.status(request).await)
+            .call_unary(doing, wire::StatusRequest {}, async |request| maintenance.status(request).await)
             .await?;
         let header = status.header.unwrap_or_default();
         Ok(MemberStatus {
-            member: header.member_id,
+            member_id: header.member_id,
             leader: (status.leader != 0).then_some(status.leader),
             revision: header.revision,
             version: status.version,
@@ -272,20 +281,20 @@ impl Client {
         range: wire::RangeRequest,
     ) -> Result<wire::RangeResponse, EtcdError> {
         let mut kv = self.kv();
-        self.call(doing, range, async |request| kv.range(request).await).await
+        self.call_unary(doing, range, async |request| kv.range(request).await).await
     }
 
-    /// One transaction: all of `success` if every comparison holds, else all of `failure`.
+    /// Runs one transaction: all of `success` if every comparison holds, else all of `failure`.
     pub(super) async fn transact(
         &self,
         doing: String,
         compare: Vec<wire::Compare>,
         success: Vec<wire::RequestOp>,
         failure: Vec<wire::RequestOp>,
-    ) -> Result<Transacted, EtcdError> {
+    ) -> Result<TransactionResult, EtcdError> {
         let request = wire::TxnRequest { compare, success, failure };
         let mut kv = self.kv();
-        let done = self.call(doing, request, async |request| kv.txn(request).await).await?;
+        let done = self.call_unary(doing, request, async |request| kv.txn(request).await).await?;
         let mut read = Vec::new();
         for response in done.responses {
             if let Some(wire::response_op::Response::ResponseRange(range)) = response.response {
@@ -293,7 +302,7 @@ impl Client {
             }
         }
         let revision = done.header.map_or(0, |header| header.revision);
-        Ok(Transacted { succeeded: done.succeeded, revision, read })
+        Ok(TransactionResult { succeeded: done.succeeded, revision, reads: read })
     }
 
     pub(super) fn put_operation(
@@ -305,21 +314,21 @@ impl Client {
         put_operation(&self.namespace, key, value, lease)
     }
 
-    pub(super) fn delete_operation(&self, keys: &Keys) -> Result<wire::RequestOp, EtcdError> {
+    pub(super) fn delete_operation(&self, keys: &KeySelector) -> Result<wire::RequestOp, EtcdError> {
         delete_operation(&self.namespace, keys)
     }
 
     pub(super) fn record(&self, pair: wire::KeyValue) -> Record {
         Record {
-            key: self.namespace.inside(&pair.key),
+            key: self.namespace.decode_key(&pair.key),
             value: pair.value,
             create_revision: pair.create_revision,
             mod_revision: pair.mod_revision,
         }
     }
 
-    /// Makes one call, within the deadline.
-    pub(super) async fn call<Q, A>(
+    /// Makes one call within the deadline.
+    pub(super) async fn call_unary<Q, A>(
         &self,
         doing: String,
         request: Q,
@@ -328,13 +337,16 @@ impl Client {
         let mut request = Request::new(request);
         request.set_timeout(self.deadline);
         let answered = self.within_deadline(&doing, send(request)).await?;
-        answered.map(tonic::Response::into_inner).map_err(|status| told(doing, &status, self.deadline))
+        answered
+            .map(tonic::Response::into_inner)
+            .map_err(|status| classify_status(doing, &status, self.deadline))
     }
 
-    /// Opens a stream of answers: the first answer's head must come within the deadline, what follows takes its time.
+    /// Opens a stream of responses. The head of the first response must come within the deadline; what follows has no
+    /// limit.
     ///
-    /// etcd ends the stream when its member has lost the leader of the members, instead of falling silent.
-    pub(super) async fn open<Q, A>(
+    /// etcd ends the stream when its member has lost the Raft leader, instead of falling silent.
+    pub(super) async fn open_stream<Q, A>(
         &self,
         doing: &str,
         request: Q,
@@ -345,27 +357,27 @@ impl Client {
         let answered = self.within_deadline(doing, send(request)).await?;
         answered
             .map(tonic::Response::into_inner)
-            .map_err(|status| told(doing.to_owned(), &status, self.deadline))
+            .map_err(|status| classify_status(doing.to_owned(), &status, self.deadline))
     }
 
-    /// The error of a stream that has ended.
+    /// The error of a stream that has ended with this status.
     pub(super) fn stream_error(&self, doing: &str, status: &Status) -> EtcdError {
-        told(doing.to_owned(), status, self.deadline)
+        classify_status(doing.to_owned(), status, self.deadline)
     }
 
     async fn within_deadline<T>(&self, doing: &str, work: impl Future<Output = T>) -> Result<T, EtcdError> {
         tokio::time::timeout(self.deadline, work)
             .await
-            .map_err(|_| EtcdError::Deadline { doing: doing.to_owned(), within: self.deadline })
+            .map_err(|_| EtcdError::Deadline { operation: doing.to_owned(), within: self.deadline })
     }
 
     pub(super) fn kv(&self) -> wire::kv_client::KvClient<Channel> {
-        wire::kv_client::KvClient::new(self.channel.clone()).max_decoding_message_size(ANSWER_LIMIT_BYTES)
+        wire::kv_client::KvClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(super) fn watch(&self) -> wire::watch_client::WatchClient<Channel> {
         wire::watch_client::WatchClient::new(self.channel.clone())
-            .max_decoding_message_size(ANSWER_LIMIT_BYTES)
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(super) fn lease(&self) -> wire::lease_client::LeaseClient<Channel> {
@@ -378,46 +390,49 @@ impl Client {
 
     pub(super) fn maintenance(&self) -> wire::maintenance_client::MaintenanceClient<Channel> {
         wire::maintenance_client::MaintenanceClient::new(self.channel.clone())
-            .max_decoding_message_size(ANSWER_LIMIT_BYTES)
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 }
 
-/// What became of a transaction.
-pub(super) struct Transacted {
+/// The outcome of a transaction.
+pub(super) struct TransactionResult {
     /// Whether every comparison held.
     pub(super) succeeded: bool,
-    /// The store's revision after it.
+    /// The store's revision after the transaction.
     pub(super) revision: i64,
-    /// What its reads found.
-    pub(super) read: Vec<Record>,
+    /// The records that its reads found.
+    pub(super) reads: Vec<Record>,
 }
 
-/// A part of a transaction: the key gets this value, until this lease ends; 0 is none.
+/// A part of a transaction: write the key, with a lease at whose end it is deleted; 0 is no lease.
 pub(super) fn put_operation(
     namespace: &Namespace,
     key: &str,
     value: &[u8],
     lease: i64,
 ) -> Result<wire::RequestOp, EtcdError> {
-    let put = wire::PutRequest { key: namespace.outside(key)?, value: value.to_vec(), lease };
+    let put = wire::PutRequest { key: namespace.to_etcd_key(key)?, value: value.to_vec(), lease };
     Ok(wire::RequestOp { request: Some(wire::request_op::Request::RequestPut(put)) })
 }
 
-/// A part of a transaction: these are deleted.
-pub(super) fn delete_operation(namespace: &Namespace, keys: &Keys) -> Result<wire::RequestOp, EtcdError> {
-    let (key, range_end) = keys.outside(namespace)?;
+/// A part of a transaction: delete these keys.
+pub(super) fn delete_operation(
+    namespace: &Namespace,
+    keys: &KeySelector,
+) -> Result<wire::RequestOp, EtcdError> {
+    let (key, range_end) = keys.to_etcd_range(namespace)?;
     let delete = wire::DeleteRangeRequest { key, range_end };
     Ok(wire::RequestOp { request: Some(wire::request_op::Request::RequestDeleteRange(delete)) })
 }
 
-/// A part of a transaction: the key is read.
+/// A part of a transaction: read the key.
 pub(super) fn get_operation(namespace: &Namespace, key: &str) -> Result<wire::RequestOp, EtcdError> {
-    let get = wire::RangeRequest { key: namespace.outside(key)?, ..Default::default() };
+    let get = wire::RangeRequest { key: namespace.to_etcd_key(key)?, ..Default::default() };
     Ok(wire::RequestOp { request: Some(wire::request_op::Request::RequestRange(get)) })
 }
 
-/// A comparison for a transaction: the key came to be at this revision; 0 when it is to be absent.
-pub(super) fn created_at(key: Vec<u8>, revision: i64) -> wire::Compare {
+/// A comparison for a transaction: the key was created at this revision; 0 means that it does not exist.
+pub(super) fn compare_create_revision(key: Vec<u8>, revision: i64) -> wire::Compare {
     wire::Compare {
         result: wire::compare::CompareResult::Equal.into(),
         target: wire::compare::CompareTarget::Create.into(),
@@ -427,8 +442,8 @@ pub(super) fn created_at(key: Vec<u8>, revision: i64) -> wire::Compare {
     }
 }
 
-/// A comparison for a transaction: the key was last written at this revision; 0 when it is to be absent.
-pub(super) fn written_at(key: Vec<u8>, revision: i64) -> wire::Compare {
+/// A comparison for a transaction: the key was last written at this revision; 0 means that it does not exist.
+pub(super) fn compare_mod_revision(key: Vec<u8>, revision: i64) -> wire::Compare {
     wire::Compare {
         result: wire::compare::CompareResult::Equal.into(),
         target: wire::compare::CompareTarget::Mod.into(),
@@ -438,13 +453,14 @@ pub(super) fn written_at(key: Vec<u8>, revision: i64) -> wire::Compare {
     }
 }
 
-/// A comparison for a transaction: none of these was written after this revision. Holds where there is none.
-pub(super) fn none_written_after(
+/// A comparison for a transaction: none of these keys was written after this revision. It holds if there are no such
+/// keys.
+pub(super) fn compare_not_modified_since(
     namespace: &Namespace,
-    keys: &Keys,
+    keys: &KeySelector,
     revision: i64,
 ) -> Result<wire::Compare, EtcdError> {
-    let (key, range_end) = keys.outside(namespace)?;
+    let (key, range_end) = keys.to_etcd_range(namespace)?;
     Ok(wire::Compare {
         result: wire::compare::CompareResult::Less.into(),
         target: wire::compare::CompareTarget::Mod.into(),
@@ -454,39 +470,39 @@ pub(super) fn none_written_after(
     })
 }
 
-/// What a status of gRPC means. etcd has a code for most of it; the text tells the rest.
-fn told(doing: String, status: &Status, within: Duration) -> EtcdError {
-    let said = sentence(status);
+/// Classifies a gRPC status. etcd has a code for most cases; the text distinguishes the rest.
+fn classify_status(doing: String, status: &Status, within: Duration) -> EtcdError {
+    let output = status_text(status);
     match status.code() {
-        // Whoever counts the time first says it: etcd, our side of the channel, or the call itself.
-        Code::DeadlineExceeded => EtcdError::Deadline { doing, within },
-        _ if causes(status).any(<dyn Error>::is::<tonic::TimeoutExpired>) => {
-            EtcdError::Deadline { doing, within }
+        // The deadline is measured by etcd, by our channel and by the call itself; the first of them reports it.
+        Code::DeadlineExceeded => EtcdError::Deadline { operation: doing, within },
+        _ if error_causes(status).any(<dyn Error>::is::<tonic::TimeoutExpired>) => {
+            EtcdError::Deadline { operation: doing, within }
         }
-        // The server's or our own end of a connection that broke says so in one of these.
+        // Both our end and the server's end of a broken connection report it by one of these codes.
         Code::Unavailable | Code::Cancelled | Code::Unknown | Code::Internal | Code::Aborted => {
-            EtcdError::Away { doing, said }
+            EtcdError::Unavailable { operation: doing, message: output }
         }
-        Code::OutOfRange if said.contains("compacted") => EtcdError::Compacted { doing },
-        _ => EtcdError::Refused { doing, said },
+        Code::OutOfRange if output.contains("compacted") => EtcdError::Compacted { operation: doing },
+        _ => EtcdError::Rejected { operation: doing, message: output },
     }
 }
 
-fn causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {
+fn error_causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {
     std::iter::successors(status.source(), |error| (*error).source())
 }
 
-/// The status's own text, with what caused it, each said once.
-fn sentence(status: &Status) -> String {
-    let mut said = vec![status.message().to_owned()];
-    for cause in causes(status) {
+/// The status's own text and the texts of its causes, each once.
+fn status_text(status: &Status) -> String {
+    let mut messages = vec![status.message().to_owned()];
+    for cause in error_causes(status) {
         let text = cause.to_string();
-        if !said.iter().any(|earlier| earlier.contains(&text)) {
-            said.push(text);
+        if !messages.iter().any(|earlier| earlier.contains(&text)) {
+            messages.push(text);
         }
     }
-    said.retain(|text| !text.is_empty());
-    if said.is_empty() { format!("{:?}", status.code()) } else { said.join(": ") }
+    messages.retain(|text| !text.is_empty());
+    if messages.is_empty() { format!("{:?}", status.code()) } else { messages.join(": ") }
 }
 
 #[cfg(test)]
@@ -494,25 +510,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statuses_are_told_apart_by_what_can_be_done_about_them() {
-        let told = |code, said: &str| {
-            told("reading /a".to_owned(), &Status::new(code, said), Duration::from_secs(5)).to_string()
+    fn statuses_are_classified_by_remedy() {
+        let reported = |code, text: &str| {
+            classify_status("reading /a".to_owned(), &Status::new(code, text), Duration::from_secs(5))
+                .to_string()
         };
         assert_eq!(
-            told(Code::DeadlineExceeded, "context deadline exceeded"),
+            reported(Code::DeadlineExceeded, "context deadline exceeded"),
             "reading /a got no answer from etcd within 5000 ms, and may have been done; look again before it is repeated"
         );
         assert_eq!(
-            told(Code::Unavailable, "etcdserver: no leader"),
+            reported(Code::Unavailable, "etcdserver: no leader"),
             "reading /a failed, because etcd cannot be reached or has no quorum (etcdserver: no leader); it works again \
              once most members run"
         );
         assert_eq!(
-            told(Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted"),
+            reported(Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted"),
             "reading /a failed, because etcd no longer keeps that revision; read anew"
         );
         assert_eq!(
-            told(Code::InvalidArgument, "etcdserver: request is too large"),
+            reported(Code::InvalidArgument, "etcdserver: request is too large"),
             "reading /a was refused by etcd (etcdserver: request is too large)"
         );
     }

@@ -1,72 +1,73 @@
-//! Writes that only the leader can make.
+//! Writes conditional on leadership and on record revisions (compare-and-swap).
 //!
-//! A curator may believe to lead after another one does: its process was stopped, its network was away, its clock ran
-//! slow. No care on its own side helps, because between any last look and the write there is time. So etcd compares,
-//! in the transaction that writes: the key that won the election must still be the one that was created then. When
-//! the lease of a former leader ends, etcd deletes that key, and its create revision never comes again.
+//! A curator may believe that it leads after another one has begun to: its process was stopped, its network was away,
+//! or its clock ran slow. No care on its own side helps, because time passes between its last check and the write. So
+//! etcd compares in the transaction that writes: the key that won the election must still be the one that was created
+//! then. When the lease of a former leader ends, etcd deletes that key, and its create revision never comes again.
 //!
 //! The second comparison is of the record itself. Two tasks of one leader that read a record, change it and write it
-//! back would undo one another's change; the one whose record is not the newest any more is told to read again.
+//! back would undo each other's change. The write of the task whose record is outdated fails with a conflict, and that
+//! task reads again.
 //!
-//! What failed is told apart by what etcd read in the same transaction, never by asking again: the answer to a second
-//! question may be about another moment.
+//! What etcd read in the same transaction shows which comparison failed. A second request would not do: its response
+//! may be about another moment.
 
 use crate::etcd::client::{
-    Client, EtcdError, Record, created_at, delete_operation, get_operation, none_written_after,
-    put_operation, written_at,
+    Client, EtcdError, Record, compare_create_revision, compare_mod_revision, compare_not_modified_since,
+    delete_operation, get_operation, put_operation,
 };
-use crate::etcd::namespace::{Keys, Namespace};
+use crate::etcd::namespace::{KeySelector, Namespace};
 use crate::proto::etcdserverpb as wire;
 
 /// An election that was won: the key that won it, as etcd compares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Guard {
+pub struct LeaderGuard {
     /// The key, in the namespace of the election; only a client of that namespace can use it.
     pub key: String,
-    /// When it came to be. Another leader, or the same one elected again, has another.
+    /// The key's create revision. Another leader, or the same one elected again, has another one.
     pub create_revision: i64,
 }
 
-/// What a record must be for a write to it to happen.
+/// The condition on a record for a write to it to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expected {
-    /// Whatever it is, or is not.
-    Anything,
-    /// Not there.
+pub enum ExpectedRevision {
+    /// No condition: it may exist or not.
+    Any,
+    /// The key does not exist.
     Absent,
-    /// As it was read: last written at this revision.
+    /// Unchanged since it was read: last written at this revision.
     At(i64),
 }
 
 /// One key's part of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum KeyChange {
     /// The key gets this value.
     Put {
-        /// The key.
+        /// The key, within the client's namespace.
         key: String,
-        /// Its value.
+        /// The new value of the key.
         value: Vec<u8>,
-        /// What it must be until then.
-        expected: Expected,
+        /// The condition on the key before the write.
+        expected: ExpectedRevision,
     },
     /// The key is deleted.
     Delete {
-        /// The key.
+        /// The key, within the client's namespace.
         key: String,
-        /// What it must be until then.
-        expected: Expected,
+        /// The condition on the key before the deletion.
+        expected: ExpectedRevision,
     },
 }
 
-impl Change {
+impl KeyChange {
     fn key(&self) -> &str {
         match self {
             Self::Put { key, .. } | Self::Delete { key, .. } => key,
         }
     }
 
-    fn expected(&self) -> Expected {
+    fn expected(&self) -> ExpectedRevision {
         match self {
             Self::Put { expected, .. } | Self::Delete { expected, .. } => *expected,
         }
@@ -75,181 +76,192 @@ impl Change {
 
 /// Keys that a write relies on without changing them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unchanged {
-    /// Which. A key that comes to be among them is a change as well; one that goes is none that etcd can see.
-    pub keys: Keys,
-    /// The store's revision when they were looked at.
-    pub since: i64,
+pub struct UnchangedKeys {
+    /// The keys. A key that is created among them counts as a change; etcd cannot see a deletion here.
+    pub keys: KeySelector,
+    /// The store's revision when they were read.
+    pub revision: i64,
 }
 
-/// Why nothing was written, or whether it was is not known.
+/// Why nothing was written, or that the outcome is unknown.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum WriteError {
-    /// Nothing was written: whoever holds this guard leads no more.
+    /// Nothing was written: the holder of this guard no longer leads.
     #[error(transparent)]
     LostLeadership(#[from] LostLeadership),
-    /// Nothing was written: these are not as expected any more.
-    #[error("writing {doing} changed nothing, because {} changed meanwhile; read again and decide anew", changed.join(", "))]
-    Changed {
-        /// The keys to be written.
-        doing: String,
-        /// Those that were not as expected.
-        changed: Vec<String>,
+    /// Nothing was written: these keys are no longer as expected.
+    #[error("writing {operation} changed nothing, because {} changed meanwhile; read again and decide anew", keys.join(", "))]
+    Conflict {
+        /// The keys of the write.
+        operation: String,
+        /// The keys that were not as expected.
+        keys: Vec<String>,
     },
-    /// etcd did not do it, or nobody knows whether it did.
+    /// etcd did not do it, or the outcome is unknown.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
 }
 
-/// The guard does not hold any more: another leads, or nobody.
+/// The guard no longer holds: another candidate leads, or none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{doing} was refused, because whoever asked is no longer the leader (the lock {lock} of revision {create_revision} is \
+    "{operation} was refused, because whoever asked is no longer the leader (the lock {lock} of revision {create_revision} is \
      gone); ask the new leader"
 )]
 pub struct LostLeadership {
-    /// What was being done, to what.
-    pub doing: String,
+    /// The operation and its object.
+    pub operation: String,
     /// The key of the guard.
     pub lock: String,
-    /// Its create revision.
+    /// The create revision of that key.
     pub create_revision: i64,
 }
 
 impl Client {
-    /// Makes all these changes or none, if the guard holds and every record is as expected. Gives the store's revision
-    /// of them, which is the mod revision of every key put. A key stands in one change only, or etcd refuses.
-    pub async fn write(&self, guard: &Guard, changes: &[Change]) -> Result<i64, WriteError> {
-        let doing = written(changes);
-        let asked = guarded_write(self.namespace(), guard, changes)?;
+    /// Makes all these changes or none, if the guard holds and every record is as expected. Returns the store's
+    /// revision of the write, which is the mod revision of every key put. A key may be in one change only, or etcd
+    /// rejects the write.
+    pub async fn write_guarded(&self, guard: &LeaderGuard, changes: &[KeyChange]) -> Result<i64, WriteError> {
+        let doing = joined_keys(changes);
+        let request = guarded_write_request(self.namespace(), guard, changes)?;
         let transacted =
-            self.transact(format!("writing {doing}"), asked.compare, asked.success, asked.failure);
-        let done = transacted.await?;
-        if done.succeeded { Ok(done.revision) } else { Err(why_not(guard, changes, &done.read)) }
-    }
-
-    /// As [`write`](Self::write), and only if these are as they were when they were looked at.
-    pub async fn write_while(
-        &self,
-        guard: &Guard,
-        changes: &[Change],
-        unchanged: &Unchanged,
-    ) -> Result<i64, WriteError> {
-        let doing = written(changes);
-        let asked = guarded_write_while(self.namespace(), guard, changes, unchanged)?;
-        let transacted =
-            self.transact(format!("writing {doing}"), asked.compare, asked.success, asked.failure);
+            self.transact(format!("writing {doing}"), request.compare, request.success, request.failure);
         let done = transacted.await?;
         if done.succeeded {
             Ok(done.revision)
         } else {
-            Err(why_not_while(guard, changes, unchanged, &done.read))
+            Err(explain_failed_write(guard, changes, &done.reads))
         }
     }
 
-    /// Reads one key as the leader: fails when the guard does not hold any more.
-    ///
-    /// What the leader answers from must not be what a former leader sees.
-    pub async fn read(&self, guard: &Guard, key: &str) -> Result<Option<Record>, WriteError> {
-        let asked = guarded_read(self.namespace(), guard, key)?;
-        let done =
-            self.transact(format!("reading {key}"), asked.compare, asked.success, asked.failure).await?;
+    /// As [`write_guarded`](Self::write_guarded), and only if these keys are unchanged since they were read.
+    pub async fn write_if_unchanged(
+        &self,
+        guard: &LeaderGuard,
+        changes: &[KeyChange],
+        unchanged: &UnchangedKeys,
+    ) -> Result<i64, WriteError> {
+        let doing = joined_keys(changes);
+        let request = conditional_write_request(self.namespace(), guard, changes, unchanged)?;
+        let transacted =
+            self.transact(format!("writing {doing}"), request.compare, request.success, request.failure);
+        let done = transacted.await?;
         if done.succeeded {
-            Ok(done.read.into_iter().next())
+            Ok(done.revision)
         } else {
-            Err(lost(guard, format!("reading {key}")).into())
+            Err(explain_failed_conditional_write(guard, changes, unchanged, &done.reads))
+        }
+    }
+
+    /// Reads one key as the leader: fails if the guard no longer holds.
+    ///
+    /// A leader must not respond with what a former leader sees.
+    pub async fn read_guarded(&self, guard: &LeaderGuard, key: &str) -> Result<Option<Record>, WriteError> {
+        let request = guarded_read_request(self.namespace(), guard, key)?;
+        let done = self
+            .transact(format!("reading {key}"), request.compare, request.success, request.failure)
+            .await?;
+        if done.succeeded {
+            Ok(done.reads.into_iter().next())
+        } else {
+            Err(lost_leadership(guard, format!("reading {key}")).into())
         }
     }
 }
 
-/// What etcd is asked to write all of these changes or none of them; where it writes none, it reads what [`why_not`]
-/// wants to know.
-pub fn guarded_write(
+/// The etcd request that writes all of these changes or none of them. If it writes none, it reads what
+/// [`explain_failed_write`] needs.
+pub fn guarded_write_request(
     namespace: &Namespace,
-    guard: &Guard,
-    changes: &[Change],
+    guard: &LeaderGuard,
+    changes: &[KeyChange],
 ) -> Result<wire::TxnRequest, EtcdError> {
-    let mut compare = vec![guarded(namespace, guard)?];
+    let mut compare = vec![compare_guard(namespace, guard)?];
     let (mut success, mut failure) = (Vec::new(), vec![get_operation(namespace, &guard.key)?]);
     for change in changes {
-        let outside = namespace.outside(change.key()).map_err(EtcdError::from)?;
+        let outside = namespace.to_etcd_key(change.key()).map_err(EtcdError::from)?;
         match change.expected() {
-            Expected::Anything => {}
-            Expected::Absent => compare.push(written_at(outside, 0)),
-            Expected::At(revision) => compare.push(written_at(outside, revision)),
+            ExpectedRevision::Any => {}
+            ExpectedRevision::Absent => compare.push(compare_mod_revision(outside, 0)),
+            ExpectedRevision::At(revision) => compare.push(compare_mod_revision(outside, revision)),
         }
         failure.push(get_operation(namespace, change.key())?);
         success.push(match change {
-            Change::Put { key, value, .. } => put_operation(namespace, key, value, 0)?,
-            Change::Delete { key, .. } => delete_operation(namespace, &Keys::One(key.clone()))?,
+            KeyChange::Put { key, value, .. } => put_operation(namespace, key, value, 0)?,
+            KeyChange::Delete { key, .. } => delete_operation(namespace, &KeySelector::One(key.clone()))?,
         });
     }
     Ok(wire::TxnRequest { compare, success, failure })
 }
 
-/// As [`guarded_write`], and only if these are as they were when they were looked at.
-pub fn guarded_write_while(
+/// As [`guarded_write_request`], and only if these keys are unchanged since they were read.
+pub fn conditional_write_request(
     namespace: &Namespace,
-    guard: &Guard,
-    changes: &[Change],
-    unchanged: &Unchanged,
+    guard: &LeaderGuard,
+    changes: &[KeyChange],
+    unchanged: &UnchangedKeys,
 ) -> Result<wire::TxnRequest, EtcdError> {
-    let mut asked = guarded_write(namespace, guard, changes)?;
-    asked.compare.push(none_written_after(namespace, &unchanged.keys, unchanged.since)?);
-    Ok(asked)
+    let mut request = guarded_write_request(namespace, guard, changes)?;
+    request.compare.push(compare_not_modified_since(namespace, &unchanged.keys, unchanged.revision)?);
+    Ok(request)
 }
 
-/// What etcd is asked to read a key for the one who leads, and for nobody else.
-pub fn guarded_read(namespace: &Namespace, guard: &Guard, key: &str) -> Result<wire::TxnRequest, EtcdError> {
+/// The etcd request that reads a key only if the guard holds.
+pub fn guarded_read_request(
+    namespace: &Namespace,
+    guard: &LeaderGuard,
+    key: &str,
+) -> Result<wire::TxnRequest, EtcdError> {
     Ok(wire::TxnRequest {
-        compare: vec![guarded(namespace, guard)?],
+        compare: vec![compare_guard(namespace, guard)?],
         success: vec![get_operation(namespace, key)?],
         failure: vec![],
     })
 }
 
-fn guarded(namespace: &Namespace, guard: &Guard) -> Result<wire::Compare, EtcdError> {
-    Ok(created_at(namespace.outside(&guard.key)?, guard.create_revision))
+fn compare_guard(namespace: &Namespace, guard: &LeaderGuard) -> Result<wire::Compare, EtcdError> {
+    Ok(compare_create_revision(namespace.to_etcd_key(&guard.key)?, guard.create_revision))
 }
 
-/// The keys to be written, for sentences.
-fn written(changes: &[Change]) -> String {
-    changes.iter().map(Change::key).collect::<Vec<_>>().join(", ")
+/// The keys of the write, for messages.
+fn joined_keys(changes: &[KeyChange]) -> String {
+    changes.iter().map(KeyChange::key).collect::<Vec<_>>().join(", ")
 }
 
-fn lost(guard: &Guard, doing: String) -> LostLeadership {
-    LostLeadership { doing, lock: guard.key.clone(), create_revision: guard.create_revision }
+fn lost_leadership(guard: &LeaderGuard, doing: String) -> LostLeadership {
+    LostLeadership { operation: doing, lock: guard.key.clone(), create_revision: guard.create_revision }
 }
 
-/// Which comparison of [`guarded_write`] failed, by what the same transaction read. Lost leadership comes first: whoever lost it has no
-/// business with how the records are now.
+/// Finds which comparison of [`guarded_write_request`] failed, from what the same transaction read. Lost leadership
+/// comes first: a former leader has no business with how the records are now.
 #[must_use]
-pub fn why_not(guard: &Guard, changes: &[Change], read: &[Record]) -> WriteError {
-    let doing = written(changes);
+pub fn explain_failed_write(guard: &LeaderGuard, changes: &[KeyChange], read: &[Record]) -> WriteError {
+    let doing = joined_keys(changes);
     let now = |key: &str| read.iter().find(|record| record.key == key);
     if now(&guard.key).is_none_or(|lock| lock.create_revision != guard.create_revision) {
-        return lost(guard, format!("writing {doing}")).into();
+        return lost_leadership(guard, format!("writing {doing}")).into();
     }
-    let differs = |change: &&Change| match (change.expected(), now(change.key())) {
-        (Expected::Anything, _) | (Expected::Absent, None) => false,
-        (Expected::At(revision), Some(record)) => record.mod_revision != revision,
-        (Expected::Absent, Some(_)) | (Expected::At(_), None) => true,
+    let differs = |change: &&KeyChange| match (change.expected(), now(change.key())) {
+        (ExpectedRevision::Any, _) | (ExpectedRevision::Absent, None) => false,
+        (ExpectedRevision::At(revision), Some(record)) => record.mod_revision != revision,
+        (ExpectedRevision::Absent, Some(_)) | (ExpectedRevision::At(_), None) => true,
     };
     let changed = changes.iter().filter(differs).map(|change| change.key().to_owned()).collect();
-    WriteError::Changed { doing, changed }
+    WriteError::Conflict { operation: doing, keys: changed }
 }
 
-/// Which comparison of [`guarded_write_while`] failed. If it was none of those that [`why_not`] knows, it was the last.
+/// Finds which comparison of [`conditional_write_request`] failed. If it was none of those that
+/// [`explain_failed_write`] knows, it was the last.
 #[must_use]
-pub fn why_not_while(
-    guard: &Guard,
-    changes: &[Change],
-    unchanged: &Unchanged,
+pub fn explain_failed_conditional_write(
+    guard: &LeaderGuard,
+    changes: &[KeyChange],
+    unchanged: &UnchangedKeys,
     read: &[Record],
 ) -> WriteError {
-    match why_not(guard, changes, read) {
-        WriteError::Changed { doing, changed } if changed.is_empty() => {
-            WriteError::Changed { doing, changed: vec![unchanged.keys.name().to_owned()] }
+    match explain_failed_write(guard, changes, read) {
+        WriteError::Conflict { operation: doing, keys: changed } if changed.is_empty() => {
+            WriteError::Conflict { operation: doing, keys: vec![unchanged.keys.display_name().to_owned()] }
         }
         other => other,
     }
@@ -263,16 +275,19 @@ mod tests {
         Record { key: key.to_owned(), value: Vec::new(), create_revision, mod_revision }
     }
 
-    fn put(key: &str, expected: Expected) -> Change {
-        Change::Put { key: key.to_owned(), value: Vec::new(), expected }
+    fn put(key: &str, expected: ExpectedRevision) -> KeyChange {
+        KeyChange::Put { key: key.to_owned(), value: Vec::new(), expected }
     }
 
     #[test]
-    fn lost_leadership_is_told_from_a_changed_record() {
-        let guard = Guard { key: "/leader/1".to_owned(), create_revision: 7 };
-        let changes =
-            [put("/a", Expected::At(9)), put("/b", Expected::Absent), put("/c", Expected::Anything)];
-        let why = |read: &[Record]| why_not(&guard, &changes, read).to_string();
+    fn lost_leadership_is_distinguished_from_a_conflict() {
+        let guard = LeaderGuard { key: "/leader/1".to_owned(), create_revision: 7 };
+        let changes = [
+            put("/a", ExpectedRevision::At(9)),
+            put("/b", ExpectedRevision::Absent),
+            put("/c", ExpectedRevision::Any),
+        ];
+        let why = |read: &[Record]| explain_failed_write(&guard, &changes, read).to_string();
         let lock = record("/leader/1", 7, 7);
         let lost = "writing /a, /b, /c was refused, because whoever asked is no longer the leader (the lock /leader/1 of \
                     revision 7 is gone); ask the new leader";

@@ -1,7 +1,7 @@
-//! The way to etcd: a UNIX socket on this host, or TLS to another.
+//! Transport to etcd: UNIX socket or TLS, round robin over endpoints.
 //!
-//! There may be several etcd's to talk to, all of one cluster. Each new connection begins with the one after that of
-//! the connection before: an etcd that is stopped still takes connections, and would be chosen for ever.
+//! There may be several endpoints, all of one cluster. Each new connection begins with the endpoint after that of the
+//! connection before: a stopped etcd still accepts connections, and would be chosen for ever.
 
 use std::future::Future;
 use std::io;
@@ -23,64 +23,64 @@ use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint as Transport};
 
 /// How long one etcd may take to accept a connection.
-const CONNECT: Duration = Duration::from_secs(3);
-/// etcd closes connections that ask for a sign of life more often than every five seconds.
-const KEEPALIVE: Duration = Duration::from_secs(6);
-const KEEPALIVE_ANSWER: Duration = Duration::from_secs(4);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// etcd closes connections that send a keepalive more often than every five seconds.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(6);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Where an etcd listens.
+/// The address of an etcd.
 #[derive(Clone, Debug)]
 pub enum Endpoint {
-    /// A UNIX socket. etcd asks nobody there who he is: the directory it is in must be ours alone (0700).
+    /// A UNIX socket. etcd authenticates nobody there: the socket's directory must be accessible to us alone (0700).
     Socket(PathBuf),
-    /// TLS.
+    /// TLS with client certificates, to another host.
     Tls {
         /// Name or address, and port.
         address: (String, u16),
         /// What its certificate must be for.
         server_name: ServerName<'static>,
-        /// Whom to trust, and who we are; [`super::client::tls`] makes one.
+        /// The trusted authorities and our certificate; [`super::client::client_tls_config`] makes one.
         config: Arc<ClientConfig>,
     },
 }
 
-/// A channel that connects when it is used, and again when it has lost its connection.
-pub(super) fn channel(endpoints: Arc<[Endpoint]>) -> Channel {
-    let connector = Connector { endpoints, next: Arc::new(AtomicUsize::new(0)) };
+/// A channel that connects when it is used, and reconnects when it has lost its connection.
+pub(super) fn lazy_channel(endpoints: Arc<[Endpoint]>) -> Channel {
+    let connector = EtcdConnector { endpoints, next_endpoint: Arc::new(AtomicUsize::new(0)) };
     Transport::from_static("http://etcd")
-        .connect_timeout(CONNECT.saturating_mul(2))
-        .http2_keep_alive_interval(KEEPALIVE)
-        .keep_alive_timeout(KEEPALIVE_ANSWER)
+        .connect_timeout(CONNECT_TIMEOUT.saturating_mul(2))
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true)
         .connect_with_connector_lazy(connector)
 }
 
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
-type Opened = TokioIo<Box<dyn Stream>>;
+pub(super) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
+type BoxedStream = TokioIo<Box<dyn ByteStream>>;
 
 #[derive(Clone)]
-struct Connector {
+struct EtcdConnector {
     endpoints: Arc<[Endpoint]>,
-    next: Arc<AtomicUsize>,
+    next_endpoint: Arc<AtomicUsize>,
 }
 
-impl Service<Uri> for Connector {
-    type Response = Opened;
+impl Service<Uri> for EtcdConnector {
+    type Response = BoxedStream;
     type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Opened>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = io::Result<BoxedStream>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, _: Uri) -> Self::Future {
-        let (endpoints, first) = (self.endpoints.clone(), self.next.fetch_add(1, Ordering::Relaxed));
+        let (endpoints, first) = (self.endpoints.clone(), self.next_endpoint.fetch_add(1, Ordering::Relaxed));
         Box::pin(async move {
             let mut failure = io::Error::new(io::ErrorKind::NotFound, "there is no etcd to connect to");
             for turn in 0..endpoints.len() {
                 let endpoint = &endpoints[first.wrapping_add(turn) % endpoints.len()];
-                match tokio::time::timeout(CONNECT, open(endpoint)).await {
+                match tokio::time::timeout(CONNECT_TIMEOUT, open_connection(endpoint)).await {
                     Ok(Ok(stream)) => return Ok(TokioIo::new(stream)),
                     Ok(Err(error)) => failure = error,
                     Err(_) => failure = io::ErrorKind::TimedOut.into(),
@@ -91,8 +91,8 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// Opens a connection.
-pub(super) async fn open(endpoint: &Endpoint) -> io::Result<Box<dyn Stream>> {
+/// Opens a connection, including the TLS handshake.
+pub(super) async fn open_connection(endpoint: &Endpoint) -> io::Result<Box<dyn ByteStream>> {
     Ok(match endpoint {
         Endpoint::Socket(path) => Box::new(UnixStream::connect(path).await?),
         Endpoint::Tls { address, server_name, config } => {

@@ -1,4 +1,4 @@
-//! The watch cache of a follower: the newest value of each key, and the changes its reader has not taken yet. No I/O.
+//! The watch cache of a watcher: the newest value of each key, and the changes not yet taken by its reader. No I/O.
 //!
 //! Two sources feed it: watch events, and whole listings of the keys. They arrive in any order, because a listing takes
 //! a while and events go on meanwhile. The store's revision orders them. An event counts if it is newer than the last
@@ -18,14 +18,14 @@ use crate::etcd::client::{Listing, Record};
 pub(super) struct Entry {
     pub(super) value: Arc<[u8]>,
     pub(super) create_revision: i64,
-    /// Of the first write that left these bytes, as far as the cache saw it.
+    /// The revision of the first write that left these bytes, as far as the cache saw it.
     pub(super) mod_revision: i64,
-    /// Of the last write. Zero if it may be the revision of another store.
+    /// The revision of the last write. Zero if it may be the revision of another store.
     newest_revision: i64,
 }
 
 impl Entry {
-    /// Whether the reader of the other entry learns nothing from this one.
+    /// Whether a reader that has the other entry learns nothing from this one.
     fn says_the_same_as(&self, other: &Self) -> bool {
         self.create_revision == other.create_revision && self.value == other.value
     }
@@ -38,7 +38,7 @@ pub(super) enum Change {
     Put(String, Entry),
     /// The key is gone.
     Deleted(String),
-    /// All that was there at the start has been taken.
+    /// All keys that existed at the start have been taken.
     BacklogDone,
 }
 
@@ -49,15 +49,15 @@ enum Queued {
     BacklogDone,
 }
 
-/// The cache. However slow its reader is, it holds two values and one place in the queue for each key.
+/// The cache. However slow its reader is, it holds at most two values and one place in the queue for each key.
 #[derive(Debug, Default)]
 pub(super) struct WatchCache {
     /// The revision of the newest listing; zero before the first.
     listed_revision: i64,
     entries: BTreeMap<String, Entry>,
-    /// Keys that were deleted after the newest listing, and when.
+    /// Keys that were deleted after the newest listing, with the revision of the deletion.
     tombstones: BTreeMap<String, i64>,
-    /// What the reader took last of each key.
+    /// The entry of each key that the reader took last.
     delivered: BTreeMap<String, Entry>,
     queue: VecDeque<Queued>,
     /// The keys in the queue, each once.
@@ -66,8 +66,8 @@ pub(super) struct WatchCache {
 }
 
 impl WatchCache {
-    /// Begins with a listing that nothing else runs beside. It counts, whatever the revisions of what is known: etcd may
-    /// have lost its newest writes with the power of its hosts, and counts on from an older revision.
+    /// Begins with a listing beside which no watch runs. The listing counts, whatever the known revisions are: etcd may
+    /// have lost its newest writes in a power failure of its hosts, and counts on from an older revision.
     pub(super) fn restart(&mut self, listing: Listing) {
         self.listed_revision = 0;
         self.tombstones.clear();
@@ -80,8 +80,8 @@ impl WatchCache {
         }
     }
 
-    /// Takes in a listing that was made while events arrived. What is new in it comes in the order in which it was
-    /// written, as the events of it would: a listing that is quicker than they are changes no order.
+    /// Merges a listing that was made while events arrived. New entries are queued in the order of their writes, like
+    /// events: a listing that is quicker than the events does not change the order.
     pub(super) fn merge(&mut self, mut listing: Listing) {
         listing.records.sort_by_key(|record| record.mod_revision);
         self.take_in(listing);
@@ -111,7 +111,7 @@ impl WatchCache {
         self.tombstones.retain(|_, deleted| *deleted > revision);
     }
 
-    /// Takes in the event of a write.
+    /// Applies the event of a write.
     pub(super) fn put(&mut self, record: Record) {
         let deleted = self.tombstones.get(&record.key).copied().unwrap_or(0);
         if record.mod_revision > self.listed_revision.max(deleted) {
@@ -120,7 +120,7 @@ impl WatchCache {
         }
     }
 
-    /// Takes in the event of a deletion at this revision.
+    /// Applies the event of a deletion at this revision.
     pub(super) fn delete(&mut self, key: String, revision: i64) {
         let written = self.entries.get(&key).map_or(0, |entry| entry.newest_revision);
         if revision <= self.listed_revision.max(written) {
@@ -133,7 +133,7 @@ impl WatchCache {
         }
     }
 
-    /// The next change; from now on it counts as taken.
+    /// Takes the next change.
     pub(super) fn take(&mut self) -> Option<Change> {
         loop {
             let key = match self.queue.pop_front()? {
@@ -157,7 +157,7 @@ impl WatchCache {
         }
     }
 
-    /// Inserts a record, unless a newer one is there.
+    /// Inserts a record, unless a newer one exists.
     fn insert(&mut self, record: Record) {
         let Record { key, value, create_revision, mod_revision } = record;
         let new = Entry { value: value.into(), create_revision, mod_revision, newest_revision: mod_revision };
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_beginning_is_a_beginning() {
+    fn empty_backlog_is_still_completed() {
         let mut cache = WatchCache::default();
         cache.restart(listing(5, &[]));
         assert_eq!(changes(&mut cache), "|");
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn listing_finds_deletions_that_no_event_told() {
+    fn listing_finds_deletions_that_no_event_reported() {
         for merge in [WatchCache::merge, WatchCache::restart] {
             let mut cache = begun();
             cache.delete("b".to_owned(), 6);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_value_is_a_value() {
+    fn empty_value_is_delivered() {
         let mut cache = WatchCache::default();
         cache.restart(listing(5, &[("a", "", 4)]));
         assert_eq!(changes(&mut cache), "a= |");

@@ -1,25 +1,22 @@
-//! The control loop: sources due machines for one process and handles them, N
-//! workers in parallel.
+//! Generic control loop: sessions, claiming, dispatch, outcomes, panics.
+//!
+//! It claims due machines for one process and runs N workers in parallel.
 //!
 //! # How it works
 //!
-//! Every worker holds a session. Idle workers put themselves into a queue; one
-//! claimer per loop claims for all of them in one statement and hands each its
-//! machine. So N workers cost the database one poll, never N, and never fight
+//! Every worker holds a session. Idle workers enter a queue. One claimer per loop claims for all of them in one
+//! statement and dispatches a machine to each. So N workers cost the database one poll, not N, and never compete with
 //! each other for the same row.
 //!
-//! A worker runs the handler and ends the work by what it returns. The handler
-//! decides nothing about the lease: it is told to stop by having its future
-//! dropped, when the session is over, when the machine is not due for this any
-//! more, or when the shepherd shuts down. A panic in it fails that one work
-//! item, with the panic's text.
+//! A worker runs the handler and ends the work by what it returns. The handler decides nothing about the lease. Its
+//! future is dropped when the session ends, when the machine is not due for this process any more, or when the shepherd
+//! shuts down. A panic in the handler fails that one work item, with the panic's text as the cause.
 //!
 //! # For the next loop
 //!
-//! Implement [`ControlLoop`]. Read the facts first ([`Work::snapshot`]) and act
-//! on what they say now: the claim only says that the machine was due when it
-//! was claimed. Ask [`Work::may_call_out`] before every outward call, and write
-//! down what was learnt as changes, in what you return.
+//! Implement [`ControlLoop`]. Read the facts first ([`Work::snapshot`]) and act on the present facts: the claim only
+//! means that the machine was due when it was claimed. Make every outward call through [`Work::run_outward_call`] or
+//! check [`Work::outward_call_limit`] before it. Return what was learnt as changes.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -34,25 +31,25 @@ use tokio_util::sync::CancellationToken;
 use tracing::field::{Empty, display};
 use tracing::{Instrument, Span};
 
-use crate::bmdb::change::FactChange;
-use crate::bmdb::claim::Next;
+use crate::bmdb::claim::NextDue;
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::facts::Snapshot;
+use crate::bmdb::fact_change::FactChange;
+use crate::bmdb::facts::MachineSnapshot;
 use crate::bmdb::session::{Session, Sessions};
 use crate::bmdb::wakeup::WakeUps;
 use crate::bmdb::work::Work;
 use crate::manager::failpoint;
 use crate::manager::limiter::Limiter;
 use crate::manager::metrics::{LoopMetrics, WorkResult};
-use crate::manager::sourcing::{Sourced, Sourcing};
-use crate::model::backoff::Backoff;
-use crate::model::breaker::Open;
+use crate::manager::work_source::{SourceOutcome, WorkSource};
+use crate::model::backoff::BackoffPolicy;
+use crate::model::circuit_breaker::BreakerOpen;
 use crate::model::process::Process;
 use crate::model::schedule::next_due;
 use crate::model::time::{Timestamp, after};
-use crate::model::traces::TRACES;
+use crate::model::traces::TRACE_TARGET;
 
-/// One kind of work, as a loop does it.
+/// The handler of one kind of work.
 #[async_trait]
 pub trait ControlLoop: Send + Sync + 'static {
     /// Name of the loop: prefix of its flags, label of its metrics, component of its sessions.
@@ -65,51 +62,51 @@ pub trait ControlLoop: Send + Sync + 'static {
     fn providers(&self) -> Vec<String>;
 
     /// Handles one machine. Dropped when the work must stop.
-    async fn handle(&self, work: &Work) -> Result<Handled, HandlerError>;
+    async fn handle(&self, work: &Work) -> Result<HandlerOutcome, HandlerError>;
 }
 
-/// How a handler wants its work ended.
+/// How a handler wants its work to end.
 #[derive(Debug)]
-pub enum Handled {
-    /// Done.
+pub enum HandlerOutcome {
+    /// The work is done and its backoff is cleared.
     Finished {
-        /// What was learnt.
+        /// Facts that the work established.
         changes: Vec<FactChange>,
-        /// For history.
+        /// Detail for the machine's history.
         detail: String,
     },
-    /// Not now, and not because it failed.
-    PutOff {
-        /// What was learnt.
+    /// The work is postponed without having failed.
+    Requeue {
+        /// Facts that the work established.
         changes: Vec<FactChange>,
-        /// When to look again.
+        /// When the machine is due again.
         until: Timestamp,
-        /// Why.
+        /// Reason, shown to people.
         reason: String,
     },
 }
 
-impl Handled {
-    /// Done, with what was learnt.
+impl HandlerOutcome {
+    /// Work that is done, with the facts that it established.
     pub fn finished(changes: Vec<FactChange>, detail: impl Into<String>) -> Self {
         Self::Finished { changes, detail: detail.into() }
     }
 
-    /// Not now, because the provider hangs.
+    /// Work that is postponed because the breaker of its provider is open.
     #[must_use]
-    pub fn left_alone(open: Open, now: Timestamp) -> Self {
-        Self::PutOff { changes: Vec::new(), until: after(now, open.wait), reason: open.reason }
+    pub fn provider_unavailable(open: BreakerOpen, now: Timestamp) -> Self {
+        Self::Requeue { changes: Vec::new(), until: after(now, open.retry_after), reason: open.reason }
     }
 }
 
 /// Why a handler failed.
 #[derive(Debug)]
 pub struct HandlerError {
-    /// The sentence that is stored as the cause.
+    /// Stored as the cause, as a sentence.
     pub cause: String,
-    /// Another growing delay than the policy's, for a known way to fail.
-    pub backoff: Option<Backoff>,
-    /// What was learnt all the same.
+    /// Backoff in place of the policy's, for a known way to fail.
+    pub backoff: Option<BackoffPolicy>,
+    /// Facts that the work established before it failed.
     pub changes: Vec<FactChange>,
 }
 
@@ -119,7 +116,7 @@ impl HandlerError {
         Self { cause: cause.into(), backoff: None, changes: Vec::new() }
     }
 
-    /// The same with facts that were learnt.
+    /// Adds facts that the work established before it failed.
     #[must_use]
     pub fn with_changes(mut self, changes: Vec<FactChange>) -> Self {
         self.changes = changes;
@@ -133,62 +130,62 @@ impl From<BmdbError> for HandlerError {
     }
 }
 
-/// How work ends whose machine is not due for it any more, by the facts as they are now: a hold, or a
-/// quarantine, that came between the claim and the first look. The keeper would stop the work too, but
-/// only at its next renewal.
-pub(crate) fn no_longer_due(work: &Work, snapshot: &Snapshot) -> Option<Handled> {
+/// Ends work whose machine is not due for it any more by the present facts: a hold or a quarantine came between the
+/// claim and the first read. The renewal of the lease would stop the work too, but only the next time it runs.
+pub(crate) fn no_longer_due(work: &Work, snapshot: &MachineSnapshot) -> Option<HandlerOutcome> {
     let (_, policy) = work.bmdb().policy();
     let due = next_due(&snapshot.facts, work.process().lane(), &policy, snapshot.now);
     let later = !due.timer && due.ready_at.is_some_and(|at| at > snapshot.now);
     (due.process != Some(work.process()) || later)
-        .then(|| Handled::finished(Vec::new(), format!("it is not due any more: {}", due.reason)))
+        .then(|| HandlerOutcome::finished(Vec::new(), format!("it is not due any more: {}", due.reason)))
 }
 
 /// How a loop is run.
 pub struct LoopSettings {
-    /// Workers; 0 counts as 1.
+    /// Number of workers; 0 counts as 1.
     pub parallelism: usize,
-    /// What its statements are limited by.
+    /// Rate limit of its statements.
     pub limiter: Limiter,
 }
 
-/// What runs a loop needs.
+/// What a running loop needs from the service.
 #[derive(Clone)]
 pub struct LoopContext {
-    /// This process's sessions.
+    /// Sessions of this process.
     pub sessions: Sessions,
-    /// Who wakes it.
+    /// Announcements of due work from the database.
     pub wake_ups: WakeUps,
-    /// Where it counts.
+    /// Metrics of this loop.
     pub metrics: LoopMetrics,
-    /// Stop sourcing new work.
+    /// Cancelled when no new work may be claimed.
     pub drain: CancellationToken,
-    /// Stop what is under way.
+    /// Cancelled when work under way must stop.
     pub abort: CancellationToken,
 }
 
-/// An idle worker.
-struct Slot {
+/// An idle worker: its session, and where to send its next work.
+struct IdleWorker {
     session: Session,
-    work: oneshot::Sender<Work>,
+    work_sender: oneshot::Sender<Work>,
 }
 
-/// Runs a loop until it is drained: no new work after `drain`, none under way after `abort`.
-/// Returns when every worker has closed its session.
-pub async fn run<L: ControlLoop>(control_loop: Arc<L>, settings: LoopSettings, context: LoopContext) {
+/// Runs a loop until it is drained: no new work after `drain`, no work under way after `abort`. Returns when every
+/// worker has closed its session.
+pub async fn run_loop<L: ControlLoop>(control_loop: Arc<L>, settings: LoopSettings, context: LoopContext) {
     let (idle, slots) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
     let sourced_out = CancellationToken::new();
     for number in 0..settings.parallelism.max(1) {
-        let worker = worker(control_loop.clone(), number, idle.clone(), context.clone(), sourced_out.clone());
+        let worker =
+            run_worker(control_loop.clone(), number, idle.clone(), context.clone(), sourced_out.clone());
         tasks.spawn(worker);
     }
     drop(idle);
     let (process, providers) = (control_loop.process(), control_loop.providers());
-    let sourcing = Sourcing::new(&context.sessions, process, providers, settings.limiter);
-    // Ends by itself when drained, and is never dropped: a claim on its way would still commit, and
-    // its work stay under a session that its worker could then not close.
-    claim_for(sourcing, slots, context).await;
+    let sourcing = WorkSource::new(&context.sessions, process, providers, settings.limiter);
+    // The claimer ends by itself when drained and is never dropped: a claim under way would still commit, and its work
+    // would stay under a session that its worker could then not close.
+    run_claimer(sourcing, slots, context).await;
     sourced_out.cancel();
     while let Some(ended) = tasks.join_next().await {
         if let Err(error) = ended {
@@ -197,50 +194,58 @@ pub async fn run<L: ControlLoop>(control_loop: Arc<L>, settings: LoopSettings, c
     }
 }
 
-/// How long to wait for what the database does not tell.
-struct Pace {
+/// How long to wait for work that the database does not announce.
+struct PollPacer {
     /// Grows while nothing is found.
-    poll: Duration,
-    notified: bool,
+    poll_interval: Duration,
+    has_wake_ups: bool,
 }
 
-/// Longest time between two looks where wake-ups are sent.
+/// Longest time between two polls when wake-ups are sent.
 const SAFETY_POLL: Duration = Duration::from_secs(5);
-/// First and longest time between two looks where none are.
-const POLL: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Shortest and longest time between two polls without wake-ups.
+const POLL_RANGE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-impl Pace {
-    fn next(&mut self, next: Next) -> Duration {
-        let ceiling = if self.notified { SAFETY_POLL } else { POLL.1 };
+impl PollPacer {
+    fn next_delay(&mut self, next: NextDue) -> Duration {
+        let ceiling = if self.has_wake_ups { SAFETY_POLL } else { POLL_RANGE.1 };
         let pause = match next {
-            // Due, and yet nothing could be claimed: it waits out a loss, or is another shepherd's.
-            Next::Due => self.poll,
-            Next::In(wait) => wait.min(if self.notified { ceiling } else { self.poll }),
-            Next::Never => {
-                if self.notified {
+            // Work is due but could not be claimed: its lane waits after a lost session, or another shepherd took it.
+            NextDue::Now => self.poll_interval,
+            NextDue::In(wait) => wait.min(if self.has_wake_ups { ceiling } else { self.poll_interval }),
+            NextDue::Never => {
+                if self.has_wake_ups {
                     ceiling
                 } else {
-                    self.poll
+                    self.poll_interval
                 }
             }
         };
-        self.poll = (self.poll * 2).min(if self.notified { Duration::from_secs(1) } else { POLL.1 });
+        self.poll_interval = (self.poll_interval * 2).min(if self.has_wake_ups {
+            Duration::from_secs(1)
+        } else {
+            POLL_RANGE.1
+        });
         pause.mul_f64(0.9 + 0.2 * rand::random::<f64>())
     }
 }
 
-async fn claim_for(mut sourcing: Sourcing, mut slots: mpsc::UnboundedReceiver<Slot>, context: LoopContext) {
+async fn run_claimer(
+    mut sourcing: WorkSource,
+    mut slots: mpsc::UnboundedReceiver<IdleWorker>,
+    context: LoopContext,
+) {
     let process = sourcing.process;
-    let mut idle: Vec<Slot> = Vec::new();
+    let mut idle: Vec<IdleWorker> = Vec::new();
     let notified = context.sessions.bmdb().dialect().notifies();
-    let mut pace = Pace { poll: POLL.0, notified };
-    // Whether to claim without asking first: something was just announced or claimed.
+    let mut pace = PollPacer { poll_interval: POLL_RANGE.0, has_wake_ups: notified };
+    // Whether to claim without a probe first: something was just announced or claimed.
     let mut eager = true;
     loop {
         while let Ok(slot) = slots.try_recv() {
             idle.push(slot);
         }
-        idle.retain(|slot| !slot.work.is_closed() && !slot.session.lost().is_cancelled());
+        idle.retain(|slot| !slot.work_sender.is_closed() && !slot.session.lost().is_cancelled());
         if idle.is_empty() {
             let slot = tokio::select! {
                 () = context.drain.cancelled() => return,
@@ -254,38 +259,38 @@ async fn claim_for(mut sourcing: Sourcing, mut slots: mpsc::UnboundedReceiver<Sl
             return;
         }
         let sessions: Vec<Session> = idle.iter().map(|slot| slot.session.clone()).collect();
-        match sourcing.source(&sessions, eager, &context.metrics).await {
-            Ok(Sourced::Work(work)) => {
-                context.metrics.claimed(work.len());
-                for waited in work.iter().filter_map(Work::waited) {
-                    context.metrics.waited(waited);
+        match sourcing.source_work(&sessions, eager, &context.metrics).await {
+            Ok(SourceOutcome::Work(work)) => {
+                context.metrics.record_claimed(work.len());
+                for waited in work.iter().filter_map(Work::queue_delay) {
+                    context.metrics.record_wait(waited);
                 }
-                for unwanted in hand_out(work, &mut idle) {
-                    give_back(unwanted).await;
+                for unwanted in dispatch_work(work, &mut idle) {
+                    cancel_unstarted(unwanted).await;
                 }
-                pace.poll = POLL.0;
+                pace.poll_interval = POLL_RANGE.0;
                 eager = true;
             }
-            Ok(Sourced::Contended) => {
-                context.metrics.contended();
+            Ok(SourceOutcome::Contended) => {
+                context.metrics.record_contended();
                 let pause = Duration::from_millis(2 + u64::from(rand::random::<u8>()) / 16);
                 tokio::time::sleep(pause).await;
             }
-            Ok(Sourced::Nothing(next)) => {
+            Ok(SourceOutcome::Idle(next)) => {
                 eager = false;
-                let pause = pace.next(next);
+                let pause = pace.next_delay(next);
                 tokio::select! {
                     () = context.drain.cancelled() => return,
-                    () = context.wake_ups.woken(process) => {
+                    () = context.wake_ups.wait_for_wake(process) => {
                         eager = true;
-                        pace.poll = POLL.0;
+                        pace.poll_interval = POLL_RANGE.0;
                     }
                     () = tokio::time::sleep(pause) => {}
                 }
             }
             Err(error) => {
                 tracing::warn!(%process, %error, "cannot source work; trying again in a second");
-                context.metrics.source_failed();
+                context.metrics.record_source_failure();
                 tokio::select! {
                     () = context.drain.cancelled() => return,
                     () = tokio::time::sleep(Duration::from_secs(1)) => {}
@@ -295,8 +300,8 @@ async fn claim_for(mut sourcing: Sourcing, mut slots: mpsc::UnboundedReceiver<Sl
     }
 }
 
-/// Hands each to the worker whose session it is under; what is left is of workers that take nothing any more.
-fn hand_out(work: Vec<Work>, idle: &mut Vec<Slot>) -> Vec<Work> {
+/// Sends each work item to the worker whose session holds it. Returns the items of workers that accept none any more.
+fn dispatch_work(work: Vec<Work>, idle: &mut Vec<IdleWorker>) -> Vec<Work> {
     let mut unwanted = Vec::new();
     for item in work {
         let id = item.session().id();
@@ -304,31 +309,32 @@ fn hand_out(work: Vec<Work>, idle: &mut Vec<Slot>) -> Vec<Work> {
             unwanted.push(item);
             continue;
         };
-        unwanted.extend(idle.swap_remove(position).work.send(item).err());
+        unwanted.extend(idle.swap_remove(position).work_sender.send(item).err());
     }
     unwanted
 }
 
-/// The trace of a work item.
-fn trace_of(work: &Work) -> Span {
+/// The trace span of a work item.
+fn work_span(work: &Work) -> Span {
     tracing::debug_span!(
-        target: TRACES,
+        target: TRACE_TARGET,
         "work",
         process = %work.process(),
         machine = %work.machine(),
         fence = work.fence(),
-        begun_before_ns = u64::try_from(work.held_for().as_nanos()).unwrap_or(u64::MAX),
+        begun_before_ns = u64::try_from(work.time_since_claim().as_nanos()).unwrap_or(u64::MAX),
         result = Empty,
         error = Empty,
     )
 }
 
-/// Cancels work that nobody has begun, because its shepherd stops. It was claimed, so it has a trace like any other.
-async fn give_back(work: Work) {
-    let traced = trace_of(&work);
+/// Cancels work that no worker has started, because the shepherd stops. It was claimed, so it has a trace like any
+/// other.
+async fn cancel_unstarted(work: Work) {
+    let traced = work_span(&work);
     async {
         let because = work.stop_reason().unwrap_or("the shepherd is shutting down").to_owned();
-        let result = match written(work.cancel(because)).await {
+        let result = match trace_end_write(work.cancel(because)).await {
             Ok(()) => WorkResult::Cancelled,
             Err(error) => {
                 traced.record("error", display(&error));
@@ -341,10 +347,10 @@ async fn give_back(work: Work) {
     .await;
 }
 
-async fn worker<L: ControlLoop>(
+async fn run_worker<L: ControlLoop>(
     control_loop: Arc<L>,
     number: usize,
-    idle: mpsc::UnboundedSender<Slot>,
+    idle: mpsc::UnboundedSender<IdleWorker>,
     context: LoopContext,
     sourced_out: CancellationToken,
 ) {
@@ -361,10 +367,10 @@ async fn worker<L: ControlLoop>(
                 continue;
             }
         };
-        context.metrics.session_started();
-        work_under(&*control_loop, &session, &idle, &context).await;
+        context.metrics.record_session_start();
+        run_under_session(&*control_loop, &session, &idle, &context).await;
         if session.lost().is_cancelled() {
-            let because = session.lost_because().unwrap_or_default();
+            let because = session.loss_reason().unwrap_or_default();
             tracing::warn!(
                 loop_name = control_loop.name(),
                 number,
@@ -377,9 +383,9 @@ async fn worker<L: ControlLoop>(
             }
             continue;
         }
-        // Until then a claim that is on its way may still bring this session work.
+        // Until then, a claim under way may still bring work to this session.
         sourced_out.cancelled().await;
-        context.sessions.drained().await;
+        context.sessions.wait_until_drained().await;
         if let Err(error) = context.sessions.close(&session, "the shepherd shut down").await {
             tracing::warn!(session = %session.id(), %error, "cannot close a session; the reaper will");
         }
@@ -387,16 +393,16 @@ async fn worker<L: ControlLoop>(
     }
 }
 
-/// Works under one session until it is over or the loop is drained.
-async fn work_under<L: ControlLoop>(
+/// Works under one session until it ends or the loop is drained.
+async fn run_under_session<L: ControlLoop>(
     control_loop: &L,
     session: &Session,
-    idle: &mpsc::UnboundedSender<Slot>,
+    idle: &mpsc::UnboundedSender<IdleWorker>,
     context: &LoopContext,
 ) {
     loop {
         let (sender, mut handed) = oneshot::channel();
-        if idle.send(Slot { session: session.clone(), work: sender }).is_err() {
+        if idle.send(IdleWorker { session: session.clone(), work_sender: sender }).is_err() {
             return;
         }
         let work = tokio::select! {
@@ -408,14 +414,14 @@ async fn work_under<L: ControlLoop>(
             },
         };
         let Some(work) = work else {
-            // From here on it goes back to whoever would have handed it out.
+            // From here on the channel is closed, and the claimer cancels the work that it cannot send.
             handed.close();
             if let Ok(unbegun) = handed.try_recv() {
-                give_back(unbegun).await;
+                cancel_unstarted(unbegun).await;
             }
             return;
         };
-        let traced = trace_of(&work);
+        let traced = work_span(&work);
         let span = tracing::info_span!(
             parent: &traced,
             "work",
@@ -433,7 +439,7 @@ async fn work_under<L: ControlLoop>(
 async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopContext, traced: &Span) {
     let began = Instant::now();
     let stop = work.stop().clone();
-    failpoint::pass(control_loop.name(), "claimed");
+    failpoint::hit(control_loop.name(), "claimed");
     let outcome = tokio::select! {
         biased;
         () = stop.cancelled() => None,
@@ -445,34 +451,34 @@ async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopCont
         None => {
             let because = work.stop_reason().unwrap_or("the shepherd is shutting down").to_owned();
             tracing::info!(because, "stopped");
-            let cancelled = written(work.cancel(because)).await;
-            failpoint::pass(control_loop.name(), "cancelled");
+            let cancelled = trace_end_write(work.cancel(because)).await;
+            failpoint::hit(control_loop.name(), "cancelled");
             (WorkResult::Cancelled, cancelled)
         }
-        Some(Ok(Ok(Handled::Finished { changes, detail }))) => {
+        Some(Ok(Ok(HandlerOutcome::Finished { changes, detail }))) => {
             tracing::debug!(detail, "finished");
-            (WorkResult::Finished, written(work.finish(changes, detail)).await)
+            (WorkResult::Finished, trace_end_write(work.finish(changes, detail)).await)
         }
-        Some(Ok(Ok(Handled::PutOff { changes, until, reason }))) => {
+        Some(Ok(Ok(HandlerOutcome::Requeue { changes, until, reason }))) => {
             tracing::debug!(%until, reason, "put off");
-            (WorkResult::PutOff, written(work.put_off(changes, until, reason)).await)
+            (WorkResult::Requeued, trace_end_write(work.postpone(changes, until, reason)).await)
         }
         Some(Ok(Err(HandlerError { cause, backoff, changes }))) => {
             tracing::info!(cause, "failed");
             traced.record("error", &cause);
             let failed = work.fail(changes, format!("failed to process: {cause}"), backoff);
-            (WorkResult::Failed, written(failed).await)
+            (WorkResult::Failed, trace_end_write(failed).await)
         }
         Some(Err(panic)) => {
-            let text = panic_text(&*panic);
+            let text = panic_message(&*panic);
             tracing::error!(text, "a handler panicked; its work fails and its worker goes on");
             traced.record("error", &text);
             let failed = work.fail(Vec::new(), format!("the handler panicked: {text}"), None);
-            (WorkResult::Panicked, written(failed).await)
+            (WorkResult::Panicked, trace_end_write(failed).await)
         }
     };
-    context.metrics.end_written(ending.elapsed());
-    failpoint::pass(control_loop.name(), "ended");
+    context.metrics.record_end_write(ending.elapsed());
+    failpoint::hit(control_loop.name(), "ended");
     let result = match ended {
         Ok(()) => result,
         Err(error) => {
@@ -482,16 +488,16 @@ async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopCont
         }
     };
     traced.record("result", result.as_str());
-    context.metrics.ended(result, began.elapsed());
+    context.metrics.record_end(result, began.elapsed());
 }
 
-/// Writing the end of work, as a part of its trace.
-async fn written<T>(end: impl Future<Output = T>) -> T {
-    end.instrument(tracing::debug_span!(target: TRACES, "write the end")).await
+/// Traces the write that ends the work.
+async fn trace_end_write<T>(end: impl Future<Output = T>) -> T {
+    end.instrument(tracing::debug_span!(target: TRACE_TARGET, "write the end")).await
 }
 
-/// What a panic said.
-pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
+/// The text of a panic.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     panic
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())

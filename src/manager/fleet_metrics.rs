@@ -1,9 +1,9 @@
-//! The newest count of the fleet, as metrics.
+//! Metrics of the newest fleet sample.
 //!
-//! Shown straight from the sample: what a sample does not name is not shown, so nothing of an older one stays
-//! behind, and no reader sees half of one. The one exception is the age of heartbeats, which grows from sample to
-//! sample as a histogram does: `rate()` over some minutes then tells the ages in those minutes, and a shepherd
-//! that starts anew is no dip.
+//! The metrics are read straight from the sample. What a sample does not name is not shown, so nothing of an older
+//! sample remains and no reader sees half of one. The one exception is the age of heartbeats, which accumulates from
+//! sample to sample as a histogram does: `rate()` over some minutes shows the ages in those minutes, and the restart of
+//! a shepherd is no dip.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,32 +11,32 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
-use crate::bmdb::metric_book::{Book, Label};
+use crate::bmdb::metric_registry::{Label, MetricRegistry};
 use crate::bmdb::metrics::{phase_label, process_label, provider_label};
-use crate::model::brake::ALL;
+use crate::model::brake::ALL_PROVIDERS;
 use crate::model::fleet_sample::{
-    AGE_BOUNDS, BRAKES, CLUSTER_STAGES, FACTS, FleetSample, MOST_PLACES, OTHER, UPGRADES,
+    AGE_BOUNDS, BRAKE_KINDS, CLUSTER_STAGES, FACTS, FleetSample, MAX_LOCATIONS, OTHER, UPGRADE_STATES,
 };
 use crate::model::phase::Phase;
 use crate::model::process::Process;
 use crate::model::time::Timestamp;
 
-/// What is shown; clones show the same.
+/// The sample that is shown. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct FleetMetrics {
-    shown: Arc<Mutex<Shown>>,
+    state: Arc<Mutex<FleetMetricsState>>,
 }
 
 #[derive(Debug, Default)]
-struct Shown {
+struct FleetMetricsState {
     latest: Option<(Timestamp, FleetSample)>,
     ages: Vec<u64>,
     ages_sum: f64,
 }
 
 impl FleetMetrics {
-    /// Shows a sample from now on, that was taken at `taken_at`.
-    pub fn show(&self, taken_at: Timestamp, sample: FleetSample) {
+    /// Shows a sample that was taken at `taken_at`, from now on.
+    pub fn set_sample(&self, taken_at: Timestamp, sample: FleetSample) {
         let mut shown = self.lock();
         shown.ages.resize(AGE_BOUNDS.len() + 1, 0);
         for (all, more) in shown.ages.iter_mut().zip(&sample.heartbeat_ages.counts) {
@@ -46,30 +46,32 @@ impl FleetMetrics {
         shown.latest = Some((taken_at, sample));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shown> {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, FleetMetricsState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters all of it.
-    pub(crate) fn register(&self, book: &mut Book) {
+    /// Registers all metrics of the fleet.
+    pub(crate) fn register(&self, book: &mut MetricRegistry) {
         self.register_machines(book);
         self.register_work(book);
-        self.register_places(book);
+        self.register_locations(book);
         self.register_clusters(book);
         self.gauge(
             book,
             "fleet_sample_time_seconds",
             "Time of the latest sample of the fleet, in seconds since 1970 by the database's clock",
             &[],
-            |_, taken_at| vec![line([], seconds_of(taken_at))],
+            |_, taken_at| vec![gauge_series([], unix_seconds(taken_at))],
         );
     }
 
-    fn register_machines(&self, book: &mut Book) {
-        let phases = [with_others(&phase_label(), Phase::ALL.map(Phase::as_str))];
+    fn register_machines(&self, book: &mut MetricRegistry) {
+        let phases = [with_other_value(&phase_label(), Phase::ALL.map(Phase::as_str))];
         self.gauge(book, "fleet_machines", "Machines by phase", &phases, |sample, _| {
             let phases = sample.phases.iter();
-            phases.map(|(phase, count)| line([("phase", phase)], number(count.machines))).collect()
+            phases
+                .map(|(phase, count)| gauge_series([("phase", phase)], count_to_f64(count.machines)))
+                .collect()
         });
         self.gauge(
             book,
@@ -78,7 +80,7 @@ impl FleetMetrics {
             &phases,
             |sample, _| {
                 let phases = sample.phases.iter();
-                phases.map(|(phase, count)| line([("phase", phase)], count.oldest_seconds)).collect()
+                phases.map(|(phase, count)| gauge_series([("phase", phase)], count.oldest_seconds)).collect()
             },
         );
         self.gauge(
@@ -88,7 +90,9 @@ impl FleetMetrics {
             &phases,
             |sample, _| {
                 let phases = sample.phases.iter();
-                phases.map(|(phase, count)| line([("phase", phase)], number(count.over_deadline))).collect()
+                phases
+                    .map(|(phase, count)| gauge_series([("phase", phase)], count_to_f64(count.over_deadline)))
+                    .collect()
             },
         );
         self.gauge(
@@ -98,22 +102,22 @@ impl FleetMetrics {
             &[Label::one_of("fact", FACTS)],
             |sample, _| {
                 let facts = sample.facts.iter().filter(|(fact, _)| FACTS.contains(&fact.as_str()));
-                facts.map(|(fact, count)| line([("fact", fact)], number(*count))).collect()
+                facts.map(|(fact, count)| gauge_series([("fact", fact)], count_to_f64(*count))).collect()
             },
         );
-        book.add_of_fleet(
+        book.add_fleet_metric(
             "fleet_heartbeat_age_seconds",
             "Age of the last heartbeat of each machine with an agent that is not Retired, counted again with each sample",
             &[],
-            Ages(self.clone()),
+            HeartbeatAgeHistogram(self.clone()),
         );
     }
 
-    fn register_work(&self, book: &mut Book) {
-        let processes = [with_others(&process_label(), Process::ALL.map(Process::as_str))];
+    fn register_work(&self, book: &mut MetricRegistry) {
+        let processes = [with_other_value(&process_label(), Process::ALL.map(Process::as_str))];
         self.gauge(book, "fleet_work_active", "Work items in progress", &processes, |sample, _| {
             let work = sample.work.iter();
-            work.map(|(process, count)| line([("process", process)], number(*count))).collect()
+            work.map(|(process, count)| gauge_series([("process", process)], count_to_f64(*count))).collect()
         });
         self.gauge(
             book,
@@ -122,7 +126,10 @@ impl FleetMetrics {
             &processes,
             |sample, _| {
                 let due = sample.due.iter();
-                due.map(|(process, waiting)| line([("process", process)], number(waiting.machines))).collect()
+                due.map(|(process, waiting)| {
+                    gauge_series([("process", process)], count_to_f64(waiting.machines))
+                })
+                .collect()
             },
         );
         self.gauge(
@@ -132,7 +139,8 @@ impl FleetMetrics {
             &processes,
             |sample, _| {
                 let due = sample.due.iter();
-                due.map(|(process, waiting)| line([("process", process)], waiting.oldest_seconds)).collect()
+                due.map(|(process, waiting)| gauge_series([("process", process)], waiting.oldest_seconds))
+                    .collect()
             },
         );
         self.gauge(
@@ -142,7 +150,9 @@ impl FleetMetrics {
             &processes,
             |sample, _| {
                 let backoffs = sample.backoffs.iter();
-                backoffs.map(|(process, count)| line([("process", process)], number(*count))).collect()
+                backoffs
+                    .map(|(process, count)| gauge_series([("process", process)], count_to_f64(*count)))
+                    .collect()
             },
         );
         self.gauge(
@@ -150,25 +160,25 @@ impl FleetMetrics {
             "fleet_brakes",
             "1 while a brake is on: for new machines of a provider (creation), or for recovery",
             &[
-                Label::one_of("kind", BRAKES),
+                Label::one_of("kind", BRAKE_KINDS),
                 Label::names("scope", "names that the configuration gives providers, and `*` for all", 101),
             ],
-            brakes,
+            brake_series,
         );
     }
 
-    fn register_places(&self, book: &mut Book) {
+    fn register_locations(&self, book: &mut MetricRegistry) {
         let places = [
             provider_label(),
             Label::names(
                 "location",
                 "providers' words for places, empty where they have none; those with the most machines, and `other`",
-                MOST_PLACES + 100,
+                MAX_LOCATIONS + 100,
             ),
         ];
         self.gauge(book, "fleet_location_machines", "Machines at a location", &places, |sample, _| {
             let places = sample.places.iter();
-            places.map(|place| line(place_labels(place), number(place.machines))).collect()
+            places.map(|place| gauge_series(location_labels(place), count_to_f64(place.machines))).collect()
         });
         self.gauge(
             book,
@@ -177,7 +187,9 @@ impl FleetMetrics {
             &places,
             |sample, _| {
                 let places = sample.places.iter();
-                places.map(|place| line(place_labels(place), amount(place.memory_bytes))).collect()
+                places
+                    .map(|place| gauge_series(location_labels(place), sum_to_f64(place.memory_bytes)))
+                    .collect()
             },
         );
         self.gauge(
@@ -187,68 +199,70 @@ impl FleetMetrics {
             &places,
             |sample, _| {
                 let places = sample.places.iter();
-                places.map(|place| line(place_labels(place), amount(place.cpu_threads))).collect()
+                places
+                    .map(|place| gauge_series(location_labels(place), sum_to_f64(place.cpu_threads)))
+                    .collect()
             },
         );
     }
 
-    fn register_clusters(&self, book: &mut Book) {
-        let stages = [with_others(&Label::one_of("stage", CLUSTER_STAGES), CLUSTER_STAGES)];
+    fn register_clusters(&self, book: &mut MetricRegistry) {
+        let stages = [with_other_value(&Label::one_of("stage", CLUSTER_STAGES), CLUSTER_STAGES)];
         self.gauge(book, "fleet_clusters", "Clusters by stage", &stages, |sample, _| {
             let stages = sample.clusters.stages.iter();
-            stages.map(|(stage, count)| line([("stage", stage)], number(*count))).collect()
+            stages.map(|(stage, count)| gauge_series([("stage", stage)], count_to_f64(*count))).collect()
         });
         self.gauge(
             book,
             "fleet_clusters_unreachable",
             "Clusters whose curators have all been unreachable for over a minute",
             &[],
-            |sample, _| vec![line([], number(sample.clusters.unheard))],
+            |sample, _| vec![gauge_series([], count_to_f64(sample.clusters.unheard))],
         );
         self.gauge(
             book,
             "fleet_cluster_snapshot_max_age_seconds",
             "Age of the latest snapshot of the cluster whose latest snapshot is the oldest",
             &[],
-            |sample, _| vec![line([], sample.clusters.oldest_snapshot_seconds)],
+            |sample, _| vec![gauge_series([], sample.clusters.oldest_snapshot_seconds)],
         );
         self.register_kubernetes(book);
     }
 
-    fn register_kubernetes(&self, book: &mut Book) {
+    fn register_kubernetes(&self, book: &mut MetricRegistry) {
         self.gauge(
             book,
             "fleet_kubernetes_clusters",
             "Clusters with a control plane that are configured to run Kubernetes",
             &[],
-            |sample, _| vec![line([], number(sample.clusters.kubernetes))],
+            |sample, _| vec![gauge_series([], count_to_f64(sample.clusters.kubernetes))],
         );
         self.gauge(
             book,
             "fleet_kubernetes_components_unhealthy",
             "Kubernetes components on cluster nodes that are not healthy, by the latest report of the curators",
             &[],
-            |sample, _| vec![line([], number(sample.clusters.components_unwell))],
+            |sample, _| vec![gauge_series([], count_to_f64(sample.clusters.components_unwell))],
         );
         self.gauge(
             book,
             "fleet_kubernetes_nodes_pending_rotation",
             "Nodes that have not yet applied the current step of a rotation of Kubernetes keys",
             &[],
-            |sample, _| vec![line([], number(sample.clusters.nodes_behind))],
+            |sample, _| vec![gauge_series([], count_to_f64(sample.clusters.nodes_behind))],
         );
         self.gauge(
             book,
             "fleet_cluster_upgrades",
             "Cluster upgrades in progress, by whether they continue or are paused",
-            &[Label::one_of("state", UPGRADES)],
+            &[Label::one_of("state", UPGRADE_STATES)],
             |sample, _| {
                 let counts = [sample.clusters.upgrades_going, sample.clusters.upgrades_paused];
-                let states = UPGRADES.map(str::to_owned);
+                let states = UPGRADE_STATES.map(str::to_owned);
                 states
                     .iter()
                     .zip(counts)
-                    .map(|(state, count)| line([("state", state)], number(count)))
+                    .map(|(state, count)| gauge_series([("state", state)], count_to_f64(count)))
                     .collect()
             },
         );
@@ -256,70 +270,70 @@ impl FleetMetrics {
 
     fn gauge(
         &self,
-        book: &mut Book,
+        book: &mut MetricRegistry,
         name: &'static str,
         help: &'static str,
         labels: &[Label],
-        lines: fn(&FleetSample, Timestamp) -> Vec<Line>,
+        lines: fn(&FleetSample, Timestamp) -> Vec<GaugeSeries>,
     ) {
-        book.add_of_fleet(name, help, labels, SampleGauge { metrics: self.clone(), lines });
+        book.add_fleet_metric(name, help, labels, SampleGauge { metrics: self.clone(), lines });
     }
 }
 
-/// A series, and its value.
-struct Line {
+/// The labels and the value of one time series.
+struct GaugeSeries {
     labels: Vec<(&'static str, String)>,
     value: f64,
 }
 
-fn line<const N: usize>(labels: [(&'static str, &String); N], value: f64) -> Line {
-    Line { labels: labels.map(|(name, value)| (name, value.clone())).into(), value }
+fn gauge_series<const N: usize>(labels: [(&'static str, &String); N], value: f64) -> GaugeSeries {
+    GaugeSeries { labels: labels.map(|(name, value)| (name, value.clone())).into(), value }
 }
 
-fn place_labels(place: &crate::model::fleet_sample::Place) -> [(&'static str, &String); 2] {
+fn location_labels(place: &crate::model::fleet_sample::LocationSample) -> [(&'static str, &String); 2] {
     [("provider", &place.provider), ("location", &place.location)]
 }
 
-/// Each brake that there could be is shown, on or off.
-fn brakes(sample: &FleetSample, _: Timestamp) -> Vec<Line> {
+/// Every possible brake is shown, on or off.
+fn brake_series(sample: &FleetSample, _: Timestamp) -> Vec<GaugeSeries> {
     let mut lines = Vec::new();
-    for kind in BRAKES {
-        for scope in sample.scopes() {
-            if kind == "creation" && scope == ALL {
+    for kind in BRAKE_KINDS {
+        for scope in sample.brake_scopes() {
+            if kind == "creation" && scope == ALL_PROVIDERS {
                 continue;
             }
             let on = sample.brakes.iter().any(|brake| brake.kind == kind && brake.scope == scope);
             let labels = vec![("kind", kind.to_owned()), ("scope", scope)];
-            lines.push(Line { labels, value: f64::from(u8::from(on)) });
+            lines.push(GaugeSeries { labels, value: f64::from(u8::from(on)) });
         }
     }
     lines
 }
 
-/// A label of ours whose values a newer release may have more of.
-fn with_others(label: &Label, known: impl IntoIterator<Item = &'static str>) -> Label {
+/// A label whose values a newer release may extend.
+fn with_other_value(label: &Label, known: impl IntoIterator<Item = &'static str>) -> Label {
     Label::one_of(label.name, known.into_iter().chain([OTHER]))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "fleets are far below 2^52 machines")]
-const fn number(count: u64) -> f64 {
+const fn count_to_f64(count: u64) -> f64 {
     count as f64
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a page more or less of a fleet's memory is nothing")]
-const fn amount(sum: i64) -> f64 {
+const fn sum_to_f64(sum: i64) -> f64 {
     sum as f64
 }
 
 #[expect(clippy::cast_precision_loss, reason = "milliseconds since 1970 are far below 2^52")]
-fn seconds_of(at: Timestamp) -> f64 {
+fn unix_seconds(at: Timestamp) -> f64 {
     at.timestamp_millis() as f64 / 1_000.0
 }
 
 /// A gauge that is read from the newest sample.
 struct SampleGauge {
     metrics: FleetMetrics,
-    lines: fn(&FleetSample, Timestamp) -> Vec<Line>,
+    lines: fn(&FleetSample, Timestamp) -> Vec<GaugeSeries>,
 }
 
 impl fmt::Debug for SampleGauge {
@@ -332,7 +346,7 @@ impl EncodeMetric for SampleGauge {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         let shown = self.metrics.lock();
         let Some((taken_at, sample)) = &shown.latest else { return Ok(()) };
-        for Line { labels, value } in (self.lines)(sample, *taken_at) {
+        for GaugeSeries { labels, value } in (self.lines)(sample, *taken_at) {
             if labels.is_empty() {
                 encoder.encode_gauge(&value)?;
             } else {
@@ -351,11 +365,11 @@ impl EncodeMetric for SampleGauge {
     }
 }
 
-/// The ages of heartbeats, of all samples that were shown.
+/// The ages of heartbeats, accumulated over all samples that were shown.
 #[derive(Debug)]
-struct Ages(FleetMetrics);
+struct HeartbeatAgeHistogram(FleetMetrics);
 
-impl EncodeMetric for Ages {
+impl EncodeMetric for HeartbeatAgeHistogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         let shown = self.0.lock();
         let bounds = AGE_BOUNDS.into_iter().chain([f64::INFINITY]);
@@ -375,38 +389,38 @@ impl EncodeMetric for Ages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::fleet_sample::{BrakeOn, Place, Tally};
+    use crate::model::fleet_sample::{FleetTally, LocationSample, SampledBrake};
     use crate::model::policy::Policy;
 
     fn sample() -> FleetSample {
-        let mut sample = Tally::new(Policy::default()).finish(Vec::new(), Vec::new());
+        let mut sample = FleetTally::new(Policy::default()).into_sample(Vec::new(), Vec::new());
         sample.heartbeat_ages.counts[1] = 2;
         sample.heartbeat_ages.sum_seconds = 6.5;
         sample
     }
 
-    fn shown(metrics: &FleetMetrics) -> Vec<String> {
-        let mut book = Book::default();
+    fn encoded_lines(metrics: &FleetMetrics) -> Vec<String> {
+        let mut book = MetricRegistry::default();
         metrics.register(&mut book);
-        book.plain().unwrap().lines().map(str::to_owned).collect()
+        book.encode_prometheus_text().unwrap().lines().map(str::to_owned).collect()
     }
 
     #[test]
-    fn nothing_is_shown_before_the_first_sample_and_nothing_of_an_older_one_afterwards() {
+    fn only_the_newest_sample_is_exported() {
         let metrics = FleetMetrics::default();
-        assert_eq!(shown(&metrics), Vec::<String>::new());
+        assert_eq!(encoded_lines(&metrics), Vec::<String>::new());
         let at = Timestamp::from_timestamp(1_800_000_000, 0).unwrap();
-        let place = |provider: &str| Place {
+        let place = |provider: &str| LocationSample {
             provider: provider.to_owned(),
             location: "a \"row\"".to_owned(),
             machines: 3,
             memory_bytes: 1 << 40,
             cpu_threads: 96,
         };
-        metrics.show(at, FleetSample { places: vec![place("old")], ..sample() });
-        let brake = BrakeOn { kind: "recovery".to_owned(), scope: "rack".to_owned() };
-        metrics.show(at, FleetSample { places: vec![place("rack")], brakes: vec![brake], ..sample() });
-        let lines = shown(&metrics);
+        metrics.set_sample(at, FleetSample { places: vec![place("old")], ..sample() });
+        let brake = SampledBrake { kind: "recovery".to_owned(), scope: "rack".to_owned() };
+        metrics.set_sample(at, FleetSample { places: vec![place("rack")], brakes: vec![brake], ..sample() });
+        let lines = encoded_lines(&metrics);
         for line in [
             "shepherd_fleet_machines{phase=\"Ready\"} 0.0",
             "shepherd_fleet_location_machines{provider=\"rack\",location=\"a \\\"row\\\"\"} 3.0",

@@ -1,8 +1,7 @@
-//! What every shepherd does for all of them: reap, sweep, forget, tell about brakes, watch the storage.
+//! Housekeeping tasks: reaper, sweeper, retention, brake recorder, storage monitor.
 //!
-//! Any number of shepherds may do it at once. None of it is needed for one
-//! shepherd alone to be right; it is what makes the others' deaths, and defects
-//! of ours, harmless.
+//! Any number of shepherds may run them at once. A single shepherd is correct without them. They make the death of
+//! other shepherds, and our own defects, harmless.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -15,57 +14,57 @@ use uuid::Uuid;
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::metrics::ByTable;
-use crate::bmdb::retention::Retained;
-use crate::manager::brakes::Brakes;
-use crate::manager::control_loop::panic_text;
+use crate::bmdb::retention::RetainedKind;
+use crate::manager::control_loop::panic_message;
 use crate::manager::metrics::HousekeepingMetrics;
+use crate::manager::recovery_brakes::RecoveryBrakes;
 use crate::model::ids::MachineId;
 
-/// How often lost sessions are looked for.
+/// Time between two searches for lost sessions.
 pub const REAPER_PERIOD: Duration = Duration::from_secs(1);
-/// How often brakes are told.
+/// Time between two records of the recovery brakes.
 const BRAKE_PERIOD: Duration = Duration::from_secs(5);
 /// Time between two sweeps of the whole fleet.
 const SWEEP_PERIOD: Duration = Duration::from_mins(1);
-/// Machines looked at in one statement of a sweep, and the pause after it: a fleet of 100,000
-/// takes a minute and a few per cent of one database core.
+/// Machines in one statement of a sweep, and the pause after it: a fleet of 100,000 takes a minute and a few per cent
+/// of one database core.
 const SWEEP_PAGE: i64 = 500;
 const SWEEP_PAUSE: Duration = Duration::from_millis(200);
-/// Time between two looks for what is too old.
-const FORGET_PERIOD: Duration = Duration::from_mins(10);
-/// The pause after a full batch: up to 4,000 rows a second. A fleet of 100,000 machines that are each
-/// looked at every half hour writes 111 lines of history in one.
-const FORGET_PAUSE: Duration = Duration::from_millis(250);
-/// How often dead rows and old transactions are looked at.
+/// Time between two deletions of old rows.
+const RETENTION_PERIOD: Duration = Duration::from_mins(10);
+/// The pause after a full batch: up to 4,000 rows a second. A fleet of 100,000 machines, each updated every half hour,
+/// writes 111 rows of history a second.
+const RETENTION_PAUSE: Duration = Duration::from_millis(250);
+/// Time between two samples of dead rows and old transactions.
 const STORAGE_PERIOD: Duration = Duration::from_secs(15);
 
-/// Frees what lost sessions held, until `stop`.
-pub async fn reap(bmdb: Bmdb, metrics: HousekeepingMetrics, stop: CancellationToken) {
-    while !stopped_after(&stop, REAPER_PERIOD).await {
-        if let Some(reaped) = contained("looking for lost sessions", bmdb.reap()).await {
+/// Frees the work of lost sessions until `stop`.
+pub async fn run_reaper(bmdb: Bmdb, metrics: HousekeepingMetrics, stop: CancellationToken) {
+    while !sleep_or_stop(&stop, REAPER_PERIOD).await {
+        if let Some(reaped) = run_round("looking for lost sessions", bmdb.reap()).await {
             metrics.sessions_expired.inc_by(reaped.sessions as u64);
             metrics.work_freed.inc_by(reaped.work as u64);
         }
     }
 }
 
-/// Tells which brakes are on, until `stop`.
-pub async fn tell_brakes(brakes: Arc<Brakes>, stop: CancellationToken) {
-    while !stopped_after(&stop, BRAKE_PERIOD).await {
-        contained("looking at the recovery brakes", brakes.tell()).await;
+/// Records which brakes are engaged until `stop`.
+pub async fn run_brake_recorder(brakes: Arc<RecoveryBrakes>, stop: CancellationToken) {
+    while !sleep_or_stop(&stop, BRAKE_PERIOD).await {
+        run_round("looking at the recovery brakes", brakes.record_brakes()).await;
     }
 }
 
-/// Recomputes everybody's schedule again and again, at once when the policy changes, until `stop`.
-pub async fn sweep(bmdb: Bmdb, metrics: HousekeepingMetrics, stop: CancellationToken) {
+/// Recomputes all schedules periodically, and at once when the policy changes, until `stop`.
+pub async fn run_sweeper(bmdb: Bmdb, metrics: HousekeepingMetrics, stop: CancellationToken) {
     let mut policy = bmdb.policy_changes();
     while !stop.is_cancelled() {
         policy.mark_unchanged();
-        contained("sweeping", sweep_once(&bmdb, &metrics, &stop)).await;
+        run_round("sweeping", sweep_once(&bmdb, &metrics, &stop)).await;
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(SWEEP_PERIOD) => {}
-            // The handle that sends lives in `bmdb`, so this cannot fail.
+            // The sender of this channel is part of `bmdb`, so this cannot fail.
             _ = policy.changed() => {}
         }
     }
@@ -80,14 +79,14 @@ async fn sweep_once(
     let mut newer = 0;
     loop {
         let swept = bmdb.sweep_page(after, SWEEP_PAGE).await?;
-        metrics.repaired.inc_by(swept.repaired as u64);
+        metrics.schedules_repaired.inc_by(swept.repaired as u64);
         metrics.drift.inc_by(swept.drifted as u64);
-        newer += swept.newer;
+        newer += swept.newer_rules;
         match swept.continue_after {
             Some(last) => after = last,
             None => break,
         }
-        if stopped_after(stop, SWEEP_PAUSE).await {
+        if sleep_or_stop(stop, SWEEP_PAUSE).await {
             return Ok(());
         }
     }
@@ -100,32 +99,32 @@ async fn sweep_once(
     Ok(())
 }
 
-/// Deletes what is older than the policy keeps, at once and then again and again, until `stop`.
-pub async fn forget(bmdb: Bmdb, metrics: HousekeepingMetrics, stop: CancellationToken) {
+/// Deletes what is older than the policy's retention, at once and then periodically, until `stop`.
+pub async fn run_retention(bmdb: Bmdb, metrics: HousekeepingMetrics, stop: CancellationToken) {
     while !stop.is_cancelled() {
-        contained("deleting what is old", forget_once(&bmdb, &metrics, &stop)).await;
-        if stopped_after(&stop, FORGET_PERIOD).await {
+        run_round("deleting what is old", delete_expired_once(&bmdb, &metrics, &stop)).await;
+        if sleep_or_stop(&stop, RETENTION_PERIOD).await {
             return;
         }
     }
 }
 
-/// Deletes all that is too old now, in batches with pauses. Returns how many rows that were.
-pub async fn forget_once(
+/// Deletes everything that is too old now, in batches with pauses. Returns the number of rows deleted.
+pub async fn delete_expired_once(
     bmdb: &Bmdb,
     metrics: &HousekeepingMetrics,
     stop: &CancellationToken,
 ) -> Result<u64, BmdbError> {
     let mut all = 0;
-    for what in Retained::ALL {
+    for what in RetainedKind::ALL {
         loop {
-            let deleted = bmdb.forget(what, what.batch()).await?;
-            metrics.forgotten.get_or_create(&ByTable { table: what.table() }).inc_by(deleted);
+            let deleted = bmdb.delete_expired(what, what.batch()).await?;
+            metrics.rows_deleted.get_or_create(&ByTable { table: what.table() }).inc_by(deleted);
             all += deleted;
             if deleted < what.batch().unsigned_abs() {
                 break;
             }
-            if stopped_after(stop, FORGET_PAUSE).await {
+            if sleep_or_stop(stop, RETENTION_PAUSE).await {
                 return Ok(all);
             }
         }
@@ -136,13 +135,13 @@ pub async fn forget_once(
     Ok(all)
 }
 
-/// Shows how many dead rows there are and who keeps them from being removed, until `stop`. On a database
-/// that keeps no such books it says so once and ends.
-pub async fn watch_storage(bmdb: Bmdb, metrics: HousekeepingMetrics, stop: CancellationToken) {
+/// Shows how many dead rows exist and what prevents their removal, until `stop`. On a database without these statistics
+/// it logs that once and ends.
+pub async fn run_storage_monitor(bmdb: Bmdb, metrics: HousekeepingMetrics, stop: CancellationToken) {
     while !stop.is_cancelled() {
-        let looked = contained("looking at what is stored", async {
-            match watch_storage_once(&bmdb, &metrics).await {
-                Err(error) if error.is_unknown_to_the_database() => Ok(Some(error)),
+        let looked = run_round("looking at what is stored", async {
+            match sample_storage_once(&bmdb, &metrics).await {
+                Err(error) if error.is_undefined_object() => Ok(Some(error)),
                 other => other.map(|()| None),
             }
         });
@@ -150,15 +149,15 @@ pub async fn watch_storage(bmdb: Bmdb, metrics: HousekeepingMetrics, stop: Cance
             tracing::info!(%error, "this database does not tell of dead rows and old transactions");
             return;
         }
-        if stopped_after(&stop, STORAGE_PERIOD).await {
+        if sleep_or_stop(&stop, STORAGE_PERIOD).await {
             return;
         }
     }
 }
 
-/// One look at the storage.
-pub async fn watch_storage_once(bmdb: &Bmdb, metrics: &HousekeepingMetrics) -> Result<(), BmdbError> {
-    let sample = bmdb.sample_storage().await?;
+/// Samples the storage once.
+pub async fn sample_storage_once(bmdb: &Bmdb, metrics: &HousekeepingMetrics) -> Result<(), BmdbError> {
+    let sample = bmdb.read_vacuum_stats().await?;
     for (table, dead) in sample.dead_rows {
         metrics.dead_rows.get_or_create(&ByTable { table }).set(dead);
     }
@@ -167,9 +166,9 @@ pub async fn watch_storage_once(bmdb: &Bmdb, metrics: &HousekeepingMetrics) -> R
     Ok(())
 }
 
-/// One round. An error or a panic in it spoils that one: a task that ended here would be missed by nobody
-/// until lost work stays lost.
-async fn contained<T>(what: &str, round: impl Future<Output = Result<T, BmdbError>>) -> Option<T> {
+/// Runs one round. An error or a panic spoils only that round: nobody would notice the end of this task until lost work
+/// stays lost.
+async fn run_round<T>(what: &str, round: impl Future<Output = Result<T, BmdbError>>) -> Option<T> {
     match AssertUnwindSafe(round).catch_unwind().await {
         Ok(Ok(done)) => Some(done),
         Ok(Err(error)) => {
@@ -177,13 +176,13 @@ async fn contained<T>(what: &str, round: impl Future<Output = Result<T, BmdbErro
             None
         }
         Err(panic) => {
-            tracing::error!(text = panic_text(&*panic), "{what} panicked; the next round is made");
+            tracing::error!(text = panic_message(&*panic), "{what} panicked; the next round is made");
             None
         }
     }
 }
 
-async fn stopped_after(stop: &CancellationToken, pause: Duration) -> bool {
+async fn sleep_or_stop(stop: &CancellationToken, pause: Duration) -> bool {
     tokio::select! {
         () = stop.cancelled() => true,
         () = tokio::time::sleep(pause) => false,
@@ -195,11 +194,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_round_that_fails_or_panics_is_not_the_last_one() {
-        assert_eq!(contained("sweeping", async { Ok(7) }).await, Some(7));
-        let failed = async { Err::<(), _>(BmdbError::SessionOver) };
-        assert_eq!(contained("sweeping", failed).await, None);
-        assert_eq!(contained("sweeping", async { blow_up() }).await, None);
+    async fn failed_or_panicked_round_does_not_end_the_task() {
+        assert_eq!(run_round("sweeping", async { Ok(7) }).await, Some(7));
+        let failed = async { Err::<(), _>(BmdbError::SessionEnded) };
+        assert_eq!(run_round("sweeping", failed).await, None);
+        assert_eq!(run_round("sweeping", async { blow_up() }).await, None);
     }
 
     fn blow_up() -> Result<(), BmdbError> {

@@ -1,4 +1,4 @@
-//! The limit on a loop's statements: a token bucket written `PERIOD,COUNT`.
+//! Rate limit of a loop's statements: a token bucket written `PERIOD,COUNT`.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use governor::{Quota, RateLimiter};
 
 use crate::model::time::Rate;
 
-/// Limits how often something is done; cheap to clone, and the clones share the bucket.
+/// Limits how often something is done. Cheap to clone; the clones share the bucket.
 #[derive(Clone, Debug)]
 pub struct Limiter(Arc<RateLimiter<NotKeyed, InMemoryState, DefaultClock>>);
 
 impl Limiter {
-    /// A bucket that holds the rate's count and gains one each period.
+    /// A bucket that holds the rate's count and gains one token each period.
     #[must_use]
     pub fn new(rate: Rate) -> Self {
         // A period of zero cannot be written as a rate; a second is the harmless reading of one.
@@ -22,7 +22,7 @@ impl Limiter {
         Self(Arc::new(RateLimiter::direct(quota.allow_burst(rate.burst))))
     }
 
-    /// Returns when there is a token, and takes it.
+    /// Waits for a token and takes it.
     pub async fn ready(&self) {
         self.0.until_ready().await;
     }

@@ -1,4 +1,6 @@
-//! What the loops count, by loop and result. Never by machine: labels are bounded.
+//! Metrics of control loops and housekeeping.
+//!
+//! Labels are bounded: loop and result, never the machine.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -11,41 +13,41 @@ use prometheus_client::metrics::histogram::Histogram;
 
 use crate::bmdb::claim::Claimed;
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::metric_book::{Book, Label};
+use crate::bmdb::metric_registry::{Label, MetricRegistry};
 use crate::bmdb::metrics::{
     ByComponent, ByProcess, ByProcessAndResult, ByTable, Metrics, STATEMENT_BOUNDS, process_label,
 };
-use crate::bmdb::retention::{Retained, TABLES};
+use crate::bmdb::retention::{RetainedKind, TABLES};
 use crate::manager::fleet_metrics::FleetMetrics;
 use crate::model::process::Process;
 
 /// How a work item ended, as a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WorkResult {
-    /// Done.
+    /// The handler finished its work.
     Finished,
-    /// Put off without having failed.
-    PutOff,
-    /// Failed.
+    /// Postponed without having failed.
+    Requeued,
+    /// The handler returned an error.
     Failed,
-    /// Told to stop.
+    /// The work was cancelled.
     Cancelled,
-    /// The handler panicked.
+    /// The handler panicked, which fails the work.
     Panicked,
-    /// Its lease was lost, or the end could not be written.
+    /// The lease was lost, or the end could not be written.
     Lost,
 }
 
 impl WorkResult {
     const ALL: [Self; 6] =
-        [Self::Finished, Self::PutOff, Self::Failed, Self::Cancelled, Self::Panicked, Self::Lost];
+        [Self::Finished, Self::Requeued, Self::Failed, Self::Cancelled, Self::Panicked, Self::Lost];
 
     /// Its name in metrics and traces.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Finished => "finished",
-            Self::PutOff => "put-off",
+            Self::Requeued => "put-off",
             Self::Failed => "failed",
             Self::Cancelled => "cancelled",
             Self::Panicked => "panicked",
@@ -71,28 +73,28 @@ struct EndLabel {
     result: WorkResult,
 }
 
-/// What a claim came back with.
+/// The result of one claim, as a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ClaimResult {
-    /// Work.
+    /// The claim returned work.
     Work,
-    /// Others were quicker.
+    /// Other shepherds claimed the due work first.
     Contended,
-    /// Nothing was due.
+    /// No work was due.
     Empty,
-    /// The database could not be asked.
+    /// The database did not answer the claim.
     Failed,
 }
 
 impl ClaimResult {
     const ALL: [Self; 4] = [Self::Work, Self::Contended, Self::Empty, Self::Failed];
 
-    /// Which of them a claim came back with.
-    pub(crate) const fn of(claimed: &Result<Claimed, BmdbError>) -> Self {
+    /// The label of a claim's result.
+    pub(crate) const fn from_claim(claimed: &Result<Claimed, BmdbError>) -> Self {
         match claimed {
             Ok(Claimed::Work(_)) => Self::Work,
             Ok(Claimed::Contended) => Self::Contended,
-            Ok(Claimed::Empty | Claimed::NotSeen(_)) => Self::Empty,
+            Ok(Claimed::Empty | Claimed::FullScanDeferred(_)) => Self::Empty,
             Err(_) => Self::Failed,
         }
     }
@@ -113,28 +115,28 @@ struct ClaimLabel {
     result: &'static str,
 }
 
-/// What housekeeping counts.
+/// Metrics of the housekeeping tasks.
 #[derive(Clone, Debug)]
 pub struct HousekeepingMetrics {
     /// Lanes whose schedule contradicted their facts. Must read 0.
     pub drift: Counter,
-    /// Machines whose schedule was written anew by the sweeper.
-    pub repaired: Counter,
+    /// Machines whose schedule the sweeper repaired.
+    pub schedules_repaired: Counter,
     /// Sessions that the reaper closed.
     pub sessions_expired: Counter,
     /// Work items that the reaper freed.
     pub work_freed: Counter,
     /// Old rows that were deleted.
-    pub forgotten: Family<ByTable, Counter>,
+    pub rows_deleted: Family<ByTable, Counter>,
     /// Dead rows that the database has not removed yet.
     pub dead_rows: Family<ByTable, Gauge>,
-    /// Seconds since the oldest open transaction of the database began.
+    /// Seconds since the start of the database's oldest open transaction.
     pub oldest_transaction: Gauge<f64, AtomicU64>,
-    /// The same of the oldest that keeps rows from being removed.
+    /// The same for the oldest transaction that prevents the removal of dead rows.
     pub oldest_snapshot: Gauge<f64, AtomicU64>,
 }
 
-/// What all loops of a process count.
+/// The metrics of all loops of a process.
 #[derive(Clone, Debug)]
 pub struct ManagerMetrics {
     common: Metrics,
@@ -145,35 +147,35 @@ pub struct ManagerMetrics {
     claim: Family<ClaimLabel, Histogram, fn() -> Histogram>,
     wait: Family<ByProcess, Histogram, fn() -> Histogram>,
     end: Family<LoopLabel, Histogram, fn() -> Histogram>,
-    /// What housekeeping counts.
+    /// Metrics of the housekeeping tasks.
     pub housekeeping: HousekeepingMetrics,
-    /// What is shown of the fleet.
+    /// Metrics of the newest fleet sample.
     pub fleet: FleetMetrics,
 }
 
-/// Loops by name.
+/// Values of the label `loop`.
 const LOOPS: [&str; 5] = ["initializer", "recoverer", "retirer", "switcher", "updater"];
 
 fn loop_label() -> Label {
     Label::one_of("loop", LOOPS)
 }
 
-/// Upper bounds in seconds: a database round trip to an upload over a bad line.
+/// Upper bounds in seconds: from a database round trip to an upload over a slow line.
 const DURATION_BOUNDS: [f64; 10] = [0.01, 0.05, 0.2, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0, 300.0];
-/// Upper bounds in seconds: a free worker that was woken to a fleet's whole backlog.
+/// Upper bounds in seconds: from a free worker that was woken to the backlog of a whole fleet.
 const WAIT_BOUNDS: [f64; 12] =
     [0.005, 0.02, 0.05, 0.2, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0, 7_200.0, 86_400.0];
 
 impl ManagerMetrics {
-    /// Adds the loops' families to what the process counts.
+    /// Registers the metrics of the loops with those of the process.
     #[must_use]
     pub fn register(common: &Metrics) -> Self {
         let housekeeping = HousekeepingMetrics {
             drift: common.schedule_drift.clone(),
-            repaired: Counter::default(),
+            schedules_repaired: Counter::default(),
             sessions_expired: Counter::default(),
             work_freed: Counter::default(),
-            forgotten: Family::default(),
+            rows_deleted: Family::default(),
             dead_rows: Family::default(),
             oldest_transaction: Gauge::default(),
             oldest_snapshot: Gauge::default(),
@@ -193,56 +195,56 @@ impl ManagerMetrics {
         for process in Process::ALL.map(Process::as_str) {
             drop(metrics.wait.get_or_create(&ByProcess { process }));
         }
-        for what in Retained::ALL {
-            drop(metrics.housekeeping.forgotten.get_or_create(&ByTable { table: what.table() }));
+        for what in RetainedKind::ALL {
+            drop(metrics.housekeeping.rows_deleted.get_or_create(&ByTable { table: what.table() }));
         }
         common.register(|book| {
             metrics.register_loops(book);
-            metrics.register_house(book);
+            metrics.register_housekeeping(book);
             metrics.fleet.register(book);
         });
         metrics
     }
 
-    fn register_loops(&self, book: &mut Book) {
+    fn register_loops(&self, book: &mut MetricRegistry) {
         let results = || Label::one_of("result", WorkResult::ALL.map(WorkResult::as_str));
-        book.add(
+        book.add_process_metric(
             "work_active",
             "Work items in progress in this process",
             &[loop_label()],
             self.active.clone(),
         );
-        book.add(
+        book.add_process_metric(
             "work_wait_seconds",
             "Time from when a machine became due until it was claimed",
             &[process_label()],
             self.wait.clone(),
         );
-        book.add(
+        book.add_process_metric(
             "work_duration_seconds",
             "Time from claim to completion",
             &[loop_label(), results()],
             self.duration.clone(),
         );
-        book.add(
+        book.add_process_metric(
             "work_completion_seconds",
             "Duration of the transaction that completes a work item, with retries after lost responses",
             &[loop_label()],
             self.end.clone(),
         );
-        book.add(
+        book.add_process_metric(
             "claim_seconds",
             "Duration of claims, by result",
             &[loop_label(), Label::one_of("result", ClaimResult::ALL.map(ClaimResult::as_str))],
             self.claim.clone(),
         );
-        book.add(
+        book.add_process_metric(
             "claims_contended",
             "Claims that lost all candidates to other claimers",
             &[loop_label()],
             self.contended.clone(),
         );
-        book.add(
+        book.add_process_metric(
             "work_source_failures",
             "Failed queries for work",
             &[loop_label()],
@@ -250,40 +252,45 @@ impl ManagerMetrics {
         );
     }
 
-    fn register_house(&self, book: &mut Book) {
+    fn register_housekeeping(&self, book: &mut MetricRegistry) {
         let house = &self.housekeeping;
-        book.add(
+        book.add_process_metric(
             "schedule_repairs",
             "Machines whose schedule the sweeper rewrote",
             &[],
-            house.repaired.clone(),
+            house.schedules_repaired.clone(),
         );
-        book.add(
+        book.add_process_metric(
             "sessions_expired",
             "Sessions closed at their deadline",
             &[],
             house.sessions_expired.clone(),
         );
-        book.add("work_reclaimed", "Work items reclaimed from lost sessions", &[], house.work_freed.clone());
-        book.add(
+        book.add_process_metric(
+            "work_reclaimed",
+            "Work items reclaimed from lost sessions",
+            &[],
+            house.work_freed.clone(),
+        );
+        book.add_process_metric(
             "rows_deleted",
             "Old rows that were deleted",
-            &[Label::one_of("table", Retained::ALL.map(Retained::table))],
-            house.forgotten.clone(),
+            &[Label::one_of("table", RetainedKind::ALL.map(RetainedKind::table))],
+            house.rows_deleted.clone(),
         );
-        book.add_of_database(
+        book.add_database_metric(
             "bmdb_dead_rows",
             "Dead rows that the database has not removed yet",
             &[Label::one_of("table", TABLES)],
             house.dead_rows.clone(),
         );
-        book.add_of_database(
+        book.add_database_metric(
             "bmdb_oldest_transaction_seconds",
             "Age of the oldest open transaction of the database",
             &[],
             house.oldest_transaction.clone(),
         );
-        book.add_of_database(
+        book.add_database_metric(
             "bmdb_oldest_snapshot_seconds",
             "Age of the oldest transaction that keeps dead rows from being removed",
             &[],
@@ -291,21 +298,21 @@ impl ManagerMetrics {
         );
     }
 
-    /// The view of one loop.
+    /// The metrics of one loop.
     #[must_use]
-    pub fn of(&self, name: &'static str, process: Process) -> LoopMetrics {
+    pub fn for_loop(&self, name: &'static str, process: Process) -> LoopMetrics {
         let metrics = LoopMetrics { name, process: process.as_str(), families: self.clone() };
-        metrics.begin_at_zero();
+        metrics.init_series();
         metrics
     }
 
-    /// Counts a session that was started for something that is no loop.
-    pub(crate) fn session_started(&self, component: &'static str) {
+    /// Counts a session that was started for a component that is no loop.
+    pub(crate) fn record_session_start(&self, component: &'static str) {
         self.common.sessions_started.get_or_create(&ByComponent { component }).inc();
     }
 }
 
-/// What one loop counts.
+/// The metrics of one loop.
 #[derive(Clone, Debug)]
 pub struct LoopMetrics {
     name: &'static str,
@@ -318,7 +325,7 @@ impl LoopMetrics {
         LoopLabel { r#loop: self.name }
     }
 
-    fn begin_at_zero(&self) {
+    fn init_series(&self) {
         let families = &self.families;
         drop(families.active.get_or_create(&self.label()));
         drop(families.contended.get_or_create(&self.label()));
@@ -332,39 +339,39 @@ impl LoopMetrics {
         }
     }
 
-    pub(crate) fn session_started(&self) {
-        self.families.session_started(self.name);
+    pub(crate) fn record_session_start(&self) {
+        self.families.record_session_start(self.name);
     }
 
-    pub(crate) fn looked(&self, result: ClaimResult, took: Duration) {
+    pub(crate) fn record_claim(&self, result: ClaimResult, took: Duration) {
         let label = ClaimLabel { r#loop: self.name, result: result.as_str() };
         self.families.claim.get_or_create(&label).observe(took.as_secs_f64());
     }
 
-    pub(crate) fn waited(&self, waited: Duration) {
+    pub(crate) fn record_wait(&self, waited: Duration) {
         let process = ByProcess { process: self.process };
         self.families.wait.get_or_create(&process).observe(waited.as_secs_f64());
     }
 
-    pub(crate) fn end_written(&self, took: Duration) {
+    pub(crate) fn record_end_write(&self, took: Duration) {
         self.families.end.get_or_create(&self.label()).observe(took.as_secs_f64());
     }
 
-    pub(crate) fn claimed(&self, count: usize) {
+    pub(crate) fn record_claimed(&self, count: usize) {
         let process = ByProcess { process: self.process };
         self.families.common.work_started.get_or_create(&process).inc_by(count as u64);
         self.families.active.get_or_create(&self.label()).inc_by(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    pub(crate) fn contended(&self) {
+    pub(crate) fn record_contended(&self) {
         self.families.contended.get_or_create(&self.label()).inc();
     }
 
-    pub(crate) fn source_failed(&self) {
+    pub(crate) fn record_source_failure(&self) {
         self.families.source_failed.get_or_create(&self.label()).inc();
     }
 
-    pub(crate) fn ended(&self, result: WorkResult, took: Duration) {
+    pub(crate) fn record_end(&self, result: WorkResult, took: Duration) {
         self.families.active.get_or_create(&self.label()).dec();
         let ended = ByProcessAndResult { process: self.process, result: result.as_str() };
         self.families.common.work_finished.get_or_create(&ended).inc();

@@ -1,26 +1,24 @@
-//! The control loops: what turns facts about machines into machines in use.
+//! Control loops over machines, providers and clusters.
 //!
-//! * [`control_loop`]: the generic runner. Knows sessions, claims and panics,
-//!   and nothing about machines.
-//! * `sourcing`: where its work comes from, and what of that people paused.
-//! * [`initializer`]: puts the role server on machines that have none.
-//! * [`recoverer`]: climbs the ladder for machines that fell silent.
-//! * [`retirer`]: gives machines back.
-//! * [`switcher`]: reboots machines and switches their power, as people order.
-//! * [`updater`]: asks providers what became of their machines.
-//! * [`provisioner`]: brings providers' machines into the BMDB. No loop over
-//!   machines but over providers, one at a time each, under a named lease.
-//! * [`cluster`]: makes clusters of machines, one task for each, under a named lease.
+//! They turn facts about machines into machines in use.
+//!
+//! * [`control_loop`]: the generic runner. It handles sessions, claims and panics, and knows nothing about machines.
+//! * `work_source`: where its work comes from, and which of that is paused.
+//! * [`initializer`]: enrols the role server on machines without one.
+//! * [`recoverer`]: executes the recovery ladder for silent machines.
+//! * [`retirer`]: releases machines to their providers.
+//! * [`power_controller`]: executes operators' orders to reboot machines and to switch their power.
+//! * [`updater`]: refreshes what providers report of machines.
+//! * [`provisioner`]: brings providers' machines into the BMDB. It is no loop over machines: it has one task per
+//!   provider, under a named lease.
+//! * [`cluster`]: makes clusters of machines, with one task per cluster, under a named lease.
 //! * [`housekeeping`]: reaper, sweeper, brakes.
 //! * [`sampler`]: counts the fleet once a minute, under a named lease; [`fleet_metrics`] shows the newest count.
-//! * [`breakers`]: who of the providers hangs, and is left alone for a while.
+//! * [`provider_breakers`]: circuit breakers of providers whose calls time out.
 //!
-//! A loop never decides inside I/O code: `plan(snapshot, policy, now)` says
-//! what to do, the handler does it, and what was learnt goes back as changes.
+//! A loop never decides inside I/O code: `plan(snapshot, policy, now)` decides the next step, the handler executes it,
+//! and what was learnt returns as changes.
 
-pub mod access;
-pub mod brakes;
-pub mod breakers;
 pub mod cluster;
 pub mod control_loop;
 pub(crate) mod failpoint;
@@ -28,13 +26,16 @@ pub mod fleet_metrics;
 pub mod housekeeping;
 pub mod initializer;
 pub mod limiter;
+pub mod machine_access;
 pub mod metrics;
+pub mod power_controller;
+pub mod provider_breakers;
 pub mod provider_set;
 pub mod provisioner;
 pub mod recoverer;
+pub mod recovery_brakes;
 pub mod retirer;
 pub mod roll_outs;
 pub mod sampler;
-mod sourcing;
-pub mod switcher;
 pub mod updater;
+mod work_source;

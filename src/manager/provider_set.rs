@@ -1,27 +1,28 @@
-//! The providers of one shepherd, by name, each with its breaker.
+//! Configured providers with their circuit breakers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::bmdb::metrics::Metrics;
-use crate::manager::breakers::{Admission, BreakerMetrics, ProviderBreaker};
-use crate::model::breaker::Open;
+use crate::manager::provider_breakers::{Admission, BreakerMetrics, ProviderBreaker};
+use crate::model::circuit_breaker::BreakerOpen;
 use crate::providers::provider::Provider;
 
-/// A provider, and the breaker that stands before it.
-type Guarded = (Arc<dyn Provider>, ProviderBreaker);
-/// A provider, and leave to ask it.
-pub type Admitted = (Arc<dyn Provider>, Admission);
+/// A provider, and the breaker that guards it.
+type GuardedProvider = (Arc<dyn Provider>, ProviderBreaker);
+/// A provider, and permission to call it.
+pub type AdmittedProvider = (Arc<dyn Provider>, Admission);
 
-/// Configured providers; cheap to clone.
+/// The configured providers by name. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct ProviderSet {
-    by_name: Arc<BTreeMap<String, Guarded>>,
+    by_name: Arc<BTreeMap<String, GuardedProvider>>,
     metrics: BreakerMetrics,
 }
 
 impl ProviderSet {
-    /// A set of these. Of two with one name the later counts; configuration refuses that before.
+    /// A set of these providers. Of two with one name, the later one is used; the configuration rejects duplicates
+    /// before.
     #[must_use]
     pub fn new(providers: Vec<Arc<dyn Provider>>) -> Self {
         let metrics = BreakerMetrics::default();
@@ -33,25 +34,25 @@ impl ProviderSet {
         Self { by_name: Arc::new(providers.into_iter().map(with_breaker).collect()), metrics }
     }
 
-    /// Shows what is counted of their breakers.
+    /// Registers the metrics of their breakers.
     pub fn register(&self, common: &Metrics) {
         self.metrics.register(common);
     }
 
-    /// The provider of that name and leave to ask it; `None` when it is not configured here.
-    pub fn admit(&self, name: &str) -> Result<Option<Admitted>, Open> {
+    /// The provider of that name and permission to call it. `None` if it is not configured here.
+    pub fn admit(&self, name: &str) -> Result<Option<AdmittedProvider>, BreakerOpen> {
         let Some((provider, breaker)) = self.by_name.get(name) else { return Ok(None) };
-        Ok(Some((provider.clone(), breaker.admit()?)))
+        Ok(Some((provider.clone(), breaker.admit_call()?)))
     }
 
-    /// Every name, sorted.
+    /// The names of all providers, sorted.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         self.by_name.keys().cloned().collect()
     }
 
-    /// Every provider, and its breaker.
-    pub fn iter(&self) -> impl Iterator<Item = &Guarded> {
+    /// Every provider with its breaker.
+    pub fn iter(&self) -> impl Iterator<Item = &GuardedProvider> {
         self.by_name.values()
     }
 }

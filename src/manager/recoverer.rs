@@ -1,65 +1,67 @@
-//! The recoverer: climbs the ladder for machines that fell silent.
+//! Recoverer: executes the recovery ladder for silent machines.
 //!
-//! What to do is decided by `model/recovery.rs`; this does it. Every step is
-//! asked for and recorded in one transaction that reads the facts once more,
-//! the heartbeat included ([`Work::begin_disturbance`]), right before it is
-//! taken; and its outcome is written down, because whoever comes after a crash
-//! must know that it may have happened.
+//! `model/recovery.rs` decides the next step; this module executes it. Right before a step is taken, one transaction
+//! reads the facts again, the heartbeat included, checks that the step is allowed, and records it
+//! ([`Work::begin_disruption`]). Its outcome is recorded too, because after a crash the next worker must know that the
+//! step may have happened.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::bmdb::change::FactChange;
-use crate::bmdb::facts::Snapshot;
-use crate::bmdb::intent::{Permission, Step};
+use crate::bmdb::fact_change::FactChange;
+use crate::bmdb::facts::MachineSnapshot;
+use crate::bmdb::intent::{DisruptionRequest, Permission};
 use crate::bmdb::work::Work;
-use crate::manager::access::{Access, AccessError};
-use crate::manager::brakes::Brakes;
-use crate::manager::breakers::{Admission, Call};
-use crate::manager::control_loop::{ControlLoop, Handled, HandlerError, no_longer_due};
+use crate::manager::control_loop::{ControlLoop, HandlerError, HandlerOutcome, no_longer_due};
 use crate::manager::failpoint;
+use crate::manager::machine_access::{AccessError, MachineAccess};
+use crate::manager::provider_breakers::{Admission, ProviderCall};
 use crate::manager::provider_set::ProviderSet;
-use crate::model::backoff::Backoff;
-use crate::model::breaker::Open;
-use crate::model::facts::{Provided, Recovery};
+use crate::manager::recovery_brakes::RecoveryBrakes;
+use crate::model::backoff::BackoffPolicy;
+use crate::model::circuit_breaker::BreakerOpen;
+use crate::model::facts::{ProviderRecord, Recovery};
 use crate::model::ids::IntentId;
 use crate::model::needs_human::Obstacle;
-use crate::model::policy::{Disturbance, Rung};
+use crate::model::policy::{DisruptionKind, Rung};
 use crate::model::process::Process;
 use crate::model::recovery::{
-    RecoveryPlan, Steps, hold_back, look_again, plan_recovery, reenrolled, taken, tried,
+    AvailableSteps, RecoveryPlan, after_reenroll, block_on_unknown_fence, format_attempt, next_check_time,
+    plan_recovery, start_report_wait,
 };
 use crate::model::time::{Span, between};
-use crate::providers::provider::{CALL_LIMIT, ErrorClass, PowerAction, Provider, RebootMethod, Rungs};
+use crate::providers::provider::{
+    ErrorClass, MAX_CALL_TIME, MachineCapabilities, PowerAction, Provider, RebootMethod,
+};
 
-/// See the module.
+/// Handler of the process `Recovery`.
 pub struct Recoverer {
     /// The providers whose machines it serves.
     pub providers: ProviderSet,
     /// How machines are reached.
-    pub access: Arc<Access>,
-    /// What holds new ladders.
-    pub brakes: Arc<Brakes>,
+    pub access: Arc<MachineAccess>,
+    /// Brakes that stop new ladders.
+    pub brakes: Arc<RecoveryBrakes>,
 }
 
-/// What one machine's provider can do for it.
-struct Means {
-    provided: Provided,
-    /// Whoever was asked, and may be asked further; `None` when the plan needs nothing of it.
+/// What the provider of one machine can do for it.
+struct RecoveryMeans {
+    provider_record: ProviderRecord,
+    /// The provider and permission to call it; `None` if the plan does not depend on it.
     provider: Option<(Arc<dyn Provider>, Admission)>,
-    /// What the provider said; `None` when it was not asked, or could not say.
-    rungs: Option<Rungs>,
+    /// The provider's answer; `None` if it was not called or could not answer.
+    rungs: Option<MachineCapabilities>,
 }
 
-/// What comes next, and by what means.
-struct Planned {
+/// The next step, and the means to take it.
+struct PlannedRecovery {
     plan: RecoveryPlan,
-    means: Means,
-    /// Why the provider could not say what it can do.
-    unasked: Option<String>,
-    /// Why it was not even asked.
-    open: Option<Open>,
+    means: RecoveryMeans,
+    /// Why the provider could not report its capabilities.
+    provider_error: Option<String>,
+    /// Set if the breaker prevented the call.
+    breaker_open: Option<BreakerOpen>,
 }
 
 #[async_trait]
@@ -76,22 +78,25 @@ impl ControlLoop for Recoverer {
         self.providers.names()
     }
 
-    async fn handle(&self, work: &Work) -> Result<Handled, HandlerError> {
+    async fn handle(&self, work: &Work) -> Result<HandlerOutcome, HandlerError> {
         let snapshot = work.snapshot().await?;
         if let Some(over) = no_longer_due(work, &snapshot) {
             return Ok(over);
         }
-        let Planned { plan, means, unasked, open } = self.plan(work, &snapshot).await?;
-        // No try of the ladder is used up for it: nothing was done.
+        let PlannedRecovery { plan, means, provider_error: unasked, breaker_open: open } =
+            self.plan_machine(work, &snapshot).await?;
+        // This uses up no attempt of the ladder: nothing was done.
         if let Some(open) = open {
-            return Ok(Handled::left_alone(open, snapshot.now));
+            return Ok(HandlerOutcome::provider_unavailable(open, snapshot.now));
         }
-        if let Some(why) = too_early(&plan, unasked.as_deref()) {
+        if let Some(why) = escalation_delay_reason(&plan, unasked.as_deref()) {
             return Err(HandlerError::new(why));
         }
-        match hold_back(plan, work.newer_fence().await?.as_ref()) {
-            RecoveryPlan::Recovered { how } => Ok(Handled::finished(vec![FactChange::RecoveryCleared], how)),
-            RecoveryPlan::CallPerson { obstacle, reason } => Ok(Handled::finished(
+        match block_on_unknown_fence(plan, work.unknown_fence().await?.as_ref()) {
+            RecoveryPlan::Recovered { how } => {
+                Ok(HandlerOutcome::finished(vec![FactChange::RecoveryCleared], how))
+            }
+            RecoveryPlan::CallPerson { obstacle, reason } => Ok(HandlerOutcome::finished(
                 vec![
                     FactChange::RecoveryCleared,
                     FactChange::NeedsHuman { obstacle, reason: reason.clone() },
@@ -99,41 +104,41 @@ impl ControlLoop for Recoverer {
                 reason,
             )),
             RecoveryPlan::Wait { until, reason } => Ok(match snapshot.facts.recovery {
-                Some(recovery) => Handled::finished(
-                    vec![FactChange::Recovery(Recovery { next_at: until, ..recovery })],
+                Some(recovery) => HandlerOutcome::finished(
+                    vec![FactChange::Recovery(Recovery { next_check_at: until, ..recovery })],
                     reason,
                 ),
-                None => Handled::PutOff { changes: Vec::new(), until, reason },
+                None => HandlerOutcome::Requeue { changes: Vec::new(), until, reason },
             }),
-            RecoveryPlan::Reenroll { .. } => self.reenroll(work, &snapshot).await,
-            RecoveryPlan::Act { rung, what, attempt } => {
-                self.act(work, &snapshot, &means, rung, what, attempt).await
+            RecoveryPlan::Reenroll { .. } => self.reenroll_agent(work, &snapshot).await,
+            RecoveryPlan::TakeStep { rung, step: what, attempt } => {
+                self.take_rung(work, &snapshot, &means, rung, what, attempt).await
             }
         }
     }
 }
 
-/// Whether another answer of the provider could lead to another plan.
+/// Whether a different answer of the provider could change the plan.
 fn depends_on_provider(plan: &RecoveryPlan) -> bool {
     match plan {
-        RecoveryPlan::Act { what, .. } => what.step.reboots(),
+        RecoveryPlan::TakeStep { step: what, .. } => what.step.reboots(),
         RecoveryPlan::CallPerson { obstacle, .. } => *obstacle == Obstacle::LadderExhausted,
         RecoveryPlan::Recovered { .. } | RecoveryPlan::Wait { .. } | RecoveryPlan::Reenroll { .. } => false,
     }
 }
 
-impl Means {
+impl RecoveryMeans {
     /// The steps that can be taken, as far as is known.
-    fn steps(&self) -> Steps {
-        Steps {
-            restart_agent: self.provided.address.is_some(),
-            reboot: self.rungs.as_ref().is_some_and(Rungs::can_reboot),
-            power_cycle: self.rungs.as_ref().is_some_and(Rungs::can_power_cycle),
+    fn available_steps(&self) -> AvailableSteps {
+        AvailableSteps {
+            restart_agent: self.provider_record.address.is_some(),
+            reboot: self.rungs.as_ref().is_some_and(MachineCapabilities::can_reboot),
+            power_cycle: self.rungs.as_ref().is_some_and(MachineCapabilities::can_power_cycle),
         }
     }
 
-    /// One of the provider's capabilities, and leave to use it.
-    fn control<'m, C: ?Sized>(
+    /// One of the provider's capabilities, and permission to use it.
+    fn capability<'m, C: ?Sized>(
         &'m self,
         of: impl FnOnce(&'m dyn Provider) -> Option<&'m C>,
     ) -> Option<(&'m C, &'m Admission)> {
@@ -143,91 +148,105 @@ impl Means {
 }
 
 impl Recoverer {
-    /// Decides what comes next. The provider is asked only where its answer decides: a slow API must not
-    /// hold up what needs nothing of it.
-    async fn plan(&self, work: &Work, snapshot: &Snapshot) -> Result<Planned, HandlerError> {
+    /// Decides the next step. The provider is called only if its answer matters: a slow API must not hold up steps that
+    /// do not depend on it.
+    async fn plan_machine(
+        &self,
+        work: &Work,
+        snapshot: &MachineSnapshot,
+    ) -> Result<PlannedRecovery, HandlerError> {
         let (_, policy) = work.bmdb().policy();
         let decide = |steps| plan_recovery(&snapshot.facts, &policy, steps, snapshot.now);
         let provided = snapshot
             .facts
-            .provided
+            .provider_record
             .clone()
             .ok_or_else(|| HandlerError::new("no provider has handed the machine over"))?;
-        let mut means = Means { provided, provider: None, rungs: None };
-        let plan = decide(Steps { reboot: true, power_cycle: true, ..means.steps() });
+        let mut means = RecoveryMeans { provider_record: provided, provider: None, rungs: None };
+        let plan = decide(AvailableSteps { reboot: true, power_cycle: true, ..means.available_steps() });
         if !depends_on_provider(&plan) {
-            return Ok(Planned { plan, means, unasked: None, open: None });
+            return Ok(PlannedRecovery { plan, means, provider_error: None, breaker_open: None });
         }
-        match self.providers.admit(&means.provided.provider) {
+        match self.providers.admit(&means.provider_record.provider) {
             Ok(admitted) => means.provider = admitted,
-            Err(open) => return Ok(Planned { plan, means, unasked: None, open: Some(open) }),
+            Err(open) => {
+                return Ok(PlannedRecovery { plan, means, provider_error: None, breaker_open: Some(open) });
+            }
         }
         let mut unasked = None;
         if let Some((provider, admission)) = &means.provider {
-            let call = admission.look_up(Call::Rungs, provider.rungs(&means.provided.provider_id));
-            match work.call_out(CALL_LIMIT, call).await? {
+            let call = admission.call_maybe_cached(
+                ProviderCall::Capabilities,
+                provider.capabilities(&means.provider_record.provider_id),
+            );
+            match work.run_outward_call(MAX_CALL_TIME, call).await? {
                 Ok(found) => means.rungs = Some(found),
-                // The provider may be what is broken; SSH may still work.
+                // The provider itself may be down while SSH still works.
                 Err(error) => {
                     tracing::warn!(%error, "cannot ask the provider what it can do for a machine");
-                    unasked = (error.class != ErrorClass::NotFound).then_some(error.sentence);
+                    unasked = (error.class != ErrorClass::NotFound).then_some(error.message);
                 }
             }
         }
-        Ok(Planned { plan: decide(means.steps()), means, unasked, open: None })
+        Ok(PlannedRecovery {
+            plan: decide(means.available_steps()),
+            means,
+            provider_error: unasked,
+            breaker_open: None,
+        })
     }
 
-    async fn act(
+    async fn take_rung(
         &self,
         work: &Work,
-        snapshot: &Snapshot,
-        means: &Means,
+        snapshot: &MachineSnapshot,
+        means: &RecoveryMeans,
         rung: usize,
         what: Rung,
         attempt: u32,
-    ) -> Result<Handled, HandlerError> {
-        if means.provided.address.is_some() {
-            self.have_agent().await?;
+    ) -> Result<HandlerOutcome, HandlerError> {
+        if means.provider_record.address.is_some() {
+            self.check_agent_binary().await?;
         }
-        let step = Step {
+        let step = DisruptionRequest {
             rung,
-            step: what.step,
+            disruption: what.step,
             attempt,
             deadline: what.deadline,
-            decided_on: snapshot.now,
-            brake: self.brakes.hold(&means.provided.provider).await?,
-            provider: means.provided.provider.clone(),
+            facts_read_at: snapshot.now,
+            brake: self.brakes.brake_reason(&means.provider_record.provider).await?,
+            provider: means.provider_record.provider.clone(),
         };
-        let (intent, recovery) = match work.begin_disturbance(step).await? {
+        let (intent, recovery) = match work.begin_disruption(step).await? {
             Permission::Granted { intent, recovery } => (intent, recovery),
-            Permission::Refused(refusal) => {
-                return Ok(Handled::PutOff {
+            Permission::Denied(refusal) => {
+                return Ok(HandlerOutcome::Requeue {
                     changes: Vec::new(),
-                    until: refusal.ask_again,
+                    until: refusal.retry_at,
                     reason: refusal.reason,
                 });
             }
         };
         tracing::info!(step = %what.step, attempt, %intent, "disturbing a machine");
-        failpoint::pass(self.name(), "intended");
+        failpoint::hit(self.name(), "intended");
         let outcome = self.take_step(work, snapshot, means, what.step, intent).await;
-        failpoint::pass(self.name(), "acted");
-        let told = match &outcome {
-            Ok((_, told)) => format!("done: {told}"),
-            Err(error) => format!("failed: {}", error.sentence),
+        failpoint::hit(self.name(), "acted");
+        let text = match &outcome {
+            Ok((_, text)) => format!("done: {text}"),
+            Err(error) => format!("failed: {}", error.message),
         };
-        // The intent's record is for people and budgets; the ladder below is what decides.
-        if let Err(error) = work.settle_intent(intent, &told).await {
+        // The intent's record is for people and budgets. The ladder below decides.
+        if let Err(error) = work.resolve_intent(intent, &text).await {
             tracing::warn!(%intent, %error, "cannot write down how an intent ended");
         }
-        failpoint::pass(self.name(), "settled");
+        failpoint::hit(self.name(), "settled");
         match work.snapshot().await {
-            Ok(snapshot) => after_step(outcome, recovery, what, attempt, snapshot.now),
-            // What was learnt is true whatever the database says of the time: an agent that was started with
-            // a key that nobody stored would be refused.
+            Ok(snapshot) => step_outcome(outcome, recovery, what, attempt, snapshot.now),
+            // What was learnt stays true even if the database cannot tell the time. If it were lost, an agent that was
+            // started with a key that nobody stored would be rejected.
             Err(error) => Err(HandlerError::from(error).with_changes(match outcome {
                 Ok((changes, _)) => changes,
-                Err(error) => error.learnt(),
+                Err(error) => error.fact_changes(),
             })),
         }
     }
@@ -235,40 +254,46 @@ impl Recoverer {
     async fn take_step(
         &self,
         work: &Work,
-        snapshot: &Snapshot,
-        means: &Means,
-        step: Disturbance,
+        snapshot: &MachineSnapshot,
+        means: &RecoveryMeans,
+        step: DisruptionKind,
         intent: IntentId,
     ) -> Result<(Vec<FactChange>, String), AccessError> {
-        let id = &means.provided.provider_id;
+        let id = &means.provider_record.provider_id;
         match step {
-            Disturbance::RestartAgent => {
-                let changes = self.access.enroll(work, snapshot).await?;
+            DisruptionKind::RestartAgent => {
+                let changes = self.access.enroll_agent(work, snapshot).await?;
                 Ok((changes, "the agent was started anew".to_owned()))
             }
-            Disturbance::Reboot => match means.rungs.as_ref().map(|rungs| &rungs.reboot) {
+            DisruptionKind::Reboot => match means.rungs.as_ref().map(|rungs| &rungs.reboot) {
                 Some(RebootMethod::Ssh(argv)) => {
-                    Ok((Vec::new(), self.access.run(work, snapshot, argv).await?))
+                    Ok((Vec::new(), self.access.run_command(work, snapshot, argv).await?))
                 }
                 Some(RebootMethod::Provider) => {
                     let (control, admission) = means
-                        .control(|provider| provider.reboot())
+                        .capability(|provider| provider.reboot())
                         .ok_or_else(|| AccessError::new("the provider cannot reboot it"))?;
-                    work.call_out(CALL_LIMIT, admission.ask(Call::Reboot, control.reboot(id, intent)))
-                        .await?
-                        .map_err(|error| AccessError::new(error.to_string()))?;
+                    work.run_outward_call(
+                        MAX_CALL_TIME,
+                        admission.call_provider(ProviderCall::Reboot, control.reboot(id, intent)),
+                    )
+                    .await?
+                    .map_err(|error| AccessError::new(error.to_string()))?;
                     Ok((Vec::new(), "the provider took the order".to_owned()))
                 }
-                Some(RebootMethod::Refused { reason }) => Err(AccessError::new(reason.clone())),
+                Some(RebootMethod::Unsupported { reason }) => Err(AccessError::new(reason.clone())),
                 None => Err(AccessError::new("its provider could not be asked")),
             },
-            Disturbance::PowerCycle => {
+            DisruptionKind::PowerCycle => {
                 let (control, admission) = means
-                    .control(|provider| provider.power())
+                    .capability(|provider| provider.power())
                     .ok_or_else(|| AccessError::new("the provider has no power over it"))?;
-                work.call_out(
-                    CALL_LIMIT,
-                    admission.ask(Call::Power, control.power(id, PowerAction::Cycle, intent)),
+                work.run_outward_call(
+                    MAX_CALL_TIME,
+                    admission.call_provider(
+                        ProviderCall::Power,
+                        control.set_power(id, PowerAction::Cycle, intent),
+                    ),
                 )
                 .await?
                 .map_err(|error| AccessError::new(error.to_string()))?;
@@ -277,39 +302,46 @@ impl Recoverer {
         }
     }
 
-    /// What we lack ourselves is no failure of the machine's: without this, a role server missing on our host
-    /// would count as a try, and reboot every silent machine; and who was rebooted would get none again, and
-    /// lose power for it.
-    async fn have_agent(&self) -> Result<(), HandlerError> {
-        self.access.agent.load().await.map(drop).map_err(|error| HandlerError::new(error.to_string()))
+    /// A role server that is missing on our own host is no failure of the machine. Without this check it would count as
+    /// an attempt, and every silent machine would be rebooted. After the reboot no agent could be installed either, so
+    /// the machine would be power-cycled as well.
+    async fn check_agent_binary(&self) -> Result<(), HandlerError> {
+        self.access.agent_file.load().await.map(drop).map_err(|error| HandlerError::new(error.to_string()))
     }
 
-    /// The machine was rebooted: it may be up, and its agent may not have survived.
-    async fn reenroll(&self, work: &Work, snapshot: &Snapshot) -> Result<Handled, HandlerError> {
-        let Some((recovery, acted)) =
-            snapshot.facts.recovery.clone().and_then(|recovery| Some((recovery.clone(), recovery.acted?)))
+    /// Enrols the agent after a reboot: the machine may be up without a running agent.
+    async fn reenroll_agent(
+        &self,
+        work: &Work,
+        snapshot: &MachineSnapshot,
+    ) -> Result<HandlerOutcome, HandlerError> {
+        let Some((recovery, acted)) = snapshot
+            .facts
+            .recovery
+            .clone()
+            .and_then(|recovery| Some((recovery.clone(), recovery.last_action?)))
         else {
-            return Ok(Handled::finished(Vec::new(), "the ladder was over"));
+            return Ok(HandlerOutcome::finished(Vec::new(), "the ladder was over"));
         };
-        self.have_agent().await?;
-        let (mut changes, note, obstacle) = match self.access.enroll(work, snapshot).await {
+        self.check_agent_binary().await?;
+        let (mut changes, note, obstacle) = match self.access.enroll_agent(work, snapshot).await {
             Ok(changes) => {
                 (changes, "the agent was put on it after the reboot; waits for its report".to_owned(), None)
             }
-            // A machine that comes up may well refuse us for a while: nobody is called before its time is over.
+            // A machine that is starting may well refuse logins for a while. Nobody is called before its deadline.
             Err(error) => {
-                (error.learnt(), format!("waits for it to come up: {}", error.sentence), error.obstacle)
+                (error.fact_changes(), format!("waits for it to come up: {}", error.message), error.obstacle)
             }
         };
-        let recovery = reenrolled(recovery, &acted, note.clone(), obstacle, snapshot.now);
+        let recovery = after_reenroll(recovery, &acted, note.clone(), obstacle, snapshot.now);
         changes.push(FactChange::Recovery(recovery));
-        Ok(Handled::finished(changes, note))
+        Ok(HandlerOutcome::finished(changes, note))
     }
 }
 
-/// Why nobody may be called yet: what the provider can do is not known, so what is left to try is not
-/// either. A provider's outage would else send to a person every machine that falls silent meanwhile.
-fn too_early(plan: &RecoveryPlan, unasked: Option<&str>) -> Option<String> {
+/// Why no person may be called yet: the capabilities of the provider are unknown, so the remaining steps are unknown
+/// too. Otherwise the outage of a provider would escalate every machine that falls silent meanwhile.
+fn escalation_delay_reason(plan: &RecoveryPlan, unasked: Option<&str>) -> Option<String> {
     match plan {
         RecoveryPlan::CallPerson { obstacle: Obstacle::LadderExhausted, .. } => {
             unasked.map(|why| format!("cannot ask the provider what is left to try: {why}"))
@@ -318,42 +350,45 @@ fn too_early(plan: &RecoveryPlan, unasked: Option<&str>) -> Option<String> {
     }
 }
 
-/// Where the ladder stands after a step, and how the work ends.
-fn after_step(
+/// The state of the ladder after a step, and how the work ends.
+fn step_outcome(
     outcome: Result<(Vec<FactChange>, String), AccessError>,
     recovery: Recovery,
     what: Rung,
     attempt: u32,
     now: crate::model::time::Timestamp,
-) -> Result<Handled, HandlerError> {
-    let tried = tried(what, attempt);
+) -> Result<HandlerOutcome, HandlerError> {
+    let tried = format_attempt(what, attempt);
     match outcome {
-        Ok((mut changes, told)) => {
-            let note = format!("{tried}: {told}; waits for its report");
-            changes.push(FactChange::Recovery(taken(recovery, what, note.clone(), now)));
-            Ok(Handled::finished(changes, note))
+        Ok((mut changes, text)) => {
+            let note = format!("{tried}: {text}; waits for its report");
+            changes.push(FactChange::Recovery(start_report_wait(recovery, what, note.clone(), now)));
+            Ok(HandlerOutcome::finished(changes, note))
         }
         Err(error) => {
-            // A try that failed outright has no report to wait for: the next one comes after a
-            // pause, not after the deadline.
-            let note = format!("{tried}: {}", error.sentence);
-            let deadline = recovery.acted.as_ref().map_or(now, |acted| acted.deadline);
-            let mut changes = error.learnt();
-            let acted =
-                recovery.acted.clone().map(|acted| crate::model::facts::Acted { deadline: now, ..acted });
+            // An attempt that failed outright has no report to wait for: the next one comes after a pause, not after
+            // the deadline.
+            let note = format!("{tried}: {}", error.message);
+            let deadline = recovery.last_action.as_ref().map_or(now, |acted| acted.deadline);
+            let mut changes = error.fact_changes();
+            let acted = recovery
+                .last_action
+                .clone()
+                .map(|acted| crate::model::facts::RecoveryAction { deadline: now, ..acted });
             let pause = Span(
-                between(now, look_again(now, deadline, what.deadline)).max(std::time::Duration::from_secs(1)),
+                between(now, next_check_time(now, deadline, what.deadline))
+                    .max(std::time::Duration::from_secs(1)),
             );
             changes.push(FactChange::Recovery(Recovery {
-                acted,
-                next_at: now,
+                last_action: acted,
+                next_check_at: now,
                 note: note.clone(),
                 obstacle: error.obstacle,
                 ..recovery
             }));
             Err(HandlerError {
                 cause: note,
-                backoff: Some(Backoff { initial: pause, maximum: pause, exponent: 1.0 }),
+                backoff: Some(BackoffPolicy { initial: pause, maximum: pause, exponent: 1.0 }),
                 changes,
             })
         }
@@ -363,35 +398,35 @@ fn after_step(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::facts::Acted;
+    use crate::model::facts::RecoveryAction;
     use crate::model::time::Timestamp;
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
     }
 
-    /// A first try of `reboot`, taken at 0, with ten minutes to report.
+    /// A first attempt of `reboot`, made at 0, with ten minutes to report.
     fn after_reboot(
         outcome: Result<(Vec<FactChange>, String), AccessError>,
         now: i64,
-    ) -> Result<Handled, HandlerError> {
-        let what = Rung { step: Disturbance::Reboot, deadline: Span::minutes(10), tries: 2 };
-        let acted = Acted {
-            step: Disturbance::Reboot,
-            at: at(0),
+    ) -> Result<HandlerOutcome, HandlerError> {
+        let what = Rung { step: DisruptionKind::Reboot, deadline: Span::minutes(10), tries: 2 };
+        let acted = RecoveryAction {
+            step: DisruptionKind::Reboot,
+            acted_at: at(0),
             deadline: at(600),
             boot_id_before: Some("old".to_owned()),
         };
         let recovery = Recovery {
             started_at: at(0),
             rung: 1,
-            acted: Some(acted),
-            tries: 1,
-            next_at: at(0),
+            last_action: Some(acted),
+            attempts: 1,
+            next_check_at: at(0),
             note: "about to reboot the machine".to_owned(),
             obstacle: None,
         };
-        after_step(outcome, recovery, what, 1, at(now))
+        step_outcome(outcome, recovery, what, 1, at(now))
     }
 
     fn ladder(changes: &[FactChange]) -> Recovery {
@@ -405,20 +440,23 @@ mod tests {
     }
 
     #[test]
-    fn step_that_was_taken_has_its_whole_deadline() {
+    fn successful_step_gets_its_full_deadline() {
         let done = after_reboot(Ok((Vec::new(), "the command succeeded".to_owned())), 5).unwrap();
-        let Handled::Finished { changes, detail } = done else { panic!("{done:?}") };
+        let HandlerOutcome::Finished { changes, detail } = done else { panic!("{done:?}") };
         let ladder = ladder(&changes);
-        assert_eq!((ladder.next_at, ladder.acted.unwrap().deadline, ladder.tries), (at(65), at(600), 1));
+        assert_eq!(
+            (ladder.next_check_at, ladder.last_action.unwrap().deadline, ladder.attempts),
+            (at(65), at(600), 1)
+        );
         assert!(detail.ends_with("(try 1 of 2): the command succeeded; waits for its report"), "{detail}");
     }
 
     #[test]
-    fn step_that_could_not_be_taken_waits_for_no_report() {
+    fn failed_step_waits_for_no_report() {
         for (now, pause) in [(5, 60), (595, 5), (600, 1), (700, 1)] {
             let error = after_reboot(Err(AccessError::new("no route to host")), now).unwrap_err();
             let ladder = ladder(&error.changes);
-            assert_eq!((ladder.next_at, ladder.acted.unwrap().deadline), (at(now), at(now)));
+            assert_eq!((ladder.next_check_at, ladder.last_action.unwrap().deadline), (at(now), at(now)));
             let backoff = error.backoff.unwrap();
             assert_eq!((backoff.initial, backoff.maximum), (Span::seconds(pause), Span::seconds(pause)));
             assert!(error.cause.ends_with("(try 1 of 2): no route to host"), "{}", error.cause);
@@ -426,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_a_person_can_help_with_survives_the_step() {
+    fn obstacle_survives_the_step() {
         let met = |obstacle| {
             let refused = AccessError { obstacle: Some(obstacle), ..AccessError::new("it refused us") };
             after_reboot(Err(refused), 5).unwrap_err().changes
@@ -441,33 +479,33 @@ mod tests {
     }
 
     #[test]
-    fn provider_is_asked_only_for_what_it_decides() {
-        let act = |step| RecoveryPlan::Act {
+    fn provider_is_queried_only_for_what_it_decides() {
+        let act = |step| RecoveryPlan::TakeStep {
             rung: 0,
-            what: Rung { step, deadline: Span::minutes(1), tries: 1 },
+            step: Rung { step, deadline: Span::minutes(1), tries: 1 },
             attempt: 1,
         };
         let call = |obstacle| RecoveryPlan::CallPerson { obstacle, reason: String::new() };
-        for (plan, asked) in [
-            (act(Disturbance::RestartAgent), false),
-            (act(Disturbance::Reboot), true),
-            (act(Disturbance::PowerCycle), true),
+        for (plan, requested) in [
+            (act(DisruptionKind::RestartAgent), false),
+            (act(DisruptionKind::Reboot), true),
+            (act(DisruptionKind::PowerCycle), true),
             (call(Obstacle::LadderExhausted), true),
             (call(Obstacle::LoginRefused), false),
             (RecoveryPlan::Reenroll { deadline: at(0) }, false),
         ] {
-            assert_eq!(depends_on_provider(&plan), asked, "{plan:?}");
+            assert_eq!(depends_on_provider(&plan), requested, "{plan:?}");
         }
     }
 
     #[test]
-    fn nobody_is_called_while_the_provider_cannot_be_asked() {
+    fn no_person_is_called_while_the_provider_is_unavailable() {
         let call = |obstacle| RecoveryPlan::CallPerson { obstacle, reason: "tried in vain".to_owned() };
         let exhausted = call(Obstacle::LadderExhausted);
         let recovered = RecoveryPlan::Recovered { how: "it reported".to_owned() };
-        assert!(too_early(&exhausted, Some("HTTP 503")).unwrap().ends_with(": HTTP 503"));
-        assert_eq!(too_early(&exhausted, None), None);
-        assert_eq!(too_early(&call(Obstacle::LoginRefused), Some("HTTP 503")), None);
-        assert_eq!(too_early(&recovered, Some("HTTP 503")), None);
+        assert!(escalation_delay_reason(&exhausted, Some("HTTP 503")).unwrap().ends_with(": HTTP 503"));
+        assert_eq!(escalation_delay_reason(&exhausted, None), None);
+        assert_eq!(escalation_delay_reason(&call(Obstacle::LoginRefused), Some("HTTP 503")), None);
+        assert_eq!(escalation_delay_reason(&recovered, Some("HTTP 503")), None);
     }
 }

@@ -1,41 +1,37 @@
-//! The retirer: gives machines back, one step at a time.
+//! Retirer: releases machines to their providers, one step at a time.
 //!
-//! What comes next is decided by `model/retirement.rs`; this does it. A machine
-//! is given back by an order that is asked for and recorded in one transaction,
-//! under the machine's lock ([`Work::begin_release`]), right before it is given.
-//! The order's intent stays in the facts: whoever comes after a crash, or after
-//! an answer that was lost, gives the same order again under the same intent,
-//! which a provider carries out once.
+//! `model/retirement.rs` decides the next step; this module executes it. Right before a machine is released, one
+//! transaction under the machine's lock checks and records the order ([`Work::begin_release`]). The order's intent
+//! stays in the facts: after a crash or a lost answer, the next worker sends the same order again under the same
+//! intent, and a provider carries it out once.
 //!
-//! The provider is looked at before, so that one that answers nobody is ordered
-//! nothing, and the machine may still be told to stay. One that its provider
-//! does not know any more has left by itself. That ends it for good, too, so it
-//! passes the same questions and uses up the same budget; and it is believed
-//! only while the provider's list is: one that is empty for a moment would else
-//! leave nothing but tombstones.
+//! The provider is queried before the release is recorded. So nothing is ordered of a provider that does not answer,
+//! and the retirement can still be cancelled. A machine that its provider does not know any more has left by itself.
+//! That ends its retirement for good too, so it passes the same checks and uses the same budget. It is believed only
+//! while the provider's list is plausible: a list that is empty for a moment would otherwise leave nothing but
+//! tombstones.
 //!
-//! The tombstone is no step of its own: that nothing more is to be done is
-//! written in the commit that ends the work.
+//! The tombstone is no step of its own: the commit that ends the work also records that nothing is left to do.
 
 use async_trait::async_trait;
 
-use crate::bmdb::change::FactChange;
-use crate::bmdb::facts::Snapshot;
-use crate::bmdb::retirement::{Leave, RetirementChange};
+use crate::bmdb::fact_change::FactChange;
+use crate::bmdb::facts::MachineSnapshot;
+use crate::bmdb::retirement::{ReleasePermission, RetirementChange};
 use crate::bmdb::work::Work;
-use crate::manager::breakers::Call;
-use crate::manager::control_loop::{ControlLoop, Handled, HandlerError, no_longer_due};
+use crate::manager::control_loop::{ControlLoop, HandlerError, HandlerOutcome, no_longer_due};
 use crate::manager::failpoint;
+use crate::manager::provider_breakers::ProviderCall;
 use crate::manager::provider_set::ProviderSet;
-use crate::model::disturb::{Refusal, may_believe_gone};
+use crate::model::disruption::{DisruptionDenied, may_trust_missing};
 use crate::model::ids::IntentId;
 use crate::model::process::Process;
 use crate::model::time::Timestamp;
-use crate::providers::provider::{CALL_LIMIT, ErrorClass};
+use crate::providers::provider::{ErrorClass, MAX_CALL_TIME};
 
-/// See the module.
+/// Handler of the process `Retirement`.
 pub struct Retirer {
-    /// The providers whose machines it gives back.
+    /// The providers to which it releases machines.
     pub providers: ProviderSet,
 }
 
@@ -53,18 +49,22 @@ impl ControlLoop for Retirer {
         self.providers.names()
     }
 
-    async fn handle(&self, work: &Work) -> Result<Handled, HandlerError> {
+    async fn handle(&self, work: &Work) -> Result<HandlerOutcome, HandlerError> {
         let snapshot = work.snapshot().await?;
         if let Some(over) = no_longer_due(work, &snapshot) {
             return Ok(over);
         }
-        self.give_back(work, &snapshot).await
+        self.release_machine(work, &snapshot).await
     }
 }
 
 impl Retirer {
-    async fn give_back(&self, work: &Work, snapshot: &Snapshot) -> Result<Handled, HandlerError> {
-        let Some(provided) = &snapshot.facts.provided else {
+    async fn release_machine(
+        &self,
+        work: &Work,
+        snapshot: &MachineSnapshot,
+    ) -> Result<HandlerOutcome, HandlerError> {
+        let Some(provided) = &snapshot.facts.provider_record else {
             return Err(HandlerError::new(
                 "no provider has handed the machine over, so none can take it back",
             ));
@@ -73,77 +73,91 @@ impl Retirer {
         let (provider, admission) = match self.providers.admit(name) {
             Ok(Some(admitted)) => admitted,
             Ok(None) => return Err(HandlerError::new(format!("provider {name} is not configured here"))),
-            Err(open) => return Ok(Handled::left_alone(open, snapshot.now)),
+            Err(open) => return Ok(HandlerOutcome::provider_unavailable(open, snapshot.now)),
         };
-        let looked = work.call_out(CALL_LIMIT, admission.ask(Call::LookAt, provider.look_at(id))).await?;
-        let known = looked.map_err(|error| HandlerError::new(error.sentence))?.is_some();
+        let looked = work
+            .run_outward_call(
+                MAX_CALL_TIME,
+                admission.call_provider(ProviderCall::FindMachine, provider.find_machine(id)),
+            )
+            .await?;
+        let known = looked.map_err(|error| HandlerError::new(error.message))?.is_some();
         if known && provider.release().is_none() {
             return Err(HandlerError::new(format!(
                 "provider {name} offers no way to give a machine back; give it back there by hand, and waive the \
                  stage release"
             )));
         }
-        if !known && let Err(refusal) = believed_gone(work, name, snapshot.now).await? {
-            return Ok(put_off(refusal));
+        if !known && let Err(refusal) = check_missing(work, name, snapshot.now).await? {
+            return Ok(requeue(refusal));
         }
         let intent = match work.begin_release(name).await? {
-            Leave::Granted(intent) => intent,
-            Leave::Refused(refusal) => return Ok(put_off(refusal)),
+            ReleasePermission::Granted(intent) => intent,
+            ReleasePermission::Denied(refusal) => return Ok(requeue(refusal)),
         };
         let Some(control) = provider.release() else {
-            settle(work, intent, "nothing was to be done: the provider does not know it any more").await;
-            return Ok(gone(name));
+            record_intent_outcome(
+                work,
+                intent,
+                "nothing was to be done: the provider does not know it any more",
+            )
+            .await;
+            return Ok(finished_unknown_to_provider(name));
         };
         tracing::info!(provider = name, provider_id = id, %intent, "giving a machine back");
-        failpoint::pass(self.name(), "intended");
-        let outcome =
-            work.call_out(CALL_LIMIT, admission.ask(Call::Release, control.release(id, intent))).await?;
-        failpoint::pass(self.name(), "released");
-        let told = match &outcome {
+        failpoint::hit(self.name(), "intended");
+        let outcome = work
+            .run_outward_call(
+                MAX_CALL_TIME,
+                admission.call_provider(ProviderCall::Release, control.release(id, intent)),
+            )
+            .await?;
+        failpoint::hit(self.name(), "released");
+        let text = match &outcome {
             Ok(()) => "done: the provider took it back".to_owned(),
             Err(error) if error.class == ErrorClass::NotFound => {
-                format!("nothing was to be done: {}", error.sentence)
+                format!("nothing was to be done: {}", error.message)
             }
-            Err(error) => format!("failed: {}", error.sentence),
+            Err(error) => format!("failed: {}", error.message),
         };
-        settle(work, intent, &told).await;
-        failpoint::pass(self.name(), "settled");
+        record_intent_outcome(work, intent, &text).await;
+        failpoint::hit(self.name(), "settled");
         match outcome {
-            Ok(()) => Ok(over(format!("provider {name} took it back"))),
-            Err(error) if error.class == ErrorClass::NotFound => {
-                Ok(believed_gone(work, name, snapshot.now).await?.map_or_else(put_off, |()| gone(name)))
-            }
-            Err(error) => Err(HandlerError::new(error.sentence)),
+            Ok(()) => Ok(finish_retirement(format!("provider {name} took it back"))),
+            Err(error) if error.class == ErrorClass::NotFound => Ok(check_missing(work, name, snapshot.now)
+                .await?
+                .map_or_else(requeue, |()| finished_unknown_to_provider(name))),
+            Err(error) => Err(HandlerError::new(error.message)),
         }
     }
 }
 
-/// Whether it is to be believed that the provider does not know the machine.
-async fn believed_gone(
+/// Whether to believe that the provider does not know the machine.
+async fn check_missing(
     work: &Work,
     provider: &str,
     now: Timestamp,
-) -> Result<Result<(), Refusal>, HandlerError> {
+) -> Result<Result<(), DisruptionDenied>, HandlerError> {
     let brake = work.bmdb().provisioner_brake(provider).await?;
-    Ok(may_believe_gone(brake.as_deref(), now))
+    Ok(may_trust_missing(brake.as_deref(), now))
 }
 
-/// The intent's record is for people and budgets; the facts are what decides.
-async fn settle(work: &Work, intent: IntentId, told: &str) {
-    if let Err(error) = work.settle_intent(intent, told).await {
+/// Records the outcome of an intent. The record is for people and budgets; the facts decide.
+async fn record_intent_outcome(work: &Work, intent: IntentId, text: &str) {
+    if let Err(error) = work.resolve_intent(intent, text).await {
         tracing::warn!(%intent, %error, "cannot write down how an intent ended");
     }
 }
 
-fn put_off(refusal: Refusal) -> Handled {
-    Handled::PutOff { changes: Vec::new(), until: refusal.ask_again, reason: refusal.reason }
+fn requeue(refusal: DisruptionDenied) -> HandlerOutcome {
+    HandlerOutcome::Requeue { changes: Vec::new(), until: refusal.retry_at, reason: refusal.reason }
 }
 
-fn gone(provider: &str) -> Handled {
-    over(format!("provider {provider} does not know it any more"))
+fn finished_unknown_to_provider(provider: &str) -> HandlerOutcome {
+    finish_retirement(format!("provider {provider} does not know it any more"))
 }
 
-fn over(outcome: String) -> Handled {
+fn finish_retirement(outcome: String) -> HandlerOutcome {
     let finished = FactChange::Retirement(RetirementChange::Finished(outcome.clone()));
-    Handled::finished(vec![finished], outcome)
+    HandlerOutcome::finished(vec![finished], outcome)
 }

@@ -1,8 +1,8 @@
-//! Roll-outs of releases: one shepherd at a time, under a named lease, asks machines as was planned.
+//! Roll-out task: orders and evaluates releases under a named lease, in one shepherd at a time.
 //!
-//! A pass reads a roll-out with everything that decides about it, plans ([`crate::model::roll_out`]), and does what was
-//! planned. Nothing is remembered between two passes: a shepherd that dies in the middle of one leaves nothing that the
-//! next one does not read.
+//! A pass reads a roll-out with everything that affects its plan, plans ([`crate::model::roll_out`]), and executes the
+//! plan. Nothing is kept between two passes: the next pass reads everything that a shepherd which died in the middle of
+//! one has left.
 
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
@@ -13,57 +13,57 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::lease::NamedLease;
-use crate::bmdb::roll_out_work::LEASE;
+use crate::bmdb::named_lease::NamedLease;
+use crate::bmdb::roll_out_transitions::LEASE;
 use crate::bmdb::session::{Session, Sessions};
-use crate::manager::control_loop::panic_text;
+use crate::manager::control_loop::panic_message;
 use crate::manager::failpoint;
 use crate::manager::metrics::ManagerMetrics;
-use crate::model::roll_out::{Step, control_plane_of, disturbed, plan};
+use crate::model::roll_out::{RollOutStep, control_plane_cluster, disrupted_clusters, plan_roll_out};
 
-/// Who starts its sessions.
+/// Component name of its sessions.
 pub const COMPONENT: &str = "roll-out";
-/// How often roll-outs are looked at.
-const LOOK: Duration = Duration::from_secs(1);
-/// How often somebody who has no roll-out to see to looks for one.
-const IDLE: Duration = Duration::from_secs(2);
+/// Time between two passes over all roll-outs.
+const PASS_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two searches for roll-outs, for a shepherd that works on none.
+const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Sees to every roll-out until `stop`.
-pub async fn run(sessions: Sessions, metrics: ManagerMetrics, stop: CancellationToken) {
+/// Works on every roll-out until `stop`.
+pub async fn run_roll_outs(sessions: Sessions, metrics: ManagerMetrics, stop: CancellationToken) {
     while !stop.is_cancelled() {
-        match sessions.bmdb().active_roll_outs().await {
+        match sessions.bmdb().list_active_roll_outs().await {
             Ok(active) if active.is_empty() => {}
-            Ok(_) => see_to_them(&sessions, &metrics, &stop).await,
+            Ok(_) => run_under_session(&sessions, &metrics, &stop).await,
             Err(error) => tracing::warn!(%error, "cannot look for roll-outs; trying again"),
         }
-        stop.run_until_cancelled(tokio::time::sleep(IDLE)).await;
+        stop.run_until_cancelled(tokio::time::sleep(IDLE_INTERVAL)).await;
     }
 }
 
-/// Sees to roll-outs for as long as there are any, or waits for as long as somebody else does.
-async fn see_to_them(sessions: &Sessions, metrics: &ManagerMetrics, stop: &CancellationToken) {
-    // Never given up half-way: a session that commits after we have stopped would stay open.
+/// Works on roll-outs as long as any are active, or waits while another shepherd holds the lease.
+async fn run_under_session(sessions: &Sessions, metrics: &ManagerMetrics, stop: &CancellationToken) {
+    // Never cancelled half-way: a session that commits after this task has stopped would stay open.
     let session = match sessions.start(COMPONENT, serde_json::json!({})).await {
         Ok(session) => session,
         Err(error) => return tracing::warn!(%error, "cannot start a session to see to roll-outs"),
     };
-    metrics.session_started(COMPONENT);
+    metrics.record_session_start(COMPONENT);
     let bmdb = sessions.bmdb();
     while !stop.is_cancelled() && !session.lost().is_cancelled() {
-        match bmdb.take_lease(&session, LEASE.0, LEASE.1).await {
+        match bmdb.acquire_named_lease(&session, LEASE.0, LEASE.1).await {
             Ok(Some(lease)) => {
-                hold(bmdb, &session, &lease, stop).await;
-                if let Err(error) = bmdb.give_back_lease(&lease).await {
+                run_passes(bmdb, &session, &lease, stop).await;
+                if let Err(error) = bmdb.release_named_lease(&lease).await {
                     tracing::warn!(%error, "cannot give back a lease; the reaper will");
                 }
                 break;
             }
-            // Whoever has it sees to them.
+            // Another shepherd holds the lease and works on the roll-outs.
             Ok(None) => {}
             Err(error) => tracing::warn!(%error, "cannot take the lease of roll-outs; trying again"),
         }
-        stop.run_until_cancelled(tokio::time::sleep(IDLE)).await;
-        if bmdb.active_roll_outs().await.is_ok_and(|active| active.is_empty()) {
+        stop.run_until_cancelled(tokio::time::sleep(IDLE_INTERVAL)).await;
+        if bmdb.list_active_roll_outs().await.is_ok_and(|active| active.is_empty()) {
             break;
         }
     }
@@ -74,64 +74,65 @@ async fn see_to_them(sessions: &Sessions, metrics: &ManagerMetrics, stop: &Cance
     }
 }
 
-async fn hold(bmdb: &Bmdb, session: &Session, lease: &NamedLease, stop: &CancellationToken) {
+async fn run_passes(bmdb: &Bmdb, session: &Session, lease: &NamedLease, stop: &CancellationToken) {
     let lost = session.lost().clone();
     loop {
         let passed = tokio::select! {
             () = stop.cancelled() => return,
             () = lost.cancelled() => return,
-            passed = AssertUnwindSafe(passes(bmdb, lease)).catch_unwind() => passed,
+            passed = AssertUnwindSafe(run_pass(bmdb, lease)).catch_unwind() => passed,
         };
         match passed {
             Ok(Ok(true)) => {}
-            Ok(Ok(false) | Err(BmdbError::SessionOver | BmdbError::LeaseLost)) => return,
+            Ok(Ok(false) | Err(BmdbError::SessionEnded | BmdbError::LeaseLost)) => return,
             Ok(Err(error)) => tracing::warn!(%error, "a pass over roll-outs failed"),
             Err(panic) => {
-                let text = panic_text(&*panic);
+                let text = panic_message(&*panic);
                 tracing::error!(text, "a pass over roll-outs panicked; the next one is made");
             }
         }
         tokio::select! {
             () = stop.cancelled() => return,
             () = lost.cancelled() => return,
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(PASS_INTERVAL) => {}
         }
     }
 }
 
-/// One pass over each; says whether there was one.
-async fn passes(bmdb: &Bmdb, lease: &NamedLease) -> Result<bool, BmdbError> {
-    let active = bmdb.active_roll_outs().await?;
+/// Makes one pass over each roll-out. Returns whether any is active.
+async fn run_pass(bmdb: &Bmdb, lease: &NamedLease) -> Result<bool, BmdbError> {
+    let active = bmdb.list_active_roll_outs().await?;
     let mut all = Vec::new();
     for id in &active {
-        all.extend(bmdb.found_roll_out(id).await?.map(|found| (id, found)));
+        all.extend(bmdb.read_active_roll_out(id).await?.map(|found| (id, found)));
     }
-    // Of one control plane two roll-outs may each have a machine.
-    let mut asked: BTreeSet<(&String, String)> = BTreeSet::new();
+    // Two roll-outs may each have a machine of the same control plane.
+    let mut requested: BTreeSet<(&String, String)> = BTreeSet::new();
     for (id, found) in &all {
-        asked.extend(disturbed(&found.members).map(|cluster| (*id, cluster.to_owned())));
+        requested.extend(disrupted_clusters(&found.members).map(|cluster| (*id, cluster.to_owned())));
     }
     for (id, found) in &all {
         let elsewhere =
-            asked.iter().filter(|(other, _)| other != id).map(|(_, cluster)| cluster.clone()).collect();
-        let planned = plan(&found.roll_out, &found.members, &elsewhere, found.may_begin, found.now);
-        bmdb.said_of_roll_out(lease, id, planned.waits.into_iter().collect()).await?;
+            requested.iter().filter(|(other, _)| other != id).map(|(_, cluster)| cluster.clone()).collect();
+        let planned =
+            plan_roll_out(&found.roll_out, &found.members, &elsewhere, found.budget_remaining, found.now);
+        bmdb.set_roll_out_wait_reasons(lease, id, planned.wait_reasons.into_iter().collect()).await?;
         for step in planned.steps {
-            failpoint::pass(COMPONENT, "step");
+            failpoint::hit(COMPONENT, "step");
             tracing::info!(update = id, ?step, "a step of a roll-out");
             match step {
-                Step::Order(machine) => {
+                RollOutStep::Order(machine) => {
                     let members = found.members.iter().filter(|member| member.machine == machine);
-                    asked.extend(
-                        members.filter_map(control_plane_of).map(|cluster| (*id, cluster.to_owned())),
+                    requested.extend(
+                        members.filter_map(control_plane_cluster).map(|cluster| (*id, cluster.to_owned())),
                     );
                     bmdb.order_release(lease, (id, found), machine).await?;
                 }
-                Step::Conclude(machine, state, said) => {
-                    bmdb.conclude_release(lease, id, (machine, state), &said).await?;
+                RollOutStep::Conclude(machine, state, text) => {
+                    bmdb.record_release_result(lease, id, (machine, state), &text).await?;
                 }
-                Step::Pause(why) => bmdb.stand_still_or_finish(lease, id, Some(&why)).await?,
-                Step::Finish => bmdb.stand_still_or_finish(lease, id, None).await?,
+                RollOutStep::Pause(why) => bmdb.pause_or_finish_roll_out(lease, id, Some(&why)).await?,
+                RollOutStep::Finish => bmdb.pause_or_finish_roll_out(lease, id, None).await?,
             }
         }
     }

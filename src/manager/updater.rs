@@ -1,25 +1,24 @@
-//! The updater: asks providers what became of their machines.
+//! Updater: refreshes what providers report of machines.
 //!
-//! What stood in our way at an address says nothing of a machine that has
-//! another one since (a DHCP lease that went to somebody else): what was decided
-//! by it is forgotten, and the machine is tried again.
+//! An obstacle that was met at an address proves nothing about a machine that has another address since (a DHCP lease
+//! that went to another host). The escalation that followed from it is cleared, and the machine is tried again.
 
 use async_trait::async_trait;
 
-use crate::bmdb::change::{FactChange, ProviderDetails};
+use crate::bmdb::fact_change::{FactChange, ProviderDetails};
 use crate::bmdb::work::Work;
-use crate::manager::breakers::Call;
-use crate::manager::control_loop::{ControlLoop, Handled, HandlerError};
+use crate::manager::control_loop::{ControlLoop, HandlerError, HandlerOutcome};
+use crate::manager::provider_breakers::ProviderCall;
 use crate::manager::provider_set::ProviderSet;
-use crate::model::backoff::Backoff;
-use crate::model::facts::{MachineFacts, Provided};
+use crate::model::backoff::BackoffPolicy;
+use crate::model::facts::{MachineFacts, ProviderRecord};
 use crate::model::process::{Lane, Process};
 use crate::model::provider_status::ProviderStatus;
-use crate::providers::provider::{CALL_LIMIT, ErrorClass, ProviderMachine};
+use crate::providers::provider::{ErrorClass, MAX_CALL_TIME, ProviderMachine};
 
-/// See the module.
+/// Handler of the process `Update`.
 pub struct Updater {
-    /// The providers it asks.
+    /// The providers that it queries.
     pub providers: ProviderSet,
 }
 
@@ -37,45 +36,46 @@ impl ControlLoop for Updater {
         self.providers.names()
     }
 
-    async fn handle(&self, work: &Work) -> Result<Handled, HandlerError> {
+    async fn handle(&self, work: &Work) -> Result<HandlerOutcome, HandlerError> {
         let snapshot = work.snapshot().await?;
         let facts = &snapshot.facts;
-        let Some(known) = facts.provided.clone() else {
-            return Ok(Handled::finished(Vec::new(), "no provider has handed it over"));
+        let Some(known) = facts.provider_record.clone() else {
+            return Ok(HandlerOutcome::finished(Vec::new(), "no provider has handed it over"));
         };
         let (provider, admission) = match self.providers.admit(&known.provider) {
             Ok(Some(admitted)) => admitted,
             Ok(None) => {
                 return Err(HandlerError::new(format!("provider {} is not configured here", known.provider)));
             }
-            Err(open) => return Ok(Handled::left_alone(open, snapshot.now)),
+            Err(open) => return Ok(HandlerOutcome::provider_unavailable(open, snapshot.now)),
         };
-        let call = admission.ask(Call::LookAt, provider.look_at(&known.provider_id));
-        let found = work.call_out(CALL_LIMIT, call).await?.map_err(|error| {
+        let call =
+            admission.call_provider(ProviderCall::FindMachine, provider.find_machine(&known.provider_id));
+        let found = work.run_outward_call(MAX_CALL_TIME, call).await?.map_err(|error| {
             let pause = work.bmdb().policy().1.update_failure_pause;
             let permanent = !matches!(error.class, ErrorClass::Transient);
             HandlerError {
-                backoff: permanent.then_some(Backoff { initial: pause, maximum: pause, exponent: 1.0 }),
+                backoff: permanent.then_some(BackoffPolicy { initial: pause, maximum: pause, exponent: 1.0 }),
                 ..HandlerError::new(error.to_string())
             }
         })?;
-        let (details, unchanged) = compare(&known, found);
+        let (details, unchanged) = compare_details(&known, found);
         let mut detail = if unchanged { "nothing changed" } else { "the provider says something new" };
-        let moved = moved(facts, &known, &details);
+        let moved = address_changes(facts, &known, &details);
         if !moved.is_empty() {
             detail = "it is reached another way now; what stood in the way before is forgotten";
         }
-        let mut changes = vec![FactChange::ProviderLooked { details, unchanged }];
+        let mut changes = vec![FactChange::ProviderPolled { details, unchanged }];
         changes.extend(moved);
-        Ok(Handled::finished(changes, detail))
+        Ok(HandlerOutcome::finished(changes, detail))
     }
 }
 
-/// What is forgotten of a machine that is reached another way from now on.
-fn moved(facts: &MachineFacts, known: &Provided, now: &ProviderDetails) -> Vec<FactChange> {
+/// The changes for a machine that is reached in another way from now on.
+fn address_changes(facts: &MachineFacts, known: &ProviderRecord, now: &ProviderDetails) -> Vec<FactChange> {
     let same =
         (&known.address, known.ssh_port, &known.ssh_user) == (&now.address, now.ssh_port, &now.ssh_user);
-    let stood = facts.needs_human.as_ref().is_some_and(|waiting| waiting.obstacle.is_of_the_address());
+    let stood = facts.needs_human.as_ref().is_some_and(|waiting| waiting.obstacle.depends_on_address());
     if same || now.address.is_none() || !stood {
         return Vec::new();
     }
@@ -86,9 +86,9 @@ fn moved(facts: &MachineFacts, known: &Provided, now: &ProviderDetails) -> Vec<F
     changes
 }
 
-/// What to store of a provider's answer, and whether it is what was stored before. A machine that
-/// the provider does not know keeps what was known of it, as missing.
-fn compare(known: &Provided, found: Option<ProviderMachine>) -> (ProviderDetails, bool) {
+/// What to store of a provider's answer, and whether it equals what was stored before. A machine that the provider does
+/// not know keeps its stored details and becomes missing.
+fn compare_details(known: &ProviderRecord, found: Option<ProviderMachine>) -> (ProviderDetails, bool) {
     let before = ProviderDetails {
         reservation: known.reservation.clone(),
         address: known.address.clone(),
@@ -98,17 +98,17 @@ fn compare(known: &Provided, found: Option<ProviderMachine>) -> (ProviderDetails
         status: known.status.clone(),
     };
     let now = match found {
-        Some(machine) => details_of(&machine),
+        Some(machine) => provider_details(&machine),
         None => ProviderDetails { status: ProviderStatus::Missing, ..before.clone() },
     };
     let unchanged = now == before;
     (now, unchanged)
 }
 
-/// What is stored of a machine as its provider tells it.
-pub(crate) fn details_of(machine: &ProviderMachine) -> ProviderDetails {
+/// The details that are stored of a machine, as its provider reports it.
+pub(crate) fn provider_details(machine: &ProviderMachine) -> ProviderDetails {
     let reservation = match &machine.usage {
-        crate::model::provider_status::Usage::KnownUnused { reservation } => Some(reservation.clone()),
+        crate::model::provider_status::MachineUsage::KnownUnused { reservation } => Some(reservation.clone()),
         _ => None,
     };
     ProviderDetails {
@@ -127,11 +127,11 @@ mod tests {
     use crate::model::facts::NeedsHuman;
     use crate::model::ids::MachineId;
     use crate::model::needs_human::Obstacle;
-    use crate::model::provider_status::Usage;
+    use crate::model::provider_status::MachineUsage;
     use crate::model::time::Timestamp;
 
-    fn known() -> Provided {
-        Provided {
+    fn stored_record() -> ProviderRecord {
+        ProviderRecord {
             provider: "rack-a".into(),
             provider_id: "1".into(),
             reservation: None,
@@ -140,16 +140,16 @@ mod tests {
             ssh_user: None,
             location: Some("r1".into()),
             status: ProviderStatus::Running,
-            at: Timestamp::UNIX_EPOCH,
-            looked_at: None,
+            acquired_at: Timestamp::UNIX_EPOCH,
+            polled_at: None,
             unchanged: false,
         }
     }
 
-    fn found(address: &str) -> ProviderMachine {
+    fn provider_machine(address: &str) -> ProviderMachine {
         ProviderMachine {
             id: "1".into(),
-            usage: Usage::PossiblyUsed,
+            usage: MachineUsage::PossiblyUsed,
             address: Some(address.into()),
             ssh_port: None,
             ssh_user: None,
@@ -162,24 +162,24 @@ mod tests {
 
     #[test]
     fn same_answer_changes_nothing_and_another_one_does() {
-        assert!(compare(&known(), Some(found("192.0.2.1"))).1);
-        let (details, unchanged) = compare(&known(), Some(found("192.0.2.2")));
+        assert!(compare_details(&stored_record(), Some(provider_machine("192.0.2.1"))).1);
+        let (details, unchanged) = compare_details(&stored_record(), Some(provider_machine("192.0.2.2")));
         assert!(!unchanged);
         assert_eq!(details.address.as_deref(), Some("192.0.2.2"));
     }
 
     #[test]
-    fn what_stood_in_the_way_at_another_address_is_forgotten() {
+    fn obstacle_of_another_address_is_cleared() {
         let forgotten = |obstacle: Option<Obstacle>, address: &str| {
-            let mut facts = MachineFacts::unknown(MachineId::generate(), Timestamp::UNIX_EPOCH);
+            let mut facts = MachineFacts::empty(MachineId::generate(), Timestamp::UNIX_EPOCH);
             facts.needs_human = obstacle.map(|obstacle| NeedsHuman {
                 since: Timestamp::UNIX_EPOCH,
                 reason: "x".into(),
                 obstacle,
-                heard_since: None,
+                reporting_since: None,
             });
-            let (details, _) = compare(&known(), Some(found(address)));
-            moved(&facts, &known(), &details)
+            let (details, _) = compare_details(&stored_record(), Some(provider_machine(address)));
+            address_changes(&facts, &stored_record(), &details)
         };
         let cleared = [FactChange::NeedsHumanCleared];
         assert_eq!(forgotten(Some(Obstacle::HostKeyChanged), "192.0.2.2"), cleared);
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn machine_that_the_provider_lost_keeps_its_address() {
-        let (details, unchanged) = compare(&known(), None);
+        let (details, unchanged) = compare_details(&stored_record(), None);
         assert!(!unchanged);
         assert_eq!(
             (details.status, details.address.as_deref()),

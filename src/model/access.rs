@@ -1,4 +1,4 @@
-//! Who may do what: roles, and what a credential is good for.
+//! Access control: roles of credentials and the providers they may see.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,19 +6,19 @@ use std::str::FromStr;
 
 use crate::model::process::UnknownName;
 
-/// What somebody may do; each may do what those before it may.
+/// What a credential may do. Each role may also do what those before it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
-    /// Looks.
+pub enum AccessRole {
+    /// Reads, and changes nothing.
     Viewer,
-    /// Orders something about machines.
+    /// Gives orders about machines.
     Operator,
-    /// Decides who may.
+    /// Also decides who has access.
     Admin,
 }
 
-impl Role {
-    /// All of them, the least first.
+impl AccessRole {
+    /// All roles, the least powerful first.
     pub const ALL: [Self; 3] = [Self::Viewer, Self::Operator, Self::Admin];
 
     /// The name used in the database and on the command line.
@@ -32,13 +32,13 @@ impl Role {
     }
 }
 
-impl fmt::Display for Role {
+impl fmt::Display for AccessRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Role {
+impl FromStr for AccessRole {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
@@ -50,37 +50,37 @@ impl FromStr for Role {
     }
 }
 
-/// Whose machines a credential is good for.
+/// The machines that a credential covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// Everybody's, and what is the fleet's as a whole.
-    Everything,
-    /// Those of these providers, and nothing else.
+pub enum AccessScope {
+    /// All machines, and what belongs to the fleet as a whole.
+    Fleet,
+    /// The machines of these providers, and nothing else.
     Providers(BTreeSet<String>),
 }
 
-impl Scope {
-    /// The scope that a list of providers means: none named is everything.
+impl AccessScope {
+    /// The scope that a list of providers means. An empty list means everything.
     #[must_use]
-    pub fn of(providers: impl IntoIterator<Item = String>) -> Self {
+    pub fn from_providers(providers: impl IntoIterator<Item = String>) -> Self {
         let providers: BTreeSet<String> = providers.into_iter().collect();
-        if providers.is_empty() { Self::Everything } else { Self::Providers(providers) }
+        if providers.is_empty() { Self::Fleet } else { Self::Providers(providers) }
     }
 
-    /// Whether it holds a machine of this provider. One without provider is the fleet's.
+    /// Whether the scope includes a machine of this provider. A machine without a provider belongs to the fleet.
     #[must_use]
-    pub fn holds(&self, provider: Option<&str>) -> bool {
+    pub fn includes_provider(&self, provider: Option<&str>) -> bool {
         match self {
-            Self::Everything => true,
+            Self::Fleet => true,
             Self::Providers(providers) => provider.is_some_and(|provider| providers.contains(provider)),
         }
     }
 
-    /// The providers, none for everything.
+    /// The providers of the scope; empty for the whole fleet.
     #[must_use]
     pub fn providers(&self) -> Vec<String> {
         match self {
-            Self::Everything => Vec::new(),
+            Self::Fleet => Vec::new(),
             Self::Providers(providers) => providers.iter().cloned().collect(),
         }
     }
@@ -91,20 +91,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roles_grow() {
-        assert!(Role::Viewer < Role::Operator && Role::Operator < Role::Admin);
-        for role in Role::ALL {
-            assert_eq!(role.as_str().parse::<Role>().unwrap(), role);
+    fn roles_are_ordered_by_privilege() {
+        assert!(AccessRole::Viewer < AccessRole::Operator && AccessRole::Operator < AccessRole::Admin);
+        for role in AccessRole::ALL {
+            assert_eq!(role.as_str().parse::<AccessRole>().unwrap(), role);
         }
-        assert!("root".parse::<Role>().is_err());
+        assert!("root".parse::<AccessRole>().is_err());
     }
 
     #[test]
-    fn scope_holds_the_machines_of_its_providers() {
-        let scope = Scope::of(["rack".to_owned()]);
+    fn scope_includes_machines_of_its_providers() {
+        let scope = AccessScope::from_providers(["rack".to_owned()]);
         for (provider, held) in [(Some("rack"), true), (Some("rack2"), false), (None, false)] {
-            assert_eq!(scope.holds(provider), held, "{provider:?}");
-            assert!(Scope::of([]).holds(provider));
+            assert_eq!(scope.includes_provider(provider), held, "{provider:?}");
+            assert!(AccessScope::from_providers([]).includes_provider(provider));
         }
     }
 }

@@ -1,17 +1,15 @@
-//! Flags as they are typed: a dash works wherever an underscore does.
+//! Command-line arguments: treat a dash in a flag name as an underscore.
 //!
-//! Flags are declared with underscores, as existing users know them. Hands write
-//! dashes. So before the arguments are parsed, the *name* of every long flag is
-//! brought to the one form; values, positional words (`allow host-key`) and
-//! whatever follows a lone `--` stay as they are. A program that uses this must
-//! declare all of its long flags with underscores.
+//! Flags are declared with underscores, as existing users know them, but people type dashes. So the *name* of every
+//! long flag is normalized before the arguments are parsed. Values, positional words (`allow host-key`) and everything
+//! after a lone `--` stay as they are. A program that uses this must declare all of its long flags with underscores.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 
 /// Turns `--foo-bar` and `--foo-bar=x-y` into `--foo_bar` and `--foo_bar=x-y`.
 #[must_use]
-pub fn accept_dashes(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+pub fn normalize_flag_dashes(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut flags_are_over = false;
     arguments
         .into_iter()
@@ -38,8 +36,8 @@ fn with_underscores(argument: OsString) -> OsString {
 mod tests {
     use super::*;
 
-    fn accepted(arguments: &[&str]) -> Vec<String> {
-        accept_dashes(arguments.iter().map(OsString::from))
+    fn normalized(arguments: &[&str]) -> Vec<String> {
+        normalize_flag_dashes(arguments.iter().map(OsString::from))
             .into_iter()
             .map(|argument| argument.into_string().unwrap())
             .collect()
@@ -59,19 +57,19 @@ mod tests {
             ("rack-a/sim-0007", "rack-a/sim-0007"),
             ("", ""),
         ] {
-            assert_eq!(accepted(&["program", given]), ["program", expected]);
+            assert_eq!(normalized(&["program", given]), ["program", expected]);
         }
     }
 
     #[test]
-    fn what_follows_a_lone_pair_of_dashes_is_not_touched() {
-        assert_eq!(accepted(&["p", "--a-b", "--", "--c-d", "--"]), ["p", "--a_b", "--", "--c-d", "--"]);
+    fn arguments_after_a_double_dash_are_unchanged() {
+        assert_eq!(normalized(&["p", "--a-b", "--", "--c-d", "--"]), ["p", "--a_b", "--", "--c-d", "--"]);
     }
 
     #[test]
-    fn bytes_that_are_no_text_pass_through() {
+    fn non_utf8_arguments_are_unchanged() {
         let odd = OsString::from_vec(b"--key-path=\xff-\xfe".to_vec());
         let expected = OsString::from_vec(b"--key_path=\xff-\xfe".to_vec());
-        assert_eq!(accept_dashes([odd]), [expected]);
+        assert_eq!(normalize_flag_dashes([odd]), [expected]);
     }
 }

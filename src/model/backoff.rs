@@ -1,4 +1,4 @@
-//! How long to leave a machine alone after work on it failed.
+//! Exponential backoff with jitter after failures.
 //!
 //! Whole seconds, rounded up, at least one. The first failure waits `initial`,
 //! each later one the previous wait times `exponent`, never more than
@@ -6,9 +6,8 @@
 //! time. The published sequence for 1.1 from one second is
 //! 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17.
 //!
-//! The interval kept in the BMDB is the exact one; the moment until which the
-//! machine is left alone carries ±10 % of jitter, so that a thousand machines
-//! that failed together do not come back together.
+//! The interval stored in the BMDB is the exact one. The moment until which the machine is left alone has ±10 % of
+//! jitter, so that a thousand machines that failed together do not come back together.
 
 use std::time::Duration;
 
@@ -19,16 +18,16 @@ use crate::model::time::{Span, Timestamp, after};
 /// The parameters of a growing delay.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Backoff {
+pub struct BackoffPolicy {
     /// Wait after the first failure.
     pub initial: Span,
-    /// Longest wait.
+    /// Longest wait between two attempts.
     pub maximum: Span,
     /// Factor from one wait to the next.
     pub exponent: f64,
 }
 
-impl Backoff {
+impl BackoffPolicy {
     /// The wait after another failure, given the wait after the one before it.
     #[must_use]
     pub fn next_interval(&self, last: Option<Duration>) -> Duration {
@@ -36,7 +35,7 @@ impl Backoff {
         let maximum = whole_seconds(self.maximum.0).max(initial);
         let exponent = if self.exponent > 1.0 { self.exponent } else { 1.0 };
         let seconds = match last {
-            Some(last) if exponent > 1.0 => grow(whole_seconds(last).max(1), exponent, maximum),
+            Some(last) if exponent > 1.0 => next_seconds(whole_seconds(last).max(1), exponent, maximum),
             _ => initial,
         };
         Duration::from_secs(seconds.clamp(1, maximum))
@@ -53,7 +52,7 @@ fn whole_seconds(duration: Duration) -> u64 {
     clippy::cast_sign_loss,
     reason = "waits are hours, far below 2^52 seconds; a product beyond the maximum is cut off before the cast"
 )]
-fn grow(last: u64, exponent: f64, maximum: u64) -> u64 {
+fn next_seconds(last: u64, exponent: f64, maximum: u64) -> u64 {
     // The tolerance undoes binary noise: 10 × 1.1 is 11.000000000000002, and rounding that up
     // would skip a step of the published sequence.
     let next = (last as f64 * exponent - 1e-9).ceil();
@@ -62,11 +61,11 @@ fn grow(last: u64, exponent: f64, maximum: u64) -> u64 {
 
 /// Spreads `interval` by up to ±10 %. `roll` is uniform in 0..1; 0.5 leaves it as it is.
 #[must_use]
-pub fn jittered(interval: Duration, roll: f64) -> Duration {
+pub fn add_jitter(interval: Duration, roll: f64) -> Duration {
     interval.mul_f64(0.9 + 0.2 * roll.clamp(0.0, 1.0))
 }
 
-/// What is stored about a process that failed on a machine and not finished since.
+/// What is stored about a process that failed on a machine and has not succeeded since.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackoffFact {
     /// Failures in a row.
@@ -84,7 +83,7 @@ impl BackoffFact {
     #[must_use]
     pub fn after_failure(
         previous: Option<&Self>,
-        backoff: &Backoff,
+        backoff: &BackoffPolicy,
         cause: String,
         now: Timestamp,
         roll: f64,
@@ -93,7 +92,7 @@ impl BackoffFact {
         Self {
             failures: previous.map_or(0, |fact| fact.failures).saturating_add(1),
             last_interval,
-            until: after(now, jittered(last_interval, roll)),
+            until: after(now, add_jitter(last_interval, roll)),
             cause,
         }
     }
@@ -105,15 +104,15 @@ mod tests {
 
     use super::*;
 
-    fn backoff(initial_ms: u64, maximum_s: u64, exponent: f64) -> Backoff {
-        Backoff {
+    fn backoff(initial_ms: u64, maximum_s: u64, exponent: f64) -> BackoffPolicy {
+        BackoffPolicy {
             initial: Span(Duration::from_millis(initial_ms)),
             maximum: Span::seconds(maximum_s),
             exponent,
         }
     }
 
-    fn sequence(backoff: Backoff, length: usize) -> Vec<u64> {
+    fn sequence(backoff: BackoffPolicy, length: usize) -> Vec<u64> {
         let mut last = None;
         (0..length)
             .map(|_| {
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_parameters_count_as_sensible_ones() {
+    fn out_of_range_parameters_are_clamped() {
         for (parameters, expected) in [
             (backoff(0, 100, 2.0), [1, 2, 4, 8]),
             (backoff(1_500, 100, 2.0), [2, 4, 8, 16]),
@@ -163,7 +162,7 @@ mod tests {
         #[test]
         fn jitter_stays_within_a_tenth(seconds in 1_u64..1_000_000, roll in 0.0_f64..1.0) {
             let exact = Duration::from_secs(seconds);
-            let spread = jittered(exact, roll);
+            let spread = add_jitter(exact, roll);
             prop_assert!(spread >= exact.mul_f64(0.8999) && spread <= exact.mul_f64(1.1001));
         }
     }

@@ -1,23 +1,22 @@
-//! Does a machine's stored schedule say what its facts demand?
+//! Schedule drift: does a stored schedule contradict the machine's facts?
 //!
-//! Everything that changes a fact writes the schedule in the same transaction,
-//! so a row that says otherwise is a fault of ours: the sweeper repairs and
-//! counts it, and an issue tells it. A changed policy and newer rules are none:
-//! the sweeper brings them everywhere.
+//! Everything that changes a fact writes the schedule in the same transaction. So a row that contradicts the facts is a
+//! defect of ours: the sweeper repairs and counts it, and an issue reports it. A changed policy and newer rules are not
+//! drift: the sweeper recomputes all rows for them.
 
 use crate::model::process::{Lane, Process};
-use crate::model::schedule::{Due, RULES_VERSION};
+use crate::model::schedule::{DueWork, RULES_VERSION};
 
-/// What of a stored lane can contradict the facts.
+/// The part of a stored lane that can contradict the facts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredDecision<'a> {
-    /// Which.
+    /// Lane of the stored row.
     pub lane: Lane,
     /// What it is due for.
     pub process: Option<&'a str>,
     /// Priority class, 0 first.
     pub priority: i64,
-    /// Why, as it was written.
+    /// Why it is due, as stored.
     pub reason: &'a str,
     /// Version of the rules it was computed by.
     pub rules_version: i64,
@@ -25,13 +24,13 @@ pub struct StoredDecision<'a> {
     pub policy_version: i64,
 }
 
-/// How a stored lane contradicts what its facts demand (`due`) under the same rules and the policy of
-/// `policy_version`, as the rest of a sentence; `None` where it does not.
+/// How a stored lane contradicts what its facts demand (`due`) under the same rules and the policy of `policy_version`,
+/// as the rest of a sentence; `None` where it does not.
 ///
-/// Moments are not compared. An earlier one on a timer row is how timers work, and a later one was armed late,
-/// which is no drift while it comes due. Neither is a priority that a person gave for a while that is over.
+/// Moments are not compared. An earlier one on a timer row is how timers work. A later one was armed late, which is no
+/// drift as long as it comes due. A priority that an operator set for a time that has passed is no drift either.
 #[must_use]
-pub fn drift_of(stored: &StoredDecision<'_>, due: &Due, policy_version: i64) -> Option<String> {
+pub fn describe_drift(stored: &StoredDecision<'_>, due: &DueWork, policy_version: i64) -> Option<String> {
     if stored.rules_version != i64::from(RULES_VERSION) || stored.policy_version != policy_version {
         return None;
     }
@@ -46,7 +45,7 @@ pub fn drift_of(stored: &StoredDecision<'_>, due: &Due, policy_version: i64) -> 
             due.reason
         ));
     }
-    let lagging = due.lapsed.map(i64::from) == Some(stored.priority);
+    let lagging = due.expired_priority.map(i64::from) == Some(stored.priority);
     (stored.priority != i64::from(due.priority) && !lagging).then(|| {
         format!(
             "its stored schedule gives {} priority {} in lane {}, and its facts demand priority {} ({})",
@@ -66,8 +65,8 @@ mod tests {
     use super::*;
     use crate::model::phase::Phase;
 
-    fn demanded(process: Option<Process>, priority: i16) -> Due {
-        Due {
+    fn due_work(process: Option<Process>, priority: i16) -> DueWork {
+        DueWork {
             process,
             priority,
             ready_at: None,
@@ -76,7 +75,7 @@ mod tests {
             decided_at: Location::caller(),
             deadline: None,
             phase: Phase::Provided,
-            lapsed: None,
+            expired_priority: None,
         }
     }
 
@@ -92,9 +91,9 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_decided_by_the_same_rules_and_policy_contradicts() {
-        let begin = demanded(Some(Process::AgentStart), 1);
-        let nothing = demanded(None, 1);
+    fn only_decisions_of_the_same_rules_and_policy_can_drift() {
+        let begin = due_work(Some(Process::AgentStart), 1);
+        let nothing = due_work(None, 1);
         let same = stored(Some("AgentStart"), 1);
         let says_nothing = stored(None, 1);
         let table = [
@@ -136,13 +135,13 @@ mod tests {
             (
                 "a priority that is over",
                 stored(Some("AgentStart"), 0),
-                &Due { lapsed: Some(0), ..begin.clone() },
+                &DueWork { expired_priority: Some(0), ..begin.clone() },
                 None,
             ),
             (
                 "another than the one that is over",
                 stored(Some("AgentStart"), 0),
-                &Due { lapsed: Some(2), ..begin.clone() },
+                &DueWork { expired_priority: Some(2), ..begin.clone() },
                 Some(
                     "its stored schedule gives AgentStart priority 0 in lane access, and its facts demand priority \
                      1 (it was found)",
@@ -157,7 +156,7 @@ mod tests {
             ),
         ];
         for (name, stored, due, expected) in table {
-            assert_eq!(drift_of(&stored, due, 7).as_deref(), expected, "{name}");
+            assert_eq!(describe_drift(&stored, due, 7).as_deref(), expected, "{name}");
         }
     }
 }

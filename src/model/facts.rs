@@ -1,8 +1,7 @@
-//! What the BMDB knows of one machine at one moment.
+//! Facts: everything the BMDB knows of one machine at one moment.
 //!
-//! One optional part per tag: an absent row means "not so". The snapshot is
-//! read in one statement after the machine's due rows are locked, so all parts
-//! belong to the same moment.
+//! Each tag has one optional part: an absent row means that the fact does not hold. The snapshot is read in one
+//! statement after the machine's due rows are locked, so all parts belong to the same moment.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,60 +9,60 @@ use std::time::Duration;
 use crate::model::backoff::BackoffFact;
 use crate::model::ids::{IntentId, MachineId};
 use crate::model::needs_human::Obstacle;
-use crate::model::policy::Disturbance;
-use crate::model::power_order::Switch;
+use crate::model::policy::DisruptionKind;
+use crate::model::power_order::PowerOrderKind;
 use crate::model::priority::Priority;
 use crate::model::process::Process;
 use crate::model::provider_status::ProviderStatus;
 use crate::model::time::Timestamp;
 
-/// Everything known of a machine that any decision looks at.
+/// All facts of a machine that any decision reads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MachineFacts {
-    /// Which machine.
+    /// Identifier of the machine.
     pub machine: MachineId,
-    /// When the BMDB first heard of it.
+    /// When the BMDB first recorded it.
     pub created_at: Timestamp,
-    /// What its provider said last.
-    pub provided: Option<Provided>,
-    /// The agent that was put on it.
+    /// What its provider reported last.
+    pub provider_record: Option<ProviderRecord>,
+    /// The agent that was enrolled on it.
     pub agent_started: Option<AgentStarted>,
     /// The last report of that agent.
-    pub heartbeat: Option<Heartbeat>,
-    /// An operating system asked for.
+    pub heartbeat: Option<HeartbeatFact>,
+    /// The requested installation of an operating system.
     pub installation_request: Option<InstallationRequest>,
-    /// What became of such a request.
+    /// The agent's report on such a request.
     pub installation_report: Option<InstallationReport>,
-    /// An operator's stop.
+    /// An operator's hold on the machine.
     pub hold: Option<Hold>,
-    /// Left alone because provider and BMDB disagree.
+    /// Quarantine: left alone because provider and BMDB disagree.
     pub quarantine: Option<Quarantine>,
-    /// Left alone because only a person can help.
+    /// Obstacle: left alone because only a person can help.
     pub needs_human: Option<NeedsHuman>,
-    /// A recovery ladder being climbed.
+    /// The recovery ladder under way.
     pub recovery: Option<Recovery>,
-    /// On its way out, or out.
+    /// Its retirement, under way or finished.
     pub retirement: Option<Retirement>,
-    /// What a person ordered of its power, and is not done yet.
+    /// An operator's power order that is not finished.
     pub power_order: Option<PowerOrder>,
-    /// Whether its work comes before or behind that of others, as a person says.
+    /// An operator's priority for its work: before or after that of others.
     pub priority: Option<Priority>,
-    /// Processes that failed and have not finished since.
+    /// Processes that failed and have not succeeded since.
     pub backoffs: BTreeMap<Process, BackoffFact>,
-    /// Processes put off without having failed.
+    /// Processes postponed without having failed.
     pub postponements: BTreeMap<Process, Postponement>,
-    /// Since when somebody has listened for heartbeats without a gap; `None` when nobody does.
+    /// Since when a callback server has received heartbeats without a gap; `None` when none runs.
     pub listening_since: Option<Timestamp>,
 }
 
 impl MachineFacts {
-    /// A machine of which nothing else is known.
+    /// A machine with no fact but its creation.
     #[must_use]
-    pub fn unknown(machine: MachineId, created_at: Timestamp) -> Self {
+    pub fn empty(machine: MachineId, created_at: Timestamp) -> Self {
         Self {
             machine,
             created_at,
-            provided: None,
+            provider_record: None,
             agent_started: None,
             heartbeat: None,
             installation_request: None,
@@ -81,61 +80,63 @@ impl MachineFacts {
         }
     }
 
-    /// Where an asked-for installation stands.
+    /// State of the requested installation.
     #[must_use]
-    pub fn installation(&self) -> Installation {
+    pub fn installation(&self) -> InstallationState {
         let report = self.installation_report.as_ref();
-        Installation::of(
+        InstallationState::from_generations(
             self.installation_request.as_ref().map(|request| request.generation),
             report.map(|report| (report.generation, report.succeeded)),
         )
     }
 
-    /// The boot that the machine was last known to be in: that of its last report, or of the
-    /// enrolment of its agent where that came later.
+    /// The last known boot of the machine: that of its last report, or of the enrolment of its agent if that is later.
     #[must_use]
-    pub fn known_boot(&self) -> Option<&str> {
+    pub fn last_boot_id(&self) -> Option<&str> {
         let started = self.agent_started.as_ref();
-        match (&self.heartbeat, started.and_then(|agent| Some((agent.at, agent.boot_id.as_deref()?)))) {
+        match (&self.heartbeat, started.and_then(|agent| Some((agent.started_at, agent.boot_id.as_deref()?))))
+        {
             (Some(heartbeat), Some((at, enrolled))) => {
-                Some(if at > heartbeat.at { enrolled } else { &heartbeat.boot_id })
+                Some(if at > heartbeat.received_at { enrolled } else { &heartbeat.boot_id })
             }
             (Some(heartbeat), None) => Some(&heartbeat.boot_id),
             (None, enrolled) => enrolled.map(|(_, boot)| boot),
         }
     }
 
-    /// Earliest moment at which silence of the agent is evidence, before any limit is added: its
-    /// last sign of life, but not from before we listened. `None` when there is no agent to hear,
-    /// or nobody listening.
+    /// Earliest moment at which silence of the agent is evidence, before any limit is added: its last sign of life, but
+    /// not before heartbeats were received at all. `None` when there is no agent, or nothing receives heartbeats.
     #[must_use]
-    pub fn heard_until(&self) -> Option<Timestamp> {
+    pub fn last_sign_of_life(&self) -> Option<Timestamp> {
         let started = self.agent_started.as_ref()?;
-        let sign = self.heartbeat.as_ref().map_or(started.at, |heartbeat| heartbeat.at.max(started.at));
+        let sign = self
+            .heartbeat
+            .as_ref()
+            .map_or(started.started_at, |heartbeat| heartbeat.received_at.max(started.started_at));
         Some(sign.max(self.listening_since?))
     }
 }
 
-/// Where an asked-for installation stands.
+/// State of a requested installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Installation {
-    /// None was asked for.
+pub enum InstallationState {
+    /// No installation was requested.
     None,
-    /// Asked for, no report of that generation yet.
+    /// Requested; no report of that generation yet.
     Pending,
-    /// Reported done.
+    /// Reported as succeeded, for the requested generation.
     Succeeded,
-    /// Reported failed.
+    /// Reported as failed, for the requested generation.
     Failed,
 }
 
-impl Installation {
-    /// Where it stands by the generation that was asked for, and the one reported with whether it succeeded.
+impl InstallationState {
+    /// The state by the requested generation and the reported one. The flag is whether the reported one succeeded.
     #[must_use]
-    pub fn of(asked: Option<i64>, reported: Option<(i64, bool)>) -> Self {
-        match (asked, reported) {
+    pub fn from_generations(requested: Option<i64>, reported: Option<(i64, bool)>) -> Self {
+        match (requested, reported) {
             (None, _) => Self::None,
-            (Some(asked), Some((generation, succeeded))) if asked == generation => {
+            (Some(requested), Some((generation, succeeded))) if requested == generation => {
                 if succeeded {
                     Self::Succeeded
                 } else {
@@ -147,38 +148,38 @@ impl Installation {
     }
 }
 
-/// Tag `machine_provided`.
+/// Tag `machine_provided`: the machine's record at its provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Provided {
+pub struct ProviderRecord {
     /// Name of the provider, as configured.
     pub provider: String,
     /// The provider's name for the machine.
     pub provider_id: String,
     /// The reservation it came from, where the provider has such.
     pub reservation: Option<String>,
-    /// Host name or IP literal for SSH; `None` while the provider has given none.
+    /// Host name or IP literal for SSH; `None` until the provider reports one.
     pub address: Option<String>,
-    /// SSH port, when not the usual one.
+    /// SSH port; `None` for the usual one.
     pub ssh_port: Option<u16>,
-    /// SSH user, when not the configured one.
+    /// SSH user; `None` for the configured one.
     pub ssh_user: Option<String>,
-    /// Where it stands, in the provider's words.
+    /// Its location, in the provider's words.
     pub location: Option<String>,
-    /// What the provider says of it.
+    /// Its status, as the provider reported it.
     pub status: ProviderStatus,
     /// When it became ours.
-    pub at: Timestamp,
-    /// When the provider was last asked; `None` when never since it became ours.
-    pub looked_at: Option<Timestamp>,
-    /// Whether the last look changed nothing.
+    pub acquired_at: Timestamp,
+    /// When the provider was last queried; `None` if never since it became ours.
+    pub polled_at: Option<Timestamp>,
+    /// Whether the last query changed nothing.
     pub unchanged: bool,
 }
 
-/// Tag `machine_agent_started`.
+/// Tag `machine_agent_started`: the enrolled agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentStarted {
-    /// When it was put there.
-    pub at: Timestamp,
+    /// When the agent was enrolled.
+    pub started_at: Timestamp,
     /// Its Ed25519 key, 32 bytes.
     pub public_key: Vec<u8>,
     /// Boot id of the kernel it was started under.
@@ -187,48 +188,48 @@ pub struct AgentStarted {
     pub fence: i64,
 }
 
-/// Tag `machine_agent_heartbeat`.
+/// Tag `machine_agent_heartbeat`: the last report of the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Heartbeat {
+pub struct HeartbeatFact {
     /// When it was stored, by the database's clock.
-    pub at: Timestamp,
+    pub received_at: Timestamp,
     /// Boot id of the kernel that sent it.
     pub boot_id: String,
     /// The agent process that sent it.
     pub incarnation: String,
-    /// Its number within that boot.
+    /// Its sequence number within that boot.
     pub sequence: i64,
 }
 
-/// Tag `machine_os_installation_request`.
+/// Tag `machine_os_installation_request`: the requested installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InstallationRequest {
     /// Version of the request.
     pub generation: i64,
 }
 
-/// Tag `machine_os_installation_report`.
+/// Tag `machine_os_installation_report`: the outcome of an installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InstallationReport {
-    /// The request it answers.
+    /// Generation of the request that it reports on.
     pub generation: i64,
-    /// What became of it.
+    /// Whether the installation succeeded.
     pub succeeded: bool,
 }
 
-/// What an operator's stop covers.
+/// What an operator's hold covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldScope {
     /// Nothing is done to the machine.
     Everything,
     /// No power action and no reboot.
     Power,
-    /// No recovery.
+    /// Recovery is not started.
     Recovery,
 }
 
 impl HoldScope {
-    /// Every scope.
+    /// Every scope, the widest first.
     pub const ALL: [Self; 3] = [Self::Everything, Self::Power, Self::Recovery];
 
     /// The name used in the database and by people.
@@ -242,106 +243,106 @@ impl HoldScope {
     }
 }
 
-/// Tag `machine_hold`.
+/// Tag `machine_hold`: an operator's hold on a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// What it covers. A scope that only a newer release knows counts as everything.
     pub scope: HoldScope,
     /// Why, in the operator's words.
     pub reason: String,
-    /// Who asked for it.
+    /// The operator who set it.
     pub by: String,
-    /// When it ends by itself.
+    /// When it ends by itself; `None` for no end.
     pub until: Option<Timestamp>,
 }
 
 impl Hold {
-    /// Whether it still counts at `now`.
+    /// Whether it is still in force at `now`.
     #[must_use]
-    pub fn holds_at(&self, now: Timestamp) -> bool {
+    pub fn is_active_at(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| until > now)
     }
 }
 
-/// Tag `machine_quarantine`.
+/// Tag `machine_quarantine`: provider and BMDB disagree about the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quarantine {
-    /// Since when.
+    /// When the quarantine started.
     pub since: Timestamp,
-    /// What does not agree.
+    /// The contradiction, as a sentence.
     pub reason: String,
 }
 
-/// Tag `machine_needs_human`.
+/// Tag `machine_needs_human`: the machine waits for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NeedsHuman {
-    /// Since when.
+    /// When it was left to a person.
     pub since: Timestamp,
     /// What was tried and what a person can do.
     pub reason: String,
-    /// What to decide by.
+    /// The kind of obstacle, which decisions go by.
     pub obstacle: Obstacle,
-    /// Since when its agent has reported again; `None` before its first report since then.
-    pub heard_since: Option<Timestamp>,
+    /// Since when its agent has reported again; `None` before its first report after `since`.
+    pub reporting_since: Option<Timestamp>,
 }
 
-/// Tag `machine_recovery`.
+/// Tag `machine_recovery`: a recovery ladder under way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovery {
-    /// When the ladder was begun.
+    /// When the ladder was started.
     pub started_at: Timestamp,
     /// Index into the policy's ladder.
     pub rung: usize,
-    /// What was done last, if anything was.
-    pub acted: Option<Acted>,
-    /// How often this rung was tried.
-    pub tries: u32,
-    /// When to look again.
-    pub next_at: Timestamp,
+    /// The last step taken; `None` before the first.
+    pub last_action: Option<RecoveryAction>,
+    /// How many attempts this rung has had.
+    pub attempts: u32,
+    /// When to check again.
+    pub next_check_at: Timestamp,
     /// What happened so far, for people.
     pub note: String,
-    /// What stood in our way when the machine answered last; `None` when it did not answer, or nothing did.
+    /// The obstacle met when the machine last answered; `None` when it did not answer, or there was no obstacle.
     pub obstacle: Option<Obstacle>,
 }
 
-/// The last thing a ladder did.
+/// The last step that a ladder took.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Acted {
-    /// What.
-    pub step: Disturbance,
-    /// When.
-    pub at: Timestamp,
-    /// By when the machine must have reported.
+pub struct RecoveryAction {
+    /// Kind of the step taken.
+    pub step: DisruptionKind,
+    /// When the step was taken.
+    pub acted_at: Timestamp,
+    /// Time by which the machine must have reported.
     pub deadline: Timestamp,
-    /// Boot id that was known before.
+    /// Boot id that was last known before the step.
     pub boot_id_before: Option<String>,
 }
 
-/// Tag `machine_retirement`.
+/// Tag `machine_retirement`: a machine on its way out, or out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retirement {
-    /// Why.
+    /// Why, in the operator's words.
     pub reason: String,
-    /// Who asked for it.
+    /// The operator who ordered it.
     pub by: String,
-    /// When.
+    /// When it was ordered.
     pub requested_at: Timestamp,
-    /// Whether it is to be wiped before it is given back.
+    /// Whether the machine must be wiped before it is released.
     pub wipe: bool,
-    /// That it need not be wiped after all.
+    /// The waiver of the wipe, if there is one.
     pub wipe_waived: Option<Waiver>,
-    /// Its provider was told to take it back.
+    /// The order to its provider to take it back, once recorded.
     pub release: Option<ReleaseOrder>,
-    /// When it was over.
+    /// When the retirement finished; `None` while it is under way.
     pub finished_at: Option<Timestamp>,
     /// How it ended, for people.
     pub outcome: Option<String>,
-    /// Since when its provider's list names it although it is over.
+    /// Since when its provider's list names it although the retirement has finished.
     pub listed_since: Option<Timestamp>,
 }
 
 impl Retirement {
-    /// One that was asked for, and of which nothing else is known.
+    /// A retirement that was just ordered.
     #[must_use]
     pub const fn new(reason: String, by: String, requested_at: Timestamp) -> Self {
         Self {
@@ -358,65 +359,65 @@ impl Retirement {
     }
 }
 
-/// That a stage of a retirement may be left out.
+/// Permission to skip a stage of a retirement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiver {
-    /// When that was said.
-    pub at: Timestamp,
-    /// By whom.
+    /// When the stage was waived.
+    pub waived_at: Timestamp,
+    /// The operator who waived it.
     pub by: String,
 }
 
 /// An order to a provider to take a machine back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReleaseOrder {
-    /// The intent that was named to the provider.
+    /// The intent that was passed to the provider.
     pub intent: IntentId,
-    /// When it was recorded.
-    pub at: Timestamp,
+    /// When the intent was recorded.
+    pub recorded_at: Timestamp,
 }
 
-/// Tag `machine_power_order`.
+/// Tag `machine_power_order`: an operator's power order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PowerOrder {
-    /// What.
-    pub switch: Switch,
-    /// Why.
+    /// What is ordered: reboot, power on, off or cycle.
+    pub kind: PowerOrderKind,
+    /// Why, in the operator's words.
     pub reason: String,
-    /// Who ordered it.
+    /// The operator who ordered it.
     pub by: String,
-    /// When.
-    pub at: Timestamp,
-    /// That it may have been carried out.
-    pub begun: Option<Begun>,
+    /// When it was ordered.
+    pub ordered_at: Timestamp,
+    /// The intent recorded for it, once it may have been carried out.
+    pub intent: Option<RecordedIntent>,
 }
 
-/// That something outside may have happened.
+/// An intent: an outward action that may have happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Begun {
-    /// The intent that was recorded before.
+pub struct RecordedIntent {
+    /// The intent, recorded before the action.
     pub intent: IntentId,
-    /// When it was.
-    pub at: Timestamp,
+    /// When the intent was recorded.
+    pub recorded_at: Timestamp,
 }
 
-/// Work put off for a reason that is no failure: a brake, a budget, another machine's turn.
+/// Work postponed for a reason that is no failure: a brake, a budget, another machine's turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Postponement {
-    /// Until when.
+    /// When the work may start.
     pub until: Timestamp,
-    /// Why.
+    /// Why it was postponed, as a sentence.
     pub reason: String,
     /// `file:line` of the decision.
     pub decided_at: String,
 }
 
-/// Longest wait among a process's backoff and postponement, and which of them it is.
+/// The end of the longer wait of a process, its backoff or its postponement, and the reason for that wait.
 #[must_use]
-pub fn wait_of(facts: &MachineFacts, process: Process) -> Option<(Timestamp, String)> {
+pub fn current_wait(facts: &MachineFacts, process: Process) -> Option<(Timestamp, String)> {
     let backoff = facts.backoffs.get(&process).map(|fact| {
         let wait = crate::model::time::Span(Duration::from_secs(fact.last_interval.as_secs()));
-        (fact.until, format!("failed {}, waits about {wait}: {}", times(fact.failures), fact.cause))
+        (fact.until, format!("failed {}, waits about {wait}: {}", format_failures(fact.failures), fact.cause))
     });
     let postponed = facts.postponements.get(&process).map(|fact| (fact.until, fact.reason.clone()));
     match (backoff, postponed) {
@@ -425,6 +426,6 @@ pub fn wait_of(facts: &MachineFacts, process: Process) -> Option<(Timestamp, Str
     }
 }
 
-fn times(count: u32) -> String {
+fn format_failures(count: u32) -> String {
     if count == 1 { "once".to_owned() } else { format!("{count} times in a row") }
 }

@@ -1,9 +1,8 @@
-//! The key by which an SSH host proves that it is the one it was.
+//! SSH host keys and their fingerprints.
 //!
-//! Pinned in the bare metal database on first use and compared at every later
-//! connection, so it is a plain value that every room can hold: the wire bytes
-//! are what is compared, the fingerprint is what a person reads, written as
-//! OpenSSH writes it so that it can be compared with `ssh-keygen -l`.
+//! A key is pinned in the bare metal database on first use and compared at every later connection. It is a plain value
+//! that every module can use. The wire bytes are compared; the fingerprint is for people, written as OpenSSH writes it
+//! so that it can be compared with `ssh-keygen -l`.
 
 use std::fmt;
 
@@ -16,23 +15,23 @@ use crate::model::time::Timestamp;
 /// A public host key.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HostKey {
-    /// Name of the key's kind as SSH gives it: `ssh-ed25519`, `ecdsa-sha2-nistp256`, ….
+    /// Name of the algorithm as SSH writes it: `ssh-ed25519`, `ecdsa-sha2-nistp256`, ….
     pub algorithm: String,
     /// The key in SSH's wire format (RFC 4253, section 6.6), the algorithm's name included.
     pub key: Vec<u8>,
 }
 
-/// The host key that is believed for a machine, and one that is not.
+/// The pinned host key of a machine, and another one that was rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinnedHostKey {
-    /// The key that is believed.
+    /// The key that is trusted.
     pub key: HostKey,
-    /// Why: `first-use`, `provider` or `allowed`.
+    /// Why it is trusted: `first-use`, `provider` or `allowed`.
     pub source: String,
-    /// Since when.
+    /// When the key was pinned.
     pub pinned_at: Timestamp,
-    /// Another key that was offered and refused since, and when.
-    pub refused: Option<(HostKey, Timestamp)>,
+    /// Another key that was offered and rejected since then, and when.
+    pub rejected: Option<(HostKey, Timestamp)>,
 }
 
 impl HostKey {

@@ -1,4 +1,6 @@
-//! Typed identifiers: a machine's id cannot be passed where a session's is meant.
+//! Typed identifiers of machines, sessions, intents and processes.
+//!
+//! A machine's id cannot be passed where a session's is expected.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,8 +8,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// Declares one identifier type. A macro because the types differ in name and
-/// documentation alone, and a generic `Id<Tag>` would show its tag in every error.
+/// Declares one identifier type. It is a macro because the types differ only in name and documentation, and a generic
+/// `Id<Tag>` would show its tag in every error.
 macro_rules! typed_id {
     ($(#[$doc:meta])* $name:ident, $new:expr) => {
         $(#[$doc])*

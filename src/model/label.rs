@@ -1,7 +1,7 @@
-//! Labels: what people say of a machine, for themselves and for filters. No loop decides anything by them.
+//! Labels of machines, and label filters.
 //!
-//! A key and a value are short words of a few characters, so that they need no quoting anywhere: in a shell, in
-//! a list, in a filter `key=value`.
+//! Operators set labels for themselves and for filters. No loop bases a decision on them. A key and a value are short
+//! words of safe characters, so that they need no quoting anywhere: in a shell, in a list, in a filter `key=value`.
 
 use std::collections::BTreeMap;
 
@@ -9,73 +9,73 @@ use std::collections::BTreeMap;
 pub type Labels = BTreeMap<String, String>;
 
 /// Most labels of a machine.
-pub const MOST: usize = 32;
+pub const MAX_LABELS: usize = 32;
 /// Longest key and longest value, in characters.
-const LONGEST: usize = 63;
+const MAX_CHARS: usize = 63;
 
-fn is_inner(c: char) -> bool {
+fn is_label_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/')
 }
 
-/// Whether this can be a key; if not, a sentence.
-pub fn check_key(key: &str) -> Result<(), String> {
-    let fits = key.len() <= LONGEST
-        && key.chars().all(is_inner)
+/// Checks that this can be a key. The error is a sentence.
+pub fn check_label_key(key: &str) -> Result<(), String> {
+    let fits = key.len() <= MAX_CHARS
+        && key.chars().all(is_label_char)
         && key.starts_with(|c: char| c.is_ascii_alphanumeric());
     fits.then_some(()).ok_or_else(|| {
         format!(
-            "{key:?} is no key of a label: it has 1 to {LONGEST} letters, digits, dots, dashes, slashes and \
+            "{key:?} is no key of a label: it has 1 to {MAX_CHARS} letters, digits, dots, dashes, slashes and \
              underscores, and begins with a letter or a digit"
         )
     })
 }
 
-/// Whether this can be a value; if not, a sentence.
-pub fn check_value(value: &str) -> Result<(), String> {
-    (value.len() <= LONGEST && value.chars().all(is_inner)).then_some(()).ok_or_else(|| {
+/// Checks that this can be a value. The error is a sentence.
+pub fn check_label_value(value: &str) -> Result<(), String> {
+    (value.len() <= MAX_CHARS && value.chars().all(is_label_char)).then_some(()).ok_or_else(|| {
         format!(
-            "{value:?} is no value of a label: it has at most {LONGEST} letters, digits, dots, dashes, slashes and \
+            "{value:?} is no value of a label: it has at most {MAX_CHARS} letters, digits, dots, dashes, slashes and \
              underscores"
         )
     })
 }
 
-/// Reads `key=value`.
-pub fn read(text: &str) -> Result<(String, String), String> {
+/// Parses `key=value`. The error is a sentence.
+pub fn parse_label(text: &str) -> Result<(String, String), String> {
     let (key, value) = text
         .split_once('=')
         .ok_or_else(|| format!("{text:?} is no label; write it as KEY=VALUE, for example row=7"))?;
-    check_key(key)?;
-    check_value(value)?;
+    check_label_key(key)?;
+    check_label_value(value)?;
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// What a filter asks of labels: a key with this value, or with any.
+/// What a filter requires of labels: a key with this value, or with any value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct LabelFilter {
     key: String,
     value: Option<String>,
 }
 
-impl Wanted {
-    /// Reads `key=value`, or `key` alone for any value.
-    pub fn read(text: &str) -> Result<Self, String> {
+impl LabelFilter {
+    /// Parses `key=value`, or `key` alone for any value.
+    pub fn parse(text: &str) -> Result<Self, String> {
         if text.contains('=') {
-            let (key, value) = read(text)?;
+            let (key, value) = parse_label(text)?;
             return Ok(Self { key, value: Some(value) });
         }
-        check_key(text)?;
+        check_label_key(text)?;
         Ok(Self { key: text.to_owned(), value: None })
     }
 
-    /// Whether these labels are meant.
+    /// Whether these labels match the filter.
     #[must_use]
-    pub fn holds(&self, labels: &Labels) -> bool {
+    pub fn matches(&self, labels: &Labels) -> bool {
         labels.get(&self.key).is_some_and(|found| self.value.as_ref().is_none_or(|value| value == found))
     }
 }
 
-impl std::fmt::Display for Wanted {
+impl std::fmt::Display for LabelFilter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.value {
             None => f.write_str(&self.key),
@@ -84,20 +84,20 @@ impl std::fmt::Display for Wanted {
     }
 }
 
-/// Labels with these set, and those of these keys taken away; a sentence when that cannot be.
-pub fn relabelled(present: &Labels, set: &Labels, remove: &[String]) -> Result<Labels, String> {
+/// Labels with `set` added and the keys of `remove` removed. The error is a sentence.
+pub fn apply_label_changes(present: &Labels, set: &Labels, remove: &[String]) -> Result<Labels, String> {
     let mut labels = present.clone();
     for key in remove {
         labels.remove(key);
     }
     for (key, value) in set {
-        check_key(key)?;
-        check_value(value)?;
+        check_label_key(key)?;
+        check_label_value(value)?;
         labels.insert(key.clone(), value.clone());
     }
-    if labels.len() > MOST {
+    if labels.len() > MAX_LABELS {
         return Err(format!(
-            "it would have {} labels, and a machine has {MOST} at the most; take some away first",
+            "it would have {} labels, and a machine has {MAX_LABELS} at the most; take some away first",
             labels.len()
         ));
     }
@@ -106,7 +106,7 @@ pub fn relabelled(present: &Labels, set: &Labels, remove: &[String]) -> Result<L
 
 /// Labels as people read them: `owner=kim,row=7`.
 #[must_use]
-pub fn told(labels: &Labels) -> String {
+pub fn format_labels(labels: &Labels) -> String {
     labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
 
@@ -114,8 +114,8 @@ pub fn told(labels: &Labels) -> String {
 mod tests {
     use super::*;
 
-    fn labels(said: &[&str]) -> Labels {
-        said.iter().map(|text| read(text).unwrap()).collect()
+    fn labels(messages: &[&str]) -> Labels {
+        messages.iter().map(|text| parse_label(text).unwrap()).collect()
     }
 
     #[test]
@@ -132,36 +132,40 @@ mod tests {
             ("row=\u{1b}[2J", None),
             ("zeile=ü", None),
         ] {
-            let read = read(text).ok();
+            let read = parse_label(text).ok();
             let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned()));
             assert_eq!(read, expected, "{text:?}");
         }
-        assert!(check_key(&"k".repeat(63)).is_ok() && check_key(&"k".repeat(64)).is_err());
-        assert!(check_value(&"v".repeat(63)).is_ok() && check_value(&"v".repeat(64)).is_err());
+        assert!(check_label_key(&"k".repeat(63)).is_ok() && check_label_key(&"k".repeat(64)).is_err());
+        assert!(check_label_value(&"v".repeat(63)).is_ok() && check_label_value(&"v".repeat(64)).is_err());
     }
 
     #[test]
     fn filter_asks_for_a_value_or_for_any() {
         let present = labels(&["row=7", "empty="]);
-        for (asked, holds) in
+        for (query, holds) in
             [("row=7", true), ("row", true), ("row=8", false), ("empty=", true), ("owner", false)]
         {
-            assert_eq!(Wanted::read(asked).unwrap().holds(&present), holds, "{asked}");
+            assert_eq!(LabelFilter::parse(query).unwrap().matches(&present), holds, "{query}");
         }
-        assert!(Wanted::read("").is_err() && Wanted::read("a b").is_err());
+        assert!(LabelFilter::parse("").is_err() && LabelFilter::parse("a b").is_err());
     }
 
     #[test]
-    fn labels_are_set_over_and_taken_away_up_to_a_bound() {
+    fn labels_are_set_and_removed_up_to_a_limit() {
         let present = labels(&["owner=kim", "row=7"]);
-        let changed = relabelled(&present, &labels(&["row=8", "new=1"]), &["owner".into(), "none".into()]);
-        assert_eq!(told(&changed.unwrap()), "new=1,row=8");
+        let changed =
+            apply_label_changes(&present, &labels(&["row=8", "new=1"]), &["owner".into(), "none".into()]);
+        assert_eq!(format_labels(&changed.unwrap()), "new=1,row=8");
         // What is both taken away and set is set.
-        assert_eq!(relabelled(&present, &present, &["row".into()]).unwrap(), present);
-        let many: Labels = (0..MOST).map(|number| (format!("k{number}"), String::new())).collect();
-        assert!(relabelled(&Labels::new(), &many, &[]).is_ok());
-        let said = relabelled(&many, &labels(&["one=more"]), &[]).unwrap_err();
-        assert!(said.contains("33 labels"), "{said}");
-        assert!(relabelled(&many, &labels(&["one=more"]), &["k0".into()]).is_ok(), "one goes, one comes");
+        assert_eq!(apply_label_changes(&present, &present, &["row".into()]).unwrap(), present);
+        let many: Labels = (0..MAX_LABELS).map(|number| (format!("k{number}"), String::new())).collect();
+        assert!(apply_label_changes(&Labels::new(), &many, &[]).is_ok());
+        let text = apply_label_changes(&many, &labels(&["one=more"]), &[]).unwrap_err();
+        assert!(text.contains("33 labels"), "{text}");
+        assert!(
+            apply_label_changes(&many, &labels(&["one=more"]), &["k0".into()]).is_ok(),
+            "one goes, one comes"
+        );
     }
 }

@@ -1,80 +1,80 @@
-//! Requests for logs of machines: what may be asked, and how far one has come.
+//! Log requests: validate, deliver to a machine, collect its parts, time out.
 //!
-//! A request waits for the machine's next heartbeat, is handed to it with the answer, and ends when the machine has brought
-//! everything, when that cannot be expected any more, or when nobody reads it. Whoever waits is told at every moment what
-//! for, and nothing waits without an end: a machine that does not call, one that calls and brings nothing, one that was
-//! started anew in the middle, one whose role server does not know how. All of that is decided here, by times of the
-//! database's clock.
+//! A request waits for the machine's next heartbeat and is delivered with the response. It ends when the machine has
+//! sent everything, when that cannot be expected any more, or when no client reads it. A waiting client always sees
+//! what it waits for, and every wait has a limit: for a machine that does not call, for one that calls and sends
+//! nothing, for one whose role server restarted in the middle, and for one whose role server cannot send logs. All of
+//! that is decided here, by timestamps of the database's clock.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::telling::{both, rough};
+use crate::model::humanize::{humanize_duration, relative_and_absolute_time};
 use crate::model::time::{Span, Timestamp, between};
 
 /// The log of the role server itself.
-pub const OWN: &str = "roleserver";
-/// Lines that are brought unless somebody says how many.
+pub const ROLESERVER_LOG: &str = "roleserver";
+/// Number of lines when the request does not give one.
 pub const DEFAULT_LINES: u32 = 100;
 /// Most lines of one request.
-pub const MOST_LINES: u32 = 10_000;
+pub const MAX_LINES: u32 = 10_000;
 /// Most bytes of lines in one part.
-pub const PART_LIMIT: usize = 64 << 10;
-/// Most bytes that a request without `follow` is answered with; and most that may lie unread of one that follows.
-pub const ANSWER_LIMIT: usize = 1 << 20;
-/// Most requests that one machine works on at a time, and that there are altogether.
-pub const MOST_OF_A_MACHINE: i64 = 4;
-/// See above.
-pub const MOST: i64 = 64;
-/// Most logs that a machine names.
-pub const MOST_NAMES: usize = 500;
-/// Longest name of a log, and longest sentence of a machine, in characters.
-pub const LONGEST_NAME: usize = 150;
-/// See above.
-pub const LONGEST_SENTENCE: usize = 4000;
-/// How long a request is kept that nobody reads.
-pub const UNREAD: Duration = Duration::from_mins(1);
-/// How long a log is followed.
-pub const LONGEST_FOLLOW: Duration = Duration::from_hours(1);
+pub const MAX_PART_BYTES: usize = 64 << 10;
+/// Most bytes that a request without `follow` may receive, and most unread bytes of a request that follows.
+pub const MAX_ANSWER_BYTES: usize = 1 << 20;
+/// Most requests that one machine works on at a time.
+pub const MAX_REQUESTS_PER_MACHINE: i64 = 4;
+/// Most requests of all machines together.
+pub const MAX_REQUESTS: i64 = 64;
+/// Most logs that a machine may list.
+pub const MAX_LOG_NAMES: usize = 500;
+/// Longest name of a log, in characters.
+pub const MAX_NAME_CHARS: usize = 150;
+/// Longest message of a machine, in characters.
+pub const MAX_MESSAGE_CHARS: usize = 4000;
+/// How long a request is kept when no client reads it.
+pub const UNREAD_TIMEOUT: Duration = Duration::from_mins(1);
+/// Longest time that a log is followed.
+pub const MAX_FOLLOW: Duration = Duration::from_hours(1);
 
-/// How long a machine that was asked may bring nothing.
-const STALLED: Duration = Duration::from_mins(1);
-/// The least time that a machine has to call after it was asked for something.
-const LEAST_PATIENCE: Duration = Duration::from_secs(15);
-/// Heartbeats that may be late or lost before a machine counts as one that does not call.
-const HEARTBEATS: u32 = 3;
-/// Farthest back that can be asked.
-const LONGEST_SINCE: Span = Span::hours(10 * 365 * 24);
+/// How long a machine may send nothing after the request was delivered to it.
+const STALL_TIMEOUT: Duration = Duration::from_mins(1);
+/// Shortest time that a machine has for its next heartbeat after a request.
+const MIN_SILENCE_LIMIT: Duration = Duration::from_secs(15);
+/// Heartbeats that may be late or lost before a machine counts as silent.
+const MISSED_HEARTBEATS: u32 = 3;
+/// Farthest back that a request may go.
+const MAX_SINCE: Span = Span::hours(10 * 365 * 24);
 
-/// What is wanted of a machine.
+/// A query for logs of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// Which log; empty: which logs there are.
+pub struct LogQuery {
+    /// Name of the log; empty to list the logs that exist.
     pub log: String,
-    /// Most lines.
+    /// Most lines to return.
     pub lines: u32,
-    /// None that is older.
+    /// Return no line older than this; `None` for no limit.
     pub since: Option<Span>,
-    /// And what is added from then on.
+    /// Whether to also return what is added from then on.
     pub follow: bool,
 }
 
-impl Wanted {
-    /// Whether it can be asked for; if not, which field is wrong, and how.
-    pub fn check(&self) -> Result<(), (&'static str, String)> {
+impl LogQuery {
+    /// Checks the query. The error names the field that is wrong, and says how.
+    pub fn validate(&self) -> Result<(), (&'static str, String)> {
         let named = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
-        if self.log.chars().count() > LONGEST_NAME || !self.log.chars().all(named) {
-            let said = format!("{:?} is no name of a log; they are as {OWN}, etcd or ROLE/SERVICE", self.log);
-            return Err(("log", said));
+        if self.log.chars().count() > MAX_NAME_CHARS || !self.log.chars().all(named) {
+            let text = format!(
+                "{:?} is no name of a log; they are as {ROLESERVER_LOG}, etcd or ROLE/SERVICE",
+                self.log
+            );
+            return Err(("log", text));
         }
-        if !(1..=MOST_LINES).contains(&self.lines) {
-            return Err((
-                "lines",
-                format!("{} lines cannot be asked for; 1 to {MOST_LINES} can", self.lines),
-            ));
+        if !(1..=MAX_LINES).contains(&self.lines) {
+            return Err(("lines", format!("{} lines cannot be asked for; 1 to {MAX_LINES} can", self.lines)));
         }
-        if self.since.is_some_and(|since| since > LONGEST_SINCE || since.0 < Duration::from_secs(1)) {
+        if self.since.is_some_and(|since| since > MAX_SINCE || since.0 < Duration::from_secs(1)) {
             return Err(("since", "it is neither a second nor more, or longer than ten years".to_owned()));
         }
         if self.follow && self.log.is_empty() {
@@ -83,69 +83,72 @@ impl Wanted {
         Ok(())
     }
 
-    /// What is asked for, as a part of a sentence.
+    /// What is requested, as a part of a sentence.
     #[must_use]
-    pub fn named(&self) -> String {
+    pub fn describe(&self) -> String {
         if self.log.is_empty() { "which logs it has".to_owned() } else { format!("the log {}", self.log) }
     }
 }
 
-/// A log that there is on a machine.
+/// A log that exists on a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct There {
-    /// As it is asked for.
+pub struct AvailableLog {
+    /// Its name, as a query gives it.
     pub log: String,
-    /// How long it is.
+    /// Its size in bytes.
     pub bytes: u64,
 }
 
-/// A request, as far as it has come.
+/// A request and its progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// What is wanted.
-    pub wanted: Wanted,
-    /// When it was asked.
-    pub asked_at: Timestamp,
-    /// By whom.
-    pub asked_by: String,
-    /// When whoever asked came for it last.
+pub struct LogRequestRecord {
+    /// What the client requested.
+    pub query: LogQuery,
+    /// When it was requested.
+    pub requested_at: Timestamp,
+    /// The operator who requested it.
+    pub requested_by: String,
+    /// When the client last read from it.
     pub read_at: Timestamp,
-    /// When the machine was told, and which start of its role server.
-    pub handed: Option<(Timestamp, String)>,
-    /// When it brought something last.
-    pub brought_at: Option<Timestamp>,
-    /// How many parts it brought.
+    /// When it was delivered to the machine, and to which incarnation of its role server.
+    pub delivered: Option<(Timestamp, String)>,
+    /// When the machine last sent a part.
+    pub last_part_at: Option<Timestamp>,
+    /// How many parts the machine has sent.
     pub parts: i64,
-    /// How many bytes they are.
+    /// Size of these parts, in bytes.
     pub bytes: i64,
-    /// Why not all of it was brought; none within where all was.
-    pub ended: Option<Option<String>>,
+    /// `None` until it ends. Inside: why not everything was sent, or `None` if everything was.
+    pub outcome: Option<Option<String>>,
 }
 
-/// Where a request stands for whoever reads it.
+/// State of a request, for the client that reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
-    /// The machine does not know of it yet: a sentence.
-    Waits(String),
-    /// It knows, and brings it.
-    Comes,
-    /// Nothing more comes: all of it was brought, or not, with a sentence.
+pub enum LogRequestState {
+    /// It is not delivered to the machine yet; a sentence says what it waits for.
+    Waiting(String),
+    /// It is delivered, and the machine sends its parts.
+    Receiving,
+    /// It has ended. `None` if everything was sent, otherwise a sentence that says why not.
     Ended(Option<String>),
 }
 
-/// How long a machine may be unheard before nobody should wait for it.
-fn patience(interval: Duration) -> Duration {
-    (interval * HEARTBEATS).max(LEAST_PATIENCE)
+/// How long a machine may be silent before waiting for it is pointless.
+fn silence_limit(interval: Duration) -> Duration {
+    (interval * MISSED_HEARTBEATS).max(MIN_SILENCE_LIMIT)
 }
 
-fn last_heard(heard: Option<Timestamp>, now: Timestamp) -> String {
-    heard.map_or_else(|| "it was never heard".to_owned(), |at| format!("it was last heard {}", both(at, now)))
+fn describe_last_heartbeat(last_contact: Option<Timestamp>, now: Timestamp) -> String {
+    last_contact.map_or_else(
+        || "it was never heard".to_owned(),
+        |at| format!("it was last heard {}", relative_and_absolute_time(at, now)),
+    )
 }
 
-/// Why a machine is not asked at all: a sentence that goes on after its name. `retired` is whether it was given back.
+/// Why no request can be sent to a machine, as a sentence that follows its name. `retired` is whether it was released.
 #[must_use]
-pub fn unreachable(
-    heard: Option<Timestamp>,
+pub fn unreachable_reason(
+    last_contact: Option<Timestamp>,
     retired: bool,
     interval: Duration,
     now: Timestamp,
@@ -153,159 +156,182 @@ pub fn unreachable(
     if retired {
         return Some("is retired: nobody listens to it any more, and it brings no logs".to_owned());
     }
-    match heard {
+    match last_contact {
         None => Some(
             "was never heard: no role server on it speaks to a shepherd, and nothing else brings its logs; see what \
              it waits for with shepherdctl why"
                 .to_owned(),
         ),
-        Some(at) if between(at, now) > patience(interval) => Some(format!(
+        Some(at) if between(at, now) > silence_limit(interval) => Some(format!(
             "is silent: it was last heard {}, and brings logs with its heartbeats alone; see what is done about it with \
              shepherdctl why, or read them on the machine: agent.log and children/*/output.log in the state directory of \
              its role server (/var/lib/roleserver)",
-            both(at, now)
+            relative_and_absolute_time(at, now)
         )),
         Some(_) => None,
     }
 }
 
-/// Where a request stands at `now`. `interval` is that of heartbeats.
+/// The state of a request at `now`. `interval` is that of heartbeats.
 #[must_use]
-pub fn state(request: &Request, heard: Option<Timestamp>, interval: Duration, now: Timestamp) -> State {
-    if let Some(failed) = &request.ended {
-        return State::Ended(failed.clone());
+pub fn request_state(
+    request: &LogRequestRecord,
+    last_contact: Option<Timestamp>,
+    interval: Duration,
+    now: Timestamp,
+) -> LogRequestState {
+    if let Some(failed) = &request.outcome {
+        return LogRequestState::Ended(failed.clone());
     }
-    let Some((handed, _)) = request.handed else {
-        let waited = between(request.asked_at, now);
-        if waited <= patience(interval) {
-            return State::Waits(format!(
+    let Some((handed, _)) = request.delivered else {
+        let waited = between(request.requested_at, now);
+        if waited <= silence_limit(interval) {
+            return LogRequestState::Waiting(format!(
                 "it is asked with the answer to its next heartbeat; one comes every {}",
-                rough(interval)
+                humanize_duration(interval)
             ));
         }
-        let said = if heard.is_some_and(|at| at > request.asked_at) {
+        let text = if last_contact.is_some_and(|at| at > request.requested_at) {
             "it has called since, and nobody handed it on: the shepherd that hears it may be of an older release; \
              update it"
                 .to_owned()
         } else {
             format!(
                 "it has not called since it was asked; {}. Ask again when it is heard",
-                last_heard(heard, now)
+                describe_last_heartbeat(last_contact, now)
             )
         };
-        return State::Ended(Some(said));
+        return LogRequestState::Ended(Some(text));
     };
-    if between(request.brought_at.unwrap_or(handed).max(handed), now) > STALLED {
-        return State::Ended(Some(format!(
+    if between(request.last_part_at.unwrap_or(handed).max(handed), now) > STALL_TIMEOUT {
+        return LogRequestState::Ended(Some(format!(
             "it was asked, and has brought nothing for {}; {}. Ask again when it is heard",
-            rough(STALLED),
-            last_heard(heard, now)
+            humanize_duration(STALL_TIMEOUT),
+            describe_last_heartbeat(last_contact, now)
         )));
     }
-    if request.wanted.follow && between(request.asked_at, now) > LONGEST_FOLLOW {
-        return State::Ended(Some(format!(
+    if request.query.follow && between(request.requested_at, now) > MAX_FOLLOW {
+        return LogRequestState::Ended(Some(format!(
             "a log is followed for {} at the most; ask again to follow it further",
-            rough(LONGEST_FOLLOW)
+            humanize_duration(MAX_FOLLOW)
         )));
     }
-    State::Comes
+    LogRequestState::Receiving
 }
 
-/// What a heartbeat of the machine makes of a request.
+/// What a heartbeat of the machine does to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hand {
-    /// The machine is told, for the first time or anew.
-    New,
-    /// It is told once more: it may not have heard it.
-    Again,
-    /// It ends, with a sentence.
+pub enum Delivery {
+    /// Deliver it, for the first time or to a restarted role server.
+    First,
+    /// Deliver it once more: the response may not have arrived.
+    Repeat,
+    /// End it, with a sentence.
     End(String),
 }
 
-/// Decides what a heartbeat of that start of the role server makes of a request. `version` is what it says it is, and
-/// `brings` whether it says that it brings logs.
+/// Decides what a heartbeat from this incarnation of the role server does to a request. `version` is the version it
+/// reports, and `brings` whether it reports that it can send logs.
 #[must_use]
-pub fn hand(request: &Request, incarnation: &str, brings: bool, version: &str, now: Timestamp) -> Hand {
-    if between(request.read_at, now) > UNREAD {
-        return Hand::End("nobody came for it".to_owned());
+pub fn decide_delivery(
+    request: &LogRequestRecord,
+    incarnation: &str,
+    brings: bool,
+    version: &str,
+    now: Timestamp,
+) -> Delivery {
+    if between(request.read_at, now) > UNREAD_TIMEOUT {
+        return Delivery::End("nobody came for it".to_owned());
     }
     if !brings {
-        return Hand::End(format!(
+        return Delivery::End(format!(
             "its role server ({version}) does not know how to bring logs; update it (shepherdctl update, or put it on \
              the machine anew), or read them on the machine"
         ));
     }
-    match &request.handed {
-        None => Hand::New,
-        Some((_, to)) if to == incarnation => Hand::Again,
-        // Nothing of what its predecessor read can be told twice.
-        Some(_) if request.parts == 0 => Hand::New,
-        Some(_) => Hand::End("its role server was started anew in the middle of it; ask again".to_owned()),
+    match &request.delivered {
+        None => Delivery::First,
+        Some((_, to)) if to == incarnation => Delivery::Repeat,
+        // Its predecessor sent nothing, so no line can be sent twice.
+        Some(_) if request.parts == 0 => Delivery::First,
+        Some(_) => {
+            Delivery::End("its role server was started anew in the middle of it; ask again".to_owned())
+        }
     }
 }
 
-/// What a machine brings, its form checked.
+/// A part that a machine sends, with its form checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Brought {
-    /// The start of the role server that brings it.
+pub struct LogPart {
+    /// The incarnation of the role server that sends it.
     pub incarnation: String,
-    /// Which part.
+    /// Number of the part, from 0 within the request.
     pub number: i64,
-    /// Lines, each with its end.
+    /// Lines, each with its line end.
     pub lines: String,
-    /// Which logs there are.
-    pub there: Vec<There>,
-    /// Something to know of the lines.
+    /// The logs that exist on the machine.
+    pub available: Vec<AvailableLog>,
+    /// A remark on the lines, for people.
     pub note: Option<String>,
-    /// Why there is nothing more.
+    /// Why nothing more can be sent.
     pub error: Option<String>,
-    /// Nothing follows.
+    /// Whether this is the last part.
     pub last: bool,
 }
 
-/// What is done with what a machine brings.
+/// What to do with a part that a machine sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Keep {
-    /// It is kept.
-    Take,
-    /// It was kept before.
-    Known,
-    /// Too much lies here unread.
-    Later,
-    /// Nobody wants it any more.
-    Over,
-    /// Nobody wants it any more, and whoever asked is told why.
+pub enum PartDecision {
+    /// Store the part for the client.
+    Store,
+    /// It was stored before; ignore it.
+    Duplicate,
+    /// Too many bytes are unread; the machine must send it again later.
+    Defer,
+    /// The request has ended or belongs to another incarnation; drop the part.
+    Discard,
+    /// End the request, with a sentence for the client.
     End(String),
 }
 
-/// Decides what is done with a part. `unread` is how many bytes lie here that nobody has taken.
+/// Decides what to do with a part. `unread` is how many stored bytes no client has read.
 #[must_use]
-pub fn keep(request: &Request, brought: &Brought, unread: i64, now: Timestamp) -> Keep {
-    if request.ended.is_some() || request.handed.as_ref().is_none_or(|(_, to)| *to != brought.incarnation) {
-        return Keep::Over;
+pub fn decide_part(
+    request: &LogRequestRecord,
+    brought: &LogPart,
+    unread: i64,
+    now: Timestamp,
+) -> PartDecision {
+    if request.outcome.is_some()
+        || request.delivered.as_ref().is_none_or(|(_, to)| *to != brought.incarnation)
+    {
+        return PartDecision::Discard;
     }
-    if between(request.read_at, now) > UNREAD {
-        return Keep::End("nobody came for it".to_owned());
+    if between(request.read_at, now) > UNREAD_TIMEOUT {
+        return PartDecision::End("nobody came for it".to_owned());
     }
-    let limit = i64::try_from(ANSWER_LIMIT).unwrap_or(i64::MAX);
+    let limit = i64::try_from(MAX_ANSWER_BYTES).unwrap_or(i64::MAX);
     let bytes = i64::try_from(brought.lines.len()).unwrap_or(i64::MAX);
     if brought.number < request.parts {
-        return Keep::Known;
+        return PartDecision::Duplicate;
     }
     if brought.number > request.parts {
-        return Keep::End(format!(
+        return PartDecision::End(format!(
             "it brought part {} where part {} comes next; ask again",
             brought.number, request.parts
         ));
     }
-    if request.wanted.follow {
+    if request.query.follow {
         if unread.saturating_add(bytes) > limit {
-            return Keep::Later;
+            return PartDecision::Defer;
         }
     } else if request.bytes.saturating_add(bytes) > limit {
-        return Keep::End(format!("it brought more than {} KiB; ask for fewer lines", ANSWER_LIMIT >> 10));
+        return PartDecision::End(format!(
+            "it brought more than {} KiB; ask for fewer lines",
+            MAX_ANSWER_BYTES >> 10
+        ));
     }
-    Keep::Take
+    PartDecision::Store
 }
 
 #[cfg(test)]
@@ -318,79 +344,87 @@ mod tests {
         Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
     }
 
-    fn asked(follow: bool) -> Request {
-        Request {
-            wanted: Wanted { log: "etcd".to_owned(), lines: 100, since: None, follow },
-            asked_at: at(0),
-            asked_by: "kim".to_owned(),
+    fn log_request(follow: bool) -> LogRequestRecord {
+        LogRequestRecord {
+            query: LogQuery { log: "etcd".to_owned(), lines: 100, since: None, follow },
+            requested_at: at(0),
+            requested_by: "kim".to_owned(),
             read_at: at(0),
-            handed: None,
-            brought_at: None,
+            delivered: None,
+            last_part_at: None,
             parts: 0,
             bytes: 0,
-            ended: None,
+            outcome: None,
         }
     }
 
     #[test]
-    fn what_cannot_be_asked_is_refused_by_its_field() {
+    fn invalid_queries_are_rejected_by_field() {
         let good =
-            Wanted { log: "web/server".to_owned(), lines: 1, since: Some(Span::hours(2)), follow: true };
-        assert_eq!(good.check(), Ok(()));
+            LogQuery { log: "web/server".to_owned(), lines: 1, since: Some(Span::hours(2)), follow: true };
+        assert_eq!(good.validate(), Ok(()));
         for (field, odd) in [
-            ("log", Wanted { log: "a b".to_owned(), ..good.clone() }),
-            ("log", Wanted { log: "\n".to_owned(), ..good.clone() }),
-            ("log", Wanted { log: "x".repeat(LONGEST_NAME + 1), ..good.clone() }),
-            ("lines", Wanted { lines: 0, ..good.clone() }),
-            ("lines", Wanted { lines: MOST_LINES + 1, ..good.clone() }),
-            ("since", Wanted { since: Some(Span::seconds(0)), ..good.clone() }),
-            ("since", Wanted { since: Some(Span::hours(1_000_000)), ..good.clone() }),
-            ("follow", Wanted { log: String::new(), ..good.clone() }),
+            ("log", LogQuery { log: "a b".to_owned(), ..good.clone() }),
+            ("log", LogQuery { log: "\n".to_owned(), ..good.clone() }),
+            ("log", LogQuery { log: "x".repeat(MAX_NAME_CHARS + 1), ..good.clone() }),
+            ("lines", LogQuery { lines: 0, ..good.clone() }),
+            ("lines", LogQuery { lines: MAX_LINES + 1, ..good.clone() }),
+            ("since", LogQuery { since: Some(Span::seconds(0)), ..good.clone() }),
+            ("since", LogQuery { since: Some(Span::hours(1_000_000)), ..good.clone() }),
+            ("follow", LogQuery { log: String::new(), ..good.clone() }),
         ] {
-            assert_eq!(odd.check().unwrap_err().0, field, "{odd:?}");
+            assert_eq!(odd.validate().unwrap_err().0, field, "{odd:?}");
         }
     }
 
     #[test]
-    fn silent_machine_is_not_asked() {
-        for (heard, retired, now, expected) in [
+    fn silent_machine_gets_no_request() {
+        for (received, retired, now, expected) in [
             (None, false, 0, Some("was never heard")),
             (Some(0), false, 90, None),
             (Some(0), false, 91, Some("is silent: it was last heard 1m31s ago")),
             (Some(0), true, 1, Some("is retired")),
         ] {
-            let said = unreachable(heard.map(at), retired, INTERVAL, at(now));
-            match (&said, expected) {
-                (Some(said), Some(expected)) => assert!(said.starts_with(expected), "{said}"),
-                (said, expected) => assert_eq!(said.as_deref(), expected),
+            let text = unreachable_reason(received.map(at), retired, INTERVAL, at(now));
+            match (&text, expected) {
+                (Some(text), Some(expected)) => assert!(text.starts_with(expected), "{text}"),
+                (text, expected) => assert_eq!(text.as_deref(), expected),
             }
         }
-        assert_eq!(unreachable(Some(at(0)), false, Duration::from_secs(1), at(15)), None, "a busy host");
+        assert_eq!(
+            unreachable_reason(Some(at(0)), false, Duration::from_secs(1), at(15)),
+            None,
+            "a busy host"
+        );
     }
 
     #[test]
-    fn whoever_waits_is_told_what_for_and_not_for_ever() {
+    fn waiting_has_a_reason_and_a_limit() {
         let handed = |seconds| Some((at(seconds), "i".to_owned()));
-        let with = |change: &dyn Fn(&mut Request)| {
-            let mut request = asked(false);
+        let with = |change: &dyn Fn(&mut LogRequestRecord)| {
+            let mut request = log_request(false);
             change(&mut request);
             request
         };
-        let follow = |brought| Request { handed: handed(1), brought_at: Some(at(brought)), ..asked(true) };
-        for (name, request, heard, now, expected) in [
-            ("not called yet", asked(false), Some(-5), 90, "waits: it is asked with"),
+        let follow = |brought| LogRequestRecord {
+            delivered: handed(1),
+            last_part_at: Some(at(brought)),
+            ..log_request(true)
+        };
+        for (name, request, received, now, expected) in [
+            ("not called yet", log_request(false), Some(-5), 90, "waits: it is asked with"),
             (
                 "never called",
-                asked(false),
+                log_request(false),
                 Some(-5),
                 91,
                 "ended: it has not called since it was asked; it was last heard",
             ),
-            ("passed over", asked(false), Some(60), 91, "ended: it has called since, and nobody"),
-            ("told", with(&|request| request.handed = handed(20)), Some(20), 80, "comes"),
+            ("passed over", log_request(false), Some(60), 91, "ended: it has called since, and nobody"),
+            ("told", with(&|request| request.delivered = handed(20)), Some(20), 80, "comes"),
             (
                 "brings nothing",
-                with(&|request| request.handed = handed(20)),
+                with(&|request| request.delivered = handed(20)),
                 Some(20),
                 81,
                 "ended: it was asked, and has",
@@ -398,77 +432,94 @@ mod tests {
             ("brings", follow(600), Some(600), 650, "comes"),
             ("stopped bringing", follow(600), Some(600), 661, "ended: it was asked, and has"),
             ("followed for long", follow(3600), Some(3600), 3601, "ended: a log is followed for 1h"),
-            ("brought", with(&|request| request.ended = Some(None)), None, 9999, "ended: all"),
-            ("failed", with(&|request| request.ended = Some(Some("no".to_owned()))), None, 9999, "ended: no"),
+            ("brought", with(&|request| request.outcome = Some(None)), None, 9999, "ended: all"),
+            (
+                "failed",
+                with(&|request| request.outcome = Some(Some("no".to_owned()))),
+                None,
+                9999,
+                "ended: no",
+            ),
         ] {
-            let said = match state(&request, heard.map(at), INTERVAL, at(now)) {
-                State::Waits(said) => format!("waits: {said}"),
-                State::Comes => "comes".to_owned(),
-                State::Ended(said) => format!("ended: {}", said.unwrap_or_else(|| "all".to_owned())),
+            let text = match request_state(&request, received.map(at), INTERVAL, at(now)) {
+                LogRequestState::Waiting(text) => format!("waits: {text}"),
+                LogRequestState::Receiving => "comes".to_owned(),
+                LogRequestState::Ended(text) => {
+                    format!("ended: {}", text.unwrap_or_else(|| "all".to_owned()))
+                }
             };
-            assert!(said.starts_with(expected), "{name}: {said}");
+            assert!(text.starts_with(expected), "{name}: {text}");
         }
     }
 
     #[test]
-    fn heartbeat_hands_a_request_on_or_ends_it() {
-        let handed =
-            |to: &str, parts| Request { handed: Some((at(1), to.to_owned())), parts, ..asked(false) };
+    fn heartbeat_delivers_a_request_or_ends_it() {
+        let handed = |to: &str, parts| LogRequestRecord {
+            delivered: Some((at(1), to.to_owned())),
+            parts,
+            ..log_request(false)
+        };
         for (name, request, brings, now, expected) in [
-            ("new", asked(false), true, 5, Some(Hand::New)),
-            ("told again", handed("i", 2), true, 5, Some(Hand::Again)),
-            ("started anew before it began", handed("other", 0), true, 5, Some(Hand::New)),
+            ("new", log_request(false), true, 5, Some(Delivery::First)),
+            ("told again", handed("i", 2), true, 5, Some(Delivery::Repeat)),
+            ("started anew before it began", handed("other", 0), true, 5, Some(Delivery::First)),
             ("started anew in the middle", handed("other", 1), true, 5, None),
-            ("does not know how", asked(false), false, 5, None),
-            ("nobody reads it", asked(false), true, 61, None),
+            ("does not know how", log_request(false), false, 5, None),
+            ("nobody reads it", log_request(false), true, 61, None),
         ] {
-            let is = hand(&request, "i", brings, "0.9", at(now));
+            let is = decide_delivery(&request, "i", brings, "0.9", at(now));
             match expected {
                 Some(expected) => assert_eq!(is, expected, "{name}"),
-                None => assert!(matches!(is, Hand::End(_)), "{name}: {is:?}"),
+                None => assert!(matches!(is, Delivery::End(_)), "{name}: {is:?}"),
             }
         }
-        let Hand::End(said) = hand(&asked(false), "i", false, "0.9", at(5)) else { panic!() };
+        let Delivery::End(text) = decide_delivery(&log_request(false), "i", false, "0.9", at(5)) else {
+            panic!()
+        };
         assert!(
-            said.starts_with("its role server (0.9) does not know how to bring logs; update it"),
-            "{said}"
+            text.starts_with("its role server (0.9) does not know how to bring logs; update it"),
+            "{text}"
         );
     }
 
     #[test]
-    fn no_more_is_kept_than_may_be() {
-        let limit = i64::try_from(ANSWER_LIMIT).unwrap();
-        let told = |follow, parts, bytes| Request {
-            handed: Some((at(1), "i".to_owned())),
+    fn stored_bytes_are_bounded() {
+        let limit = i64::try_from(MAX_ANSWER_BYTES).unwrap();
+        let reported = |follow, parts, bytes| LogRequestRecord {
+            delivered: Some((at(1), "i".to_owned())),
             parts,
             bytes,
-            ..asked(follow)
+            ..log_request(follow)
         };
-        let part = |number| Brought {
+        let part = |number| LogPart {
             incarnation: "i".to_owned(),
             number,
             lines: "1234567890".to_owned(),
-            ..Brought::default()
+            ..LogPart::default()
         };
         for (name, request, number, unread, now, expected) in [
-            ("the next", told(false, 3, limit - 10), 3, limit, 5, Some(Keep::Take)),
-            ("more than may be", told(false, 3, limit - 9), 3, 0, 5, None),
-            ("once more", told(false, 3, 0), 2, 0, 5, Some(Keep::Known)),
-            ("with a gap", told(false, 3, 0), 4, 0, 5, None),
-            ("followed, taken", told(true, 3, limit * 9), 3, limit - 10, 5, Some(Keep::Take)),
-            ("followed, not taken", told(true, 3, limit * 9), 3, limit - 9, 5, Some(Keep::Later)),
-            ("of nobody", asked(false), 0, 0, 5, Some(Keep::Over)),
-            ("nobody reads it", told(false, 0, 0), 0, 0, 61, None),
+            ("the next", reported(false, 3, limit - 10), 3, limit, 5, Some(PartDecision::Store)),
+            ("more than may be", reported(false, 3, limit - 9), 3, 0, 5, None),
+            ("once more", reported(false, 3, 0), 2, 0, 5, Some(PartDecision::Duplicate)),
+            ("with a gap", reported(false, 3, 0), 4, 0, 5, None),
+            ("followed, taken", reported(true, 3, limit * 9), 3, limit - 10, 5, Some(PartDecision::Store)),
+            ("followed, not taken", reported(true, 3, limit * 9), 3, limit - 9, 5, Some(PartDecision::Defer)),
+            ("of nobody", log_request(false), 0, 0, 5, Some(PartDecision::Discard)),
+            ("nobody reads it", reported(false, 0, 0), 0, 0, 61, None),
         ] {
-            let is = keep(&request, &part(number), unread, at(now));
+            let is = decide_part(&request, &part(number), unread, at(now));
             match expected {
                 Some(expected) => assert_eq!(is, expected, "{name}"),
-                None => assert!(matches!(is, Keep::End(_)), "{name}: {is:?}"),
+                None => assert!(matches!(is, PartDecision::End(_)), "{name}: {is:?}"),
             }
         }
-        let other = Brought { incarnation: "j".to_owned(), ..part(0) };
-        assert_eq!(keep(&told(false, 0, 0), &other, 0, at(5)), Keep::Over, "of another start");
-        let ended = Request { ended: Some(None), ..told(false, 0, 0) };
-        assert_eq!(keep(&ended, &part(0), 0, at(5)), Keep::Over);
+        let other = LogPart { incarnation: "j".to_owned(), ..part(0) };
+        assert_eq!(
+            decide_part(&reported(false, 0, 0), &other, 0, at(5)),
+            PartDecision::Discard,
+            "of another start"
+        );
+        let ended = LogRequestRecord { outcome: Some(None), ..reported(false, 0, 0) };
+        assert_eq!(decide_part(&ended, &part(0), 0, at(5)), PartDecision::Discard);
     }
 }

@@ -1,30 +1,28 @@
-//! One machine as it is shown: its names, its schedule, who works on it, what
-//! stops it.
+//! Machine view: one machine as the API and `shepherdctl` show it.
 //!
-//! `bmdb/inspect.rs` reads these, at one moment; [`crate::model::why`] explains
-//! them. They are what `shepherdctl -o json` prints: a field may be added, none
-//! changes its name or meaning.
+//! `bmdb/inspect.rs` reads these, at one moment; [`crate::model::why`] explains them. `shepherdctl -o json` prints
+//! them, so a field may be added, but none changes its name or meaning.
 
 use std::sync::Arc;
 
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::model::cluster::view::PartOfCluster;
+use crate::model::cluster::view::ClusterMembership;
 use crate::model::drift::StoredDecision;
 use crate::model::facts::MachineFacts;
 use crate::model::host_key::PinnedHostKey;
-use crate::model::newer_fence::NewerFence;
 use crate::model::pause::Pause;
 use crate::model::policy::Policy;
 use crate::model::time::Timestamp;
+use crate::model::unknown_fence::UnknownFence;
 
-/// A machine, by the names that people have for it.
+/// A machine, by the names that people use for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MachineName {
-    /// Its id.
+    /// UUID of the machine.
     pub machine: Uuid,
-    /// The provider it is from; `null` before any handed it over.
+    /// Its provider; `null` before any provider reported it.
     pub provider: Option<String>,
     /// The provider's name for it.
     pub provider_id: Option<String>,
@@ -33,7 +31,7 @@ pub struct MachineName {
 impl MachineName {
     /// `provider/id`, or the UUID of a machine without provider.
     #[must_use]
-    pub fn short(&self) -> String {
+    pub fn short_name(&self) -> String {
         match (&self.provider, &self.provider_id) {
             (Some(provider), Some(id)) => format!("{provider}/{id}"),
             _ => self.machine.to_string(),
@@ -41,70 +39,70 @@ impl MachineName {
     }
 }
 
-/// Who works.
+/// The worker that holds a claim.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Holder {
-    /// The process.
+pub struct WorkHolder {
+    /// Name of the process that it works on.
     pub process: String,
     /// Fence of the claim.
     pub fence: i64,
-    /// Since when.
+    /// When the claim was made.
     pub since: Timestamp,
-    /// The session it hangs off.
+    /// The session that the claim belongs to.
     pub session: Uuid,
-    /// What that session is for.
+    /// The component that the session belongs to.
     pub component: Option<String>,
-    /// Host of the process that has it.
+    /// Host of the process that owns the session.
     pub host: Option<String>,
-    /// Its process id there.
+    /// Process id on that host.
     pub pid: Option<i64>,
-    /// When the session ends unless it is renewed.
+    /// When the session expires unless it is renewed.
     pub session_deadline: Option<Timestamp>,
-    /// When it ended, if it did.
+    /// When the session ended, if it has.
     pub session_closed_at: Option<Timestamp>,
 }
 
 /// One lane of a machine's schedule, as it is stored.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LaneView {
-    /// `access` or `observe`.
+    /// Name of the lane: `access` or `observe`.
     pub lane: String,
-    /// What it is due for.
+    /// Name of the process that it is due for.
     pub process: Option<String>,
-    /// When.
+    /// When it is due; `None` when nothing is.
     pub ready_at: Option<Timestamp>,
-    /// Whether heartbeats move that moment without writing it.
+    /// Whether heartbeats move that moment without writing the row.
     pub timer: bool,
-    /// Why not earlier.
+    /// Why it is not due earlier.
     pub reason: String,
     /// `file:line` of the decision.
     pub decided_at: String,
-    /// When something else happens if this does not.
+    /// When something else happens unless the awaited event comes.
     pub deadline: Option<Timestamp>,
     /// Priority class, 0 first.
     pub priority: i64,
-    /// Number of the last claim.
+    /// Fence of the last claim.
     pub fence: i64,
-    /// Sessions in a row that were lost while they worked on it.
+    /// Consecutive sessions that were lost while they worked on it.
     pub losses: i64,
-    /// Not claimed before, because of those.
+    /// No claim before this moment, because of these losses.
     pub not_before: Option<Timestamp>,
-    /// Phase as it is indexed.
+    /// The phase as it is indexed.
     pub phase_index: String,
-    /// Since when.
+    /// When the machine entered that phase.
     pub phase_since: Timestamp,
     /// Version of the rules it was computed by.
     pub rules_version: i64,
     /// Version of the policy it was computed by.
     pub policy_version: i64,
-    /// Who works on it now.
-    pub work: Option<Holder>,
+    /// The claim in force, if there is one.
+    pub work: Option<WorkHolder>,
 }
 
 impl LaneView {
-    /// What of it can contradict the facts; `None` for a lane that only a newer release knows.
+    /// The part that can contradict the facts; `None` for a lane that only a newer release knows.
     #[must_use]
-    pub fn stored(&self) -> Option<StoredDecision<'_>> {
+    pub fn stored_decision(&self) -> Option<StoredDecision<'_>> {
         Some(StoredDecision {
             lane: self.lane.parse().ok()?,
             process: self.process.as_deref(),
@@ -116,55 +114,55 @@ impl LaneView {
     }
 }
 
-/// A brake that is on.
+/// A brake that is engaged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct BrakeLine {
-    /// What it stops.
+pub struct EngagedBrake {
+    /// What it stops: `recovery`, or another kind.
     pub kind: String,
-    /// Whose: a provider, or `*` for all.
+    /// Its provider, or `*` for all.
     pub scope: String,
-    /// Why.
+    /// Why it is engaged.
     pub reason: String,
-    /// Since when.
+    /// When it was engaged.
     pub engaged_at: Timestamp,
-    /// When it was last found on.
-    pub seen_at: Timestamp,
+    /// When it was last found engaged.
+    pub confirmed_at: Timestamp,
 }
 
-/// One machine, as far as decisions about it go.
+/// One machine, with everything that decisions about it depend on.
 #[derive(Clone, Debug)]
 pub struct MachineView {
-    /// What is known of it.
+    /// Its facts at that moment.
     pub facts: MachineFacts,
-    /// The database's clock when that was read.
+    /// When this was read, by the database's clock.
     pub at: Timestamp,
-    /// The policy that held then.
+    /// The policy in force then.
     pub policy: Arc<Policy>,
     /// The version of that policy.
     pub policy_version: i64,
-    /// Both lanes.
+    /// Both lanes of the machine.
     pub lanes: Vec<LaneView>,
-    /// Host keys, once one was seen.
+    /// Its host keys; `None` before any was pinned.
     pub host_keys: Option<PinnedHostKey>,
-    /// Brakes that are on, of any kind and scope.
-    pub brakes: Vec<BrakeLine>,
-    /// Pauses that hold, of any loop and provider.
+    /// Brakes that are engaged, of any kind and scope.
+    pub brakes: Vec<EngagedBrake>,
+    /// Pauses in force, of any loop and provider.
     pub pauses: Vec<Pause>,
     /// Open sessions of all processes, counted up to 1,000.
     pub open_sessions: i64,
-    /// Proof that it has seen a fence which this BMDB never gave.
-    pub newer_fence: Option<NewerFence>,
-    /// The cluster that it is a part of, if it is of one.
-    pub cluster: Option<PartOfCluster>,
-    /// Its part in the roll-out of a release that it is in, a sentence.
-    pub release: Option<String>,
+    /// Proof that it has seen a fence which this BMDB never issued.
+    pub unknown_fence: Option<UnknownFence>,
+    /// The cluster that it belongs to, if any.
+    pub cluster: Option<ClusterMembership>,
+    /// Its state in a roll-out, as a sentence, if it is in one.
+    pub roll_out_note: Option<String>,
 }
 
 impl MachineView {
-    /// Its names.
+    /// The names by which people know it.
     #[must_use]
     pub fn name(&self) -> MachineName {
-        let provided = self.facts.provided.as_ref();
+        let provided = self.facts.provider_record.as_ref();
         MachineName {
             machine: self.facts.machine.0,
             provider: provided.map(|provided| provided.provider.clone()),

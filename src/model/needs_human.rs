@@ -1,14 +1,12 @@
-//! Waiting for a person: what stands in the way, and when it stands there no more.
+//! Escalation to a person: obstacles, and self-healing when the agent reports again.
 //!
-//! An [`Obstacle`] is why a machine was left to a person, as something to decide
-//! by; the sentence beside it is for people and decides nothing. A machine that
-//! answers, and whose obstacle is our key, our program or our records, is never
-//! rebooted for it: no power cycle has yet put a line into `authorized_keys`.
+//! An [`Obstacle`] is the reason why a machine was left to a person, in a form that decisions can use. The sentence
+//! beside it is for people and decides nothing. If a machine answers and the obstacle is our key, our program or our
+//! records, it is never rebooted for it: no power cycle has yet put a line into `authorized_keys`.
 //!
-//! Nobody has to say that a machine is well which says so itself. One whose
-//! agent reports again for a whole silence limit, without a gap of that length,
-//! is taken back ([`healing`]). Its reports prove more than what was tried in
-//! vain did: they come from the agent whose key is pinned.
+//! No operator has to confirm that a machine is well if its agent reports so. If the agent reports again for a whole
+//! silence limit, without a gap of that length, the machine is taken back ([`next_healing_step`]). Its reports are
+//! stronger evidence than the failed attempts, because they come from the agent whose key is pinned.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -18,16 +16,16 @@ use crate::model::facts::MachineFacts;
 use crate::model::policy::Policy;
 use crate::model::time::{Timestamp, after};
 
-/// What only a person can move out of the way.
+/// A problem that only a person can solve.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Obstacle {
-    /// Every step of the ladder was tried in vain.
+    /// Every step of the ladder failed.
     LadderExhausted,
-    /// Its SSH server shows another host key than the pinned one.
+    /// Its SSH server offers another host key than the pinned one.
     HostKeyChanged,
-    /// Its SSH server lets us in by none of the ways we have.
+    /// Its SSH server rejects every login that we have.
     LoginRefused,
-    /// It answers, and cannot be taken over as it is set up, or as we are.
+    /// It answers, but its setup or ours prevents a takeover.
     Unfit,
     /// It has seen a newer lease than ours: a restored backup, or a second database.
     StaleFence,
@@ -35,7 +33,7 @@ pub enum Obstacle {
     OtherMachine,
     /// What answers at its address belongs to another bare metal database.
     OtherBmdb,
-    /// Nobody wrote it down.
+    /// No obstacle was recorded.
     Unknown,
     /// A name written by a newer release.
     Other(String),
@@ -43,7 +41,7 @@ pub enum Obstacle {
 
 impl Obstacle {
     /// Every obstacle this release knows.
-    pub const KNOWN: [Self; 8] = [
+    pub const NAMED: [Self; 8] = [
         Self::LadderExhausted,
         Self::HostKeyChanged,
         Self::LoginRefused,
@@ -54,7 +52,7 @@ impl Obstacle {
         Self::Unknown,
     ];
 
-    /// The name used in the database and on pages.
+    /// The name used in the database and in documentation.
     #[must_use]
     pub fn as_str(&self) -> &str {
         match self {
@@ -70,20 +68,20 @@ impl Obstacle {
         }
     }
 
-    /// Whether trying once more is no use, or a risk: a person is called at the first sight of it.
+    /// Whether another attempt is useless or a risk, so that a person is called at once.
     ///
-    /// A machine that has seen a newer lease is one: whoever holds the lease here and is refused for it
-    /// asks a database that has forgotten, and each try would use up a fence until one passes.
-    /// The others may be put right on the machine while we wait, so that who puts the role server on new
-    /// machines tries again by itself.
+    /// A machine that has seen a newer fence is such a case. A shepherd that holds the lease here and is rejected for
+    /// its fence works with a database that was restored from a backup, and each attempt would use up a fence until one
+    /// passes. The other obstacles may be removed on the machine while we wait, so the initializer tries again by
+    /// itself.
     #[must_use]
-    pub const fn calls_at_once(&self) -> bool {
+    pub const fn needs_human_at_once(&self) -> bool {
         matches!(self, Self::HostKeyChanged | Self::StaleFence | Self::OtherMachine | Self::OtherBmdb)
     }
 
-    /// Whether it was met at the machine's address, and says nothing once the machine has another one.
+    /// Whether it was met at the machine's address, and means nothing once the machine has another address.
     #[must_use]
-    pub const fn is_of_the_address(&self) -> bool {
+    pub const fn depends_on_address(&self) -> bool {
         matches!(
             self,
             Self::HostKeyChanged
@@ -98,7 +96,7 @@ impl Obstacle {
 
 impl From<&str> for Obstacle {
     fn from(name: &str) -> Self {
-        Self::KNOWN
+        Self::NAMED
             .into_iter()
             .find(|known| known.as_str() == name)
             .unwrap_or_else(|| Self::Other(name.to_owned()))
@@ -119,59 +117,59 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// What a report does for a machine that waits for a person.
+/// The effect of a report on a machine that waits for a person.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Healing {
-    /// It is the first one, or the first after a gap: the time begins to run.
-    Begins,
-    /// It has reported for long enough: nobody is waited for any more.
-    Done,
+pub enum HealingStep {
+    /// It is the first report, or the first after a gap: the required time starts.
+    Started,
+    /// It has reported for long enough: the machine no longer waits for a person.
+    Completed,
 }
 
-/// What a report that was accepted at `now` does for a machine of which `facts` were known before it.
-/// `None` for a machine that waits for nobody, and while the time runs.
+/// The effect of a report that was accepted at `now`. `facts` are those before the report. `None` for a machine that
+/// does not wait for a person, and while the required time runs.
 #[must_use]
-pub fn healing(facts: &MachineFacts, policy: &Policy, now: Timestamp) -> Option<Healing> {
+pub fn next_healing_step(facts: &MachineFacts, policy: &Policy, now: Timestamp) -> Option<HealingStep> {
     let waiting = facts.needs_human.as_ref()?;
     let limit = policy.recovery_silence_timeout.0;
-    let Some(heard_since) = waiting.heard_since else { return Some(Healing::Begins) };
-    let last = facts.heartbeat.as_ref().map_or(heard_since, |heartbeat| heartbeat.at);
+    let Some(observed_since) = waiting.reporting_since else { return Some(HealingStep::Started) };
+    let last = facts.heartbeat.as_ref().map_or(observed_since, |heartbeat| heartbeat.received_at);
     if after(last, limit) <= now {
-        return Some(Healing::Begins);
+        return Some(HealingStep::Started);
     }
-    (after(heard_since, limit) <= now).then_some(Healing::Done)
+    (after(observed_since, limit) <= now).then_some(HealingStep::Completed)
 }
 
-/// When a machine that waits for a person is taken back, if its agent goes on reporting. `None` while it
-/// does not report.
+/// When a machine that waits for a person is taken back, if its agent goes on reporting. `None` while it does not
+/// report.
 #[must_use]
 pub fn healed_at(facts: &MachineFacts, policy: &Policy, now: Timestamp) -> Option<Timestamp> {
-    let heard_since = facts.needs_human.as_ref()?.heard_since?;
+    let observed_since = facts.needs_human.as_ref()?.reporting_since?;
     let limit = policy.recovery_silence_timeout.0;
-    let reports = facts.heartbeat.as_ref().is_some_and(|heartbeat| after(heartbeat.at, limit) > now);
-    reports.then(|| after(heard_since, limit))
+    let reports = facts.heartbeat.as_ref().is_some_and(|heartbeat| after(heartbeat.received_at, limit) > now);
+    reports.then(|| after(observed_since, limit))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::facts::{Heartbeat, NeedsHuman};
+    use crate::model::facts::{HeartbeatFact, NeedsHuman};
     use crate::model::ids::MachineId;
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
     }
 
-    fn waiting(heard_since: Option<i64>, last: Option<i64>) -> MachineFacts {
-        let mut facts = MachineFacts::unknown(MachineId::generate(), at(0));
+    fn waiting(observed_since: Option<i64>, last: Option<i64>) -> MachineFacts {
+        let mut facts = MachineFacts::empty(MachineId::generate(), at(0));
         facts.needs_human = Some(NeedsHuman {
             since: at(0),
             reason: "tried in vain".into(),
             obstacle: Obstacle::LadderExhausted,
-            heard_since: heard_since.map(at),
+            reporting_since: observed_since.map(at),
         });
-        facts.heartbeat = last.map(|last| Heartbeat {
-            at: at(last),
+        facts.heartbeat = last.map(|last| HeartbeatFact {
+            received_at: at(last),
             boot_id: "b".into(),
             incarnation: "i".into(),
             sequence: 1,
@@ -180,27 +178,31 @@ mod tests {
     }
 
     #[test]
-    fn machine_is_taken_back_when_it_has_reported_for_a_silence_limit_without_a_gap() {
-        use Healing::{Begins, Done};
+    fn machine_heals_after_reporting_a_whole_silence_limit_without_a_gap() {
+        use HealingStep::{Completed, Started};
         let policy = Policy::default();
-        for (name, heard_since, last, now, expected) in [
-            ("never heard before", None, None, 1000, Some(Begins)),
-            ("heard before it was given up", None, Some(-900), 1000, Some(Begins)),
+        for (name, observed_since, last, now, expected) in [
+            ("never heard before", None, None, 1000, Some(Started)),
+            ("heard before it was given up", None, Some(-900), 1000, Some(Started)),
             ("heard for a while", Some(1000), Some(1500), 1530, None),
             ("a moment too early", Some(1000), Some(1570), 1599, None),
-            ("heard for the limit", Some(1000), Some(1570), 1600, Some(Done)),
-            ("a gap just short of the limit", Some(1000), Some(1001), 1600, Some(Done)),
-            ("a gap of the limit", Some(1000), Some(1000), 1600, Some(Begins)),
-            ("heard twice, an hour apart", Some(1000), Some(1000), 4600, Some(Begins)),
+            ("heard for the limit", Some(1000), Some(1570), 1600, Some(Completed)),
+            ("a gap just short of the limit", Some(1000), Some(1001), 1600, Some(Completed)),
+            ("a gap of the limit", Some(1000), Some(1000), 1600, Some(Started)),
+            ("heard twice, an hour apart", Some(1000), Some(1000), 4600, Some(Started)),
         ] {
-            assert_eq!(healing(&waiting(heard_since, last), &policy, at(now)), expected, "{name}");
+            assert_eq!(
+                next_healing_step(&waiting(observed_since, last), &policy, at(now)),
+                expected,
+                "{name}"
+            );
         }
-        let nobody = MachineFacts::unknown(MachineId::generate(), at(0));
-        assert_eq!(healing(&nobody, &policy, at(1000)), None);
+        let nobody = MachineFacts::empty(MachineId::generate(), at(0));
+        assert_eq!(next_healing_step(&nobody, &policy, at(1000)), None);
     }
 
     #[test]
-    fn who_reports_no_more_is_not_about_to_be_taken_back() {
+    fn silent_machine_is_not_about_to_be_healed() {
         let policy = Policy::default();
         assert_eq!(healed_at(&waiting(Some(1000), Some(1500)), &policy, at(1530)), Some(at(1600)));
         assert_eq!(healed_at(&waiting(Some(1000), Some(1500)), &policy, at(2100)), None);
@@ -208,8 +210,8 @@ mod tests {
     }
 
     #[test]
-    fn names_survive_a_round_trip_and_those_of_a_newer_release_are_kept() {
-        for obstacle in Obstacle::KNOWN {
+    fn names_round_trip_including_unknown_ones() {
+        for obstacle in Obstacle::NAMED {
             assert_eq!(Obstacle::from(obstacle.as_str()), obstacle);
         }
         assert_eq!(Obstacle::from("gremlins").as_str(), "gremlins");

@@ -1,19 +1,19 @@
-//! How many machines one order may be about: the blast radius of operators.
+//! Limits of bulk orders: machines per order and per hour.
 //!
-//! An order about machines that a filter means names how many it expects, because filters are easily wrong and
-//! fleets change between a look and an order. It is bounded twice: how many one order may be about, and how
-//! many such orders may be about within an hour, all operators together. An admin may go beyond both, and
-//! about all machines at once, by saying so in the order; the audit has it.
+//! An order with a filter must give the number of machines that it expects, because filters are easily wrong and fleets
+//! change between a look and an order. Two limits apply: machines per order, and machines of such orders within an
+//! hour, of all operators together. An admin may exceed both, or order about all machines at once, with a flag in the
+//! order. The audit log records that.
 
 use serde::{Deserialize, Serialize};
 
-/// Bounds of orders about many machines.
+/// Limits of orders for several machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OrderLimits {
-    /// Most machines that one order may be about.
+    /// Most machines per order.
     pub machines: u32,
-    /// Most machines that such orders may be about within an hour.
+    /// Most machines of such orders within an hour.
     pub machines_per_hour: u32,
 }
 
@@ -23,60 +23,60 @@ impl Default for OrderLimits {
     }
 }
 
-/// Most machines that an order may be about, whoever gives it.
-pub const MOST: usize = 10_000;
+/// Most machines per order, even for an admin.
+pub const MAX_MACHINES: usize = 10_000;
 
-/// An order about the machines that a filter means.
+/// An order for the machines that match a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
-    /// How many it means now; [`MOST`] and one stands for all that are more.
-    pub found: usize,
-    /// How many whoever orders expects.
+pub struct BulkOrder {
+    /// How many machines match now; [`MAX_MACHINES`] plus one stands for any larger number.
+    pub matched: usize,
+    /// How many machines the operator expects, if given.
     pub expected: Option<usize>,
-    /// Whether the filter leaves out nobody.
-    pub everybody: bool,
-    /// Whether it is said to go beyond the limits.
-    pub beyond_limits: bool,
-    /// Whether whoever orders may say so.
-    pub admin: bool,
-    /// Machines that such orders were about within the last hour.
-    pub within_hour: u64,
+    /// Whether the filter matches every machine.
+    pub matches_all: bool,
+    /// Whether the order requests to exceed the limits.
+    pub overrides_limits: bool,
+    /// Whether the operator is an admin, who may request that.
+    pub is_admin: bool,
+    /// Machines of such orders within the last hour.
+    pub ordered_last_hour: u64,
 }
 
-/// Why an order is not carried out.
+/// Why an order is rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// Its name, for programs.
+pub struct OrderLimitRejection {
+    /// Name of the reason, for programs.
     pub reason: &'static str,
-    /// The sentence.
-    pub said: String,
+    /// The reason as a sentence.
+    pub message: String,
 }
 
-/// Whether such an order may be carried out; if not, why.
-pub fn admit(asked: &Asked, limits: OrderLimits) -> Result<(), Refusal> {
-    let refuse = |reason, said| Err(Refusal { reason, said });
-    let found = count(asked.found);
-    if asked.found > MOST {
+/// Whether such an order may be carried out. The error is why not.
+pub fn check_order_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimitRejection> {
+    let refuse = |reason, text| Err(OrderLimitRejection { reason, message: text });
+    let found = format_machine_count(order.matched);
+    if order.matched > MAX_MACHINES {
         return refuse(
             "TOO_MANY",
-            format!("the filter means {found}, and no order is about more than {MOST}; narrow it"),
+            format!("the filter means {found}, and no order is about more than {MAX_MACHINES}; narrow it"),
         );
     }
-    if asked.beyond_limits && !asked.admin {
+    if order.overrides_limits && !order.is_admin {
         return refuse(
             "NOT_AN_ADMIN",
             "only an admin may order beyond the limits; order without that, or ask one".to_owned(),
         );
     }
-    if !asked.beyond_limits {
-        within(asked, limits)?;
+    if !order.overrides_limits {
+        check_limits(order, limits)?;
     }
-    match asked.expected {
+    match order.expected {
         None => refuse(
             "NOT_COUNTED",
             format!("the filter means {found}; say how many you expect, so that no wrong filter is obeyed"),
         ),
-        Some(expected) if expected != asked.found => refuse(
+        Some(expected) if expected != order.matched => refuse(
             "OTHER_COUNT",
             format!(
                 "the filter means {found}, and {expected} were expected; look again. Nothing was changed"
@@ -86,16 +86,16 @@ pub fn admit(asked: &Asked, limits: OrderLimits) -> Result<(), Refusal> {
     }
 }
 
-/// Whether such an order goes beyond the limits, and not only may.
+/// Whether such an order requests to exceed the limits and really does.
 #[must_use]
-pub fn goes_beyond(asked: &Asked, limits: OrderLimits) -> bool {
-    asked.beyond_limits && within(asked, limits).is_err()
+pub fn exceeds_limits(order: &BulkOrder, limits: OrderLimits) -> bool {
+    order.overrides_limits && check_limits(order, limits).is_err()
 }
 
-fn within(asked: &Asked, limits: OrderLimits) -> Result<(), Refusal> {
-    let found = count(asked.found);
-    let refuse = |reason, said| Err(Refusal { reason, said });
-    if asked.everybody {
+fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimitRejection> {
+    let found = format_machine_count(order.matched);
+    let refuse = |reason, text| Err(OrderLimitRejection { reason, message: text });
+    if order.matches_all {
         return refuse(
             "EVERYBODY",
             "the filter leaves out nobody; an order about all machines goes beyond the limits, which an admin may"
@@ -103,7 +103,7 @@ fn within(asked: &Asked, limits: OrderLimits) -> Result<(), Refusal> {
         );
     }
     let (most, per_hour) = (limits.machines, limits.machines_per_hour);
-    if asked.found > usize::try_from(most).unwrap_or(usize::MAX) {
+    if order.matched > usize::try_from(most).unwrap_or(usize::MAX) {
         return refuse(
             "TOO_MANY",
             format!(
@@ -112,27 +112,27 @@ fn within(asked: &Asked, limits: OrderLimits) -> Result<(), Refusal> {
             ),
         );
     }
-    let after = asked.within_hour.saturating_add(u64::try_from(asked.found).unwrap_or(u64::MAX));
+    let after = order.ordered_last_hour.saturating_add(u64::try_from(order.matched).unwrap_or(u64::MAX));
     if after > u64::from(per_hour) {
         return refuse(
             "TOO_MANY_IN_AN_HOUR",
             format!(
                 "the filter means {found}, and such orders were about {} within the last hour, of {per_hour} that \
                  may be; wait, or let an admin order beyond the limits (the policy's order_limits)",
-                asked.within_hour
+                order.ordered_last_hour
             ),
         );
     }
     Ok(())
 }
 
-/// So many machines, in words.
+/// The number of machines, in words.
 #[must_use]
-pub fn count(machines: usize) -> String {
+pub fn format_machine_count(machines: usize) -> String {
     match machines {
         0 => "no machine".to_owned(),
         1 => "1 machine".to_owned(),
-        more if more > MOST => format!("more than {MOST} machines"),
+        more if more > MAX_MACHINES => format!("more than {MAX_MACHINES} machines"),
         more => format!("{more} machines"),
     }
 }
@@ -142,58 +142,67 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_about_many_is_bounded_counted_and_an_admins_beyond_that() {
-        let asked = Asked {
-            found: 50,
+    fn bulk_order_is_counted_bounded_and_overridable_by_admins() {
+        let order = BulkOrder {
+            matched: 50,
             expected: Some(50),
-            everybody: false,
-            beyond_limits: false,
-            admin: false,
-            within_hour: 150,
+            matches_all: false,
+            overrides_limits: false,
+            is_admin: false,
+            ordered_last_hour: 150,
         };
-        let beyond = Asked { beyond_limits: true, admin: true, within_hour: 1_000, ..asked };
-        for (asked, expected) in [
-            (asked, None),
-            (Asked { found: 0, expected: Some(0), ..asked }, None),
-            (Asked { expected: None, ..asked }, Some("NOT_COUNTED")),
-            (Asked { expected: Some(49), ..asked }, Some("OTHER_COUNT")),
-            (Asked { expected: Some(51), ..asked }, Some("OTHER_COUNT")),
-            (Asked { found: 51, expected: Some(51), within_hour: 0, ..asked }, Some("TOO_MANY")),
-            (Asked { within_hour: 151, ..asked }, Some("TOO_MANY_IN_AN_HOUR")),
-            (Asked { within_hour: u64::MAX, ..asked }, Some("TOO_MANY_IN_AN_HOUR")),
-            (Asked { everybody: true, found: 1, expected: Some(1), ..asked }, Some("EVERYBODY")),
-            // An admin is bound like anybody, unless they say otherwise, and only they may.
-            (Asked { admin: true, everybody: true, ..asked }, Some("EVERYBODY")),
-            (Asked { beyond_limits: true, ..asked }, Some("NOT_AN_ADMIN")),
-            (Asked { everybody: true, ..beyond }, None),
-            (Asked { found: MOST, expected: Some(MOST), ..beyond }, None),
-            // And they count, too.
-            (Asked { expected: None, ..beyond }, Some("NOT_COUNTED")),
-            (Asked { found: MOST + 1, expected: Some(MOST + 1), ..beyond }, Some("TOO_MANY")),
+        let beyond = BulkOrder { overrides_limits: true, is_admin: true, ordered_last_hour: 1_000, ..order };
+        for (order, expected) in [
+            (order, None),
+            (BulkOrder { matched: 0, expected: Some(0), ..order }, None),
+            (BulkOrder { expected: None, ..order }, Some("NOT_COUNTED")),
+            (BulkOrder { expected: Some(49), ..order }, Some("OTHER_COUNT")),
+            (BulkOrder { expected: Some(51), ..order }, Some("OTHER_COUNT")),
+            (BulkOrder { matched: 51, expected: Some(51), ordered_last_hour: 0, ..order }, Some("TOO_MANY")),
+            (BulkOrder { ordered_last_hour: 151, ..order }, Some("TOO_MANY_IN_AN_HOUR")),
+            (BulkOrder { ordered_last_hour: u64::MAX, ..order }, Some("TOO_MANY_IN_AN_HOUR")),
+            (BulkOrder { matches_all: true, matched: 1, expected: Some(1), ..order }, Some("EVERYBODY")),
+            // Limits bind an admin too, unless the order says otherwise, and only an admin may do that.
+            (BulkOrder { is_admin: true, matches_all: true, ..order }, Some("EVERYBODY")),
+            (BulkOrder { overrides_limits: true, ..order }, Some("NOT_AN_ADMIN")),
+            (BulkOrder { matches_all: true, ..beyond }, None),
+            (BulkOrder { matched: MAX_MACHINES, expected: Some(MAX_MACHINES), ..beyond }, None),
+            // An admin's order must give the expected number too.
+            (BulkOrder { expected: None, ..beyond }, Some("NOT_COUNTED")),
+            (
+                BulkOrder { matched: MAX_MACHINES + 1, expected: Some(MAX_MACHINES + 1), ..beyond },
+                Some("TOO_MANY"),
+            ),
         ] {
-            let refusal = admit(&asked, OrderLimits::default()).err();
-            assert_eq!(refusal.as_ref().map(|refusal| refusal.reason), expected, "{asked:?}: {refusal:?}");
+            let refusal = check_order_limits(&order, OrderLimits::default()).err();
+            assert_eq!(refusal.as_ref().map(|refusal| refusal.reason), expected, "{order:?}: {refusal:?}");
         }
         let limits = OrderLimits::default();
-        assert!(goes_beyond(&beyond, limits) && goes_beyond(&Asked { everybody: true, ..beyond }, limits));
-        let room = Asked { within_hour: 0, ..beyond };
-        assert!(!goes_beyond(&room, limits), "it may, and does not");
-        assert!(!goes_beyond(&Asked { within_hour: 1_000, ..asked }, limits), "that is refused anyhow");
+        assert!(
+            exceeds_limits(&beyond, limits)
+                && exceeds_limits(&BulkOrder { matches_all: true, ..beyond }, limits)
+        );
+        let room = BulkOrder { ordered_last_hour: 0, ..beyond };
+        assert!(!exceeds_limits(&room, limits), "it may, and does not");
+        assert!(
+            !exceeds_limits(&BulkOrder { ordered_last_hour: 1_000, ..order }, limits),
+            "that is refused anyhow"
+        );
         let none = OrderLimits { machines: 0, machines_per_hour: 0 };
-        let one = Asked { found: 1, expected: Some(1), within_hour: 0, ..asked };
-        assert_eq!(admit(&one, none).err().map(|refusal| refusal.reason), Some("TOO_MANY"));
+        let one = BulkOrder { matched: 1, expected: Some(1), ordered_last_hour: 0, ..order };
+        assert_eq!(check_order_limits(&one, none).err().map(|refusal| refusal.reason), Some("TOO_MANY"));
     }
 
     #[test]
     fn machines_are_counted_in_words() {
-        for (machines, said) in [
+        for (machines, text) in [
             (0, "no machine"),
             (1, "1 machine"),
             (2, "2 machines"),
-            (MOST, "10000 machines"),
-            (MOST + 1, "more than 10000 machines"),
+            (MAX_MACHINES, "10000 machines"),
+            (MAX_MACHINES + 1, "more than 10000 machines"),
         ] {
-            assert_eq!(count(machines), said);
+            assert_eq!(format_machine_count(machines), text);
         }
     }
 }

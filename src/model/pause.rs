@@ -1,42 +1,42 @@
-//! Loops that people paused: which, whose, since when, until when and why.
+//! Paused control loops: which, for which provider, until when.
 //!
-//! A paused loop begins nothing: it claims no machine, and a paused provisioner makes no pass. What it has
-//! begun goes on. A pause is of one provider's machines or of all; both can hold at once, and then a machine
-//! waits for the later end of the two. Clusters have no provider, and are paused all together. Nothing here stops the clock of anything: silence is noticed, backoffs
-//! run out, and when the loop is resumed everything that came due meanwhile is due.
+//! A paused loop starts nothing: it claims no machine, and a paused provisioner makes no pass. What it has started goes
+//! on. A pause covers one provider's machines or all. Both kinds can be in force at once, and then a machine waits for
+//! the later end of the two. Clusters have no provider, and are all paused together. A pause stops no clock: silence is
+//! noticed, backoffs run out, and when the loop is resumed everything that came due meanwhile is due.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
 
+use crate::model::humanize::{absolute_time, relative_and_absolute_time, relative_time};
 use crate::model::process::{Process, UnknownName};
 use crate::model::shell_words;
-use crate::model::telling::{absolute, both, relative};
 use crate::model::time::Timestamp;
 
-/// A loop, as its flags, metrics and sessions call it.
+/// A loop, by its name in flags, metrics and sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Loop {
-    /// Puts the role server on machines.
+pub enum LoopKind {
+    /// Enrols the role server on machines.
     Initializer,
-    /// Brings back machines that fell silent.
+    /// Recovers machines that fell silent.
     Recoverer,
-    /// Asks providers what they know of machines.
+    /// Refreshes what providers report of machines.
     Updater,
-    /// Brings providers' machines into the BMDB.
+    /// Records providers' machines in the BMDB.
     Provisioner,
-    /// Gives machines back to their providers.
+    /// Releases machines to their providers.
     Retirer,
-    /// Reboots machines and switches their power, as people order.
+    /// Carries out operators' power orders.
     Switcher,
-    /// Makes machines nodes of clusters, and sees to it that those have what they are to have.
+    /// Makes machines nodes of clusters, and reconciles these clusters with their specs.
     Cluster,
 }
 
-impl Loop {
-    /// All of them, in the order in which a machine meets them.
+impl LoopKind {
+    /// All loops, in the order in which a machine meets them.
     pub const ALL: [Self; 7] = [
         Self::Provisioner,
         Self::Initializer,
@@ -61,15 +61,15 @@ impl Loop {
         }
     }
 
-    /// Whether it works on machines of providers, and may be paused for one of them alone.
+    /// Whether it works on machines of providers, and may be paused for one provider alone.
     #[must_use]
     pub const fn has_providers(self) -> bool {
         !matches!(self, Self::Cluster)
     }
 
-    /// The loop that does this.
+    /// The loop that does this kind of work.
     #[must_use]
-    pub const fn of(process: Process) -> Self {
+    pub const fn for_process(process: Process) -> Self {
         match process {
             Process::AgentStart => Self::Initializer,
             Process::Recovery => Self::Recoverer,
@@ -80,13 +80,13 @@ impl Loop {
     }
 }
 
-impl fmt::Display for Loop {
+impl fmt::Display for LoopKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Loop {
+impl FromStr for LoopKind {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
@@ -98,102 +98,101 @@ impl FromStr for Loop {
     }
 }
 
-/// A pause that holds.
+/// A pause that is in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pause {
-    /// Which loop.
+    /// The loop that is paused.
     #[serde(rename = "loop")]
-    pub of: Loop,
-    /// Whose machines; `null` is everybody's.
+    pub loop_kind: LoopKind,
+    /// Provider whose machines it covers; `null` for all.
     pub provider: Option<String>,
-    /// Why.
+    /// Why, in the operator's words.
     pub reason: String,
-    /// Who paused it.
+    /// The operator who paused it.
     pub by: String,
-    /// Since when.
+    /// When it was paused.
     pub since: Timestamp,
-    /// When it ends by itself; `null` is when it is resumed.
+    /// When it ends by itself; `null` if it lasts until it is resumed.
     pub until: Option<Timestamp>,
 }
 
-/// A loop, over all shepherds.
+/// State of a loop, over all shepherds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoopState {
-    /// Which.
-    pub of: Loop,
+    /// Name of the loop.
+    pub loop_kind: LoopKind,
     /// Open sessions of its workers.
     pub workers: i64,
-    /// Pauses that hold.
+    /// Its pauses in force.
     pub pauses: Vec<Pause>,
 }
 
 impl LoopState {
-    /// Every loop, from the pauses that hold and the open sessions of each component.
+    /// Every loop, from the pauses in force and the open sessions of each component.
     #[must_use]
     pub fn all(pauses: &[Pause], sessions: &[(String, i64)]) -> Vec<Self> {
-        let workers = |of: Loop| sessions.iter().find(|(component, _)| component == of.as_str());
-        Loop::ALL
+        let workers = |of: LoopKind| sessions.iter().find(|(component, _)| component == of.as_str());
+        LoopKind::ALL
             .into_iter()
             .map(|of| Self {
-                of,
+                loop_kind: of,
                 workers: workers(of).map_or(0, |(_, count)| *count),
-                pauses: pauses.iter().filter(|pause| pause.of == of).cloned().collect(),
+                pauses: pauses.iter().filter(|pause| pause.loop_kind == of).cloned().collect(),
             })
             .collect()
     }
 }
 
-/// Until when a loop begins nothing.
+/// Until when a loop starts nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Paused {
+pub enum PauseEnd {
     /// Up to this moment.
     Until(Timestamp),
-    /// Until somebody resumes it.
-    Resumed,
+    /// Until an operator resumes it.
+    WhenResumed,
 }
 
 impl Pause {
-    /// Whether it holds this provider's machines at this moment. A machine of no provider is held by a pause of
-    /// all.
+    /// Whether it covers this provider's machines at `now`. A machine without provider is covered by a pause of all.
     #[must_use]
-    pub fn holds(&self, of: Loop, provider: &str, now: Timestamp) -> bool {
-        self.of == of
+    pub fn applies_to(&self, of: LoopKind, provider: &str, now: Timestamp) -> bool {
+        self.loop_kind == of
             && self.provider.as_deref().is_none_or(|paused| paused == provider)
             && self.until.is_none_or(|until| until > now)
     }
 
-    /// What is paused, in a sentence: "the recoverer of rack-a".
+    /// The paused loop, for a sentence: "the recoverer of rack-a".
     #[must_use]
-    pub fn what(&self) -> String {
-        what(self.of, self.provider.as_deref())
+    pub fn describe_target(&self) -> String {
+        describe_target(self.loop_kind, self.provider.as_deref())
     }
 
     /// The pause as a sentence.
     #[must_use]
-    pub fn sentence(&self, now: Timestamp) -> String {
+    pub fn describe(&self, now: Timestamp) -> String {
         let until = self.until.map_or_else(
             || "until it is resumed".to_owned(),
-            |at| format!("until {} ({})", absolute(at), relative(at, now)),
+            |at| format!("until {} ({})", absolute_time(at), relative_time(at, now)),
         );
         format!(
             "{} was paused by {} {}, {until}: {}",
-            self.what(),
+            self.describe_target(),
             self.by,
-            both(self.since, now),
+            relative_and_absolute_time(self.since, now),
             self.reason
         )
     }
 
-    /// The command that ends it.
+    /// The command that ends the pause.
     #[must_use]
-    pub fn resume(&self) -> String {
-        resume(self.of, self.provider.as_deref())
+    pub fn resume_command(&self) -> String {
+        resume_command(self.loop_kind, self.provider.as_deref())
     }
 }
 
-/// A loop and whose machines, in a sentence.
+/// A loop and its provider, for a sentence.
 #[must_use]
-pub fn what(of: Loop, provider: Option<&str>) -> String {
+pub fn describe_target(of: LoopKind, provider: Option<&str>) -> String {
     match provider {
         Some(provider) => format!("the {of} of {provider}"),
         None if of.has_providers() => format!("the {of}"),
@@ -203,36 +202,47 @@ pub fn what(of: Loop, provider: Option<&str>) -> String {
 
 /// The command that ends a pause of a loop.
 #[must_use]
-pub fn resume(of: Loop, provider: Option<&str>) -> String {
+pub fn resume_command(of: LoopKind, provider: Option<&str>) -> String {
     provider.map_or_else(
         || format!("shepherdctl loops resume {of}"),
-        |provider| format!("shepherdctl loops resume {of} --provider {}", shell_words::word(provider)),
+        |provider| {
+            format!("shepherdctl loops resume {of} --provider {}", shell_words::quote_if_needed(provider))
+        },
     )
 }
 
-/// Every pause that holds a provider's machines in a loop at this moment, that of all providers first.
-pub fn holding<'a>(
+/// Every pause of a loop that covers a provider's machines at `now`, that of all providers first.
+pub fn active_pauses<'a>(
     pauses: &'a [Pause],
-    of: Loop,
+    of: LoopKind,
     provider: &'a str,
     now: Timestamp,
 ) -> impl Iterator<Item = &'a Pause> {
     let held = move |all: bool| {
-        pauses.iter().filter(move |pause| pause.provider.is_none() == all && pause.holds(of, provider, now))
+        pauses
+            .iter()
+            .filter(move |pause| pause.provider.is_none() == all && pause.applies_to(of, provider, now))
     };
     held(true).chain(held(false))
 }
 
-/// Until when a loop begins nothing on a provider's machines, if it is paused at this moment.
+/// Until when a loop starts nothing on a provider's machines; `None` if it is not paused at `now`.
 #[must_use]
-pub fn paused(pauses: &[Pause], of: Loop, provider: &str, now: Timestamp) -> Option<Paused> {
-    holding(pauses, of, provider, now).map(|pause| pause.until.map_or(Paused::Resumed, Paused::Until)).max()
+pub fn pause_end(pauses: &[Pause], of: LoopKind, provider: &str, now: Timestamp) -> Option<PauseEnd> {
+    active_pauses(pauses, of, provider, now)
+        .map(|pause| pause.until.map_or(PauseEnd::WhenResumed, PauseEnd::Until))
+        .max()
 }
 
-/// Those of `providers` on whose machines a loop may begin something.
+/// Those of `providers` for which the loop is not paused.
 #[must_use]
-pub fn not_paused(pauses: &[Pause], of: Loop, providers: &[String], now: Timestamp) -> Vec<String> {
-    let runs = |provider: &&String| paused(pauses, of, provider, now).is_none();
+pub fn unpaused_providers(
+    pauses: &[Pause],
+    of: LoopKind,
+    providers: &[String],
+    now: Timestamp,
+) -> Vec<String> {
+    let runs = |provider: &&String| pause_end(pauses, of, provider, now).is_none();
     providers.iter().filter(runs).cloned().collect()
 }
 
@@ -245,9 +255,9 @@ mod tests {
         after(Timestamp::UNIX_EPOCH, Span::minutes(minutes).0)
     }
 
-    fn pause(of: Loop, provider: Option<&str>, until: Option<u64>) -> Pause {
+    fn pause(of: LoopKind, provider: Option<&str>, until: Option<u64>) -> Pause {
         Pause {
-            of,
+            loop_kind: of,
             provider: provider.map(str::to_owned),
             reason: "the switch is changed".to_owned(),
             by: "kim".to_owned(),
@@ -257,89 +267,90 @@ mod tests {
     }
 
     #[test]
-    fn every_loop_is_there_with_its_own_workers_and_pauses() {
-        let pauses = [pause(Loop::Recoverer, None, None), pause(Loop::Recoverer, Some("rack"), Some(9))];
+    fn every_loop_is_listed_with_its_workers_and_pauses() {
+        let pauses =
+            [pause(LoopKind::Recoverer, None, None), pause(LoopKind::Recoverer, Some("rack"), Some(9))];
         let sessions = [("recoverer".to_owned(), 3), ("cluster".to_owned(), 2), ("retirer".to_owned(), 1)];
         let found: Vec<_> = LoopState::all(&pauses, &sessions)
             .into_iter()
-            .map(|state| (state.of, state.workers, state.pauses.len()))
+            .map(|state| (state.loop_kind, state.workers, state.pauses.len()))
             .collect();
         let expected = [
-            (Loop::Provisioner, 0, 0),
-            (Loop::Initializer, 0, 0),
-            (Loop::Recoverer, 3, 2),
-            (Loop::Updater, 0, 0),
-            (Loop::Cluster, 2, 0),
-            (Loop::Retirer, 1, 0),
-            (Loop::Switcher, 0, 0),
+            (LoopKind::Provisioner, 0, 0),
+            (LoopKind::Initializer, 0, 0),
+            (LoopKind::Recoverer, 3, 2),
+            (LoopKind::Updater, 0, 0),
+            (LoopKind::Cluster, 2, 0),
+            (LoopKind::Retirer, 1, 0),
+            (LoopKind::Switcher, 0, 0),
         ];
         assert_eq!(found, expected);
     }
 
     #[test]
-    fn pause_holds_its_loop_its_provider_and_its_time() {
-        let all = pause(Loop::Recoverer, None, None);
+    fn pause_applies_to_its_loop_provider_and_time() {
+        let all = pause(LoopKind::Recoverer, None, None);
         let (rack, timed) =
-            (pause(Loop::Recoverer, Some("rack"), None), pause(Loop::Updater, None, Some(10)));
+            (pause(LoopKind::Recoverer, Some("rack"), None), pause(LoopKind::Updater, None, Some(10)));
         for (pauses, of, provider, minute, expected) in [
-            (vec![], Loop::Recoverer, "rack", 1, None),
-            (vec![all.clone()], Loop::Recoverer, "rack", 1, Some(Paused::Resumed)),
-            (vec![all.clone()], Loop::Recoverer, "", 1, Some(Paused::Resumed)),
-            (vec![all.clone()], Loop::Initializer, "rack", 1, None),
-            (vec![rack.clone()], Loop::Recoverer, "rack", 1, Some(Paused::Resumed)),
-            (vec![rack.clone()], Loop::Recoverer, "rack2", 1, None),
-            (vec![timed.clone()], Loop::Updater, "rack", 9, Some(Paused::Until(at(10)))),
-            (vec![timed.clone()], Loop::Updater, "rack", 10, None),
-            // The later end counts, and an end later than none there is.
+            (vec![], LoopKind::Recoverer, "rack", 1, None),
+            (vec![all.clone()], LoopKind::Recoverer, "rack", 1, Some(PauseEnd::WhenResumed)),
+            (vec![all.clone()], LoopKind::Recoverer, "", 1, Some(PauseEnd::WhenResumed)),
+            (vec![all.clone()], LoopKind::Initializer, "rack", 1, None),
+            (vec![rack.clone()], LoopKind::Recoverer, "rack", 1, Some(PauseEnd::WhenResumed)),
+            (vec![rack.clone()], LoopKind::Recoverer, "rack2", 1, None),
+            (vec![timed.clone()], LoopKind::Updater, "rack", 9, Some(PauseEnd::Until(at(10)))),
+            (vec![timed.clone()], LoopKind::Updater, "rack", 10, None),
+            // The later end counts, and no end counts as the latest.
             (
-                vec![timed.clone(), pause(Loop::Updater, Some("rack"), Some(20))],
-                Loop::Updater,
+                vec![timed.clone(), pause(LoopKind::Updater, Some("rack"), Some(20))],
+                LoopKind::Updater,
                 "rack",
                 1,
-                Some(Paused::Until(at(20))),
+                Some(PauseEnd::Until(at(20))),
             ),
             (
-                vec![timed.clone(), pause(Loop::Updater, Some("rack"), None)],
-                Loop::Updater,
+                vec![timed.clone(), pause(LoopKind::Updater, Some("rack"), None)],
+                LoopKind::Updater,
                 "rack",
                 1,
-                Some(Paused::Resumed),
+                Some(PauseEnd::WhenResumed),
             ),
         ] {
-            assert_eq!(paused(&pauses, of, provider, at(minute)), expected, "{pauses:?} {of} {provider}");
+            assert_eq!(pause_end(&pauses, of, provider, at(minute)), expected, "{pauses:?} {of} {provider}");
         }
     }
 
     #[test]
-    fn loop_goes_on_with_the_providers_that_are_left() {
+    fn loop_continues_with_unpaused_providers() {
         let providers = ["a".to_owned(), "b".to_owned()];
-        let of = Loop::Initializer;
-        let left = |pauses: &[Pause]| not_paused(pauses, of, &providers, at(1));
+        let of = LoopKind::Initializer;
+        let left = |pauses: &[Pause]| unpaused_providers(pauses, of, &providers, at(1));
         assert_eq!(left(&[]), providers);
         assert_eq!(left(&[pause(of, Some("a"), None)]), ["b".to_owned()]);
         assert!(left(&[pause(of, None, None)]).is_empty());
     }
 
     #[test]
-    fn sentence_says_who_why_and_until_when_and_how_to_end_it() {
-        let rack = pause(Loop::Recoverer, Some("rack a"), Some(60));
-        let said = rack.sentence(at(30));
+    fn description_says_who_why_until_when_and_how_to_resume() {
+        let rack = pause(LoopKind::Recoverer, Some("rack a"), Some(60));
+        let text = rack.describe(at(30));
         for part in ["the recoverer of rack a ", "by kim ", "the switch is changed", "in 30m"] {
-            assert!(said.contains(part), "{part:?} is not in {said}");
+            assert!(text.contains(part), "{part:?} is not in {text}");
         }
-        assert_eq!(rack.resume(), "shepherdctl loops resume recoverer --provider 'rack a'");
-        let all = pause(Loop::Provisioner, None, None);
-        assert!(all.sentence(at(30)).contains("until it is resumed"));
-        assert_eq!(all.resume(), "shepherdctl loops resume provisioner");
-        let clusters = pause(Loop::Cluster, None, None).sentence(at(30));
+        assert_eq!(rack.resume_command(), "shepherdctl loops resume recoverer --provider 'rack a'");
+        let all = pause(LoopKind::Provisioner, None, None);
+        assert!(all.describe(at(30)).contains("until it is resumed"));
+        assert_eq!(all.resume_command(), "shepherdctl loops resume provisioner");
+        let clusters = pause(LoopKind::Cluster, None, None).describe(at(30));
         assert!(clusters.starts_with("the loop cluster was paused by kim "), "{clusters}");
     }
 
     #[test]
     fn loop_reads_its_name_back() {
-        for of in Loop::ALL {
-            assert_eq!(of.as_str().parse::<Loop>().unwrap(), of);
+        for of in LoopKind::ALL {
+            assert_eq!(of.as_str().parse::<LoopKind>().unwrap(), of);
         }
-        assert!("recovery".parse::<Loop>().is_err());
+        assert!("recovery".parse::<LoopKind>().is_err());
     }
 }

@@ -1,48 +1,47 @@
-//! Where a machine is in its life, derived from facts.
+//! Phase of a machine, derived from its facts.
 //!
-//! The phase is never stored as truth. `machine_due.phase_index` carries a copy
-//! for lists and counts, and `sql/fleet/count_phases.sql` says the same in SQL; a
-//! property test holds the two together over random facts.
+//! The phase is never stored as truth. `machine_due.phase_index` holds a copy for lists and counts, and
+//! `sql/fleet/count_phases.sql` computes the same in SQL. A property test compares the two over random facts.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::facts::{Installation, MachineFacts};
+use crate::model::facts::{InstallationState, MachineFacts};
 use crate::model::policy::Policy;
 use crate::model::process::UnknownName;
 use crate::model::provider_status::ProviderStatus;
 use crate::model::time::{Timestamp, after};
 
-/// Where a machine is in its life.
+/// The phase of a machine in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Phase {
-    /// Known by id alone.
+    /// Only its id is known.
     New,
     /// The provider is still making it ready, or has given no address.
     Provisioning,
-    /// Ours, without an agent.
+    /// It is ours and has no agent.
     Provided,
-    /// An agent was put on it and has not reported yet.
+    /// An agent was enrolled and has not reported yet.
     AgentStarting,
-    /// Its agent reports.
+    /// Its agent reports in time.
     Ready,
-    /// Its agent was asked to install an operating system.
+    /// Its agent has an open request to install an operating system.
     Installing,
-    /// It runs what was installed.
+    /// The requested operating system is installed.
     Installed,
     /// Its agent has not reported for longer than the limit.
     Silent,
-    /// The recovery ladder is being climbed.
+    /// A recovery ladder is under way.
     Recovering,
     /// Left alone until a discrepancy is explained.
     Quarantined,
     /// Left alone until a person helps.
     NeedsHuman,
-    /// Being given back.
+    /// On its way back to its provider.
     Retiring,
-    /// Given back.
+    /// Its retirement has finished.
     Retired,
 }
 
@@ -64,7 +63,7 @@ impl Phase {
         Self::Retired,
     ];
 
-    /// The name used everywhere.
+    /// The name used in the database, the API and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -104,18 +103,18 @@ impl FromStr for Phase {
     }
 }
 
-/// When the silence of a machine's agent becomes evidence: its last sign of life, or the moment
-/// we began to listen if that is later, plus the limit that applies. `None` when there is no
-/// agent to hear or nobody listening.
+/// When the silence of a machine's agent becomes evidence: its last sign of life, or the moment since which heartbeats
+/// are received if that is later, plus the limit that applies. `None` when there is no agent, or nothing receives
+/// heartbeats.
 #[must_use]
-pub fn silent_from(facts: &MachineFacts, policy: &Policy) -> Option<Timestamp> {
-    let heard = facts.heard_until()?;
+pub fn silence_deadline(facts: &MachineFacts, policy: &Policy) -> Option<Timestamp> {
+    let last_contact = facts.last_sign_of_life()?;
     let limit = if facts.heartbeat.is_some() {
         policy.recovery_silence_timeout
     } else {
         policy.recovery_first_heartbeat_timeout
     };
-    Some(after(heard, limit.0))
+    Some(after(last_contact, limit.0))
 }
 
 /// The phase of a machine. Its SQL twin is `sql/fleet/count_phases.sql`: change both.
@@ -134,20 +133,20 @@ pub fn phase_of(facts: &MachineFacts, policy: &Policy, now: Timestamp) -> Phase 
         return Phase::Recovering;
     }
     let installation = facts.installation();
-    if installation == Installation::Succeeded {
+    if installation == InstallationState::Succeeded {
         return Phase::Installed;
     }
-    let Some(provided) = &facts.provided else { return Phase::New };
+    let Some(provided) = &facts.provider_record else { return Phase::New };
     if facts.agent_started.is_none() {
         let usable = provided.address.is_some() && provided.status != ProviderStatus::Provisioning;
         return if usable { Phase::Provided } else { Phase::Provisioning };
     }
-    if silent_from(facts, policy).is_some_and(|silent| silent <= now) {
+    if silence_deadline(facts, policy).is_some_and(|silent| silent <= now) {
         return Phase::Silent;
     }
     match (&facts.heartbeat, installation) {
         (None, _) => Phase::AgentStarting,
-        (Some(_), Installation::Pending) => Phase::Installing,
+        (Some(_), InstallationState::Pending) => Phase::Installing,
         (Some(_), _) => Phase::Ready,
     }
 }

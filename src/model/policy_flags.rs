@@ -1,16 +1,18 @@
-//! Flags that write the policy: the part of the service's flags and configuration that decides for the
-//! whole fleet, and of which `shepherdctl plan --diff` says what it would change.
+//! Flags that write the policy.
+//!
+//! They are the part of the service's flags and configuration that decides for the whole fleet. `shepherdctl plan
+//! --diff` shows what they would change.
 
 use std::ffi::OsString;
 
 use clap::{Args, CommandFactory as _, Parser};
 
-use crate::model::cluster::key::check_rotation;
-use crate::model::cluster::snapshot::MOST_KEPT;
-use crate::model::policy::{Disturbance, Policy, Rung};
+use crate::model::cluster::owner_key::check_rotation_interval;
+use crate::model::cluster::snapshot::MAX_RETAINED;
+use crate::model::policy::{DisruptionKind, Policy, Rung};
 use crate::model::process::Process;
 use crate::model::time::Span;
-use crate::model::usage::usage_sentence;
+use crate::model::usage_error::format_usage_error;
 
 /// Flags that write the policy when they are given.
 #[derive(Clone, Debug, Default, Args)]
@@ -30,7 +32,7 @@ pub struct PolicyFlags {
     pub heartbeat_interval: Option<Span>,
     /// Steps of recovery as STEP:DEADLINE:TRIES,… [default: restart-agent:2m:2,reboot:15m:2,power-cycle:20m:2]
     #[arg(long, value_name = "LADDER", value_parser = parse_ladder)]
-    pub recovery_ladder: Option<Ladder>,
+    pub recovery_ladder: Option<LadderFlag>,
     /// Recovery is held when more than this share fell silent within the brake's window. [default: 0.2]
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub recovery_brake_fraction: Option<f64>,
@@ -43,7 +45,7 @@ pub struct PolicyFlags {
     /// Longest wait after a failure to start an agent. [default: 4h]
     #[arg(long, value_name = "SPAN")]
     pub agent_start_backoff_maximum: Option<Span>,
-    /// Look at a machine again when its provider said nothing new. [default: 30m]
+    /// Look at a machine again when its provider reported no change. [default: 30m]
     #[arg(long, value_name = "SPAN")]
     pub update_interval_stable: Option<Span>,
     /// Look at a machine again whose status is incomplete, unstable or just changed. [default: 1m]
@@ -72,16 +74,16 @@ pub struct PolicyFlags {
     pub order_max_machines_per_hour: Option<u32>,
     /// Whether orders that reach far need another admin: true or false. [default: false]
     #[arg(long, value_name = "TRUTH")]
-    pub second_person: Option<bool>,
-    /// How long such an order stays asked for, and its approval is good for. [default: 1h]
+    pub require_second_admin: Option<bool>,
+    /// How long such an order waits for approval, and how long its approval is valid. [default: 1h]
     #[arg(long, value_name = "SPAN")]
-    pub second_person_good_for: Option<Span>,
+    pub approval_ttl: Option<Span>,
     /// How often a snapshot of each cluster is taken. [default: 1h]
     #[arg(long, value_name = "SPAN")]
     pub cluster_snapshot_interval: Option<Span>,
     /// How many of a cluster's newest snapshots are kept. [default: 24]
     #[arg(long, value_name = "COUNT")]
-    pub cluster_snapshots_kept: Option<u32>,
+    pub cluster_snapshots_retained: Option<u32>,
     /// Of how many days one snapshot of each cluster is kept besides. [default: 7]
     #[arg(long, value_name = "COUNT")]
     pub cluster_snapshot_days: Option<u32>,
@@ -90,11 +92,11 @@ pub struct PolicyFlags {
     pub cluster_key_rotation: Option<Span>,
 }
 
-/// The rungs of a ladder. A type of its own, because clap takes a `Vec` for a repeated flag.
+/// The rungs of a ladder. It is a type of its own because clap takes a `Vec` for a repeated flag.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ladder(pub Vec<Rung>);
+pub struct LadderFlag(pub Vec<Rung>);
 
-fn parse_ladder(text: &str) -> Result<Ladder, String> {
+fn parse_ladder(text: &str) -> Result<LadderFlag, String> {
     let rung = |part: &str| -> Result<Rung, String> {
         let mut fields = part.split(':');
         let (Some(step), Some(deadline), Some(tries), None) =
@@ -103,12 +105,12 @@ fn parse_ladder(text: &str) -> Result<Ladder, String> {
             return Err(format!("{part:?} is no step; write STEP:DEADLINE:TRIES, for example reboot:15m:2"));
         };
         Ok(Rung {
-            step: step.parse::<Disturbance>().map_err(|error| error.to_string())?,
+            step: step.parse::<DisruptionKind>().map_err(|error| error.to_string())?,
             deadline: deadline.parse::<Span>().map_err(|error| error.to_string())?,
             tries: tries.parse().map_err(|_| format!("{tries:?} is no number of tries"))?,
         })
     };
-    text.split(',').map(rung).collect::<Result<Vec<_>, _>>().map(Ladder)
+    text.split(',').map(rung).collect::<Result<Vec<_>, _>>().map(LadderFlag)
 }
 
 fn parse_share(text: &str) -> Result<f64, String> {
@@ -119,7 +121,7 @@ fn parse_share(text: &str) -> Result<f64, String> {
 }
 
 impl PolicyFlags {
-    /// Writes what was given into a policy.
+    /// Writes the given flags into a policy.
     pub fn apply(&self, policy: &mut Policy) {
         fn set<T: Clone>(given: Option<&T>, place: &mut T) {
             if let Some(value) = given {
@@ -142,11 +144,11 @@ impl PolicyFlags {
         let limits = &mut policy.order_limits;
         set(self.order_max_machines.as_ref(), &mut limits.machines);
         set(self.order_max_machines_per_hour.as_ref(), &mut limits.machines_per_hour);
-        set(self.second_person.as_ref(), &mut policy.second_person.required);
-        set(self.second_person_good_for.as_ref(), &mut policy.second_person.good_for);
+        set(self.require_second_admin.as_ref(), &mut policy.two_person_rule.required);
+        set(self.approval_ttl.as_ref(), &mut policy.two_person_rule.approval_ttl);
         let snapshots = &mut policy.cluster_snapshots;
         set(self.cluster_snapshot_interval.as_ref(), &mut snapshots.interval);
-        set(self.cluster_snapshots_kept.as_ref(), &mut snapshots.newest);
+        set(self.cluster_snapshots_retained.as_ref(), &mut snapshots.newest);
         set(self.cluster_snapshot_days.as_ref(), &mut snapshots.days);
         set(self.cluster_key_rotation.as_ref(), &mut policy.cluster_key_rotation);
         let mut backoff = policy.backoff_of(Process::AgentStart);
@@ -155,8 +157,8 @@ impl PolicyFlags {
         policy.backoff.insert(Process::AgentStart, backoff);
     }
 
-    /// Refuses what would make every healthy machine silent, or a loop turn without a pause.
-    pub fn check(&self) -> Result<(), String> {
+    /// Rejects values that would make every healthy machine count as silent, or a loop spin without a pause.
+    pub fn validate(&self) -> Result<(), String> {
         let policy = self;
         for (flag, span) in [
             ("--recovery_first_heartbeat_timeout", policy.recovery_first_heartbeat_timeout),
@@ -170,7 +172,7 @@ impl PolicyFlags {
             ("--retirement_wipe_timeout", policy.retirement_wipe_timeout),
             ("--retirement_release_timeout", policy.retirement_release_timeout),
             ("--power_order_timeout", policy.power_order_timeout),
-            ("--second_person_good_for", policy.second_person_good_for),
+            ("--approval_ttl", policy.approval_ttl),
             ("--cluster_snapshot_interval", policy.cluster_snapshot_interval),
         ] {
             if span.is_some_and(|span| span.0.is_zero()) {
@@ -183,14 +185,16 @@ impl PolicyFlags {
             ));
         }
         if let Some(every) = policy.cluster_key_rotation {
-            check_rotation(every).map_err(|said| format!("--cluster_key_rotation {said}"))?;
+            check_rotation_interval(every).map_err(|reason| format!("--cluster_key_rotation {reason}"))?;
         }
         for (flag, count, least) in [
-            ("--cluster_snapshots_kept", policy.cluster_snapshots_kept, 1),
+            ("--cluster_snapshots_retained", policy.cluster_snapshots_retained, 1),
             ("--cluster_snapshot_days", policy.cluster_snapshot_days, 0),
         ] {
-            if let Some(count) = count.filter(|count| !(least..=MOST_KEPT).contains(count)) {
-                return Err(format!("{flag} {count} cannot be: give a number from {least} to {MOST_KEPT}"));
+            if let Some(count) = count.filter(|count| !(least..=MAX_RETAINED).contains(count)) {
+                return Err(format!(
+                    "{flag} {count} cannot be: give a number from {least} to {MAX_RETAINED}"
+                ));
             }
         }
         let pairs = [
@@ -217,23 +221,23 @@ impl PolicyFlags {
         Ok(())
     }
 
-    /// The part of a configuration file that [`Self::of_configuration`] reads, and nothing else of it: what it
-    /// says of providers and keys stays where it is.
-    pub fn part_of_configuration(text: &str) -> Result<String, String> {
+    /// The part of a configuration file that [`Self::from_configuration`] reads, and nothing else. What the file has
+    /// about providers and keys is left out.
+    pub fn extract_from_configuration(text: &str) -> Result<String, String> {
         let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
-        let known = Line::command();
-        let part: toml::Table = table.into_iter().filter(|(key, _)| is_known(&known, key)).collect();
+        let known = PolicyCommandLine::command();
+        let part: toml::Table = table.into_iter().filter(|(key, _)| is_policy_flag(&known, key)).collect();
         toml::to_string(&part).map_err(|error| error.to_string())
     }
 
-    /// The flags of this kind that a configuration file sets, as the file of `shepherd --config` has them.
-    /// Its other keys are passed over: they decide for one shepherd, not for the fleet.
-    pub fn of_configuration(text: &str) -> Result<Self, String> {
+    /// The policy flags that a configuration file sets, in the format of the file of `shepherd --config`. Other keys
+    /// are ignored: they decide for one shepherd, not for the fleet.
+    pub fn from_configuration(text: &str) -> Result<Self, String> {
         let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
-        let known = Line::command();
+        let known = PolicyCommandLine::command();
         let mut arguments = Vec::new();
         for (key, value) in table {
-            if !is_known(&known, &key) {
+            if !is_policy_flag(&known, &key) {
                 continue;
             }
             let name = key.replace('-', "_");
@@ -246,23 +250,23 @@ impl PolicyFlags {
             };
             arguments.push(OsString::from(format!("--{name}={value}")));
         }
-        let line =
-            Line::try_parse_from(&arguments).map_err(|error| usage_sentence(&error, &known, &arguments))?;
-        line.policy.check()?;
+        let line = PolicyCommandLine::try_parse_from(&arguments)
+            .map_err(|error| format_usage_error(&error, &known, &arguments))?;
+        line.policy.validate()?;
         Ok(line.policy)
     }
 }
 
 /// Whether a key of a configuration file is one of these flags.
-fn is_known(flags: &clap::Command, key: &str) -> bool {
+fn is_policy_flag(flags: &clap::Command, key: &str) -> bool {
     let name = key.replace('-', "_");
     flags.get_arguments().any(|argument| argument.get_id().as_str() == name)
 }
 
-/// A command line of such flags alone.
+/// A command line of policy flags alone.
 #[derive(Parser)]
 #[command(no_binary_name = true)]
-struct Line {
+struct PolicyCommandLine {
     #[command(flatten)]
     policy: PolicyFlags,
 }
@@ -272,15 +276,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn configuration_gives_what_it_says_of_the_fleet() {
-        let flags = PolicyFlags::of_configuration(
+    fn configuration_yields_its_policy_flags() {
+        let flags = PolicyFlags::from_configuration(
             "ssh_user = \"root\"\nrecovery-silence_timeout = \"5m\"\nrecovery_brake_fraction = 0.5\n\
-             second_person = true\n[[provider]]\nname = \"rack-a\"",
+             require_second_admin = true\n[[provider]]\nname = \"rack-a\"",
         );
         let flags = flags.unwrap();
         assert_eq!(flags.recovery_silence_timeout, Some(Span::minutes(5)));
         assert_eq!(flags.recovery_brake_fraction, Some(0.5));
-        assert_eq!((flags.second_person, flags.second_person_good_for), (Some(true), None));
+        assert_eq!((flags.require_second_admin, flags.approval_ttl), (Some(true), None));
         assert_eq!(flags.heartbeat_interval, None);
         for (wrong, part) in [
             ("heartbeat_interval = [1]", "heartbeat_interval takes a text or a number"),
@@ -288,25 +292,25 @@ mod tests {
             ("heartbeat_interval = \"0s\"", "leaves no time"),
             ("heartbeat_interval", "="),
         ] {
-            let problem = PolicyFlags::of_configuration(wrong).unwrap_err();
+            let problem = PolicyFlags::from_configuration(wrong).unwrap_err();
             assert!(problem.contains(part), "{problem}");
         }
     }
 
     #[test]
-    fn part_about_the_fleet_says_the_same_and_nothing_else() {
+    fn extracted_configuration_has_only_policy_keys() {
         let whole = "ssh_user = \"root\"\nrecovery-silence_timeout = \"5m\"\nrecovery_brake_fraction = 0.5\n\
                      [[provider]]\nname = \"rack-a\"\nurl = \"https://kim:secret@h\"";
-        let part = PolicyFlags::part_of_configuration(whole).unwrap();
+        let part = PolicyFlags::extract_from_configuration(whole).unwrap();
         assert!(!part.contains("secret") && !part.contains("ssh_user"), "{part}");
-        let read = |text: &str| format!("{:?}", PolicyFlags::of_configuration(text).unwrap());
+        let read = |text: &str| format!("{:?}", PolicyFlags::from_configuration(text).unwrap());
         assert_eq!(read(&part), read(whole));
-        assert_eq!(PolicyFlags::part_of_configuration("ssh_user = \"root\"").unwrap(), "");
-        assert!(PolicyFlags::part_of_configuration("heartbeat_interval").is_err());
+        assert_eq!(PolicyFlags::extract_from_configuration("ssh_user = \"root\"").unwrap(), "");
+        assert!(PolicyFlags::extract_from_configuration("heartbeat_interval").is_err());
     }
 
     #[test]
-    fn a_policy_that_would_turn_on_healthy_machines_is_refused() {
+    fn policy_that_would_disrupt_healthy_machines_is_rejected() {
         let span = |text: &str| Some(text.parse().unwrap());
         let none = PolicyFlags::default;
         for (policy, part) in [
@@ -331,23 +335,23 @@ mod tests {
                 "--agent_start_backoff_maximum 1m is shorter",
             ),
             (
-                PolicyFlags { cluster_snapshots_kept: Some(0), ..none() },
-                "--cluster_snapshots_kept 0 cannot be: give a number from 1",
+                PolicyFlags { cluster_snapshots_retained: Some(0), ..none() },
+                "--cluster_snapshots_retained 0 cannot be: give a number from 1",
             ),
             (
                 PolicyFlags { cluster_key_rotation: span("1m"), ..none() },
                 "--cluster_key_rotation 1m is too short for a key: give at least 1h",
             ),
         ] {
-            let refused = policy.check().unwrap_err();
+            let refused = policy.validate().unwrap_err();
             assert!(refused.starts_with(part), "{refused}");
         }
-        none().check().unwrap();
+        none().validate().unwrap();
     }
 
     #[test]
-    fn ladder_reads_as_steps() {
-        let Ladder(rungs) = parse_ladder("restart-agent:2m:2,reboot:15m:2,power-cycle:20m:2").unwrap();
+    fn ladder_parses_into_rungs() {
+        let LadderFlag(rungs) = parse_ladder("restart-agent:2m:2,reboot:15m:2,power-cycle:20m:2").unwrap();
         assert_eq!(rungs, Policy::default().ladder);
         for wrong in ["", "reboot", "reboot:1m", "reboot:1m:1:1", "explode:1m:1", "reboot:x:1", "reboot:1m:x"]
         {

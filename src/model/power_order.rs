@@ -1,41 +1,41 @@
-//! Power by hand: what a person may order, and what becomes of it.
+//! Power orders: reboot, power on, off or cycle a machine by hand.
 //!
-//! A person may order a reboot, or power on, off, or off and on. The order is a fact of the machine until it is
-//! carried out, cannot be, or has waited for too long ([`next`]). The loop that carries it out is not the
-//! recoverer: a paused recovery, or one that a brake holds, keeps nobody from switching a machine by hand.
+//! The order is a fact of the machine until it is carried out, cannot be carried out, or has waited for too long
+//! ([`next_power_step`]). The power controller carries it out, not the recoverer: a paused recovery, or one that a
+//! brake holds, stops no operator from switching a machine by hand.
 //!
-//! What follows a reboot is the ladder's to watch: its machine stands where it would stand had the ladder
-//! rebooted it, so that one that does not come back is climbed further on. A machine that is switched off is held,
-//! because the ladder would else bring it back.
+//! The recovery ladder watches a machine after an ordered reboot. The machine is where it would be had the ladder
+//! rebooted it, so the ladder goes on if it does not come back. A machine that is switched off gets a hold, because the
+//! ladder would otherwise bring it back.
 //!
-//! The provider is told under one intent, however often it must be told. A reboot over SSH knows no intents, so one
-//! that may have been given is not given again.
+//! The provider gets every repetition of an order under one intent. A reboot over SSH has no intents, so one that may
+//! have been sent is not sent again.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::model::facts::{Hold, HoldScope, MachineFacts, PowerOrder, Recovery};
-use crate::model::policy::{Disturbance, Policy, Rung};
+use crate::model::humanize::absolute_time;
+use crate::model::policy::{DisruptionKind, Policy, Rung};
 use crate::model::process::UnknownName;
-use crate::model::recovery::begun;
-use crate::model::telling::absolute;
+use crate::model::recovery::start_step;
 use crate::model::time::{Span, Timestamp, after};
 
-/// What may be ordered.
+/// The kinds of power orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Switch {
-    /// Reboot it.
+pub enum PowerOrderKind {
+    /// Reboot, by the provider or over SSH.
     Reboot,
-    /// Give it power.
+    /// Switch the power on.
     On,
-    /// Cut its power.
+    /// Switch the power off.
     Off,
-    /// Cut its power, then give it.
+    /// Switch the power off and on.
     Cycle,
 }
 
-impl Switch {
-    /// All of them.
+impl PowerOrderKind {
+    /// All kinds of orders.
     pub const ALL: [Self; 4] = [Self::Reboot, Self::On, Self::Off, Self::Cycle];
 
     /// The name used in the database and by people.
@@ -49,7 +49,7 @@ impl Switch {
         }
     }
 
-    /// As the end of "an order to".
+    /// Phrase for the end of "an order to".
     #[must_use]
     pub const fn phrase(self) -> &'static str {
         match self {
@@ -60,7 +60,7 @@ impl Switch {
         }
     }
 
-    /// As the middle of "it is to be".
+    /// Participle for the end of "it is to be".
     #[must_use]
     pub const fn participle(self) -> &'static str {
         match self {
@@ -71,39 +71,40 @@ impl Switch {
         }
     }
 
-    /// Whose budget it uses up. Power for a machine that has it changes nothing, and disturbs nobody who has none.
+    /// The kind of budget that it uses up. Power-on uses none: it changes nothing for a machine that has power, and
+    /// disrupts nobody on a machine that has none.
     #[must_use]
-    pub const fn disturbance(self) -> Option<Disturbance> {
+    pub const fn disruption(self) -> Option<DisruptionKind> {
         match self {
-            Self::Reboot => Some(Disturbance::Reboot),
-            Self::Off | Self::Cycle => Some(Disturbance::PowerCycle),
+            Self::Reboot => Some(DisruptionKind::Reboot),
+            Self::Off | Self::Cycle => Some(DisruptionKind::PowerCycle),
             Self::On => None,
         }
     }
 
-    /// Kind of its intents.
+    /// Kind of the intents recorded for it.
     #[must_use]
     pub const fn intent_kind(self) -> &'static str {
-        match self.disturbance() {
+        match self.disruption() {
             Some(step) => step.as_str(),
             None => "power-on",
         }
     }
 
-    /// Whether its machine is to report afterwards, from another boot.
+    /// Whether the machine should report afterwards, from another boot.
     #[must_use]
     pub const fn reboots(self) -> bool {
         !matches!(self, Self::Off)
     }
 }
 
-impl fmt::Display for Switch {
+impl fmt::Display for PowerOrderKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Switch {
+impl FromStr for PowerOrderKind {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
@@ -115,42 +116,46 @@ impl FromStr for Switch {
     }
 }
 
-/// A no, with a reason for programs and a sentence that goes on after the machine's name.
-pub type No = (&'static str, String);
+/// A rejection: a reason for programs, and a sentence that follows the machine's name.
+pub type PowerOrderRejection = (&'static str, String);
 
-/// Whether `switch` may be ordered of a machine at `now`.
-pub fn may_order(facts: &MachineFacts, switch: Switch, now: Timestamp) -> Result<(), No> {
-    if facts.provided.is_none() {
-        let said = "cannot be switched: no provider has handed it over yet. Nothing was changed";
-        return Err(("NOT_PROVIDED", said.to_owned()));
+/// Whether `switch` may be ordered for a machine at `now`.
+pub fn check_power_order(
+    facts: &MachineFacts,
+    switch: PowerOrderKind,
+    now: Timestamp,
+) -> Result<(), PowerOrderRejection> {
+    if facts.provider_record.is_none() {
+        let text = "cannot be switched: no provider has handed it over yet. Nothing was changed";
+        return Err(("NOT_PROVIDED", text.to_owned()));
     }
     if facts.retirement.is_some() {
-        let said = "is being retired, or was; cancel that first where it can be. Nothing was changed";
-        return Err(("RETIRING", said.to_owned()));
+        let text = "is being retired, or was; cancel that first where it can be. Nothing was changed";
+        return Err(("RETIRING", text.to_owned()));
     }
     if let Some(quarantine) = &facts.quarantine {
-        let said = format!(
+        let text = format!(
             "is quarantined, so that it may be somebody else's: {}; `release --quarantine` ends that. Nothing was \
              changed",
             quarantine.reason
         );
-        return Err(("QUARANTINED", said));
+        return Err(("QUARANTINED", text));
     }
-    if let Some(hold) = held(facts, now) {
-        let said = format!(
+    if let Some(hold) = power_hold(facts, now) {
+        let text = format!(
             "is held ({}) by {}: {}; release it first. Nothing was changed",
             hold.scope.as_str(),
             hold.by,
             hold.reason
         );
-        return Err(("HELD", said));
+        return Err(("HELD", text));
     }
     match &facts.power_order {
-        Some(present) if present.switch != switch => Err((
+        Some(present) if present.kind != switch => Err((
             "ORDERED_OTHERWISE",
             format!(
                 "is to be {} already, by {}: {}; wait for that, or cancel it with `power cancel`. Nothing was changed",
-                present.switch.participle(),
+                present.kind.participle(),
                 present.by,
                 present.reason
             ),
@@ -159,18 +164,24 @@ pub fn may_order(facts: &MachineFacts, switch: Switch, now: Timestamp) -> Result
     }
 }
 
-/// The hold that keeps power as it is at `now`.
+/// The hold in force at `now` that forbids power actions.
 #[must_use]
-pub fn held(facts: &MachineFacts, now: Timestamp) -> Option<&Hold> {
-    let hold = facts.hold.as_ref().filter(|hold| hold.holds_at(now))?;
+pub fn power_hold(facts: &MachineFacts, now: Timestamp) -> Option<&Hold> {
+    let hold = facts.hold.as_ref().filter(|hold| hold.is_active_at(now))?;
     matches!(hold.scope, HoldScope::Everything | HoldScope::Power).then_some(hold)
 }
 
-/// The hold that an order to switch off comes with, unless something as lasting is there.
+/// The hold that an order to switch off sets, unless a hold without an end is in force.
 #[must_use]
-pub fn hold_of(facts: &MachineFacts, switch: Switch, reason: &str, by: &str, now: Timestamp) -> Option<Hold> {
-    let lasts = facts.hold.as_ref().is_some_and(|hold| hold.holds_at(now) && hold.until.is_none());
-    (switch == Switch::Off && !lasts).then(|| Hold {
+pub fn implied_hold(
+    facts: &MachineFacts,
+    switch: PowerOrderKind,
+    reason: &str,
+    by: &str,
+    now: Timestamp,
+) -> Option<Hold> {
+    let lasts = facts.hold.as_ref().is_some_and(|hold| hold.is_active_at(now) && hold.until.is_none());
+    (switch == PowerOrderKind::Off && !lasts).then(|| Hold {
         scope: HoldScope::Recovery,
         reason: format!("switched off: {reason}"),
         by: by.to_owned(),
@@ -180,83 +191,88 @@ pub fn hold_of(facts: &MachineFacts, switch: Switch, reason: &str, by: &str, now
 
 /// How an order can be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way<'a> {
-    /// The provider is told.
+pub enum PowerRoute<'a> {
+    /// By a call to the provider.
     Provider,
-    /// Something is run on the machine, over SSH.
+    /// By a command on the machine, over SSH.
     Ssh,
-    /// There is none, for this reason.
-    None(&'a str),
+    /// Not at all, for this reason.
+    Unavailable(&'a str),
 }
 
-/// What is to be done about an order.
+/// The next step for an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// Carry it out, under the intent that it may have.
-    CarryOut,
-    /// It may have been carried out: watch what comes of it.
-    Taken,
-    /// Nobody can, or nobody could in time: it is over.
+pub enum PowerOrderStep {
+    /// Carry it out, under its intent if it has one.
+    Execute,
+    /// It may have been carried out: watch what follows.
+    Watch,
+    /// It cannot be carried out, or could not be in time: it ends.
     GiveUp(String),
 }
 
-/// What is to be done about `order` at `now`.
+/// The next step for `order` at `now`.
 #[must_use]
-pub fn next(order: &PowerOrder, way: Way<'_>, policy: &Policy, now: Timestamp) -> Next {
-    if let Some(why) = lapsed(order, policy, now) {
-        return Next::GiveUp(why);
+pub fn next_power_step(
+    order: &PowerOrder,
+    way: PowerRoute<'_>,
+    policy: &Policy,
+    now: Timestamp,
+) -> PowerOrderStep {
+    if let Some(why) = lapse_reason(order, policy, now) {
+        return PowerOrderStep::GiveUp(why);
     }
-    // What may have been sent over SSH is not sent again; whether it was, the ladder finds out.
-    if order.begun.is_some() && way == Way::Ssh {
-        return Next::Taken;
+    // What may have been sent over SSH is not sent again. The ladder finds out whether it was.
+    if order.intent.is_some() && way == PowerRoute::Ssh {
+        return PowerOrderStep::Watch;
     }
     match way {
-        Way::None(reason) => Next::GiveUp(format!("cannot be carried out: {reason}")),
-        Way::Provider | Way::Ssh => Next::CarryOut,
+        PowerRoute::Unavailable(reason) => PowerOrderStep::GiveUp(format!("cannot be carried out: {reason}")),
+        PowerRoute::Provider | PowerRoute::Ssh => PowerOrderStep::Execute,
     }
 }
 
-/// Why an order is given up at `now`, if its time is over.
+/// Why an order is given up at `now`; `None` while it has time.
 #[must_use]
-pub fn lapsed(order: &PowerOrder, policy: &Policy, now: Timestamp) -> Option<String> {
-    let lapses = lapses(order, policy);
+pub fn lapse_reason(order: &PowerOrder, policy: &Policy, now: Timestamp) -> Option<String> {
+    let lapses = lapses_at(order, policy);
     let limit = policy.power_order_timeout;
-    (lapses <= now).then(|| match order.begun {
+    (lapses <= now).then(|| match order.intent {
         Some(_) => format!("was given, and what became of it was not heard within {limit}"),
-        None => format!("was not carried out by {}, {limit} after it was given", absolute(lapses)),
+        None => format!("was not carried out by {}, {limit} after it was given", absolute_time(lapses)),
     })
 }
 
-/// When an order is given up that could not be carried out.
+/// When an order that could not be carried out is given up.
 #[must_use]
-pub fn lapses(order: &PowerOrder, policy: &Policy) -> Timestamp {
-    after(order.at, policy.power_order_timeout.0)
+pub fn lapses_at(order: &PowerOrder, policy: &Policy) -> Timestamp {
+    after(order.ordered_at, policy.power_order_timeout.0)
 }
 
-/// Where the ladder stands after an order: as after its own step of that kind. `None` where nothing is to be heard:
-/// of a machine that is switched off, or was never given an agent; and where a person keeps recovery away.
+/// The ladder after an order: as after its own step of that kind. `None` where no report is expected, because the
+/// machine is switched off or never had an agent, and where a hold keeps recovery away.
 #[must_use]
-pub fn ladder_after(
+pub fn recovery_after(
     facts: &MachineFacts,
     order: &PowerOrder,
     policy: &Policy,
     now: Timestamp,
 ) -> Option<(Recovery, Rung)> {
-    let held = facts.hold.as_ref().is_some_and(|hold| hold.holds_at(now));
-    if !order.switch.reboots() || facts.agent_started.is_none() || held {
+    let held = facts.hold.as_ref().is_some_and(|hold| hold.is_active_at(now));
+    if !order.kind.reboots() || facts.agent_started.is_none() || held {
         return None;
     }
-    let step = order.switch.disturbance().unwrap_or(Disturbance::PowerCycle);
+    let step = order.kind.disruption().unwrap_or(DisruptionKind::PowerCycle);
     let found = policy.ladder.iter().enumerate().find(|(_, rung)| rung.step == step);
-    // A ladder without such a rung: nothing is above it but a person.
+    // A ladder without such a rung: after it only a person is left.
     let (index, rung) = found.map_or(
         (policy.ladder.len(), Rung { step, deadline: Span::minutes(10), tries: 1 }),
         |(index, rung)| (index, *rung),
     );
-    let mut ladder = begun(facts, index, step, rung.deadline, 1, now);
-    // Given again: it may have come back since the first time, and is not to come back once more.
-    let before = facts.recovery.as_ref().and_then(|recovery| recovery.acted.as_ref());
-    if let (Some(_), Some(acted), Some(before)) = (order.begun, &mut ladder.acted, before)
+    let mut ladder = start_step(facts, index, step, rung.deadline, 1, now);
+    // The order was repeated: the machine may have come back since the first time, and need not come back once more.
+    let before = facts.recovery.as_ref().and_then(|recovery| recovery.last_action.as_ref());
+    if let (Some(_), Some(acted), Some(before)) = (order.intent, &mut ladder.last_action, before)
         && before.step == step
     {
         acted.boot_id_before.clone_from(&before.boot_id_before);
@@ -264,16 +280,18 @@ pub fn ladder_after(
     Some((ladder, rung))
 }
 
-/// What the ladder notes of an order that was carried out.
+/// The note of the ladder on an order that was carried out.
 #[must_use]
-pub fn note(order: &PowerOrder) -> String {
-    format!("{} ordered to {}: {}; waits for its report", order.by, order.switch.phrase(), order.reason)
+pub fn recovery_note(order: &PowerOrder) -> String {
+    format!("{} ordered to {}: {}; waits for its report", order.by, order.kind.phrase(), order.reason)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::facts::{AgentStarted, Begun, Heartbeat, Provided, Quarantine, Retirement};
+    use crate::model::facts::{
+        AgentStarted, HeartbeatFact, ProviderRecord, Quarantine, RecordedIntent, Retirement,
+    };
     use crate::model::ids::{IntentId, MachineId};
     use crate::model::provider_status::ProviderStatus;
 
@@ -282,8 +300,8 @@ mod tests {
     }
 
     fn machine() -> MachineFacts {
-        let mut facts = MachineFacts::unknown(MachineId::generate(), at(0));
-        facts.provided = Some(Provided {
+        let mut facts = MachineFacts::empty(MachineId::generate(), at(0));
+        facts.provider_record = Some(ProviderRecord {
             provider: "sim".into(),
             provider_id: "sim-1".into(),
             reservation: None,
@@ -292,21 +310,22 @@ mod tests {
             ssh_user: None,
             location: None,
             status: ProviderStatus::Running,
-            at: at(0),
-            looked_at: None,
+            acquired_at: at(0),
+            polled_at: None,
             unchanged: false,
         });
-        facts.agent_started = Some(AgentStarted { at: at(0), public_key: vec![], boot_id: None, fence: 1 });
+        facts.agent_started =
+            Some(AgentStarted { started_at: at(0), public_key: vec![], boot_id: None, fence: 1 });
         facts
     }
 
-    fn order(switch: Switch, begun: bool) -> PowerOrder {
+    fn order(switch: PowerOrderKind, begun: bool) -> PowerOrder {
         PowerOrder {
-            switch,
+            kind: switch,
             reason: "it hangs".into(),
             by: "kim".into(),
-            at: at(0),
-            begun: begun.then(|| Begun { intent: IntentId::generate(), at: at(1) }),
+            ordered_at: at(0),
+            intent: begun.then(|| RecordedIntent { intent: IntentId::generate(), recorded_at: at(1) }),
         }
     }
 
@@ -315,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn order_is_refused_where_somebody_or_something_stands_against_it() {
+    fn order_is_rejected_when_something_blocks_it() {
         let with = |change: fn(&mut MachineFacts)| {
             let mut facts = machine();
             change(&mut facts);
@@ -323,7 +342,7 @@ mod tests {
         };
         for (name, facts, expected) in [
             ("well", machine(), None),
-            ("nobody's", with(|facts| facts.provided = None), Some("NOT_PROVIDED")),
+            ("nobody's", with(|facts| facts.provider_record = None), Some("NOT_PROVIDED")),
             (
                 "leaving",
                 with(|facts| facts.retirement = Some(Retirement::new("old".into(), "kim".into(), at(0)))),
@@ -338,95 +357,112 @@ mod tests {
             ("power held", with(|facts| facts.hold = Some(hold(HoldScope::Power, Some(200)))), Some("HELD")),
             ("no more held", with(|facts| facts.hold = Some(hold(HoldScope::Power, Some(50)))), None),
             ("recovery held", with(|facts| facts.hold = Some(hold(HoldScope::Recovery, None))), None),
-            ("ordered", with(|facts| facts.power_order = Some(order(Switch::Reboot, false))), None),
+            ("ordered", with(|facts| facts.power_order = Some(order(PowerOrderKind::Reboot, false))), None),
             (
                 "ordered otherwise",
-                with(|facts| facts.power_order = Some(order(Switch::Off, false))),
+                with(|facts| facts.power_order = Some(order(PowerOrderKind::Off, false))),
                 Some("ORDERED_OTHERWISE"),
             ),
         ] {
-            let refused = may_order(&facts, Switch::Reboot, at(100)).err();
+            let refused = check_power_order(&facts, PowerOrderKind::Reboot, at(100)).err();
             assert_eq!(refused.as_ref().map(|(reason, _)| *reason), expected, "{name}: {refused:?}");
-            assert!(refused.is_none_or(|(_, said)| said.ends_with("Nothing was changed")), "{name}");
+            assert!(refused.is_none_or(|(_, text)| text.ends_with("Nothing was changed")), "{name}");
         }
     }
 
     #[test]
-    fn order_is_carried_out_once_over_ssh_and_under_one_intent_elsewhere() {
+    fn order_runs_once_over_ssh_and_under_one_intent_elsewhere() {
         let policy = Policy::default();
         let late = policy.power_order_timeout.0.as_secs().cast_signed();
         for (name, begun, way, now, expected) in [
-            ("new", false, Way::Provider, 10, "CarryOut"),
-            ("new, over SSH", false, Way::Ssh, 10, "CarryOut"),
-            ("told before", true, Way::Provider, 10, "CarryOut"),
-            ("run before", true, Way::Ssh, 10, "Taken"),
+            ("new", false, PowerRoute::Provider, 10, "Execute"),
+            ("new, over SSH", false, PowerRoute::Ssh, 10, "Execute"),
+            ("told before", true, PowerRoute::Provider, 10, "Execute"),
+            ("run before", true, PowerRoute::Ssh, 10, "Watch"),
             (
                 "no way",
                 false,
-                Way::None("it is this host"),
+                PowerRoute::Unavailable("it is this host"),
                 10,
                 "GiveUp(\"cannot be carried out: it is this host",
             ),
-            ("just in time", false, Way::Provider, late - 1, "CarryOut"),
-            ("too late", false, Way::Provider, late, "GiveUp(\"was not carried out by "),
-            ("too late, and told", true, Way::Provider, late, "GiveUp(\"was given, and what became of it"),
+            ("just in time", false, PowerRoute::Provider, late - 1, "Execute"),
+            ("too late", false, PowerRoute::Provider, late, "GiveUp(\"was not carried out by "),
+            (
+                "too late, and told",
+                true,
+                PowerRoute::Provider,
+                late,
+                "GiveUp(\"was given, and what became of it",
+            ),
         ] {
-            let next = format!("{:?}", next(&order(Switch::Reboot, begun), way, &policy, at(now)));
+            let next = format!(
+                "{:?}",
+                next_power_step(&order(PowerOrderKind::Reboot, begun), way, &policy, at(now))
+            );
             assert!(next.starts_with(expected), "{name}: {next}");
         }
     }
 
     #[test]
-    fn ladder_watches_what_is_to_come_back() {
+    fn recovery_watches_machines_that_reboot() {
         let policy = Policy::default();
         let stands = |facts: &MachineFacts, switch| {
-            ladder_after(facts, &order(switch, false), &policy, at(100)).map(|(ladder, rung)| {
-                (ladder.rung, ladder.tries, rung.step, ladder.acted.map(|acted| acted.at))
+            recovery_after(facts, &order(switch, false), &policy, at(100)).map(|(ladder, rung)| {
+                (ladder.rung, ladder.attempts, rung.step, ladder.last_action.map(|acted| acted.acted_at))
             })
         };
-        let reboot = Some((1, 1, Disturbance::Reboot, Some(at(100))));
-        let cycle = Some((2, 1, Disturbance::PowerCycle, Some(at(100))));
+        let reboot = Some((1, 1, DisruptionKind::Reboot, Some(at(100))));
+        let cycle = Some((2, 1, DisruptionKind::PowerCycle, Some(at(100))));
         let mut held = machine();
         held.hold = Some(hold(HoldScope::Recovery, None));
         let mut without = machine();
         without.agent_started = None;
         for (name, facts, switch, expected) in [
-            ("rebooted", machine(), Switch::Reboot, reboot),
-            ("off and on", machine(), Switch::Cycle, cycle),
-            ("on", machine(), Switch::On, cycle),
-            ("off", machine(), Switch::Off, None),
-            ("held", held, Switch::On, None),
-            ("no agent", without, Switch::Reboot, None),
+            ("rebooted", machine(), PowerOrderKind::Reboot, reboot),
+            ("off and on", machine(), PowerOrderKind::Cycle, cycle),
+            ("on", machine(), PowerOrderKind::On, cycle),
+            ("off", machine(), PowerOrderKind::Off, None),
+            ("held", held, PowerOrderKind::On, None),
+            ("no agent", without, PowerOrderKind::Reboot, None),
         ] {
             assert_eq!(stands(&facts, switch), expected, "{name}");
         }
-        // Back already when the order is given again: the boot that it is in now is the proof.
+        // The machine is back when the order is repeated: its present boot is the proof.
         let mut back = machine();
         let mut beat = |boot: &str| {
-            let beat = Heartbeat { at: at(50), boot_id: boot.into(), incarnation: "i".into(), sequence: 1 };
+            let beat = HeartbeatFact {
+                received_at: at(50),
+                boot_id: boot.into(),
+                incarnation: "i".into(),
+                sequence: 1,
+            };
             back.heartbeat = Some(beat);
             back.clone()
         };
-        let (first, _) = ladder_after(&beat("old"), &order(Switch::Reboot, false), &policy, at(60)).unwrap();
+        let (first, _) =
+            recovery_after(&beat("old"), &order(PowerOrderKind::Reboot, false), &policy, at(60)).unwrap();
         let again = MachineFacts { recovery: Some(first), ..beat("new") };
-        let (ladder, _) = ladder_after(&again, &order(Switch::Reboot, true), &policy, at(100)).unwrap();
-        let acted = ladder.acted.unwrap();
-        assert_eq!((acted.boot_id_before.as_deref(), acted.at), (Some("old"), at(100)));
+        let (ladder, _) =
+            recovery_after(&again, &order(PowerOrderKind::Reboot, true), &policy, at(100)).unwrap();
+        let acted = ladder.last_action.unwrap();
+        assert_eq!((acted.boot_id_before.as_deref(), acted.acted_at), (Some("old"), at(100)));
         let bare = Policy { ladder: Vec::new(), ..Policy::default() };
-        let (ladder, _) = ladder_after(&machine(), &order(Switch::Reboot, false), &bare, at(100)).unwrap();
+        let (ladder, _) =
+            recovery_after(&machine(), &order(PowerOrderKind::Reboot, false), &bare, at(100)).unwrap();
         assert_eq!(ladder.rung, 0);
     }
 
     #[test]
-    fn machine_that_is_switched_off_is_held_for_good() {
+    fn powered_off_machine_is_held_without_end() {
         let held = |present: Option<Hold>, switch| {
             let facts = MachineFacts { hold: present, ..machine() };
-            hold_of(&facts, switch, "r", "kim", at(100)).map(|hold| hold.reason)
+            implied_hold(&facts, switch, "r", "kim", at(100)).map(|hold| hold.reason)
         };
         let own = Some("switched off: r".to_owned());
-        assert_eq!(held(None, Switch::Off), own);
-        assert_eq!(held(Some(hold(HoldScope::Recovery, Some(500))), Switch::Off), own);
-        assert_eq!(held(Some(hold(HoldScope::Recovery, None)), Switch::Off), None);
-        assert_eq!(held(None, Switch::Cycle), None);
+        assert_eq!(held(None, PowerOrderKind::Off), own);
+        assert_eq!(held(Some(hold(HoldScope::Recovery, Some(500))), PowerOrderKind::Off), own);
+        assert_eq!(held(Some(hold(HoldScope::Recovery, None)), PowerOrderKind::Off), None);
+        assert_eq!(held(None, PowerOrderKind::Cycle), None);
     }
 }

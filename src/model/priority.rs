@@ -1,36 +1,36 @@
-//! Whose turn comes first: what a person says of a machine, above what the engine says by itself.
+//! Priority of a machine's work, set by an operator.
 //!
-//! Due work has three classes, shared by weight (`priority_weights` of the policy). The engine puts a machine on
-//! which the work failed again and again behind the others. A person may put one first, or last, for a while or
-//! until they say otherwise; as long as that holds, the engine's own yielding does not count.
+//! Due work has three classes, shared by weight (`priority_weights` of the policy). The engine puts a machine on which
+//! work failed repeatedly behind the others. An operator may put a machine first or last, for a while or until further
+//! notice. As long as that is in force, the engine's own class does not count.
 //!
-//! When its time is over it counts no more from that moment on, and nobody writes that down at that moment: the
-//! stored class lags until the machine's schedule is computed next, by whatever happens to it or by the sweeper.
-//! That is no drift, as a hold that ends by itself is none.
+//! When its time is over it no longer counts, but nothing is written at that moment: the stored class lags until the
+//! machine's schedule is computed next, by any change of the machine or by the sweeper. That is no drift, just as a
+//! hold that ends by itself is none.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
 
+use crate::model::humanize::relative_and_absolute_time;
 use crate::model::process::UnknownName;
-use crate::model::telling::both;
 use crate::model::time::Timestamp;
 
-/// How a machine's work stands to that of others.
+/// The rank of a machine's work among that of others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Level {
-    /// Before that of the others.
+pub enum PriorityLevel {
+    /// Before the work of other machines.
     Urgent,
-    /// As the engine decides.
+    /// In the class that the engine decides.
     Normal,
-    /// Behind that of the others.
+    /// Behind the work of other machines.
     Low,
 }
 
-impl Level {
-    /// All of them, the first first.
+impl PriorityLevel {
+    /// All levels, the most urgent first.
     pub const ALL: [Self; 3] = [Self::Urgent, Self::Normal, Self::Low];
 
     /// The name used in the database, on the command line and in the API.
@@ -54,13 +54,13 @@ impl Level {
     }
 }
 
-impl fmt::Display for Level {
+impl fmt::Display for PriorityLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Level {
+impl FromStr for PriorityLevel {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
@@ -72,39 +72,39 @@ impl FromStr for Level {
     }
 }
 
-/// Tag `machine_priority`.
+/// Tag `machine_priority`: the operator's priority for a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Priority {
-    /// Which.
-    pub level: Level,
-    /// Why, in the person's words.
+    /// Rank of the machine's work.
+    pub level: PriorityLevel,
+    /// Why, in the operator's words.
     pub reason: String,
-    /// Who said so.
+    /// The operator who set it.
     pub by: String,
-    /// Since when.
+    /// When it was set.
     pub since: Timestamp,
-    /// When it ends by itself.
+    /// When it ends by itself; `None` for no end.
     pub until: Option<Timestamp>,
 }
 
 impl Priority {
-    /// Whether it still counts at `now`.
+    /// Whether it is still in force at `now`.
     #[must_use]
-    pub fn holds_at(&self, now: Timestamp) -> bool {
+    pub fn is_active_at(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| until > now)
     }
 
-    /// What it means, as a sentence.
+    /// The priority as a sentence.
     #[must_use]
-    pub fn sentence(&self, now: Timestamp) -> String {
+    pub fn describe(&self, now: Timestamp) -> String {
         let until = self.until.map_or_else(
             || "until somebody says otherwise".to_owned(),
-            |at| format!("until {}", both(at, now)),
+            |at| format!("until {}", relative_and_absolute_time(at, now)),
         );
         let place = match self.level {
-            Level::Urgent => "comes before that of other machines",
-            Level::Normal => "comes as that of other machines",
-            Level::Low => "comes behind that of other machines",
+            PriorityLevel::Urgent => "comes before that of other machines",
+            PriorityLevel::Normal => "comes as that of other machines",
+            PriorityLevel::Low => "comes behind that of other machines",
         };
         format!("its work {place} ({}, by {}) {until}: {}", self.level, self.by, self.reason)
     }
@@ -115,35 +115,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_are_the_classes_of_due_work_and_read_back() {
-        for (level, class) in Level::ALL.into_iter().zip(0..) {
+    fn levels_map_to_classes_and_round_trip() {
+        for (level, class) in PriorityLevel::ALL.into_iter().zip(0..) {
             assert_eq!((level.class(), level.as_str().parse().unwrap()), (class, level));
         }
-        assert!("first".parse::<Level>().is_err());
+        assert!("first".parse::<PriorityLevel>().is_err());
     }
 
     #[test]
-    fn it_holds_until_its_end_and_says_so() {
+    fn priority_is_active_until_its_end() {
         let at = |seconds: i64| Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
         let urgent = |until| Priority {
-            level: Level::Urgent,
+            level: PriorityLevel::Urgent,
             reason: "a customer waits".to_owned(),
             by: "kim".to_owned(),
             since: at(0),
             until,
         };
         for (until, now, holds) in [(None, 9, true), (Some(at(9)), 8, true), (Some(at(9)), 9, false)] {
-            assert_eq!(urgent(until).holds_at(at(now)), holds, "{until:?} {now}");
+            assert_eq!(urgent(until).is_active_at(at(now)), holds, "{until:?} {now}");
         }
         assert_eq!(
-            urgent(None).sentence(at(0)),
+            urgent(None).describe(at(0)),
             "its work comes before that of other machines (urgent, by kim) until somebody says otherwise: a customer \
              waits"
         );
         assert!(
-            urgent(Some(at(60))).sentence(at(0)).contains("until in 1m ("),
+            urgent(Some(at(60))).describe(at(0)).contains("until in 1m ("),
             "{}",
-            urgent(Some(at(60))).sentence(at(0))
+            urgent(Some(at(60))).describe(at(0))
         );
     }
 }

@@ -1,18 +1,18 @@
-//! Kinds of work on a machine, and the lanes that keep them apart.
+//! Processes (kinds of work) and lanes (mutual exclusion per machine).
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What excludes what on one machine. At most one live work item exists per
+/// A lane: work in the same lane of one machine excludes other work in it. At most one live work item exists per
 /// (machine, lane), by the primary key of `machine_due`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lane {
     /// Work that touches the machine.
     Access,
-    /// Work that only looks, at what its provider says.
+    /// Work that only observes, through the provider.
     Observe,
 }
 
@@ -40,9 +40,9 @@ impl fmt::Display for Lane {
 #[derive(Debug, thiserror::Error)]
 #[error("{name:?} is no {what} known to this release; known are {known}")]
 pub struct UnknownName {
-    /// What was being named.
+    /// The kind of name, such as `lane`.
     pub what: &'static str,
-    /// The name as it was found.
+    /// The name that was found.
     pub name: String,
     /// The known ones, for the person who reads the error.
     pub known: &'static str,
@@ -63,20 +63,20 @@ impl FromStr for Lane {
 /// A kind of work on a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Process {
-    /// Put the role server on the machine.
+    /// Enrol the role server on the machine.
     AgentStart,
-    /// Bring back a machine that fell silent.
+    /// Recover a machine that fell silent.
     Recovery,
-    /// Ask the provider what it knows of the machine.
+    /// Refresh what the provider reports of the machine.
     Update,
-    /// Give the machine back.
+    /// Release the machine to its provider.
     Retirement,
-    /// Carry out what a person ordered of its power.
+    /// Carry out an operator's power order.
     Power,
 }
 
 impl Process {
-    /// Every process this release works on.
+    /// All processes that this release works on.
     pub const ALL: [Self; 5] =
         [Self::AgentStart, Self::Recovery, Self::Update, Self::Retirement, Self::Power];
 

@@ -1,29 +1,27 @@
-//! What a provider says of a machine: its state, its power, whether it is taken.
+//! Machine status, power state and usage as reported by a provider.
 //!
-//! The BMDB stores these names, and a newer release may have written one that
-//! this one does not know. Decoding therefore never fails: an unknown name is
-//! kept as `Other`, shown as it is, and treated as no statement at all. A
-//! decoder that failed instead would stop every page and loop of an older
-//! `shepherd` during an upgrade.
+//! The BMDB stores these names, and a newer release may have written one that this release does not know. Decoding
+//! therefore never fails: an unknown name is kept as `Other`, shown as it is, and treated as no statement at all. A
+//! decoder that failed instead would stop every page and loop of an older `shepherd` during an upgrade.
 
 use std::convert::Infallible;
 use std::fmt;
 use std::str::FromStr;
 
-/// State of a machine as its provider tells it.
+/// State of a machine as its provider reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ProviderStatus {
-    /// The provider knows of it and cannot find it.
+    /// The provider has a record of it and cannot find it.
     Missing,
-    /// Being made ready by the provider.
+    /// The provider is making it ready.
     Provisioning,
     /// The provider gave up making it ready; it will never run.
     ProvisioningFailedPermanent,
-    /// Powered on.
+    /// The machine is powered on.
     Running,
-    /// Powered off.
+    /// The machine is powered off.
     Stopped,
-    /// The provider does not tell.
+    /// The provider does not report a status.
     Unknown,
     /// A name written by a newer release.
     Other(String),
@@ -31,7 +29,7 @@ pub enum ProviderStatus {
 
 impl ProviderStatus {
     /// Every status this release knows.
-    pub const KNOWN: [Self; 6] = [
+    pub const NAMED: [Self; 6] = [
         Self::Missing,
         Self::Provisioning,
         Self::ProvisioningFailedPermanent,
@@ -54,7 +52,7 @@ impl ProviderStatus {
         }
     }
 
-    /// Whether the machine will never be of use and is ignored when lists are compared.
+    /// Whether the machine will never be of use, so that comparisons of lists ignore it.
     #[must_use]
     pub fn is_failed(&self) -> bool {
         matches!(self, Self::ProvisioningFailedPermanent)
@@ -63,7 +61,7 @@ impl ProviderStatus {
 
 impl From<&str> for ProviderStatus {
     fn from(name: &str) -> Self {
-        Self::KNOWN
+        Self::NAMED
             .into_iter()
             .find(|known| known.as_str() == name)
             .unwrap_or_else(|| Self::Other(name.to_owned()))
@@ -87,11 +85,11 @@ impl fmt::Display for ProviderStatus {
 /// Whether a machine has power.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PowerState {
-    /// It has.
+    /// The machine has power.
     On,
-    /// It has not.
+    /// The machine has no power.
     Off,
-    /// Nobody can tell.
+    /// The power state is not known.
     Unknown,
     /// A name written by a newer release.
     Other(String),
@@ -99,7 +97,7 @@ pub enum PowerState {
 
 impl PowerState {
     /// Every state this release knows.
-    pub const KNOWN: [Self; 3] = [Self::On, Self::Off, Self::Unknown];
+    pub const NAMED: [Self; 3] = [Self::On, Self::Off, Self::Unknown];
 
     /// The name used in the database, on the wire and on pages.
     #[must_use]
@@ -115,7 +113,7 @@ impl PowerState {
 
 impl From<&str> for PowerState {
     fn from(name: &str) -> Self {
-        Self::KNOWN
+        Self::NAMED
             .into_iter()
             .find(|known| known.as_str() == name)
             .unwrap_or_else(|| Self::Other(name.to_owned()))
@@ -136,22 +134,22 @@ impl fmt::Display for PowerState {
     }
 }
 
-/// Whether somebody has a machine already, as far as the provider can know.
+/// Whether a machine is in use already, as far as the provider can know.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Usage {
-    /// Capacity that can become a machine: reserved, not handed out. It is no machine yet, so the
-    /// provider's id of it is the reservation's.
+pub enum MachineUsage {
+    /// Capacity that can become a machine: reserved, not allocated. It is no machine yet, so the provider's id of it is
+    /// the reservation's.
     KnownUnused {
-        /// What to name when asking for it.
+        /// The name to request it by.
         reservation: String,
     },
-    /// A machine that was handed out.
+    /// A machine that is allocated.
     KnownUsed,
-    /// The provider keeps no account: unused unless the BMDB has it.
+    /// The provider keeps no record: unused unless the BMDB has it.
     PossiblyUsed,
 }
 
-impl Usage {
+impl MachineUsage {
     /// The name used on pages and in logs.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
@@ -178,16 +176,16 @@ mod tests {
 
     #[test]
     fn names_survive_a_round_trip() {
-        for status in ProviderStatus::KNOWN {
+        for status in ProviderStatus::NAMED {
             assert_eq!(ProviderStatus::from(status.as_str()), status);
         }
-        for state in PowerState::KNOWN {
+        for state in PowerState::NAMED {
             assert_eq!(PowerState::from(state.as_str()), state);
         }
     }
 
     #[test]
-    fn a_name_of_a_newer_release_is_kept() {
+    fn unknown_name_is_preserved() {
         let status = ProviderStatus::from("Hibernating");
         assert_eq!(status, ProviderStatus::Other("Hibernating".into()));
         assert_eq!(status.as_str(), "Hibernating");

@@ -1,15 +1,13 @@
-//! The three commands a takeover runs on a machine, as exact strings.
+//! Remote commands of a takeover, as exact strings.
 //!
-//! A shepherd runs nothing on a machine but these. Each is one SSH exec request
-//! of the form
+//! A shepherd runs only these three commands on a machine. Each is one SSH exec request of the form
 //!
 //! ```text
 //! 'sh' '-c' '<script>' 'shepherd-<step>' '<argument>' …
 //! ```
 //!
-//! so that the name of the step stands in the machine's process list, and a
-//! simulated machine can tell what is asked without running a shell. The name
-//! and the arguments are the contract, given here; the script's text belongs to
+//! so that the name of the step appears in the machine's process list, and a simulated machine can recognise the step
+//! without running a shell. The name and the arguments are the contract, defined here. The script's text belongs to
 //! `takeover` and may change with any release.
 //!
 //! | step | standard input | standard output |
@@ -18,33 +16,32 @@
 //! | upload | the role server's binary | [`UPLOAD_BEGIN`], then `digest=<hex>` |
 //! | enroll | `EnrollRequest` | [`ENROLL_BEGIN`], a line feed, then `EnrollResponse` and nothing more |
 //!
-//! Whatever stands before the begin line was written by the login shell's start
-//! files and is ignored. A path that does not begin with `/` is relative to the
-//! remote user's home.
+//! Output before the begin line was written by the login shell's start files and is ignored. A path that does not begin
+//! with `/` is relative to the remote user's home.
 
 use crate::model::shell_words::{self, NulInWord};
 
-/// Where the role server is put unless told otherwise, relative to the home of the SSH user.
+/// Default path of the role server, relative to the home of the SSH user.
 pub const DEFAULT_AGENT_PATH: &str = ".local/lib/shepherd/roleserver";
 
-/// First line of a probe's answer.
+/// First line of a probe's output.
 pub const PROBE_BEGIN: &str = "shepherd-probe-begin";
-/// First line of an upload's answer.
+/// First line of an upload's output.
 pub const UPLOAD_BEGIN: &str = "shepherd-upload-begin";
-/// The line before an enrolment's protobuf answer.
+/// The line before an enrolment's protobuf response.
 pub const ENROLL_BEGIN: &str = "shepherd-enroll-begin";
 
-/// Keys of a probe's answer.
+/// Keys in the output of a probe.
 pub mod probe_key {
-    /// `uname -s`: `Linux`.
+    /// Output of `uname -s`: `Linux`.
     pub const OS: &str = "os";
-    /// `uname -m`: `x86_64`, `aarch64`, ….
+    /// Output of `uname -m`: `x86_64`, `aarch64`, ….
     pub const ARCH: &str = "arch";
     /// The remote user's name.
     pub const USER: &str = "user";
     /// The remote user's home.
     pub const HOME: &str = "home";
-    /// The program that makes digests there: `sha256sum`, `openssl`, `shasum` or `none`.
+    /// The digest program of the machine: `sha256sum`, `openssl`, `shasum` or `none`.
     pub const SHA256: &str = "sha256";
     /// SHA-256 of the file at the path in lower case hex, or `none` when there is no such file.
     pub const DIGEST: &str = "digest";
@@ -62,16 +59,16 @@ pub mod upload_status {
     pub const DIGEST: u32 = 44;
     /// The file cannot be made executable: a filesystem mounted `noexec`.
     pub const NO_EXEC: u32 = 45;
-    /// The finished file cannot be put in place.
+    /// The finished file cannot be moved to its path.
     pub const RENAME: u32 = 46;
 }
 
 /// One of the commands, with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemoteStep {
-    /// Says what the machine is and what is at `path`.
+    /// Reports what the machine is and what is at `path`.
     Probe {
-        /// Where the role server would be.
+        /// Path of the role server.
         path: String,
     },
     /// Stores standard input at `path`, whole or not at all.
@@ -80,10 +77,10 @@ pub enum RemoteStep {
         path: String,
         /// Lower case hex of the content.
         sha256: String,
-        /// Bytes.
+        /// Size of the content in bytes.
         size: u64,
     },
-    /// Runs `path enroll`.
+    /// Runs `path enroll`, with the request on standard input.
     Enroll {
         /// The role server's program.
         path: String,
@@ -91,7 +88,7 @@ pub enum RemoteStep {
 }
 
 impl RemoteStep {
-    /// `shepherd-probe`, `shepherd-upload` or `shepherd-enroll`.
+    /// Name of the step in the command: `shepherd-probe`, `shepherd-upload` or `shepherd-enroll`.
     #[must_use]
     pub const fn marker(&self) -> &'static str {
         match self {

@@ -1,9 +1,10 @@
-//! Rolling out a release: which machine is next, which one is done, and when to stand still.
+//! Roll-out of a role server release over machines.
 //!
-//! A few machines at a time are asked to become it. The next one is asked when those before have reported the release
-//! and are well: their agents are heard, and where they are nodes of a cluster their curators call them healthy. Of a
-//! cluster's control plane one machine at a time is asked, and only while every member is reached. One failure stops it:
-//! what is bad on one machine is likely to be bad on all of them, and a person decides how it goes on.
+//! A few machines at a time get the order to run the release. The next machine gets it when those before it have
+//! reported the release and are healthy: their agents report, and if they are nodes of a cluster their curators report
+//! them as healthy. Of a cluster's control plane one machine at a time gets the order, and only while every member is
+//! reachable. One failure pauses the roll-out: what is bad on one machine is likely to be bad on all of them, and a
+//! person decides how to go on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,41 +14,41 @@ use std::time::Duration;
 use crate::model::ids::MachineId;
 use crate::model::phase::Phase;
 use crate::model::process::UnknownName;
-use crate::model::release::Report;
+use crate::model::release_report::ReleaseReport;
 use crate::model::time::{Timestamp, after, between};
 
 /// Most machines of one roll-out.
-pub const MOST: usize = 10_000;
-/// Most machines that are asked at a time.
-pub const MOST_AT_A_TIME: u32 = 50;
-/// How long a release may take to be heard, in seconds.
-pub const DEADLINES: std::ops::RangeInclusive<u32> = 5..=3_600;
-/// How long a machine that runs the release may take to be well.
-const WELL_WITHIN: Duration = Duration::from_mins(5);
-/// How long after the machine's own limits a report may come.
-const REPORT: Duration = Duration::from_mins(2);
-/// A curator that has not said anything for so long says nothing about now.
-const FRESH: Duration = Duration::from_mins(1);
-/// How long a node is looked at before it counts as healthy: longer than its curator bears silence.
-const SETTLED: Duration = Duration::from_secs(15);
+pub const MAX_MACHINES: usize = 10_000;
+/// Most machines that may have the order at a time.
+pub const MAX_PARALLELISM: u32 = 50;
+/// Range of the time limit for a release to be fetched and reported, in seconds.
+pub const DEADLINE_RANGE_SECONDS: std::ops::RangeInclusive<u32> = 5..=3_600;
+/// How long a machine that runs the release may take to become healthy.
+const HEALTHY_WITHIN: Duration = Duration::from_mins(5);
+/// How long after the machine's own time limits a report may come.
+const REPORT_GRACE: Duration = Duration::from_mins(2);
+/// Age at which an observation by a curator no longer counts.
+const OBSERVATION_TTL: Duration = Duration::from_mins(1);
+/// How long a node is observed before it counts as healthy: longer than its curator tolerates silence.
+const HEALTH_STABLE_FOR: Duration = Duration::from_secs(15);
 
-/// How far a machine is.
+/// State of a machine in a roll-out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum State {
-    /// It was not asked yet.
+pub enum RollOutMachineState {
+    /// It has no order yet.
     Waiting,
-    /// It was asked.
+    /// The order was given to it.
     Ordered,
-    /// It runs the release and is well.
+    /// It runs the release and is healthy.
     Done,
-    /// It does not.
+    /// It does not run the release, or is not healthy.
     Failed,
-    /// It is not asked any more.
+    /// It gets no order any more.
     Skipped,
 }
 
-impl State {
-    /// All of them.
+impl RollOutMachineState {
+    /// All states, in the order of a roll-out.
     pub const ALL: [Self; 5] = [Self::Waiting, Self::Ordered, Self::Done, Self::Failed, Self::Skipped];
 
     /// Its name in the database and for people.
@@ -63,13 +64,13 @@ impl State {
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for RollOutMachineState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for State {
+impl FromStr for RollOutMachineState {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
@@ -81,138 +82,141 @@ impl FromStr for State {
     }
 }
 
-/// A roll-out.
+/// A roll-out, as far as its plan depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RollOut {
-    /// The release.
+    /// Digest of the release.
     pub sha256: [u8; 32],
-    /// How many machines at a time.
+    /// Most machines that may have the order at a time.
     pub parallelism: usize,
-    /// How long each may take to fetch it, and then to be heard.
+    /// How long each machine may take to fetch the release, and then to report it.
     pub deadline: Duration,
-    /// Why it stands still.
-    pub paused: Option<String>,
+    /// Why it is paused; `None` when it is not.
+    pub pause_reason: Option<String>,
 }
 
-/// A machine as a node of its cluster.
+/// The node that a machine is in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
-    /// The cluster's name.
+pub struct RollOutNode {
+    /// Name of the cluster.
     pub cluster: String,
-    /// Whether it is of the control plane.
+    /// Whether it belongs to the control plane.
     pub control_plane: bool,
-    /// Whether its curator called it healthy.
+    /// Whether its curator reported it as healthy.
     pub healthy: bool,
-    /// When the curators answered last.
-    pub seen_at: Option<Timestamp>,
-    /// Whether every member of etcd that votes was reached.
-    pub all_reached: bool,
+    /// When the curators last answered.
+    pub observed_at: Option<Timestamp>,
+    /// Whether every voting member of etcd was reachable.
+    pub all_members_reachable: bool,
 }
 
 /// A machine of a roll-out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
-    /// It.
+pub struct RollOutMachine {
+    /// Identifier of the machine.
     pub machine: MachineId,
-    /// Its name.
+    /// Its name for people.
     pub name: String,
-    /// How far it is.
-    pub state: State,
-    /// The order that it was given.
+    /// Its state in the roll-out.
+    pub state: RollOutMachineState,
+    /// Generation of its order, once it has one.
     pub generation: Option<i64>,
-    /// Since when it is so far.
-    pub changed_at: Timestamp,
-    /// What its agent said last, and since when that is so.
-    pub report: Option<(Report, Timestamp)>,
-    /// Where it is in its life.
+    /// When it entered that state.
+    pub state_since: Timestamp,
+    /// The last report of its agent, and since when the agent reports the same.
+    pub report: Option<(ReleaseReport, Timestamp)>,
+    /// Its phase at that moment.
     pub phase: Phase,
-    /// Why nobody may disturb it, a sentence.
-    pub stop: Option<String>,
-    /// Whether it leaves the fleet.
-    pub leaves: bool,
-    /// What it is in a cluster.
-    pub node: Option<Node>,
+    /// Why it must not be disrupted, as a sentence.
+    pub block_reason: Option<String>,
+    /// Whether it is retiring or retired.
+    pub is_retiring: bool,
+    /// Its node, if it belongs to a cluster.
+    pub node: Option<RollOutNode>,
 }
 
-/// What is to be done.
+/// A step of a roll-out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Ask a machine to become it.
+pub enum RollOutStep {
+    /// Order a machine to run the release.
     Order(MachineId),
-    /// A machine is through, and how, a sentence.
-    Conclude(MachineId, State, String),
-    /// Stand still, and why.
+    /// Record the final state of a machine, with a sentence on how it ended.
+    Conclude(MachineId, RollOutMachineState, String),
+    /// Pause the roll-out, with the reason.
     Pause(String),
-    /// All machines are through.
+    /// End the roll-out: all machines have a final state.
     Finish,
 }
 
-/// What follows.
+/// The next steps of a roll-out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
-    /// In this order.
-    pub steps: Vec<Step>,
-    /// What machines wait for.
-    pub waits: BTreeMap<MachineId, String>,
+pub struct RollOutPlan {
+    /// Steps, to be taken in this order.
+    pub steps: Vec<RollOutStep>,
+    /// What machines wait for, as sentences.
+    pub wait_reasons: BTreeMap<MachineId, String>,
 }
 
-/// Clusters of which these machines, being asked, are of the control plane.
-pub fn disturbed(members: &[Member]) -> impl Iterator<Item = &str> {
-    members.iter().filter(|member| member.state == State::Ordered).filter_map(control_plane_of)
+/// Clusters that have one of these machines in their control plane, while that machine has the order.
+pub fn disrupted_clusters(members: &[RollOutMachine]) -> impl Iterator<Item = &str> {
+    members
+        .iter()
+        .filter(|member| member.state == RollOutMachineState::Ordered)
+        .filter_map(control_plane_cluster)
 }
 
-/// Decides; `elsewhere` are the clusters whose control planes other roll-outs disturb, and `may_begin` is how many more
-/// machines the fleet's budget allows now.
+/// Plans the next steps of a roll-out. `elsewhere` are the clusters whose control planes other roll-outs disrupt, and
+/// `may_begin` is how many more machines the fleet's budget allows now.
 ///
-/// Standing still comes before what it is for: whoever dies in between finds the machine as it was, judges it again, and
-/// has asked nobody else.
+/// The pause comes before the recorded failure. If the process dies between the two, its successor finds the machine as
+/// it was, evaluates it again, and no other machine got the order.
 #[must_use]
-pub fn plan(
+pub fn plan_roll_out(
     roll_out: &RollOut,
-    members: &[Member],
+    members: &[RollOutMachine],
     elsewhere: &BTreeSet<String>,
     may_begin: usize,
     now: Timestamp,
-) -> Plan {
-    let mut plan = Plan::default();
+) -> RollOutPlan {
+    let mut plan = RollOutPlan::default();
     let mut failed = Vec::new();
     let (mut in_flight, mut open) = (0_usize, 0_usize);
     let mut disturbed: BTreeSet<&str> = elsewhere.iter().map(String::as_str).collect();
-    for member in members.iter().filter(|member| member.state == State::Ordered) {
-        if member.leaves {
-            plan.steps.push(leaves(member));
+    for member in members.iter().filter(|member| member.state == RollOutMachineState::Ordered) {
+        if member.is_retiring {
+            plan.steps.push(skip_retiring(member));
             continue;
         }
-        match judge(roll_out, member, now) {
+        match evaluate_machine(roll_out, member, now) {
             Ok(Some(wait)) => {
                 in_flight += 1;
                 open += 1;
-                disturbed.extend(control_plane_of(member));
-                plan.waits.insert(member.machine, wait);
+                disturbed.extend(control_plane_cluster(member));
+                plan.wait_reasons.insert(member.machine, wait);
             }
             Ok(None) => {
-                plan.steps.push(Step::Conclude(
+                plan.steps.push(RollOutStep::Conclude(
                     member.machine,
-                    State::Done,
+                    RollOutMachineState::Done,
                     "it runs the release".to_owned(),
                 ));
             }
             Err(why) => {
                 failed.push(format!("{}: {why}", member.name));
-                plan.steps.push(Step::Conclude(member.machine, State::Failed, why));
+                plan.steps.push(RollOutStep::Conclude(member.machine, RollOutMachineState::Failed, why));
             }
         }
     }
-    let stands = roll_out.paused.is_some() || !failed.is_empty();
+    let stands = roll_out.pause_reason.is_some() || !failed.is_empty();
     let mut left = may_begin;
-    for member in members.iter().filter(|member| member.state == State::Waiting) {
-        if member.leaves {
-            plan.steps.push(leaves(member));
+    for member in members.iter().filter(|member| member.state == RollOutMachineState::Waiting) {
+        if member.is_retiring {
+            plan.steps.push(skip_retiring(member));
             continue;
         }
         if member.report.as_ref().is_some_and(|(report, _)| report.sha256 == roll_out.sha256) {
-            let said = "it ran the release already".to_owned();
-            plan.steps.push(Step::Conclude(member.machine, State::Done, said));
+            let text = "it ran the release already".to_owned();
+            plan.steps.push(RollOutStep::Conclude(member.machine, RollOutMachineState::Done, text));
             continue;
         }
         open += 1;
@@ -220,48 +224,52 @@ pub fn plan(
             continue;
         }
         if in_flight >= roll_out.parallelism {
-            plan.waits.insert(member.machine, format!("{in_flight} before it are not through yet"));
+            plan.wait_reasons.insert(member.machine, format!("{in_flight} before it are not through yet"));
             continue;
         }
-        match objection(member, &disturbed, now) {
-            Some(wait) => drop(plan.waits.insert(member.machine, wait)),
+        match start_objection(member, &disturbed, now) {
+            Some(wait) => drop(plan.wait_reasons.insert(member.machine, wait)),
             None if left == 0 => {
                 let wait =
                     "as many machines as may be were disturbed (shepherdctl get budgets: restart-agent)";
-                plan.waits.insert(member.machine, wait.to_owned());
+                plan.wait_reasons.insert(member.machine, wait.to_owned());
             }
             None => {
                 (in_flight, left) = (in_flight + 1, left - 1);
-                disturbed.extend(control_plane_of(member));
-                plan.steps.push(Step::Order(member.machine));
+                disturbed.extend(control_plane_cluster(member));
+                plan.steps.push(RollOutStep::Order(member.machine));
             }
         }
     }
     if open == 0 {
-        plan.steps.push(Step::Finish);
+        plan.steps.push(RollOutStep::Finish);
     } else if !failed.is_empty() {
-        plan.steps.insert(0, Step::Pause(failed.join("; ")));
+        plan.steps.insert(0, RollOutStep::Pause(failed.join("; ")));
     }
     plan
 }
 
-fn leaves(member: &Member) -> Step {
-    Step::Conclude(member.machine, State::Skipped, "it leaves the fleet".to_owned())
+fn skip_retiring(member: &RollOutMachine) -> RollOutStep {
+    RollOutStep::Conclude(member.machine, RollOutMachineState::Skipped, "it leaves the fleet".to_owned())
 }
 
-/// The cluster of whose control plane a machine is, if it is of one.
+/// The cluster to whose control plane a machine belongs, if any.
 #[must_use]
-pub fn control_plane_of(member: &Member) -> Option<&str> {
+pub fn control_plane_cluster(member: &RollOutMachine) -> Option<&str> {
     member.node.as_ref().filter(|node| node.control_plane).map(|node| node.cluster.as_str())
 }
 
-/// What a machine that was asked is waited for; none when it is through. The error is why it has failed.
-fn judge(roll_out: &RollOut, member: &Member, now: Timestamp) -> Result<Option<String>, String> {
-    let asked = member.generation.unwrap_or_default();
-    let Some((report, since)) = member.report.as_ref().filter(|(report, _)| report.generation >= asked)
+/// What a machine with an order waits for; `None` when it is done. The error is why it has failed.
+fn evaluate_machine(
+    roll_out: &RollOut,
+    member: &RollOutMachine,
+    now: Timestamp,
+) -> Result<Option<String>, String> {
+    let requested = member.generation.unwrap_or_default();
+    let Some((report, since)) = member.report.as_ref().filter(|(report, _)| report.generation >= requested)
     else {
-        let patience = roll_out.deadline.saturating_mul(2).saturating_add(REPORT);
-        if after(member.changed_at, patience) < now {
+        let patience = roll_out.deadline.saturating_mul(2).saturating_add(REPORT_GRACE);
+        if after(member.state_since, patience) < now {
             return Err("it has not said what became of the release".to_owned());
         }
         return Ok(Some("it fetches the release and tries it".to_owned()));
@@ -272,29 +280,29 @@ fn judge(roll_out: &RollOut, member: &Member, now: Timestamp) -> Result<Option<S
     if report.sha256 != roll_out.sha256 {
         return Err(format!("it runs another release: {}", hex::encode(&report.sha256[..8])));
     }
-    match unwell(member, Some(*since), now) {
+    match unhealthy_reason(member, Some(*since), now) {
         None => Ok(None),
-        Some(why) if after(*since, WELL_WITHIN) < now => {
+        Some(why) if after(*since, HEALTHY_WITHIN) < now => {
             Err(format!("it runs the release and is not well: {why}"))
         }
         Some(why) => Ok(Some(format!("it runs the release; {why}"))),
     }
 }
 
-/// Why a machine is not well; as a node, since a moment.
-fn unwell(member: &Member, since: Option<Timestamp>, now: Timestamp) -> Option<String> {
+/// Why a machine is not healthy. For a node, its curator must have reported it as healthy for a while after `since`.
+fn unhealthy_reason(member: &RollOutMachine, since: Option<Timestamp>, now: Timestamp) -> Option<String> {
     if !matches!(member.phase, Phase::Ready | Phase::Installed) {
         return Some(format!("it is {}", member.phase));
     }
     let node = member.node.as_ref()?;
-    let settled = since.map(|since| after(since, SETTLED));
-    let Some(seen) = node.seen_at.filter(|seen| between(*seen, now) <= FRESH) else {
+    let settled = since.map(|since| after(since, HEALTH_STABLE_FOR));
+    let Some(seen) = node.observed_at.filter(|seen| between(*seen, now) <= OBSERVATION_TTL) else {
         return Some(format!("none of the curators of cluster {} answers", node.cluster));
     };
     if !node.healthy {
         return Some(format!("its curator (cluster {}) does not call it healthy", node.cluster));
     }
-    if node.control_plane && !node.all_reached {
+    if node.control_plane && !node.all_members_reachable {
         return Some(format!("not all members of cluster {} are reached", node.cluster));
     }
     settled
@@ -302,20 +310,20 @@ fn unwell(member: &Member, since: Option<Timestamp>, now: Timestamp) -> Option<S
         .map(|_| format!("its curator (cluster {}) has yet to say that it is healthy", node.cluster))
 }
 
-/// Why a machine is not asked now.
-fn objection(member: &Member, disturbed: &BTreeSet<&str>, now: Timestamp) -> Option<String> {
-    if let Some(stop) = &member.stop {
+/// Why a machine cannot get the order now.
+fn start_objection(member: &RollOutMachine, disturbed: &BTreeSet<&str>, now: Timestamp) -> Option<String> {
+    if let Some(stop) = &member.block_reason {
         return Some(stop.clone());
     }
-    if let Some(why) = unwell(member, None, now) {
+    if let Some(why) = unhealthy_reason(member, None, now) {
         return Some(why);
     }
     if member.report.is_none() {
-        let said =
+        let text =
             "its role server is of a release that does not replace itself; a takeover brings it another one";
-        return Some(said.to_owned());
+        return Some(text.to_owned());
     }
-    control_plane_of(member).filter(|cluster| disturbed.contains(cluster)).map(|cluster| {
+    control_plane_cluster(member).filter(|cluster| disturbed.contains(cluster)).map(|cluster| {
         format!("another machine of the control plane of cluster {cluster} is not through yet")
     })
 }
@@ -332,189 +340,219 @@ mod tests {
     }
 
     fn roll_out(parallelism: usize) -> RollOut {
-        RollOut { sha256: NEW, parallelism, deadline: Duration::from_mins(2), paused: None }
+        RollOut { sha256: NEW, parallelism, deadline: Duration::from_mins(2), pause_reason: None }
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "as a member has it")]
-    fn report(generation: i64, sha256: [u8; 32], error: Option<&str>) -> Option<(Report, Timestamp)> {
-        Some((Report { generation, sha256, error: error.map(str::to_owned) }, at(0)))
+    fn report(generation: i64, sha256: [u8; 32], error: Option<&str>) -> Option<(ReleaseReport, Timestamp)> {
+        Some((ReleaseReport { generation, sha256, error: error.map(str::to_owned) }, at(0)))
     }
 
-    fn member(number: u128) -> Member {
-        Member {
+    fn member(number: u128) -> RollOutMachine {
+        RollOutMachine {
             machine: MachineId(uuid::Uuid::from_u128(number)),
             name: format!("m{number}"),
-            state: State::Waiting,
+            state: RollOutMachineState::Waiting,
             generation: None,
-            changed_at: at(0),
+            state_since: at(0),
             report: report(0, OLD, None),
             phase: Phase::Ready,
-            stop: None,
-            leaves: false,
+            block_reason: None,
+            is_retiring: false,
             node: None,
         }
     }
 
-    fn ordered(number: u128) -> Member {
-        Member { state: State::Ordered, generation: Some(1), ..member(number) }
+    fn ordered(number: u128) -> RollOutMachine {
+        RollOutMachine { state: RollOutMachineState::Ordered, generation: Some(1), ..member(number) }
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "as a member has it")]
-    fn node(cluster: &str, control_plane: bool) -> Option<Node> {
+    fn node(cluster: &str, control_plane: bool) -> Option<RollOutNode> {
         let cluster = cluster.to_owned();
-        Some(Node { cluster, control_plane, healthy: true, seen_at: Some(at(30)), all_reached: true })
+        Some(RollOutNode {
+            cluster,
+            control_plane,
+            healthy: true,
+            observed_at: Some(at(30)),
+            all_members_reachable: true,
+        })
     }
 
     fn none() -> BTreeSet<String> {
         BTreeSet::new()
     }
 
-    fn orders(plan: &Plan) -> Vec<u128> {
-        let of = |step: &Step| match step {
-            Step::Order(machine) => Some(machine.0.as_u128()),
+    fn orders(plan: &RollOutPlan) -> Vec<u128> {
+        let of = |step: &RollOutStep| match step {
+            RollOutStep::Order(machine) => Some(machine.0.as_u128()),
             _ => None,
         };
         plan.steps.iter().filter_map(of).collect()
     }
 
     #[test]
-    fn next_machine_is_asked_when_those_before_are_through() {
-        let through = Member { report: report(1, NEW, None), ..ordered(1) };
+    fn next_machine_is_ordered_when_earlier_ones_are_done() {
+        let through = RollOutMachine { report: report(1, NEW, None), ..ordered(1) };
         for (what, first, expected) in [
             ("nobody was asked", member(1), vec![1]),
             ("it was asked", ordered(1), vec![]),
             ("it is through", through.clone(), vec![2]),
-            ("it runs it and is silent", Member { phase: Phase::Silent, ..through.clone() }, vec![]),
+            ("it runs it and is silent", RollOutMachine { phase: Phase::Silent, ..through.clone() }, vec![]),
             (
                 "it runs it, as a node that is well",
-                Member { node: node("a", false), ..through.clone() },
+                RollOutMachine { node: node("a", false), ..through.clone() },
                 vec![2],
             ),
             (
                 "its curator has not looked since",
-                Member {
-                    node: Some(Node { seen_at: Some(at(10)), ..node("a", false).unwrap() }),
+                RollOutMachine {
+                    node: Some(RollOutNode { observed_at: Some(at(10)), ..node("a", false).unwrap() }),
                     ..through.clone()
                 },
                 vec![],
             ),
             (
                 "its curator does not call it healthy",
-                Member {
-                    node: Some(Node { healthy: false, ..node("a", false).unwrap() }),
+                RollOutMachine {
+                    node: Some(RollOutNode { healthy: false, ..node("a", false).unwrap() }),
                     ..through.clone()
                 },
                 vec![],
             ),
             (
                 "another member of its control plane is not reached",
-                Member {
-                    node: Some(Node { all_reached: false, ..node("a", true).unwrap() }),
+                RollOutMachine {
+                    node: Some(RollOutNode { all_members_reachable: false, ..node("a", true).unwrap() }),
                     ..through.clone()
                 },
                 vec![],
             ),
-            ("it ran it before", Member { report: report(0, NEW, None), ..member(1) }, vec![2]),
-            ("it leaves", Member { leaves: true, ..member(1) }, vec![2]),
-            ("somebody holds it", Member { stop: Some("held".to_owned()), ..member(1) }, vec![2]),
-            ("it is not well", Member { phase: Phase::Recovering, ..member(1) }, vec![2]),
-            ("it has no such role server", Member { report: None, ..member(1) }, vec![2]),
+            ("it ran it before", RollOutMachine { report: report(0, NEW, None), ..member(1) }, vec![2]),
+            ("it leaves", RollOutMachine { is_retiring: true, ..member(1) }, vec![2]),
+            (
+                "somebody holds it",
+                RollOutMachine { block_reason: Some("held".to_owned()), ..member(1) },
+                vec![2],
+            ),
+            ("it is not well", RollOutMachine { phase: Phase::Recovering, ..member(1) }, vec![2]),
+            ("it has no such role server", RollOutMachine { report: None, ..member(1) }, vec![2]),
         ] {
-            let plan = plan(&roll_out(1), &[first, member(2), member(3)], &none(), 9, at(40));
+            let plan = plan_roll_out(&roll_out(1), &[first, member(2), member(3)], &none(), 9, at(40));
             assert_eq!(orders(&plan), expected, "{what}: {plan:?}");
-            assert!(plan.waits.contains_key(&member(3).machine), "{what}: {plan:?}");
+            assert!(plan.wait_reasons.contains_key(&member(3).machine), "{what}: {plan:?}");
         }
     }
 
     #[test]
-    fn failure_stops_it_and_says_which_machine_and_why() {
+    fn failure_pauses_the_roll_out_with_machine_and_reason() {
         let late = at(40 + 2 * 120 + 120);
-        let runs = Member { report: report(1, NEW, None), ..ordered(1) };
+        let runs = RollOutMachine { report: report(1, NEW, None), ..ordered(1) };
         for (what, first, now, expected) in [
-            ("it gave it up", Member { report: report(1, OLD, Some("no")), ..ordered(1) }, at(40), "m1: no"),
+            (
+                "it gave it up",
+                RollOutMachine { report: report(1, OLD, Some("no")), ..ordered(1) },
+                at(40),
+                "m1: no",
+            ),
             (
                 "it runs another one",
-                Member { report: report(1, OLD, None), ..ordered(1) },
+                RollOutMachine { report: report(1, OLD, None), ..ordered(1) },
                 at(40),
                 "m1: it runs another",
             ),
             ("it says nothing", ordered(1), late, "m1: it has not said"),
             (
                 "it gets not well",
-                Member { phase: Phase::Silent, ..runs },
+                RollOutMachine { phase: Phase::Silent, ..runs },
                 at(301),
                 "m1: it runs the release and is not",
             ),
         ] {
-            let plan = plan(&roll_out(2), &[first, member(2)], &none(), 9, now);
+            let plan = plan_roll_out(&roll_out(2), &[first, member(2)], &none(), 9, now);
             assert_eq!(orders(&plan), [0; 0], "{what}");
-            // It stands still first: else whoever comes next finds no failure, and asks the next machine.
-            let Some(Step::Pause(why)) = plan.steps.first() else { panic!("{what}: {plan:?}") };
+            // The pause comes first. Otherwise the next process finds no failure, and gives the order to the next
+            // machine.
+            let Some(RollOutStep::Pause(why)) = plan.steps.first() else { panic!("{what}: {plan:?}") };
             assert!(why.starts_with(expected), "{what}: {why}");
-            assert!(matches!(plan.steps[1], Step::Conclude(_, State::Failed, _)), "{what}");
+            assert!(
+                matches!(plan.steps[1], RollOutStep::Conclude(_, RollOutMachineState::Failed, _)),
+                "{what}"
+            );
         }
-        let paused = RollOut { paused: Some("kim".to_owned()), ..roll_out(2) };
-        assert_eq!(plan(&paused, &[member(1)], &none(), 9, at(40)).steps, []);
-        // One that is through while it stands still is.
-        let through = Member { report: report(1, NEW, None), ..ordered(1) };
-        let steps = plan(&paused, &[through, member(2)], &none(), 9, at(40)).steps;
-        assert!(matches!(steps[..], [Step::Conclude(_, State::Done, _)]), "{steps:?}");
+        let paused = RollOut { pause_reason: Some("kim".to_owned()), ..roll_out(2) };
+        assert_eq!(plan_roll_out(&paused, &[member(1)], &none(), 9, at(40)).steps, []);
+        // A machine that is done while the roll-out is paused counts as done.
+        let through = RollOutMachine { report: report(1, NEW, None), ..ordered(1) };
+        let steps = plan_roll_out(&paused, &[through, member(2)], &none(), 9, at(40)).steps;
+        assert!(matches!(steps[..], [RollOutStep::Conclude(_, RollOutMachineState::Done, _)]), "{steps:?}");
     }
 
     #[test]
-    fn few_at_a_time_and_of_a_control_plane_one() {
-        let many: Vec<Member> = (1..=5).map(member).collect();
-        assert_eq!(orders(&plan(&roll_out(3), &many, &none(), 9, at(40))), [1, 2, 3]);
+    fn parallelism_is_bounded_and_one_per_control_plane() {
+        let many: Vec<RollOutMachine> = (1..=5).map(member).collect();
+        assert_eq!(orders(&plan_roll_out(&roll_out(3), &many, &none(), 9, at(40))), [1, 2, 3]);
         assert_eq!(
-            orders(&plan(&roll_out(3), &many, &none(), 2, at(40))),
+            orders(&plan_roll_out(&roll_out(3), &many, &none(), 2, at(40))),
             [1, 2],
             "no more than the budget allows"
         );
-        let of = |number, cluster, part| Member { node: node(cluster, part), ..member(number) };
+        let of = |number, cluster, part| RollOutMachine { node: node(cluster, part), ..member(number) };
         let all = [of(1, "a", true), of(2, "a", true), of(3, "b", true), of(4, "a", false), of(5, "a", true)];
-        assert_eq!(orders(&plan(&roll_out(9), &all, &none(), 9, at(40))), [1, 3, 4]);
-        let first = Member { state: State::Ordered, generation: Some(1), ..of(1, "a", true) };
-        assert_eq!(orders(&plan(&roll_out(9), &[first, of(2, "a", true)], &none(), 9, at(40))), [0; 0]);
+        assert_eq!(orders(&plan_roll_out(&roll_out(9), &all, &none(), 9, at(40))), [1, 3, 4]);
+        let first =
+            RollOutMachine { state: RollOutMachineState::Ordered, generation: Some(1), ..of(1, "a", true) };
+        assert_eq!(
+            orders(&plan_roll_out(&roll_out(9), &[first, of(2, "a", true)], &none(), 9, at(40))),
+            [0; 0]
+        );
     }
 
     #[test]
-    fn what_another_roll_out_disturbs_is_left_alone() {
-        let of = |number, cluster, part| Member { node: node(cluster, part), ..member(number) };
-        let asked = Member { state: State::Ordered, generation: Some(1), ..of(7, "a", true) };
+    fn clusters_of_other_roll_outs_are_not_disrupted() {
+        let of = |number, cluster, part| RollOutMachine { node: node(cluster, part), ..member(number) };
+        let machine =
+            RollOutMachine { state: RollOutMachineState::Ordered, generation: Some(1), ..of(7, "a", true) };
         let elsewhere: BTreeSet<String> =
-            disturbed(&[asked, of(8, "b", true), ordered(9)]).map(str::to_owned).collect();
+            disrupted_clusters(&[machine, of(8, "b", true), ordered(9)]).map(str::to_owned).collect();
         assert_eq!(elsewhere, BTreeSet::from(["a".to_owned()]));
         let all = [of(1, "a", true), of(2, "a", false), of(3, "b", true)];
-        assert_eq!(orders(&plan(&roll_out(9), &all, &elsewhere, 9, at(40))), [2, 3]);
+        assert_eq!(orders(&plan_roll_out(&roll_out(9), &all, &elsewhere, 9, at(40))), [2, 3]);
     }
 
     #[test]
-    fn machine_that_leaves_is_no_failure() {
-        let leaving = Member { leaves: true, phase: Phase::Retiring, ..ordered(1) };
+    fn retiring_machine_is_skipped_not_failed() {
+        let leaving = RollOutMachine { is_retiring: true, phase: Phase::Retiring, ..ordered(1) };
         for now in [at(40), at(100_000)] {
-            let steps = plan(&roll_out(1), &[leaving.clone(), member(2)], &none(), 9, now).steps;
-            assert!(matches!(steps[0], Step::Conclude(_, State::Skipped, _)), "{steps:?}");
-            assert!(!steps.iter().any(|step| matches!(step, Step::Pause(_))), "{steps:?}");
+            let steps = plan_roll_out(&roll_out(1), &[leaving.clone(), member(2)], &none(), 9, now).steps;
+            assert!(
+                matches!(steps[0], RollOutStep::Conclude(_, RollOutMachineState::Skipped, _)),
+                "{steps:?}"
+            );
+            assert!(!steps.iter().any(|step| matches!(step, RollOutStep::Pause(_))), "{steps:?}");
         }
     }
 
     #[test]
-    fn it_ends_when_every_machine_is_through() {
-        let through = Member { report: report(1, NEW, None), ..ordered(1) };
-        let failed = Member { state: State::Failed, ..member(2) };
-        let steps = plan(&roll_out(1), &[through, failed.clone()], &none(), 9, at(40)).steps;
-        assert_eq!(steps.last(), Some(&Step::Finish));
-        assert_eq!(plan(&roll_out(1), &[failed, ordered(3)], &none(), 9, at(40)).steps, []);
-        // Also when the last one has failed: nothing is left to stand still for.
-        let last = Member { report: report(1, OLD, Some("no")), ..ordered(1) };
-        assert_eq!(plan(&roll_out(1), &[last], &none(), 9, at(40)).steps.last(), Some(&Step::Finish));
+    fn roll_out_finishes_when_every_machine_is_done() {
+        let through = RollOutMachine { report: report(1, NEW, None), ..ordered(1) };
+        let failed = RollOutMachine { state: RollOutMachineState::Failed, ..member(2) };
+        let steps = plan_roll_out(&roll_out(1), &[through, failed.clone()], &none(), 9, at(40)).steps;
+        assert_eq!(steps.last(), Some(&RollOutStep::Finish));
+        assert_eq!(plan_roll_out(&roll_out(1), &[failed, ordered(3)], &none(), 9, at(40)).steps, []);
+        // The same if the last machine failed: nothing is left to pause for.
+        let last = RollOutMachine { report: report(1, OLD, Some("no")), ..ordered(1) };
+        assert_eq!(
+            plan_roll_out(&roll_out(1), &[last], &none(), 9, at(40)).steps.last(),
+            Some(&RollOutStep::Finish)
+        );
     }
 
     #[test]
     fn states_have_names() {
-        for state in State::ALL {
-            assert_eq!(state.as_str().parse::<State>().unwrap(), state);
+        for state in RollOutMachineState::ALL {
+            assert_eq!(state.as_str().parse::<RollOutMachineState>().unwrap(), state);
         }
-        assert!("odd".parse::<State>().is_err());
+        assert!("odd".parse::<RollOutMachineState>().is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Roll-outs as people see them.
+//! Roll-out view for the API and `shepherdctl`.
 
 use std::collections::BTreeMap;
 
@@ -6,59 +6,59 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::time::Timestamp;
 
-/// A roll-out.
+/// A roll-out, as people see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RollOutView {
-    /// By what it is known.
+    /// Identifier of the roll-out.
     pub id: String,
-    /// The release's name.
+    /// Name of the release.
     pub release: String,
-    /// Its digest, 64 hexadecimal digits.
+    /// Digest of the release, 64 hexadecimal digits.
     pub sha256: String,
-    /// Which machines were meant.
-    pub select: String,
-    /// How many at a time.
+    /// The selector of its machines.
+    pub selector: String,
+    /// Most machines that may have the order at a time.
     pub parallelism: u32,
-    /// How long each may take, in seconds.
+    /// How long each machine may take, in seconds.
     pub deadline_seconds: u32,
     /// When it was ordered.
     pub created_at: Timestamp,
-    /// By whom.
+    /// The operator who ordered it.
     pub created_by: String,
-    /// Why.
+    /// Why, in the operator's words.
     pub reason: String,
-    /// Why it stands still.
-    pub paused: Option<String>,
-    /// When it ended.
+    /// Why it is paused; `None` when it is not.
+    pub pause_reason: Option<String>,
+    /// When it ended; `None` while it runs.
     pub ended_at: Option<Timestamp>,
-    /// How: `finished` or `aborted`.
-    pub ended: Option<String>,
+    /// How it ended: `finished` or `aborted`.
+    pub outcome: Option<String>,
     /// How many of its machines are in each state.
     pub counts: BTreeMap<String, u32>,
-    /// Its machines, where it was asked about alone.
+    /// Its machines; empty in a list of roll-outs.
     pub machines: Vec<RollOutMachineView>,
 }
 
 /// A machine of a roll-out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RollOutMachineView {
-    /// UUID.
+    /// UUID of the machine.
     pub machine: String,
-    /// Its provider's name for it.
+    /// The provider's name for the machine.
     pub name: String,
-    /// `waiting`, `ordered`, `done`, `failed` or `skipped`.
+    /// Its state: `waiting`, `ordered`, `done`, `failed` or `skipped`.
     pub state: String,
     /// What it waits for, or how it ended.
-    pub said: Option<String>,
-    /// Since when it is so far.
-    pub changed_at: Timestamp,
+    pub message: Option<String>,
+    /// When it entered that state.
+    pub state_since: Timestamp,
 }
 
 impl RollOutView {
-    /// In one word: `rolling`, `paused`, `finished` or `aborted`.
+    /// Its stage in one word: `rolling`, `paused`, `finished` or `aborted`.
     #[must_use]
     pub fn stage(&self) -> &str {
-        match (&self.ended, &self.paused) {
+        match (&self.outcome, &self.pause_reason) {
             (Some(ended), _) => ended,
             (None, Some(_)) => "paused",
             (None, None) => "rolling",
@@ -67,25 +67,31 @@ impl RollOutView {
 
     /// How many machines are in each state, as `done 3, waiting 5`.
     #[must_use]
-    pub fn counts(&self) -> String {
+    pub fn format_counts(&self) -> String {
         let counts: Vec<String> =
             self.counts.iter().map(|(state, count)| format!("{state} {count}")).collect();
         counts.join(", ")
     }
 }
 
-/// A machine's part in the roll-out that it is in, a sentence for `why`.
+/// A machine's state in its roll-out, as a sentence for `why`.
 #[must_use]
-pub fn note(id: &str, release: &str, state: &str, paused: Option<&str>, said: Option<&str>) -> String {
+pub fn roll_out_note(
+    id: &str,
+    release: &str,
+    state: &str,
+    paused: Option<&str>,
+    text: Option<&str>,
+) -> String {
     let part = match state {
         "waiting" => "is to become",
         "ordered" => "was asked to become",
         "failed" => "failed to become",
         _ => "has become",
     };
-    let said = said.map(|said| format!("; {said}")).unwrap_or_default();
+    let text = text.map(|text| format!("; {text}")).unwrap_or_default();
     let paused = paused.map(|why| format!("; the roll-out stands still: {why}")).unwrap_or_default();
-    format!("it {part} the release {release} (update {id}){said}{paused}")
+    format!("it {part} the release {release} (update {id}){text}{paused}")
 }
 
 #[cfg(test)]
@@ -94,7 +100,7 @@ mod tests {
 
     #[test]
     fn note_is_a_sentence() {
-        for (state, paused, said, expected) in [
+        for (state, paused, text, expected) in [
             ("waiting", None, None, "it is to become the release 1.4 (update a1)"),
             (
                 "ordered",
@@ -110,7 +116,7 @@ mod tests {
             ),
             ("done", None, None, "it has become the release 1.4 (update a1)"),
         ] {
-            assert_eq!(note("a1", "1.4", state, paused, said), expected);
+            assert_eq!(roll_out_note("a1", "1.4", state, paused, text), expected);
         }
     }
 }

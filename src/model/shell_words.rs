@@ -1,17 +1,15 @@
-//! One argument vector as one line for a POSIX shell, and back.
+//! Shell quoting: argument vectors to one command line and back.
 //!
-//! SSH carries a command as a single string that the remote user's login shell
-//! parses. Everything this project runs on a machine is an argument vector, so
-//! each word is quoted here and nowhere else: a device list's `RebootCommand`
-//! with a space or a `$(…)` in it stays the word it was. Single quotes are the
-//! only quoting used, because they are the only kind that every login shell in
-//! use reads alike.
+//! SSH carries a command as a single string that the remote user's login shell parses. Everything this project runs on
+//! a machine is an argument vector, so each word is quoted here and nowhere else: a device list's `RebootCommand` with
+//! a space or a `$(…)` in it stays the word it was. Only single quotes are used, because every login shell in use reads
+//! them alike.
 
 /// A word that no shell command can carry.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the argument {word:?} holds a NUL character, which no command line can carry; remove it")]
 pub struct NulInWord {
-    /// The word as it was given.
+    /// The word as it was passed.
     pub word: String,
 }
 
@@ -28,7 +26,7 @@ pub fn quote(word: &str) -> Result<String, NulInWord> {
     quoted.push('\'');
     for part in word.split_inclusive('\'') {
         match part.strip_suffix('\'') {
-            // The quote itself stands outside the quoted run: 'it'\''s'.
+            // The quote itself is outside the quoted run: 'it'\''s'.
             Some(before) => {
                 quoted.push_str(before);
                 quoted.push_str("'\\''");
@@ -40,14 +38,14 @@ pub fn quote(word: &str) -> Result<String, NulInWord> {
     Ok(quoted)
 }
 
-/// One word as a person would write it: bare where that is safe, quoted elsewhere.
+/// Quotes a word as a person would: bare where that is safe, quoted elsewhere.
 #[must_use]
-pub fn word(text: &str) -> String {
+pub fn quote_if_needed(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         return text.to_owned();
     }
-    // What holds a NUL cannot be typed; without it the rest can at least be read.
+    // A word with a NUL cannot be typed. Without the NUL it can at least be read.
     quote(text).unwrap_or_else(|_| text.replace('\0', ""))
 }
 
@@ -61,10 +59,10 @@ pub fn join<W: AsRef<str>>(words: &[W]) -> Result<String, NulInWord> {
     Ok(quoted.join(" "))
 }
 
-/// Reads a command line made of bare words, single quotes and backslashes.
+/// Parses a command line made of bare words, single quotes and backslashes.
 ///
-/// `None` for anything that a shell would expand, redirect or run as more than
-/// one command: whoever uses this (a simulated machine) must not guess.
+/// `None` for anything that a shell would expand, redirect or run as more than one command: the caller (a simulated
+/// machine) must not guess.
 #[must_use]
 pub fn split(line: &str) -> Option<Vec<String>> {
     let mut words = Vec::new();
@@ -114,11 +112,11 @@ mod tests {
             ("$(reboot)", "'$(reboot)'"),
             ("", "''"),
         ] {
-            assert_eq!(word(text), expected);
+            assert_eq!(quote_if_needed(text), expected);
         }
     }
 
-    fn printed_by_sh(command: &str) -> Vec<u8> {
+    fn sh_output(command: &str) -> Vec<u8> {
         let output = Command::new("/bin/sh").arg("-c").arg(command).output().unwrap();
         assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
         output.stdout
@@ -130,7 +128,7 @@ mod tests {
             ["", "'", "''", "it's", "$(id)", "`id`", "a b", "\\", "\\'", "*", "~", "-n", "\n", "é", "!"]
         {
             let line = format!("printf '<%s>' {}", quote(word).unwrap());
-            assert_eq!(printed_by_sh(&line), format!("<{word}>").into_bytes());
+            assert_eq!(sh_output(&line), format!("<{word}>").into_bytes());
             assert_eq!(split(&quote(word).unwrap()), Some(vec![word.to_owned()]));
         }
     }
@@ -164,7 +162,7 @@ mod tests {
                 expected.extend_from_slice(word.as_bytes());
                 expected.push(0);
             }
-            prop_assert_eq!(printed_by_sh(&line), expected);
+            prop_assert_eq!(sh_output(&line), expected);
             prop_assert_eq!(split(&line), Some(vector));
         }
     }

@@ -1,78 +1,78 @@
-//! What differs between the nodes that have one role: `{{fact}}` in the texts of a declaration.
+//! Templates: `{{fact}}` placeholders in role declarations.
 //!
-//! A declaration is one text for all nodes, and some of what a service is told is different on each: its
-//! address, its name. So texts may hold facts by name, which the node replaces by what is true of itself.
-//! There is nothing else: no conditions, no loops, no defaults. Whoever needs more has a program for it, and
-//! a text that two readers understand differently is how a cluster is lost.
+//! A declaration is one text for all nodes, but some of a service's configuration differs between nodes: its address,
+//! its name. So texts may contain the names of facts, which the node replaces by its own values. There are no
+//! conditions, no loops and no defaults. An operator who needs more writes a program for it: a text that two readers
+//! understand differently is how a cluster is lost.
 //!
-//! A name that is not known is refused when the role is declared, by the curator, where a person reads the
-//! answer; not on a hundred nodes at night. One thing can only be known on the node: whether it has the label
-//! that is asked for. Where it has not, the service is not started, rather than started with an empty word in
-//! the middle of its command.
+//! The curator rejects an unknown name when the role is declared, where a person reads the response, and not on a
+//! hundred nodes at night. Two things can be checked on the node only: whether it has the requested label, and whether
+//! it knows its machine. If not, the service is not started, rather than started with an empty word in the middle of
+//! its command.
 //!
-//! `{{{{` stands for `{{`, for files that have templates of their own.
+//! `{{{{` is replaced by `{{`, for files that have templates of their own.
 
 use std::fmt;
 
 use crate::model::label::{self, Labels};
 
-/// Something that a node knows of itself or of its cluster.
+/// A fact of a node or of its cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fact {
-    /// `node.id`
+pub enum TemplateFact {
+    /// Fact `node.id`: the node's id.
     NodeId,
-    /// `node.address`
+    /// Fact `node.address`: the address that the node reports.
     NodeAddress,
-    /// `node.machine`
+    /// Fact `node.machine`: UUID of the node's machine.
     NodeMachine,
-    /// `node.label.KEY`
+    /// Fact `node.label.KEY`: value of a label of the node.
     NodeLabel(String),
-    /// `cluster.id`
+    /// Fact `cluster.id`: UUID of the cluster.
     ClusterId,
-    /// `cluster.curators`
+    /// Fact `cluster.curators`: `host:port` of every curator, separated by commas.
     ClusterCurators,
-    /// `role.name`
+    /// Fact `role.name`: name of the role.
     RoleName,
-    /// `role.revision`
+    /// Fact `role.revision`: revision of the role's declaration.
     RoleRevision,
-    /// `service.name`
+    /// Fact `service.name`: name of the service.
     ServiceName,
 }
 
-/// Those that have one name.
-const NAMED: [(&str, Fact); 8] = [
-    ("node.id", Fact::NodeId),
-    ("node.address", Fact::NodeAddress),
-    ("node.machine", Fact::NodeMachine),
-    ("cluster.id", Fact::ClusterId),
-    ("cluster.curators", Fact::ClusterCurators),
-    ("role.name", Fact::RoleName),
-    ("role.revision", Fact::RoleRevision),
-    ("service.name", Fact::ServiceName),
+/// Facts with a fixed name.
+const NAMED_FACTS: [(&str, TemplateFact); 8] = [
+    ("node.id", TemplateFact::NodeId),
+    ("node.address", TemplateFact::NodeAddress),
+    ("node.machine", TemplateFact::NodeMachine),
+    ("cluster.id", TemplateFact::ClusterId),
+    ("cluster.curators", TemplateFact::ClusterCurators),
+    ("role.name", TemplateFact::RoleName),
+    ("role.revision", TemplateFact::RoleRevision),
+    ("service.name", TemplateFact::ServiceName),
 ];
-/// What the names of labels begin with.
-const LABEL: &str = "node.label.";
+/// Prefix of the names of label facts.
+const LABEL_PREFIX: &str = "node.label.";
 
-impl fmt::Display for Fact {
+impl fmt::Display for TemplateFact {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Self::NodeLabel(key) = self {
-            return write!(f, "{LABEL}{key}");
+            return write!(f, "{LABEL_PREFIX}{key}");
         }
-        let name = NAMED.iter().find(|(_, fact)| fact == self).map_or("", |(name, _)| name);
+        let name = NAMED_FACTS.iter().find(|(_, fact)| fact == self).map_or("", |(name, _)| name);
         f.write_str(name)
     }
 }
 
-/// What is true on one node, for one service.
+/// The values of the facts on one node, for one service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
-    /// The node's id.
+pub struct TemplateFacts {
+    /// Id of the node in its cluster.
     pub node_id: String,
-    /// The address it reports.
+    /// The address that the node reports.
     pub node_address: String,
-    /// UUID of its machine; empty when nobody said.
+    /// UUID of its machine; empty when that is not known.
     pub node_machine: String,
-    /// Its labels.
+    /// Labels of the node.
     pub node_labels: Labels,
     /// UUID of the cluster.
     pub cluster_id: String,
@@ -80,68 +80,68 @@ pub struct Facts {
     pub cluster_curators: Vec<String>,
     /// The role that the service belongs to.
     pub role_name: String,
-    /// Which declaration of it.
+    /// Revision of the role's declaration.
     pub role_revision: u64,
-    /// The service.
+    /// Name of the service.
     pub service_name: String,
 }
 
-/// Why a text is no template.
+/// Why a text is not a valid template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
     /// A pair of braces is not closed.
     #[error("{{{{ at character {0} is never closed; write {{{{{{{{ for two braces that are meant as such")]
     Unclosed(usize),
-    /// A name is not known.
+    /// The name of a fact is unknown.
     #[error(
         "there is no fact {name:?}; there are {facts}. Write {{{{{{{{ for two braces that are meant as such"
     )]
     Unknown {
-        /// What stands between the braces.
+        /// The text between the braces.
         name: String,
-        /// What could.
+        /// The names that are valid there.
         facts: String,
     },
-    /// A label's key is none.
+    /// The key of a label is not valid.
     #[error("{0}")]
     Label(String),
 }
 
-/// Why a text cannot be made on a node.
+/// Why a template cannot be rendered on a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RenderError {
-    /// The node has no such label.
+    /// The node does not have the label.
     #[error(
         "{node} has no label {key:?}, which {{{{node.label.{key}}}}} asks for: set it, or take the role from the node"
     )]
     NoLabel {
-        /// Which node.
+        /// Id of the node.
         node: String,
-        /// Which label.
+        /// Key of the missing label.
         key: String,
     },
-    /// Nobody said which machine the node is on.
+    /// The machine of the node is not known.
     #[error("nobody has said which machine {node} is on, which {{{{node.machine}}}} asks for")]
     NoMachine {
-        /// Which node.
+        /// Id of the node.
         node: String,
     },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
+enum TemplatePart {
     Text(String),
-    Fact(Fact),
+    Fact(TemplateFact),
 }
 
-/// A text with facts in it, all of which are known by name.
+/// A parsed text with facts in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
-    parts: Vec<Part>,
+    parts: Vec<TemplatePart>,
 }
 
 impl Template {
-    /// Reads a text.
+    /// Parses a text with `{{fact}}` in it.
     pub fn parse(text: &str) -> Result<Self, TemplateError> {
         let mut parts = Vec::new();
         let mut literal = String::new();
@@ -158,75 +158,75 @@ impl Template {
             let unclosed = || TemplateError::Unclosed(text[..position].chars().count() + 1);
             let (name, behind) = begun.split_once("}}").ok_or_else(unclosed)?;
             if !literal.is_empty() {
-                parts.push(Part::Text(std::mem::take(&mut literal)));
+                parts.push(TemplatePart::Text(std::mem::take(&mut literal)));
             }
-            parts.push(Part::Fact(fact(name)?));
+            parts.push(TemplatePart::Fact(parse_fact(name)?));
             rest = behind;
         }
         literal.push_str(rest);
         if !literal.is_empty() {
-            parts.push(Part::Text(literal));
+            parts.push(TemplatePart::Text(literal));
         }
         Ok(Self { parts })
     }
 
-    /// The facts in it, as often as they stand there.
-    pub fn facts(&self) -> impl Iterator<Item = &Fact> {
+    /// The facts in it, repeated as often as they occur.
+    pub fn facts(&self) -> impl Iterator<Item = &TemplateFact> {
         self.parts.iter().filter_map(|part| match part {
-            Part::Fact(fact) => Some(fact),
-            Part::Text(_) => None,
+            TemplatePart::Fact(fact) => Some(fact),
+            TemplatePart::Text(_) => None,
         })
     }
 
-    /// The text as it is on one node.
+    /// The text with the facts of one node filled in.
     ///
-    /// What a fact says is taken as it is; braces in it are no facts.
-    pub fn render(&self, facts: &Facts) -> Result<String, RenderError> {
+    /// The value of a fact is inserted as it is. Braces in it have no meaning.
+    pub fn render(&self, facts: &TemplateFacts) -> Result<String, RenderError> {
         let mut text = String::new();
         for part in &self.parts {
             match part {
-                Part::Text(literal) => text.push_str(literal),
-                Part::Fact(fact) => text.push_str(&facts.value(fact)?),
+                TemplatePart::Text(literal) => text.push_str(literal),
+                TemplatePart::Fact(fact) => text.push_str(&facts.fact_value(fact)?),
             }
         }
         Ok(text)
     }
 }
 
-impl Facts {
-    fn value(&self, fact: &Fact) -> Result<String, RenderError> {
+impl TemplateFacts {
+    fn fact_value(&self, fact: &TemplateFact) -> Result<String, RenderError> {
         Ok(match fact {
-            Fact::NodeId => self.node_id.clone(),
-            Fact::NodeAddress => self.node_address.clone(),
-            Fact::NodeMachine if self.node_machine.is_empty() => {
+            TemplateFact::NodeId => self.node_id.clone(),
+            TemplateFact::NodeAddress => self.node_address.clone(),
+            TemplateFact::NodeMachine if self.node_machine.is_empty() => {
                 return Err(RenderError::NoMachine { node: self.node_id.clone() });
             }
-            Fact::NodeMachine => self.node_machine.clone(),
-            Fact::NodeLabel(key) => {
+            TemplateFact::NodeMachine => self.node_machine.clone(),
+            TemplateFact::NodeLabel(key) => {
                 let missing = || RenderError::NoLabel { node: self.node_id.clone(), key: key.clone() };
                 self.node_labels.get(key).cloned().ok_or_else(missing)?
             }
-            Fact::ClusterId => self.cluster_id.clone(),
-            Fact::ClusterCurators => self.cluster_curators.join(","),
-            Fact::RoleName => self.role_name.clone(),
-            Fact::RoleRevision => self.role_revision.to_string(),
-            Fact::ServiceName => self.service_name.clone(),
+            TemplateFact::ClusterId => self.cluster_id.clone(),
+            TemplateFact::ClusterCurators => self.cluster_curators.join(","),
+            TemplateFact::RoleName => self.role_name.clone(),
+            TemplateFact::RoleRevision => self.role_revision.to_string(),
+            TemplateFact::ServiceName => self.service_name.clone(),
         })
     }
 }
 
-fn fact(name: &str) -> Result<Fact, TemplateError> {
-    if let Some((_, fact)) = NAMED.iter().find(|(known, _)| *known == name) {
+fn parse_fact(name: &str) -> Result<TemplateFact, TemplateError> {
+    if let Some((_, fact)) = NAMED_FACTS.iter().find(|(known, _)| *known == name) {
         return Ok(fact.clone());
     }
-    if let Some(key) = name.strip_prefix(LABEL) {
-        label::check_key(key).map_err(TemplateError::Label)?;
-        return Ok(Fact::NodeLabel(key.to_owned()));
+    if let Some(key) = name.strip_prefix(LABEL_PREFIX) {
+        label::check_label_key(key).map_err(TemplateError::Label)?;
+        return Ok(TemplateFact::NodeLabel(key.to_owned()));
     }
-    let facts: Vec<&str> = NAMED.iter().map(|(name, _)| *name).collect();
+    let facts: Vec<&str> = NAMED_FACTS.iter().map(|(name, _)| *name).collect();
     Err(TemplateError::Unknown {
         name: name.chars().take(100).collect(),
-        facts: format!("{} and {LABEL}KEY", facts.join(", ")),
+        facts: format!("{} and {LABEL_PREFIX}KEY", facts.join(", ")),
     })
 }
 
@@ -234,8 +234,8 @@ fn fact(name: &str) -> Result<Fact, TemplateError> {
 mod tests {
     use super::*;
 
-    fn facts() -> Facts {
-        Facts {
+    fn facts() -> TemplateFacts {
+        TemplateFacts {
             node_id: "node-7".to_owned(),
             node_address: "10.0.0.7".to_owned(),
             node_machine: "m-7".to_owned(),
@@ -265,7 +265,7 @@ mod tests {
             ("{{{{node.id}}", "{{node.id}}"),
             ("{{{{{{node.id}}", "{{node-7"),
             ("ü{{node.id}}ü", "ünode-7ü"),
-            // What a fact says is no template.
+            // The value of a fact is no template.
             ("{{node.label.a/b}}", "{{node.id}}"),
         ] {
             assert_eq!(Template::parse(text).unwrap().render(&facts()).unwrap(), expected, "{text:?}");
@@ -274,16 +274,16 @@ mod tests {
 
     #[test]
     fn every_named_fact_reads_back_as_it_is_written() {
-        for (name, fact) in NAMED {
+        for (name, fact) in NAMED_FACTS {
             assert_eq!(fact.to_string(), name);
             let template = Template::parse(&format!("{{{{{name}}}}}")).unwrap();
-            assert_eq!(template.parts, [Part::Fact(fact)]);
+            assert_eq!(template.parts, [TemplatePart::Fact(fact)]);
         }
-        assert_eq!(Fact::NodeLabel("row".to_owned()).to_string(), "node.label.row");
+        assert_eq!(TemplateFact::NodeLabel("row".to_owned()).to_string(), "node.label.row");
     }
 
     #[test]
-    fn what_is_not_known_is_refused_when_it_is_declared() {
+    fn unknown_facts_are_rejected_at_declaration() {
         for text in
             ["{{node.ID}}", "{{ node.id }}", "{{}}", "{{id}}", "{{node.label}}", "a {{x}} b", "{{node.id}"]
         {
@@ -302,14 +302,14 @@ mod tests {
         let sentence = error.to_string();
         assert!(sentence.contains("node-7 has no label \"rack\""), "{sentence}");
         assert!(sentence.contains("{{node.label.rack}}"), "{sentence}");
-        let unsaid = Facts { node_machine: String::new(), ..facts() };
+        let unsaid = TemplateFacts { node_machine: String::new(), ..facts() };
         assert!(Template::parse("{{node.machine}}").unwrap().render(&unsaid).is_err());
     }
 
     proptest::proptest! {
         #[test]
         fn escaped_text_comes_out_as_it_was(text in "[a{} é]{0,20}") {
-            // Pairs of braces from the left, as the reader finds them.
+            // Pairs of braces are read from the left, as the parser does.
             let template = Template::parse(&text.replace("{{", "{{{{"));
             proptest::prop_assert_eq!(template.unwrap().render(&facts()).unwrap(), text);
         }

@@ -1,4 +1,4 @@
-//! Time as the BMDB tells it, and durations as people write them.
+//! Timestamps, spans and rates.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -8,16 +8,16 @@ use std::time::{Duration, SystemTime};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A moment on the database's clock.
+/// A moment by the database's clock.
 pub type Timestamp = DateTime<Utc>;
 
-/// `at` plus `by`, stopping at the end of representable time instead of failing there.
+/// `at` plus `by`; the end of representable time if the sum is beyond it.
 #[must_use]
 pub fn after(at: Timestamp, by: Duration) -> Timestamp {
     TimeDelta::from_std(by).ok().and_then(|by| at.checked_add_signed(by)).unwrap_or(Timestamp::MAX_UTC)
 }
 
-/// `at` minus `by`, stopping at the beginning of representable time.
+/// `at` minus `by`; the beginning of representable time if the difference is before it.
 #[must_use]
 pub fn before(at: Timestamp, by: Duration) -> Timestamp {
     TimeDelta::from_std(by).ok().and_then(|by| at.checked_sub_signed(by)).unwrap_or(Timestamp::MIN_UTC)
@@ -29,16 +29,16 @@ pub fn between(from: Timestamp, to: Timestamp) -> Duration {
     (to - from).to_std().unwrap_or(Duration::ZERO)
 }
 
-/// Milliseconds from 1970-01-01 UTC to a moment of a host's clock, as role servers are told them; 1 before.
+/// Milliseconds since 1970-01-01 UTC of a host's clock, as role servers get them; at least 1.
 #[must_use]
 pub fn unix_milliseconds(at: SystemTime) -> i64 {
     let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX).max(1)
 }
 
-/// A span of time in the form of flags and configuration: `250ms`, `30m`, `1h30m`.
+/// A duration in the format of flags and configuration: `250ms`, `30m`, `1h30m`.
 ///
-/// Serialised in the same form, so that a stored policy can be read by a person.
+/// It is serialised in the same format, so that a person can read a stored policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Span(pub Duration);
 
@@ -61,13 +61,13 @@ impl Span {
         Self(Duration::from_secs(hours * 3600))
     }
 
-    /// Its whole milliseconds, as columns keep them.
+    /// Whole milliseconds, as columns store them.
     #[must_use]
     pub fn milliseconds(self) -> i64 {
         i64::try_from(self.0.as_millis()).unwrap_or(i64::MAX)
     }
 
-    /// Its whole milliseconds, as statements reckon with intervals.
+    /// Whole milliseconds as a float, for intervals in statements.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "285,000 years in milliseconds are 2^53")]
     pub fn float_milliseconds(self) -> f64 {
@@ -99,7 +99,7 @@ impl fmt::Display for Span {
     }
 }
 
-/// Why a text is no span or rate.
+/// Why a text is not a span or a rate.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TimeParseError {
     /// Not of the form `30m`.
@@ -157,9 +157,9 @@ impl<'de> Deserialize<'de> for Span {
 /// A token bucket written `PERIOD,COUNT`: it holds COUNT and gains one every PERIOD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Time in which one token comes back; never zero.
+    /// Time in which one token is added; never zero.
     pub period: Span,
-    /// What the bucket holds when full.
+    /// Number of tokens in a full bucket.
     pub burst: NonZeroU32,
 }
 
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_span_is_refused() {
+    fn invalid_spans_are_rejected() {
         for text in ["", "5", "s", "5x", "-1s", "1.5h", "5 s", "99999999999999999999s", "300000000000d"] {
             assert_eq!(text.parse::<Span>(), Err(TimeParseError::Span(text.to_owned())), "{text}");
         }

@@ -1,6 +1,7 @@
-//! What the spans of traces have in common: every room that makes some names them so, and knows nothing of what becomes of
-//! them.
+//! Target name of trace spans.
+//!
+//! Every module that makes such spans uses this target, and needs to know nothing about their export.
 
-/// Target of the spans that traces are made of. They are of the level `debug`, so that a log says nothing of them unless it
-/// is asked to.
-pub const TRACES: &str = "traces";
+/// Target of the spans that traces are made of. They have the level `debug`, so a log shows them only if it is
+/// configured to.
+pub const TRACE_TARGET: &str = "traces";

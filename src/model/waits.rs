@@ -1,31 +1,31 @@
-//! What a machine's processes wait for, as it is shown: failures that are tried again, and what was put off.
+//! Backoffs and postponements of a machine, as shown.
 
 use serde::Serialize;
 
 use crate::model::facts::MachineFacts;
 use crate::model::time::Timestamp;
 
-/// A process that waits.
+/// A process that waits, after a failure or postponed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Wait {
-    /// The process.
+pub struct ProcessWait {
+    /// Name of the process.
     pub process: &'static str,
-    /// `false` once its time has come and the process has not finished since.
+    /// `false` once its time has come and the process has not succeeded since.
     pub active: bool,
-    /// When it ends.
+    /// When the wait ends.
     pub until: Timestamp,
-    /// Failures in a row; `null` for what was put off without having failed.
+    /// Consecutive failures; `null` for a postponement without failure.
     pub failures: Option<u32>,
-    /// The wait before jitter, after the last failure.
+    /// Length of the present wait before jitter, in seconds; `null` for a postponement.
     pub last_interval_seconds: Option<u64>,
-    /// Why.
+    /// The cause of the failure, or the reason of the postponement.
     pub reason: String,
 }
 
-/// Processes that failed and have not finished since.
+/// Processes that failed and have not succeeded since.
 #[must_use]
-pub fn backoffs(facts: &MachineFacts, now: Timestamp) -> Vec<Wait> {
-    let waits = facts.backoffs.iter().map(|(process, fact)| Wait {
+pub fn backoff_waits(facts: &MachineFacts, now: Timestamp) -> Vec<ProcessWait> {
+    let waits = facts.backoffs.iter().map(|(process, fact)| ProcessWait {
         process: process.as_str(),
         active: fact.until > now,
         until: fact.until,
@@ -36,10 +36,10 @@ pub fn backoffs(facts: &MachineFacts, now: Timestamp) -> Vec<Wait> {
     waits.collect()
 }
 
-/// Processes that were put off.
+/// Processes that were postponed.
 #[must_use]
-pub fn postponements(facts: &MachineFacts, now: Timestamp) -> Vec<Wait> {
-    let waits = facts.postponements.iter().map(|(process, fact)| Wait {
+pub fn postponement_waits(facts: &MachineFacts, now: Timestamp) -> Vec<ProcessWait> {
+    let waits = facts.postponements.iter().map(|(process, fact)| ProcessWait {
         process: process.as_str(),
         active: fact.until > now,
         until: fact.until,

@@ -1,10 +1,9 @@
-//! Protobuf for gRPC, refusing a message that would grow out of proportion.
+//! gRPC codec that limits the number of fields of a message.
 //!
-//! Two bytes name an empty message inside another one, and in memory that is a
-//! structure of a hundred bytes or two: what fits into the limit on a message's
-//! size could be made into two hundred megabytes, by anyone who reaches the port.
-//! So the fields of a message, and of the messages directly in it, are counted
-//! where they stand before anything is made of them.
+//! An empty message inside another one takes two bytes on the wire, and a structure of a hundred or two hundred bytes
+//! in memory. So a message within the size limit could become two hundred megabytes, sent by anyone who reaches the
+//! port. Therefore the fields of a message, and of the messages directly in it, are counted before anything is
+//! decoded.
 
 use std::marker::PhantomData;
 
@@ -14,11 +13,11 @@ use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::ProstEncoder;
 
-/// Most fields of a message with those of the messages directly in it. A report of a server with a
-/// thousand disks has some two thousand.
-pub const MOST_FIELDS: usize = 10_000;
+/// Most fields of a message, with those of the messages directly in it. A hardware report of a server with a thousand
+/// disks has about two thousand.
+pub const MAX_FIELDS: usize = 10_000;
 
-/// Encodes as [`tonic_prost::ProstCodec`] does, and decodes what [`decode`] does.
+/// Encodes as [`tonic_prost::ProstCodec`] does, and decodes with [`decode`].
 #[derive(Clone, Debug)]
 pub struct BoundedCodec<T, U> {
     messages: PhantomData<(T, U)>,
@@ -49,7 +48,7 @@ where
     }
 }
 
-/// Decodes messages of one type.
+/// Decodes messages of one type, with the limit on fields.
 #[derive(Debug)]
 pub struct BoundedDecoder<U> {
     message: PhantomData<U>,
@@ -65,37 +64,36 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
     }
 }
 
-/// Decodes one message; the error is a sentence.
+/// Decodes one message within the limit on fields. The error is a sentence.
 pub fn decode<U: Message + Default>(bytes: Bytes) -> Result<U, String> {
-    if fields(&bytes, true) > MOST_FIELDS {
-        return Err(format!("the message has more than {MOST_FIELDS} fields"));
+    if count_fields(&bytes, true) > MAX_FIELDS {
+        return Err(format!("the message has more than {MAX_FIELDS} fields"));
     }
     U::decode(bytes).map_err(|error| format!("the message cannot be decoded: {error}"))
 }
 
-/// How many fields there are up to the end or to the first that is none, counted no further than to
-/// too many.
-fn fields(mut bytes: &[u8], look_inside: bool) -> usize {
+/// Counts the fields up to the end or the first malformed one, and stops once there are too many.
+fn count_fields(mut bytes: &[u8], look_inside: bool) -> usize {
     let mut count = 0;
-    while count <= MOST_FIELDS {
-        let Some(inside) = next_field(&mut bytes) else { break };
+    while count <= MAX_FIELDS {
+        let Some(inside) = take_field(&mut bytes) else { break };
         count += 1;
         if look_inside {
-            count += fields(inside, false);
+            count += count_fields(inside, false);
         }
     }
     count
 }
 
-/// Takes one field off the front; what is inside of one with a length, nothing for others.
-fn next_field<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let key = varint(bytes)?;
+/// Takes one field off the front. Returns the content of a length-delimited field, and an empty slice for any other.
+fn take_field<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let key = take_varint(bytes)?;
     let length = match key & 7 {
-        0 => varint(bytes).map(|_| 0)?,
+        0 => take_varint(bytes).map(|_| 0)?,
         1 => 8,
-        2 => usize::try_from(varint(bytes)?).ok()?,
+        2 => usize::try_from(take_varint(bytes)?).ok()?,
         5 => 4,
-        // Groups, which no message here has, and what is no kind of field.
+        // Groups, which no message here has, and invalid wire types.
         _ => return None,
     };
     let (inside, rest) = bytes.split_at_checked(length)?;
@@ -103,7 +101,7 @@ fn next_field<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(if key & 7 == 2 { inside } else { &[] })
 }
 
-fn varint(bytes: &mut &[u8]) -> Option<u64> {
+fn take_varint(bytes: &mut &[u8]) -> Option<u64> {
     let length = bytes.iter().take(10).position(|byte| byte & 0x80 == 0)? + 1;
     let (number, rest) = bytes.split_at_checked(length)?;
     *bytes = rest;
@@ -128,15 +126,15 @@ mod tests {
 
     #[test]
     fn fields_are_counted_one_message_deep() {
-        // seq, the report, its disks, its warning; what the warning says does not matter.
-        assert_eq!(fields(&heartbeat(5, &"\n\0".repeat(100)), true), 8);
-        assert_eq!(fields(b"", true), 0);
-        assert_eq!(fields(b"\x08", true), 0, "cut");
-        assert_eq!(fields(b"\x0a\x05ab", true), 0, "longer than there is");
+        // The fields are seq, the report, its disks and its warning. The content of the warning is not counted.
+        assert_eq!(count_fields(&heartbeat(5, &"\n\0".repeat(100)), true), 8);
+        assert_eq!(count_fields(b"", true), 0);
+        assert_eq!(count_fields(b"\x08", true), 0, "cut");
+        assert_eq!(count_fields(b"\x0a\x05ab", true), 0, "longer than there is");
     }
 
     #[test]
-    fn message_of_very_many_empty_things_is_refused_before_they_are_made() {
+    fn message_with_too_many_fields_is_rejected_before_decoding() {
         let whole: HeartbeatRequest = decode(heartbeat(9000, "w")).unwrap();
         assert_eq!(whole.hardware_report.unwrap().block_devices.len(), 9000);
         let refused = decode::<HeartbeatRequest>(heartbeat(500_000, "w")).unwrap_err();
@@ -144,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_said_so() {
+    fn malformed_message_is_an_error() {
         let refused = decode::<HeartbeatRequest>(Bytes::from_static(b"GET / HTTP/1.1")).unwrap_err();
         assert!(refused.starts_with("the message cannot be decoded: "), "{refused}");
     }

@@ -1,28 +1,26 @@
-//! The contract between a source of machines and the control loops.
+//! Provider trait, its capabilities and errors: the contract between a source of machines and the control loops.
 //!
 //! # Capabilities are types
 //!
-//! Not every source can do everything: a device list cannot make machines
-//! appear, a hosting company may reboot but not cut power. What a provider can
-//! do is asked as an `Option` of a trait object ([`Provider::creation`],
-//! [`Provider::power`], [`Provider::reboot`]), so a caller cannot call what is
-//! not there. Within one provider machines still differ (one row of a device
-//! list has a power command, the next has not), so [`Provider::rungs`] answers
-//! for one machine, with the reason where the answer is no.
+//! Not every source can do everything: a device list cannot make machines appear, a hosting company may reboot but not
+//! cut power. Each capability is an `Option` of a trait object ([`Provider::creation`], [`Provider::power`],
+//! [`Provider::reboot`], [`Provider::release`]), so a caller cannot call what does not exist. Machines within one
+//! provider still differ (one row of a device list has a power command, the next has none), so
+//! [`Provider::capabilities`] answers for one machine, with a reason for each capability that it lacks.
 //!
-//! # Rules every provider keeps
+//! # Rules for every provider
 //!
-//! The conformance suite in `tests/all/providers.rs` holds each of them.
+//! The conformance suite in `tests/all/providers.rs` checks each of them.
 //!
-//! * A list is whole or an error. A half list reads as machines that vanished,
-//!   and vanished machines stop creation for the whole provider.
+//! * A list is complete or an error. A partial list reads as machines that vanished, and vanished machines stop
+//!   creation for the whole provider.
 //! * Ids are the provider's own, and stable.
 //! * Every outward call ends within a limit of the provider's own.
-//! * [`Creation::create`] with an intent id seen before returns the machine made
-//!   then. That is what makes creation exactly-once when an answer is lost.
-//! * [`Release::release`] with an intent id seen before takes nothing back a second time.
-//! * An error says whether trying again may help ([`ErrorClass`]) and which
-//!   endpoint it came from, so that one slow endpoint is told from a slow fleet.
+//! * [`CreationControl::create`] with a known intent id returns the machine that was made then. That is what makes
+//!   creation exactly-once when an answer is lost.
+//! * [`ReleaseControl::release`] with a known intent id releases nothing a second time.
+//! * An error states whether a retry may help ([`ErrorClass`]) and which endpoint it came from, so that one slow
+//!   endpoint can be distinguished from a slow fleet.
 
 use std::fmt;
 use std::str::FromStr;
@@ -33,14 +31,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::host_key::HostKey;
 use crate::model::ids::IntentId;
-use crate::model::provider_status::{PowerState, ProviderStatus, Usage};
+use crate::model::provider_status::{MachineUsage, PowerState, ProviderStatus};
 
 /// The operator's name for one provider: 1 to 63 of `a`–`z`, `0`–`9`, `-`, with neither end a dash.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ProviderName(String);
 
-/// A provider's name that is none.
+/// The error for a text that is no valid provider name.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "{0:?} is no name for a provider: use 1 to 63 lower-case letters, digits and dashes, with no dash first or last"
@@ -48,7 +46,7 @@ pub struct ProviderName(String);
 pub struct InvalidProviderName(String);
 
 impl ProviderName {
-    /// The name itself.
+    /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -87,33 +85,33 @@ impl fmt::Display for ProviderName {
     }
 }
 
-/// One machine, or one piece of unused capacity, as a provider tells it.
+/// One machine, or one piece of unused capacity, as a provider reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderMachine {
-    /// The provider's id; the reservation's, when [`Usage::KnownUnused`].
+    /// The provider's id; the reservation's, when [`MachineUsage::KnownUnused`].
     pub id: String,
-    /// Whether somebody has it.
-    pub usage: Usage,
+    /// Whether and by whom it is used.
+    pub usage: MachineUsage,
     /// DNS name or IP literal, without user, port or brackets. `None` while it has none.
     pub address: Option<String>,
     /// TCP port of its SSH server; `None` means 22.
     pub ssh_port: Option<u16>,
     /// User to log in as; `None` means the configured one.
     pub ssh_user: Option<String>,
-    /// Where it stands, in the provider's words.
+    /// Its location, in the provider's words.
     pub location: Option<String>,
-    /// What the provider knows of its state.
+    /// Its state as far as the provider knows.
     pub status: ProviderStatus,
-    /// SSH host keys that the provider vouches for; empty when it tells none.
+    /// SSH host keys that the provider vouches for; empty if it reports none.
     pub host_keys: Vec<HostKey>,
-    /// The intent it was created under, where the provider can carry one.
+    /// The intent it was created under, if the provider stores intents.
     pub intent: Option<IntentId>,
 }
 
-/// What a failure of a provider means for the next try.
+/// What a provider's failure means for a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorClass {
-    /// Trying again later may help, nothing needs a person yet.
+    /// A retry may help. No person is needed yet.
     Transient,
     /// The same call will fail again.
     Permanent,
@@ -121,7 +119,7 @@ pub enum ErrorClass {
     NotFound,
     /// The configuration is wrong or lacks something.
     Configuration,
-    /// What it said cannot be understood; believing a part of it would be a guess.
+    /// The answer cannot be understood. Believing a part of it would be a guess.
     Unreadable,
 }
 
@@ -139,39 +137,39 @@ impl ErrorClass {
     }
 }
 
-/// A provider could not do what was asked.
+/// Why a provider could not carry out a call.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{sentence}")]
+#[error("{message}")]
 pub struct ProviderError {
-    /// What it means for the next try.
+    /// What the failure means for a retry.
     pub class: ErrorClass,
-    /// What was being done, to what, what happened: for a person. Carries no secret.
-    pub sentence: String,
-    /// The address whose slowness or failure this is, as `https://host:port`, `file:///path` or a command.
+    /// What was attempted on what, and what happened, as text for people. Contains no secret.
+    pub message: String,
+    /// The endpoint that failed or was slow, as `https://host:port`, `file:///path` or a command.
     pub endpoint: String,
 }
 
 impl ProviderError {
     /// An error of the class given.
     pub fn new(class: ErrorClass, endpoint: impl Into<String>, sentence: impl Into<String>) -> Self {
-        Self { class, sentence: sentence.into(), endpoint: endpoint.into() }
+        Self { class, message: sentence.into(), endpoint: endpoint.into() }
     }
 }
 
-/// A change of power.
+/// A change of a machine's power.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PowerAction {
-    /// Give power; nothing changes when it has it.
+    /// Switch the power on. Nothing changes if it is on already.
     On,
-    /// Cut power without asking the operating system.
+    /// Switch the power off without a shutdown of the operating system.
     Off,
-    /// Cut power, then give it.
+    /// Switch the power off, then on.
     Cycle,
 }
 
 impl PowerAction {
-    /// The word handed to a power command and to an API.
+    /// The word that power commands and APIs receive.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -185,12 +183,12 @@ impl PowerAction {
 /// How a machine is rebooted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RebootMethod {
-    /// Call [`RebootControl::reboot`].
+    /// The provider reboots it: call [`RebootControl::reboot`].
     Provider,
     /// Run this argument vector on the machine over SSH. The caller does: providers know no SSH.
     Ssh(Vec<String>),
-    /// It must not be tried.
-    Refused {
+    /// The machine must not be rebooted.
+    Unsupported {
         /// Why, as a sentence for people.
         reason: String,
     },
@@ -199,29 +197,29 @@ pub enum RebootMethod {
 /// Whether a machine's power can be switched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PowerSupport {
-    /// It can.
+    /// The power can be switched.
     Available,
-    /// It cannot.
+    /// The power cannot be switched.
     Unavailable {
         /// Why, as a sentence for people.
         reason: String,
     },
 }
 
-/// What the recovery ladder can stand on for one machine.
+/// What the recovery ladder can use for one machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rungs {
+pub struct MachineCapabilities {
     /// How it is rebooted.
     pub reboot: RebootMethod,
     /// Whether its power can be cycled.
     pub power: PowerSupport,
 }
 
-impl Rungs {
+impl MachineCapabilities {
     /// Whether a reboot can be tried.
     #[must_use]
     pub fn can_reboot(&self) -> bool {
-        !matches!(self.reboot, RebootMethod::Refused { .. })
+        !matches!(self.reboot, RebootMethod::Unsupported { .. })
     }
 
     /// Whether a power cycle can be tried.
@@ -232,7 +230,7 @@ impl Rungs {
 }
 
 /// Longest time that a provider takes for any call: its own limits lie within.
-pub const CALL_LIMIT: Duration = Duration::from_mins(1);
+pub const MAX_CALL_TIME: Duration = Duration::from_mins(1);
 
 /// A source of machines.
 #[async_trait]
@@ -240,68 +238,68 @@ pub trait Provider: Send + Sync {
     /// The operator's name for it.
     fn name(&self) -> &ProviderName;
 
-    /// Which code stands behind it: `static`, `simulated`.
+    /// The kind of implementation: `static`, `simulated`.
     fn kind(&self) -> &'static str;
 
-    /// Everything it has: machines and unused capacity. Whole, or an error.
+    /// All its machines and unused capacity: a complete list, or an error.
     async fn list(&self) -> Result<Vec<ProviderMachine>, ProviderError>;
 
     /// One machine as it is now; `None` when the provider does not know the id.
-    async fn look_at(&self, id: &str) -> Result<Option<ProviderMachine>, ProviderError>;
+    async fn find_machine(&self, id: &str) -> Result<Option<ProviderMachine>, ProviderError>;
 
-    /// Handing out machines, where it can.
-    fn creation(&self) -> Option<&dyn Creation>;
+    /// Creation of machines, if the provider supports it.
+    fn creation(&self) -> Option<&dyn CreationControl>;
 
-    /// Power, where it can for any of its machines.
+    /// Power control, if the provider supports it for any of its machines.
     fn power(&self) -> Option<&dyn PowerControl>;
 
-    /// Reboots, where it can for any of its machines.
+    /// Reboots, if the provider supports them for any of its machines.
     fn reboot(&self) -> Option<&dyn RebootControl>;
 
-    /// Taking machines back, where it can.
-    fn release(&self) -> Option<&dyn Release> {
+    /// Release of machines, if the provider supports it.
+    fn release(&self) -> Option<&dyn ReleaseControl> {
         None
     }
 
-    /// What recovery can do to one machine, each "no" with its reason.
-    async fn rungs(&self, id: &str) -> Result<Rungs, ProviderError> {
+    /// What recovery can do to one machine, with a reason for each capability that it lacks.
+    async fn capabilities(&self, id: &str) -> Result<MachineCapabilities, ProviderError> {
         let reboot = match self.reboot() {
-            Some(control) => control.method(id).await?,
-            None => {
-                RebootMethod::Refused { reason: format!("provider {} cannot reboot machines", self.name()) }
-            }
+            Some(control) => control.reboot_method(id).await?,
+            None => RebootMethod::Unsupported {
+                reason: format!("provider {} cannot reboot machines", self.name()),
+            },
         };
         let power = match self.power() {
-            Some(control) => control.support(id).await?,
+            Some(control) => control.power_support(id).await?,
             None => PowerSupport::Unavailable {
                 reason: format!("provider {} has no power over machines", self.name()),
             },
         };
-        Ok(Rungs { reboot, power })
+        Ok(MachineCapabilities { reboot, power })
     }
 }
 
-/// Handing out machines.
+/// Creates machines, exactly once per intent.
 #[async_trait]
-pub trait Creation: Send + Sync {
-    /// Hands out one machine, from the capacity named where one is (a reservation, or the id of a
-    /// possibly used machine). The same intent id returns the same machine, whenever asked again.
+pub trait CreationControl: Send + Sync {
+    /// Creates one machine from the named capacity, if one is named (a reservation, or the id of a possibly used
+    /// machine). The same intent id always returns the same machine.
     async fn create(
         &self,
         intent: IntentId,
         reservation: Option<&str>,
     ) -> Result<ProviderMachine, ProviderError>;
 
-    /// The machine made under an intent, if one was. `Ok(None)` is a statement: none was.
+    /// The machine that was made under an intent. `Ok(None)` is a statement: none was made.
     async fn find_by_intent(&self, intent: IntentId) -> Result<Option<ProviderMachine>, ProviderError>;
 }
 
-/// Taking machines back.
+/// Releases machines, once per intent.
 #[async_trait]
-pub trait Release: Send + Sync {
-    /// Takes one machine back, once for each intent: an intent that was carried out before changes nothing,
-    /// even if the id has come to stand for somebody else's machine since. An error of class
-    /// [`ErrorClass::NotFound`] says that there is nothing to be taken back.
+pub trait ReleaseControl: Send + Sync {
+    /// Releases one machine, once for each intent. An intent that was carried out before changes nothing, even if the
+    /// id refers to another customer's machine since. An error of class [`ErrorClass::NotFound`] means that there is
+    /// nothing to release.
     async fn release(&self, id: &str, intent: IntentId) -> Result<(), ProviderError>;
 }
 
@@ -309,10 +307,10 @@ pub trait Release: Send + Sync {
 #[async_trait]
 pub trait PowerControl: Send + Sync {
     /// Whether this machine's power can be switched.
-    async fn support(&self, id: &str) -> Result<PowerSupport, ProviderError>;
+    async fn power_support(&self, id: &str) -> Result<PowerSupport, ProviderError>;
 
-    /// Switches it. Returns when the order was taken; [`Self::power_state`] shows the effect.
-    async fn power(&self, id: &str, action: PowerAction, intent: IntentId) -> Result<(), ProviderError>;
+    /// Switches it. Returns when the order was accepted; [`Self::power_state`] shows the effect.
+    async fn set_power(&self, id: &str, action: PowerAction, intent: IntentId) -> Result<(), ProviderError>;
 
     /// Whether it has power now.
     async fn power_state(&self, id: &str) -> Result<PowerState, ProviderError>;
@@ -322,7 +320,7 @@ pub trait PowerControl: Send + Sync {
 #[async_trait]
 pub trait RebootControl: Send + Sync {
     /// How this machine is rebooted.
-    async fn method(&self, id: &str) -> Result<RebootMethod, ProviderError>;
+    async fn reboot_method(&self, id: &str) -> Result<RebootMethod, ProviderError>;
 
     /// Reboots it, where the method is [`RebootMethod::Provider`]; an error of class
     /// [`ErrorClass::Configuration`] otherwise.
@@ -344,13 +342,13 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_reboot_is_no_rung() {
-        let refused = Rungs {
-            reboot: RebootMethod::Refused { reason: "it is this host".into() },
+    fn unsupported_reboot_is_no_capability() {
+        let refused = MachineCapabilities {
+            reboot: RebootMethod::Unsupported { reason: "it is this host".into() },
             power: PowerSupport::Available,
         };
         assert!(!refused.can_reboot() && refused.can_power_cycle());
-        let ssh = Rungs {
+        let ssh = MachineCapabilities {
             reboot: RebootMethod::Ssh(vec!["systemctl".into(), "reboot".into()]),
             power: PowerSupport::Unavailable { reason: "no power command".into() },
         };

@@ -1,10 +1,8 @@
-//! The simulated provider: a client of the simulator's HTTP API.
+//! Simulated provider: client of the simulator's HTTP API.
 //!
-//! It stands where a hosting company's API would, and is treated like one: a URL
-//! from the configuration, limits on every call, and no trust in an answer that
-//! is not what the contract says ([`simulated_answers`] judges it). The contract
-//! is `simulator/api.rs`'s; nothing of it is imported, as nothing could be from a
-//! hosting company.
+//! It takes the place of a hosting company's API and is treated like one: a URL from the configuration, limits on every
+//! call, and no trust in an answer that violates the contract ([`simulated_responses`] validates it). The contract is
+//! `simulator/api.rs`'s. Nothing of it is imported, as nothing could be imported from a hosting company.
 
 use async_trait::async_trait;
 use reqwest::{Method, StatusCode, Url};
@@ -14,26 +12,26 @@ use crate::model::ids::IntentId;
 use crate::model::provider_status::PowerState;
 use crate::providers::http;
 use crate::providers::provider::{
-    Creation, ErrorClass, PowerAction, PowerControl, PowerSupport, Provider, ProviderError, ProviderMachine,
-    ProviderName, RebootControl, RebootMethod, Release,
+    CreationControl, ErrorClass, PowerAction, PowerControl, PowerSupport, Provider, ProviderError,
+    ProviderMachine, ProviderName, RebootControl, RebootMethod, ReleaseControl,
 };
-use crate::providers::simulated_answers::{self, Refusal};
+use crate::providers::simulated_responses::{self, ResponseError};
 
 const KIND: &str = "simulated";
 const CALLER_HEADER: &str = "shepherd-caller";
 
-/// What an operator says of a simulator.
+/// The configuration of a simulated provider.
 #[derive(Clone, Debug)]
 pub struct SimulatedConfig {
-    /// The provider's name.
+    /// The operator's name for this provider.
     pub name: ProviderName,
     /// `http://host:port` of its API.
     pub url: String,
-    /// What this process calls itself in the simulator's journal.
+    /// The name of this process in the simulator's journal; `None` sends none.
     pub caller: Option<String>,
 }
 
-/// Machines of a simulator.
+/// The machines of a simulator.
 pub struct SimulatedProvider {
     name: ProviderName,
     url: Url,
@@ -56,20 +54,20 @@ impl SimulatedProvider {
         if !matches!(url.scheme(), "http" | "https") || url.cannot_be_a_base() {
             return Err(wrong(format!("begins with {}:", url.scheme())));
         }
-        let client = http::client(&url)?;
+        let client = http::build_client(&url)?;
         Ok(Self { name, url, caller, client })
     }
 
-    fn at(&self, path: &[&str]) -> Url {
+    fn machines_url(&self, path: &[&str]) -> Url {
         let mut url = self.url.clone();
-        // Segments are escaped one by one: an id is never more than one of them.
+        // Segments are escaped one by one, so an id is never more than one segment.
         if let Ok(mut segments) = url.path_segments_mut() {
             segments.pop_if_empty().push("v1").push("machines").extend(path);
         }
         url
     }
 
-    /// One call: status and body of what was answered.
+    /// Makes one call. Returns status and body of the response.
     async fn call(
         &self,
         method: Method,
@@ -83,25 +81,26 @@ impl SimulatedProvider {
         if let Some(body) = body {
             request = request.json(&body);
         }
-        let response = request.send().await.map_err(|error| http::failed(url, &error))?;
-        Ok((response.status(), http::body(response, url).await?))
+        let response = request.send().await.map_err(|error| http::request_error(url, &error))?;
+        Ok((response.status(), http::read_body(response, url).await?))
     }
 
-    /// Gives a machine an order.
-    async fn order(&self, id: &str, what: &str, body: Value) -> Result<(), ProviderError> {
-        let url = self.at(&[id, what]);
+    /// Sends an order for a machine.
+    async fn send_order(&self, id: &str, what: &str, body: Value) -> Result<(), ProviderError> {
+        let url = self.machines_url(&[id, what]);
         let (status, body) = self.call(Method::POST, &url, Some(body)).await?;
-        self.told(&url, simulated_answers::taken(status, &body))?.ok_or_else(|| self.unknown(&url, id))
+        self.map_response(&url, simulated_responses::parse_accepted(status, &body))?
+            .ok_or_else(|| self.unknown_machine(&url, id))
     }
 
-    fn unknown(&self, url: &Url, id: &str) -> ProviderError {
+    fn unknown_machine(&self, url: &Url, id: &str) -> ProviderError {
         let sentence = format!("provider {} knows no machine {id:?}", self.name);
         ProviderError::new(ErrorClass::NotFound, http::endpoint(url), sentence)
     }
 
-    fn told<T>(&self, url: &Url, answer: Result<T, Refusal>) -> Result<T, ProviderError> {
-        answer.map_err(|Refusal { class, said }| {
-            let sentence = format!("provider {} at {}: {said}", self.name, http::shown(url));
+    fn map_response<T>(&self, url: &Url, answer: Result<T, ResponseError>) -> Result<T, ProviderError> {
+        answer.map_err(|ResponseError { class, message: text }| {
+            let sentence = format!("provider {} at {}: {text}", self.name, http::redact_url(url));
             ProviderError::new(class, http::endpoint(url), sentence)
         })
     }
@@ -118,18 +117,18 @@ impl Provider for SimulatedProvider {
     }
 
     async fn list(&self) -> Result<Vec<ProviderMachine>, ProviderError> {
-        let url = self.at(&[]);
+        let url = self.machines_url(&[]);
         let (status, body) = self.call(Method::GET, &url, None).await?;
-        self.told(&url, simulated_answers::list(status, &body))
+        self.map_response(&url, simulated_responses::parse_list(status, &body))
     }
 
-    async fn look_at(&self, id: &str) -> Result<Option<ProviderMachine>, ProviderError> {
-        let url = self.at(&[id]);
+    async fn find_machine(&self, id: &str) -> Result<Option<ProviderMachine>, ProviderError> {
+        let url = self.machines_url(&[id]);
         let (status, body) = self.call(Method::GET, &url, None).await?;
-        self.told(&url, simulated_answers::looked_at(status, &body, id))
+        self.map_response(&url, simulated_responses::parse_machine(status, &body, id))
     }
 
-    fn creation(&self) -> Option<&dyn Creation> {
+    fn creation(&self) -> Option<&dyn CreationControl> {
         Some(self)
     }
 
@@ -141,68 +140,68 @@ impl Provider for SimulatedProvider {
         Some(self)
     }
 
-    fn release(&self) -> Option<&dyn Release> {
+    fn release(&self) -> Option<&dyn ReleaseControl> {
         Some(self)
     }
 }
 
 #[async_trait]
-impl Release for SimulatedProvider {
+impl ReleaseControl for SimulatedProvider {
     async fn release(&self, id: &str, intent: IntentId) -> Result<(), ProviderError> {
-        self.order(id, "release", json!({ "intent": intent })).await
+        self.send_order(id, "release", json!({ "intent": intent })).await
     }
 }
 
 #[async_trait]
-impl Creation for SimulatedProvider {
+impl CreationControl for SimulatedProvider {
     async fn create(
         &self,
         intent: IntentId,
         reservation: Option<&str>,
     ) -> Result<ProviderMachine, ProviderError> {
-        let url = self.at(&[]);
+        let url = self.machines_url(&[]);
         let body = json!({ "intent": intent, "reservation": reservation });
         let (status, body) = self.call(Method::POST, &url, Some(body)).await?;
-        self.told(&url, simulated_answers::made(status, &body, intent))?.ok_or_else(|| {
+        self.map_response(&url, simulated_responses::parse_created(status, &body, intent))?.ok_or_else(|| {
             let sentence = format!("provider {} knows no reservation {reservation:?}", self.name);
             ProviderError::new(ErrorClass::NotFound, http::endpoint(&url), sentence)
         })
     }
 
     async fn find_by_intent(&self, intent: IntentId) -> Result<Option<ProviderMachine>, ProviderError> {
-        let mut url = self.at(&[]);
+        let mut url = self.machines_url(&[]);
         url.query_pairs_mut().append_pair("intent", &intent.to_string());
         let (status, body) = self.call(Method::GET, &url, None).await?;
-        self.told(&url, simulated_answers::found(status, &body, intent))
+        self.map_response(&url, simulated_responses::parse_found(status, &body, intent))
     }
 }
 
 #[async_trait]
 impl PowerControl for SimulatedProvider {
-    async fn support(&self, _id: &str) -> Result<PowerSupport, ProviderError> {
+    async fn power_support(&self, _id: &str) -> Result<PowerSupport, ProviderError> {
         Ok(PowerSupport::Available)
     }
 
-    async fn power(&self, id: &str, action: PowerAction, intent: IntentId) -> Result<(), ProviderError> {
-        self.order(id, "power", json!({ "action": action, "intent": intent })).await
+    async fn set_power(&self, id: &str, action: PowerAction, intent: IntentId) -> Result<(), ProviderError> {
+        self.send_order(id, "power", json!({ "action": action, "intent": intent })).await
     }
 
     async fn power_state(&self, id: &str) -> Result<PowerState, ProviderError> {
-        let url = self.at(&[id, "power"]);
+        let url = self.machines_url(&[id, "power"]);
         let (status, body) = self.call(Method::GET, &url, None).await?;
-        let state = self.told(&url, simulated_answers::power_state(status, &body))?;
-        state.ok_or_else(|| self.unknown(&url, id))
+        let state = self.map_response(&url, simulated_responses::parse_power_state(status, &body))?;
+        state.ok_or_else(|| self.unknown_machine(&url, id))
     }
 }
 
 #[async_trait]
 impl RebootControl for SimulatedProvider {
-    async fn method(&self, _id: &str) -> Result<RebootMethod, ProviderError> {
+    async fn reboot_method(&self, _id: &str) -> Result<RebootMethod, ProviderError> {
         Ok(RebootMethod::Provider)
     }
 
     async fn reboot(&self, id: &str, intent: IntentId) -> Result<(), ProviderError> {
-        self.order(id, "reboot", json!({ "intent": intent })).await
+        self.send_order(id, "reboot", json!({ "intent": intent })).await
     }
 }
 
@@ -217,13 +216,16 @@ mod tests {
 
     #[test]
     fn an_id_is_one_segment_whatever_is_in_it() {
-        let url = provider("http://127.0.0.1:1").unwrap().at(&["../../faults?x#y", "power"]);
+        let url = provider("http://127.0.0.1:1").unwrap().machines_url(&["../../faults?x#y", "power"]);
         assert_eq!(url.as_str(), "http://127.0.0.1:1/v1/machines/..%2F..%2Ffaults%3Fx%23y/power");
-        assert_eq!(provider("http://127.0.0.1:1/base/").unwrap().at(&["a"]).path(), "/base/v1/machines/a");
+        assert_eq!(
+            provider("http://127.0.0.1:1/base/").unwrap().machines_url(&["a"]).path(),
+            "/base/v1/machines/a"
+        );
     }
 
     #[test]
-    fn a_url_of_another_kind_is_refused() {
+    fn unsupported_url_is_rejected() {
         for url in ["", "sim", "file:///x", "mailto:a@b"] {
             assert_eq!(provider(url).err().unwrap().class, ErrorClass::Configuration, "{url}");
         }

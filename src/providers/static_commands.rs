@@ -1,10 +1,8 @@
-//! Power commands of a static device list: programs run on the shepherd's host.
+//! Runs power commands of a static device list on the shepherd's host.
 //!
-//! A command is an argument vector and never a shell's text, so nothing in a
-//! device list can be more than an argument. It runs in a process group of its
-//! own, because what such scripts start (an `ipmitool`, a `curl` to a power strip)
-//! must die with them: when the limit passes, or when whoever asked goes away,
-//! the whole group is killed.
+//! A command is an argument vector and never a shell's text, so nothing in a device list can be more than an argument.
+//! It runs in a process group of its own, because what such scripts start (an `ipmitool`, a `curl` to a power strip)
+//! must die with them: when the limit passes, or when the caller drops the call, the whole group is killed.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -18,20 +16,20 @@ use crate::model::provider_status::PowerState;
 use crate::providers::provider::{ErrorClass, ProviderError};
 
 /// How long a power command may take.
-pub const LIMIT: Duration = Duration::from_mins(1);
-/// How much of each output is kept; the rest is read and thrown away, so that a command that talks a
-/// lot does not stall on a full pipe.
-const KEPT_BYTES: usize = 16 << 10;
-/// How much of what it complained about is shown.
-const SHOWN: usize = 300;
-/// The same where it is quoted, and each character may be ten.
-const QUOTED: usize = 100;
+pub const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
+/// How much of each output is kept. The rest is read and discarded, so that a command with much output does not stall
+/// on a full pipe.
+const MAX_OUTPUT_BYTES: usize = 16 << 10;
+/// How much of its error output is shown, in characters.
+const MAX_ERROR_CHARS: usize = 300;
+/// The same for quoted output, in which each character may become ten.
+const MAX_QUOTED_CHARS: usize = 100;
 
 /// Runs `argv` with `word` appended and returns what it printed.
 ///
-/// The environment is this process's without what belongs to the shepherd itself
-/// (`SHEPHERD_…`, `PGPASSWORD`), and with `SHEPHERD_INTENT_ID` where there is an intent.
-pub async fn run(
+/// The environment is this process's without what belongs to the shepherd itself (`SHEPHERD_…`, `PGPASSWORD`), and with
+/// `SHEPHERD_INTENT_ID` if there is an intent.
+pub async fn run_power_command(
     argv: &[String],
     word: &str,
     intent: Option<IntentId>,
@@ -67,12 +65,12 @@ pub async fn run(
     let child = command
         .spawn()
         .map_err(|error| failed(ErrorClass::Configuration, format!("cannot be started: {error}")))?;
-    let mut group = Group { child };
+    let mut group = CommandGroup { child };
     let (stdout, stderr) = (group.child.stdout.take(), group.child.stderr.take());
     let finished = tokio::time::timeout(limit, async {
-        // A grandchild that keeps the pipes open counts as the command still running. The command itself is
-        // waited for last: until then its number is nobody else's, and the whole group can be killed by it.
-        let (stdout, stderr) = tokio::join!(read(stdout), read(stderr));
+        // A grandchild that keeps the pipes open counts as the command still running. The command itself is waited for
+        // last: until then its process id cannot be reused, so the whole group can be killed by it.
+        let (stdout, stderr) = tokio::join!(read_output(stdout), read_output(stderr));
         group.child.wait().await.map(|status| (status, stdout, stderr))
     })
     .await;
@@ -87,14 +85,15 @@ pub async fn run(
         Ok(Err(error)) => Err(failed(ErrorClass::Transient, format!("cannot be waited for: {error}"))),
         Ok(Ok((status, stdout, _))) if status.success() => Ok(stdout),
         Ok(Ok((status, stdout, stderr))) => {
-            let complaint = tail(if stderr.trim().is_empty() { &stdout } else { &stderr }, SHOWN);
+            let complaint =
+                output_tail(if stderr.trim().is_empty() { &stdout } else { &stderr }, MAX_ERROR_CHARS);
             Err(failed(ErrorClass::Transient, format!("failed ({status}): {complaint}")))
         }
     }
 }
 
-/// Reads what `status` printed: `on` or `off`, alone.
-pub fn power_state(printed: &str, program: &str) -> Result<PowerState, ProviderError> {
+/// Parses what `status` printed: exactly `on` or `off`.
+pub fn parse_power_state(printed: &str, program: &str) -> Result<PowerState, ProviderError> {
     match printed.trim() {
         "on" => Ok(PowerState::On),
         "off" => Ok(PowerState::Off),
@@ -103,20 +102,20 @@ pub fn power_state(printed: &str, program: &str) -> Result<PowerState, ProviderE
             program,
             format!(
                 "the power command {program} … status printed {:?}; expected on or off",
-                tail(other, QUOTED)
+                output_tail(other, MAX_QUOTED_CHARS)
             ),
         )),
     }
 }
 
-/// A command and all it started; dropped while running, all of it is killed.
-struct Group {
+/// A command and everything it started. If dropped while running, all of it is killed.
+struct CommandGroup {
     child: Child,
 }
 
-impl Drop for Group {
+impl Drop for CommandGroup {
     fn drop(&mut self) {
-        // `id` is `None` once the command was waited for: its number may belong to others by then.
+        // `id` is `None` once the command was waited for: its process id may be reused by then.
         let Some(pid) = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw) else {
             return;
         };
@@ -126,21 +125,21 @@ impl Drop for Group {
     }
 }
 
-async fn read(output: Option<impl AsyncRead + Unpin>) -> String {
+async fn read_output(output: Option<impl AsyncRead + Unpin>) -> String {
     let Some(mut output) = output else { return String::new() };
     let mut kept = Vec::new();
     let mut buffer = [0; 4096];
     while let Ok(read @ 1..) = output.read(&mut buffer).await {
         kept.extend_from_slice(&buffer[..read]);
-        // The end is what tells.
-        if kept.len() > 2 * KEPT_BYTES {
-            kept.drain(..kept.len() - KEPT_BYTES);
+        // The end of an output is the informative part.
+        if kept.len() > 2 * MAX_OUTPUT_BYTES {
+            kept.drain(..kept.len() - MAX_OUTPUT_BYTES);
         }
     }
     String::from_utf8_lossy(&kept).into_owned()
 }
 
-fn tail(text: &str, most: usize) -> String {
+fn output_tail(text: &str, most: usize) -> String {
     let text = text.trim();
     let skipped = text.chars().count().saturating_sub(most);
     text.chars().skip(skipped).map(|character| if character.is_control() { ' ' } else { character }).collect()
@@ -158,36 +157,43 @@ mod tests {
 
     #[tokio::test]
     async fn arguments_reach_the_program_as_they_are() {
-        let printed = run(&argv(&["/bin/echo", "$HOME; `id`", "a  b"]), "status", None, LIMIT).await.unwrap();
+        let printed =
+            run_power_command(&argv(&["/bin/echo", "$HOME; `id`", "a  b"]), "status", None, COMMAND_TIMEOUT)
+                .await
+                .unwrap();
         assert_eq!(printed, "$HOME; `id` a  b status\n");
     }
 
     #[tokio::test]
     async fn a_failure_shows_what_the_command_complained_about() {
         let script = argv(&["/bin/sh", "-c", "echo outlet 7 is on fire >&2; exit 3"]);
-        let error = run(&script, "on", None, LIMIT).await.unwrap_err();
+        let error = run_power_command(&script, "on", None, COMMAND_TIMEOUT).await.unwrap_err();
         assert_eq!(error.class, ErrorClass::Transient);
         assert!(
-            error.sentence.contains("exit status: 3") && error.sentence.contains("outlet 7 is on fire"),
+            error.message.contains("exit status: 3") && error.message.contains("outlet 7 is on fire"),
             "{}",
-            error.sentence
+            error.message
         );
-        let error = run(&argv(&["/nonexistent"]), "on", None, LIMIT).await.unwrap_err();
+        let error =
+            run_power_command(&argv(&["/nonexistent"]), "on", None, COMMAND_TIMEOUT).await.unwrap_err();
         assert_eq!(error.class, ErrorClass::Configuration);
     }
 
     #[tokio::test]
     async fn the_intent_is_given_and_nothing_else_of_the_shepherd() {
         let intent = IntentId::generate();
-        let printed = run(&argv(&["/bin/sh", "-c", "env"]), "on", Some(intent), LIMIT).await.unwrap();
+        let printed =
+            run_power_command(&argv(&["/bin/sh", "-c", "env"]), "on", Some(intent), COMMAND_TIMEOUT)
+                .await
+                .unwrap();
         let ours: Vec<_> = printed.lines().filter(|line| line.starts_with("SHEPHERD_")).collect();
         assert_eq!(ours, [format!("SHEPHERD_INTENT_ID={intent}")]);
     }
 
     #[tokio::test]
     async fn the_limit_kills_the_command_and_all_it_started() {
-        // The grandchild ignores the polite signal and keeps the pipes open; the command waits for it, or is
-        // gone itself by then.
+        // The grandchild ignores SIGTERM and keeps the pipes open. The command waits for it, or has exited itself by
+        // then.
         for end in ["wait", "exit 0"] {
             let directory = tempfile::tempdir().unwrap();
             let file = directory.path().join("pids");
@@ -197,13 +203,13 @@ mod tests {
             );
             let started = Instant::now();
             let words = argv(&["/bin/sh", "-c", &script]);
-            let error = run(&words, "off", None, Duration::from_secs(2)).await.unwrap_err();
-            assert!(error.sentence.contains("was killed with all it started"), "{}", error.sentence);
+            let error = run_power_command(&words, "off", None, Duration::from_secs(2)).await.unwrap_err();
+            assert!(error.message.contains("was killed with all it started"), "{}", error.message);
             assert!(started.elapsed() < Duration::from_secs(30));
             let pids = std::fs::read_to_string(&file).unwrap();
             for pid in pids.split_whitespace() {
                 let gone = || match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
-                    // A zombie is dead; whoever adopted it has only not looked yet.
+                    // A zombie is dead, but its new parent has not reaped it yet.
                     Ok(stat) => {
                         stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z'))
                     }
@@ -219,18 +225,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_that_talks_without_end_is_cut_and_not_stalled() {
+    async fn endless_output_is_truncated_without_stalling() {
         let script = argv(&["/bin/sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' x; echo; echo on"]);
-        let printed = run(&script, "status", None, LIMIT).await.unwrap();
-        assert!(printed.len() <= 2 * KEPT_BYTES + 4096 && printed.ends_with("\non\n"));
+        let printed = run_power_command(&script, "status", None, COMMAND_TIMEOUT).await.unwrap();
+        assert!(printed.len() <= 2 * MAX_OUTPUT_BYTES + 4096 && printed.ends_with("\non\n"));
     }
 
     #[test]
     fn only_on_and_off_are_states() {
-        assert_eq!(power_state("on\n", "pdu").unwrap(), PowerState::On);
-        assert_eq!(power_state(" off ", "pdu").unwrap(), PowerState::Off);
+        assert_eq!(parse_power_state("on\n", "pdu").unwrap(), PowerState::On);
+        assert_eq!(parse_power_state(" off ", "pdu").unwrap(), PowerState::Off);
         for other in ["", "ON", "on off", "Chassis Power is on"] {
-            assert_eq!(power_state(other, "pdu").unwrap_err().class, ErrorClass::Unreadable, "{other}");
+            assert_eq!(parse_power_state(other, "pdu").unwrap_err().class, ErrorClass::Unreadable, "{other}");
         }
     }
 }

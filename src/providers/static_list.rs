@@ -1,4 +1,4 @@
-//! The text of a static device list, read strictly.
+//! Parses a static device list (JSON) strictly.
 //!
 //! A JSON array of objects:
 //!
@@ -10,10 +10,9 @@
 //! ]
 //! ```
 //!
-//! `ID` and `Addr` are needed. Whoever edits such a list by hand gets the line
-//! and the field of a mistake: a list of a thousand lines with "invalid type"
-//! somewhere is no help. And nothing is overlooked in silence: a misspelt
-//! `PowerComand` would otherwise be noticed on the night it is needed.
+//! `ID` and `Addr` are required. Errors name the line and the field, because such lists are edited by hand: "invalid
+//! type" somewhere in a thousand lines is no help. Unknown fields are errors too: a misspelt `PowerComand` would
+//! otherwise be noticed on the night it is needed.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -24,18 +23,18 @@ use serde::{Deserialize, de};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// The longest text accepted in a field.
-const LONGEST_FIELD: usize = 1024;
-/// The longest DNS name (RFC 1035) and the longest part of one.
-const LONGEST_NAME: usize = 253;
-const LONGEST_LABEL: usize = 63;
-/// How much of a wrong value is shown.
-const SHOWN: usize = 40;
+/// The longest text accepted in a field, in bytes.
+const MAX_FIELD_BYTES: usize = 1024;
+/// The longest DNS name (RFC 1035) and the longest label of one, in bytes.
+const MAX_DNS_NAME_BYTES: usize = 253;
+const MAX_DNS_LABEL_BYTES: usize = 63;
+/// How much of a wrong value is shown, in characters.
+const MAX_SHOWN_CHARS: usize = 40;
 
 /// One machine of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// The operator's id of it, unique in the list.
+    /// The operator's id of the machine, unique in the list.
     pub id: String,
     /// DNS name or IP literal.
     pub address: String,
@@ -43,7 +42,7 @@ pub struct Device {
     pub port: Option<u16>,
     /// SSH user, when not the configured one.
     pub user: Option<String>,
-    /// Where it stands.
+    /// Location in the operator's words; `None` if the list has none.
     pub location: Option<String>,
     /// Run on the shepherd's host with `on`, `off`, `cycle` or `status` appended.
     pub power_command: Option<Vec<String>>,
@@ -51,18 +50,18 @@ pub struct Device {
     pub reboot_command: Option<Vec<String>>,
 }
 
-/// A list that is none.
+/// Why a list cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListError {
+pub struct DeviceListError {
     /// The line of the mistake, from 1.
     pub line: usize,
-    /// The field, where it is one field's.
+    /// The field, if the mistake is in one field.
     pub field: Option<String>,
     /// What was expected, and what was found.
     pub problem: String,
 }
 
-impl fmt::Display for ListError {
+impl fmt::Display for DeviceListError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}", self.line)?;
         if let Some(field) = &self.field {
@@ -72,28 +71,28 @@ impl fmt::Display for ListError {
     }
 }
 
-/// Reads a whole list, or says where it goes wrong first.
-pub fn parse(text: &str) -> Result<Vec<Device>, ListError> {
+/// Parses a whole list. The error is the first mistake.
+pub fn parse_device_list(text: &str) -> Result<Vec<Device>, DeviceListError> {
     let elements: Vec<&RawValue> = serde_json::from_str(text).map_err(|error| {
-        let said = error.to_string();
-        let said = said.split(" at line ").next().unwrap_or_default();
-        ListError {
+        let message = error.to_string();
+        let message = message.split(" at line ").next().unwrap_or_default();
+        DeviceListError {
             line: error.line().max(1),
             field: None,
             problem: if error.is_data() {
-                format!("expected a JSON array of devices, found {}", kind(text))
+                format!("expected a JSON array of devices, found {}", describe_json(text))
             } else {
-                format!("this is not JSON: {said} (column {})", error.column())
+                format!("this is not JSON: {message} (column {})", error.column())
             },
         }
     })?;
     let mut devices = Vec::with_capacity(elements.len());
     let mut seen: HashMap<String, &str> = HashMap::with_capacity(elements.len());
     for element in elements {
-        let (device, id_text) = device(text, element)?;
+        let (device, id_text) = parse_device(text, element)?;
         if let Some(first) = seen.insert(device.id.clone(), id_text) {
             let first = line_of(text, first);
-            return Err(at(
+            return Err(error_at(
                 text,
                 id_text,
                 "ID",
@@ -105,7 +104,7 @@ pub fn parse(text: &str) -> Result<Vec<Device>, ListError> {
     Ok(devices)
 }
 
-/// Checks an address: a DNS name or an IP literal, and nothing around it. The error says what is wrong.
+/// Checks that an address is a DNS name or an IP literal without anything else. The error describes the problem.
 pub fn check_address(address: &str) -> Result<(), String> {
     let expected = "expected a DNS name or an IP address";
     if address.is_empty() {
@@ -129,26 +128,26 @@ pub fn check_address(address: &str) -> Result<(), String> {
     }
     let name = address.strip_suffix('.').unwrap_or(address);
     let labels = || name.split('.');
-    let well_formed = name.len() <= LONGEST_NAME
+    let well_formed = name.len() <= MAX_DNS_NAME_BYTES
         && labels().all(|label| {
-            (1..=LONGEST_LABEL).contains(&label.len())
+            (1..=MAX_DNS_LABEL_BYTES).contains(&label.len())
                 && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
                 && !label.starts_with('-')
                 && !label.ends_with('-')
         });
-    // A last label of digits is an IPv4 address that is none (RFC 3696, section 2).
+    // A last label of digits is an invalid IPv4 address (RFC 3696, section 2).
     let numeric = labels().next_back().is_some_and(|label| label.bytes().all(|byte| byte.is_ascii_digit()));
     if well_formed && !numeric { Ok(()) } else { Err(format!("{expected}, found {shown:?}")) }
 }
 
-/// The members of an object in their order, repeated ones included, with the text of each value.
+/// The members of an object in order, repeated ones included, with the JSON text of each value.
 struct Members<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de> Deserialize<'de> for Members<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct InOrder;
+        struct MembersVisitor;
 
-        impl<'de> Visitor<'de> for InOrder {
+        impl<'de> Visitor<'de> for MembersVisitor {
             type Value = Members<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -168,16 +167,16 @@ impl<'de> Deserialize<'de> for Members<'de> {
             }
         }
 
-        deserializer.deserialize_map(InOrder)
+        deserializer.deserialize_map(MembersVisitor)
     }
 }
 
-fn device<'a>(text: &str, element: &'a RawValue) -> Result<(Device, &'a str), ListError> {
+fn parse_device<'a>(text: &str, element: &'a RawValue) -> Result<(Device, &'a str), DeviceListError> {
     let Ok(Members(members)) = serde_json::from_str(element.get()) else {
-        return Err(ListError {
+        return Err(DeviceListError {
             line: line_of(text, element.get()),
             field: None,
-            problem: format!("expected an object for each device, found {}", kind(element.get())),
+            problem: format!("expected an object for each device, found {}", describe_json(element.get())),
         });
     };
     let mut fields: HashMap<&str, &'a str> = HashMap::new();
@@ -188,74 +187,80 @@ fn device<'a>(text: &str, element: &'a RawValue) -> Result<(Device, &'a str), Li
                 Some(meant) => format!("unknown field; it is written {meant:?}"),
                 None => format!("unknown field; known are {}", FIELDS.join(", ")),
             };
-            return Err(at(text, value, name, problem));
+            return Err(error_at(text, value, name, problem));
         }
         if fields.insert(name, value).is_some() {
-            return Err(at(text, value, name, "given twice in one device".to_owned()));
+            return Err(error_at(text, value, name, "given twice in one device".to_owned()));
         }
     }
-    let missing = |field: &str| ListError {
+    let missing = |field: &str| DeviceListError {
         line: line_of(text, element.get()),
         field: Some(field.to_owned()),
         problem: "missing in the device that begins here".to_owned(),
     };
-    let read =
-        |field: &'static str, reader: fn(&Value) -> Result<(), String>| -> Result<Option<Value>, ListError> {
-            let Some(value_text) = fields.get(field) else { return Ok(None) };
-            let wrong = |problem| at(text, value_text, field, problem);
-            let value: Value = serde_json::from_str(value_text).map_err(|error| wrong(error.to_string()))?;
-            reader(&value).map_err(wrong)?;
-            Ok(Some(value))
-        };
+    let read = |field: &'static str,
+                reader: fn(&Value) -> Result<(), String>|
+     -> Result<Option<Value>, DeviceListError> {
+        let Some(value_text) = fields.get(field) else { return Ok(None) };
+        let wrong = |problem| error_at(text, value_text, field, problem);
+        let value: Value = serde_json::from_str(value_text).map_err(|error| wrong(error.to_string()))?;
+        reader(&value).map_err(wrong)?;
+        Ok(Some(value))
+    };
     let string = |value: Option<Value>| match value {
         Some(Value::String(text)) => Some(text),
         _ => None,
     };
     let id_text = fields.get("ID").copied().ok_or_else(|| missing("ID"))?;
     let device = Device {
-        id: string(read("ID", label)?).ok_or_else(|| missing("ID"))?,
-        address: string(read("Addr", address)?).ok_or_else(|| missing("Addr"))?,
-        port: read("Port", port)?.as_ref().and_then(Value::as_u64).and_then(|port| u16::try_from(port).ok()),
-        user: string(read("User", user)?),
-        location: string(read("Location", label)?),
-        power_command: read("PowerCommand", command)?.map(words),
-        reboot_command: read("RebootCommand", command)?.map(words),
+        id: string(read("ID", check_label)?).ok_or_else(|| missing("ID"))?,
+        address: string(read("Addr", check_address_field)?).ok_or_else(|| missing("Addr"))?,
+        port: read("Port", check_port)?
+            .as_ref()
+            .and_then(Value::as_u64)
+            .and_then(|port| u16::try_from(port).ok()),
+        user: string(read("User", check_user)?),
+        location: string(read("Location", check_label)?),
+        power_command: read("PowerCommand", check_command)?.map(into_words),
+        reboot_command: read("RebootCommand", check_command)?.map(into_words),
     };
     Ok((device, id_text))
 }
 
 const FIELDS: [&str; 7] = ["ID", "Addr", "Port", "User", "Location", "PowerCommand", "RebootCommand"];
 
-fn label(value: &Value) -> Result<(), String> {
+fn check_label(value: &Value) -> Result<(), String> {
     match value.as_str() {
         Some("") => Err("expected a text, found \"\"".to_owned()),
-        Some(text) if text.len() > LONGEST_FIELD => {
-            Err(format!("expected at most {LONGEST_FIELD} bytes, found {}", text.len()))
+        Some(text) if text.len() > MAX_FIELD_BYTES => {
+            Err(format!("expected at most {MAX_FIELD_BYTES} bytes, found {}", text.len()))
         }
         Some(text) if text.chars().any(char::is_control) => {
             Err("expected a text without control characters".to_owned())
         }
         Some(_) => Ok(()),
-        None => Err(format!("expected a text, found {}", kind(&value.to_string()))),
+        None => Err(format!("expected a text, found {}", describe_json(&value.to_string()))),
     }
 }
 
-fn address(value: &Value) -> Result<(), String> {
+fn check_address_field(value: &Value) -> Result<(), String> {
     match value.as_str() {
         Some(text) => check_address(text),
-        None => Err(format!("expected a DNS name or an IP address, found {}", kind(&value.to_string()))),
+        None => {
+            Err(format!("expected a DNS name or an IP address, found {}", describe_json(&value.to_string())))
+        }
     }
 }
 
-fn port(value: &Value) -> Result<(), String> {
+fn check_port(value: &Value) -> Result<(), String> {
     match value.as_u64() {
         Some(1..=65535) => Ok(()),
-        _ => Err(format!("expected a number from 1 to 65535, found {}", kind(&value.to_string()))),
+        _ => Err(format!("expected a number from 1 to 65535, found {}", describe_json(&value.to_string()))),
     }
 }
 
-fn user(value: &Value) -> Result<(), String> {
-    label(value)?;
+fn check_user(value: &Value) -> Result<(), String> {
+    check_label(value)?;
     match value.as_str() {
         Some(name) if name.starts_with('-') || name.contains([' ', '@', ':', '/']) => {
             Err(format!("expected a user's name, found {:?}", shorten(name)))
@@ -264,14 +269,14 @@ fn user(value: &Value) -> Result<(), String> {
     }
 }
 
-fn command(value: &Value) -> Result<(), String> {
+fn check_command(value: &Value) -> Result<(), String> {
     let expected = "expected an argument vector like [\"program\", \"argument\"]";
     let Some(words) = value.as_array() else {
         let hint = if value.is_string() { " (it is never run by a shell)" } else { "" };
-        return Err(format!("{expected}, found {}{hint}", kind(&value.to_string())));
+        return Err(format!("{expected}, found {}{hint}", describe_json(&value.to_string())));
     };
     if let Some(word) = words.iter().find(|word| !word.is_string()) {
-        return Err(format!("{expected}, found {} in it", kind(&word.to_string())));
+        return Err(format!("{expected}, found {} in it", describe_json(&word.to_string())));
     }
     if words.iter().any(|word| word.as_str().is_some_and(|word| word.contains('\0'))) {
         return Err(format!("{expected}, found a NUL character in it"));
@@ -282,7 +287,7 @@ fn command(value: &Value) -> Result<(), String> {
     }
 }
 
-fn words(value: Value) -> Vec<String> {
+fn into_words(value: Value) -> Vec<String> {
     match value {
         Value::Array(words) => words
             .into_iter()
@@ -295,18 +300,18 @@ fn words(value: Value) -> Vec<String> {
     }
 }
 
-fn at(text: &str, place: &str, field: &str, problem: String) -> ListError {
-    ListError { line: line_of(text, place), field: Some(shorten(field)), problem }
+fn error_at(text: &str, place: &str, field: &str, problem: String) -> DeviceListError {
+    DeviceListError { line: line_of(text, place), field: Some(shorten(field)), problem }
 }
 
-/// The line on which a part of `text` begins. `part` must be borrowed from `text`.
+/// The line on which a part of `text` starts. `part` must be borrowed from `text`.
 fn line_of(text: &str, part: &str) -> usize {
     let offset = (part.as_ptr() as usize).saturating_sub(text.as_ptr() as usize).min(text.len());
     1 + text.get(..offset).map_or(0, |before| before.matches('\n').count())
 }
 
-/// What a JSON text is, for a person.
-fn kind(json: &str) -> String {
+/// Describes a JSON value for an error message.
+fn describe_json(json: &str) -> String {
     let json = json.trim();
     match json.as_bytes().first() {
         Some(b'{') => "an object".to_owned(),
@@ -317,11 +322,11 @@ fn kind(json: &str) -> String {
     }
 }
 
-/// As much of a text as a person reads, and nothing that a terminal obeys.
+/// Shortens a text for an error message and replaces control characters.
 fn shorten(text: &str) -> String {
     let printable = |c: char| if c.is_control() { ' ' } else { c };
-    let mut shown: String = text.chars().map(printable).take(SHOWN).collect();
-    if text.chars().nth(SHOWN).is_some() {
+    let mut shown: String = text.chars().map(printable).take(MAX_SHOWN_CHARS).collect();
+    if text.chars().nth(MAX_SHOWN_CHARS).is_some() {
         shown.push('…');
     }
     shown
@@ -344,13 +349,13 @@ mod tests {
 
     #[test]
     fn a_whole_list_is_read() {
-        let devices = parse(WHOLE).unwrap();
+        let devices = parse_device_list(WHOLE).unwrap();
         assert_eq!(devices.len(), 2);
         assert_eq!((devices[0].id.as_str(), devices[0].port), ("a", None));
         assert_eq!(devices[1].port, Some(2222));
         assert_eq!(devices[1].power_command.as_deref().unwrap(), ["/bin/pdu", "7"]);
         assert_eq!(devices[1].reboot_command.as_deref().unwrap(), ["sudo", "-n", "reboot"]);
-        assert_eq!(parse("[]").unwrap(), []);
+        assert_eq!(parse_device_list("[]").unwrap(), []);
     }
 
     #[test]
@@ -424,7 +429,7 @@ mod tests {
             ("", "line 1: this is not JSON: EOF while parsing a value (column 0)"),
         ];
         for (text, sentence) in cases {
-            assert_eq!(parse(text).unwrap_err().to_string(), sentence, "{text}");
+            assert_eq!(parse_device_list(text).unwrap_err().to_string(), sentence, "{text}");
         }
     }
 
@@ -454,13 +459,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_fall_over(text in any::<String>()) {
-            let _ = parse(&text);
+        fn parser_never_panics(text in any::<String>()) {
+            let _ = parse_device_list(&text);
         }
 
         #[test]
-        fn a_list_torn_anywhere_is_an_error(cut in 0..WHOLE.len()) {
-            prop_assert!(parse(&WHOLE[..cut]).is_err());
+        fn truncated_list_is_an_error(cut in 0..WHOLE.len()) {
+            prop_assert!(parse_device_list(&WHOLE[..cut]).is_err());
         }
     }
 }

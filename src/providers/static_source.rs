@@ -1,15 +1,12 @@
-//! Where a static device list comes from, and when it is read again.
+//! Source of a static device list: file or URL, reloaded on change.
 //!
-//! Every call looks whether the list changed (a file by inode, length and times,
-//! a server by `ETag` or `Last-Modified`) and reads it again if so. The last good
-//! list is only ever returned when the source itself says that it is unchanged.
-//! When the new one cannot be read the answer is the error: going on with the
-//! old list would hide a broken edit until the next restart, and would then
-//! surprise at the worst time.
+//! Every call checks whether the list has changed (a file by inode, length and times, a server by `ETag` or
+//! `Last-Modified`) and reads it again if so. The last good list is only returned if the source itself reports that it
+//! is unchanged. If the new list cannot be read, the call fails: continuing with the old list would hide a broken edit
+//! until the next restart, and would then surprise at the worst time.
 //!
-//! Callers that come while the list is being read share the next reading. One
-//! after the other, the workers of a shepherd would each wait out the time limit
-//! of a server that hangs, and the last of ten for five minutes.
+//! Callers that arrive while the list is being read share the next read. If they read one after the other, each worker
+//! of a shepherd would wait for the time limit of a server that hangs, and the last of ten for five minutes.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -26,41 +23,41 @@ use crate::providers::provider::{ErrorClass, ProviderError};
 use crate::providers::static_list::{self, Device};
 
 /// Coarser than any file system's times.
-const UNSETTLED_SECONDS: i64 = 2;
+const TIMESTAMP_GRANULARITY_SECONDS: i64 = 2;
 
-/// One device list, read as often as it changes.
-pub struct Source {
-    place: Place,
-    state: Mutex<State>,
+/// One device list, which is reloaded when it changes.
+pub struct DeviceListSource {
+    location: ListLocation,
+    state: Mutex<SourceState>,
 }
 
 #[derive(Default)]
-struct State {
+struct SourceState {
     /// The last good list.
-    last: Option<Last>,
-    /// The last reading.
-    reading: Option<Reading>,
+    cached: Option<CachedList>,
+    /// The last completed read, shared by callers that arrived before it started.
+    last_read: Option<CompletedRead>,
 }
 
-/// What one reading came to.
-struct Reading {
-    began: Instant,
+/// The result of one read.
+struct CompletedRead {
+    started_at: Instant,
     outcome: Result<Arc<Vec<Device>>, ProviderError>,
 }
 
-enum Place {
+enum ListLocation {
     File(PathBuf),
     Http { url: Url, client: reqwest::Client },
 }
 
-struct Last {
-    version: Version,
+struct CachedList {
+    version: ListVersion,
     devices: Arc<Vec<Device>>,
 }
 
-/// What tells one version of a list from the next.
+/// Identifies one version of a list.
 #[derive(PartialEq, Eq)]
-enum Version {
+enum ListVersion {
     File {
         device: u64,
         inode: u64,
@@ -68,19 +65,19 @@ enum Version {
         modified: (i64, i64),
         changed: (i64, i64),
     },
-    /// A file that was changed a moment before it was read: a second change could bear the same times.
-    Unsettled,
+    /// A file that was changed a moment before it was read: a second change could have the same times.
+    JustModified,
     Http {
         etag: Option<HeaderValue>,
         modified: Option<HeaderValue>,
     },
 }
 
-impl Source {
+impl DeviceListSource {
     /// Checks a list's URL; reads nothing yet.
     pub fn new(url: &str) -> Result<Self, ProviderError> {
         let wrong = |problem: &str| {
-            // The text is not shown: what is no URL may still hold a password.
+            // The text is not shown: a text that is no URL may still hold a password.
             ProviderError::new(
                 ErrorClass::Configuration,
                 "device list",
@@ -89,56 +86,59 @@ impl Source {
         };
         let url = Url::parse(url).map_err(|error| wrong(&format!("is none ({error})")))?;
         let place = match url.scheme() {
-            "file" => Place::File(url.to_file_path().map_err(|()| wrong("names no file of this host"))?),
-            "http" | "https" => Place::Http { client: http::client(&url)?, url },
+            "file" => {
+                ListLocation::File(url.to_file_path().map_err(|()| wrong("names no file of this host"))?)
+            }
+            "http" | "https" => ListLocation::Http { client: http::build_client(&url)?, url },
             scheme => return Err(wrong(&format!("begins with {scheme}:"))),
         };
-        Ok(Self { place, state: Mutex::default() })
+        Ok(Self { location: place, state: Mutex::default() })
     }
 
     /// The endpoint that errors name.
     #[must_use]
     pub fn endpoint(&self) -> String {
-        match &self.place {
-            Place::File(path) => format!("file://{}", path.display()),
-            Place::Http { url, .. } => http::endpoint(url),
+        match &self.location {
+            ListLocation::File(path) => format!("file://{}", path.display()),
+            ListLocation::Http { url, .. } => http::endpoint(url),
         }
     }
 
-    /// The list as it is now.
-    pub async fn devices(&self) -> Result<Arc<Vec<Device>>, ProviderError> {
-        let asked = Instant::now();
+    /// Loads the present list.
+    pub async fn load_devices(&self) -> Result<Arc<Vec<Device>>, ProviderError> {
+        let requested_at = Instant::now();
         let mut state = self.state.lock().await;
-        // What was read from a later moment on is the list as it is for whoever asked before.
-        if let Some(reading) = state.reading.as_ref().filter(|reading| reading.began > asked) {
+        // A read that started after this call shows the list as it is for this caller.
+        if let Some(reading) = state.last_read.as_ref().filter(|reading| reading.started_at > requested_at) {
             return reading.outcome.clone();
         }
         let began = Instant::now();
-        let outcome = self.read(&mut state.last).await;
-        state.reading = Some(Reading { began, outcome: outcome.clone() });
+        let outcome = self.reload(&mut state.cached).await;
+        state.last_read = Some(CompletedRead { started_at: began, outcome: outcome.clone() });
         outcome
     }
 
-    async fn read(&self, last: &mut Option<Last>) -> Result<Arc<Vec<Device>>, ProviderError> {
-        let read = match &self.place {
-            Place::File(path) => self.read_file(path, last.as_ref()).await?,
-            Place::Http { url, client } => self.read_http(url, client, last.as_ref()).await?,
+    async fn reload(&self, last: &mut Option<CachedList>) -> Result<Arc<Vec<Device>>, ProviderError> {
+        let read = match &self.location {
+            ListLocation::File(path) => self.read_file(path, last.as_ref()).await?,
+            ListLocation::Http { url, client } => self.read_http(url, client, last.as_ref()).await?,
         };
         match (read, &*last) {
             (None, Some(last)) => Ok(Arc::clone(&last.devices)),
             (None, None) => {
-                Err(self.error(ErrorClass::Unreadable, "the server says that it has not changed, unasked"))
+                Err(self
+                    .list_error(ErrorClass::Unreadable, "the server says that it has not changed, unasked"))
             }
             (Some((version, text)), _) => {
-                // Forgotten first: if this one is broken, "unchanged" must not bring the old one back.
+                // Dropped first: if the new list is broken, "unchanged" must not bring the old one back.
                 *last = None;
                 let text = String::from_utf8(text).map_err(|error| {
-                    self.error(ErrorClass::Unreadable, &format!("it is not UTF-8: {error}"))
+                    self.list_error(ErrorClass::Unreadable, &format!("it is not UTF-8: {error}"))
                 })?;
-                let devices = static_list::parse(&text)
-                    .map_err(|error| self.error(ErrorClass::Unreadable, &error.to_string()))?;
+                let devices = static_list::parse_device_list(&text)
+                    .map_err(|error| self.list_error(ErrorClass::Unreadable, &error.to_string()))?;
                 let devices = Arc::new(devices);
-                *last = Some(Last { version, devices: Arc::clone(&devices) });
+                *last = Some(CachedList { version, devices: Arc::clone(&devices) });
                 Ok(devices)
             }
         }
@@ -147,22 +147,22 @@ impl Source {
     async fn read_file(
         &self,
         path: &Path,
-        last: Option<&Last>,
-    ) -> Result<Option<(Version, Vec<u8>)>, ProviderError> {
+        last: Option<&CachedList>,
+    ) -> Result<Option<(ListVersion, Vec<u8>)>, ProviderError> {
         let failed = |error: std::io::Error| {
             use std::io::ErrorKind::{IsADirectory, NotFound, PermissionDenied};
             let class = match error.kind() {
                 NotFound | PermissionDenied | IsADirectory => ErrorClass::Configuration,
                 _ => ErrorClass::Transient,
             };
-            self.error(class, &format!("it cannot be read: {error}"))
+            self.list_error(class, &format!("it cannot be read: {error}"))
         };
         let file = tokio::fs::File::open(path).await.map_err(failed)?;
         let found = file.metadata().await.map_err(failed)?;
         if !found.is_file() {
-            return Err(self.error(ErrorClass::Configuration, "it is not a file"));
+            return Err(self.list_error(ErrorClass::Configuration, "it is not a file"));
         }
-        let mut version = Version::File {
+        let mut version = ListVersion::File {
             device: found.dev(),
             inode: found.ino(),
             length: found.len(),
@@ -173,14 +173,14 @@ impl Source {
             return Ok(None);
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-        if i64::try_from(now).is_ok_and(|now| now - found.ctime() <= UNSETTLED_SECONDS) {
-            version = Version::Unsettled;
+        if i64::try_from(now).is_ok_and(|now| now - found.ctime() <= TIMESTAMP_GRANULARITY_SECONDS) {
+            version = ListVersion::JustModified;
         }
         let mut text = Vec::new();
-        let limit = http::ANSWER_LIMIT_BYTES as u64;
+        let limit = http::MAX_RESPONSE_BYTES as u64;
         file.take(limit + 1).read_to_end(&mut text).await.map_err(failed)?;
         if text.len() as u64 > limit {
-            return Err(self.error(ErrorClass::Unreadable, &format!("it is larger than {limit} bytes")));
+            return Err(self.list_error(ErrorClass::Unreadable, &format!("it is larger than {limit} bytes")));
         }
         Ok(Some((version, text)))
     }
@@ -189,17 +189,17 @@ impl Source {
         &self,
         url: &Url,
         client: &reqwest::Client,
-        last: Option<&Last>,
-    ) -> Result<Option<(Version, Vec<u8>)>, ProviderError> {
+        last: Option<&CachedList>,
+    ) -> Result<Option<(ListVersion, Vec<u8>)>, ProviderError> {
         let mut request = client.get(url.clone());
-        if let Some(Last { version: Version::Http { etag, modified }, .. }) = last {
+        if let Some(CachedList { version: ListVersion::Http { etag, modified }, .. }) = last {
             if let Some(etag) = etag {
                 request = request.header(IF_NONE_MATCH, etag);
             } else if let Some(modified) = modified {
                 request = request.header(IF_MODIFIED_SINCE, modified);
             }
         }
-        let response = request.send().await.map_err(|error| http::failed(url, &error))?;
+        let response = request.send().await.map_err(|error| http::request_error(url, &error))?;
         let status = response.status();
         if status == StatusCode::NOT_MODIFIED {
             return Ok(None);
@@ -210,20 +210,20 @@ impl Source {
             } else {
                 ErrorClass::Configuration
             };
-            return Err(self.error(class, &format!("the server answered {status}")));
+            return Err(self.list_error(class, &format!("the server answered {status}")));
         }
         let header = |headers: &HeaderMap, name| headers.get(name).cloned();
-        let version = Version::Http {
+        let version = ListVersion::Http {
             etag: header(response.headers(), ETAG),
             modified: header(response.headers(), LAST_MODIFIED),
         };
-        Ok(Some((version, http::body(response, url).await?)))
+        Ok(Some((version, http::read_body(response, url).await?)))
     }
 
-    fn error(&self, class: ErrorClass, problem: &str) -> ProviderError {
-        let shown = match &self.place {
-            Place::File(path) => path.display().to_string(),
-            Place::Http { url, .. } => http::shown(url),
+    fn list_error(&self, class: ErrorClass, problem: &str) -> ProviderError {
+        let shown = match &self.location {
+            ListLocation::File(path) => path.display().to_string(),
+            ListLocation::Http { url, .. } => http::redact_url(url),
         };
         ProviderError::new(class, self.endpoint(), format!("the device list {shown}: {problem}"))
     }
@@ -236,37 +236,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_of_another_kind_is_refused() {
+    fn unsupported_url_is_rejected() {
         for (url, part) in [
             ("/etc/devices.json", "is none"),
             ("ftp://h/devices.json", "begins with ftp:"),
             ("file://elsewhere/devices.json", "names no file of this host"),
         ] {
-            let error = Source::new(url).err().unwrap();
+            let error = DeviceListSource::new(url).err().unwrap();
             assert_eq!(error.class, ErrorClass::Configuration);
-            assert!(error.sentence.contains(part), "{}", error.sentence);
+            assert!(error.message.contains(part), "{}", error.message);
         }
     }
 
     #[tokio::test]
-    async fn a_broken_edit_is_an_error_until_it_is_mended() {
+    async fn broken_edit_is_an_error_until_fixed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("devices.json");
-        let source = Source::new(&format!("file://{}", path.display())).unwrap();
-        assert_eq!(source.devices().await.unwrap_err().class, ErrorClass::Configuration);
+        let source = DeviceListSource::new(&format!("file://{}", path.display())).unwrap();
+        assert_eq!(source.load_devices().await.unwrap_err().class, ErrorClass::Configuration);
         std::fs::write(&path, r#"[{"ID":"a","Addr":"h"}]"#).unwrap();
         let deadline = Instant::now() + Duration::from_mins(1);
-        while !Arc::ptr_eq(&source.devices().await.unwrap(), &source.devices().await.unwrap()) {
+        while !Arc::ptr_eq(&source.load_devices().await.unwrap(), &source.load_devices().await.unwrap()) {
             assert!(Instant::now() < deadline, "an unchanged file is read again and again");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         std::fs::write(&path, r#"[{"ID":"a","Addr":"h"},"#).unwrap();
         for _ in 0..2 {
-            let error = source.devices().await.unwrap_err();
+            let error = source.load_devices().await.unwrap_err();
             assert_eq!(error.class, ErrorClass::Unreadable);
-            assert!(error.sentence.contains("devices.json: line 1"), "{}", error.sentence);
+            assert!(error.message.contains("devices.json: line 1"), "{}", error.message);
         }
         std::fs::write(&path, r#"[{"ID":"b","Addr":"h"}]"#).unwrap();
-        assert_eq!(source.devices().await.unwrap()[0].id, "b");
+        assert_eq!(source.load_devices().await.unwrap()[0].id, "b");
     }
 }

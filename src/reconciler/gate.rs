@@ -1,75 +1,75 @@
-//! Whether the components of a controller may begin.
+//! The gate: whether a Kubernetes controller may start with the present objects.
 //!
-//! The API server of a controller has to run before there are any objects, for these are made through it; all that would
-//! rely on the objects, and all that lets others use the API server, waits here.
+//! The API server of a controller has to run before any objects exist, because they are created through it. Everything
+//! that relies on the objects, and everything that lets others use the API server, waits here.
 //!
-//! Three conditions, of which the first is what the proof of [`Releases::may_exclude`][proof] relies on: the record of
-//! this node says that it is a controller and of which release. A node that has just been updated, or set back, is known
-//! by its former release until then; were it to begin before, a leader who reads the records could not know that it runs
-//! what his objects break. The record has to be read *before* the status: a leader who excludes this release after that
-//! has seen the record, and one who did so before has left the status that is read then.
+//! There are three conditions. The proof of [`ControllerReleases::check_exclusion`][proof] relies on the first one: the
+//! record of this node shows that it is a controller, and its release. Until then, a node that has just been updated or
+//! rolled back is known by its former release. If it started before, a leader that reads the records could not know
+//! that this node runs what the leader's objects break. The record has to be read *before* the status: a leader that
+//! excludes this release after that has seen the record, and one that did so before has left the status that is read
+//! then.
 //!
-//! Once it may begin, it may go on: whatever would break it later waits until it is gone.
+//! Once a controller has started, it may continue: changes that would break it wait until it has stopped.
 //!
-//! [proof]: crate::reconciler::nodes::Releases::may_exclude
+//! [proof]: crate::reconciler::controller_releases::ControllerReleases::check_exclusion
 
 use std::fmt;
 
-use crate::reconciler::nodes::Controller;
+use crate::reconciler::controller_releases::ControllerRelease;
 use crate::reconciler::program::Program;
 use crate::reconciler::release::Release;
-use crate::reconciler::status::Status;
+use crate::reconciler::status::ReconcilerStatus;
 
 /// What a controller waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// Its record does not say yet that it runs this release.
+pub enum GateWait {
+    /// Its record does not show yet that it runs this release.
     NotRecorded {
-        /// What this program is.
+        /// The release of this program.
         own: Release,
-        /// What the record says; `None` of a node that is no controller, or has no record.
-        recorded: Option<Controller>,
+        /// What the record shows; `None` if the node is no controller or has no record.
+        recorded: Option<ControllerRelease>,
     },
-    /// The status cannot be read, so nobody knows what may begin; why.
-    Unreadable(String),
-    /// Objects were never made as any release wants them.
-    NeverDone,
+    /// The status cannot be read, so nobody knows which releases may start; the reason.
+    StatusUnreadable(String),
+    /// No release has reconciled the objects yet.
+    NeverReconciled,
     /// The objects break this release's API server.
-    TooOld {
-        /// What this program is.
+    ReleaseTooOld {
+        /// The release of this program.
         own: Release,
-        /// The oldest that would do.
-        wanted: Release,
+        /// The lowest release that may start.
+        required: Release,
     },
-    /// The objects are not yet as this release needs them.
+    /// The objects are older than this release needs.
     ObjectsTooOld {
-        /// Whose objects they are.
-        done: Release,
-        /// Whose objects would do.
-        wanted: Release,
+        /// The release of the present objects.
+        current: Release,
+        /// The lowest release whose objects would do.
+        required: Release,
     },
 }
 
-impl fmt::Display for Wait {
+impl fmt::Display for GateWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotRecorded { own, recorded: None } => write!(
                 f,
                 "the record of this node does not say that it is a controller of Kubernetes, of release {own}"
             ),
-            Self::NotRecorded { own, recorded: Some(Controller::Of(recorded)) } => {
+            Self::NotRecorded { own, recorded: Some(ControllerRelease::Known(recorded)) } => {
                 write!(f, "the record of this node says release {recorded}, and it runs {own}")
             }
-            Self::NotRecorded { recorded: Some(Controller::Unknown(why)), .. } | Self::Unreadable(why) => {
-                f.write_str(why)
-            }
-            Self::NeverDone => write!(f, "the built-in objects of Kubernetes were never made"),
-            Self::TooOld { own, wanted } => write!(
+            Self::NotRecorded { recorded: Some(ControllerRelease::Unknown(why)), .. }
+            | Self::StatusUnreadable(why) => f.write_str(why),
+            Self::NeverReconciled => write!(f, "the built-in objects of Kubernetes were never made"),
+            Self::ReleaseTooOld { own, required: wanted } => write!(
                 f,
                 "the built-in objects of Kubernetes are those of a newer release: this node has {own}, and {wanted} is \
                  wanted; update it"
             ),
-            Self::ObjectsTooOld { done, wanted } => write!(
+            Self::ObjectsTooOld { current: done, required: wanted } => write!(
                 f,
                 "the built-in objects of Kubernetes are those of release {done}, and those of {wanted} are needed: the \
                  newest controller makes them"
@@ -78,36 +78,36 @@ impl fmt::Display for Wait {
     }
 }
 
-/// Decides by what the own record said, and by the status as it was read after that; both are `None` where there is none.
-pub fn may_begin(
+/// Decides by the node's own record and by the status, which must be read after the record. Both are `None` if missing.
+pub fn check_gate(
     program: &Program,
-    recorded: Option<Controller>,
-    status: Result<Option<&Status>, String>,
-) -> Result<(), Wait> {
+    recorded: Option<ControllerRelease>,
+    status: Result<Option<&ReconcilerStatus>, String>,
+) -> Result<(), GateWait> {
     let own = program.release();
-    if recorded != Some(Controller::Of(own)) {
-        return Err(Wait::NotRecorded { own, recorded });
+    if recorded != Some(ControllerRelease::Known(own)) {
+        return Err(GateWait::NotRecorded { own, recorded });
     }
     let status = match status {
         Ok(Some(status)) => status,
-        Ok(None) => return Err(Wait::NeverDone),
-        Err(why) => return Err(Wait::Unreadable(why)),
+        Ok(None) => return Err(GateWait::NeverReconciled),
+        Err(why) => return Err(GateWait::StatusUnreadable(why)),
     };
     if own < status.lowest_compatible {
-        return Err(Wait::TooOld { own, wanted: status.lowest_compatible });
+        return Err(GateWait::ReleaseTooOld { own, required: status.lowest_compatible });
     }
     let (done, wanted) = (status.version.release(), program.needs_objects_of);
     if done < wanted {
-        return Err(Wait::ObjectsTooOld { done, wanted });
+        return Err(GateWait::ObjectsTooOld { current: done, required: wanted });
     }
-    // Not asked: whether objects are being changed. The status says what holds meanwhile.
+    // It does not matter whether objects are being changed. The status tells what holds meanwhile.
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reconciler::status::State;
+    use crate::reconciler::status::ReconcilerState;
 
     fn release(major: u32) -> Release {
         Release::new(major, 0, 0)
@@ -121,52 +121,55 @@ mod tests {
         }
     }
 
-    fn judged(recorded: Option<Controller>, status: Option<(State, u32, u32)>) -> Result<(), Wait> {
-        let status = status.map(|(state, version, lowest_compatible)| Status {
+    fn check(
+        recorded: Option<ControllerRelease>,
+        status: Option<(ReconcilerState, u32, u32)>,
+    ) -> Result<(), GateWait> {
+        let status = status.map(|(state, version, lowest_compatible)| ReconcilerStatus {
             state,
             version: release(version).into(),
             lowest_compatible: release(lowest_compatible),
         });
-        may_begin(&program(), recorded, Ok(status.as_ref()))
+        check_gate(&program(), recorded, Ok(status.as_ref()))
     }
 
     #[test]
-    fn controller_begins_when_it_suits_the_objects_and_they_suit_it() {
+    fn controller_starts_when_it_and_the_objects_are_compatible() {
         let own = release(3);
-        for state in [State::Working, State::Done] {
+        for state in [ReconcilerState::Working, ReconcilerState::Done] {
             for (version, lowest, expected) in [
                 (2, 3, Ok(())),
                 (2, 1, Ok(())),
                 (9, 3, Ok(())),
-                (1, 3, Err(Wait::ObjectsTooOld { done: release(1), wanted: release(2) })),
-                (9, 4, Err(Wait::TooOld { own, wanted: release(4) })),
-                (1, 4, Err(Wait::TooOld { own, wanted: release(4) })),
+                (1, 3, Err(GateWait::ObjectsTooOld { current: release(1), required: release(2) })),
+                (9, 4, Err(GateWait::ReleaseTooOld { own, required: release(4) })),
+                (1, 4, Err(GateWait::ReleaseTooOld { own, required: release(4) })),
             ] {
-                let judged = judged(Some(Controller::Of(own)), Some((state, version, lowest)));
+                let judged = check(Some(ControllerRelease::Known(own)), Some((state, version, lowest)));
                 assert_eq!(judged, expected, "{state:?} {version} {lowest}");
             }
         }
     }
 
     #[test]
-    fn without_a_status_that_can_be_read_nothing_begins() {
-        let recorded = Some(Controller::Of(release(3)));
-        assert_eq!(judged(recorded.clone(), None), Err(Wait::NeverDone));
-        let unreadable = may_begin(&program(), recorded, Err("it is torn".to_owned()));
-        assert_eq!(unreadable, Err(Wait::Unreadable("it is torn".to_owned())));
+    fn controller_waits_for_a_readable_status() {
+        let recorded = Some(ControllerRelease::Known(release(3)));
+        assert_eq!(check(recorded.clone(), None), Err(GateWait::NeverReconciled));
+        let unreadable = check_gate(&program(), recorded, Err("it is torn".to_owned()));
+        assert_eq!(unreadable, Err(GateWait::StatusUnreadable("it is torn".to_owned())));
     }
 
     #[test]
-    fn nothing_begins_before_everybody_can_know_of_it() {
-        let fits = Some((State::Done, 3, 3));
+    fn controller_waits_until_its_release_is_recorded() {
+        let fits = Some((ReconcilerState::Done, 3, 3));
         for recorded in [
             None,
-            Some(Controller::Of(release(2))),
-            Some(Controller::Of(release(4))),
-            Some(Controller::Unknown("it said nothing".to_owned())),
+            Some(ControllerRelease::Known(release(2))),
+            Some(ControllerRelease::Known(release(4))),
+            Some(ControllerRelease::Unknown("it said nothing".to_owned())),
         ] {
-            let expected = Wait::NotRecorded { own: release(3), recorded: recorded.clone() };
-            assert_eq!(judged(recorded, fits), Err(expected));
+            let expected = GateWait::NotRecorded { own: release(3), recorded: recorded.clone() };
+            assert_eq!(check(recorded, fits), Err(expected));
         }
     }
 }

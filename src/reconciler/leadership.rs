@@ -1,357 +1,386 @@
-//! What whoever was elected does, step by step.
+//! The reconciler leader's state machine: status, releases, passes; no I/O.
 //!
-//! A leadership is a machine without I/O: [`Leadership::next`] says what to do, and whoever does it says what came of
-//! it. So the same steps run against etcd, against a table and in a simulated cluster.
+//! [`Leadership::next_step`] returns the next step, and the caller reports its result. So the same steps run against
+//! etcd, against a table and in a simulated cluster.
 //!
-//! # The order of things
+//! # The order of steps
 //!
-//! The status promises two things to all controllers ([`status`](crate::reconciler::status)). With L this release, A the
-//! lowest whose API servers its objects do not break, V and C the version and the lowest compatible release in the status:
+//! The status promises two things to all controllers ([`status`](crate::reconciler::status)). L is this release, A the
+//! lowest release whose API servers its objects do not break, V and C are the version and the lowest compatible release
+//! in the status:
 //!
 //! | status | before objects are changed | why |
 //! | --- | --- | --- |
-//! | none | nothing | nobody began yet, for a status is what they wait for |
+//! | none | nothing | no controller has started yet, because each waits for a status |
 //! | what this program would write | nothing | objects may only become what was promised |
 //! | V ≤ L, C ≥ A | state: working | it promises no more than will hold, and excludes all that would break |
-//! | V > L, or C < A | V to the lower of both, C to the higher, **once no controller is newer than L or older than A** | what needs V's objects must not begin, nor what this program's objects break |
+//! | V > L, or C < A | V = min(V, L), C = max(C, A), **with proof** | neither may start: what needs V, what L breaks |
 //!
-//! The last write needs proof. Controllers that are known to be compatible are looked up, and etcd writes only if none of
-//! their records was written since: one that comes, or says another release, undoes the proof.
+//! The last write needs proof that **no controller is newer than L or older than A**: controllers that need the objects
+//! of V must not start, and neither must those that this program's objects break. The releases of all controllers are
+//! read, and etcd writes the status only if none of their records was written since. A controller that joins, or
+//! reports another release, invalidates the proof.
 //!
-//! Where there was a status, somebody reconciled before, and requests of his may be under way that no lease can call
-//! back. They have a [quiet](Pace) time to arrive. Then the first pass, until one succeeds; then the status of this
-//! program, which may promise more, or exclude less, only now; then a pass every thirty seconds, and when objects were changed by others.
+//! If a status existed, another leader reconciled before, and its requests may be under way, which no lease can call
+//! back. They get a [settle time](ReconcileTiming::settle_time) to arrive. Then passes are made until the first one
+//! succeeds. Then the status of this program is written, which may promise more, or exclude less, only now. After that
+//! a pass is made every thirty seconds, and when others have changed objects.
 //!
-//! Before each of those the status is read again, as the leader: one that leads no longer learns it here, and a status
-//! that somebody has deleted or replaced is a reason to begin from the start.
+//! Before each of these steps the status is read again, as the leader. A program that is no longer the leader learns it
+//! here, and a status that was deleted or replaced restarts the whole sequence.
 //!
-//! A status that cannot be read is none of the rows. It may exclude what this program would let begin, so nothing is done
-//! until it can be read, or is gone.
+//! A status that cannot be read is none of the rows. It may exclude what this program would let start, so nothing is
+//! done until it can be read, or is deleted.
 
 use std::time::Duration;
 
-use crate::etcd::guard::{Change, Expected, Unchanged};
+use crate::etcd::guard::{ExpectedRevision, KeyChange, UnchangedKeys};
 use crate::etcd::key_space::{NODES, RECONCILER_STATUS};
-use crate::etcd::namespace::Keys;
-use crate::reconciler::nodes::{Blocked, Releases};
+use crate::etcd::namespace::KeySelector;
+use crate::reconciler::controller_releases::{ControllerReleases, ReleaseBlock};
 use crate::reconciler::program::Program;
-use crate::reconciler::status::{State, Status};
+use crate::reconciler::status::{ReconcilerState, ReconcilerStatus};
 
-/// How long objects that others change all the time are left to them between two passes.
-const BETWEEN_PASSES: Duration = Duration::from_secs(1);
-/// How long what cannot be done is left alone before it is tried again, where no event tells that it can.
-const AGAIN: Duration = Duration::from_secs(5);
+/// Minimum time between two passes, even if others change objects all the time.
+const MIN_RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
+/// Time until a step that cannot be done is tried again, if no event triggers it.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long the first pass may fail before anybody is told: an API server takes a moment to start.
-const TOLD_AFTER: Duration = Duration::from_secs(2);
-/// How often that is told then.
-const TOLD_EVERY: Duration = Duration::from_secs(10);
-const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+/// How long the first pass may fail before that is logged as a warning: an API server takes a moment to start.
+const FAILURE_REPORT_DELAY: Duration = Duration::from_secs(2);
+/// Time between two such warnings.
+const FAILURE_REPORT_INTERVAL: Duration = Duration::from_secs(10);
+const MIN_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_mins(1);
 
-/// How a leadership waits.
+/// The waiting times of a leadership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
-    /// How long requests of a former leader have to arrive.
-    pub quiet: Duration,
-    /// How often all objects are looked at when nobody says that they changed.
-    pub every: Duration,
+pub struct ReconcileTiming {
+    /// How long requests of a former leader get to arrive.
+    pub settle_time: Duration,
+    /// Time between two passes when no change of an object is observed.
+    pub interval: Duration,
 }
 
-impl Default for Pace {
-    /// Five seconds, and thirty.
+impl Default for ReconcileTiming {
+    /// 5 s of settle time, a pass every 30 s.
     fn default() -> Self {
-        Self { quiet: Duration::from_secs(5), every: Duration::from_secs(30) }
+        Self { settle_time: Duration::from_secs(5), interval: Duration::from_secs(30) }
     }
 }
 
 /// What can end a wait before its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listens {
-    /// Nothing.
-    ToNothing,
-    /// A change of nodes: [`Leadership::nodes_changed`].
-    ToNodes,
-    /// A change of objects: [`Leadership::objects_changed`].
-    ToObjects,
+pub enum WakeSource {
+    /// Only the time ends the wait.
+    Nothing,
+    /// A change of node records: see [`Leadership::on_nodes_changed`].
+    NodeChanges,
+    /// A change of objects: see [`Leadership::on_objects_changed`].
+    ObjectChanges,
 }
 
-/// What is to be done next. Times are since any moment that stays the same.
+/// The next step of the leader. Times are measured from any fixed moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Read the status, if this is still the leader; then [`Leadership::read`].
-    Read,
-    /// Look up the releases of all controllers; then [`Leadership::looked`].
-    Look,
-    /// Write this; then [`Leadership::written`] or [`Leadership::not_written`].
-    Write(Write),
-    /// Make a pass; then [`Leadership::passed`].
-    Pass,
-    /// Wait until this time, or until what it [listens](Leadership::listens) to happens.
+pub enum LeaderStep {
+    /// Read the status, if this is still the leader; then [`Leadership::on_status_read`].
+    ReadStatus,
+    /// Read the releases of all controllers; then [`Leadership::on_releases_read`].
+    ReadReleases,
+    /// Write this; then [`Leadership::on_status_written`] or [`Leadership::on_write_conflict`].
+    WriteStatus(StatusWrite),
+    /// Make a pass; then [`Leadership::on_pass_finished`].
+    Reconcile,
+    /// Wait until this time, or until an event of its [wake source](Leadership::wake_source).
     Wait(Duration),
 }
 
 /// A write of the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Write {
-    /// What it is to say.
-    pub status: Status,
-    /// What it must be until then.
-    pub expected: Expected,
-    /// The revision since which no record of a node must have been written, where it relies on them.
-    pub nodes_since: Option<i64>,
+pub struct StatusWrite {
+    /// The status to write.
+    pub status: ReconcilerStatus,
+    /// The revision that the status must have until then.
+    pub expected: ExpectedRevision,
+    /// No record of a node may have been written since this revision. `None` if the write does not rely on them.
+    pub nodes_unchanged_since: Option<i64>,
 }
 
-impl Write {
-    /// As etcd is asked for it.
+impl StatusWrite {
+    /// The change in terms of etcd.
     #[must_use]
-    pub fn change(&self) -> Change {
+    pub fn to_change(&self) -> KeyChange {
         let key = RECONCILER_STATUS.to_owned();
-        Change::Put { key, value: self.status.encode(), expected: self.expected }
+        KeyChange::Put { key, value: self.status.encode(), expected: self.expected }
     }
 
-    /// What else it relies on.
+    /// The keys that must not have changed, if any.
     #[must_use]
-    pub fn unchanged(&self) -> Option<Unchanged> {
-        self.nodes_since.map(|since| Unchanged { keys: Keys::Under(NODES.range().start), since })
+    pub fn unchanged_keys(&self) -> Option<UnchangedKeys> {
+        self.nodes_unchanged_since
+            .map(|since| UnchangedKeys { keys: KeySelector::Prefix(NODES.range().start), revision: since })
     }
 }
 
 /// A status as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
-    /// What it says.
-    pub status: Status,
-    /// The store's revision of it.
+pub struct StoredStatus {
+    /// The decoded status record.
+    pub status: ReconcilerStatus,
+    /// The store's revision of the record.
     pub revision: i64,
 }
 
-/// Who is told that a pass failed.
+/// How loudly a failed pass is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loudness {
-    /// Whoever looks closely.
-    Quiet,
-    /// Everybody.
-    Aloud,
+pub enum FailureLogLevel {
+    /// Logged at debug level: the failure may pass soon.
+    Debug,
+    /// Logged as a warning: an operator should know.
+    Warn,
 }
 
-/// One leadership.
+/// The state of one leadership, from a won election on.
 #[derive(Clone, Debug)]
 pub struct Leadership {
     program: Program,
-    pace: Pace,
-    phase: Phase,
+    pace: ReconcileTiming,
+    phase: LeadershipPhase,
 }
 
 #[derive(Clone, Debug)]
-enum Phase {
-    /// It is not known what the status says.
+enum LeadershipPhase {
+    /// The status was not read yet.
     Unread,
     /// The status cannot be read, or etcd did not answer.
-    Stuck { until: Duration },
-    /// To be written before anything is done.
-    Announce(Write),
-    /// To be written once nodes allow it.
-    Exclude { status: Status, revision: i64, blocked: Option<(Blocked, Duration)> },
-    /// Requests of a former leader may arrive.
-    Hush { known: Stored, until: Duration },
-    /// No pass has succeeded.
-    First(First),
-    /// All objects are as they should be, and the status does not say so.
-    Finish { known: Option<Stored> },
-    /// All objects were as they should be, and the status says so.
-    Settled { known: Stored, next: Duration, last: Duration, checked: bool },
+    Retry { until: Duration },
+    /// This status must be written before any object is changed.
+    WriteStatus(StatusWrite),
+    /// This status must be written once the releases of the nodes allow it.
+    AwaitNodes { status: ReconcilerStatus, revision: i64, blocked: Option<(ReleaseBlock, Duration)> },
+    /// Requests of a former leader may still arrive.
+    AwaitOldRequests { stored: StoredStatus, until: Duration },
+    /// No pass has succeeded yet.
+    FirstPass(FirstPass),
+    /// All objects are as they should be, but the status does not show it yet.
+    WriteDone { stored: Option<StoredStatus> },
+    /// All objects were as they should be, and the status shows it.
+    Steady { stored: StoredStatus, next_pass: Duration, last_pass: Duration, checked: bool },
 }
 
 #[derive(Clone, Debug)]
-struct First {
-    known: Option<Stored>,
-    began: Duration,
-    told: Option<Duration>,
+struct FirstPass {
+    stored: Option<StoredStatus>,
+    started_at: Duration,
+    last_reported: Option<Duration>,
     failures: u32,
     not_before: Duration,
 }
 
 impl Leadership {
-    /// An election was won.
+    /// The state after an election was won.
     #[must_use]
-    pub const fn begin(program: Program, pace: Pace) -> Self {
-        Self { program, pace, phase: Phase::Unread }
+    pub const fn new(program: Program, pace: ReconcileTiming) -> Self {
+        Self { program, pace, phase: LeadershipPhase::Unread }
     }
 
-    /// What is to be done.
+    /// The next step at this time.
     #[must_use]
-    pub fn next(&self, now: Duration) -> Step {
-        let from = |at: Duration, step: Step| if now < at { Step::Wait(at) } else { step };
+    pub fn next_step(&self, now: Duration) -> LeaderStep {
+        let from = |at: Duration, step: LeaderStep| if now < at { LeaderStep::Wait(at) } else { step };
         match &self.phase {
-            Phase::Unread => Step::Read,
-            Phase::Stuck { until } => from(*until, Step::Read),
-            Phase::Announce(write) => Step::Write(write.clone()),
-            Phase::Exclude { blocked: None, .. } => Step::Look,
-            Phase::Exclude { blocked: Some((_, until)), .. } => from(*until, Step::Look),
-            Phase::Hush { until, .. } => from(*until, Step::Pass),
-            Phase::First(first) => from(first.not_before, Step::Pass),
-            Phase::Finish { known } => {
-                let expected = known.as_ref().map_or(Expected::Absent, |known| Expected::At(known.revision));
-                let status = Status::done_by(&self.program);
-                Step::Write(Write { status, expected, nodes_since: None })
+            LeadershipPhase::Unread => LeaderStep::ReadStatus,
+            LeadershipPhase::Retry { until } => from(*until, LeaderStep::ReadStatus),
+            LeadershipPhase::WriteStatus(write) => LeaderStep::WriteStatus(write.clone()),
+            LeadershipPhase::AwaitNodes { blocked: None, .. } => LeaderStep::ReadReleases,
+            LeadershipPhase::AwaitNodes { blocked: Some((_, until)), .. } => {
+                from(*until, LeaderStep::ReadReleases)
             }
-            Phase::Settled { checked: true, .. } => Step::Pass,
-            Phase::Settled { next, .. } => from(*next, Step::Read),
+            LeadershipPhase::AwaitOldRequests { until, .. } => from(*until, LeaderStep::Reconcile),
+            LeadershipPhase::FirstPass(first) => from(first.not_before, LeaderStep::Reconcile),
+            LeadershipPhase::WriteDone { stored: known } => {
+                let expected = known
+                    .as_ref()
+                    .map_or(ExpectedRevision::Absent, |known| ExpectedRevision::At(known.revision));
+                let status = ReconcilerStatus::completed_by(&self.program);
+                LeaderStep::WriteStatus(StatusWrite { status, expected, nodes_unchanged_since: None })
+            }
+            LeadershipPhase::Steady { checked: true, .. } => LeaderStep::Reconcile,
+            LeadershipPhase::Steady { next_pass: next, .. } => from(*next, LeaderStep::ReadStatus),
         }
     }
 
-    /// What nodes must do before anything can go on.
+    /// Why the leadership waits for nodes to change; `None` if it does not.
     #[must_use]
-    pub const fn blocked(&self) -> Option<&Blocked> {
+    pub const fn blocked(&self) -> Option<&ReleaseBlock> {
         match &self.phase {
-            Phase::Exclude { blocked: Some((blocked, _)), .. } => Some(blocked),
+            LeadershipPhase::AwaitNodes { blocked: Some((blocked, _)), .. } => Some(blocked),
             _ => None,
         }
     }
 
-    /// What can end a wait before its time.
+    /// The event that can end a wait before its time.
     #[must_use]
-    pub fn listens(&self) -> Listens {
+    pub fn wake_source(&self) -> WakeSource {
         match &self.phase {
-            Phase::Exclude { .. } => Listens::ToNodes,
-            // One that passes soon anyway has heard it.
-            Phase::Settled { next, last, .. } if *next > *last + BETWEEN_PASSES => Listens::ToObjects,
-            _ => Listens::ToNothing,
+            LeadershipPhase::AwaitNodes { .. } => WakeSource::NodeChanges,
+            // If a pass is due soon anyway, an event would change nothing.
+            LeadershipPhase::Steady { next_pass: next, last_pass: last, .. }
+                if *next > *last + MIN_RECONCILE_INTERVAL =>
+            {
+                WakeSource::ObjectChanges
+            }
+            _ => WakeSource::Nothing,
         }
     }
 
-    /// The status was read; `None` where there is none. The error is of one that cannot be understood.
-    pub fn read<E>(&mut self, now: Duration, read: Result<Option<Stored>, E>) {
+    /// The status was read; `None` if it does not exist. The error is that it cannot be decoded.
+    pub fn on_status_read<E>(&mut self, now: Duration, read: Result<Option<StoredStatus>, E>) {
         let Ok(read) = read else {
-            self.phase = Phase::Stuck { until: now + AGAIN };
+            self.phase = LeadershipPhase::Retry { until: now + RETRY_INTERVAL };
             return;
         };
-        if let Phase::Settled { known, checked, .. } = &mut self.phase
+        if let LeadershipPhase::Steady { stored: known, checked, .. } = &mut self.phase
             && read.as_ref().is_some_and(|read| read == known)
         {
             *checked = true;
             return;
         }
-        self.phase = self.after_reading(now, read);
+        self.phase = self.phase_after_read(now, read);
     }
 
-    fn after_reading(&self, now: Duration, read: Option<Stored>) -> Phase {
-        let Some(stored) = read else { return Phase::First(First::begin(None, now)) };
-        if stored.status == Status::done_by(&self.program) {
-            return Phase::Hush { known: stored, until: now + self.pace.quiet };
+    fn phase_after_read(&self, now: Duration, read: Option<StoredStatus>) -> LeadershipPhase {
+        let Some(stored) = read else { return LeadershipPhase::FirstPass(FirstPass::new(None, now)) };
+        if stored.status == ReconcilerStatus::completed_by(&self.program) {
+            return LeadershipPhase::AwaitOldRequests { stored, until: now + self.pace.settle_time };
         }
         let mut status = stored.status.clone();
-        status.state = State::Working;
+        status.state = ReconcilerState::Working;
         let (own, wanted) = (self.program.release(), self.program.breaks_api_servers_below);
         if status.version.release() <= own && status.lowest_compatible >= wanted {
             if status == stored.status {
-                return Phase::Hush { known: stored, until: now + self.pace.quiet };
+                return LeadershipPhase::AwaitOldRequests { stored, until: now + self.pace.settle_time };
             }
-            let expected = Expected::At(stored.revision);
-            return Phase::Announce(Write { status, expected, nodes_since: None });
+            let expected = ExpectedRevision::At(stored.revision);
+            return LeadershipPhase::WriteStatus(StatusWrite {
+                status,
+                expected,
+                nodes_unchanged_since: None,
+            });
         }
         if status.version.release() >= own {
             status.version = self.program.version.clone();
         }
         status.lowest_compatible = status.lowest_compatible.max(wanted);
-        Phase::Exclude { status, revision: stored.revision, blocked: None }
+        LeadershipPhase::AwaitNodes { status, revision: stored.revision, blocked: None }
     }
 
-    /// Nodes were looked up.
-    pub fn looked(&mut self, now: Duration, releases: &Releases) {
-        let Phase::Exclude { status, revision, blocked } = &mut self.phase else { return };
-        if let Err(why) = releases.may_exclude(&self.program) {
-            *blocked = Some((why, now + AGAIN));
+    /// The releases of all controllers were read.
+    pub fn on_releases_read(&mut self, now: Duration, releases: &ControllerReleases) {
+        let LeadershipPhase::AwaitNodes { status, revision, blocked } = &mut self.phase else { return };
+        if let Err(why) = releases.check_exclusion(&self.program) {
+            *blocked = Some((why, now + RETRY_INTERVAL));
             return;
         }
-        let (status, expected) = (status.clone(), Expected::At(*revision));
-        self.phase = Phase::Announce(Write { status, expected, nodes_since: Some(releases.revision) });
+        let (status, expected) = (status.clone(), ExpectedRevision::At(*revision));
+        self.phase = LeadershipPhase::WriteStatus(StatusWrite {
+            status,
+            expected,
+            nodes_unchanged_since: Some(releases.revision),
+        });
     }
 
-    /// Nodes have changed.
-    pub fn nodes_changed(&mut self) {
-        if let Phase::Exclude { blocked, .. } = &mut self.phase {
+    /// A record of a node has changed.
+    pub fn on_nodes_changed(&mut self) {
+        if let LeadershipPhase::AwaitNodes { blocked, .. } = &mut self.phase {
             *blocked = None;
         }
     }
 
     /// The status was written, and this is its revision.
-    pub fn written(&mut self, now: Duration, status: Status, revision: i64) {
-        let known = Stored { status, revision };
+    pub fn on_status_written(&mut self, now: Duration, status: ReconcilerStatus, revision: i64) {
+        let known = StoredStatus { status, revision };
         self.phase = match &self.phase {
-            Phase::Finish { .. } => {
-                Phase::Settled { known, next: now + self.pace.every, last: now, checked: false }
-            }
-            _ => Phase::Hush { known, until: now + self.pace.quiet },
+            LeadershipPhase::WriteDone { .. } => LeadershipPhase::Steady {
+                stored: known,
+                next_pass: now + self.pace.interval,
+                last_pass: now,
+                checked: false,
+            },
+            _ => LeadershipPhase::AwaitOldRequests { stored: known, until: now + self.pace.settle_time },
         };
     }
 
-    /// The status was not written, because it, or a node, is no longer as it was seen; all is decided anew.
-    pub fn not_written(&mut self) {
-        self.phase = Phase::Unread;
+    /// The status was not written, because it or a node's record has changed since it was read. All is decided again.
+    pub fn on_write_conflict(&mut self) {
+        self.phase = LeadershipPhase::Unread;
     }
 
-    /// etcd did not answer, and may have done what it was asked.
-    pub fn unanswered(&mut self, now: Duration) {
-        self.phase = Phase::Stuck { until: now + AGAIN };
+    /// etcd did not answer. It may have carried out the request.
+    pub fn on_etcd_error(&mut self, now: Duration) {
+        self.phase = LeadershipPhase::Retry { until: now + RETRY_INTERVAL };
     }
 
-    /// A pass succeeded, or not. Says how loudly that is to be told; `random` is from 0 to 1.
-    pub fn passed(&mut self, now: Duration, succeeded: bool, random: f64) -> Loudness {
-        if let Phase::Hush { known, .. } = &self.phase {
-            self.phase = Phase::First(First::begin(Some(known.clone()), now));
+    /// A pass succeeded or failed. Returns how loudly a failure is logged. `random` is from 0 to 1, for the backoff.
+    pub fn on_pass_finished(&mut self, now: Duration, succeeded: bool, random: f64) -> FailureLogLevel {
+        if let LeadershipPhase::AwaitOldRequests { stored: known, .. } = &self.phase {
+            self.phase = LeadershipPhase::FirstPass(FirstPass::new(Some(known.clone()), now));
         }
         match &mut self.phase {
-            Phase::First(first) if succeeded => {
-                let known = first.known.take();
-                let done = Status::done_by(&self.program);
+            LeadershipPhase::FirstPass(first) if succeeded => {
+                let known = first.stored.take();
+                let done = ReconcilerStatus::completed_by(&self.program);
                 self.phase = match known {
-                    Some(known) if known.status == done => {
-                        Phase::Settled { known, next: now + self.pace.every, last: now, checked: false }
-                    }
-                    known => Phase::Finish { known },
+                    Some(known) if known.status == done => LeadershipPhase::Steady {
+                        stored: known,
+                        next_pass: now + self.pace.interval,
+                        last_pass: now,
+                        checked: false,
+                    },
+                    known => LeadershipPhase::WriteDone { stored: known },
                 };
-                Loudness::Quiet
+                FailureLogLevel::Debug
             }
-            Phase::First(first) => first.failed(now, random),
-            Phase::Settled { next, last, checked, .. } => {
-                (*next, *last, *checked) = (now + self.pace.every, now, false);
-                Loudness::Aloud
+            LeadershipPhase::FirstPass(first) => first.on_failure(now, random),
+            LeadershipPhase::Steady { next_pass: next, last_pass: last, checked, .. } => {
+                (*next, *last, *checked) = (now + self.pace.interval, now, false);
+                FailureLogLevel::Warn
             }
-            _ => Loudness::Aloud,
+            _ => FailureLogLevel::Warn,
         }
     }
 
-    /// Objects were changed by somebody else.
-    pub fn objects_changed(&mut self) {
-        if let Phase::Settled { next, last, .. } = &mut self.phase {
-            *next = (*next).min(*last + BETWEEN_PASSES);
+    /// Another client has changed objects.
+    pub fn on_objects_changed(&mut self) {
+        if let LeadershipPhase::Steady { next_pass: next, last_pass: last, .. } = &mut self.phase {
+            *next = (*next).min(*last + MIN_RECONCILE_INTERVAL);
         }
     }
 }
 
-impl First {
-    const fn begin(known: Option<Stored>, now: Duration) -> Self {
-        Self { known, began: now, told: None, failures: 0, not_before: now }
+impl FirstPass {
+    const fn new(known: Option<StoredStatus>, now: Duration) -> Self {
+        Self { stored: known, started_at: now, last_reported: None, failures: 0, not_before: now }
     }
 
-    fn failed(&mut self, now: Duration, random: f64) -> Loudness {
-        self.not_before = now + pause_after(self.failures, random);
+    fn on_failure(&mut self, now: Duration, random: f64) -> FailureLogLevel {
+        self.not_before = now + backoff_after(self.failures, random);
         self.failures = self.failures.saturating_add(1);
-        let due = self.told.map_or(self.began + TOLD_AFTER, |told| told + TOLD_EVERY);
+        let due = self
+            .last_reported
+            .map_or(self.started_at + FAILURE_REPORT_DELAY, |duration| duration + FAILURE_REPORT_INTERVAL);
         if now < due {
-            return Loudness::Quiet;
+            return FailureLogLevel::Debug;
         }
-        self.told = Some(now);
-        Loudness::Aloud
+        self.last_reported = Some(now);
+        FailureLogLevel::Warn
     }
 }
 
-/// The pause before the next try after so many before this one; half of it more or less, by `random` from 0 to 1.
-fn pause_after(failures: u32, random: f64) -> Duration {
+/// The pause before the next attempt after that many failures, spread over 0.5 to 1.5 times by `random` from 0 to 1.
+fn backoff_after(failures: u32, random: f64) -> Duration {
     let factor = 1.5_f64.powi(i32::try_from(failures.min(100)).unwrap_or(100));
-    let whole = SHORTEST_PAUSE.mul_f64(factor.min(LONGEST_PAUSE.div_duration_f64(SHORTEST_PAUSE)));
+    let whole = MIN_BACKOFF.mul_f64(factor.min(MAX_BACKOFF.div_duration_f64(MIN_BACKOFF)));
     whole.mul_f64(0.5 + random.clamp(0.0, 1.0))
 }
 

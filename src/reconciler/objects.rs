@@ -1,79 +1,81 @@
-//! The built-in objects, as whoever leads has them made.
+//! Kubernetes objects: the reconciler's interface and its parts.
 //!
 //! # How the files fit
 //!
-//! What is wanted: [`built_in`][] of the release, [`wishes`][] of the cluster, of which [`manifest`][] and [`add_ons`][] read
-//! what its add-ons declare. Decisions: [`compare`][] whether an object is as it should be, [`plan`][] what is done about
-//! it, [`nodes`][] what is done about those of nodes, [`answers`][] what a refusal means, [`sight`][] what of others' changes
-//! is news, [`trouble`][] what a person is told. I/O: [`kubernetes`][] the requests, [`workers`][] those about nodes,
-//! [`served`][] which kinds there are, `watch` what is told in between, `node_pass` what is done about nodes, and
-//! [`pass`][], which brings all of it together and is an [`Objects`].
+//! * Desired state: [`built_in`][] of the release, [`cluster_config`][] of the cluster. [`add_on_manifest`][] and
+//!   [`add_ons`][] parse and resolve the manifests of its add-ons.
+//! * Decisions: [`diff`][] compares an object with the desired one, [`object_plan`][] plans the changes of a kind,
+//!   [`node_objects`][] those of nodes. [`api_error`][] classifies errors, [`watch_cache`][] decides which changes by
+//!   others need a pass, [`problem`][] has the problems that need a person.
+//! * I/O: [`api_client`][] sends the requests, [`node_api`][] those about nodes, [`discovery`][] finds the kinds,
+//!   `object_watches` watches them between passes, `node_reconcile` is the node part of a pass. [`reconcile`][]
+//!   combines all of it and is an [`ObjectReconciler`].
 
 use std::fmt;
 
+pub mod add_on_manifest;
 pub mod add_ons;
-pub mod answers;
+pub mod api_client;
+pub mod api_error;
 pub mod built_in;
-pub mod compare;
-pub mod kind;
-pub mod kubernetes;
-pub mod manifest;
-mod node_pass;
-pub mod nodes;
-pub mod pass;
-pub mod plan;
-pub mod served;
-pub mod sight;
-pub mod trouble;
-mod watch;
-pub mod wishes;
-pub mod workers;
+pub mod cluster_config;
+pub mod diff;
+pub mod discovery;
+pub mod node_api;
+pub mod node_objects;
+mod node_reconcile;
+pub mod object_kind;
+pub mod object_plan;
+mod object_watches;
+pub mod problem;
+pub mod reconcile;
+pub mod watch_cache;
 
 /// The objects of one release in one Kubernetes.
 ///
-/// What is asked for is the same each time. Two that reconcile at once, because one of them does not know yet that it
-/// leads no longer, may fail by each other; the next pass puts it right.
-pub trait Objects: Send + Sync {
-    /// Compares all objects with what this release wants, and changes what differs.
+/// The desired state is the same each time. Two programs that reconcile at once, because one of them does not know yet
+/// that it is no longer the leader, may make each other fail; the next pass repairs that.
+pub trait ObjectReconciler: Send + Sync {
+    /// Compares all objects with what this release requires, and changes those that differ.
     ///
-    /// May be dropped at any await, and must send nothing from then on: whoever dropped it may no longer lead.
-    fn pass(&self) -> impl Future<Output = Result<Passed, PassError>> + Send;
+    /// May be dropped at any await, and must send nothing from then on: the program may no longer be the leader.
+    fn reconcile(&self) -> impl Future<Output = Result<ReconcileSummary, ReconcileError>> + Send;
 
-    /// Waits until objects were changed by somebody else since the last pass began.
+    /// Waits until another client has changed objects since the last pass began.
     ///
-    /// Cancel-safe: what is noticed is told by the next call, if not by this one.
-    fn changed(&self) -> impl Future<Output = ()> + Send;
+    /// Cancel-safe: if a call is dropped, the next call returns the change.
+    fn wait_for_change(&self) -> impl Future<Output = ()> + Send;
 }
 
-/// What a pass has changed.
+/// The number of objects that a pass has changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Passed {
-    /// Objects that were not there.
+pub struct ReconcileSummary {
+    /// Objects that did not exist.
     pub created: usize,
-    /// Objects that differed.
+    /// Objects that differed and were written.
     pub updated: usize,
-    /// Objects that differed in what cannot be changed, and were made anew.
+    /// Objects that differed in immutable fields, and were deleted and created again.
     pub replaced: usize,
-    /// Objects that no release wants any more.
+    /// Objects that no release needs any more.
     pub deleted: usize,
 }
 
-impl Passed {
-    /// Whether everything was as it should be.
+impl ReconcileSummary {
+    /// Whether the pass changed nothing.
     #[must_use]
-    pub fn is_nothing(&self) -> bool {
+    pub fn is_unchanged(&self) -> bool {
         *self == Self::default()
     }
 }
 
-impl fmt::Display for Passed {
+impl fmt::Display for ReconcileSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { created, updated, replaced, deleted } = self;
         write!(f, "{created} created, {updated} updated, {replaced} replaced, {deleted} deleted")
     }
 }
 
-/// Why a pass came to no end; what it did until then is done.
+/// Why a pass failed. What it did until then stays done.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the built-in objects of Kubernetes are not all as this release wants them: {0}")]
-pub struct PassError(pub String);
+pub struct ReconcileError(pub String);

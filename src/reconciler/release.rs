@@ -1,34 +1,34 @@
-//! Releases, as far as they are compared: three numbers.
+//! Release numbers and versions, and how they compare.
 //!
-//! What stands behind them in a version (a pre-release, a commit) tells builds apart for people, and is no part of any
-//! comparison: two builds of one release want the same objects, or one of them should have had another number.
+//! Only the three numbers of a release are compared. The rest of a version (a pre-release, a commit) identifies builds
+//! for people: two builds of one release need the same objects, or one of them should have had another number.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The longest version that is taken.
-const LONGEST: usize = 1000;
+/// The longest version that is accepted, in bytes.
+const MAX_VERSION_BYTES: usize = 1000;
 
-/// A release. The order is that of the numbers, from the left.
+/// A release. Releases are ordered by their numbers, from the left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Release {
-    /// The first number.
+    /// The first number, compared first.
     pub major: u32,
-    /// The second.
+    /// The second number of the three.
     pub minor: u32,
-    /// The third.
+    /// The third number, compared last.
     pub patch: u32,
 }
 
-/// A text that names no release.
+/// The error for a text that is no version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is no version: three numbers with dots between them are wanted, as in 1.2.3 or 1.2.3-rc.1+abcdef"
 )]
-pub struct NoVersion(String);
+pub struct InvalidVersion(String);
 
 impl Release {
-    /// The release of these numbers.
+    /// A release with these numbers.
     #[must_use]
     pub const fn new(major: u32, minor: u32, patch: u32) -> Self {
         Self { major, minor, patch }
@@ -42,10 +42,10 @@ impl fmt::Display for Release {
 }
 
 impl FromStr for Release {
-    type Err = NoVersion;
+    type Err = InvalidVersion;
 
-    /// Reads three numbers and nothing else.
-    fn from_str(text: &str) -> Result<Self, NoVersion> {
+    /// Parses exactly three numbers.
+    fn from_str(text: &str) -> Result<Self, InvalidVersion> {
         let number = |word: Option<&str>| {
             word.filter(|word| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit()))
                 .and_then(|word| word.parse().ok())
@@ -53,12 +53,12 @@ impl FromStr for Release {
         let mut words = text.split('.');
         match (number(words.next()), number(words.next()), number(words.next()), words.next()) {
             (Some(major), Some(minor), Some(patch), None) => Ok(Self { major, minor, patch }),
-            _ => Err(NoVersion(text.chars().take(100).collect())),
+            _ => Err(InvalidVersion(text.chars().take(100).collect())),
         }
     }
 }
 
-/// A version as a program says it: a release, and what people want to know besides.
+/// The version of a program: a release, and details for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
     text: String,
@@ -66,13 +66,13 @@ pub struct Version {
 }
 
 impl Version {
-    /// What is compared.
+    /// The release, which is what gets compared.
     #[must_use]
     pub const fn release(&self) -> Release {
         self.release
     }
 
-    /// All of it.
+    /// The whole version text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
@@ -92,13 +92,13 @@ impl fmt::Display for Version {
 }
 
 impl FromStr for Version {
-    type Err = NoVersion;
+    type Err = InvalidVersion;
 
-    fn from_str(text: &str) -> Result<Self, NoVersion> {
+    fn from_str(text: &str) -> Result<Self, InvalidVersion> {
         let numbers = text.split(['-', '+']).next().unwrap_or_default();
         match numbers.parse() {
-            Ok(release) if text.len() <= LONGEST => Ok(Self { text: text.to_owned(), release }),
-            _ => Err(NoVersion(text.chars().take(100).collect())),
+            Ok(release) if text.len() <= MAX_VERSION_BYTES => Ok(Self { text: text.to_owned(), release }),
+            _ => Err(InvalidVersion(text.chars().take(100).collect())),
         }
     }
 }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_behind_the_numbers_is_kept_and_not_compared() {
+    fn suffix_is_preserved_and_not_compared() {
         for text in ["1.2.3", "1.2.3-rc.1", "1.2.3+0f1e2d", "1.2.3-dev.4+0f1e2d-dirty"] {
             let version: Version = text.parse().unwrap();
             assert_eq!(version.release(), Release::new(1, 2, 3), "{text}");
@@ -130,8 +130,8 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_release_is_told_so() {
-        let long = format!("1.2.3-{}", "a".repeat(LONGEST));
+    fn invalid_version_is_rejected() {
+        let long = format!("1.2.3-{}", "a".repeat(MAX_VERSION_BYTES));
         for text in
             ["", "1", "1.2", "1.2.3.4", "v1.2.3", "1..3", "+1.2.3", "1.2.-3", "1.2.4294967296", "a", &long]
         {

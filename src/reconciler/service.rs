@@ -1,7 +1,8 @@
-//! The reconciler as it runs on every controller: it looks at the nodes, stands for election, and leads.
+//! The reconciler as a task: watches releases, stands for election, leads.
 //!
-//! What is decided is decided elsewhere; here it is done. The lease is given back whenever it is not needed any more,
-//! because this program is not the newest or because it ends, so that the next one does not wait for it to end.
+//! It runs on every controller. Other modules decide; this one executes. The lease is released as soon as it is not
+//! needed any more, because this program is not the newest or because it stops, so that the next leader does not wait
+//! for it to expire.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -10,138 +11,146 @@ use futures::FutureExt as _;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::etcd::backoff;
 use crate::etcd::client::{Client, EtcdError};
-use crate::etcd::election::{Candidate, Standing, stand};
-use crate::etcd::guard::{Guard, LostLeadership, WriteError};
+use crate::etcd::election::{Candidate, CandidateRole, campaign};
+use crate::etcd::guard::{LeaderGuard, LostLeadership, WriteError};
 use crate::etcd::key_space::{NODES, RECONCILER_LEADER, RECONCILER_STATUS};
-use crate::etcd::namespace::Keys;
-use crate::etcd::pause;
-use crate::etcd::value::Follower;
-use crate::reconciler::leadership::{Leadership, Listens, Loudness, Pace, Step, Stored, Write};
-use crate::reconciler::nodes::{Blocked, Releases};
-use crate::reconciler::objects::Objects;
+use crate::etcd::key_watcher::KeyWatcher;
+use crate::etcd::namespace::KeySelector;
+use crate::reconciler::controller_releases::{ControllerReleases, ReleaseBlock};
+use crate::reconciler::leadership::{
+    FailureLogLevel, LeaderStep, Leadership, ReconcileTiming, StatusWrite, StoredStatus, WakeSource,
+};
+use crate::reconciler::objects::ObjectReconciler;
 use crate::reconciler::program::Program;
-use crate::reconciler::status::Status;
+use crate::reconciler::status::ReconcilerStatus;
 
-/// How long after its last sign of life a leader is replaced. One that ends as it should is replaced at once.
+/// How long after its last renewal a leader is replaced. A leader that stops in order is replaced at once.
 pub const LEADER_TTL: Duration = Duration::from_mins(1);
-/// How often nodes are looked at when nothing says that they changed.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
+/// Time between two reads of the node records when no change is observed.
+const RELEASE_POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What a reconciler is started with.
+/// The settings of a reconciler.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// Its node, for people.
+pub struct ReconcilerSettings {
+    /// The name of its node, shown to people.
     pub name: String,
-    /// What it is.
+    /// The release and requirements of this program.
     pub program: Program,
     /// The etcd of its node, in the namespace of the curator: one transaction covers nodes and status.
     pub client: Client,
-    /// How long after its last sign of life it is to be replaced.
+    /// The lifetime of its lease without renewal, after which it is replaced.
     pub ttl: Duration,
-    /// How it waits when it leads.
-    pub pace: Pace,
+    /// Its waiting times as a leader.
+    pub timing: ReconcileTiming,
 }
 
-/// A reconciler.
+/// Reconciles objects whenever this program leads.
 #[derive(Debug)]
 pub struct Reconciler<O> {
-    settings: Settings,
+    settings: ReconcilerSettings,
     objects: O,
-    leads: watch::Sender<bool>,
+    is_leading: watch::Sender<bool>,
 }
 
-/// Says for as long as it lives that this one leads.
-struct Leading<'r>(&'r watch::Sender<bool>);
+/// Marks this reconciler as the leader until it is dropped.
+struct LeadingFlag<'r>(&'r watch::Sender<bool>);
 
-impl<'r> Leading<'r> {
-    fn say(leads: &'r watch::Sender<bool>) -> Self {
+impl<'r> LeadingFlag<'r> {
+    fn set(leads: &'r watch::Sender<bool>) -> Self {
         leads.send_replace(true);
         Self(leads)
     }
 }
 
-impl Drop for Leading<'_> {
+impl Drop for LeadingFlag<'_> {
     fn drop(&mut self) {
         self.0.send_replace(false);
     }
 }
 
-/// Reads the releases of all controllers as they are at one moment.
-pub async fn look(client: &Client, program: &Program) -> Result<Releases, EtcdError> {
-    Ok(Releases::of(program, &client.list(&nodes()).await?))
+/// Reads the releases of all controllers at one moment.
+pub async fn read_releases(client: &Client, program: &Program) -> Result<ControllerReleases, EtcdError> {
+    Ok(ControllerReleases::from_listing(program, &client.list(&node_record_keys()).await?))
 }
 
-/// Looks at the releases of all controllers, and again whenever a node changes; never ends.
+/// Reads the releases of all controllers, and again whenever a node changes. Never ends.
 ///
-/// Each look is a whole one: what is told with a revision was read at that revision, which a watch does not promise.
+/// Each read is a complete listing: what is published with a revision was read at that revision, which a watch does not
+/// guarantee.
 pub async fn watch_releases(
     client: &Client,
     program: &Program,
-    told: &watch::Sender<Option<Releases>>,
+    sender: &watch::Sender<Option<ControllerReleases>>,
 ) -> Infallible {
-    let mut follower = Follower::new(client, nodes(), |_: &str, _: &[u8]| Ok::<_, Infallible>(()));
+    let mut follower =
+        KeyWatcher::new(client, node_record_keys(), |_: &str, _: &[u8]| Ok::<_, Infallible>(()));
     let mut failures = 0;
     loop {
-        match look(client, program).await {
+        match read_releases(client, program).await {
             Ok(releases) => {
                 failures = 0;
-                told.send_replace(Some(releases));
+                sender.send_replace(Some(releases));
             }
             Err(error) => {
                 failures += 1;
                 tracing::debug!(%error, failures, "the releases of controllers were not read");
-                tokio::time::sleep(pause::after_failure(failures, rand::random())).await;
+                tokio::time::sleep(backoff::backoff_after(failures, rand::random())).await;
                 continue;
             }
         }
-        let _ = tokio::time::timeout(LOOK_AGAIN, follower.next()).await;
-        // Many events, one look.
-        while follower.next().now_or_never().is_some() {}
+        let _ = tokio::time::timeout(RELEASE_POLL_INTERVAL, follower.next_event()).await;
+        // Many events lead to one read.
+        while follower.next_event().now_or_never().is_some() {}
     }
 }
 
-/// Writes the status as the leader, if it and the nodes it relies on are as they were read. Gives its revision.
-pub async fn write_status(client: &Client, guard: &Guard, write: &Write) -> Result<i64, WriteError> {
-    let changes = [write.change()];
-    match write.unchanged() {
-        None => client.write(guard, &changes).await,
-        Some(unchanged) => client.write_while(guard, &changes, &unchanged).await,
+/// Writes the status as the leader, if the status and the nodes it relies on are unchanged. Returns its new revision.
+pub async fn write_status(
+    client: &Client,
+    guard: &LeaderGuard,
+    write: &StatusWrite,
+) -> Result<i64, WriteError> {
+    let changes = [write.to_change()];
+    match write.unchanged_keys() {
+        None => client.write_guarded(guard, &changes).await,
+        Some(unchanged) => client.write_if_unchanged(guard, &changes, &unchanged).await,
     }
 }
 
-impl<O: Objects> Reconciler<O> {
+impl<O: ObjectReconciler> Reconciler<O> {
     /// A reconciler of these objects.
     #[must_use]
-    pub fn new(settings: Settings, objects: O) -> Self {
-        Self { settings, objects, leads: watch::Sender::new(false) }
+    pub fn new(settings: ReconcilerSettings, objects: O) -> Self {
+        Self { settings, objects, is_leading: watch::Sender::new(false) }
     }
 
-    /// Whether it leads.
+    /// Receives whether this reconciler leads.
     #[must_use]
-    pub fn leads(&self) -> watch::Receiver<bool> {
-        self.leads.subscribe()
+    pub fn watch_leading(&self) -> watch::Receiver<bool> {
+        self.is_leading.subscribe()
     }
 
-    /// Its objects.
+    /// The object reconciler that it runs.
     #[must_use]
     pub const fn objects(&self) -> &O {
         &self.objects
     }
 
-    /// Runs until cancelled. Then its lease is given back.
+    /// Runs until cancelled, and then releases its lease.
     pub async fn run(&self, cancel: &CancellationToken) {
-        let (told, releases) = watch::channel(None);
+        let (sender, releases) = watch::channel(None);
         tokio::select! {
-            never = watch_releases(&self.settings.client, &self.settings.program, &told) => match never {},
-            () = self.stand_when_newest(releases, cancel) => {}
+            never = watch_releases(&self.settings.client, &self.settings.program, &sender) => match never {},
+            () = self.campaign_when_newest(releases, cancel) => {}
         }
     }
 
     /// Stands for election whenever this is the newest release.
-    async fn stand_when_newest(
+    async fn campaign_when_newest(
         &self,
-        releases: watch::Receiver<Option<Releases>>,
+        releases: watch::Receiver<Option<ControllerReleases>>,
         cancel: &CancellationToken,
     ) {
         let settings = &self.settings;
@@ -150,14 +159,14 @@ impl<O: Objects> Reconciler<O> {
             name: settings.name.clone(),
             ttl: settings.ttl,
         };
-        while cancel.run_until_cancelled(self.until_newest(releases.clone())).await.is_some() {
+        while cancel.run_until_cancelled(self.wait_until_newest(releases.clone())).await.is_some() {
             let stop = cancel.child_token();
-            let (told, standing) = watch::channel(Standing::Neither);
-            let standing_for_it = stand(&settings.client, &candidate, told, &stop);
+            let (sender, standing) = watch::channel(CandidateRole::Unknown);
+            let standing_for_it = campaign(&settings.client, &candidate, sender, &stop);
             let leading = async {
                 tokio::select! {
                     () = self.lead_when_elected(standing, &releases) => {}
-                    () = self.until_not_newest(releases.clone()) => {}
+                    () = self.wait_until_outdated(releases.clone()) => {}
                     () = cancel.cancelled() => {}
                 }
                 stop.cancel();
@@ -166,35 +175,35 @@ impl<O: Objects> Reconciler<O> {
         }
     }
 
-    async fn until_newest(&self, mut releases: watch::Receiver<Option<Releases>>) {
-        let mut told = None;
-        let newest = |seen: &Option<Releases>| match seen
+    async fn wait_until_newest(&self, mut releases: watch::Receiver<Option<ControllerReleases>>) {
+        let mut block = None;
+        let newest = |seen: &Option<ControllerReleases>| match seen
             .as_ref()
-            .map(|seen| seen.may_stand(&self.settings.program))
+            .map(|seen| seen.check_candidacy(&self.settings.program))
         {
             None => false,
             Some(Ok(())) => true,
             Some(Err(blocked)) => {
-                tell(&blocked, &mut told);
+                log_block(&blocked, &mut block);
                 false
             }
         };
-        // Its sender lives as long as this.
+        // The sender lives as long as this task.
         let _ = releases.wait_for(newest).await;
     }
 
-    async fn until_not_newest(&self, mut releases: watch::Receiver<Option<Releases>>) {
-        let other = |seen: &Option<Releases>| {
-            seen.as_ref().is_some_and(|seen| seen.may_stand(&self.settings.program).is_err())
+    async fn wait_until_outdated(&self, mut releases: watch::Receiver<Option<ControllerReleases>>) {
+        let other = |seen: &Option<ControllerReleases>| {
+            seen.as_ref().is_some_and(|seen| seen.check_candidacy(&self.settings.program).is_err())
         };
         let _ = releases.wait_for(other).await;
     }
 
-    /// Leads as long as it is elected, as often as it is.
+    /// Leads whenever it is elected, until it loses the election.
     async fn lead_when_elected(
         &self,
-        mut standing: watch::Receiver<Standing>,
-        releases: &watch::Receiver<Option<Releases>>,
+        mut standing: watch::Receiver<CandidateRole>,
+        releases: &watch::Receiver<Option<ControllerReleases>>,
     ) {
         loop {
             let now = standing.borrow_and_update().clone();
@@ -205,7 +214,7 @@ impl<O: Objects> Reconciler<O> {
                     }
                 }
             };
-            let Standing::Leader(guard) = &now else {
+            let CandidateRole::Leader(guard) = &now else {
                 changed.await;
                 if standing.has_changed().is_err() {
                     return;
@@ -213,14 +222,14 @@ impl<O: Objects> Reconciler<O> {
                 continue;
             };
             let leading = async {
-                let _leading = Leading::say(&self.leads);
-                let Err(lost) = self.lead(guard, releases.clone()).await;
+                let _leading = LeadingFlag::set(&self.is_leading);
+                let Err(lost) = self.run_leadership(guard, releases.clone()).await;
                 tracing::info!(%lost, "the built-in objects of Kubernetes are left to the next");
-                // The election says it, too.
+                // The election reports the loss, too.
                 std::future::pending::<()>().await;
             };
             tokio::select! {
-                // First: whoever leads no longer sends nothing more.
+                // Polled first: a program that does not lead any more must send nothing.
                 biased;
                 () = changed => {}
                 () = leading => {}
@@ -228,65 +237,67 @@ impl<O: Objects> Reconciler<O> {
         }
     }
 
-    /// Carries out a leadership until it is lost.
-    async fn lead(
+    /// Executes the steps of a leadership until it is lost.
+    async fn run_leadership(
         &self,
-        guard: &Guard,
-        mut releases: watch::Receiver<Option<Releases>>,
+        guard: &LeaderGuard,
+        mut releases: watch::Receiver<Option<ControllerReleases>>,
     ) -> Result<Infallible, LostLeadership> {
         let settings = &self.settings;
         let version = &settings.program.version;
         tracing::info!(%version, lock = guard.key, "this node keeps the built-in objects of Kubernetes");
         let began = Instant::now();
-        let mut leadership = Leadership::begin(settings.program.clone(), settings.pace);
-        let mut told = None;
+        let mut leadership = Leadership::new(settings.program.clone(), settings.timing);
+        let mut block = None;
         loop {
             let now = began.elapsed();
-            match leadership.next(now) {
-                Step::Read => match settings.client.read(guard, RECONCILER_STATUS).await {
-                    Ok(record) => {
-                        let stored = record.map(|record| {
-                            let status = Status::decode(&record.value);
-                            status.map(|status| Stored { status, revision: record.mod_revision })
-                        });
-                        let stored = stored.transpose();
-                        if let Err(error) = &stored {
-                            tracing::error!(
-                                %error,
-                                "the built-in objects of Kubernetes are left as they are until somebody repairs the \
-                                 status, or deletes it once no controller of another release runs"
-                            );
+            match leadership.next_step(now) {
+                LeaderStep::ReadStatus => {
+                    match settings.client.read_guarded(guard, RECONCILER_STATUS).await {
+                        Ok(record) => {
+                            let stored = record.map(|record| {
+                                let status = ReconcilerStatus::decode(&record.value);
+                                status.map(|status| StoredStatus { status, revision: record.mod_revision })
+                            });
+                            let stored = stored.transpose();
+                            if let Err(error) = &stored {
+                                tracing::error!(
+                                    %error,
+                                    "the built-in objects of Kubernetes are left as they are until somebody repairs the \
+                                     status, or deletes it once no controller of another release runs"
+                                );
+                            }
+                            leadership.on_status_read(began.elapsed(), stored);
                         }
-                        leadership.read(began.elapsed(), stored);
-                    }
-                    Err(error) => failed(&mut leadership, now, error)?,
-                },
-                Step::Look => {
-                    releases.mark_unchanged();
-                    match look(&settings.client, &settings.program).await {
-                        Ok(seen) => leadership.looked(now, &seen),
-                        Err(error) => failed(&mut leadership, now, error.into())?,
-                    }
-                    if let Some(blocked) = leadership.blocked() {
-                        tell(blocked, &mut told);
+                        Err(error) => handle_write_error(&mut leadership, now, error)?,
                     }
                 }
-                Step::Write(write) => match write_status(&settings.client, guard, &write).await {
-                    Ok(revision) => {
-                        let Status { state, version, lowest_compatible } = &write.status;
-                        tracing::info!(?state, %version, %lowest_compatible, "the status of objects was written");
-                        leadership.written(began.elapsed(), write.status, revision);
+                LeaderStep::ReadReleases => {
+                    releases.mark_unchanged();
+                    match read_releases(&settings.client, &settings.program).await {
+                        Ok(seen) => leadership.on_releases_read(now, &seen),
+                        Err(error) => handle_write_error(&mut leadership, now, error.into())?,
                     }
-                    Err(error) => failed(&mut leadership, began.elapsed(), error)?,
+                    if let Some(blocked) = leadership.blocked() {
+                        log_block(blocked, &mut block);
+                    }
+                }
+                LeaderStep::WriteStatus(write) => match write_status(&settings.client, guard, &write).await {
+                    Ok(revision) => {
+                        let ReconcilerStatus { state, version, lowest_compatible } = &write.status;
+                        tracing::info!(?state, %version, %lowest_compatible, "the status of objects was written");
+                        leadership.on_status_written(began.elapsed(), write.status, revision);
+                    }
+                    Err(error) => handle_write_error(&mut leadership, began.elapsed(), error)?,
                 },
-                Step::Pass => self.pass(&mut leadership, began).await,
-                Step::Wait(until) => {
-                    let listens = leadership.listens();
+                LeaderStep::Reconcile => self.reconcile_objects(&mut leadership, began).await,
+                LeaderStep::Wait(until) => {
+                    let listens = leadership.wake_source();
                     tokio::select! {
                         () = tokio::time::sleep(until.saturating_sub(now)) => {}
-                        Ok(()) = releases.changed(), if listens == Listens::ToNodes => leadership.nodes_changed(),
-                        () = self.objects.changed(), if listens == Listens::ToObjects => {
-                            leadership.objects_changed();
+                        Ok(()) = releases.changed(), if listens == WakeSource::NodeChanges => leadership.on_nodes_changed(),
+                        () = self.objects.wait_for_change(), if listens == WakeSource::ObjectChanges => {
+                            leadership.on_objects_changed();
                         }
                     }
                 }
@@ -294,50 +305,61 @@ impl<O: Objects> Reconciler<O> {
         }
     }
 
-    async fn pass(&self, leadership: &mut Leadership, began: Instant) {
-        let passed = self.objects.pass().await;
-        let loudness = leadership.passed(began.elapsed(), passed.is_ok(), rand::random());
+    async fn reconcile_objects(&self, leadership: &mut Leadership, began: Instant) {
+        let passed = self.objects.reconcile().await;
+        let loudness = leadership.on_pass_finished(began.elapsed(), passed.is_ok(), rand::random());
         match (passed, loudness) {
-            (Ok(passed), _) if passed.is_nothing() => {
+            (Ok(passed), _) if passed.is_unchanged() => {
                 tracing::debug!("the built-in objects of Kubernetes are as they should be");
             }
             (Ok(passed), _) => tracing::info!(%passed, "the built-in objects of Kubernetes were changed"),
-            (Err(error), Loudness::Quiet) => tracing::debug!(%error, "a pass is tried again"),
-            (Err(error), Loudness::Aloud) => tracing::warn!(%error, "a pass is tried again"),
+            (Err(error), FailureLogLevel::Debug) => tracing::debug!(%error, "a pass is tried again"),
+            (Err(error), FailureLogLevel::Warn) => tracing::warn!(%error, "a pass is tried again"),
         }
     }
 }
 
-/// All records of nodes.
-fn nodes() -> Keys {
-    Keys::Under(NODES.range().start)
+/// The keys of all node records.
+fn node_record_keys() -> KeySelector {
+    KeySelector::Prefix(NODES.range().start)
 }
 
-/// What etcd refused is decided anew, and what it did not answer is looked at again; a leadership that is lost is over.
-fn failed(leadership: &mut Leadership, now: Duration, error: WriteError) -> Result<(), LostLeadership> {
+/// After a rejected write all is decided again; after a write without answer the status is read again. A lost
+/// leadership is returned as an error.
+fn handle_write_error(
+    leadership: &mut Leadership,
+    now: Duration,
+    error: WriteError,
+) -> Result<(), LostLeadership> {
     match error {
         WriteError::LostLeadership(lost) => return Err(lost),
-        WriteError::Changed { changed, .. } => {
+        WriteError::Conflict { keys: changed, .. } => {
             tracing::info!(?changed, "the status of objects was not written, and is decided anew");
-            leadership.not_written();
+            leadership.on_write_conflict();
         }
         WriteError::Etcd(error) => {
             tracing::info!(%error, "the built-in objects of Kubernetes wait for etcd");
-            leadership.unanswered(now);
+            leadership.on_etcd_error(now);
         }
     }
     Ok(())
 }
 
-/// Says once what holds everything up.
-fn tell(blocked: &Blocked, told: &mut Option<Blocked>) {
-    if told.as_ref() == Some(blocked) {
+/// Logs once what blocks the reconciliation.
+fn log_block(blocked: &ReleaseBlock, block: &mut Option<ReleaseBlock>) {
+    if block.as_ref() == Some(blocked) {
         return;
     }
     match blocked {
-        Blocked::Newer { .. } => tracing::info!(why = %blocked, "the built-in objects are left to another"),
-        Blocked::Older { .. } => tracing::warn!(why = %blocked, "the built-in objects are left as they are"),
-        Blocked::Unknown(_) => tracing::error!(why = %blocked, "the built-in objects are left as they are"),
+        ReleaseBlock::Newer { .. } => {
+            tracing::info!(why = %blocked, "the built-in objects are left to another");
+        }
+        ReleaseBlock::Older { .. } => {
+            tracing::warn!(why = %blocked, "the built-in objects are left as they are");
+        }
+        ReleaseBlock::Unknown(_) => {
+            tracing::error!(why = %blocked, "the built-in objects are left as they are");
+        }
     }
-    *told = Some(blocked.clone());
+    *block = Some(blocked.clone());
 }

@@ -1,8 +1,8 @@
-//! What the cluster is told of the built-in objects.
+//! The reconciler's status record in etcd.
 //!
-//! One record, which whoever reconciles writes and every controller reads before it begins. It says two things of the
-//! objects as they are *at any moment until it is written again*: whose needs they meet, and whose API servers they
-//! break. So it must say less before objects change, and may say more only after.
+//! The leader writes this one record, and every controller reads it before it starts. It makes two statements about the
+//! objects that hold *at any moment until it is written again*: whose requirements they meet, and whose API servers
+//! they break. So it must promise less before objects change, and may promise more only after.
 
 use prost::Message as _;
 
@@ -13,43 +13,43 @@ use crate::reconciler::program::Program;
 use crate::reconciler::release::{Release, Version};
 use wire::reconciler_status_record::State as WireState;
 
-/// What is being done. Nobody decides by it; people read it.
+/// What the reconciler is doing. It is shown to people; nothing is decided by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ReconcilerState {
     /// Objects are being changed, or may be.
     Working,
     /// All objects were as the version wants them.
     Done,
 }
 
-/// What stands in the record.
+/// The content of the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Status {
-    /// What is being done.
-    pub state: State,
+pub struct ReconcilerStatus {
+    /// What the reconciler is doing.
+    pub state: ReconcilerState,
     /// Objects are at least as this version wants them.
     pub version: Version,
     /// API servers of older releases than this must not run.
     pub lowest_compatible: Release,
 }
 
-impl Status {
-    /// What a program says once all objects are as it wants them.
+impl ReconcilerStatus {
+    /// The status of a program once all objects are as it requires.
     #[must_use]
-    pub fn done_by(program: &Program) -> Self {
+    pub fn completed_by(program: &Program) -> Self {
         Self {
-            state: State::Done,
+            state: ReconcilerState::Done,
             version: program.version.clone(),
             lowest_compatible: program.breaks_api_servers_below,
         }
     }
 
-    /// As it is stored.
+    /// Encodes it for etcd.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let state = match self.state {
-            State::Working => WireState::Working,
-            State::Done => WireState::Done,
+            ReconcilerState::Working => WireState::Working,
+            ReconcilerState::Done => WireState::Done,
         };
         let record = wire::ReconcilerStatusRecord {
             format: record::FORMAT,
@@ -60,14 +60,14 @@ impl Status {
         record.encode_to_vec()
     }
 
-    /// Reads what is stored.
+    /// Decodes a stored record.
     pub fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
         let key = RECONCILER_STATUS;
         let fault = |fault: String| RecordError::new(key, fault);
         let record = record::decode(key, bytes, |record: &wire::ReconcilerStatusRecord| record.format)?;
         let state = match record.state() {
-            WireState::Working => State::Working,
-            WireState::Done => State::Done,
+            WireState::Working => ReconcilerState::Working,
+            WireState::Done => ReconcilerState::Done,
             WireState::Unspecified => {
                 return Err(fault(format!("its state is {}, which is none", record.state)));
             }
@@ -88,26 +88,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_is_read_as_it_was_written() {
-        for state in [State::Working, State::Done] {
-            let status = Status {
+    fn status_round_trips() {
+        for state in [ReconcilerState::Working, ReconcilerState::Done] {
+            let status = ReconcilerStatus {
                 state,
                 version: "1.2.3-rc.1+abc".parse().unwrap(),
                 lowest_compatible: Release::new(1, 0, 7),
             };
-            assert_eq!(Status::decode(&status.encode()).unwrap(), status);
+            assert_eq!(ReconcilerStatus::decode(&status.encode()).unwrap(), status);
         }
     }
 
     #[test]
-    fn what_is_not_whole_is_an_error_that_names_the_key() {
+    fn invalid_status_error_names_its_key() {
         let whole = wire::ReconcilerStatusRecord {
             format: record::FORMAT,
             state: WireState::Done.into(),
             version: "1.2.3".to_owned(),
             minimum_compatible_release: "1.2.0".to_owned(),
         };
-        for (record, said) in [
+        for (record, text) in [
             (wire::ReconcilerStatusRecord { format: 0, ..whole.clone() }, "says no format"),
             (
                 wire::ReconcilerStatusRecord { format: record::FORMAT + 1, ..whole.clone() },
@@ -121,11 +121,11 @@ mod tests {
                 "its lowest compatible release \"\"",
             ),
         ] {
-            let error = Status::decode(&record.encode_to_vec()).unwrap_err().to_string();
-            assert!(error.contains(said) && error.contains(RECONCILER_STATUS), "{error}");
+            let error = ReconcilerStatus::decode(&record.encode_to_vec()).unwrap_err().to_string();
+            assert!(error.contains(text) && error.contains(RECONCILER_STATUS), "{error}");
         }
         for garbage in [&b""[..], b"\xff", b"{\"state\":1}"] {
-            assert!(Status::decode(garbage).is_err(), "{garbage:?}");
+            assert!(ReconcilerStatus::decode(garbage).is_err(), "{garbage:?}");
         }
     }
 }

@@ -1,10 +1,9 @@
-//! One TLS 1.3 connection to one callback server.
+//! One TLS 1.3 connection to a callback server, dialled over all addresses (happy eyeballs, RFC 8305).
 //!
-//! The machine proves its key by the handshake, the server its name by a chain
-//! to the certificates the machine was given, valid at the time that
-//! `server_verifier.rs` finds. tonic's own client TLS takes TLS
-//! 1.2 too and the process-wide cryptography provider, which a library that
-//! runs beside others must not rely on; so the handshake is made here.
+//! The machine proves its key in the handshake. The server proves its name by a chain to the certificates that the
+//! machine was given, valid at the time that `server_verifier.rs` determines. tonic's own client TLS also accepts TLS
+//! 1.2 and uses the process-wide cryptography provider, which a library that runs beside others must not rely on. So
+//! the handshake is made here.
 
 use std::future::Future;
 use std::io::ErrorKind;
@@ -29,44 +28,45 @@ use tonic::transport::{Channel, Endpoint as Transport};
 use crate::curator::identity::Identity;
 use crate::proto::agent::v1::agent_callback_client::AgentCallbackClient;
 use crate::roleserver::endpoint::Endpoint;
-use crate::roleserver::known_time::KnownTime;
 use crate::roleserver::server_verifier::ServerVerifier;
-use crate::roleserver::trust;
+use crate::roleserver::trust_store;
+use crate::roleserver::trusted_time::TrustedTime;
 
-/// The largest answer that is read.
-const ANSWER_LIMIT_BYTES: usize = 4 << 20;
+/// The largest response that is read.
+const RESPONSE_LIMIT_BYTES: usize = 4 << 20;
 const KEEPALIVE: Duration = Duration::from_mins(1);
 /// How long one address of a name is tried alone.
-const NEXT_ADDRESS: Duration = Duration::from_millis(250);
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// Why a callback server could not be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// There is nothing to verify servers against.
+    /// The trust store could not be built.
     #[error(transparent)]
-    Trust(#[from] trust::TrustError),
-    /// There is nothing to verify servers with.
+    Trust(#[from] trust_store::TrustError),
+    /// The certificate verifier could not be built.
     #[error("servers cannot be verified: {0}")]
     Verifier(#[from] VerifierBuilderError),
-    /// The identity and TLS do not fit.
+    /// TLS could not be set up with this identity.
     #[error("TLS could not be set up: {0}")]
     Tls(#[from] rustls::Error),
-    /// The endpoint is none.
+    /// The endpoint is malformed.
     #[error("{0}")]
     Endpoint(String),
-    /// No connection came to be.
+    /// The connection could not be made.
     #[error("no connection: {0}")]
     Transport(String),
 }
 
-/// TLS for one identity and one set of CA certificates, judged by this machine's clock or by `time`.
+/// The TLS configuration of one identity and one set of CA certificates, verified by this machine's clock or by `time`.
 pub fn client_config(
     identity: &Identity,
     ca_certificates: &[Vec<u8>],
-    time: &Arc<KnownTime>,
+    time: &Arc<TrustedTime>,
 ) -> Result<Arc<ClientConfig>, ConnectError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = ServerVerifier::new(trust::store(ca_certificates)?, &provider, time.clone())?;
+    let verifier =
+        ServerVerifier::new(trust_store::build_trust_store(ca_certificates)?, &provider, time.clone())?;
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
@@ -76,19 +76,18 @@ pub fn client_config(
     Ok(Arc::new(config))
 }
 
-/// Connects, shakes hands and gives the client; the caller limits the time.
-pub async fn connect(
+/// Connects, does the handshake and returns the client; the caller limits the time.
+pub async fn connect_server(
     endpoint: &str,
     config: Arc<ClientConfig>,
 ) -> Result<AgentCallbackClient<Channel>, ConnectError> {
     let endpoint: Endpoint = endpoint.parse().map_err(|error| ConnectError::Endpoint(format!("{error}")))?;
     let server_name = ServerName::try_from(endpoint.host())
         .map_err(|_| ConnectError::Endpoint(format!("{endpoint} names no server that TLS could verify")))?;
-    // The scheme of the address is plain, or tonic would want to do TLS itself;
-    // what the server sees as origin is the truth.
+    // The scheme is plain HTTP, or tonic would do TLS itself. The server sees the true origin.
     let transport = Transport::from_shared(format!("http://{endpoint}"))
         .and_then(|transport| transport.user_agent(concat!("roleserver/", env!("CARGO_PKG_VERSION"))))
-        .map_err(|error| ConnectError::Endpoint(chain(&error)))?
+        .map_err(|error| ConnectError::Endpoint(error_chain(&error)))?
         .http2_keep_alive_interval(KEEPALIVE);
     let transport = match format!("https://{endpoint}").parse() {
         Ok(origin) => transport.origin(origin),
@@ -98,31 +97,31 @@ pub async fn connect(
     let channel = transport
         .connect_with_connector(connector)
         .await
-        .map_err(|error| ConnectError::Transport(chain(&error)))?;
-    Ok(AgentCallbackClient::new(channel).max_decoding_message_size(ANSWER_LIMIT_BYTES))
+        .map_err(|error| ConnectError::Transport(error_chain(&error)))?;
+    Ok(AgentCallbackClient::new(channel).max_decoding_message_size(RESPONSE_LIMIT_BYTES))
 }
 
-/// An error with what caused it, each said once.
+/// An error with its causes, each text once.
 #[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut said = vec![error.to_string()];
+pub fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut messages = vec![error.to_string()];
     let mut source = error.source();
     while let Some(error) = source {
         let text = error.to_string();
-        if !said.iter().any(|earlier| earlier.contains(&text)) {
-            said.push(text);
+        if !messages.iter().any(|earlier| earlier.contains(&text)) {
+            messages.push(text);
         }
         source = error.source();
     }
-    said.join(": ")
+    messages.join(": ")
 }
 
-/// Connects to the first of a name's addresses that takes a connection.
+/// Connects to the first of a name's addresses that accepts a connection.
 ///
-/// The next one is tried beside the earlier ones when these have not answered for a moment (as in
-/// RFC 8305): a machine with IPv6 addresses and no way to the IPv6 network gets no refusal, only
-/// silence, and one address after the other would use up the whole time of a heartbeat.
-async fn dial(addresses: Vec<SocketAddr>) -> std::io::Result<TcpStream> {
+/// If an address has not responded for [`ATTEMPT_DELAY`], the next one is tried beside it (as in RFC 8305). A machine
+/// with IPv6 addresses and no route to the IPv6 network gets no error, only silence, and one address after the other
+/// would use up the whole time of a heartbeat.
+async fn connect_any(addresses: Vec<SocketAddr>) -> std::io::Result<TcpStream> {
     let mut waiting = addresses.into_iter().peekable();
     let mut tries = JoinSet::new();
     let mut failure = std::io::Error::new(ErrorKind::NotFound, "the name has no address");
@@ -137,35 +136,35 @@ async fn dial(addresses: Vec<SocketAddr>) -> std::io::Result<TcpStream> {
                 Some(Err(error)) => failure = error.into(),
                 None => return Err(failure),
             },
-            () = tokio::time::sleep(NEXT_ADDRESS), if waiting.peek().is_some() => {}
+            () = tokio::time::sleep(ATTEMPT_DELAY), if waiting.peek().is_some() => {}
         }
     }
 }
 
-/// Opens the stream that tonic then speaks HTTP/2 on.
+/// Opens the stream on which tonic then speaks HTTP/2.
 struct Connector {
     endpoint: Endpoint,
     server_name: ServerName<'static>,
     tls: TlsConnector,
 }
 
-type Opening = Pin<Box<dyn Future<Output = std::io::Result<TokioIo<TlsStream<TcpStream>>>> + Send>>;
+type ConnectFuture = Pin<Box<dyn Future<Output = std::io::Result<TokioIo<TlsStream<TcpStream>>>> + Send>>;
 
 impl Service<Uri> for Connector {
     type Response = TokioIo<TlsStream<TcpStream>>;
     type Error = std::io::Error;
-    type Future = Opening;
+    type Future = ConnectFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _: Uri) -> Opening {
+    fn call(&mut self, _: Uri) -> ConnectFuture {
         let address = (self.endpoint.host(), self.endpoint.port());
         let (tls, server_name) = (self.tls.clone(), self.server_name.clone());
         Box::pin(async move {
             let addresses = tokio::net::lookup_host(address).await?.collect();
-            let stream = dial(addresses).await?;
+            let stream = connect_any(addresses).await?;
             stream.set_nodelay(true)?;
             Ok(TokioIo::new(tls.connect(server_name, stream).await?))
         })
@@ -176,7 +175,7 @@ impl Service<Uri> for Connector {
 mod tests {
     use super::*;
 
-    /// A listener that nobody gets through to: its queue is full and stays so.
+    /// A listener that accepts no connection: its queue is full and stays so.
     fn silent() -> (rustix::fd::OwnedFd, Vec<std::net::TcpStream>, SocketAddr) {
         use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
         let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
@@ -192,15 +191,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn address_that_says_nothing_does_not_use_up_the_time_of_the_next() {
+    async fn unresponsive_address_does_not_delay_the_next() {
         let (_socket, _queued, silent) = silent();
         let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let open = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let open = open.local_addr().map(|address| (open, address)).unwrap();
-        let dialled = tokio::time::timeout(Duration::from_secs(10), dial(vec![silent, closed, open.1])).await;
+        let dialled =
+            tokio::time::timeout(Duration::from_secs(10), connect_any(vec![silent, closed, open.1])).await;
         assert_eq!(dialled.unwrap().unwrap().peer_addr().unwrap(), open.1);
-        let refused = dial(vec![closed]).await.unwrap_err();
+        let refused = connect_any(vec![closed]).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
-        assert_eq!(dial(Vec::new()).await.unwrap_err().to_string(), "the name has no address");
+        assert_eq!(connect_any(Vec::new()).await.unwrap_err().to_string(), "the name has no address");
     }
 }

@@ -1,15 +1,14 @@
-//! Where a callback server listens, as `host:port`.
+//! Parse and print the `host:port` of a callback server.
 //!
-//! An IPv6 address stands in brackets, as in a URL. Parsed where it enters (an
-//! enrolment, an answer), because an endpoint that is none would otherwise show
-//! up half an hour later as a machine that never called.
+//! An IPv6 address is in brackets, as in a URL. An endpoint is parsed where it enters (an enrolment, a response),
+//! because a malformed one would otherwise show up half an hour later as a machine that never called.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// So many characters of a wrong one are shown; quoted, each may be ten.
-const SHOWN: usize = 100;
+/// Characters of a malformed endpoint that an error quotes; escaped, each may take ten.
+const MAX_QUOTED_CHARS: usize = 100;
 
 /// The address of one callback server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -25,7 +24,7 @@ enum Host {
     V6(Ipv6Addr),
 }
 
-/// Why a text is no endpoint.
+/// Why a text is not an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no endpoint: {reason}; write host:port, 192.0.2.1:port or [2001:db8::1]:port")]
 pub struct EndpointError {
@@ -65,7 +64,7 @@ impl FromStr for Endpoint {
     type Err = EndpointError;
 
     fn from_str(text: &str) -> Result<Self, EndpointError> {
-        let error = |reason| EndpointError { text: text.chars().take(SHOWN).collect(), reason };
+        let error = |reason| EndpointError { text: text.chars().take(MAX_QUOTED_CHARS).collect(), reason };
         let (host, port) = text.rsplit_once(':').ok_or_else(|| error("it names no port"))?;
         let host = if let Some(rest) = host.strip_prefix('[') {
             let address = rest.strip_suffix(']').ok_or_else(|| error("its bracket is not closed"))?;
@@ -77,7 +76,7 @@ impl FromStr for Endpoint {
         } else {
             Host::Name(host_name(host).ok_or_else(|| error("its host is no host name"))?)
         };
-        // `u16::from_str` takes a leading plus, which no port has.
+        // `u16::from_str` accepts a leading plus, which no port has.
         let port = Some(port)
             .filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
             .and_then(|port| port.parse().ok())
@@ -94,7 +93,7 @@ fn host_name(text: &str) -> Option<String> {
             && !label.ends_with('-')
             && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
     });
-    // A name of digits and dots alone is an IPv4 address that did not parse.
+    // A name of digits and dots alone is an IPv4 address that could not be parsed.
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     (labels_fit && !is_number && text.len() <= 253).then(|| text.to_owned())
 }
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_endpoint_says_why() {
+    fn invalid_endpoint_is_rejected_with_a_reason() {
         for (text, reason) in [
             ("", "it names no port"),
             ("host", "it names no port"),

@@ -1,15 +1,12 @@
-//! Which requests to belong to a shepherd a machine accepts.
+//! Decide whether to accept an enrolment request: fences, machine id and database id.
 //!
-//! The machine is the last to say no. A shepherd whose lease expired, a restored
-//! backup, a second bare metal database: each may still have an SSH session open
-//! to this machine, and nothing on the way can tell it from the rightful one. So
-//! the machine keeps, per lane, the highest fence it was ever shown and refuses
-//! a lower one; an equal one is the same work asking again, which is answered
-//! the same. Machine and database are fixed by the first enrolment.
+//! The machine has the last word. A shepherd whose lease expired, a restored backup, a second bare metal database: each
+//! may still have an SSH session open to this machine, and nothing on the way can distinguish it from the rightful one.
+//! So the machine stores, per lane, the highest fence that it has ever seen, and rejects a lower one. An equal fence is
+//! the same work that tries again, and gets the same response. Machine and database are fixed by the first enrolment.
 //!
-//! Everything here is a function of (what is kept, what is asked): the program
-//! on a machine keeps the result in its state directory, a simulated machine in
-//! its own state, and both refuse exactly the same.
+//! Everything here is a function of (stored enrolment, request): the program on a machine stores the result in its
+//! state directory, a simulated machine in its own state, and both reject exactly the same.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,72 +19,71 @@ use crate::model::process::Lane;
 use crate::proto::agent::v1 as wire;
 use crate::proto::agent::v1::enroll_error::Kind;
 use crate::roleserver::endpoint::Endpoint;
-use crate::roleserver::trust;
+use crate::roleserver::trust_store;
 
 /// The largest encoded request that is read.
 pub const REQUEST_LIMIT_BYTES: usize = 1 << 20;
-/// Heartbeat interval when nobody says another.
+/// Heartbeat interval if the settings have none.
 pub const DEFAULT_INTERVAL: Duration = Duration::from_secs(30);
 
-const LONGEST_INTERVAL_SECONDS: u32 = 3600;
-const MOST_ENDPOINTS: usize = 64;
-const MOST_CERTIFICATES: usize = 64;
+const MAX_INTERVAL_SECONDS: u32 = 3600;
+const MAX_ENDPOINTS: usize = 64;
+const MAX_CERTIFICATES: usize = 64;
 
-/// How to reach the shepherd: what an enrolment gives and an answer may change.
+/// How to reach the shepherd: an enrolment sets it, and a response may change it.
 ///
-/// Always usable: what is read from a file is verified like what comes over a wire.
+/// Always usable: values from a file are verified like those from a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "KeptSettings")]
-pub struct Settings {
+#[serde(try_from = "StoredSettings")]
+pub struct AgentSettings {
     /// Callback servers, tried in turn; never empty.
     pub endpoints: Vec<String>,
-    /// DER certificates to verify them against; empty means the machine's own store.
+    /// DER certificates to verify the servers against; empty means the machine's own trust store.
     #[serde(serialize_with = "base64_list::serialize")]
     pub ca_certificates: Vec<Vec<u8>>,
     /// Seconds between heartbeats; 0 means [`DEFAULT_INTERVAL`].
     pub heartbeat_interval_seconds: u32,
 }
 
-/// Settings as they stand in a file.
+/// Settings as a file has them, not yet verified.
 #[derive(Deserialize)]
-struct KeptSettings {
+struct StoredSettings {
     endpoints: Vec<String>,
     #[serde(with = "base64_list")]
     ca_certificates: Vec<Vec<u8>>,
     heartbeat_interval_seconds: u32,
 }
 
-impl TryFrom<KeptSettings> for Settings {
+impl TryFrom<StoredSettings> for AgentSettings {
     type Error = String;
 
-    fn try_from(kept: KeptSettings) -> Result<Self, String> {
+    fn try_from(kept: StoredSettings) -> Result<Self, String> {
         Self::new(&kept.endpoints, &kept.ca_certificates, kept.heartbeat_interval_seconds)
     }
 }
 
-/// What a machine keeps of being enrolled.
+/// The enrolment that a machine stores.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Enrolment {
-    /// Who the machine is, for ever.
+    /// The id of the machine; it never changes.
     pub machine_id: MachineId,
-    /// Whose it is, for ever.
+    /// The bare metal database that the machine belongs to; it never changes.
     pub bmdb_id: Uuid,
     /// Highest fence seen in each lane.
     pub fences: BTreeMap<Lane, i64>,
-    /// The session that each of them was held by, where it said so.
+    /// The session that held each of these fences, if the request named it.
     #[serde(default)]
     pub holders: BTreeMap<Lane, Uuid>,
     /// How to reach the shepherd.
-    pub settings: Settings,
-    /// Another one with each request that changed anything; an agent started for
-    /// an earlier one is started again.
+    pub settings: AgentSettings,
+    /// Changes with each request that changed anything; an agent that was started for an earlier revision is restarted.
     pub revision: u64,
 }
 
-/// Why a machine does not do as a request says.
+/// Why a machine rejects a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnrollError {
-    /// Something on the machine failed; trying again may help.
+    /// Something on the machine failed; a retry may help.
     #[error("{0}")]
     Failed(String),
     /// A field of the request is malformed.
@@ -104,7 +100,7 @@ pub enum EnrollError {
         lane: Lane,
         /// The fence in the request.
         offered: i64,
-        /// The fence the machine holds.
+        /// The highest fence that the machine has seen in that lane.
         known: i64,
     },
     /// The machine is enrolled as another machine.
@@ -116,7 +112,7 @@ pub enum EnrollError {
     OtherMachine {
         /// The machine id in the request.
         offered: MachineId,
-        /// The machine id the machine keeps.
+        /// The machine id that the machine has stored.
         known: MachineId,
     },
     /// The machine is enrolled by another bare metal database.
@@ -128,13 +124,13 @@ pub enum EnrollError {
     OtherBmdb {
         /// The database in the request.
         offered: Uuid,
-        /// The database the machine keeps.
+        /// The database that the machine has stored.
         known: Uuid,
     },
 }
 
 impl EnrollError {
-    /// The error as it is answered.
+    /// The error as a message of the response.
     #[must_use]
     pub fn to_wire(&self) -> wire::EnrollError {
         let (kind, known_fence) = match self {
@@ -147,7 +143,7 @@ impl EnrollError {
         wire::EnrollError { kind: kind.into(), message: self.to_string(), known_fence }
     }
 
-    /// The whole answer that carries this error.
+    /// The whole response with this error.
     #[must_use]
     pub fn to_response(&self) -> wire::EnrollResponse {
         wire::EnrollResponse { result: Some(wire::enroll_response::Result::Error(self.to_wire())) }
@@ -155,15 +151,15 @@ impl EnrollError {
 }
 
 impl Enrolment {
-    /// Highest fence of the access lane, as each heartbeat says it; 0 when none was seen.
+    /// Highest fence of the access lane, as each heartbeat carries it; 0 if none was seen.
     #[must_use]
     pub fn access_fence(&self) -> i64 {
         self.fences.get(&Lane::Access).copied().unwrap_or(0)
     }
 }
 
-impl Settings {
-    /// Takes the fields that an enrolment and an answer share, verifying each.
+impl AgentSettings {
+    /// Builds settings from the fields that an enrolment and a response share, verifying each.
     ///
     /// The error names the field.
     pub fn new(
@@ -174,25 +170,26 @@ impl Settings {
         if endpoints.is_empty() {
             return Err("endpoints is empty; give at least one host:port".to_owned());
         }
-        if endpoints.len() > MOST_ENDPOINTS {
-            return Err(format!("endpoints has {} entries; {MOST_ENDPOINTS} are enough", endpoints.len()));
+        if endpoints.len() > MAX_ENDPOINTS {
+            return Err(format!("endpoints has {} entries; {MAX_ENDPOINTS} are enough", endpoints.len()));
         }
         for endpoint in endpoints {
             endpoint.parse::<Endpoint>().map_err(|error| format!("endpoints: {error}"))?;
         }
-        if ca_certificates.len() > MOST_CERTIFICATES {
+        if ca_certificates.len() > MAX_CERTIFICATES {
             return Err(format!(
-                "ca_certificates has {} entries; {MOST_CERTIFICATES} are enough",
+                "ca_certificates has {} entries; {MAX_CERTIFICATES} are enough",
                 ca_certificates.len()
             ));
         }
         if !ca_certificates.is_empty() {
-            trust::store(ca_certificates).map_err(|error| format!("ca_certificates: {error}"))?;
+            trust_store::build_trust_store(ca_certificates)
+                .map_err(|error| format!("ca_certificates: {error}"))?;
         }
-        if heartbeat_interval_seconds > LONGEST_INTERVAL_SECONDS {
+        if heartbeat_interval_seconds > MAX_INTERVAL_SECONDS {
             return Err(format!(
                 "heartbeat_interval_seconds is {heartbeat_interval_seconds}; \
-                 the longest is {LONGEST_INTERVAL_SECONDS}"
+                 the longest is {MAX_INTERVAL_SECONDS}"
             ));
         }
         Ok(Self {
@@ -202,12 +199,11 @@ impl Settings {
         })
     }
 
-    /// These settings with what an answer replaces.
+    /// These settings with the fields that a response replaces.
     ///
-    /// The error names the field; nothing of a broken answer is taken. In which
-    /// order endpoints are tried is the machine's own business, so the same ones
-    /// in another order are no change.
-    pub fn changed_by(&self, answer: &wire::HeartbeatResponse) -> Result<Self, String> {
+    /// The error names the field; nothing of a malformed response is taken. The order in which endpoints are tried is
+    /// the machine's own choice, so the same endpoints in another order are not a change.
+    pub fn with_response(&self, answer: &wire::HeartbeatResponse) -> Result<Self, String> {
         let same = |list: &[String]| list.iter().collect::<BTreeSet<_>>() == self.endpoints.iter().collect();
         let endpoints = if answer.endpoints.is_empty() || same(&answer.endpoints) {
             &self.endpoints
@@ -233,19 +229,21 @@ impl Settings {
     }
 }
 
-/// Decides on a request; what is returned is to be kept before it is answered.
+/// Decides on a request. The returned enrolment must be stored before the response is sent.
 ///
-/// `kept` is none on a machine that never was enrolled. A repeated request
-/// returns what is kept, unchanged.
-pub fn enroll(kept: Option<&Enrolment>, request: &wire::EnrollRequest) -> Result<Enrolment, EnrollError> {
-    let machine_id = MachineId(uuid_field("machine_id", &request.machine_id)?);
-    let bmdb_id = uuid_field("bmdb_id", &request.bmdb_id)?;
-    let lane = lane_field(&request.lane)?;
+/// `kept` is `None` on a machine that was never enrolled. A repeated request returns what is stored, unchanged.
+pub fn accept_enrolment(
+    kept: Option<&Enrolment>,
+    request: &wire::EnrollRequest,
+) -> Result<Enrolment, EnrollError> {
+    let machine_id = MachineId(parse_uuid("machine_id", &request.machine_id)?);
+    let bmdb_id = parse_uuid("bmdb_id", &request.bmdb_id)?;
+    let lane = parse_lane(&request.lane)?;
     if request.fence < 1 {
         return Err(EnrollError::Invalid(format!("fence is {}; the first one is 1", request.fence)));
     }
     let settings =
-        Settings::new(&request.endpoints, &request.ca_certificates, request.heartbeat_interval_seconds)
+        AgentSettings::new(&request.endpoints, &request.ca_certificates, request.heartbeat_interval_seconds)
             .map_err(EnrollError::Invalid)?;
 
     if request.shepherd_time_ms < 0 {
@@ -257,7 +255,7 @@ pub fn enroll(kept: Option<&Enrolment>, request: &wire::EnrollRequest) -> Result
 
     let holder = match request.session_id.as_str() {
         "" => None,
-        text => Some(uuid_field("session_id", text)?),
+        text => Some(parse_uuid("session_id", text)?),
     };
 
     let Some(kept) = kept else {
@@ -265,7 +263,7 @@ pub fn enroll(kept: Option<&Enrolment>, request: &wire::EnrollRequest) -> Result
         let holders = holder.into_iter().map(|holder| (lane, holder)).collect();
         return Ok(Enrolment { machine_id, bmdb_id, fences, holders, settings, revision: 1 });
     };
-    // Whose the machine is comes first: a fence of another database means nothing here.
+    // The database comes first: a fence of another database means nothing here.
     if kept.bmdb_id != bmdb_id {
         return Err(EnrollError::OtherBmdb { offered: bmdb_id, known: kept.bmdb_id });
     }
@@ -292,19 +290,19 @@ pub fn enroll(kept: Option<&Enrolment>, request: &wire::EnrollRequest) -> Result
     Ok(Enrolment { machine_id, bmdb_id, fences, holders, settings, revision })
 }
 
-fn lane_field(text: &str) -> Result<Lane, EnrollError> {
-    // The answer repeats what it refuses, so not all of a megabyte.
+fn parse_lane(text: &str) -> Result<Lane, EnrollError> {
+    // The response quotes the rejected text, so not all of a megabyte.
     let shown: String = text.chars().take(100).collect();
     shown.parse().map_err(|error| EnrollError::Invalid(format!("lane: {error}")))
 }
 
-fn uuid_field(field: &str, text: &str) -> Result<Uuid, EnrollError> {
+fn parse_uuid(field: &str, text: &str) -> Result<Uuid, EnrollError> {
     let invalid = || {
         let shown: String = text.chars().take(100).collect();
         EnrollError::Invalid(format!("{field} is {shown:?}; a hyphenated lower-case UUID is wanted"))
     };
     let id = Uuid::parse_str(text).map_err(|_| invalid())?;
-    // One spelling alone, because the answer is compared with the request byte by byte.
+    // Only one spelling is valid, because the response is compared with the request byte by byte.
     if id.is_nil() || id.hyphenated().to_string() != text { Err(invalid()) } else { Ok(id) }
 }
 
@@ -354,24 +352,28 @@ mod tests {
     }
 
     #[test]
-    fn fence_of_one_session_is_no_other_session_s() {
+    fn fence_of_one_session_is_rejected_from_another() {
         let of =
             |session: &str, fence| wire::EnrollRequest { session_id: session.to_owned(), ..request(fence) };
-        let kept = enroll(None, &of(MACHINE, 7)).unwrap();
-        assert_eq!(enroll(Some(&kept), &of(MACHINE, 7)).unwrap(), kept, "the same work asks again");
-        let error = enroll(Some(&kept), &of(OTHER, 7)).unwrap_err();
+        let kept = accept_enrolment(None, &of(MACHINE, 7)).unwrap();
+        assert_eq!(accept_enrolment(Some(&kept), &of(MACHINE, 7)).unwrap(), kept, "the same work asks again");
+        let error = accept_enrolment(Some(&kept), &of(OTHER, 7)).unwrap_err();
         assert_eq!(error, EnrollError::StaleFence { lane: Lane::Access, offered: 7, known: 7 });
-        assert_eq!(enroll(Some(&kept), &request(7)).unwrap(), kept, "an older shepherd says nothing of it");
-        let next = enroll(Some(&kept), &of(OTHER, 8)).unwrap();
+        assert_eq!(
+            accept_enrolment(Some(&kept), &request(7)).unwrap(),
+            kept,
+            "an older shepherd says nothing of it"
+        );
+        let next = accept_enrolment(Some(&kept), &of(OTHER, 8)).unwrap();
         assert_eq!(next.holders[&Lane::Access].to_string(), OTHER);
-        let silent = enroll(Some(&next), &request(9)).unwrap();
-        assert!(enroll(Some(&silent), &of(MACHINE, 9)).is_ok(), "nobody said whose 9 is");
-        assert!(enroll(None, &of("7", 7)).unwrap_err().to_string().contains("session_id"));
+        let silent = accept_enrolment(Some(&next), &request(9)).unwrap();
+        assert!(accept_enrolment(Some(&silent), &of(MACHINE, 9)).is_ok(), "nobody said whose 9 is");
+        assert!(accept_enrolment(None, &of("7", 7)).unwrap_err().to_string().contains("session_id"));
     }
 
     #[test]
-    fn first_request_is_taken_whole() {
-        let enrolment = enroll(None, &request(7)).unwrap();
+    fn first_request_is_accepted_as_a_whole() {
+        let enrolment = accept_enrolment(None, &request(7)).unwrap();
         assert_eq!(enrolment.machine_id.to_string(), MACHINE);
         assert_eq!(enrolment.access_fence(), 7);
         assert_eq!(enrolment.revision, 1);
@@ -380,9 +382,9 @@ mod tests {
 
     #[test]
     fn lower_fence_is_refused_and_an_equal_one_changes_nothing() {
-        let kept = enroll(None, &request(7)).unwrap();
-        assert_eq!(enroll(Some(&kept), &request(7)).unwrap(), kept);
-        let error = enroll(Some(&kept), &request(6)).unwrap_err();
+        let kept = accept_enrolment(None, &request(7)).unwrap();
+        assert_eq!(accept_enrolment(Some(&kept), &request(7)).unwrap(), kept);
+        let error = accept_enrolment(Some(&kept), &request(6)).unwrap_err();
         assert_eq!(error, EnrollError::StaleFence { lane: Lane::Access, offered: 6, known: 7 });
         assert_eq!(error.to_wire().known_fence, 7);
         assert_eq!(error.to_wire().kind(), Kind::StaleFence);
@@ -390,50 +392,50 @@ mod tests {
 
     #[test]
     fn time_of_the_shepherd_is_no_setting() {
-        let kept = enroll(None, &request(7)).unwrap();
+        let kept = accept_enrolment(None, &request(7)).unwrap();
         let later = wire::EnrollRequest { shepherd_time_ms: 1_700_000_000_000, ..request(7) };
-        assert_eq!(enroll(Some(&kept), &later).unwrap(), kept, "an agent that runs is left alone");
+        assert_eq!(accept_enrolment(Some(&kept), &later).unwrap(), kept, "an agent that runs is left alone");
     }
 
     #[test]
     fn higher_fence_moves_the_revision_and_lanes_count_apart() {
-        let kept = enroll(None, &request(7)).unwrap();
-        let next = enroll(Some(&kept), &request(8)).unwrap();
+        let kept = accept_enrolment(None, &request(7)).unwrap();
+        let next = accept_enrolment(Some(&kept), &request(8)).unwrap();
         assert_eq!((next.access_fence(), next.revision), (8, 2));
         let observe = wire::EnrollRequest { lane: "observe".to_owned(), ..request(1) };
-        let both = enroll(Some(&next), &observe).unwrap();
+        let both = accept_enrolment(Some(&next), &observe).unwrap();
         assert_eq!(both.fences, BTreeMap::from([(Lane::Access, 8), (Lane::Observe, 1)]));
     }
 
     #[test]
-    fn equal_fence_with_other_settings_is_taken() {
-        let kept = enroll(None, &request(7)).unwrap();
+    fn equal_fence_with_other_settings_is_accepted() {
+        let kept = accept_enrolment(None, &request(7)).unwrap();
         let moved = wire::EnrollRequest { endpoints: vec!["[::1]:1".to_owned()], ..request(7) };
-        let next = enroll(Some(&kept), &moved).unwrap();
+        let next = accept_enrolment(Some(&kept), &moved).unwrap();
         assert_eq!((next.settings.endpoints, next.revision), (vec!["[::1]:1".to_owned()], 2));
     }
 
     #[test]
     fn machine_and_database_are_fixed_whatever_the_fence() {
-        let kept = enroll(None, &request(7)).unwrap();
+        let kept = accept_enrolment(None, &request(7)).unwrap();
         let other_machine = wire::EnrollRequest { machine_id: OTHER.to_owned(), ..request(100) };
-        let error = enroll(Some(&kept), &other_machine).unwrap_err();
+        let error = accept_enrolment(Some(&kept), &other_machine).unwrap_err();
         assert_eq!(error.to_wire().kind(), Kind::OtherMachine);
         assert!(error.to_string().contains("remove its state directory"), "{error}");
         let other_bmdb =
             wire::EnrollRequest { bmdb_id: OTHER.to_owned(), machine_id: OTHER.to_owned(), ..request(1) };
-        assert_eq!(enroll(Some(&kept), &other_bmdb).unwrap_err().to_wire().kind(), Kind::OtherBmdb);
+        assert_eq!(accept_enrolment(Some(&kept), &other_bmdb).unwrap_err().to_wire().kind(), Kind::OtherBmdb);
     }
 
     proptest::proptest! {
         #[test]
-        fn fences_never_fall_whatever_is_asked(asked in proptest::collection::vec((0..2_usize, 1..20_i64), 1..50)) {
+        fn fences_never_decrease(requested in proptest::collection::vec((0..2_usize, 1..20_i64), 1..50)) {
             let mut kept: Option<Enrolment> = None;
-            for (lane, fence) in asked {
+            for (lane, fence) in requested {
                 let lane = Lane::ALL[lane];
-                let asked = wire::EnrollRequest { lane: lane.to_string(), ..request(fence) };
+                let request = wire::EnrollRequest { lane: lane.to_string(), ..request(fence) };
                 let highest = kept.as_ref().and_then(|kept| kept.fences.get(&lane).copied());
-                match enroll(kept.as_ref(), &asked) {
+                match accept_enrolment(kept.as_ref(), &request) {
                     Ok(next) => {
                         proptest::prop_assert!(highest.is_none_or(|highest| highest <= fence));
                         proptest::prop_assert_eq!(next.fences.get(&lane), Some(&fence));
@@ -472,7 +474,7 @@ mod tests {
             ("shepherd_time_ms", wire::EnrollRequest { shepherd_time_ms: -1, ..base() }),
         ];
         for (field, request) in cases {
-            let error = enroll(None, &request).unwrap_err();
+            let error = accept_enrolment(None, &request).unwrap_err();
             assert_eq!(error.to_wire().kind(), Kind::Invalid, "{error}");
             let prefix = format!("the enrolment request is malformed: {field}");
             assert!(error.to_string().starts_with(&prefix), "{error}");
@@ -480,30 +482,30 @@ mod tests {
     }
 
     #[test]
-    fn kept_enrolment_survives_writing_and_reading() {
+    fn stored_enrolment_survives_writing_and_reading() {
         let certificate = crate::curator::identity::Identity::generate().unwrap().certificate_der().to_vec();
-        let asked = wire::EnrollRequest { ca_certificates: vec![certificate], ..request(7) };
-        let kept = enroll(None, &asked).unwrap();
+        let request = wire::EnrollRequest { ca_certificates: vec![certificate], ..request(7) };
+        let kept = accept_enrolment(None, &request).unwrap();
         let text = serde_json::to_string(&kept).unwrap();
         assert_eq!(serde_json::from_str::<Enrolment>(&text).unwrap(), kept);
     }
 
     #[test]
-    fn answer_replaces_only_what_it_names_and_a_broken_one_nothing() {
-        let kept = enroll(None, &request(1)).unwrap().settings;
-        assert_eq!(kept.changed_by(&wire::HeartbeatResponse::default()).unwrap(), kept);
+    fn response_replaces_what_it_names_and_an_invalid_one_nothing() {
+        let kept = accept_enrolment(None, &request(1)).unwrap().settings;
+        assert_eq!(kept.with_response(&wire::HeartbeatResponse::default()).unwrap(), kept);
         let moved = wire::HeartbeatResponse {
             endpoints: vec!["b:2".to_owned()],
             heartbeat_interval_seconds: 5,
             ..Default::default()
         };
-        let changed = kept.changed_by(&moved).unwrap();
+        let changed = kept.with_response(&moved).unwrap();
         assert_eq!((changed.endpoints, changed.heartbeat_interval_seconds), (vec!["b:2".to_owned()], 5));
         let broken = wire::HeartbeatResponse { endpoints: vec!["b".to_owned()], ..Default::default() };
-        assert!(kept.changed_by(&broken).is_err());
+        assert!(kept.with_response(&broken).is_err());
         let endpoints = |list: [&str; 2]| list.map(str::to_owned).to_vec();
-        let two = Settings::new(&endpoints(["b:2", "a:1"]), &[], 0).unwrap();
+        let two = AgentSettings::new(&endpoints(["b:2", "a:1"]), &[], 0).unwrap();
         let sorted = wire::HeartbeatResponse { endpoints: endpoints(["a:1", "b:2"]), ..Default::default() };
-        assert_eq!(two.changed_by(&sorted).unwrap(), two, "another order is no change");
+        assert_eq!(two.with_response(&sorted).unwrap(), two, "another order is no change");
     }
 }

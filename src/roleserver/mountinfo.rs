@@ -1,42 +1,41 @@
-//! What is mounted where, as `/proc/self/mountinfo` says it (proc(5)).
+//! Parse `/proc/self/mountinfo` (proc(5)).
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 
-/// One mount.
+/// One mount of this process's mount namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount<'m> {
-    /// Which part of its file system it shows; `/` for all of it.
+    /// The part of its file system that it shows; `/` for all of it.
     pub root: &'m str,
-    /// Where.
+    /// The mount point, without escapes.
     pub point: PathBuf,
     /// The type of its file system.
     pub kind: &'m str,
-    /// Options of the file system, as opposed to those of this mount.
+    /// Options of the file system, in contrast to those of this mount.
     pub options: &'m str,
 }
 
-/// What the file says now, of the mounts that this process sees.
-pub fn read() -> std::io::Result<String> {
+/// Reads the file: the mounts that this process sees now.
+pub fn read_mountinfo() -> std::io::Result<String> {
     std::fs::read_to_string("/proc/self/mountinfo")
 }
 
-/// The mounts of such a text, in its order, in which what came last lies on what came before. A line that is none is left
-/// out.
-pub fn mounts(text: &str) -> impl Iterator<Item = Mount<'_>> {
+/// Parses the mounts of such a text, in its order: a later mount covers an earlier one. Malformed lines are skipped.
+pub fn parse_mounts(text: &str) -> impl Iterator<Item = Mount<'_>> {
     // `ID PARENT DEVICE ROOT POINT OPTIONS OPTIONAL… - TYPE SOURCE SUPER_OPTIONS`
     text.lines().filter_map(|line| {
         let (before, after) = line.split_once(" - ")?;
         let (mut before, mut after) = (before.split(' ').skip(3), after.split(' '));
-        let (root, point) = (before.next()?, unescaped(before.next()?));
+        let (root, point) = (before.next()?, unescape_path(before.next()?));
         let kind = after.next()?;
         Some(Mount { root, point, kind, options: after.nth(1).unwrap_or_default() })
     })
 }
 
-/// A path as it is: spaces, tabs, line ends and backslashes are told as octal numbers.
-fn unescaped(text: &str) -> PathBuf {
+/// Unescapes a path: spaces, tabs, line ends and backslashes are written as octal numbers.
+fn unescape_path(text: &str) -> PathBuf {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
     while let Some((first, after)) = rest.split_first() {
@@ -55,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mounts_are_told_from_lines_that_are_none() {
+    fn lines_that_are_no_mounts_are_skipped() {
         let text = "\
 20 1 8:1 / / rw - ext4 /dev/a rw,errors=remount-ro
 22 20 0:6 /part /a\\040b rw shared:1 master:2 - tmpfs none
@@ -70,6 +69,6 @@ mod tests {
             of("/part", "/a b", "tmpfs", ""),
             of("/", "/end\\", "tmpfs", "rw"),
         ];
-        assert_eq!(mounts(text).collect::<Vec<_>>(), expected);
+        assert_eq!(parse_mounts(text).collect::<Vec<_>>(), expected);
     }
 }

@@ -1,15 +1,14 @@
-//! Judging a callback server's certificate on a machine whose clock may be wrong.
+//! TLS certificate verification that falls back to the server's time when the machine's clock is wrong.
 //!
-//! By this machine's clock first, as every TLS client does. Only what that clock
-//! finds expired or not yet valid is judged once more, by the time that a
-//! shepherd said (`known_time.rs`): so a clock that is right is enough, and so is
-//! having been told. Nothing else about a certificate is judged more mildly.
+//! A certificate is verified by this machine's clock first, as in every TLS client. Only a certificate that is expired
+//! or not yet valid by that clock is verified once more, by the time that a shepherd reported (`trusted_time.rs`). So
+//! either of the two suffices: a clock that is right, or a reported time. Nothing else about a certificate is checked
+//! less strictly.
 //!
-//! After a reboot that time is a lower bound alone. A certificate that is not
-//! valid *yet* by it is then taken: whoever the machine trusts has signed that it
-//! is from a later time, so it is later. One that had expired by it is refused.
-//! What is left to somebody with a stolen key is a certificate that expired while
-//! the machine was off, until the first answer says what time it is.
+//! After a reboot that time is only a lower bound. A certificate that is not valid *yet* by it is then accepted: an
+//! authority that the machine trusts has signed that it is from a later time, so it is later. A certificate that had
+//! expired by it is rejected. An attacker with a stolen key can therefore only use a certificate that expired while the
+//! machine was off, until the first response reports the time.
 
 use std::sync::Arc;
 
@@ -19,16 +18,16 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-use crate::roleserver::known_time::{Known, KnownTime};
+use crate::roleserver::trusted_time::{TimeEstimate, TrustedTime};
 
-/// So many certificates of a chain may each begin later than the one before.
-const LATER_BEGINNINGS: usize = 8;
+/// Certificates of a chain that may each begin later than the one before.
+const MAX_NOT_BEFORE_STEPS: usize = 8;
 
-/// Verifies chains to given certificates, at a time that is right.
+/// Verifies chains to given certificates, by the machine's clock or by a reported time.
 #[derive(Debug)]
 pub struct ServerVerifier {
-    chains: Arc<WebPkiServerVerifier>,
-    time: Arc<KnownTime>,
+    webpki: Arc<WebPkiServerVerifier>,
+    time: Arc<TrustedTime>,
 }
 
 impl ServerVerifier {
@@ -36,11 +35,11 @@ impl ServerVerifier {
     pub fn new(
         roots: RootCertStore,
         provider: &Arc<CryptoProvider>,
-        time: Arc<KnownTime>,
+        time: Arc<TrustedTime>,
     ) -> Result<Self, VerifierBuilderError> {
         let chains =
             WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build()?;
-        Ok(Self { chains, time })
+        Ok(Self { webpki: chains, time })
     }
 }
 
@@ -54,18 +53,18 @@ impl ServerCertVerifier for ServerVerifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let at = |time| {
-            self.chains.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, time)
+            self.webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, time)
         };
         let by_own_clock = at(now);
         let Err(refusal) = &by_own_clock else { return by_own_clock };
-        if !is_of_time(refusal) {
+        if !is_time_error(refusal) {
             return by_own_clock;
         }
         match self.time.now() {
             None => by_own_clock,
-            Some(Known::Exactly(time)) => at(time),
-            Some(Known::AtLeast(mut time)) => {
-                for _ in 0..LATER_BEGINNINGS {
+            Some(TimeEstimate::Exact(time)) => at(time),
+            Some(TimeEstimate::AtLeast(mut time)) => {
+                for _ in 0..MAX_NOT_BEFORE_STEPS {
                     match at(time) {
                         Err(Error::InvalidCertificate(CertificateError::NotValidYetContext {
                             not_before,
@@ -85,7 +84,7 @@ impl ServerCertVerifier for ServerVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.chains.verify_tls12_signature(message, certificate, signature)
+        self.webpki.verify_tls12_signature(message, certificate, signature)
     }
 
     fn verify_tls13_signature(
@@ -94,15 +93,15 @@ impl ServerCertVerifier for ServerVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.chains.verify_tls13_signature(message, certificate, signature)
+        self.webpki.verify_tls13_signature(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.chains.supported_verify_schemes()
+        self.webpki.supported_verify_schemes()
     }
 }
 
-const fn is_of_time(refusal: &Error) -> bool {
+const fn is_time_error(refusal: &Error) -> bool {
     matches!(
         refusal,
         Error::InvalidCertificate(
@@ -121,10 +120,10 @@ mod tests {
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
     use super::*;
-    use crate::roleserver::known_time::tests::Turned;
+    use crate::roleserver::trusted_time::tests::ManualClock;
 
     const DAY: u64 = 86_400;
-    /// The day on which the certificate begins, and the one on which it ends.
+    /// The day on which the certificate becomes valid, and the one on which it expires.
     const BEGINS: u64 = 20_000;
     const ENDS: u64 = 20_015;
 
@@ -150,21 +149,21 @@ mod tests {
         i64::try_from(day * DAY * 1000).unwrap()
     }
 
-    /// Judges by a clock of this day, having been told that day, in this boot or before a reboot.
-    fn judged(
+    /// Verifies by a clock at day `own`, with a time that was reported in this boot or before a reboot.
+    fn verify_at(
         chain: &Chain,
         name: &str,
         own: u64,
-        told: Option<u64>,
+        number: Option<u64>,
         rebooted: bool,
     ) -> Result<ServerCertVerified, Error> {
-        let clock = Turned::new();
-        let time = Arc::new(KnownTime::new(clock.clone(), None));
-        if let Some(day) = told {
-            time.hear(ms(day));
+        let clock = ManualClock::new();
+        let time = Arc::new(TrustedTime::new(clock.clone(), None));
+        if let Some(day) = number {
+            time.observe(ms(day));
         }
         if rebooted {
-            clock.turn("second", 0);
+            clock.set_time("second", 0);
         }
         let mut roots = RootCertStore::empty();
         roots.add(chain.root.clone()).unwrap();
@@ -176,30 +175,30 @@ mod tests {
     }
 
     #[test]
-    fn certificate_is_judged_by_the_own_clock_or_by_what_was_said() {
+    fn certificate_is_checked_by_own_clock_or_server_time() {
         let chain = chain();
         let inside = BEGINS + 1;
-        for (own, told, rebooted, taken) in [
+        for (own, number, rebooted, taken) in [
             (inside, None, false, true),
             (BEGINS - 2, None, false, false),
             (ENDS + 2, None, false, false),
-            // A clock that is wrong, in the boot in which the time was said.
+            // The clock is wrong, and the time was reported in this boot.
             (BEGINS - 2, Some(inside), false, true),
             (ENDS + 7, Some(inside), false, true),
             (0, Some(inside), false, true),
             (0, Some(BEGINS - 2), false, false),
             (0, Some(ENDS + 2), false, false),
-            // What was said is wrong, and the own clock is right.
+            // The reported time is wrong, and the machine's clock is right.
             (inside, Some(ENDS + 300), false, true),
             (inside, Some(1), false, true),
-            // After a loss of power with a clock that begins anew.
+            // After a loss of power, with a clock that was reset.
             (0, Some(inside), true, true),
             (10_957, Some(BEGINS - 40), true, true),
             (0, Some(ENDS + 1), true, false),
             (ENDS + 9000, Some(ENDS + 1), true, false),
         ] {
-            let outcome = judged(&chain, "shepherd.example", own, told, rebooted);
-            assert_eq!(outcome.is_ok(), taken, "{own} {told:?} {rebooted}: {outcome:?}");
+            let outcome = verify_at(&chain, "shepherd.example", own, number, rebooted);
+            assert_eq!(outcome.is_ok(), taken, "{own} {number:?} {rebooted}: {outcome:?}");
         }
     }
 
@@ -209,9 +208,12 @@ mod tests {
         let stranger = Chain { root: ours.root, leaf: other.leaf };
         for rebooted in [false, true] {
             for own in [0, BEGINS + 1] {
-                let told = Some(BEGINS + 1);
-                assert!(judged(&stranger, "shepherd.example", own, told, rebooted).is_err(), "a stranger");
-                let elsewhere = judged(&chain(), "else.example", own, told, rebooted);
+                let number = Some(BEGINS + 1);
+                assert!(
+                    verify_at(&stranger, "shepherd.example", own, number, rebooted).is_err(),
+                    "a stranger"
+                );
+                let elsewhere = verify_at(&chain(), "else.example", own, number, rebooted);
                 assert!(elsewhere.is_err(), "another name");
             }
         }

@@ -1,4 +1,4 @@
-//! The unit that keeps the agent alive where systemd runs.
+//! Install, enable and restart the systemd unit of the agent.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -8,42 +8,43 @@ use std::process::{Command, Output, Stdio};
 /// The name of the unit.
 pub const UNIT: &str = "roleserver.service";
 
-/// Why systemd does not keep the agent.
+/// Why the unit could not be installed or driven.
 #[derive(Debug, thiserror::Error)]
 pub enum SystemdError {
-    /// The system said no.
-    #[error("{doing} failed: {source}")]
+    /// An operation of the operating system failed.
+    #[error("{operation} failed: {source}")]
     Io {
-        /// What was being done.
-        doing: String,
-        /// What happened.
+        /// The operation that failed.
+        operation: String,
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// systemd said no.
+    /// The called program ended with a failure.
     #[error("`{command}` failed: {output}")]
-    Refused {
-        /// What was called.
+    CommandFailed {
+        /// The command line that was called.
         command: String,
-        /// What it said.
+        /// The end of its output.
         output: String,
     },
 }
 
-/// Where units go and what drives them; given, so that a test need not be a systemd host.
+/// Where units are installed and which program drives them; values, so that a test need not run on a systemd host.
 #[derive(Clone, Debug)]
 pub struct Systemd {
     /// The program and the arguments before the verb.
     pub systemctl: Vec<String>,
     /// The directory of unit files.
     pub units: PathBuf,
-    /// The target that wants the unit.
+    /// The target that starts the unit (`WantedBy=`).
     pub wanted_by: &'static str,
-    /// Where a user's manager listens. A session that no PAM module opened is not told.
+    /// The runtime directory of the user's manager. A session that no PAM module opened does not have it in its
+    /// environment.
     pub runtime_directory: Option<PathBuf>,
 }
 
 impl Systemd {
-    /// The system manager.
+    /// The system manager, for root.
     #[must_use]
     pub fn system() -> Self {
         Self {
@@ -54,7 +55,7 @@ impl Systemd {
         }
     }
 
-    /// The user's manager.
+    /// The user's manager, for an ordinary user.
     #[must_use]
     pub fn user(home: &Path) -> Self {
         Self {
@@ -67,7 +68,7 @@ impl Systemd {
 
     /// The text of the unit.
     #[must_use]
-    pub fn unit(&self, program: &Path, state: &Path) -> String {
+    pub fn unit_text(&self, program: &Path, state: &Path) -> String {
         let mut text = String::from(
             "# Written by `roleserver enroll`; changes are overwritten.\n\
              [Unit]\n\
@@ -78,23 +79,23 @@ impl Systemd {
              StartLimitIntervalSec=0\n\n\
              [Service]\n",
         );
-        let _ = writeln!(text, "ExecStart={} run --state_dir {}", quoted(program), quoted(state));
+        let _ = writeln!(text, "ExecStart={} run --state_dir {}", quote_path(program), quote_path(state));
         text.push_str("Restart=always\nRestartSec=2\nTimeoutStopSec=10\n\n[Install]\n");
         let _ = writeln!(text, "WantedBy={}", self.wanted_by);
         text
     }
 
-    /// Writes the unit unless it is there as it should be; tells whether it did.
-    pub fn install(&self, program: &Path, state: &Path) -> Result<bool, SystemdError> {
+    /// Writes the unit unless it is up to date; returns whether it did.
+    pub fn install_unit(&self, program: &Path, state: &Path) -> Result<bool, SystemdError> {
         let path = self.units.join(UNIT);
-        let text = self.unit(program, state);
+        let text = self.unit_text(program, state);
         if std::fs::read_to_string(&path).is_ok_and(|kept| kept == text) {
             return Ok(false);
         }
-        let io = |source| SystemdError::Io { doing: format!("writing {}", path.display()), source };
+        let io = |source| SystemdError::Io { operation: format!("writing {}", path.display()), source };
         std::fs::create_dir_all(&self.units).map_err(io)?;
         let temporary = self.units.join(format!(".{UNIT}.{}", std::process::id()));
-        // On the disk before it has its name: a machine that loses power now must not boot into an empty unit.
+        // Synced before the rename: a machine that loses power now must not boot into an empty unit.
         let replace = || {
             let mut file = std::fs::File::create(&temporary)?;
             file.write_all(text.as_bytes()).and_then(|()| file.sync_all())?;
@@ -104,21 +105,21 @@ impl Systemd {
             let _ = std::fs::remove_file(&temporary);
             io(error)
         })?;
-        self.call(["daemon-reload"])?;
+        self.run_systemctl(["daemon-reload"])?;
         Ok(true)
     }
 
-    /// Starts the unit with the next boot, too.
-    pub fn enable(&self) -> Result<(), SystemdError> {
-        self.call(["enable", UNIT])
+    /// Enables the unit, so that it starts at boot.
+    pub fn enable_unit(&self) -> Result<(), SystemdError> {
+        self.run_systemctl(["enable", UNIT])
     }
 
-    /// Starts the unit anew.
-    pub fn restart(&self) -> Result<(), SystemdError> {
-        self.call(["restart", UNIT])
+    /// Restarts the unit, or starts it.
+    pub fn restart_unit(&self) -> Result<(), SystemdError> {
+        self.run_systemctl(["restart", UNIT])
     }
 
-    fn call<const N: usize>(&self, arguments: [&str; N]) -> Result<(), SystemdError> {
+    fn run_systemctl<const N: usize>(&self, arguments: [&str; N]) -> Result<(), SystemdError> {
         let (program, first) = match self.systemctl.split_first() {
             Some((program, first)) => (program.as_str(), first),
             None => ("systemctl", &[][..]),
@@ -130,40 +131,40 @@ impl Systemd {
             .envs(self.runtime_directory.iter().map(|directory| ("XDG_RUNTIME_DIR", directory)))
             .stdin(Stdio::null())
             .output()
-            .map_err(|source| SystemdError::Io { doing: format!("calling `{command}`"), source })?;
+            .map_err(|source| SystemdError::Io { operation: format!("calling `{command}`"), source })?;
         if output.status.success() {
             return Ok(());
         }
-        Err(SystemdError::Refused { command, output: said(&output) })
+        Err(SystemdError::CommandFailed { command, output: error_output(&output) })
     }
 }
 
-/// Where this user's manager listens, if there is one.
+/// The runtime directory of this user's manager, whether or not one runs.
 #[must_use]
 pub fn runtime_directory() -> PathBuf {
     PathBuf::from(format!("/run/user/{}", rustix::process::geteuid().as_raw()))
 }
 
 /// A user's units end with the user's last session unless the user lingers.
-pub fn linger() -> Result<(), String> {
+pub fn enable_linger() -> Result<(), String> {
     let warn = |why: String| {
         format!("the agent may end with the user's last session: loginctl enable-linger: {why}")
     };
     match Command::new("loginctl").arg("enable-linger").stdin(Stdio::null()).output() {
         Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => Err(warn(said(&output))),
+        Ok(output) => Err(warn(error_output(&output))),
         Err(error) => Err(warn(error.to_string())),
     }
 }
 
-fn said(output: &Output) -> String {
+fn error_output(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     let text = text.trim();
     if text.is_empty() { output.status.to_string() } else { text.chars().take(500).collect() }
 }
 
-/// A path as one word of `ExecStart=` (systemd.service(5), "Command lines").
-fn quoted(path: &Path) -> String {
+/// Quotes a path as one word of `ExecStart=` (systemd.service(5), "Command lines").
+fn quote_path(path: &Path) -> String {
     let text = path.display().to_string();
     let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
     format!("\"{text}\"")
@@ -175,7 +176,7 @@ mod tests {
 
     #[test]
     fn unit_restarts_for_ever_and_quotes_its_paths() {
-        let unit = Systemd::system().unit(Path::new("/root/role server"), Path::new("/var/lib/100%"));
+        let unit = Systemd::system().unit_text(Path::new("/root/role server"), Path::new("/var/lib/100%"));
         assert!(
             unit.contains("ExecStart=\"/root/role server\" run --state_dir \"/var/lib/100%%\"\n"),
             "{unit}"

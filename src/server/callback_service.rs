@@ -1,13 +1,11 @@
-//! The gRPC service that agents call.
+//! gRPC service `AgentCallback`: heartbeats, file downloads, log uploads; rate limits.
 //!
-//! It decides nothing: form is checked by `heartbeat_form.rs`, everything else
-//! by the BMDB. What stands here is how that is said in gRPC.
+//! The service decides nothing. `heartbeat_validation.rs` validates requests, the BMDB makes all other decisions, and
+//! this module encodes them in gRPC.
 //!
-//! A refusal for a machine id and key that do not belong together has always the
-//! same words, and comes at a multiple of a quarter of a second after the call:
-//! an unknown id, a known id with another key and a machine without an agent
-//! cost the database different amounts of work, and the time of the answer must
-//! not tell which of them it was.
+//! The rejection of a machine id and key that do not belong together always has the same text, and is sent at a
+//! multiple of a quarter of a second after the call. An unknown id, a known id with another key and a machine without
+//! an agent cost the database different amounts of work, and the response time must not reveal which of them it was.
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -20,78 +18,79 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
-use crate::bmdb::artefact::Keyed;
+use crate::bmdb::artefact::AgentKeyOwner;
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::group_commit::{HeartbeatError, Heartbeats};
-use crate::bmdb::heartbeat::{Outcome, PendingClusterOrder, Wants};
+use crate::bmdb::group_commit::{HeartbeatError, HeartbeatQueue};
+use crate::bmdb::heartbeat::{AgentInstructions, HeartbeatOutcome, PendingClusterOrder};
 use crate::bmdb::metrics::{ByResult, Metrics};
 use crate::bmdb::secret::SecretsKey;
-use crate::model::declaration::Sha256;
 use crate::model::ids::MachineId;
-use crate::model::log_request::Keep;
+use crate::model::log_request::PartDecision;
+use crate::model::role_declaration::Sha256;
 use crate::model::time::{Rate, unix_milliseconds};
 use crate::proto::agent::v1::agent_callback_server::AgentCallback;
 use crate::proto::agent::v1::{
     BringLogRequest, BringLogResponse, ClusterOrder, FetchArtefactRequest, HeartbeatRequest,
     HeartbeatResponse, InstallationRequest, LogRequest, ReleaseOrder,
 };
-use crate::server::accept::AgentPeer;
-use crate::server::certificate::Authorities;
-use crate::server::fetching::{Fetching, Pieces};
-use crate::server::heartbeat_form::{read_heartbeat, uuid};
-use crate::server::log_form::read_part;
+use crate::server::agent_acceptor::AgentPeer;
+use crate::server::file_downloads::{FileDownloads, PieceStream};
+use crate::server::heartbeat_validation::{parse_heartbeat, parse_uuid};
+use crate::server::log_validation::parse_log_part;
+use crate::server::server_certificate::CaCertificates;
 
-/// How long an agent waits for the database; its own patience is ten seconds.
-const PATIENCE: Duration = Duration::from_secs(9);
-/// How long an answer to a heartbeat waits for what logs are wanted: it is durable already, and its agent waits.
-const HANDING_PATIENCE: Duration = Duration::from_secs(2);
-/// Refusals are given at multiples of this.
-const REFUSAL_STEP: Duration = Duration::from_millis(250);
-/// Keys whose rates are remembered. Anyone can make keys, so there is an end to it.
-const REMEMBERED_KEYS: usize = 250_000;
+/// Longest wait for the database; an agent's own timeout is ten seconds.
+const DATABASE_TIMEOUT: Duration = Duration::from_secs(9);
+/// Longest wait for log requests before a heartbeat is answered: the heartbeat is durable already, and its agent
+/// waits.
+const LOG_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// Rejections are sent at multiples of this.
+const REJECTION_INTERVAL: Duration = Duration::from_millis(250);
+/// Most keys with a tracked rate. It is bounded because anyone can generate keys.
+const MAX_TRACKED_KEYS: usize = 250_000;
 
-/// How many calls agents may make.
-pub struct CallRates {
+/// Rate limits of calls by key.
+pub struct CallRateLimiter {
     quota: Quota,
-    remembered: usize,
+    max_keys: usize,
     by_key: RwLock<Arc<DefaultKeyedRateLimiter<[u8; 32]>>>,
 }
 
-impl CallRates {
-    /// Every key may call at this rate.
+impl CallRateLimiter {
+    /// Creates a limiter with the same rate for every key.
     #[must_use]
     pub fn new(rate: Rate) -> Self {
-        Self::remembering(REMEMBERED_KEYS, rate)
+        Self::with_max_keys(MAX_TRACKED_KEYS, rate)
     }
 
-    fn remembering(remembered: usize, rate: Rate) -> Self {
+    fn with_max_keys(remembered: usize, rate: Rate) -> Self {
         let quota = Quota::with_period(rate.period.0).unwrap_or(Quota::per_second(NonZeroU32::MIN));
         let quota = quota.allow_burst(rate.burst);
-        Self { quota, remembered, by_key: RwLock::new(Arc::new(RateLimiter::keyed(quota))) }
+        Self { quota, max_keys: remembered, by_key: RwLock::new(Arc::new(RateLimiter::keyed(quota))) }
     }
 
     pub(crate) fn allows(&self, key: [u8; 32]) -> bool {
-        self.within_bounds().check_key(&key).is_ok()
+        self.current_limiter().check_key(&key).is_ok()
     }
 
-    /// The rates, forgotten when they have become too many.
+    /// The rates by key, which are cleared when there are too many.
     ///
-    /// Forgetting lets each key have its burst once more, which whoever made so many keys has
-    /// anyway. Letting them share a rate instead would refuse the honest ones.
-    fn within_bounds(&self) -> Arc<DefaultKeyedRateLimiter<[u8; 32]>> {
+    /// Clearing gives each key its burst once more, which a peer with that many keys has anyway. A shared rate instead
+    /// would reject honest agents.
+    fn current_limiter(&self) -> Arc<DefaultKeyedRateLimiter<[u8; 32]>> {
         let known = self.by_key.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if known.len() < self.remembered {
+        if known.len() < self.max_keys {
             return known;
         }
         let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
-        // Somebody else may have been here first.
-        if by_key.len() >= self.remembered {
+        // Another thread may have cleared it first.
+        if by_key.len() >= self.max_keys {
             *by_key = Arc::new(RateLimiter::keyed(self.quota));
         }
         by_key.clone()
     }
 
-    /// Forgets keys that have not called for long.
+    /// Removes keys that have not called for long.
     pub fn forget_idle(&self) {
         let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner).clone();
         by_key.retain_recent();
@@ -101,37 +100,37 @@ impl CallRates {
 
 /// The service; one for all connections.
 pub struct CallbackService {
-    /// Where heartbeats go.
-    pub heartbeats: Heartbeats,
-    /// For the interval that agents are told.
+    /// Queue that stores heartbeats in groups.
+    pub heartbeats: HeartbeatQueue,
+    /// The database, also for the heartbeat interval of agents.
     pub bmdb: Bmdb,
-    /// Endpoints of every callback server alive.
+    /// Endpoints of every live callback server.
     pub endpoints: watch::Receiver<Vec<String>>,
-    /// What agents verify callback servers against.
-    pub authorities: Authorities,
-    /// Limits.
-    pub rates: Arc<CallRates>,
-    /// What opens orders that hold secrets.
+    /// The CA certificates that agents verify callback servers with.
+    pub ca_certificates: CaCertificates,
+    /// Rate limit of each agent's key.
+    pub rate_limiter: Arc<CallRateLimiter>,
+    /// Key that unseals orders with secrets; `None` without one.
     pub secrets: Option<Arc<SecretsKey>>,
-    /// What machines fetch.
-    pub fetching: Fetching,
-    /// Counters.
+    /// Files that machines download.
+    pub downloads: FileDownloads,
+    /// Metrics of the agent channel.
     pub metrics: Metrics,
 }
 
 #[tonic::async_trait]
 impl AgentCallback for CallbackService {
-    type FetchArtefactStream = Pieces;
+    type FetchArtefactStream = PieceStream;
 
     async fn fetch_artefact(
         &self,
         request: Request<FetchArtefactRequest>,
     ) -> Result<Response<Self::FetchArtefactStream>, Status> {
         let called = Instant::now();
-        let answer = self.fetch(request).await;
+        let answer = self.start_download(request).await;
         if answer.as_ref().is_err_and(|status| status.code() == Code::Unauthenticated) {
             self.metrics.artefact_fetches.get_or_create(&ByResult { result: UNAUTHENTICATED }).inc();
-            tokio::time::sleep_until(called + next_step(called.elapsed())).await;
+            tokio::time::sleep_until(called + rejection_delay(called.elapsed())).await;
         }
         answer.map(Response::new)
     }
@@ -141,9 +140,9 @@ impl AgentCallback for CallbackService {
         request: Request<BringLogRequest>,
     ) -> Result<Response<BringLogResponse>, Status> {
         let called = Instant::now();
-        let answer = self.keep_log(request).await;
+        let answer = self.store_log_part(request).await;
         if answer.as_ref().is_err_and(|status| status.code() == Code::Unauthenticated) {
-            tokio::time::sleep_until(called + next_step(called.elapsed())).await;
+            tokio::time::sleep_until(called + rejection_delay(called.elapsed())).await;
         }
         answer.map(Response::new)
     }
@@ -153,10 +152,10 @@ impl AgentCallback for CallbackService {
         request: Request<HeartbeatRequest>,
     ) -> Result<Response<HeartbeatResponse>, Status> {
         let called = Instant::now();
-        let (answer, result) = self.answer(request).await;
+        let (answer, result) = self.handle_heartbeat(request).await;
         self.metrics.heartbeats.get_or_create(&ByResult { result }).inc();
         if result == UNAUTHENTICATED {
-            tokio::time::sleep_until(called + next_step(called.elapsed())).await;
+            tokio::time::sleep_until(called + rejection_delay(called.elapsed())).await;
         }
         answer.map(Response::new)
     }
@@ -164,51 +163,51 @@ impl AgentCallback for CallbackService {
 
 const UNAUTHENTICATED: &str = "unauthenticated";
 
-fn nobody() -> Status {
+fn key_mismatch() -> Status {
     Status::unauthenticated("machine id and key do not belong together")
 }
 
-fn retired() -> Status {
+fn machine_retired() -> Status {
     Status::permission_denied(
         "this machine is retired, and its key counts no more: stop the role server on it and remove its state directory",
     )
 }
 
 impl CallbackService {
-    /// Begins to send a file to whoever proves to be the machine that it says.
-    async fn fetch(&self, request: Request<FetchArtefactRequest>) -> Result<Pieces, Status> {
+    /// Starts a download for a machine that proves its identity with the key of its connection.
+    async fn start_download(&self, request: Request<FetchArtefactRequest>) -> Result<PieceStream, Status> {
         let Some(peer) = request.extensions().get::<AgentPeer>().cloned() else {
             return Err(Status::internal("the connection carries no key"));
         };
-        if !self.rates.allows(peer.public_key) {
+        if !self.rate_limiter.allows(peer.public_key) {
             return Err(Status::resource_exhausted("too many calls from this agent"));
         }
-        let asked = request.into_inner();
-        let machine = uuid("machine_id", &asked.machine_id)
+        let body = request.into_inner();
+        let machine = parse_uuid("machine_id", &body.machine_id)
             .map(MachineId)
             .map_err(|malformed| Status::invalid_argument(malformed.to_string()))?;
         let sha256: [u8; 32] =
-            asked.sha256.try_into().map_err(|_| Status::invalid_argument("sha256 has not 32 bytes"))?;
-        self.proven(&peer, machine, "a file").await?;
-        self.fetching.begin(machine, Sha256(sha256), asked.offset).await
+            body.sha256.try_into().map_err(|_| Status::invalid_argument("sha256 has not 32 bytes"))?;
+        self.authenticate(&peer, machine, "a file").await?;
+        self.downloads.start(machine, Sha256(sha256), body.offset).await
     }
 
-    /// Keeps a part of a log of whoever proves to be the machine that it says.
-    async fn keep_log(&self, request: Request<BringLogRequest>) -> Result<BringLogResponse, Status> {
+    /// Stores a part of a log of a machine that proves its identity with the key of its connection.
+    async fn store_log_part(&self, request: Request<BringLogRequest>) -> Result<BringLogResponse, Status> {
         let Some(peer) = request.extensions().get::<AgentPeer>().cloned() else {
             return Err(Status::internal("the connection carries no key"));
         };
-        if !self.rates.allows(peer.public_key) {
+        if !self.rate_limiter.allows(peer.public_key) {
             return Err(Status::resource_exhausted("too many calls from this agent"));
         }
-        let part = read_part(request.into_inner()).map_err(Status::invalid_argument)?;
+        let part = parse_log_part(request.into_inner()).map_err(Status::invalid_argument)?;
         let machine = part.machine;
-        self.proven(&peer, machine, "a part of a log").await?;
-        let kept = self.bmdb.keep_log(machine, part.request, part.brought);
-        match tokio::time::timeout(PATIENCE, kept).await {
+        self.authenticate(&peer, machine, "a part of a log").await?;
+        let kept = self.bmdb.store_log_part(machine, part.request_id, part.part);
+        match tokio::time::timeout(DATABASE_TIMEOUT, kept).await {
             Ok(Ok(kept)) => Ok(BringLogResponse {
-                wanted: !matches!(kept, Keep::Over | Keep::End(_)),
-                later: kept == Keep::Later,
+                wanted: !matches!(kept, PartDecision::Discard | PartDecision::End(_)),
+                later: kept == PartDecision::Defer,
             }),
             Ok(Err(error)) => {
                 tracing::warn!(%machine, %error, "a part of a log could not be kept");
@@ -218,76 +217,83 @@ impl CallbackService {
         }
     }
 
-    /// Whether this is the machine that it says; an error if not. `what` is what is refused then, for the log.
-    async fn proven(&self, peer: &AgentPeer, machine: MachineId, what: &str) -> Result<(), Status> {
-        let keyed = tokio::time::timeout(PATIENCE, self.bmdb.keyed(machine, peer.public_key)).await;
+    /// Checks that the connection's key belongs to this machine. `what` names the rejected request in the log.
+    async fn authenticate(&self, peer: &AgentPeer, machine: MachineId, what: &str) -> Result<(), Status> {
+        let keyed =
+            tokio::time::timeout(DATABASE_TIMEOUT, self.bmdb.agent_key_owner(machine, peer.public_key)).await;
         let Ok(Ok(keyed)) = keyed else {
-            peer.proof.excused();
+            peer.preauth.defer();
             return Err(Status::unavailable("the database is away; try again"));
         };
         match keyed {
-            Keyed::Agent => {
-                peer.proof.proven();
+            AgentKeyOwner::Agent => {
+                peer.preauth.mark_authenticated();
                 Ok(())
             }
-            Keyed::Retired => Err(retired()),
-            Keyed::Nobody => {
+            AgentKeyOwner::RetiredAgent => Err(machine_retired()),
+            AgentKeyOwner::Unknown => {
                 tracing::info!(%machine, key = %hex::encode(peer.public_key), address = %peer.address,
                     "{what} was refused: no machine of that id has an agent with that key");
-                Err(nobody())
+                Err(key_mismatch())
             }
         }
     }
 
-    async fn answer(
+    async fn handle_heartbeat(
         &self,
         request: Request<HeartbeatRequest>,
     ) -> (Result<HeartbeatResponse, Status>, &'static str) {
         let Some(peer) = request.extensions().get::<AgentPeer>().cloned() else {
             return (Err(Status::internal("the connection carries no key")), "internal");
         };
-        if !self.rates.allows(peer.public_key) {
+        if !self.rate_limiter.allows(peer.public_key) {
             return (Err(Status::resource_exhausted("too many heartbeats from this agent")), "too-many");
         }
         let request = request.into_inner();
         let brings_logs = request.brings_logs;
-        let heartbeat = match read_heartbeat(request, peer.public_key) {
+        let heartbeat = match parse_heartbeat(request, peer.public_key) {
             Ok(heartbeat) => heartbeat,
             Err(malformed) => return (Err(Status::invalid_argument(malformed.to_string())), "malformed"),
         };
         let machine = heartbeat.machine;
         let (incarnation, version) = (heartbeat.beat.incarnation.clone(), heartbeat.beat.version.clone());
         let logs = async |wanted: bool| {
-            if wanted { self.logs(machine, &incarnation, &version, brings_logs).await } else { Vec::new() }
+            if wanted {
+                self.pending_log_requests(machine, &incarnation, &version, brings_logs).await
+            } else {
+                Vec::new()
+            }
         };
-        let stored = tokio::time::timeout(PATIENCE, self.heartbeats.store(heartbeat)).await;
+        let stored = tokio::time::timeout(DATABASE_TIMEOUT, self.heartbeats.store(heartbeat)).await;
         match &stored {
-            Ok(Ok(Outcome::Stored(_) | Outcome::Repeated(_) | Outcome::Stale)) => peer.proof.proven(),
-            Ok(Ok(Outcome::Unauthenticated | Outcome::Retired)) => {}
-            // Nobody could say whose it is.
-            Ok(Err(_)) | Err(_) => peer.proof.excused(),
+            Ok(Ok(
+                HeartbeatOutcome::Stored(_) | HeartbeatOutcome::Duplicate(_) | HeartbeatOutcome::Stale,
+            )) => peer.preauth.mark_authenticated(),
+            Ok(Ok(HeartbeatOutcome::Unauthenticated | HeartbeatOutcome::Retired)) => {}
+            // The database did not answer, so the owner of the key is unknown.
+            Ok(Err(_)) | Err(_) => peer.preauth.defer(),
         }
         match stored {
-            Ok(Ok(Outcome::Stored(wants))) => {
+            Ok(Ok(HeartbeatOutcome::Stored(wants))) => {
                 let logs = logs(wants.logs).await;
-                (Ok(self.response(machine, wants, logs)), "stored")
+                (Ok(self.heartbeat_response(machine, wants, logs)), "stored")
             }
-            Ok(Ok(Outcome::Repeated(wants))) => {
+            Ok(Ok(HeartbeatOutcome::Duplicate(wants))) => {
                 let logs = logs(wants.logs).await;
-                (Ok(self.response(machine, wants, logs)), "repeated")
+                (Ok(self.heartbeat_response(machine, wants, logs)), "repeated")
             }
-            Ok(Ok(Outcome::Stale)) => {
-                let said = "a heartbeat newer than this one is already stored";
-                (Err(Status::failed_precondition(said)), "stale")
+            Ok(Ok(HeartbeatOutcome::Stale)) => {
+                let text = "a heartbeat newer than this one is already stored";
+                (Err(Status::failed_precondition(text)), "stale")
             }
-            Ok(Ok(Outcome::Unauthenticated)) => {
+            Ok(Ok(HeartbeatOutcome::Unauthenticated)) => {
                 tracing::info!(%machine, key = %hex::encode(peer.public_key), address = %peer.address,
                     "a heartbeat was refused: no machine of that id has an agent with that key");
-                (Err(nobody()), UNAUTHENTICATED)
+                (Err(key_mismatch()), UNAUTHENTICATED)
             }
-            Ok(Ok(Outcome::Retired)) => {
+            Ok(Ok(HeartbeatOutcome::Retired)) => {
                 tracing::info!(%machine, address = %peer.address, "a heartbeat of a retired machine was refused");
-                (Err(retired()), "retired")
+                (Err(machine_retired()), "retired")
             }
             Ok(Err(HeartbeatError::Busy)) => {
                 (Err(Status::unavailable("too many heartbeats wait; try again")), "busy")
@@ -305,21 +311,25 @@ impl CallbackService {
         }
     }
 
-    /// Opens an order about a cluster. One that cannot be opened is left for a shepherd that can: this one still
-    /// answers the heartbeat.
-    fn opened(&self, machine: MachineId, asked: &PendingClusterOrder) -> Option<ClusterOrder> {
+    /// Unseals an order about a cluster. If it cannot be unsealed, it stays for a shepherd that can, and this one
+    /// still answers the heartbeat.
+    fn unseal_cluster_order(
+        &self,
+        machine: MachineId,
+        pending_cluster_order: &PendingClusterOrder,
+    ) -> Option<ClusterOrder> {
         let Some(secrets) = &self.secrets else {
             tracing::warn!(%machine, "an order about a cluster cannot be handed on: this shepherd has no secrets key");
             return None;
         };
         let opened = secrets
-            .unseal("an order about a cluster", &asked.sealed)
+            .unseal("an order about a cluster", &pending_cluster_order.sealed)
             .map_err(|error| error.to_string())
             .and_then(|plain| {
                 ClusterOrder::decode(plain.expose_secret()).map_err(|error| format!("it is damaged: {error}"))
             });
         match opened {
-            Ok(order) => Some(ClusterOrder { generation: asked.generation, ..order }),
+            Ok(order) => Some(ClusterOrder { generation: pending_cluster_order.generation, ..order }),
             Err(error) => {
                 tracing::error!(%machine, error, "an order about a cluster cannot be handed on");
                 None
@@ -327,17 +337,17 @@ impl CallbackService {
         }
     }
 
-    /// What logs the machine is to bring. A heartbeat is answered without them when that cannot be found out: they are
-    /// handed on with the next one.
-    async fn logs(
+    /// The logs that the machine has to upload. If they cannot be read, the heartbeat is answered without them, and
+    /// they are sent with the next one.
+    async fn pending_log_requests(
         &self,
         machine: MachineId,
         incarnation: &str,
         version: &str,
         brings: bool,
     ) -> Vec<LogRequest> {
-        let handing = self.bmdb.hand_logs(machine, incarnation, version, brings);
-        let handed = match tokio::time::timeout(HANDING_PATIENCE, handing).await {
+        let handing = self.bmdb.deliver_log_requests(machine, incarnation, version, brings);
+        let handed = match tokio::time::timeout(LOG_REQUEST_TIMEOUT, handing).await {
             Ok(Ok(handed)) => handed,
             Ok(Err(error)) => {
                 tracing::warn!(%machine, %error, "which logs are wanted of a machine could not be read");
@@ -345,44 +355,49 @@ impl CallbackService {
             }
             Err(_) => Vec::new(),
         };
-        let told = handed.into_iter().map(|handed| LogRequest {
+        let reports = handed.into_iter().map(|handed| LogRequest {
             request: handed.id.to_string(),
-            log: handed.wanted.log,
-            lines: handed.wanted.lines,
-            since_seconds: handed.wanted.since.map_or(0, |since| since.0.as_secs()),
-            follow: handed.wanted.follow,
+            log: handed.query.log,
+            lines: handed.query.lines,
+            since_seconds: handed.query.since.map_or(0, |since| since.0.as_secs()),
+            follow: handed.query.follow,
         });
-        told.collect()
+        reports.collect()
     }
 
-    fn response(&self, machine: MachineId, wants: Wants, log_requests: Vec<LogRequest>) -> HeartbeatResponse {
+    fn heartbeat_response(
+        &self,
+        machine: MachineId,
+        wants: AgentInstructions,
+        log_requests: Vec<LogRequest>,
+    ) -> HeartbeatResponse {
         let interval = self.bmdb.policy().1.heartbeat_interval.0.as_secs();
         HeartbeatResponse {
-            installation_request: wants.installation.map(|asked| InstallationRequest {
-                generation: asked.generation,
-                artefact_url: asked.artefact_url,
-                artefact_sha256: asked.artefact_sha256,
+            installation_request: wants.installation.map(|installation| InstallationRequest {
+                generation: installation.generation,
+                artefact_url: installation.artefact_url,
+                artefact_sha256: installation.artefact_sha256,
             }),
             endpoints: self.endpoints.borrow().clone(),
-            ca_certificates: self.authorities.borrow().clone(),
+            ca_certificates: self.ca_certificates.borrow().clone(),
             heartbeat_interval_seconds: u32::try_from(interval).unwrap_or(u32::MAX),
             wants_hardware_report: wants.hardware_report,
             shepherd_time_ms: unix_milliseconds(SystemTime::now()),
-            cluster_order: wants.cluster.and_then(|asked| self.opened(machine, &asked)),
-            release_order: wants.release.map(|asked| ReleaseOrder {
-                generation: asked.generation,
-                sha256: asked.sha256,
-                deadline_seconds: u32::try_from(asked.deadline_seconds).unwrap_or_default(),
+            cluster_order: wants.cluster.and_then(|order| self.unseal_cluster_order(machine, &order)),
+            release_order: wants.release.map(|release| ReleaseOrder {
+                generation: release.generation,
+                sha256: release.sha256,
+                deadline_seconds: u32::try_from(release.deadline_seconds).unwrap_or_default(),
             }),
             log_requests,
         }
     }
 }
 
-/// The first multiple of the step that is not over after `elapsed`.
-fn next_step(elapsed: Duration) -> Duration {
-    let steps = elapsed.as_millis() / REFUSAL_STEP.as_millis() + 1;
-    REFUSAL_STEP * u32::try_from(steps).unwrap_or(u32::MAX)
+/// The first multiple of the step that is not below `elapsed`.
+fn rejection_delay(elapsed: Duration) -> Duration {
+    let steps = elapsed.as_millis() / REJECTION_INTERVAL.as_millis() + 1;
+    REJECTION_INTERVAL * u32::try_from(steps).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -390,15 +405,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_come_at_fixed_times() {
+    fn rejections_come_at_fixed_times() {
         let milliseconds =
-            |given| u64::try_from(next_step(Duration::from_millis(given)).as_millis()).unwrap();
+            |given| u64::try_from(rejection_delay(Duration::from_millis(given)).as_millis()).unwrap();
         assert_eq!([0, 1, 249, 250, 600].map(milliseconds), [250, 250, 250, 500, 750]);
     }
 
     #[test]
-    fn one_key_that_calls_too_often_does_not_stop_another() {
-        let rates = CallRates::new("1h,2".parse().unwrap());
+    fn rate_limit_is_per_key() {
+        let rates = CallRateLimiter::new("1h,2".parse().unwrap());
         let calls = |key: u8| (0..4).filter(|_| rates.allows([key; 32])).count();
         assert_eq!((calls(1), calls(2)), (2, 2));
         rates.forget_idle();
@@ -406,8 +421,8 @@ mod tests {
     }
 
     #[test]
-    fn who_makes_many_keys_takes_no_call_from_an_honest_one() {
-        let rates = CallRates::remembering(100, "1h,2".parse().unwrap());
+    fn many_new_keys_take_no_calls_from_other_keys() {
+        let rates = CallRateLimiter::with_max_keys(100, "1h,2".parse().unwrap());
         for made in 0..1000_u16 {
             let mut key = [7; 32];
             key[..2].copy_from_slice(&made.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Why something that listens could not be started: sentences for the person who started it.
+//! Errors of starting a listener, as sentences for the operator who started it.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,69 +12,69 @@ pub enum ServerError {
     /// The address cannot be listened on.
     #[error("cannot listen on {address}: {}; give another address with {flag}", listen_reason(source))]
     Listen {
-        /// The address.
+        /// The address to listen on.
         address: SocketAddr,
-        /// The flag that named it.
+        /// The flag that names the address.
         flag: &'static str,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
     /// A certificate or key file cannot be read.
     #[error("cannot read {} (given with {flag}): {source}", path.display())]
-    Read {
-        /// The file.
+    ReadFile {
+        /// The file that cannot be read.
         path: PathBuf,
-        /// The flag that named it.
+        /// The flag that names the file.
         flag: &'static str,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// A file holds something else than it should.
+    /// A file does not contain the expected PEM block.
     #[error("{} (given with {flag}) holds no {what}: it must be a PEM file with a block {block}", path.display())]
     NotPem {
-        /// The file.
+        /// The file with unexpected content.
         path: PathBuf,
-        /// The flag that named it.
+        /// The flag that names the file.
         flag: &'static str,
         /// `certificate` or `private key`.
         what: &'static str,
-        /// The line that begins such a block.
+        /// The first line of the expected block.
         block: &'static str,
     },
-    /// The certificate and the key cannot be used together.
+    /// The certificate and the key do not belong together.
     #[error("the certificate {} and the key {} cannot be used together: {reason}; give a certificate and its own key with --agent_tls_certificate_path and --agent_tls_key_path", certificate.display(), key.display())]
-    Pair {
-        /// The certificate's file.
+    CertificateKeyMismatch {
+        /// Path of the certificate file.
         certificate: PathBuf,
-        /// The key's file.
+        /// Path of the key file.
         key: PathBuf,
-        /// What TLS said.
+        /// The reason as a sentence.
         reason: String,
     },
-    /// A renewed certificate that agents could not be told how to verify.
+    /// A renewed certificate whose CA could not be announced to agents.
     #[error("{} is renewed by an authority of machines' own trust stores, and agents were given another one; give its certificate, and the one before, with --agent_endpoint_ca_certificate_path", certificate.display())]
-    NoAuthority {
-        /// The certificate's file.
+    UnannouncedCa {
+        /// Path of the certificate file.
         certificate: PathBuf,
     },
-    /// An endpoint that agents should be told is none.
+    /// An invalid endpoint in the settings.
     #[error("{0:?} is no endpoint that agents could reach; write HOST:PORT with --agent_endpoint")]
     Endpoint(String),
-    /// The shared CA or a certificate from it cannot be made or read.
+    /// The shared CA, or a certificate from it, cannot be created or read.
     #[error("cannot make the callback server's certificate: {0}")]
-    Authority(String),
-    /// The TLS library refused our settings.
+    CallbackCa(String),
+    /// The TLS library rejected the configuration.
     #[error("cannot set up TLS: {0}")]
     Tls(#[from] rustls::Error),
-    /// The contracts that this program was built with are none.
+    /// The built-in API descriptors are invalid.
     #[error(
         "cannot read the contracts that this program was built with: {0}; it is damaged, install it anew"
     )]
-    Contracts(String),
-    /// The sealed CA cannot be had.
+    ApiDescriptors(String),
+    /// The sealed CA cannot be read or stored.
     #[error(transparent)]
     Secret(#[from] SecretError),
-    /// The database failed.
+    /// The BMDB returned an error.
     #[error(transparent)]
     Bmdb(#[from] BmdbError),
 }

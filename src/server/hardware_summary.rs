@@ -1,35 +1,34 @@
-//! What is copied out of a hardware report into columns, for lists.
+//! Summary columns of a hardware report, for lists.
 //!
-//! The report itself is kept as it came. The copies are what a machine says of
-//! itself and are shown to people, so they are cut and cleaned: firmware is full
-//! of blanks, control characters and placeholders.
+//! The report itself is stored unchanged. The summary is shown to people but comes from the machine, so it is
+//! shortened and cleaned: firmware is full of blanks, control characters and placeholders.
 
 use prost::Message as _;
 
-use crate::bmdb::change::NewHardwareReport;
+use crate::bmdb::fact_change::NewHardwareReport;
 use crate::proto::hardware::v1::HardwareReport;
 
-/// Longest text that is copied, in characters.
+/// Longest copied text, in characters.
 const TEXT_LIMIT: usize = 200;
 
-/// A report as it is stored.
+/// Builds the stored form of a report.
 #[must_use]
-pub fn summarise(report: &HardwareReport, incarnation: &str) -> NewHardwareReport {
+pub fn summarise_report(report: &HardwareReport, incarnation: &str) -> NewHardwareReport {
     let memory = report.memory.as_ref().map_or(0, |memory| memory.installed_bytes);
     let threads: u64 = report.cpus.iter().map(|cpu| u64::from(cpu.threads)).sum();
     NewHardwareReport {
         incarnation: incarnation.to_owned(),
         report: report.encode_to_vec(),
-        manufacturer: text(&report.manufacturer),
-        product: text(&report.product),
-        serial_number: text(&report.serial_number),
+        manufacturer: clean_text(&report.manufacturer),
+        product: clean_text(&report.product),
+        serial_number: clean_text(&report.serial_number),
         memory_bytes: i64::try_from(memory).unwrap_or(i64::MAX),
         cpu_threads: i64::try_from(threads).unwrap_or(i64::MAX),
     }
 }
 
-fn text(said: &str) -> Option<String> {
-    let shown: String = said.chars().filter(|c| !c.is_control()).take(TEXT_LIMIT).collect();
+fn clean_text(text: &str) -> Option<String> {
+    let shown: String = text.chars().filter(|c| !c.is_control()).take(TEXT_LIMIT).collect();
     let shown = shown.trim();
     (!shown.is_empty()).then(|| shown.to_owned())
 }
@@ -40,7 +39,7 @@ mod tests {
     use crate::proto::hardware::v1::{Cpu, Memory};
 
     #[test]
-    fn what_is_shown_is_cut_and_cleaned_and_the_report_stays_whole() {
+    fn columns_are_truncated_and_cleaned_and_the_report_is_kept() {
         let report = HardwareReport {
             manufacturer: " ACME\u{0} Inc. \u{7f}".to_owned(),
             product: "x".repeat(500),
@@ -49,7 +48,7 @@ mod tests {
             cpus: vec![Cpu { threads: 64, ..Cpu::default() }, Cpu { threads: 32, ..Cpu::default() }],
             ..HardwareReport::default()
         };
-        let stored = summarise(&report, "i");
+        let stored = summarise_report(&report, "i");
         assert_eq!(stored.manufacturer.as_deref(), Some("ACME Inc."));
         assert_eq!(stored.product.map(|product| product.len()), Some(200));
         assert_eq!(stored.serial_number, None);

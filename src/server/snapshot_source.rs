@@ -1,8 +1,8 @@
-//! Snapshots of clusters for the machines that restore them.
+//! Download source for cluster snapshots, restricted to the machine that restores.
 //!
-//! A snapshot has the key of its cluster's authority, so it is sent to one machine: the one that was asked to restore just
-//! this one, for as long as it is asked. That is looked up for every piece; a machine that is asked no more gets nothing
-//! more. What is kept sealed is opened here, once for several pieces, and not remembered for longer than a minute.
+//! A snapshot contains the key of its cluster's CA. So it is sent only to the machine that currently has the order to
+//! restore this snapshot. That is checked for every piece, and a machine without the order gets no further piece.
+//! Sealed snapshots are unsealed here, once for several pieces, and are cached for a minute at most.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,47 +12,48 @@ use secrecy::{ExposeSecret as _, SecretSlice};
 
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::sealed_snapshot::unseal;
+use crate::bmdb::sealed_snapshot::unseal_snapshot;
 use crate::bmdb::secret::{SecretError, SecretsKey};
-use crate::model::declaration::Sha256;
 use crate::model::ids::MachineId;
-use crate::server::fetching::Source;
+use crate::model::role_declaration::Sha256;
+use crate::server::file_downloads::FileSource;
 
 /// Bytes of a piece.
-const PIECE: usize = 256 << 10;
-/// How long an opened snapshot is remembered.
-const REMEMBERED: Duration = Duration::from_mins(1);
+const PIECE_BYTES: usize = 256 << 10;
+/// How long an unsealed snapshot is cached.
+const CACHE_TTL: Duration = Duration::from_mins(1);
 
-/// Where machines get snapshots from.
-pub struct Snapshots {
+/// Source of cluster snapshots for machines.
+pub struct SnapshotSource {
     bmdb: Bmdb,
     secrets: Arc<SecretsKey>,
-    opened: Remembered,
+    cache: UnsealedCache,
 }
 
-/// Opened snapshots, each until its time is over.
-type Remembered = Arc<Mutex<BTreeMap<Sha256, Arc<SecretSlice<u8>>>>>;
+/// Unsealed snapshots, each until its time is over.
+type UnsealedCache = Arc<Mutex<BTreeMap<Sha256, Arc<SecretSlice<u8>>>>>;
 
-impl Snapshots {
-    /// Those of this database.
+impl SnapshotSource {
+    /// Creates a source for the snapshots of this database.
     #[must_use]
     pub fn new(bmdb: Bmdb, secrets: Arc<SecretsKey>) -> Self {
-        Self { bmdb, secrets, opened: Remembered::default() }
+        Self { bmdb, secrets, cache: UnsealedCache::default() }
     }
 
-    /// The snapshot, opened, if the machine is to restore it.
-    async fn open(
+    /// Unseals the snapshot if the machine has the order to restore it.
+    async fn unseal_for_machine(
         &self,
         machine: MachineId,
         sha256: Sha256,
     ) -> Result<Option<Arc<SecretSlice<u8>>>, BmdbError> {
-        let Some(id) = self.bmdb.snapshot_for(machine, sha256.0).await? else { return Ok(None) };
-        if let Some(known) = remembered(&self.opened).get(&sha256) {
+        let Some(id) = self.bmdb.snapshot_to_restore(machine, sha256.0).await? else { return Ok(None) };
+        if let Some(known) = lock_cache(&self.cache).get(&sha256) {
             return Ok(Some(known.clone()));
         }
-        let sealed = self.bmdb.sealed_snapshot(id).await?;
+        let sealed = self.bmdb.read_sealed_snapshot(id).await?;
         let secrets = self.secrets.clone();
-        let unsealed = tokio::task::spawn_blocking(move || unseal(&secrets, &sealed, &sha256.0)).await;
+        let unsealed =
+            tokio::task::spawn_blocking(move || unseal_snapshot(&secrets, &sealed, &sha256.0)).await;
         let unsealed = unsealed.map_err(|error| BmdbError::Corrupt(format!("a snapshot: {error}")))?;
         let encoded = unsealed.map_err(|error| match error {
             SecretError::Database(error) => error,
@@ -60,25 +61,25 @@ impl Snapshots {
         })?;
         tracing::info!(%machine, "a snapshot was opened for the machine that restores it");
         let encoded = Arc::new(encoded);
-        remembered(&self.opened).insert(sha256, encoded.clone());
-        // Whoever fetches it more slowly has it opened again. Nobody need ask any more for it to be forgotten.
-        let opened = self.opened.clone();
+        lock_cache(&self.cache).insert(sha256, encoded.clone());
+        // A slower download unseals it again. The task removes it even if no further piece is requested.
+        let opened = self.cache.clone();
         tokio::spawn(async move {
-            tokio::time::sleep(REMEMBERED).await;
-            remembered(&opened).remove(&sha256);
+            tokio::time::sleep(CACHE_TTL).await;
+            lock_cache(&opened).remove(&sha256);
         });
         Ok(Some(encoded))
     }
 }
 
-fn remembered(opened: &Remembered) -> MutexGuard<'_, BTreeMap<Sha256, Arc<SecretSlice<u8>>>> {
+fn lock_cache(opened: &UnsealedCache) -> MutexGuard<'_, BTreeMap<Sha256, Arc<SecretSlice<u8>>>> {
     opened.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[tonic::async_trait]
-impl Source for Snapshots {
+impl FileSource for SnapshotSource {
     async fn size(&self, machine: MachineId, sha256: Sha256) -> Result<Option<u64>, BmdbError> {
-        let opened = self.open(machine, sha256).await?;
+        let opened = self.unseal_for_machine(machine, sha256).await?;
         Ok(opened.map(|encoded| u64::try_from(encoded.expose_secret().len()).unwrap_or(u64::MAX)))
     }
 
@@ -88,9 +89,9 @@ impl Source for Snapshots {
         sha256: Sha256,
         offset: u64,
     ) -> Result<Option<Vec<u8>>, BmdbError> {
-        let Some(encoded) = self.open(machine, sha256).await? else { return Ok(None) };
+        let Some(encoded) = self.unseal_for_machine(machine, sha256).await? else { return Ok(None) };
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
         let rest = encoded.expose_secret().get(from..).filter(|rest| !rest.is_empty());
-        Ok(rest.map(|rest| rest[..rest.len().min(PIECE)].to_vec()))
+        Ok(rest.map(|rest| rest[..rest.len().min(PIECE_BYTES)].to_vec()))
     }
 }

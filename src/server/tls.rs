@@ -1,17 +1,15 @@
-//! TLS for agents: which certificates are let in, and which one is shown.
+//! TLS configuration: client certificate verifier for agents and operators.
 //!
-//! An agent has a key and no authority that would vouch for it, so it shows a
-//! certificate that it signed for itself. What makes this safe is the handshake
-//! signature: the peer must sign this connection's transcript with the key in
-//! the certificate. The certificate alone proves nothing, it is public. Whose
-//! the key is, the BMDB says later, with each heartbeat.
+//! An agent has a key and no CA that vouches for it, so it presents a certificate that it signed itself. The handshake
+//! signature makes this safe: the peer must sign this connection's transcript with the key in the certificate. The
+//! certificate alone proves nothing, because it is public. The BMDB decides later, with each heartbeat, whose key it
+//! is.
 //!
-//! Only one shape is let in: one certificate, an Ed25519 key, signed by that
-//! key, small. Anything else is refused in the handshake: what is not needed is
-//! not parsed by the rest of the program.
+//! Only one form is accepted: a single small certificate with an Ed25519 key, signed by that key. Anything else is
+//! rejected in the handshake, so that the rest of the program does not parse what it does not need.
 //!
-//! There is no session resumption. A resumed session would stand for a
-//! signature made hours ago, and agents keep their connections anyway.
+//! There is no session resumption. A resumed session would replace a new signature by one made hours ago, and agents
+//! keep their connections anyway.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -28,51 +26,51 @@ use rustls::{
 use x509_parser::oid_registry::OID_SIG_ED25519;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-/// Largest certificate that is looked at; one with an Ed25519 key and a name needs some 300 bytes.
+/// Largest certificate that is parsed; one with an Ed25519 key and a name needs about 300 bytes.
 const CERTIFICATE_LIMIT: usize = 4096;
 
-/// The end of a certificate that Ed25519 signed (RFC 8410), up to the 64 bytes of the signature: the
-/// algorithm, and the head of a bit string of whole bytes.
-const SIGNATURE: &[u8] = &[0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x41, 0x00];
+/// The end of a certificate that Ed25519 signed (RFC 8410), up to the 64 bytes of the signature: the algorithm, and
+/// the head of a bit string of whole bytes.
+const SIGNATURE_PREFIX: &[u8] = &[0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x41, 0x00];
 
-/// The certificate shown to agents; replaced while connections come in.
-pub struct ShownCertificate {
+/// The served certificate; can be replaced while connections come in.
+pub struct ReloadableCertificate {
     current: RwLock<Arc<CertifiedKey>>,
 }
 
-impl std::fmt::Debug for ShownCertificate {
+impl std::fmt::Debug for ReloadableCertificate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ShownCertificate").finish_non_exhaustive()
     }
 }
 
-impl ShownCertificate {
-    /// Shows `first` until another one is given.
+impl ReloadableCertificate {
+    /// Serves `first` until it is replaced.
     #[must_use]
     pub fn new(first: CertifiedKey) -> Self {
         Self { current: RwLock::new(Arc::new(first)) }
     }
 
-    /// Shows `next` to whoever connects from now on.
+    /// Serves `next` to all new connections.
     pub fn replace(&self, next: CertifiedKey) {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
     }
 
-    /// The certificate shown now, DER.
+    /// The certificate that is currently served, DER.
     #[must_use]
     pub fn certificate(&self) -> Option<CertificateDer<'static>> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).cert.first().cloned()
     }
 }
 
-impl ResolvesServerCert for ShownCertificate {
+impl ResolvesServerCert for ReloadableCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.current.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 }
 
-/// TLS 1.3 with agents' keys proven, showing what `shown` holds.
-pub fn server_config(shown: Arc<ShownCertificate>) -> Result<Arc<ServerConfig>, Error> {
+/// TLS 1.3 for agents: requires a proven key and serves the certificate of `shown`.
+pub fn agent_server_config(shown: Arc<ReloadableCertificate>) -> Result<Arc<ServerConfig>, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = Arc::new(AgentVerifier::new(&provider));
     let mut config = ServerConfig::builder_with_provider(provider)
@@ -85,8 +83,8 @@ pub fn server_config(shown: Arc<ShownCertificate>) -> Result<Arc<ServerConfig>, 
     Ok(Arc::new(config))
 }
 
-/// TLS 1.3 for operators: a client certificate may be shown, and is then of the shape of an agent's.
-pub fn operator_config(shown: Arc<ShownCertificate>) -> Result<Arc<ServerConfig>, Error> {
+/// TLS 1.3 for operators: a client certificate is optional, and must have the form of an agent's.
+pub fn operator_server_config(shown: Arc<ReloadableCertificate>) -> Result<Arc<ServerConfig>, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = Arc::new(AgentVerifier { mandatory: false, ..AgentVerifier::new(&provider) });
     let mut config = ServerConfig::builder_with_provider(provider)
@@ -99,7 +97,7 @@ pub fn operator_config(shown: Arc<ShownCertificate>) -> Result<Arc<ServerConfig>
     Ok(Arc::new(config))
 }
 
-/// Lets in whoever proves the Ed25519 key of a certificate that this key signed.
+/// Verifies client certificates: accepts a peer that proves the Ed25519 key of a certificate signed by this key.
 #[derive(Debug)]
 pub struct AgentVerifier {
     algorithms: WebPkiSupportedAlgorithms,
@@ -107,7 +105,7 @@ pub struct AgentVerifier {
 }
 
 impl AgentVerifier {
-    /// A verifier that uses this provider's arithmetic.
+    /// Creates a verifier with the algorithms of this provider.
     #[must_use]
     pub fn new(provider: &CryptoProvider) -> Self {
         Self { algorithms: provider.signature_verification_algorithms, mandatory: true }
@@ -129,11 +127,11 @@ impl ClientCertVerifier for AgentVerifier {
         intermediates: &[CertificateDer<'_>],
         _: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        // Validity is not looked at: the key is pinned, and a machine's clock may be anywhere.
+        // Validity is not checked: the key is pinned, and a machine's clock may be anywhere.
         if !intermediates.is_empty() {
             return Err(Error::InvalidCertificate(CertificateError::UnknownIssuer));
         }
-        agent_key(end_entity)?;
+        verified_agent_key(end_entity)?;
         Ok(ClientCertVerified::assertion())
     }
 
@@ -164,7 +162,7 @@ impl ClientCertVerifier for AgentVerifier {
 }
 
 /// The Ed25519 key of a certificate that this key signed.
-pub fn agent_key(certificate: &CertificateDer<'_>) -> Result<[u8; 32], Error> {
+pub fn verified_agent_key(certificate: &CertificateDer<'_>) -> Result<[u8; 32], Error> {
     let malformed = || Error::InvalidCertificate(CertificateError::BadEncoding);
     if certificate.len() > CERTIFICATE_LIMIT {
         return Err(malformed());
@@ -178,9 +176,9 @@ pub fn agent_key(certificate: &CertificateDer<'_>) -> Result<[u8; 32], Error> {
     if !ed25519(&spki.algorithm.algorithm) || !ed25519(&parsed.signature_algorithm.algorithm) {
         return Err(Error::InvalidCertificate(CertificateError::BadSignature));
     }
-    // What stands behind the signed part is not covered by the signature, and the parser is lenient.
-    let tail = certificate.len().checked_sub(SIGNATURE.len() + 64).ok_or_else(malformed)?;
-    if spki.subject_public_key.unused_bits != 0 || !certificate[tail..].starts_with(SIGNATURE) {
+    // Data after the signed part is not covered by the signature, and the parser is lenient.
+    let tail = certificate.len().checked_sub(SIGNATURE_PREFIX.len() + 64).ok_or_else(malformed)?;
+    if spki.subject_public_key.unused_bits != 0 || !certificate[tail..].starts_with(SIGNATURE_PREFIX) {
         return Err(malformed());
     }
     let key: [u8; 32] = spki.subject_public_key.data.as_ref().try_into().map_err(|_| malformed())?;
@@ -217,15 +215,15 @@ mod tests {
     }
 
     #[test]
-    fn self_signed_ed25519_certificate_is_let_in_with_its_key() {
+    fn self_signed_ed25519_certificate_is_accepted_with_its_key() {
         let key = ed25519();
         let certificate = self_signed(&key);
         assert!(verify(&certificate, &[]));
-        assert_eq!(agent_key(&certificate).unwrap(), key.public_key_raw());
+        assert_eq!(verified_agent_key(&certificate).unwrap(), key.public_key_raw());
     }
 
     #[test]
-    fn other_keys_and_chains_are_refused() {
+    fn other_keys_and_chains_are_rejected() {
         let certificate = self_signed(&ed25519());
         assert!(!verify(&self_signed(&KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap()), &[]));
         assert!(!verify(&certificate, &[self_signed(&ed25519())]), "a chain");
@@ -237,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_of_a_certificate_counts() {
+    fn every_byte_of_a_certificate_is_verified() {
         let certificate = self_signed(&ed25519());
         for at in 0..certificate.len() {
             let mut changed = certificate.to_vec();
@@ -254,13 +252,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn odd_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600), at in 0usize..300) {
-            let _ = agent_key(&bytes.clone().into());
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..600), at in 0usize..300) {
+            let _ = verified_agent_key(&bytes.clone().into());
             let mut certificate = self_signed(&ed25519()).to_vec();
             let at = at.min(certificate.len());
             let end = (at + bytes.len()).min(certificate.len());
             certificate.splice(at..end, bytes);
-            let _ = agent_key(&certificate.into());
+            let _ = verified_agent_key(&certificate.into());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `--check`: looks at everything the plan names without changing any of it.
+//! `--check`: validates the plan without changing anything.
 
 use std::fmt::Write as _;
 
@@ -6,25 +6,25 @@ use crate::bmdb::connection::{Bmdb, ConnectionSettings};
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::postgres_programs;
 use crate::bmdb::private_postgres::PrivatePostgresError;
-use crate::bmdb::setup::known_version;
-use crate::service::failure::Failure;
-use crate::service::plan::{Database, ServicePlan};
-use crate::service::preflight::{Unanswered, inspect};
-use crate::service::run::{database_failure, warn_of_password};
+use crate::bmdb::schema::supported_version;
+use crate::service::failure::ExitFailure;
+use crate::service::preflight::{OnUnreachableProvider, inspect_plan};
+use crate::service::run::{database_failure, warn_about_password};
+use crate::service::service_plan::{Database, ServicePlan};
 
-/// Reads the database's schema version and whatever else the plan names; returns what would run and
-/// what was found.
-pub async fn check(plan: &ServicePlan) -> Result<String, Failure> {
+/// Reads the database's schema version and everything else that the plan names. Returns what would run and what was
+/// found.
+pub async fn check_plan(plan: &ServicePlan) -> Result<String, ExitFailure> {
     let mut report = plan.describe();
     let mut found = Vec::new();
     found.push(match &plan.database {
         Database::Url(settings) => {
-            warn_of_password(plan);
-            schema((**settings).clone()).await?
+            warn_about_password(plan);
+            check_schema((**settings).clone()).await?
         }
-        Database::ThrowAway | Database::Directory(_) => server_programs()?,
+        Database::Ephemeral | Database::Directory(_) => describe_server_programs()?,
     });
-    found.extend(inspect(plan, Unanswered::Fails).await?);
+    found.extend(inspect_plan(plan, OnUnreachableProvider::Fail).await?);
     for line in found {
         // Writing to a String cannot fail.
         let _ = writeln!(report, "{:<12} {line}", "found");
@@ -33,33 +33,33 @@ pub async fn check(plan: &ServicePlan) -> Result<String, Failure> {
     Ok(report)
 }
 
-/// Says which schema a database has, unless it is one that this release must not touch.
-async fn schema(settings: ConnectionSettings) -> Result<String, Failure> {
+/// Describes the schema of a database. Fails for one that this release must not touch.
+async fn check_schema(settings: ConnectionSettings) -> Result<String, ExitFailure> {
     let bmdb = Bmdb::connect(settings).await.map_err(database_failure)?;
     let version = bmdb.schema_version().await.map_err(database_failure)?;
     bmdb.close().await;
-    let known = known_version();
+    let known = supported_version();
     Ok(match version {
         0 => "a database without a schema; the first start makes it".to_owned(),
         _ if version > known => {
-            return Err(database_failure(BmdbError::NewerSchema { found: version, known }));
+            return Err(database_failure(BmdbError::NewerSchema { found: version, supported: known }));
         }
         _ if version < known => format!("schema version {version}; the first start upgrades it to {known}"),
         _ => format!("schema version {version}, as this release needs it"),
     })
 }
 
-/// Says with which programs a private server could be run.
-fn server_programs() -> Result<String, Failure> {
-    let found: Vec<String> = postgres_programs::find()
+/// Describes the PostgreSQL programs that a private server could use.
+fn describe_server_programs() -> Result<String, ExitFailure> {
+    let found: Vec<String> = postgres_programs::find_programs()
         .iter()
         .map(|programs| format!("PostgreSQL {} in {}", programs.major, programs.directory.display()))
         .collect();
     if found.is_empty() {
         let looked: Vec<String> =
-            postgres_programs::places_to_look().iter().map(|place| place.display().to_string()).collect();
-        let error = PrivatePostgresError::NoPrograms { looked: looked.join(", ") };
-        return Err(Failure::failed(error.to_string()));
+            postgres_programs::search_directories().iter().map(|place| place.display().to_string()).collect();
+        let error = PrivatePostgresError::NoPrograms { searched: looked.join(", ") };
+        return Err(ExitFailure::failed(error.to_string()));
     }
     Ok(found.join(", "))
 }

@@ -1,4 +1,4 @@
-//! The TOML file: any flag as a key, and providers as tables.
+//! Configuration file (TOML): any flag as a key, and providers as tables.
 //!
 //! ```toml
 //! bmdb_url = "postgres://shepherd@db.example/bmdb"
@@ -10,8 +10,8 @@
 //! device_list_url = "file:///etc/shepherd/rack-a.json"
 //! ```
 //!
-//! Keys become arguments in front of those of the command line, so that there
-//! is one parser and one sentence for a wrong value, wherever it stands.
+//! Keys become arguments in front of those of the command line. So there is one parser, and the same error for a wrong
+//! value wherever it is set.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -20,31 +20,31 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::providers::provider::ProviderName;
-use crate::service::failure::Failure;
-use crate::service::flags::command;
+use crate::service::failure::ExitFailure;
+use crate::service::flags::build_command;
 
-/// One provider, as it is configured.
+/// One provider as configured.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum ProviderConfiguration {
-    /// A device list.
+    /// A static provider with a device list.
     Static {
-        /// Its name.
+        /// The operator's name for the provider.
         name: ProviderName,
-        /// `file://` or `http(s)://`.
+        /// URL of the list: `file://` or `http(s)://`.
         device_list_url: String,
     },
-    /// A simulator.
+    /// A provider that is a simulator.
     Simulated {
-        /// Its name.
+        /// The operator's name for the provider.
         name: ProviderName,
-        /// `http://host:port`.
+        /// URL of the simulator's API: `http://host:port`.
         url: String,
     },
 }
 
 impl ProviderConfiguration {
-    /// Its name.
+    /// The operator's name for the provider.
     #[must_use]
     pub fn name(&self) -> &ProviderName {
         match self {
@@ -53,18 +53,18 @@ impl ProviderConfiguration {
     }
 }
 
-/// A file that was read.
+/// The parsed configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfigurationFile {
-    /// Flags it sets, as arguments.
+    /// The flags that it sets, as arguments.
     pub arguments: Vec<OsString>,
-    /// Providers it names.
+    /// The providers that it configures.
     pub providers: Vec<ProviderConfiguration>,
 }
 
-/// The file that the arguments or the environment name, if they do.
+/// The file that the arguments or the environment name; `None` if neither does.
 #[must_use]
-pub fn named(arguments: &[OsString]) -> Option<PathBuf> {
+pub fn configuration_path(arguments: &[OsString]) -> Option<PathBuf> {
     let mut rest = arguments.iter().skip(1);
     while let Some(argument) = rest.next() {
         let Some(text) = argument.to_str() else { continue };
@@ -82,23 +82,24 @@ pub fn named(arguments: &[OsString]) -> Option<PathBuf> {
 }
 
 /// Reads the file, leaving out the flags that `given` or the environment set.
-pub fn read(path: &Path, given: &[OsString]) -> Result<ConfigurationFile, Failure> {
+pub fn read_configuration(path: &Path, given: &[OsString]) -> Result<ConfigurationFile, ExitFailure> {
     let shown = path.display();
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::usage(format!("cannot read the configuration file {shown}: {error}")))?;
-    parse(&text, &taken(given))
-        .map_err(|problem| Failure::usage(format!("the configuration file {shown}: {}", readable(&problem))))
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        ExitFailure::usage(format!("cannot read the configuration file {shown}: {error}"))
+    })?;
+    parse_configuration(&text, &explicit_flags(given)).map_err(|problem| {
+        ExitFailure::usage(format!("the configuration file {shown}: {}", sanitize_problem(&problem)))
+    })
 }
 
-/// What is wrong with the file, which repeats what stands in it: as much as anybody reads, and nothing
-/// that a terminal obeys.
-fn readable(problem: &str) -> String {
+/// The problem without control characters and shortened, because it repeats parts of the file.
+fn sanitize_problem(problem: &str) -> String {
     let shown = |c: char| if c.is_control() && c != '\n' { ' ' } else { c };
     problem.chars().map(shown).take(1000).collect()
 }
 
-/// Names of the flags that count before the file.
-fn taken(given: &[OsString]) -> BTreeSet<String> {
+/// Names of the flags that take precedence over the file.
+fn explicit_flags(given: &[OsString]) -> BTreeSet<String> {
     let on_the_line = given.iter().filter_map(|argument| {
         let name = argument.to_str()?.strip_prefix("--")?;
         Some(name.split('=').next().unwrap_or(name).to_owned())
@@ -108,7 +109,7 @@ fn taken(given: &[OsString]) -> BTreeSet<String> {
     on_the_line.chain(in_the_environment).collect()
 }
 
-fn parse(text: &str, taken: &BTreeSet<String>) -> Result<ConfigurationFile, String> {
+fn parse_configuration(text: &str, taken: &BTreeSet<String>) -> Result<ConfigurationFile, String> {
     let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         format!("line {}: {}", before.lines().count().max(1), error.message())
@@ -120,7 +121,7 @@ fn parse(text: &str, taken: &BTreeSet<String>) -> Result<ConfigurationFile, Stri
         };
         for (number, provider) in providers.into_iter().enumerate() {
             let provider = provider.try_into().map_err(|error: toml::de::Error| {
-                // The one enumeration in such a table is its kind.
+                // The only enumeration in such a table is its kind.
                 let problem = error.message().replace("unknown variant", "unknown kind");
                 format!("[[provider]] number {}: {problem}", number + 1)
             })?;
@@ -128,7 +129,7 @@ fn parse(text: &str, taken: &BTreeSet<String>) -> Result<ConfigurationFile, Stri
         }
     }
     let known: BTreeSet<String> =
-        command().get_arguments().map(|argument| argument.get_id().as_str().to_owned()).collect();
+        build_command().get_arguments().map(|argument| argument.get_id().as_str().to_owned()).collect();
     for (key, value) in table {
         let name = key.replace('-', "_");
         if !known.contains(&name) || matches!(name.as_str(), "config" | "check" | "help" | "version") {
@@ -137,7 +138,7 @@ fn parse(text: &str, taken: &BTreeSet<String>) -> Result<ConfigurationFile, Stri
         if taken.contains(&name) {
             continue;
         }
-        push(&mut file.arguments, &name, &value)?;
+        push_argument(&mut file.arguments, &name, &value)?;
     }
     let mut names = BTreeSet::new();
     for provider in &file.providers {
@@ -151,7 +152,7 @@ fn parse(text: &str, taken: &BTreeSet<String>) -> Result<ConfigurationFile, Stri
     Ok(file)
 }
 
-fn push(arguments: &mut Vec<OsString>, name: &str, value: &toml::Value) -> Result<(), String> {
+fn push_argument(arguments: &mut Vec<OsString>, name: &str, value: &toml::Value) -> Result<(), String> {
     let text = match value {
         toml::Value::String(text) => text.clone(),
         toml::Value::Integer(number) => number.to_string(),
@@ -162,7 +163,7 @@ fn push(arguments: &mut Vec<OsString>, name: &str, value: &toml::Value) -> Resul
         }
         toml::Value::Boolean(false) => return Ok(()),
         toml::Value::Array(values) => {
-            return values.iter().try_for_each(|value| push(arguments, name, value));
+            return values.iter().try_for_each(|value| push_argument(arguments, name, value));
         }
         toml::Value::Table(_) | toml::Value::Datetime(_) => {
             return Err(format!("{name} takes a text, a number, true or false, or a list of those"));
@@ -178,12 +179,12 @@ mod tests {
 
     fn arguments(text: &str, taken: &[&str]) -> Result<Vec<String>, String> {
         let taken = taken.iter().map(|name| (*name).to_owned()).collect();
-        parse(text, &taken)
+        parse_configuration(text, &taken)
             .map(|file| file.arguments.into_iter().map(|argument| argument.into_string().unwrap()).collect())
     }
 
     #[test]
-    fn keys_become_arguments_unless_something_stronger_says_them() {
+    fn keys_become_arguments_unless_overridden() {
         let text = "ssh-user = \"admin\"\ninitializer_loop_parallelism = 10\nbmdb_eat_my_data = true\n\
                     agent_endpoint = [\"a:1\", \"b:2\"]\n";
         let all = arguments(text, &[]).unwrap();
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused_by_name() {
+    fn unknown_key_is_rejected_by_name() {
         assert_eq!(
             arguments("ssh_uesr = \"x\"", &[]).unwrap_err(),
             "ssh_uesr is no key; every flag of `shepherd --help` is one, and [[provider]]"
@@ -214,18 +215,18 @@ mod tests {
     fn providers_are_tables_with_a_kind() {
         let text = "[[provider]]\nname = \"rack-a\"\nkind = \"static\"\ndevice_list_url = \"file:///x\"\n\
                     [[provider]]\nname = \"sim\"\nkind = \"simulated\"\nurl = \"http://127.0.0.1:1\"\n";
-        let file = parse(text, &BTreeSet::new()).unwrap();
+        let file = parse_configuration(text, &BTreeSet::new()).unwrap();
         assert_eq!(file.providers.iter().map(|p| p.name().as_str()).collect::<Vec<_>>(), ["rack-a", "sim"]);
         for (wrong, part) in [
             ("[[provider]]\nname = \"a\"\nkind = \"magic\"", "[[provider]] number 1: unknown kind `magic`"),
             ("[[provider]]\nname = \"A\"\nkind = \"static\"\ndevice_list_url = \"\"", "\"A\" is no name"),
             ("[provider]\nname = \"a\"", "write [[provider]]"),
         ] {
-            let problem = parse(wrong, &BTreeSet::new()).unwrap_err();
+            let problem = parse_configuration(wrong, &BTreeSet::new()).unwrap_err();
             assert!(problem.contains(part), "{problem}");
         }
         let twice = text.replace("sim\"", "rack-a\"");
-        let problem = parse(&twice, &BTreeSet::new()).unwrap_err();
+        let problem = parse_configuration(&twice, &BTreeSet::new()).unwrap_err();
         assert!(problem.starts_with("two [[provider]] tables are named rack-a"), "{problem}");
     }
 }

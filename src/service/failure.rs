@@ -1,32 +1,32 @@
-//! How a program ends badly: one sentence, and a code that says whose fault it is.
+//! Exit failure: message and exit code.
 
 use std::fmt;
 
-/// A sentence for the person who called, and the exit code.
+/// Why a program failed: a sentence for the caller, and the exit code.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// 2 for what the caller got wrong, 1 for what failed.
+pub struct ExitFailure {
+    /// 2 for a mistake of the caller, 1 for a failure of something else.
     pub code: u8,
-    /// What was being done, to what, what happened, what to do.
-    pub sentence: String,
+    /// What was attempted on what, what happened, and what to do.
+    pub message: String,
 }
 
-impl Failure {
-    /// The caller got it wrong.
+impl ExitFailure {
+    /// A mistake of the caller: exit code 2.
     pub fn usage(sentence: impl Into<String>) -> Self {
-        Self { code: 2, sentence: sentence.into() }
+        Self { code: 2, message: sentence.into() }
     }
 
-    /// It failed.
+    /// A failure of something else: exit code 1.
     pub fn failed(sentence: impl Into<String>) -> Self {
-        Self { code: 1, sentence: sentence.into() }
+        Self { code: 1, message: sentence.into() }
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for ExitFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.sentence)
+        f.write_str(&self.message)
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for ExitFailure {}

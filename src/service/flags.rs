@@ -1,12 +1,11 @@
-//! What can be said to `shepherd` on its command line.
+//! Command-line flags of `shepherd`.
 //!
-//! Every flag is also an environment variable (`SHEPHERD_` and its name in
-//! capitals) and a key of the TOML file given by `--config`; the command line
-//! counts before the environment, the environment before the file. A dash works
-//! wherever an underscore does.
+//! Every flag is also an environment variable (`SHEPHERD_` and its name in capitals) and a key of the TOML file given
+//! by `--config`. The command line takes precedence over the environment, and the environment over the file. A dash
+//! works wherever an underscore does.
 //!
-//! Flags that decide when and how machines are treated only *write* the policy
-//! in the BMDB, and only when they are given: see `model/policy.rs`.
+//! Flags about when and how machines are treated only *write* the policy in the BMDB, and only if they are given: see
+//! `model/policy.rs`.
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "[[provider]] in a help text is TOML")]
 #![expect(
@@ -39,10 +38,10 @@ use crate::simulator::service::SimulatorArgs;
     args_conflicts_with_subcommands = true,
     after_help = EXAMPLES
 )]
-pub struct Flags {
+pub struct ShepherdFlags {
     /// Something else than the service.
     #[command(subcommand)]
-    pub command: Option<Command>,
+    pub command: Option<ShepherdCommand>,
     /// The service.
     #[command(flatten)]
     pub service: ServiceFlags,
@@ -70,7 +69,7 @@ once, and one more every 250ms.";
 
 /// What `shepherd` can be instead of the service.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum ShepherdCommand {
     /// Run a whole fleet in a box: database, simulated machines and the service.
     Demo(DemoFlags),
     /// Simulate machines behind real protocols, or break one of them.
@@ -89,7 +88,7 @@ pub enum LogFormat {
 
 /// A part of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Component {
+pub enum ServiceComponent {
     /// Brings providers' machines into the BMDB.
     Provisioner,
     /// Puts the role server on machines.
@@ -129,7 +128,7 @@ pub struct ServiceFlags {
         hide_default_value = true,
         default_value = "provisioner,initializer,recoverer,updater,retirer,switcher,cluster,callback,api"
     )]
-    pub components: Vec<Component>,
+    pub components: Vec<ServiceComponent>,
     /// How logs are written.
     #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
     pub log_format: LogFormat,
@@ -285,10 +284,10 @@ pub struct ServiceFlags {
     pub policy: PolicyFlags,
 }
 
-/// The command with an environment variable for every flag.
+/// The command, with an environment variable for every flag.
 #[must_use]
-pub fn command() -> clap::Command {
-    Flags::command().args_override_self(true).mut_args(|arg| {
+pub fn build_command() -> clap::Command {
+    ShepherdFlags::command().args_override_self(true).mut_args(|arg| {
         let name = arg.get_id().as_str();
         if matches!(name, "help" | "version" | "check") {
             return arg;
@@ -298,16 +297,18 @@ pub fn command() -> clap::Command {
     })
 }
 
-/// Parses flags that a program and not a person gives: the environment does not count.
-pub fn parse_exactly(arguments: Vec<std::ffi::OsString>) -> Result<Flags, clap::Error> {
-    let matches = Flags::command().try_get_matches_from(arguments)?;
-    Flags::from_arg_matches(&matches)
+/// Parses flags that a program gives. The environment is ignored.
+pub fn parse_flags_without_environment(
+    arguments: Vec<std::ffi::OsString>,
+) -> Result<ShepherdFlags, clap::Error> {
+    let matches = ShepherdFlags::command().try_get_matches_from(arguments)?;
+    ShepherdFlags::from_arg_matches(&matches)
 }
 
-/// Parses arguments whose dashes were already turned into underscores.
-pub fn parse(arguments: Vec<std::ffi::OsString>) -> Result<Flags, clap::Error> {
-    let matches = command().try_get_matches_from(arguments)?;
-    Flags::from_arg_matches(&matches)
+/// Parses arguments whose dashes are already replaced by underscores.
+pub fn parse_flags(arguments: Vec<std::ffi::OsString>) -> Result<ShepherdFlags, clap::Error> {
+    let matches = build_command().try_get_matches_from(arguments)?;
+    ShepherdFlags::from_arg_matches(&matches)
 }
 
 #[cfg(test)]
@@ -316,6 +317,6 @@ mod tests {
 
     #[test]
     fn command_is_well_formed() {
-        command().debug_assert();
+        build_command().debug_assert();
     }
 }

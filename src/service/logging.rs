@@ -1,4 +1,6 @@
-//! Logs: fields, not sentences with values in them; text for a terminal, JSON by flag.
+//! Sets up logging: text or JSON, with tracing.
+//!
+//! Values are fields of a log line, not parts of its sentence.
 
 use std::io::IsTerminal;
 
@@ -10,15 +12,15 @@ use tracing_subscriber::{EnvFilter, fmt, registry};
 use crate::service::flags::LogFormat;
 use crate::service::traces::layer::TraceLayer;
 
-/// Starts logging to standard error, and tracing where that is wanted. `RUST_LOG` narrows or widens the log;
-/// `default` counts without. A second call changes nothing.
-pub fn start(format: LogFormat, default: &str, traces: Option<TraceLayer>) {
+/// Starts logging to standard error, and tracing if a layer is given. `RUST_LOG` sets the log filter; `default` is used
+/// without it. A second call changes nothing.
+pub fn start_logging(format: LogFormat, default: &str, traces: Option<TraceLayer>) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    let traces = traces.map(|layer| layer.with_filter(filter_fn(TraceLayer::wants)));
+    let traces = traces.map(|layer| layer.with_filter(filter_fn(TraceLayer::accepts)));
     let log = fmt::layer()
         .with_writer(std::io::stderr)
-        // A line that could not be written is reported by `eprintln!`, which panics when standard error is
-        // what cannot be written to: a full disk under the log would end whatever task had something to say.
+        // A failed write would be reported by `eprintln!`, which panics if standard error cannot be written to: a full
+        // disk under the log would end the task that wants to log.
         .log_internal_errors(false);
     let ansi = std::io::stderr().is_terminal();
     // An error means that a subscriber is installed already, as in a test.

@@ -1,32 +1,29 @@
-//! The service as one process: flags, configuration, and everything started and
-//! stopped in the right order.
+//! The service as one process: flags, configuration, start and stop.
 //!
-//! The one room that knows both the loops and what listens, so that neither of
-//! those has to know the other.
+//! Only this module imports both the control loops and the listeners, so that neither of them depends on the other.
 //!
-//! * [`flags`]: what can be said on the command line, with its defaults.
-//! * [`configuration`]: the same said in a TOML file, and providers.
-//! * [`plan`]: flags and file checked and turned into what will run; what
-//!   `--check` prints.
-//! * [`check`]: the same, having looked.
-//! * [`callback`]: the callback server of this process.
-//! * [`counted`]: everything that it counts.
-//! * [`run`]: running it.
-//! * [`preflight`]: looking at everything before anything is done.
-//! * [`demo`]: a fleet in a box.
-//! * [`scratch`]: directories that go when we go.
-//! * [`traces`]: what became of each work item, for a receiver of traces.
+//! * [`flags`]: the command-line flags and their defaults.
+//! * [`configuration`]: the same flags in a TOML file, and providers.
+//! * [`service_plan`]: validates flags and file and turns them into a plan, which `--check` prints.
+//! * [`check`]: validates the plan against what it names, without changing anything.
+//! * [`listeners`]: callback server, API and metrics of this process.
+//! * [`service_metrics`]: registers all metrics.
+//! * [`run`]: starts and stops the service.
+//! * [`preflight`]: checks everything before anything is changed.
+//! * [`demo`]: a simulated fleet with its own database.
+//! * [`scratch`]: temporary directories that are removed when the process ends.
+//! * [`traces`]: exports the spans of each work item.
 
-pub mod callback;
 pub mod check;
 pub mod configuration;
-pub mod counted;
 pub mod demo;
 pub mod failure;
 pub mod flags;
+pub mod listeners;
 pub mod logging;
-pub mod plan;
 pub mod preflight;
 pub mod run;
 pub mod scratch;
+pub mod service_metrics;
+pub mod service_plan;
 pub mod traces;

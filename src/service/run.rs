@@ -1,10 +1,8 @@
-//! Running the service: everything started in the order in which each part needs
-//! the others, and stopped in the reverse.
+//! Starts and stops the service in order.
 //!
-//! Stopping: no new work; what is under way may finish within the grace period;
-//! what is left is cancelled in the database; sessions are closed; the keeper
-//! ends last, because until then sessions must be renewed. A second signal
-//! skips the grace.
+//! Each part starts after the parts that it needs, and stops before them. To stop: no new work is claimed; work under
+//! way may finish within the grace period; the rest is cancelled in the database; sessions are closed. The renewal of
+//! sessions ends last, because sessions must be renewed until then. A second signal skips the grace period.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,45 +13,47 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::{Bmdb, ConnectionSettings};
+use crate::bmdb::connection_url::password_warning;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::metrics::Metrics;
-use crate::bmdb::private_postgres::{Options, PrivatePostgres, PrivatePostgresError, Storage};
+use crate::bmdb::private_postgres::{
+    PrivatePostgres, PrivatePostgresError, PrivatePostgresOptions, ServerStorage,
+};
 use crate::bmdb::secret::SecretsKey;
 use crate::bmdb::session::Sessions;
-use crate::bmdb::url::password_warning;
 use crate::bmdb::wakeup::WakeUps;
-use crate::manager::access::{Access, AgentFile};
-use crate::manager::brakes::Brakes;
 use crate::manager::cluster::{self, ClusterSettings};
 use crate::manager::control_loop::{self, ControlLoop, LoopContext, LoopSettings};
 use crate::manager::failpoint;
 use crate::manager::housekeeping;
 use crate::manager::initializer::Initializer;
 use crate::manager::limiter::Limiter;
+use crate::manager::machine_access::{AgentFile, MachineAccess};
 use crate::manager::metrics::ManagerMetrics;
+use crate::manager::power_controller::PowerController;
 use crate::manager::provider_set::ProviderSet;
-use crate::manager::provisioner::plan::Limits;
+use crate::manager::provisioner::plan::ProvisionerLimits;
 use crate::manager::provisioner::{self, ProvisionerSettings};
 use crate::manager::recoverer::Recoverer;
+use crate::manager::recovery_brakes::RecoveryBrakes;
 use crate::manager::retirer::Retirer;
 use crate::manager::roll_outs;
 use crate::manager::sampler;
-use crate::manager::switcher::Switcher;
 use crate::manager::updater::Updater;
 use crate::model::ids::ProcessId;
 use crate::model::time::Rate;
 use crate::providers::provider::Provider;
 use crate::providers::simulated::{SimulatedConfig, SimulatedProvider};
 use crate::providers::static_provider::{StaticConfig, StaticProvider};
-use crate::server::certificate::Authorities;
-use crate::service::callback::{self, Callback};
+use crate::server::server_certificate::CaCertificates;
 use crate::service::configuration::ProviderConfiguration;
-use crate::service::counted::register_everything;
-use crate::service::failure::Failure;
-use crate::service::flags::Component;
-use crate::service::plan::{Database, ServicePlan};
-use crate::service::preflight::{Unanswered, inspect};
-use crate::service::scratch::Scratch;
+use crate::service::failure::ExitFailure;
+use crate::service::flags::ServiceComponent;
+use crate::service::listeners::{self, Listeners};
+use crate::service::preflight::{OnUnreachableProvider, inspect_plan};
+use crate::service::scratch::ScratchDirectory;
+use crate::service::service_metrics::register_service_metrics;
+use crate::service::service_plan::{Database, ServicePlan};
 use crate::service::traces::{SpanCounts, Traces};
 use crate::takeover::agent_binary::AgentBinary;
 use crate::takeover::client_key::ClientKey;
@@ -62,49 +62,49 @@ use crate::takeover::session::SshSettings;
 /// Name of the database in a private PostgreSQL.
 const PRIVATE_DATABASE: &str = "shepherd";
 
-/// A database that is open, and the server under it if that is ours.
+/// An open database, and its server if that is a private one.
 pub struct OpenDatabase {
-    /// The handle.
+    /// The handle of the open database.
     pub bmdb: Bmdb,
-    /// How others connect to it.
+    /// The URL by which other programs connect to it.
     pub url: String,
-    private: Option<PrivatePostgres>,
-    /// Where keys go that were not given a place; removed with the private server's data.
-    keys: Option<Scratch>,
+    private_server: Option<PrivatePostgres>,
+    /// Directory for keys without a configured path. It is removed together with the private server's data.
+    key_directory: Option<ScratchDirectory>,
 }
 
-/// Opens the plan's database, starting a private server where one is asked for, and brings its
-/// schema up to date.
-pub async fn open_database(plan: &ServicePlan) -> Result<OpenDatabase, Failure> {
+/// Opens the plan's database, starts a private server if the plan has one, and brings the schema up to date.
+pub async fn open_database(plan: &ServicePlan) -> Result<OpenDatabase, ExitFailure> {
     let (settings, url, private, keys) = match &plan.database {
         Database::Url(settings) => {
             let url = plan.flags.bmdb_url.clone().unwrap_or_default();
-            warn_of_password(plan);
+            warn_about_password(plan);
             ((**settings).clone(), url, None, None)
         }
-        Database::ThrowAway => {
-            let (settings, url, private) = private_server(plan, Storage::ThrowAway).await?;
-            (settings, url, Some(private), Some(Scratch::create("shepherd-keys")?))
+        Database::Ephemeral => {
+            let (settings, url, private) = private_server(plan, ServerStorage::Temporary).await?;
+            (settings, url, Some(private), Some(ScratchDirectory::create("shepherd-keys")?))
         }
         Database::Directory(directory) => {
-            let (settings, url, private) = private_server(plan, Storage::Staying(directory.clone())).await?;
+            let (settings, url, private) =
+                private_server(plan, ServerStorage::Persistent(directory.clone())).await?;
             (settings, url, Some(private), None)
         }
     };
     let bmdb = Bmdb::connect(settings).await.map_err(database_failure)?;
     bmdb.migrate().await.map_err(database_failure)?;
     bmdb.read_policy().await.map_err(database_failure)?;
-    Ok(OpenDatabase { bmdb, url, private, keys })
+    Ok(OpenDatabase { bmdb, url, private_server: private, key_directory: keys })
 }
 
-/// Whether a flag's value stood on the command line, where every process list shows it.
-fn given_on_the_line() -> bool {
+/// Whether the database URL is on the command line, where every process list shows it.
+fn is_url_on_command_line() -> bool {
     std::env::args().any(|argument| argument.starts_with("--bmdb_url") || argument.starts_with("--bmdb-url"))
 }
 
-/// Says that a password stands where every list of processes shows it, if one does.
-pub fn warn_of_password(plan: &ServicePlan) {
-    let url = plan.flags.bmdb_url.as_deref().filter(|_| given_on_the_line());
+/// Logs a warning if a password is on the command line, where every process list shows it.
+pub fn warn_about_password(plan: &ServicePlan) {
+    let url = plan.flags.bmdb_url.as_deref().filter(|_| is_url_on_command_line());
     if let Some(warning) = url.and_then(password_warning) {
         tracing::warn!("{}", warning.trim_start_matches("warning: "));
     }
@@ -112,15 +112,16 @@ pub fn warn_of_password(plan: &ServicePlan) {
 
 async fn private_server(
     plan: &ServicePlan,
-    storage: Storage,
-) -> Result<(ConnectionSettings, String, PrivatePostgres), Failure> {
-    let server =
-        PrivatePostgres::start(Options { storage, max_connections: 200 }).await.map_err(postgres_failure)?;
+    storage: ServerStorage,
+) -> Result<(ConnectionSettings, String, PrivatePostgres), ExitFailure> {
+    let server = PrivatePostgres::start(PrivatePostgresOptions { storage, max_connections: 200 })
+        .await
+        .map_err(postgres_failure)?;
     let url = server.url(PRIVATE_DATABASE);
     let mut settings = ConnectionSettings::from_url(&url, "shepherd").map_err(database_failure)?;
     settings.max_connections = plan.flags.bmdb_max_connections;
     settings.dialect = plan.flags.bmdb_dialect;
-    // A staying server has the database from its first run.
+    // A persistent server has the database since its first run.
     let exists = Bmdb::connect(settings.clone()).await;
     match exists {
         Ok(bmdb) => bmdb.close().await,
@@ -130,66 +131,68 @@ async fn private_server(
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "stands where `map_err` hands the error over")]
-fn postgres_failure(error: PrivatePostgresError) -> Failure {
+fn postgres_failure(error: PrivatePostgresError) -> ExitFailure {
     let sentence = error.to_string();
     match error {
-        PrivatePostgresError::OutOfReach { .. }
+        PrivatePostgresError::Inaccessible { .. }
         | PrivatePostgresError::OtherVersion { .. }
         | PrivatePostgresError::InUse { .. }
-        | PrivatePostgresError::Served { .. } => Failure::usage(sentence),
-        _ => Failure::failed(sentence),
+        | PrivatePostgresError::ServedByOther { .. } => ExitFailure::usage(sentence),
+        _ => ExitFailure::failed(sentence),
     }
 }
 
-/// A database's failure as an exit: what the caller got wrong, or what failed.
+/// The exit failure for a database's error: a mistake of the caller, or another failure.
 #[expect(clippy::needless_pass_by_value, reason = "stands where `map_err` hands the error over")]
 #[must_use]
-pub fn database_failure(error: BmdbError) -> Failure {
+pub fn database_failure(error: BmdbError) -> ExitFailure {
     let sentence = error.with_advice();
     match error {
-        BmdbError::Url { .. } | BmdbError::NewerSchema { .. } | BmdbError::OlderSchema { .. } => {
-            Failure::usage(sentence)
+        BmdbError::InvalidUrl { .. } | BmdbError::NewerSchema { .. } | BmdbError::OlderSchema { .. } => {
+            ExitFailure::usage(sentence)
         }
-        _ => Failure::failed(sentence),
+        _ => ExitFailure::failed(sentence),
     }
 }
 
 impl OpenDatabase {
-    /// Closes the database, and ends the private server after it.
-    pub async fn close(self) -> Result<(), Failure> {
+    /// Closes the database, and then stops the private server.
+    pub async fn close(self) -> Result<(), ExitFailure> {
         self.bmdb.close().await;
-        let stopped = match self.private {
+        let stopped = match self.private_server {
             Some(server) => server.stop().await.map_err(postgres_failure),
             None => Ok(()),
         };
-        drop(self.keys);
+        drop(self.key_directory);
         stopped
     }
 
     fn key_path(&self, given: Option<&std::path::Path>, name: &str) -> Option<std::path::PathBuf> {
-        given.map(std::path::Path::to_path_buf).or_else(|| Some(self.keys.as_ref()?.path().join(name)))
+        given
+            .map(std::path::Path::to_path_buf)
+            .or_else(|| Some(self.key_directory.as_ref()?.path().join(name)))
     }
 }
 
-/// A service that runs.
-pub struct Running {
+/// A service that was started and not stopped.
+pub struct RunningService {
     sessions: Sessions,
     tasks: JoinSet<()>,
     workers: JoinSet<()>,
-    keeper: tokio::task::JoinHandle<()>,
-    callback: Option<Callback>,
+    renewal_task: tokio::task::JoinHandle<()>,
+    listeners: Option<Listeners>,
     drain: CancellationToken,
     abort: CancellationToken,
-    keep: CancellationToken,
+    stop_renewal: CancellationToken,
     grace: Duration,
 }
 
 /// Starts every part of the plan on an open database.
-pub async fn start(
+pub async fn start_service(
     plan: &ServicePlan,
     database: &OpenDatabase,
     spans: &SpanCounts,
-) -> Result<Running, Failure> {
+) -> Result<RunningService, ExitFailure> {
     let bmdb = &database.bmdb;
     let policy = plan.flags.policy.clone();
     bmdb.change_policy(&format!("flags of {}", hostname()), move |stored| policy.apply(stored))
@@ -199,24 +202,24 @@ pub async fn start(
         plan.providers.iter().map(|provider| build_provider(provider, plan)).collect::<Result<_, _>>()?,
     );
     let counted = Metrics::new();
-    let metrics = register_everything(&counted, bmdb, &providers, spans);
+    let metrics = register_service_metrics(&counted, bmdb, &providers, spans);
 
     let (sessions, keeper) =
         Sessions::new(bmdb.clone(), ProcessId::generate(), plan.flags.session_interval.0);
     let keep = CancellationToken::new();
-    let keeper = tokio::spawn(keeper.keep(&keep).map_err(database_failure)?);
-    let mut running = Running {
+    let keeper = tokio::spawn(keeper.run(&keep).map_err(database_failure)?);
+    let mut running = RunningService {
         sessions: sessions.clone(),
         tasks: JoinSet::new(),
         workers: JoinSet::new(),
-        keeper,
-        callback: None,
+        renewal_task: keeper,
+        listeners: None,
         drain: CancellationToken::new(),
         abort: CancellationToken::new(),
-        keep,
+        stop_renewal: keep,
         grace: plan.flags.shutdown_grace.0,
     };
-    let started = start_parts(plan, database, &mut running, providers, &metrics, counted).await;
+    let started = start_components(plan, database, &mut running, providers, &metrics, counted).await;
     match started {
         Ok(()) => Ok(running),
         Err(failure) => {
@@ -226,70 +229,59 @@ pub async fn start(
     }
 }
 
-async fn start_parts(
+async fn start_components(
     plan: &ServicePlan,
     database: &OpenDatabase,
-    running: &mut Running,
+    running: &mut RunningService,
     providers: ProviderSet,
     metrics: &ManagerMetrics,
     counted: Metrics,
-) -> Result<(), Failure> {
+) -> Result<(), ExitFailure> {
     let bmdb = &database.bmdb;
     let secrets = database.key_path(plan.flags.secrets_key_path.as_deref(), "secrets.key");
-    let secrets = callback::secrets_key(secrets.as_deref())?;
-    let callback = callback::start(plan, bmdb, &running.sessions, secrets.clone(), counted).await?;
+    let secrets = listeners::open_secrets_key(secrets.as_deref())?;
+    let callback =
+        listeners::start_listeners(plan, bmdb, &running.sessions, secrets.clone(), counted).await?;
     let authorities = callback.authorities.clone();
-    running.callback = Some(callback);
+    running.listeners = Some(callback);
 
     let wake_ups = WakeUps::default();
     running.tasks.spawn(wake_ups.clone().listen(bmdb.clone(), running.drain.clone()));
-    running.tasks.spawn(housekeeping::reap(
-        bmdb.clone(),
-        metrics.housekeeping.clone(),
+    running.spawn_housekeeping(bmdb, metrics);
+    running.workers.spawn(sampler::run_sampler(
+        running.sessions.clone(),
+        metrics.clone(),
         running.drain.clone(),
     ));
-    running.tasks.spawn(housekeeping::sweep(
-        bmdb.clone(),
-        metrics.housekeeping.clone(),
-        running.drain.clone(),
-    ));
-    running.tasks.spawn(housekeeping::forget(
-        bmdb.clone(),
-        metrics.housekeeping.clone(),
-        running.drain.clone(),
-    ));
-    running.tasks.spawn(housekeeping::watch_storage(
-        bmdb.clone(),
-        metrics.housekeeping.clone(),
-        running.drain.clone(),
-    ));
-    running.workers.spawn(sampler::run(running.sessions.clone(), metrics.clone(), running.drain.clone()));
-    let brakes = Arc::new(Brakes::new(bmdb.clone()));
-    running.tasks.spawn(housekeeping::tell_brakes(brakes.clone(), running.drain.clone()));
+    let brakes = Arc::new(RecoveryBrakes::new(bmdb.clone()));
+    running.tasks.spawn(housekeeping::run_brake_recorder(brakes.clone(), running.drain.clone()));
 
     let has = |component| plan.components.contains(&component);
     let flags = &plan.flags;
-    if has(Component::Initializer) || has(Component::Recoverer) || has(Component::Switcher) {
-        let access = Arc::new(access(plan, database, authorities).await?);
-        if has(Component::Initializer) {
+    if has(ServiceComponent::Initializer)
+        || has(ServiceComponent::Recoverer)
+        || has(ServiceComponent::Switcher)
+    {
+        let access = Arc::new(build_machine_access(plan, database, authorities).await?);
+        if has(ServiceComponent::Initializer) {
             let initializer = Initializer { providers: providers.clone(), access: access.clone() };
             let rate = flags.initializer_db_query_rate;
             running.spawn_loop(initializer, flags.initializer_loop_parallelism, rate, &wake_ups, metrics);
         }
-        if has(Component::Recoverer) {
+        if has(ServiceComponent::Recoverer) {
             let recoverer = Recoverer { providers: providers.clone(), access: access.clone(), brakes };
             let rate = flags.recoverer_db_query_rate;
             running.spawn_loop(recoverer, flags.recoverer_loop_parallelism, rate, &wake_ups, metrics);
         }
-        if has(Component::Switcher) {
-            let switcher = Switcher { providers: providers.clone(), access };
+        if has(ServiceComponent::Switcher) {
+            let switcher = PowerController { providers: providers.clone(), access };
             let rate = flags.switcher_db_query_rate;
             running.spawn_loop(switcher, flags.switcher_loop_parallelism, rate, &wake_ups, metrics);
         }
     }
-    if has(Component::Updater) {
+    if has(ServiceComponent::Updater) {
         let (sessions, stop) = (running.sessions.clone(), running.drain.clone());
-        running.workers.spawn(roll_outs::run(sessions, metrics.clone(), stop));
+        running.workers.spawn(roll_outs::run_roll_outs(sessions, metrics.clone(), stop));
         let updater = Updater { providers: providers.clone() };
         running.spawn_loop(
             updater,
@@ -299,18 +291,18 @@ async fn start_parts(
             metrics,
         );
     }
-    if has(Component::Retirer) {
+    if has(ServiceComponent::Retirer) {
         let retirer = Retirer { providers: providers.clone() };
         let rate = flags.retirer_db_query_rate;
         running.spawn_loop(retirer, flags.retirer_loop_parallelism, rate, &wake_ups, metrics);
     }
-    if has(Component::Cluster) {
-        running.tend_clusters(secrets, metrics);
+    if has(ServiceComponent::Cluster) {
+        running.spawn_cluster_loop(secrets, metrics);
     }
-    if has(Component::Provisioner) {
+    if has(ServiceComponent::Provisioner) {
         for (provider, breaker) in providers.iter() {
             let settings = ProvisionerSettings {
-                limits: Limits {
+                limits: ProvisionerLimits {
                     max_machines: (flags.provisioner_max_machines > 0)
                         .then_some(flags.provisioner_max_machines),
                     chunk: flags.provisioner_reservation_chunk_size,
@@ -321,7 +313,7 @@ async fn start_parts(
                 metrics: metrics.clone(),
             };
             let stop = running.drain.clone();
-            running.workers.spawn(provisioner::run(
+            running.workers.spawn(provisioner::run_provisioner(
                 running.sessions.clone(),
                 provider.clone(),
                 settings,
@@ -332,8 +324,18 @@ async fn start_parts(
     Ok(())
 }
 
-impl Running {
-    fn tend_clusters(&mut self, secrets: Option<Arc<SecretsKey>>, metrics: &ManagerMetrics) {
+impl RunningService {
+    /// Starts the tasks that keep the BMDB tidy: each runs until the service drains.
+    fn spawn_housekeeping(&mut self, bmdb: &Bmdb, metrics: &ManagerMetrics) {
+        let (bmdb, metrics, drain) =
+            (|| bmdb.clone(), || metrics.housekeeping.clone(), || self.drain.clone());
+        self.tasks.spawn(housekeeping::run_reaper(bmdb(), metrics(), drain()));
+        self.tasks.spawn(housekeeping::run_sweeper(bmdb(), metrics(), drain()));
+        self.tasks.spawn(housekeeping::run_retention(bmdb(), metrics(), drain()));
+        self.tasks.spawn(housekeeping::run_storage_monitor(bmdb(), metrics(), drain()));
+    }
+
+    fn spawn_cluster_loop(&mut self, secrets: Option<Arc<SecretsKey>>, metrics: &ManagerMetrics) {
         let Some(secrets) = secrets else {
             tracing::info!(
                 "clusters are not tended: what they need to know is sealed with --secrets_key_path"
@@ -341,7 +343,7 @@ impl Running {
             return;
         };
         let settings = ClusterSettings { secrets, metrics: metrics.clone() };
-        self.workers.spawn(cluster::run(self.sessions.clone(), settings, self.drain.clone()));
+        self.workers.spawn(cluster::run_clusters(self.sessions.clone(), settings, self.drain.clone()));
     }
 
     fn spawn_loop<L: ControlLoop>(
@@ -355,30 +357,30 @@ impl Running {
         let context = LoopContext {
             sessions: self.sessions.clone(),
             wake_ups: wake_ups.clone(),
-            metrics: metrics.of(control_loop.name(), control_loop.process()),
+            metrics: metrics.for_loop(control_loop.name(), control_loop.process()),
             drain: self.drain.clone(),
             abort: self.abort.clone(),
         };
         let settings = LoopSettings { parallelism, limiter: Limiter::new(rate) };
-        self.workers.spawn(control_loop::run(Arc::new(control_loop), settings, context));
+        self.workers.spawn(control_loop::run_loop(Arc::new(control_loop), settings, context));
     }
 
-    /// Where agents are heard, and metrics served, if they are.
+    /// The listeners, if any were started.
     #[must_use]
-    pub fn callback(&self) -> Option<&Callback> {
-        self.callback.as_ref()
+    pub fn listeners(&self) -> Option<&Listeners> {
+        self.listeners.as_ref()
     }
 
-    /// Lets a stop that is under way, or comes, do without its grace period.
+    /// A token that makes a present or future stop skip its grace period.
     #[must_use]
-    pub fn hurry(&self) -> CancellationToken {
+    pub fn abort_token(&self) -> CancellationToken {
         self.abort.clone()
     }
 
-    /// Stops everything; returns when no work of ours is live and every session is closed.
+    /// Stops everything. Returns when no work of this process is live and every session is closed.
     pub async fn stop(mut self) {
         self.drain.cancel();
-        failpoint::pass("shutdown", "draining");
+        failpoint::hit("shutdown", "draining");
         let abort = self.abort.clone();
         let grace = self.grace;
         let deadline = tokio::spawn(async move {
@@ -387,15 +389,15 @@ impl Running {
         });
         while self.workers.join_next().await.is_some() {}
         deadline.abort();
-        failpoint::pass("shutdown", "idle");
-        if let Some(callback) = self.callback.take() {
+        failpoint::hit("shutdown", "idle");
+        if let Some(callback) = self.listeners.take() {
             callback.stop().await;
         }
         while self.tasks.join_next().await.is_some() {}
-        self.sessions.drained().await;
-        failpoint::pass("shutdown", "drained");
-        self.keep.cancel();
-        if let Err(error) = self.keeper.await {
+        self.sessions.wait_until_drained().await;
+        failpoint::hit("shutdown", "drained");
+        self.stop_renewal.cancel();
+        if let Err(error) = self.renewal_task.await {
             tracing::error!(%error, "the session keeper ended in the middle");
         }
     }
@@ -405,13 +407,13 @@ fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// The provider that a configuration means.
+/// Builds the provider for a configuration.
 pub fn build_provider(
     configuration: &ProviderConfiguration,
     plan: &ServicePlan,
-) -> Result<Arc<dyn Provider>, Failure> {
+) -> Result<Arc<dyn Provider>, ExitFailure> {
     let wrong = |error: crate::providers::provider::ProviderError| {
-        Failure::usage(format!("provider {}: {}", configuration.name(), error.sentence))
+        ExitFailure::usage(format!("provider {}: {}", configuration.name(), error.message))
     };
     Ok(match configuration {
         ProviderConfiguration::Static { name, device_list_url } => {
@@ -433,41 +435,41 @@ pub fn build_provider(
     })
 }
 
-async fn access(
+async fn build_machine_access(
     plan: &ServicePlan,
     database: &OpenDatabase,
-    authorities: Authorities,
-) -> Result<Access, Failure> {
+    authorities: CaCertificates,
+) -> Result<MachineAccess, ExitFailure> {
     let flags = &plan.flags;
     let key_path = database.key_path(flags.ssh_key_path.as_deref(), "ssh_key").ok_or_else(|| {
-        Failure::usage("give --ssh_key_path FILE: the SSH key to reach machines with, made if absent")
+        ExitFailure::usage("give --ssh_key_path FILE: the SSH key to reach machines with, made if absent")
     })?;
-    let key = ClientKey::load_or_create(&key_path).map_err(|error| Failure::usage(error.to_string()))?;
+    let key = ClientKey::load_or_create(&key_path).map_err(|error| ExitFailure::usage(error.to_string()))?;
     tracing::info!(path = %key_path.display(), public_key = key.authorized_keys_line(), "the SSH key that machines must accept");
     let agent_path = flags.agent_executable_path.clone().ok_or_else(|| {
-        Failure::usage("give --agent_executable_path FILE: the role server to put on machines")
+        ExitFailure::usage("give --agent_executable_path FILE: the role server to put on machines")
     })?;
-    // Read once now, so that a wrong file is told at the start and not by every machine.
-    AgentBinary::load(&agent_path).await.map_err(|error| Failure::usage(error.to_string()))?;
+    // Read once now, so that a wrong file is reported at the start and not for every machine.
+    AgentBinary::load(&agent_path).await.map_err(|error| ExitFailure::usage(error.to_string()))?;
     let mut ssh = SshSettings::new(key);
     ssh.password = ssh_password(flags.ssh_password_path.as_deref())?;
     ssh.connect_timeout = flags.agent_ssh_connect_timeout.0;
     ssh.greeting_timeout = flags.agent_ssh_greeting_timeout.0;
     ssh.login_timeout = flags.agent_ssh_login_timeout.0;
     ssh.exec_timeout = flags.agent_ssh_exec_timeout.0;
-    Ok(Access {
+    Ok(MachineAccess {
         ssh,
         user: flags.ssh_user.clone(),
-        agent: AgentFile::new(agent_path),
+        agent_file: AgentFile::new(agent_path),
         agent_path: flags.agent_target_path.clone(),
         endpoints: plan.endpoints.clone(),
         ca_certificates: Box::new(move || authorities.borrow().clone()),
-        bmdb_id: database.bmdb.identity().await.map_err(database_failure)?,
+        bmdb_id: database.bmdb.read_identity().await.map_err(database_failure)?,
     })
 }
 
-/// The password for hosts that take no key, from its file or the environment.
-pub fn ssh_password(path: Option<&std::path::Path>) -> Result<Option<SecretString>, Failure> {
+/// The password for hosts that accept no key, from its file or the environment.
+pub fn ssh_password(path: Option<&std::path::Path>) -> Result<Option<SecretString>, ExitFailure> {
     let Some(path) = path else {
         return Ok(std::env::var("SHEPHERD_SSH_PASSWORD").ok().map(SecretString::from));
     };
@@ -476,11 +478,11 @@ pub fn ssh_password(path: Option<&std::path::Path>) -> Result<Option<SecretStrin
             std::io::ErrorKind::InvalidData => "holds something that is no text".to_owned(),
             _ => format!("cannot be read: {error}"),
         };
-        Failure::usage(format!("--ssh_password_path {} {problem}", path.display()))
+        ExitFailure::usage(format!("--ssh_password_path {} {problem}", path.display()))
     })?;
     let password = text.trim_end_matches(['\r', '\n']);
     if password.is_empty() {
-        return Err(Failure::usage(format!(
+        return Err(ExitFailure::usage(format!(
             "--ssh_password_path {} holds no password; write it there, and nothing else",
             path.display()
         )));
@@ -488,15 +490,15 @@ pub fn ssh_password(path: Option<&std::path::Path>) -> Result<Option<SecretStrin
     Ok(Some(SecretString::from(password.to_owned())))
 }
 
-/// Runs the service until a signal: the first one stops it in order, the second at once.
-pub async fn serve(plan: ServicePlan, traces: Traces) -> Result<(), Failure> {
-    let (mut terminate, mut interrupt) = signals()?;
-    // Before the database is touched: what is wrong with the rest must not leave a schema behind.
-    inspect(&plan, Unanswered::Warns).await?;
+/// Runs the service until a signal: the first one stops it in order, the second one at once.
+pub async fn serve_until_signal(plan: ServicePlan, traces: Traces) -> Result<(), ExitFailure> {
+    let (mut terminate, mut interrupt) = stop_signals()?;
+    // Checked before the database is changed: another mistake must not leave an upgraded schema behind.
+    inspect_plan(&plan, OnUnreachableProvider::Warn).await?;
     let database = open_database(&plan).await?;
-    let told = CancellationToken::new();
-    let sending = traces.sending.map(|sending| tokio::spawn(sending.run(told.clone())));
-    let started = start(&plan, &database, &traces.counts).await;
+    let token = CancellationToken::new();
+    let sending = traces.sender.map(|sending| tokio::spawn(sending.run(token.clone())));
+    let started = start_service(&plan, &database, &traces.counts).await;
     let running = match started {
         Ok(running) => running,
         Err(failure) => {
@@ -506,13 +508,13 @@ pub async fn serve(plan: ServicePlan, traces: Traces) -> Result<(), Failure> {
             return Err(failure);
         }
     };
-    tracing::info!(database = %database.bmdb.settings().place(), "running");
+    tracing::info!(database = %database.bmdb.settings().address(), "running");
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
     tracing::info!(grace = ?plan.flags.shutdown_grace.0, "stopping; a second signal stops at once");
-    let hurry = running.hurry();
+    let hurry = running.abort_token();
     let hasty = tokio::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -522,8 +524,8 @@ pub async fn serve(plan: ServicePlan, traces: Traces) -> Result<(), Failure> {
     });
     running.stop().await;
     hasty.abort();
-    // Once nothing is worked on any more, so that the last trace is whole.
-    told.cancel();
+    // Stopped once no work is left, so that the last trace is complete.
+    token.cancel();
     if let Some(sending) = sending
         && sending.await.is_err()
     {
@@ -533,7 +535,7 @@ pub async fn serve(plan: ServicePlan, traces: Traces) -> Result<(), Failure> {
 }
 
 /// The signals that stop a program.
-pub fn signals() -> Result<(tokio::signal::unix::Signal, tokio::signal::unix::Signal), Failure> {
-    let wrong = |error| Failure::failed(format!("cannot listen for signals: {error}"));
+pub fn stop_signals() -> Result<(tokio::signal::unix::Signal, tokio::signal::unix::Signal), ExitFailure> {
+    let wrong = |error| ExitFailure::failed(format!("cannot listen for signals: {error}"));
     Ok((signal(SignalKind::terminate()).map_err(wrong)?, signal(SignalKind::interrupt()).map_err(wrong)?))
 }

@@ -1,10 +1,8 @@
-//! The agent of a simulated machine: the role server's own, with the world
-//! around it made up.
+//! Simulated agent: the role server's agent with simulated clock, hardware and disk.
 //!
-//! Heartbeat loop, enrolment rules, TLS and identity are the real role server's.
-//! Simulated are the boot clock, the hardware, and the disk that the enrolment is
-//! kept on. There is none for a log, so the agent's last lines are in memory, and
-//! begin anew with each start of it; what a machine runs as a node has real logs.
+//! Heartbeat loop, enrolment rules, TLS and identity are the real role server's. Simulated are the boot clock, the
+//! hardware, and the disk that stores the enrolment. It has no log file, so the agent's last lines are in memory and
+//! start over with each start of the agent. What a machine runs as a node has real logs.
 
 use std::sync::Arc;
 
@@ -15,39 +13,39 @@ use uuid::Uuid;
 
 use crate::curator::identity::{Identity, IdentityError};
 use crate::proto::agent::v1 as wire;
-use crate::roleserver::agent::{Agent, Event as AgentEvent, no_cluster, no_release};
-use crate::roleserver::clock::BootClock;
+use crate::roleserver::agent::{Agent, AgentEvent, no_cluster, no_release};
+use crate::roleserver::boot_clock::BootClock;
 use crate::roleserver::enrolment::{self, EnrollError};
-use crate::roleserver::known_time::KnownTime;
-use crate::roleserver::logs::Logs;
-use crate::roleserver::logs::ring::Ring;
-use crate::roleserver::logs::there::Source;
-use crate::roleserver::shepherds::Shepherds;
-use crate::simulator::fleet::{Fleet, host_now};
+use crate::roleserver::logs::LogUploads;
+use crate::roleserver::logs::ring::LogRing;
+use crate::roleserver::logs::sources::LogSources;
+use crate::roleserver::server_pool::ServerPool;
+use crate::roleserver::trusted_time::TrustedTime;
+use crate::simulator::fleet::{SimulatedFleet, host_now};
 use crate::simulator::hardware;
 use crate::simulator::journal::OpenCall;
-use crate::simulator::machine::{Event, Refusal, State};
-use crate::simulator::node::NodeOfMachine;
-use crate::simulator::state::Record;
+use crate::simulator::machine::{MachineEvent, SimulatedState, StepRejected};
+use crate::simulator::node::MachineNode;
+use crate::simulator::state::MachineRecord;
 
-/// What simulated agents say they are.
+/// The version that simulated agents report.
 pub const AGENT_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+simulated");
 
-/// Why a machine has no agent to run.
+/// Why the agent of a machine cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// It was never enrolled.
+    /// The machine was never enrolled.
     #[error("nobody enrolled this machine")]
     NotEnrolled,
-    /// Its kept key is none.
+    /// The stored key is not a valid identity.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// Its kept key is not even hex.
+    /// The stored key is not hexadecimal.
     #[error("its key is not hex")]
     NotHex(#[from] hex::FromHexError),
 }
 
-/// The clock of a simulated boot. It counts on over restarts of the simulator, as a machine would.
+/// The clock of a simulated boot. It continues over restarts of the simulator, as a machine's clock would.
 #[derive(Debug)]
 struct SimulatedClock {
     boot_id: Uuid,
@@ -64,31 +62,31 @@ impl BootClock for SimulatedClock {
     }
 }
 
-/// Makes the agent of a machine as its disk has it. `stop` is the token it will run under: an agent
-/// that was stopped must not write to the disk of the one after it.
-pub fn build(
-    fleet: &Arc<Fleet>,
+/// Builds the agent of a machine from the state of its disk. `stop` is the token it will run under: an agent that was
+/// stopped must not write to the disk of the next one.
+pub fn build_agent(
+    fleet: &Arc<SimulatedFleet>,
     index: usize,
-    record: &Record,
+    record: &MachineRecord,
     stop: CancellationToken,
-) -> Result<(Agent, Option<NodeOfMachine>), AgentError> {
+) -> Result<(Agent, Option<MachineNode>), AgentError> {
     let enrolment = record.enrolment.as_ref().ok_or(AgentError::NotEnrolled)?;
-    let identity = identity_of(record)?.ok_or(AgentError::NotEnrolled)?;
-    let seed = fleet.nature.seed;
+    let identity = load_identity(record)?.ok_or(AgentError::NotEnrolled)?;
+    let seed = fleet.profile.seed;
     let place = record.machine.index;
     let hostname = record.id.clone();
-    let node = fleet.nodes.as_ref().map(|nodes| nodes.of(enrolment.machine_id, &record.id));
+    let node = fleet.nodes.as_ref().map(|nodes| nodes.for_machine(enrolment.machine_id, &record.id));
     let own_address = record.node_address.map(|address| address.to_string()).unwrap_or_default();
-    let asked = node.as_ref().map(|node| node.asked.clone());
-    let standing = asked.clone();
-    let shepherds = node.as_ref().map_or_else(Shepherds::default, |node| node.shepherds.clone());
-    let (ring, incarnation) = (Ring::default(), Uuid::new_v4());
-    ring.say(&format!(
+    let inbox = node.as_ref().map(|node| node.orders.clone());
+    let standing = inbox.clone();
+    let shepherds = node.as_ref().map_or_else(ServerPool::default, |node| node.shepherds.clone());
+    let (ring, incarnation) = (LogRing::default(), Uuid::new_v4());
+    ring.append_line(&format!(
         "the agent of {} runs: a simulated machine, whose log begins with each start of its agent",
         record.id
     ));
-    let source = Source::of_ring(ring.clone(), node.as_ref().map(NodeOfMachine::disk));
-    let logs = Logs::new(source, shepherds.clone(), incarnation);
+    let source = LogSources::of_ring(ring.clone(), node.as_ref().map(MachineNode::disk));
+    let logs = LogUploads::new(source, shepherds.clone(), incarnation);
     let observer = {
         let (fleet, id) = (Arc::downgrade(fleet), record.id.clone());
         Arc::new(move |event: &AgentEvent| {
@@ -96,20 +94,20 @@ pub fn build(
             if stop.is_cancelled() {
                 return;
             }
-            note(&ring, event);
-            match (event, &asked) {
+            log_event(&ring, event);
+            match (event, &inbox) {
                 (AgentEvent::LogRequests { requests }, _) => {
-                    for work in logs.begin(requests) {
+                    for work in logs.start_uploads(requests) {
                         let over = stop.clone();
-                        // It ends by itself, at the latest with the agent.
+                        // The task ends by itself, at the latest with the agent.
                         tokio::spawn(async move { over.run_until_cancelled_owned(work).await });
                     }
                 }
-                (AgentEvent::ClusterOrder { order }, Some(asked)) => {
-                    // All machines have the host's addresses; each has one more of its own.
-                    asked.hear(&wire::ClusterOrder { address: own_address.clone(), ..order.clone() });
+                (AgentEvent::ClusterOrder { order }, Some(inbox)) => {
+                    // All machines share the host's addresses. Each has one more of its own.
+                    inbox.accept(&wire::ClusterOrder { address: own_address.clone(), ..order.clone() });
                 }
-                _ => observe(&fleet, index, &id, event),
+                _ => handle_event(&fleet, index, &id, event),
             }
         })
     };
@@ -126,45 +124,48 @@ pub fn build(
         incarnation,
         agent_version: AGENT_VERSION.to_owned(),
         clock: clock.clone(),
-        // All machines of the simulator have its host's clock, which is right.
-        time: Arc::new(KnownTime::new(clock, None)),
-        hardware: Arc::new(move || hardware::report(seed, place, &hostname)),
-        cluster: standing.map_or_else(no_cluster, |asked| Arc::new(move || asked.report())),
+        // All machines of the simulator use its host's clock, which is right.
+        time: Arc::new(TrustedTime::new(clock, None)),
+        hardware: Arc::new(move || hardware::hardware_report(seed, place, &hostname)),
+        cluster: standing.map_or_else(no_cluster, |inbox| Arc::new(move || inbox.report())),
         release: no_release(),
-        brings_logs: true,
-        shepherds: Some(shepherds),
+        uploads_logs: true,
+        server_pool: Some(shepherds),
         observer,
     };
     Ok((agent, node))
 }
 
-/// What the log of a machine says of what its agent does.
-fn note(ring: &Ring, event: &AgentEvent) {
+/// Logs an event of the agent in the machine's log.
+fn log_event(ring: &LogRing, event: &AgentEvent) {
     match event {
-        AgentEvent::Delivered { endpoint, delivered, .. } if delivered.first => {
-            ring.say(&format!("heartbeat delivered endpoint={endpoint}"));
+        AgentEvent::Delivered { endpoint, ack: delivered, .. } if delivered.first => {
+            ring.append_line(&format!("heartbeat delivered endpoint={endpoint}"));
         }
-        AgentEvent::Delivered { endpoint, delivered, .. } if delivered.with_report => {
-            ring.say(&format!("hardware report delivered endpoint={endpoint}"));
+        AgentEvent::Delivered { endpoint, ack: delivered, .. } if delivered.with_report => {
+            ring.append_line(&format!("hardware report delivered endpoint={endpoint}"));
         }
         AgentEvent::Failed { endpoint, error, failures, .. } if failures.is_power_of_two() => {
-            ring.say(&format!(
+            ring.append_line(&format!(
                 "heartbeat not delivered endpoint={endpoint} failures={failures} error={error}"
             ));
         }
-        AgentEvent::Settings { settings, .. } => {
-            ring.say(&format!("the shepherd changed the settings endpoints={:?}", settings.endpoints));
+        AgentEvent::SettingsChanged { settings, .. } => {
+            ring.append_line(&format!(
+                "the shepherd changed the settings endpoints={:?}",
+                settings.endpoints
+            ));
         }
         AgentEvent::LogRequests { requests } => {
-            ring.say(&format!("logs are wanted requests={}", requests.len()));
+            ring.append_line(&format!("logs are wanted requests={}", requests.len()));
         }
         _ => {}
     }
 }
 
-fn observe(fleet: &Arc<Fleet>, index: usize, id: &str, event: &AgentEvent) {
-    let kept: Result<(), Refusal> = match event {
-        AgentEvent::Delivered { endpoint, seq, delivered } => {
+fn handle_event(fleet: &Arc<SimulatedFleet>, index: usize, id: &str, event: &AgentEvent) {
+    let kept: Result<(), StepRejected> = match event {
+        AgentEvent::Delivered { endpoint, seq, ack: delivered } => {
             fleet.count_delivered(index);
             if delivered.first {
                 tracing::info!(machine = id, endpoint, seq, "first heartbeat");
@@ -176,18 +177,18 @@ fn observe(fleet: &Arc<Fleet>, index: usize, id: &str, event: &AgentEvent) {
             tracing::debug!(machine = id, endpoint, error, failures, ?pause, "heartbeat failed");
             Ok(())
         }
-        AgentEvent::Settings { settings, fallback } => fleet.change(index, |record| {
+        AgentEvent::SettingsChanged { settings, fallback } => fleet.change(index, |record| {
             if let Some(enrolment) = &mut record.enrolment {
                 enrolment.settings = settings.clone();
             }
             record.fallback.clone_from(fallback);
             Ok(((), None))
         }),
-        AgentEvent::SettingsWork => fleet.change(index, |record| {
+        AgentEvent::SettingsConfirmed => fleet.change(index, |record| {
             record.fallback = None;
             Ok(((), None))
         }),
-        AgentEvent::SettingsRefused { reason } => {
+        AgentEvent::SettingsRejected { reason } => {
             tracing::warn!(machine = id, reason, "settings refused");
             Ok(())
         }
@@ -198,29 +199,31 @@ fn observe(fleet: &Arc<Fleet>, index: usize, id: &str, event: &AgentEvent) {
             );
             Ok(())
         }
-        // It has no release that could be replaced, and its logs are brought by whoever built it.
-        AgentEvent::Time { .. } | AgentEvent::ReleaseOrder { .. } | AgentEvent::LogRequests { .. } => Ok(()),
+        // It has no release that could be replaced. Its logs are uploaded by the code that builds it.
+        AgentEvent::TimeSampled { .. } | AgentEvent::ReleaseOrder { .. } | AgentEvent::LogRequests { .. } => {
+            Ok(())
+        }
     };
-    // A change without an event is never refused.
+    // A change without an event is never rejected.
     let _ = kept;
 }
 
-/// What a machine answers to an enrolment, decided and carried out, not yet durable.
-enum Answer {
+/// The response to an enrolment, decided and applied, but not yet durable.
+enum EnrollOutcome {
     Success { public_key: [u8; 32], boot_id: Uuid },
     Error(EnrollError),
 }
 
-impl From<Refusal> for EnrollError {
-    fn from(refusal: Refusal) -> Self {
+impl From<StepRejected> for EnrollError {
+    fn from(refusal: StepRejected) -> Self {
         Self::Failed(refusal.to_string())
     }
 }
 
-/// Does what `roleserver enroll` does on a machine: decides by the role server's rules, keeps what
-/// was decided, starts the agent, and answers when all that is on disk. `call` is told of it before that.
-pub async fn enroll(
-    fleet: &Arc<Fleet>,
+/// Does what `roleserver enroll` does on a machine: decides by the role server's rules, stores the decision, starts the
+/// agent, and answers when all that is on disk. `call` notes the result before that.
+pub async fn enroll_machine(
+    fleet: &Arc<SimulatedFleet>,
     index: usize,
     request: wire::EnrollRequest,
     call: &mut OpenCall,
@@ -229,35 +232,35 @@ pub async fn enroll(
         if record.machine.disk_full {
             return Err(EnrollError::Failed("no space left on device".to_owned()));
         }
-        let enrolment = enrolment::enroll(record.enrolment.as_ref(), &request)?;
+        let enrolment = enrolment::accept_enrolment(record.enrolment.as_ref(), &request)?;
         let failed = |error: AgentError| EnrollError::Failed(error.to_string());
-        let identity = match identity_of(record).map_err(failed)? {
+        let identity = match load_identity(record).map_err(failed)? {
             Some(identity) => identity,
             None => Identity::generate().map_err(|error| failed(error.into()))?,
         };
         record.identity = Some(hex::encode(identity.pkcs8()));
-        // The same request again finds its agent running and leaves it so.
+        // If the request is repeated while its agent is running, the agent stays as it is.
         let again = record.enrolment.as_ref().is_some_and(|kept| kept.revision == enrolment.revision)
-            && record.machine.state == State::AgentRunning;
+            && record.machine.state == SimulatedState::AgentRunning;
         record.enrolment = Some(enrolment);
         if !again {
             record.fallback = None;
         }
-        let answer = Answer::Success {
+        let answer = EnrollOutcome::Success {
             public_key: identity.public_key(),
-            boot_id: record.machine.boot_id(fleet.nature.seed),
+            boot_id: record.machine.boot_id(fleet.profile.seed),
         };
-        Ok((answer, (!again).then_some(Event::Enrolled)))
+        Ok((answer, (!again).then_some(MachineEvent::Enrolled)))
     });
-    let mut answer = decided.unwrap_or_else(Answer::Error);
-    if let Answer::Success { public_key, .. } = &answer {
-        call.done(&json!({ "public_key": hex::encode(public_key) }));
+    let mut answer = decided.unwrap_or_else(EnrollOutcome::Error);
+    if let EnrollOutcome::Success { public_key, .. } = &answer {
+        call.note_result(&json!({ "public_key": hex::encode(public_key) }));
     }
-    if let Err(error) = fleet.durable().await {
-        answer = Answer::Error(EnrollError::Failed(error.to_string()));
+    if let Err(error) = fleet.wait_durable().await {
+        answer = EnrollOutcome::Error(EnrollError::Failed(error.to_string()));
     }
     match answer {
-        Answer::Success { public_key, boot_id } => wire::EnrollResponse {
+        EnrollOutcome::Success { public_key, boot_id } => wire::EnrollResponse {
             result: Some(wire::enroll_response::Result::Success(wire::EnrollSuccess {
                 request: Some(request),
                 public_key: public_key.to_vec(),
@@ -267,13 +270,13 @@ pub async fn enroll(
                 supervision: wire::Supervision::External.into(),
             })),
         },
-        Answer::Error(error) => error.to_response(),
+        EnrollOutcome::Error(error) => error.to_response(),
     }
 }
 
-/// What the journal says of an enrolment's answer.
+/// The journal's record of an enrolment's response.
 #[must_use]
-pub fn describe(response: &wire::EnrollResponse) -> serde_json::Value {
+pub fn describe_response(response: &wire::EnrollResponse) -> serde_json::Value {
     match &response.result {
         Some(wire::enroll_response::Result::Success(success)) => json!({
             "public_key": hex::encode(&success.public_key),
@@ -288,7 +291,7 @@ pub fn describe(response: &wire::EnrollResponse) -> serde_json::Value {
     }
 }
 
-fn identity_of(record: &Record) -> Result<Option<Identity>, AgentError> {
+fn load_identity(record: &MachineRecord) -> Result<Option<Identity>, AgentError> {
     let Some(kept) = &record.identity else { return Ok(None) };
     Ok(Some(Identity::from_pkcs8(&hex::decode(kept)?)?))
 }

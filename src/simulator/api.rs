@@ -1,30 +1,31 @@
-//! The provider API: how a shepherd lists, creates, powers and reboots machines.
+//! Provider API of the simulator (HTTP and JSON): list, create, power, reboot and release machines, inject faults.
 //!
 //! HTTP/1.1 with JSON, on a loopback address, without authentication.
 //!
 //! | request | answer |
 //! | --- | --- |
-//! | `GET /v1/machines` | `{"machines": […]}`: every machine handed out, and a piece of capacity for each that is not |
+//! | `GET /v1/machines` | `{"machines": […]}`: every machine in use, and a piece of capacity for each that is not |
 //! | `GET /v1/machines?intent=UUID` | `{"machines": […]}`: the one made under that intent, or none |
 //! | `POST /v1/machines` `{"intent", "reservation"?}` | the machine; the same one whenever the intent is the same |
 //! | `GET /v1/machines/{id}` | the machine |
 //! | `GET /v1/machines/{id}/power` | `{"power": "on"}` or `"off"` |
-//! | `POST /v1/machines/{id}/power` `{"action": "on"\|"off"\|"cycle", "intent"}` | `{}`; an intent seen before does nothing |
-//! | `POST /v1/machines/{id}/reboot` `{"intent"}` | `{}`; an intent seen before does nothing |
-//! | `POST /v1/machines/{id}/release` `{"intent"}` | `{}`; the machine is capacity again, and its id nobody's; an intent seen before does nothing |
-//! | `POST /v1/machines/{id}/faults` `{"fault"}` | `{}`; `id` is a machine's id whether handed out or not |
-//! | `POST /v1/faults` `{"fault"}` | `{}`; strikes the provider itself |
-//! | `GET /v1/fleet` | what every machine really does: for people and tests, not for a shepherd |
+//! | `POST /v1/machines/{id}/power` `{"action": "on"\|"off"\|"cycle", "intent"}` | `{}` |
+//! | `POST /v1/machines/{id}/reboot` `{"intent"}` | `{}` |
+//! | `POST /v1/machines/{id}/release` `{"intent"}` | `{}`; the machine is capacity again, its id is never used again |
+//! | `POST /v1/machines/{id}/faults` `{"fault"}` | `{}`; `id` is a machine's id, in use or not |
+//! | `POST /v1/faults` `{"fault"}` | `{}`; the fault applies to the provider itself |
+//! | `GET /v1/fleet` | the true state of every machine: for people and tests, not for a shepherd |
 //!
-//! A machine is `{"id", "usage": "unused"|"used", "reservation", "address",
-//! "port", "user", "location", "status", "host_keys": [{"algorithm", "blob"}],
-//! "intent"}`, blobs in base64. Capacity nobody has bears the reservation's name as id.
+//! A repeated intent has no effect on power, reboot and release.
 //!
-//! Errors are `{"error": "<sentence>"}` with 400 (malformed), 404 (no such
-//! machine or reservation), 409 (the machine cannot do that now, or all capacity
-//! is taken) or 503 (a fault; trying again may help). A 503 may come *after* the
-//! deed: that is what intents are for. `shepherd-caller` in a request's header
-//! is written into the journal, as every request of this table is but the last.
+//! A machine is `{"id", "usage": "unused"|"used", "reservation", "address", "port", "user", "location", "status",
+//! "host_keys": [{"algorithm", "blob"}], "intent"}`, blobs in base64. The id of unused capacity is the name of its
+//! reservation.
+//!
+//! Errors are `{"error": "<sentence>"}` with 400 (malformed), 404 (no such machine or reservation), 409 (the machine
+//! cannot do that now, or all capacity is taken) or 503 (a fault; a retry may help). A 503 may come *after* the request
+//! was carried out: that is what intents are for. The header `shepherd-caller` of a request is written into the
+//! journal. All requests of this table are journalled, except the last one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,54 +45,54 @@ use serde_json::{Value, json};
 use crate::model::ids::IntentId;
 use crate::roleserver::enrolment::Enrolment;
 use crate::simulator::faults::{ApiFault, Fault, ProviderFault};
-use crate::simulator::fleet::Fleet;
+use crate::simulator::fleet::SimulatedFleet;
 use crate::simulator::host_key;
-use crate::simulator::journal::{Call, Outcome};
-use crate::simulator::machine::{Event, Refusal, State};
-use crate::simulator::state::{FleetState, Record};
+use crate::simulator::journal::{JournalCall, JournalOutcome};
+use crate::simulator::machine::{MachineEvent, SimulatedState, StepRejected};
+use crate::simulator::state::{FleetState, MachineRecord};
 
-/// The header in which a caller says who it is.
+/// The header with the name of the caller.
 pub const CALLER_HEADER: &str = "shepherd-caller";
-/// How late a slow API answers.
-const SLOW: Duration = Duration::from_secs(5);
+/// The delay of a slow API.
+const SLOW_DELAY: Duration = Duration::from_secs(5);
 
 /// The routes of the API.
-pub fn routes(fleet: Arc<Fleet>) -> Router {
+pub fn routes(fleet: Arc<SimulatedFleet>) -> Router {
     Router::new()
-        .route("/v1/machines", get(list).post(create))
-        .route("/v1/machines/{id}", get(look_at))
-        .route("/v1/machines/{id}/power", get(power_state).post(power))
-        .route("/v1/machines/{id}/reboot", post(reboot))
-        .route("/v1/machines/{id}/release", post(release))
+        .route("/v1/machines", get(list_machines).post(create_machine))
+        .route("/v1/machines/{id}", get(get_machine))
+        .route("/v1/machines/{id}/power", get(get_power).post(set_power))
+        .route("/v1/machines/{id}/reboot", post(reboot_machine))
+        .route("/v1/machines/{id}/release", post(release_machine))
         .route("/v1/machines/{id}/faults", post(strike_machine))
         .route("/v1/faults", post(strike_provider))
-        .route("/v1/fleet", get(truth))
+        .route("/v1/fleet", get(get_fleet))
         .with_state(fleet)
 }
 
-/// An answer that is not 200.
+/// A response that is not 200.
 #[derive(Debug)]
 struct ApiError(StatusCode, String);
 
-impl From<Refusal> for ApiError {
-    fn from(refusal: Refusal) -> Self {
+impl From<StepRejected> for ApiError {
+    fn from(refusal: StepRejected) -> Self {
         Self(StatusCode::CONFLICT, refusal.to_string())
     }
 }
 
 impl ApiError {
-    fn unknown(id: &str) -> Self {
+    fn unknown_machine(id: &str) -> Self {
         Self(StatusCode::NOT_FOUND, format!("there is no machine {id}"))
     }
 }
 
-/// How a request counts for the faults of the API.
+/// Whether the faults of the API apply to a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Exposure {
-    /// A shepherd's request: faults of the profile befall it.
+    /// A request of a shepherd: the faults of the profile apply.
     Provider,
-    /// A person's or a test's.
-    Backstage,
+    /// A request of a person or a test: no faults apply.
+    Operator,
 }
 
 #[derive(Deserialize)]
@@ -108,7 +109,7 @@ struct CreateBody {
 
 #[derive(Clone, Copy, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Action {
+enum PowerActionBody {
     On,
     Off,
     Cycle,
@@ -117,7 +118,7 @@ enum Action {
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct PowerBody {
-    action: Action,
+    action: PowerActionBody,
     intent: IntentId,
 }
 
@@ -133,92 +134,99 @@ struct FaultBody<F> {
     fault: F,
 }
 
-/// Journals a request, lets the faults of the API befall it, does the deed, and answers when what it
-/// did is on disk.
-async fn handle(
-    fleet: &Arc<Fleet>,
+/// Journals a request, applies the faults of the API, carries it out, and answers when its effect is on disk.
+async fn handle_call(
+    fleet: &Arc<SimulatedFleet>,
     headers: &HeaderMap,
     exposure: Exposure,
-    call: Call<'_>,
+    call: JournalCall<'_>,
     deed: impl FnOnce() -> Result<Value, ApiError>,
 ) -> Response {
     let caller = caller_of(headers);
-    let mut call = fleet.journal.begin(Call { caller, ..call });
+    let mut call = fleet.journal.begin(JournalCall { caller, ..call });
     let fault = match exposure {
-        Exposure::Provider => fleet.nature.profile.api_fault(fleet.nature.seed, fleet.count_api_call()),
-        Exposure::Backstage => None,
+        Exposure::Provider => {
+            fleet.profile.fault_profile.draw_api_fault(fleet.profile.seed, fleet.count_api_call())
+        }
+        Exposure::Operator => None,
     };
     let condition = fleet.api_condition();
     if exposure == Exposure::Provider && condition.slow {
-        tokio::time::sleep(SLOW).await;
+        tokio::time::sleep(SLOW_DELAY).await;
     }
     if exposure == Exposure::Provider && condition.fails {
-        call.end(Outcome::Failed, &json!({ "status": 503, "done": false }));
-        return sentence(StatusCode::SERVICE_UNAVAILABLE, "the provider is gone");
+        call.end(JournalOutcome::Failed, &json!({ "status": 503, "done": false }));
+        return error_response(StatusCode::SERVICE_UNAVAILABLE, "the provider is gone");
     }
     if fault == Some(ApiFault::Before) {
-        call.end(Outcome::Failed, &json!({ "status": 503, "done": false }));
-        return sentence(StatusCode::SERVICE_UNAVAILABLE, "the provider is busy; try again");
+        call.end(JournalOutcome::Failed, &json!({ "status": 503, "done": false }));
+        return error_response(StatusCode::SERVICE_UNAVAILABLE, "the provider is busy; try again");
     }
     let done = deed();
     if let Ok(answer) = &done
         && answer.get("machines").is_none()
     {
-        call.done(answer);
+        call.note_result(answer);
     }
-    if let Err(error) = fleet.durable().await {
-        call.end(Outcome::Failed, &json!({ "status": 500, "error": error.to_string() }));
-        return sentence(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string());
+    if let Err(error) = fleet.wait_durable().await {
+        call.end(JournalOutcome::Failed, &json!({ "status": 500, "error": error.to_string() }));
+        return error_response(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string());
     }
     match done {
         Ok(answer) if fault == Some(ApiFault::After) => {
-            call.end(Outcome::Failed, &json!({ "status": 503, "done": true, "answer": answer }));
-            sentence(StatusCode::SERVICE_UNAVAILABLE, "the provider lost the answer; try again")
+            call.end(JournalOutcome::Failed, &json!({ "status": 503, "done": true, "answer": answer }));
+            error_response(StatusCode::SERVICE_UNAVAILABLE, "the provider lost the answer; try again")
         }
         Ok(answer) => {
             let result = match answer.get("machines").and_then(Value::as_array) {
-                // A list of thousands would drown the journal.
+                // A list of thousands of machines would flood the journal.
                 Some(machines) => json!({ "status": 200, "machines": machines.len() }),
                 None => json!({ "status": 200, "answer": answer }),
             };
-            call.end(Outcome::Ok, &result);
+            call.end(JournalOutcome::Ok, &result);
             Json(answer).into_response()
         }
         Err(ApiError(status, text)) => {
-            call.end(Outcome::Refused, &json!({ "status": status.as_u16(), "error": text }));
-            sentence(status, &text)
+            call.end(JournalOutcome::Refused, &json!({ "status": status.as_u16(), "error": text }));
+            error_response(status, &text)
         }
     }
 }
 
-/// Journals a request that cannot be read, and answers it.
-fn malformed(fleet: &Fleet, headers: &HeaderMap, call: Call<'_>, given: &[u8], error: ApiError) -> Response {
-    /// More than any well-formed request has.
+/// Journals a malformed request and answers it.
+fn reject_malformed(
+    fleet: &SimulatedFleet,
+    headers: &HeaderMap,
+    call: JournalCall<'_>,
+    given: &[u8],
+    error: ApiError,
+) -> Response {
+    /// More than any well-formed request has, in bytes.
     const SHOWN: usize = 1000;
     let ApiError(status, text) = error;
     let given = String::from_utf8_lossy(&given[..given.len().min(SHOWN)]);
     let arguments = json!({ "unreadable": given });
-    let call = fleet.journal.begin(Call { caller: caller_of(headers), arguments, ..call });
-    call.end(Outcome::Refused, &json!({ "status": status.as_u16(), "error": text }));
-    sentence(status, &text)
+    let call = fleet.journal.begin(JournalCall { caller: caller_of(headers), arguments, ..call });
+    call.end(JournalOutcome::Refused, &json!({ "status": status.as_u16(), "error": text }));
+    error_response(status, &text)
 }
 
 fn caller_of(headers: &HeaderMap) -> Option<&str> {
     headers.get(CALLER_HEADER).and_then(|value| value.to_str().ok())
 }
 
-fn sentence(status: StatusCode, text: &str) -> Response {
+fn error_response(status: StatusCode, text: &str) -> Response {
     (status, Json(json!({ "error": text }))).into_response()
 }
 
-fn body_of<T: for<'de> Deserialize<'de>>(body: &Bytes) -> Result<T, ApiError> {
+fn parse_body<T: for<'de> Deserialize<'de>>(body: &Bytes) -> Result<T, ApiError> {
     serde_json::from_slice(body).map_err(|error| {
         ApiError(StatusCode::BAD_REQUEST, format!("the request's body cannot be read: {error}"))
     })
 }
 
-async fn list(
-    Shared(fleet): Shared<Arc<Fleet>>,
+async fn list_machines(
+    Shared(fleet): Shared<Arc<SimulatedFleet>>,
     query: Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>,
     headers: HeaderMap,
 ) -> Response {
@@ -226,15 +234,15 @@ async fn list(
         Ok(query) => query,
         Err(error) => {
             let error = ApiError(StatusCode::BAD_REQUEST, error.body_text());
-            return malformed(&fleet, &headers, api("find", None, json!({})), b"", error);
+            return reject_malformed(&fleet, &headers, api_call("find", None, json!({})), b"", error);
         }
     };
     if let Some(intent) = query.intent {
-        let call = Call { intent: Some(intent.to_string()), ..api("find", None, json!({})) };
-        return handle(&fleet, &headers, Exposure::Provider, call, || {
+        let call = JournalCall { intent: Some(intent.to_string()), ..api_call("find", None, json!({})) };
+        return handle_call(&fleet, &headers, Exposure::Provider, call, || {
             let found = fleet.read(|state| {
                 let held = state.machines.iter().find(|record| record.intent == Some(intent));
-                held.map(|record| machine(state, record))
+                held.map(|record| machine_json(state, record))
             });
             Ok(json!({ "machines": Vec::from_iter(found) }))
         })
@@ -242,198 +250,255 @@ async fn list(
     }
     let condition = fleet.api_condition();
     let response =
-        handle(&fleet, &headers, Exposure::Provider, api("list", None, json!({})), || match condition.list {
-            Some(ProviderFault::ListError) => {
-                Err(ApiError(StatusCode::SERVICE_UNAVAILABLE, "the list cannot be made".to_owned()))
+        handle_call(&fleet, &headers, Exposure::Provider, api_call("list", None, json!({})), || {
+            match condition.list {
+                Some(ProviderFault::ListError) => {
+                    Err(ApiError(StatusCode::SERVICE_UNAVAILABLE, "the list cannot be made".to_owned()))
+                }
+                Some(ProviderFault::ListEmpty) => Ok(json!({ "machines": [] })),
+                short => Ok(fleet.read(|state| {
+                    let listed = state.machines.iter().enumerate();
+                    let listed = listed
+                        .filter(|(index, _)| short != Some(ProviderFault::ListShort) || index % 3 != 0)
+                        .map(|(_, record)| machine_json(state, record));
+                    json!({ "machines": listed.collect::<Vec<_>>() })
+                })),
             }
-            Some(ProviderFault::ListEmpty) => Ok(json!({ "machines": [] })),
-            short => Ok(fleet.read(|state| {
-                let listed = state.machines.iter().enumerate();
-                let listed = listed
-                    .filter(|(index, _)| short != Some(ProviderFault::ListShort) || index % 3 != 0)
-                    .map(|(_, record)| machine(state, record));
-                json!({ "machines": listed.collect::<Vec<_>>() })
-            })),
         })
         .await;
-    if condition.list == Some(ProviderFault::ListTorn) { torn(response).await } else { response }
+    if condition.list == Some(ProviderFault::ListTorn) { truncate_body(response).await } else { response }
 }
 
-/// Cuts an answer's text in half, with a length that fits what is left: well-formed to HTTP, not to
-/// a reader of JSON.
-async fn torn(response: Response) -> Response {
+/// Cuts the body of a response in half, with a matching length: valid HTTP, but invalid JSON.
+async fn truncate_body(response: Response) -> Response {
     let Ok(body) = axum::body::to_bytes(response.into_body(), usize::MAX).await else {
-        return sentence(StatusCode::SERVICE_UNAVAILABLE, "the list cannot be made");
+        return error_response(StatusCode::SERVICE_UNAVAILABLE, "the list cannot be made");
     };
     let half = body.slice(..body.len() / 2);
     ([(header::CONTENT_TYPE, "application/json")], half).into_response()
 }
 
-async fn create(Shared(fleet): Shared<Arc<Fleet>>, headers: HeaderMap, body: Bytes) -> Response {
-    let body: CreateBody = match body_of(&body) {
+async fn create_machine(
+    Shared(fleet): Shared<Arc<SimulatedFleet>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let body: CreateBody = match parse_body(&body) {
         Ok(read) => read,
-        Err(error) => return malformed(&fleet, &headers, api("create", None, json!({})), &body, error),
+        Err(error) => {
+            return reject_malformed(&fleet, &headers, api_call("create", None, json!({})), &body, error);
+        }
     };
     let arguments = json!({ "reservation": body.reservation });
-    let call = Call { intent: Some(body.intent.to_string()), ..api("create", None, arguments) };
-    handle(&fleet, &headers, Exposure::Provider, call, || {
-        let change = |record: &mut Record| match record.intent {
+    let call = JournalCall { intent: Some(body.intent.to_string()), ..api_call("create", None, arguments) };
+    handle_call(&fleet, &headers, Exposure::Provider, call, || {
+        let change = |record: &mut MachineRecord| match record.intent {
             Some(intent) if intent == body.intent => Ok((record.machine.index, None)),
             Some(_) => Err(ApiError(StatusCode::CONFLICT, format!("{} is taken", record.reservation))),
             None => {
                 record.intent = Some(body.intent);
-                Ok((record.machine.index, Some(Event::PowerOn)))
+                Ok((record.machine.index, Some(MachineEvent::PowerOn)))
             }
         };
-        let place = fleet.change_chosen(|state| choose(state, &body), change)? as usize;
-        Ok(fleet.read(|state| machine(state, &state.machines[place])))
+        let place = fleet.change_chosen(|state| choose_capacity(state, &body), change)? as usize;
+        Ok(fleet.read(|state| machine_json(state, &state.machines[place])))
     })
     .await
 }
 
-fn choose(state: &FleetState, body: &CreateBody) -> Result<usize, ApiError> {
-    let find = |wanted: &dyn Fn(&Record) -> bool| state.machines.iter().position(wanted);
+fn choose_capacity(state: &FleetState, body: &CreateBody) -> Result<usize, ApiError> {
+    let find = |wanted: &dyn Fn(&MachineRecord) -> bool| state.machines.iter().position(wanted);
     if let Some(made) = find(&|record| record.intent == Some(body.intent)) {
         return Ok(made);
     }
     match &body.reservation {
         Some(reservation) => find(&|record| record.reservation == *reservation)
             .ok_or_else(|| ApiError(StatusCode::NOT_FOUND, format!("there is no reservation {reservation}"))),
-        None => find(&|record| record.intent.is_none() && record.machine.state != State::PowerFailing)
-            .ok_or_else(|| ApiError(StatusCode::CONFLICT, "all capacity is taken".to_owned())),
+        None => {
+            find(&|record| record.intent.is_none() && record.machine.state != SimulatedState::PowerFailing)
+                .ok_or_else(|| ApiError(StatusCode::CONFLICT, "all capacity is taken".to_owned()))
+        }
     }
 }
 
-async fn look_at(Shared(fleet): Shared<Arc<Fleet>>, Path(id): Path<String>, headers: HeaderMap) -> Response {
-    handle(&fleet, &headers, Exposure::Provider, api("look-at", Some(&id), json!({})), || {
-        let index = handed_out(&fleet, &id)?;
-        Ok(fleet.read(|state| machine(state, &state.machines[index])))
+async fn get_machine(
+    Shared(fleet): Shared<Arc<SimulatedFleet>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Response {
+    handle_call(&fleet, &headers, Exposure::Provider, api_call("look-at", Some(&id), json!({})), || {
+        let index = position_in_use(&fleet, &id)?;
+        Ok(fleet.read(|state| machine_json(state, &state.machines[index])))
     })
     .await
 }
 
-async fn power_state(
-    Shared(fleet): Shared<Arc<Fleet>>,
+async fn get_power(
+    Shared(fleet): Shared<Arc<SimulatedFleet>>,
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Response {
-    handle(&fleet, &headers, Exposure::Provider, api("power-state", Some(&id), json!({})), || {
-        let index = handed_out(&fleet, &id)?;
+    handle_call(&fleet, &headers, Exposure::Provider, api_call("power-state", Some(&id), json!({})), || {
+        let index = position_in_use(&fleet, &id)?;
         match fleet.read(|state| state.machines[index].machine.state) {
-            State::PowerFailing => Err(Refusal("the machine's power control does not answer").into()),
-            state => Ok(json!({ "power": if state.powered() { "on" } else { "off" } })),
+            SimulatedState::PowerFailing => {
+                Err(StepRejected("the machine's power control does not answer").into())
+            }
+            state => Ok(json!({ "power": if state.is_powered() { "on" } else { "off" } })),
         }
     })
     .await
 }
 
-async fn power(
-    Shared(fleet): Shared<Arc<Fleet>>,
+async fn set_power(
+    Shared(fleet): Shared<Arc<SimulatedFleet>>,
     Path(id): Path<String>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let body: PowerBody = match body_of(&body) {
+    let body: PowerBody = match parse_body(&body) {
         Ok(read) => read,
-        Err(error) => return malformed(&fleet, &headers, api("power", Some(&id), json!({})), &body, error),
+        Err(error) => {
+            return reject_malformed(&fleet, &headers, api_call("power", Some(&id), json!({})), &body, error);
+        }
     };
     let event = match body.action {
-        Action::On => Event::PowerOn,
-        Action::Off => Event::PowerOff,
-        Action::Cycle => Event::PowerCycle,
+        PowerActionBody::On => MachineEvent::PowerOn,
+        PowerActionBody::Off => MachineEvent::PowerOff,
+        PowerActionBody::Cycle => MachineEvent::PowerCycle,
     };
     let arguments = json!({ "action": body.action });
-    let call = Call { intent: Some(body.intent.to_string()), ..api("power", Some(&id), arguments) };
-    handle(&fleet, &headers, Exposure::Provider, call, || once(&fleet, &id, body.intent, event)).await
+    let call =
+        JournalCall { intent: Some(body.intent.to_string()), ..api_call("power", Some(&id), arguments) };
+    handle_call(&fleet, &headers, Exposure::Provider, call, || apply_once(&fleet, &id, body.intent, event))
+        .await
 }
 
-async fn reboot(
-    Shared(fleet): Shared<Arc<Fleet>>,
+async fn reboot_machine(
+    Shared(fleet): Shared<Arc<SimulatedFleet>>,
     Path(id): Path<String>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let body: RebootBody = match body_of(&body) {
+    let body: RebootBody = match parse_body(&body) {
         Ok(read) => read,
-        Err(error) => return malformed(&fleet, &headers, api("reboot", Some(&id), json!({})), &body, error),
+        Err(error) => {
+            return reject_malformed(
+                &fleet,
+                &headers,
+                api_call("reboot", Some(&id), json!({})),
+                &body,
+                error,
+            );
+        }
     };
-    let call = Call { intent: Some(body.intent.to_string()), ..api("reboot", Some(&id), json!({})) };
-    handle(&fleet, &headers, Exposure::Provider, call, || once(&fleet, &id, body.intent, Event::Reboot)).await
+    let call =
+        JournalCall { intent: Some(body.intent.to_string()), ..api_call("reboot", Some(&id), json!({})) };
+    handle_call(&fleet, &headers, Exposure::Provider, call, || {
+        apply_once(&fleet, &id, body.intent, MachineEvent::Reboot)
+    })
+    .await
 }
 
-async fn release(
-    Shared(fleet): Shared<Arc<Fleet>>,
+async fn release_machine(
+    Shared(fleet): Shared<Arc<SimulatedFleet>>,
     Path(id): Path<String>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let body: RebootBody = match body_of(&body) {
+    let body: RebootBody = match parse_body(&body) {
         Ok(read) => read,
-        Err(error) => return malformed(&fleet, &headers, api("release", Some(&id), json!({})), &body, error),
+        Err(error) => {
+            return reject_malformed(
+                &fleet,
+                &headers,
+                api_call("release", Some(&id), json!({})),
+                &body,
+                error,
+            );
+        }
     };
-    let call = Call { intent: Some(body.intent.to_string()), ..api("release", Some(&id), json!({})) };
-    handle(&fleet, &headers, Exposure::Provider, call, || {
-        let index = handed_out(&fleet, &id)?;
+    let call =
+        JournalCall { intent: Some(body.intent.to_string()), ..api_call("release", Some(&id), json!({})) };
+    handle_call(&fleet, &headers, Exposure::Provider, call, || {
+        let index = position_in_use(&fleet, &id)?;
         fleet.change(index, |record| {
-            record.take_back(body.intent);
-            Ok::<_, ApiError>(((), Some(Event::TakenBack)))
+            record.release(body.intent);
+            Ok::<_, ApiError>(((), Some(MachineEvent::Released)))
         })?;
         Ok(json!({}))
     })
     .await
 }
 
-/// Lets an event happen unless its intent was carried out before.
-fn once(fleet: &Arc<Fleet>, id: &str, intent: IntentId, event: Event) -> Result<Value, ApiError> {
-    let index = handed_out(fleet, id)?;
+/// Applies an event unless its intent was carried out before.
+fn apply_once(
+    fleet: &Arc<SimulatedFleet>,
+    id: &str,
+    intent: IntentId,
+    event: MachineEvent,
+) -> Result<Value, ApiError> {
+    let index = position_in_use(fleet, id)?;
     let repeated = fleet.change(index, |record| {
-        let new = record.note_intent(intent);
+        let new = record.record_intent(intent);
         Ok::<_, ApiError>((!new, new.then_some(event)))
     })?;
     Ok(json!({ "repeated": repeated }))
 }
 
 async fn strike_machine(
-    Shared(fleet): Shared<Arc<Fleet>>,
+    Shared(fleet): Shared<Arc<SimulatedFleet>>,
     Path(id): Path<String>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let body: FaultBody<Fault> = match body_of(&body) {
+    let body: FaultBody<Fault> = match parse_body(&body) {
         Ok(read) => read,
         Err(error) => {
-            return malformed(&fleet, &headers, fault("machine", Some(&id), json!({})), &body, error);
+            return reject_malformed(
+                &fleet,
+                &headers,
+                fault_call("machine", Some(&id), json!({})),
+                &body,
+                error,
+            );
         }
     };
-    let call = fault("machine", Some(&id), json!(body));
-    handle(&fleet, &headers, Exposure::Backstage, call, || {
-        let index = fleet.read(|state| state.position(&id)).ok_or_else(|| ApiError::unknown(&id))?;
-        fleet.step(index, Event::Struck(body.fault))?;
+    let call = fault_call("machine", Some(&id), json!(body));
+    handle_call(&fleet, &headers, Exposure::Operator, call, || {
+        let index = fleet.read(|state| state.position(&id)).ok_or_else(|| ApiError::unknown_machine(&id))?;
+        fleet.step(index, MachineEvent::Fault(body.fault))?;
         Ok(json!({}))
     })
     .await
 }
 
-async fn strike_provider(Shared(fleet): Shared<Arc<Fleet>>, headers: HeaderMap, body: Bytes) -> Response {
-    let body: FaultBody<ProviderFault> = match body_of(&body) {
+async fn strike_provider(
+    Shared(fleet): Shared<Arc<SimulatedFleet>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let body: FaultBody<ProviderFault> = match parse_body(&body) {
         Ok(read) => read,
-        Err(error) => return malformed(&fleet, &headers, fault("provider", None, json!({})), &body, error),
+        Err(error) => {
+            return reject_malformed(&fleet, &headers, fault_call("provider", None, json!({})), &body, error);
+        }
     };
-    let call = fault("provider", None, json!(body));
-    handle(&fleet, &headers, Exposure::Backstage, call, || {
-        fleet.strike_provider(body.fault);
+    let call = fault_call("provider", None, json!(body));
+    handle_call(&fleet, &headers, Exposure::Operator, call, || {
+        fleet.apply_provider_fault(body.fault);
         Ok(json!({}))
     })
     .await
 }
 
-async fn truth(Shared(fleet): Shared<Arc<Fleet>>) -> Response {
-    let heard: Vec<_> =
-        (0..fleet.read(|state| state.machines.len())).map(|index| fleet.heard(index)).collect();
+async fn get_fleet(Shared(fleet): Shared<Arc<SimulatedFleet>>) -> Response {
+    let counts: Vec<_> =
+        (0..fleet.read(|state| state.machines.len())).map(|index| fleet.heartbeat_counts(index)).collect();
     let machines = fleet.read(|state| {
-        let records = state.machines.iter().zip(&heard);
+        let records = state.machines.iter().zip(&counts);
         records
-            .map(|(record, heard)| {
+            .map(|(record, counts)| {
                 json!({
                     "id": record.id,
                     "state": record.machine.state.as_str(),
@@ -445,9 +510,9 @@ async fn truth(Shared(fleet): Shared<Arc<Fleet>>) -> Response {
                     "access_fence": record.enrolment.as_ref().map(Enrolment::access_fence),
                     "port": record.ssh_port,
                     "heartbeats": {
-                        "delivered": heard.delivered,
-                        "failed": heard.failed,
-                        "pause_ms": heard.pause.map(|pause| u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)),
+                        "delivered": counts.delivered,
+                        "failed": counts.failed,
+                        "pause_ms": counts.pause.map(|pause| u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)),
                     },
                 })
             })
@@ -456,22 +521,22 @@ async fn truth(Shared(fleet): Shared<Arc<Fleet>>) -> Response {
     Json(json!({ "machines": machines })).into_response()
 }
 
-fn api<'a>(what: &'a str, machine: Option<&'a str>, arguments: Value) -> Call<'a> {
-    Call { channel: "api", what, machine, arguments, ..Call::default() }
+fn api_call<'a>(what: &'a str, machine: Option<&'a str>, arguments: Value) -> JournalCall<'a> {
+    JournalCall { channel: "api", action: what, machine, arguments, ..JournalCall::default() }
 }
 
-fn fault<'a>(what: &'a str, machine: Option<&'a str>, arguments: Value) -> Call<'a> {
-    Call { channel: "fault", what, machine, arguments, ..Call::default() }
+fn fault_call<'a>(what: &'a str, machine: Option<&'a str>, arguments: Value) -> JournalCall<'a> {
+    JournalCall { channel: "fault", action: what, machine, arguments, ..JournalCall::default() }
 }
 
-/// The place of a machine that somebody has. The provider denies knowing any other.
-fn handed_out(fleet: &Fleet, id: &str) -> Result<usize, ApiError> {
+/// The index of a machine that is in use. The provider denies knowing any other.
+fn position_in_use(fleet: &SimulatedFleet, id: &str) -> Result<usize, ApiError> {
     fleet
         .read(|state| state.position(id).filter(|index| state.machines[*index].intent.is_some()))
-        .ok_or_else(|| ApiError::unknown(id))
+        .ok_or_else(|| ApiError::unknown_machine(id))
 }
 
-fn machine(state: &FleetState, record: &Record) -> Value {
+fn machine_json(state: &FleetState, record: &MachineRecord) -> Value {
     let place = record.machine.index;
     let location = format!("row-{}/rack-{:02}", place / 40 + 1, place % 40 / 4 + 1);
     if record.intent.is_none() {
@@ -481,12 +546,12 @@ fn machine(state: &FleetState, record: &Record) -> Value {
         });
     }
     let status = match record.machine.state {
-        State::Booting { .. } if record.machine.boots == 1 => "Provisioning",
-        state if state.powered() => "Running",
+        SimulatedState::Booting { .. } if record.machine.boots == 1 => "Provisioning",
+        state if state.is_powered() => "Running",
         _ => "Stopped",
     };
-    // The provider vouches for the key it delivered the machine with, whatever it presents now.
-    let host_keys: Vec<_> = host_key::public(state.seed, place, 0)
+    // The provider vouches for the key that the machine was delivered with, whatever it presents now.
+    let host_keys: Vec<_> = host_key::public_key(state.seed, place, 0)
         .into_iter()
         .map(|key| json!({ "algorithm": key.algorithm, "blob": STANDARD.encode(key.key) }))
         .collect();

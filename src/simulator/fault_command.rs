@@ -1,4 +1,4 @@
-//! `shepherd simulator fault`: breaks a machine, or the provider, by hand.
+//! `shepherd simulator fault`: injects a fault into a machine or the provider.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::simulator::faults::{Fault, ProviderFault};
 
-/// What names the provider itself where a machine is asked for.
+/// The word that names the provider itself in place of a machine.
 const PROVIDER: &str = "provider";
 
 /// Arguments of the command.
@@ -31,9 +31,9 @@ pub struct FaultArgs {
 /// A fault of a machine or of the provider, by its name. `heal` is both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnyFault {
-    /// Of a machine.
+    /// A fault of one machine.
     Machine(Fault),
-    /// Of the provider.
+    /// A fault of the provider's API.
     Provider(ProviderFault),
 }
 
@@ -71,41 +71,41 @@ impl ValueEnum for AnyFault {
     }
 }
 
-/// The fault did not strike.
+/// Why a fault was not injected.
 #[derive(Debug, thiserror::Error)]
 pub enum FaultError {
-    /// A machine was named with a fault of the provider, or the other way round.
+    /// A fault of the provider was given for a machine, or the other way round.
     #[error(
         "{fault} is a fault of {of}, not of {named:?}; `shepherd simulator fault --help` lists both kinds"
     )]
     Mismatch {
-        /// The fault.
+        /// The name of the fault.
         fault: String,
-        /// What it befalls.
+        /// What the fault applies to: a machine or the provider.
         of: &'static str,
-        /// What was named.
+        /// The machine or provider given on the command line.
         named: String,
     },
-    /// The simulator could not be asked.
+    /// The simulator could not be reached.
     #[error("cannot reach the simulator at {url}: {source}; is it running, and is --url right?")]
     Unreachable {
-        /// Where it was looked for.
+        /// The URL that was tried.
         url: String,
-        /// What happened.
+        /// The error of the HTTP client.
         source: reqwest::Error,
     },
-    /// The simulator declined.
-    #[error("{machine} was not struck: {sentence}")]
+    /// The simulator rejected the fault.
+    #[error("{machine} was not struck: {message}")]
     Declined {
-        /// What was to be struck.
+        /// The machine or provider that the fault was for.
         machine: String,
-        /// The simulator's own words.
-        sentence: String,
+        /// The simulator's own message.
+        message: String,
     },
 }
 
 impl FaultError {
-    /// Whether the caller gave something wrong.
+    /// Whether the caller made a mistake.
     #[must_use]
     pub const fn is_usage(&self) -> bool {
         matches!(self, Self::Mismatch { .. })
@@ -117,8 +117,8 @@ struct ErrorBody {
     error: String,
 }
 
-/// Strikes, and returns a sentence that says so.
-pub async fn strike(args: &FaultArgs) -> Result<String, FaultError> {
+/// Injects the fault, and returns a sentence that confirms it.
+pub async fn send_fault(args: &FaultArgs) -> Result<String, FaultError> {
     let FaultArgs { machine, fault, url } = args;
     let name = fault.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     let of_provider = machine == PROVIDER;
@@ -131,7 +131,7 @@ pub async fn strike(args: &FaultArgs) -> Result<String, FaultError> {
     }
     let path = if of_provider { "faults".to_owned() } else { format!("machines/{machine}/faults") };
     let unreachable = |source| FaultError::Unreachable { url: url.clone(), source };
-    // The API is plain HTTP on loopback; the system's certificates may be absent, and are not needed.
+    // The API is plain HTTP on loopback. The system's certificates may be missing and are not needed.
     let client = reqwest::Client::builder()
         .no_proxy()
         .tls_certs_only([])
@@ -152,5 +152,5 @@ pub async fn strike(args: &FaultArgs) -> Result<String, FaultError> {
         Ok(body) => body.error,
         Err(_) => format!("it answered {status}"),
     };
-    Err(FaultError::Declined { machine: machine.clone(), sentence })
+    Err(FaultError::Declined { machine: machine.clone(), message: sentence })
 }

@@ -1,10 +1,8 @@
-//! What can go wrong with a simulated machine and its provider, and when it does
-//! unasked.
+//! Fault injection: named faults and random profiles.
 //!
-//! A *named* fault is struck by a person or a test. A *profile* strikes by
-//! itself: which fault hits which machine after how long is drawn from the seed,
-//! so the same seed breaks the same machines in the same way. Only the moment a
-//! machine comes up is not the seed's to choose.
+//! A person or a test injects a *named* fault. A *profile* injects faults by itself: which fault hits which machine
+//! after how long is drawn from the seed, so the same seed breaks the same machines in the same way. Only the moment at
+//! which a machine comes up does not depend on the seed.
 
 use chrono::TimeDelta;
 use clap::ValueEnum;
@@ -15,7 +13,7 @@ use crate::simulator::seed::Seed;
 /// How much goes wrong unasked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Profile {
+pub enum FaultProfile {
     /// Nothing.
     None,
     /// Now and then an agent dies or hangs, a boot is slow, an API call fails before doing anything.
@@ -51,7 +49,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Every fault.
+    /// Every fault, in the order of the enumeration.
     pub const ALL: [Self; 10] = [
         Self::Kill,
         Self::AgentHang,
@@ -86,20 +84,20 @@ pub enum ProviderFault {
     Heal,
 }
 
-/// An API call that fails unasked.
+/// A random fault of one API call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiFault {
-    /// Nothing was done.
+    /// The call fails before anything was done.
     Before,
-    /// It was done, and the answer is an error all the same.
+    /// The call is carried out, and its response is an error all the same.
     After,
 }
 
-impl Profile {
-    /// The `turn`-th fault of a machine under this profile, and how long after the machine's agent
-    /// came up (or the fault before) it strikes.
+impl FaultProfile {
+    /// The `turn`-th fault of a machine under this profile, and the time from the start of its agent (or the fault
+    /// before) until it occurs.
     #[must_use]
-    pub fn fault(self, seed: Seed, index: u32, turn: u64) -> Option<(TimeDelta, Fault)> {
+    pub fn draw_fault(self, seed: Seed, index: u32, turn: u64) -> Option<(TimeDelta, Fault)> {
         let (mean, weights): (_, &[(u64, Fault)]) = match self {
             Self::None => return None,
             Self::Mild => (TimeDelta::minutes(20), &[(700, Fault::Kill), (300, Fault::AgentHang)]),
@@ -115,10 +113,10 @@ impl Profile {
                 ],
             ),
         };
-        let mut point = seed.below(1000, "fault", index, turn);
+        let mut point = seed.number_below(1000, "fault", index, turn);
         for (weight, fault) in weights {
             if point < *weight {
-                return Some((seed.around(mean, "fault delay", index, turn), *fault));
+                return Some((seed.spread(mean, "fault delay", index, turn), *fault));
             }
             point -= weight;
         }
@@ -127,18 +125,18 @@ impl Profile {
 
     /// Whether the `turn`-th boot of a machine is a slow one.
     #[must_use]
-    pub fn slow_boot(self, seed: Seed, index: u32, turn: u64) -> bool {
+    pub fn is_slow_boot(self, seed: Seed, index: u32, turn: u64) -> bool {
         match self {
             Self::None => false,
-            Self::Mild => seed.happens(100, "slow boot", index, turn),
-            Self::Harsh => seed.happens(200, "slow boot", index, turn),
+            Self::Mild => seed.chance(100, "slow boot", index, turn),
+            Self::Harsh => seed.chance(200, "slow boot", index, turn),
         }
     }
 
-    /// What befalls the `turn`-th call of the provider's API.
+    /// The fault of the `turn`-th call of the provider's API; `None` for most calls.
     #[must_use]
-    pub fn api_fault(self, seed: Seed, turn: u64) -> Option<ApiFault> {
-        let point = seed.below(1000, "api", 0, turn);
+    pub fn draw_api_fault(self, seed: Seed, turn: u64) -> Option<ApiFault> {
+        let point = seed.number_below(1000, "api", 0, turn);
         let (before, after) = match self {
             Self::None => (0, 0),
             Self::Mild => (20, 0),
@@ -161,9 +159,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_profile_repeats_itself_from_its_seed() {
-        for profile in [Profile::Mild, Profile::Harsh] {
-            let run = |seed| (0..50).map(|turn| profile.fault(seed, 3, turn)).collect::<Vec<_>>();
+    fn profile_is_reproducible_from_its_seed() {
+        for profile in [FaultProfile::Mild, FaultProfile::Harsh] {
+            let run = |seed| (0..50).map(|turn| profile.draw_fault(seed, 3, turn)).collect::<Vec<_>>();
             assert_eq!(run(Seed(1)), run(Seed(1)));
             assert_ne!(run(Seed(1)), run(Seed(2)));
             assert!(run(Seed(1)).iter().all(Option::is_some), "the weights add up to a thousand");
@@ -171,33 +169,37 @@ mod tests {
     }
 
     #[test]
-    fn nothing_goes_wrong_without_faults() {
+    fn profile_none_draws_no_faults() {
         for turn in 0..1000 {
-            assert_eq!(Profile::None.fault(Seed(1), 0, turn), None);
-            assert!(!Profile::None.slow_boot(Seed(1), 0, turn));
-            assert_eq!(Profile::None.api_fault(Seed(1), turn), None);
+            assert_eq!(FaultProfile::None.draw_fault(Seed(1), 0, turn), None);
+            assert!(!FaultProfile::None.is_slow_boot(Seed(1), 0, turn));
+            assert_eq!(FaultProfile::None.draw_api_fault(Seed(1), turn), None);
         }
     }
 
     #[test]
     fn mild_never_needs_more_than_a_new_agent_and_never_loses_an_answer() {
         let struck: HashSet<_> = (0..1000)
-            .filter_map(|turn| Profile::Mild.fault(Seed(1), 0, turn))
+            .filter_map(|turn| FaultProfile::Mild.draw_fault(Seed(1), 0, turn))
             .map(|(_, fault)| fault)
             .collect();
         assert_eq!(struck, HashSet::from([Fault::Kill, Fault::AgentHang]));
-        assert!((0..1000).all(|turn| Profile::Mild.api_fault(Seed(1), turn) != Some(ApiFault::After)));
+        assert!(
+            (0..1000).all(|turn| FaultProfile::Mild.draw_api_fault(Seed(1), turn) != Some(ApiFault::After))
+        );
     }
 
     #[test]
-    fn harsh_strikes_with_all_it_has() {
+    fn profile_harsh_draws_every_fault() {
         let struck: HashSet<_> = (0..1000)
-            .filter_map(|turn| Profile::Harsh.fault(Seed(1), 0, turn))
+            .filter_map(|turn| FaultProfile::Harsh.draw_fault(Seed(1), 0, turn))
             .map(|(_, fault)| fault)
             .collect();
         for fault in [Fault::Kill, Fault::Hang, Fault::Dead, Fault::PowerFail, Fault::SshRefuse] {
             assert!(struck.contains(&fault), "{fault:?}");
         }
-        assert!((0..1000).any(|turn| Profile::Harsh.api_fault(Seed(1), turn) == Some(ApiFault::After)));
+        assert!(
+            (0..1000).any(|turn| FaultProfile::Harsh.draw_api_fault(Seed(1), turn) == Some(ApiFault::After))
+        );
     }
 }

@@ -1,15 +1,13 @@
-//! All machines of one simulator, and what they show to the world.
+//! Simulated fleet: state, running servers and agents, durable changes.
 //!
-//! One lock holds the whole fleet: its kept state and the running servers and
-//! agents. A step of a machine and the effects of that step happen under it, so
-//! effects come in the order of the steps that caused them, and no await happens
-//! in between. Two hundred machines make a few hundred short steps a second.
+//! One lock protects the whole fleet: its stored state and the running servers and agents. A step of a machine and the
+//! effects of that step happen under it. So effects come in the order of the steps that caused them, with no await in
+//! between. Two hundred machines make a few hundred short steps a second.
 //!
-//! # Durable before told
+//! # Durable before answered
 //!
-//! Every change raises a generation. One task writes the newest state to the
-//! file; whoever must not answer before his change is on disk awaits
-//! [`Fleet::durable`]. Calls that come together share one write.
+//! Every change increases a generation. One task writes the newest state to the file. A handler that must not answer
+//! before its change is on disk awaits [`SimulatedFleet::wait_durable`]. Calls that arrive together share one write.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,88 +20,88 @@ use tokio_util::task::TaskTracker;
 
 use crate::roleserver::agent::Agent;
 use crate::simulator::agent;
-use crate::simulator::face::{AgentFace, Effect, NOTHING, SshFace};
 use crate::simulator::faults::ProviderFault;
 use crate::simulator::journal::Journal;
-use crate::simulator::machine::{Event, Nature, Refusal};
-use crate::simulator::node::{Nodes, draw_address};
+use crate::simulator::machine::{FleetProfile, MachineEvent, StepRejected};
+use crate::simulator::node::{NodeSettings, random_loopback_address};
+use crate::simulator::observable::{Effect, NOTHING_OBSERVABLE, ObservableAgent, ObservableSsh};
 use crate::simulator::port::Port;
 use crate::simulator::ssh;
-use crate::simulator::state::{FleetState, Record};
+use crate::simulator::state::{FleetState, MachineRecord};
 
-/// The longest the clockwork sleeps.
-const LONGEST_SLEEP: Duration = Duration::from_mins(1);
+/// The longest time that the clock task sleeps.
+const MAX_CLOCK_SLEEP: Duration = Duration::from_mins(1);
 
 /// All machines, shared by every server and task of the simulator.
-pub struct Fleet {
-    /// What the machines have in common.
-    pub nature: Nature,
-    /// Where calls are written down.
+pub struct SimulatedFleet {
+    /// The properties that all machines share.
+    pub profile: FleetProfile,
+    /// The journal that records all calls.
     pub journal: Arc<Journal>,
-    /// What nodes of clusters need; without it no machine can be one.
-    pub nodes: Option<Nodes>,
+    /// Settings of cluster nodes; `None` if no machine can be one.
+    pub nodes: Option<NodeSettings>,
     path: PathBuf,
-    inner: Mutex<Inner>,
+    inner: Mutex<FleetInner>,
     changed: Notify,
-    woken: Notify,
-    saved: watch::Sender<Saved>,
+    clock_woken: Notify,
+    save_progress: watch::Sender<SaveProgress>,
     shutdown: CancellationToken,
     tasks: TaskTracker,
 }
 
-/// How far writing has come.
+/// The newest generation on disk, or the error of writing it.
 #[derive(Clone, Debug, Default)]
-struct Saved {
+struct SaveProgress {
     generation: u64,
     error: Option<String>,
 }
 
-struct Inner {
+struct FleetInner {
     state: FleetState,
     generation: u64,
-    shown: Vec<Shown>,
+    runtimes: Vec<MachineRuntime>,
     list_fault: Option<ProviderFault>,
     api_slow: bool,
     api_fails: bool,
 }
 
-/// What runs of one machine.
+/// The running parts of one machine.
 #[derive(Default)]
-struct Shown {
+struct MachineRuntime {
     port: Option<Port>,
     ssh: CancellationToken,
-    agent: Life,
-    heard: Heard,
-    /// What runs as a node of a cluster.
+    agent: AgentTokens,
+    heartbeats: HeartbeatCounts,
+    /// Cancelled to stop the machine's cluster node.
     node: CancellationToken,
-    /// Held by whatever runs as a node: the next one begins when the one before has ended.
+    /// Held by the running cluster node: the next one starts when the previous one has ended.
     disk: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// How far an agent has come.
+/// The tokens that silence and stop an agent.
 #[derive(Default)]
-struct Life {
-    /// It says no more.
+struct AgentTokens {
+    /// Cancelled when the agent falls silent.
     silent: CancellationToken,
-    /// It is gone, with everything it had open.
-    over: CancellationToken,
+    /// Cancelled when the agent and all its connections are gone.
+    stopped: CancellationToken,
 }
 
-/// How the heartbeats of a machine fared since the simulator started.
+/// Counts of a machine's heartbeats since the simulator started.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Heard {
-    /// Answered.
+pub struct HeartbeatCounts {
+    /// Heartbeats that were answered successfully.
     pub delivered: u64,
-    /// Refused, cut off, or without an answer.
+    /// Heartbeats that were rejected, cut off, or not answered.
     pub failed: u64,
-    /// The pause that its agent chose after the last of those.
+    /// The pause that its agent chose after the last failed heartbeat.
     pub pause: Option<Duration>,
 }
 
-/// Faults of the provider's API that hold now.
+/// The present faults of the provider's API.
 #[derive(Clone, Copy, Debug)]
 pub struct ApiCondition {
-    /// What is wrong with the list.
+    /// The fault of the list, if any.
     pub list: Option<ProviderFault>,
     /// Whether every call is slow.
     pub slow: bool,
@@ -111,37 +109,37 @@ pub struct ApiCondition {
     pub fails: bool,
 }
 
-/// A change could not be put on disk.
+/// The error of a change that could not be written to disk.
 #[derive(Debug, thiserror::Error)]
 #[error("the simulator could not keep what it did: {0}")]
-pub struct NotKept(String);
+pub struct NotDurable(String);
 
-impl Fleet {
-    /// Brings a fleet to life as it was kept. Must be called in a tokio runtime.
+impl SimulatedFleet {
+    /// Starts a fleet from its stored state. Must be called in a tokio runtime.
     pub fn start(
-        nature: Nature,
+        nature: FleetProfile,
         state: FleetState,
         path: PathBuf,
         journal: Arc<Journal>,
-        nodes: Option<Nodes>,
+        nodes: Option<NodeSettings>,
     ) -> std::io::Result<Arc<Self>> {
-        let shown = state.machines.iter().map(|_| Shown::default()).collect();
+        let shown = state.machines.iter().map(|_| MachineRuntime::default()).collect();
         let fleet = Arc::new(Self {
-            nature,
+            profile: nature,
             journal,
             nodes,
             path,
-            inner: Mutex::new(Inner {
+            inner: Mutex::new(FleetInner {
                 state,
                 generation: 1,
-                shown,
+                runtimes: shown,
                 list_fault: None,
                 api_slow: false,
                 api_fails: false,
             }),
             changed: Notify::new(),
-            woken: Notify::new(),
-            saved: watch::Sender::default(),
+            clock_woken: Notify::new(),
+            save_progress: watch::Sender::default(),
             shutdown: CancellationToken::new(),
             tasks: TaskTracker::new(),
         });
@@ -150,26 +148,27 @@ impl Fleet {
             for index in 0..inner.state.machines.len() {
                 fleet.reserve_port(&mut inner, index)?;
                 if fleet.nodes.is_some() {
-                    inner.state.machines[index].node_address.get_or_insert_with(draw_address);
+                    inner.state.machines[index].node_address.get_or_insert_with(random_loopback_address);
                 }
-                let effects = inner.state.machines[index].machine.face().since(NOTHING);
-                fleet.carry_out(&mut inner, index, &effects);
+                let effects =
+                    inner.state.machines[index].machine.observable().effects_from(NOTHING_OBSERVABLE);
+                fleet.apply_effects(&mut inner, index, &effects);
             }
         }
-        fleet.tasks.spawn(Arc::clone(&fleet).clockwork());
-        fleet.tasks.spawn(Arc::clone(&fleet).keep());
+        fleet.tasks.spawn(Arc::clone(&fleet).run_clock());
+        fleet.tasks.spawn(Arc::clone(&fleet).run_saver());
         fleet.changed.notify_one();
         Ok(fleet)
     }
 
-    /// Ends every server, agent and task, and writes the last state.
+    /// Stops every server, agent and task, and writes the last state.
     pub async fn stop(&self) {
         self.shutdown.cancel();
         {
             let mut inner = self.lock();
-            for shown in &mut inner.shown {
+            for shown in &mut inner.runtimes {
                 shown.ssh.cancel();
-                shown.agent.over.cancel();
+                shown.agent.stopped.cancel();
                 shown.node.cancel();
                 if let Some(port) = &mut shown.port {
                     port.close();
@@ -181,33 +180,33 @@ impl Fleet {
         self.save().await;
     }
 
-    /// Reads something of the fleet.
+    /// Reads a part of the fleet's state.
     pub fn read<T>(&self, read: impl FnOnce(&FleetState) -> T) -> T {
         read(&self.lock().state)
     }
 
-    /// Changes what is kept of one machine, and lets `event` happen to it if the change returns one.
-    /// When the change or the event is refused, nothing changed.
-    pub fn change<T, E: From<Refusal>>(
+    /// Changes the record of one machine, and applies the event that the change returns. If the change or the event is
+    /// rejected, nothing has changed.
+    pub fn change<T, E: From<StepRejected>>(
         self: &Arc<Self>,
         index: usize,
-        change: impl FnOnce(&mut Record) -> Result<(T, Option<Event>), E>,
+        change: impl FnOnce(&mut MachineRecord) -> Result<(T, Option<MachineEvent>), E>,
     ) -> Result<T, E> {
         self.change_chosen(|_| Ok(index), change)
     }
 
-    /// Chooses a machine and changes it, with nothing in between: two callers never get one choice.
-    pub fn change_chosen<T, E: From<Refusal>>(
+    /// Chooses a machine and changes it under one lock: two callers never choose the same one.
+    pub fn change_chosen<T, E: From<StepRejected>>(
         self: &Arc<Self>,
         choose: impl FnOnce(&FleetState) -> Result<usize, E>,
-        change: impl FnOnce(&mut Record) -> Result<(T, Option<Event>), E>,
+        change: impl FnOnce(&mut MachineRecord) -> Result<(T, Option<MachineEvent>), E>,
     ) -> Result<T, E> {
         let mut inner = self.lock();
         let index = choose(&inner.state)?;
         let mut record = inner.state.machines[index].clone();
         let (answer, event) = change(&mut record)?;
         let effects = match event {
-            Some(event) => record.machine.step(event, host_now(), &self.nature)?,
+            Some(event) => record.machine.step(event, host_now(), &self.profile)?,
             None => Vec::new(),
         };
         if let Some(event) = event {
@@ -216,45 +215,45 @@ impl Fleet {
         let runs = record.machine.state.runs_programs();
         inner.state.machines[index] = record;
         if !runs {
-            inner.shown[index].node.cancel();
+            inner.runtimes[index].node.cancel();
         }
-        self.carry_out(&mut inner, index, &effects);
-        self.touched(&mut inner);
+        self.apply_effects(&mut inner, index, &effects);
+        self.mark_changed(&mut inner);
         Ok(answer)
     }
 
-    /// Lets something happen to one machine.
-    pub fn step(self: &Arc<Self>, index: usize, event: Event) -> Result<(), Refusal> {
+    /// Applies an event to one machine.
+    pub fn step(self: &Arc<Self>, index: usize, event: MachineEvent) -> Result<(), StepRejected> {
         self.change(index, |_| Ok(((), Some(event))))
     }
 
-    /// Counts a heartbeat of a machine.
+    /// Counts a delivered heartbeat of a machine.
     pub fn count_delivered(&self, index: usize) {
-        self.lock().shown[index].heard.delivered += 1;
+        self.lock().runtimes[index].heartbeats.delivered += 1;
     }
 
-    /// Counts a heartbeat that failed, and remembers how long its agent now waits.
+    /// Counts a failed heartbeat, and stores the pause of its agent.
     pub fn count_failed(&self, index: usize, pause: Duration) {
-        let heard = &mut self.lock().shown[index].heard;
-        heard.failed += 1;
-        heard.pause = Some(pause);
+        let counts = &mut self.lock().runtimes[index].heartbeats;
+        counts.failed += 1;
+        counts.pause = Some(pause);
     }
 
-    /// How the heartbeats of a machine fared so far.
-    pub fn heard(&self, index: usize) -> Heard {
-        self.lock().shown[index].heard
+    /// The heartbeat counts of a machine so far.
+    pub fn heartbeat_counts(&self, index: usize) -> HeartbeatCounts {
+        self.lock().runtimes[index].heartbeats
     }
 
-    /// Counts an API call; the number decides what befalls it.
+    /// Counts an API call. The number decides which fault it meets.
     pub fn count_api_call(&self) -> u64 {
         let mut inner = self.lock();
-        // Not worth a write of its own: it is kept with the next change.
+        // This needs no write of its own: it is stored with the next change.
         inner.state.api_calls += 1;
         inner.state.api_calls
     }
 
-    /// Strikes the provider's API.
-    pub fn strike_provider(&self, fault: ProviderFault) {
+    /// Applies a fault to the provider's API.
+    pub fn apply_provider_fault(&self, fault: ProviderFault) {
         let mut inner = self.lock();
         match fault {
             ProviderFault::Heal => {
@@ -266,59 +265,59 @@ impl Fleet {
         }
     }
 
-    /// What is wrong with the provider's API now.
+    /// The present faults of the provider's API.
     pub fn api_condition(&self) -> ApiCondition {
         let inner = self.lock();
         ApiCondition { list: inner.list_fault, slow: inner.api_slow, fails: inner.api_fails }
     }
 
-    /// Waits until everything changed so far is on disk.
-    pub async fn durable(&self) -> Result<(), NotKept> {
+    /// Waits until all changes so far are on disk.
+    pub async fn wait_durable(&self) -> Result<(), NotDurable> {
         let wanted = self.lock().generation;
-        let mut saved = self.saved.subscribe();
+        let mut saved = self.save_progress.subscribe();
         let saved = saved
             .wait_for(|saved| saved.generation >= wanted)
             .await
-            .map_err(|_| NotKept("it is stopping".to_owned()))?;
+            .map_err(|_| NotDurable("it is stopping".to_owned()))?;
         match &saved.error {
-            Some(error) => Err(NotKept(error.clone())),
+            Some(error) => Err(NotDurable(error.clone())),
             None => Ok(()),
         }
     }
 
-    /// Runs a task that the end of the fleet waits for.
+    /// Spawns a task that the stop of the fleet waits for.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, FleetInner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn touched(&self, inner: &mut Inner) {
+    fn mark_changed(&self, inner: &mut FleetInner) {
         inner.generation += 1;
         self.changed.notify_one();
-        self.woken.notify_one();
+        self.clock_woken.notify_one();
     }
 
-    fn carry_out(self: &Arc<Self>, inner: &mut Inner, index: usize, effects: &[Effect]) {
+    fn apply_effects(self: &Arc<Self>, inner: &mut FleetInner, index: usize, effects: &[Effect]) {
         if self.shutdown.is_cancelled() {
             return;
         }
         for effect in effects {
             match *effect {
-                Effect::Ssh(face) => self.show_ssh(inner, index, face),
-                Effect::Agent(face) => self.show_agent(inner, index, face),
+                Effect::Ssh(face) => self.apply_ssh(inner, index, face),
+                Effect::Agent(face) => self.apply_agent(inner, index, face),
             }
         }
     }
 
-    fn show_ssh(self: &Arc<Self>, inner: &mut Inner, index: usize, face: SshFace) {
-        let Inner { state, shown, .. } = inner;
+    fn apply_ssh(self: &Arc<Self>, inner: &mut FleetInner, index: usize, face: ObservableSsh) {
+        let FleetInner { state, runtimes: shown, .. } = inner;
         let (record, shown) = (&state.machines[index], &mut shown[index]);
         shown.ssh.cancel();
         let Some(port) = &mut shown.port else { return };
-        if face == SshFace::Closed {
+        if face == ObservableSsh::Closed {
             port.close();
             return;
         }
@@ -326,7 +325,7 @@ impl Fleet {
             Ok(listener) => {
                 let stop = self.shutdown.child_token();
                 shown.ssh = stop.clone();
-                self.tasks.spawn(ssh::serve(Arc::clone(self), index, listener, face, stop));
+                self.tasks.spawn(ssh::serve_ssh(Arc::clone(self), index, listener, face, stop));
             }
             Err(error) => {
                 tracing::error!(machine = %record.id, port = record.ssh_port, %error, "cannot open the SSH server");
@@ -334,19 +333,19 @@ impl Fleet {
         }
     }
 
-    fn show_agent(self: &Arc<Self>, inner: &mut Inner, index: usize, face: AgentFace) {
-        let Inner { state, shown, .. } = inner;
+    fn apply_agent(self: &Arc<Self>, inner: &mut FleetInner, index: usize, face: ObservableAgent) {
+        let FleetInner { state, runtimes: shown, .. } = inner;
         let (record, shown) = (&state.machines[index], &mut shown[index]);
         shown.agent.silent.cancel();
-        if face == AgentFace::Silent {
+        if face == ObservableAgent::Silent {
             return;
         }
-        shown.agent.over.cancel();
-        if face == AgentFace::Absent {
+        shown.agent.stopped.cancel();
+        if face == ObservableAgent::Absent {
             return;
         }
         let over = self.shutdown.child_token();
-        match agent::build(self, index, record, over.clone()) {
+        match agent::build_agent(self, index, record, over.clone()) {
             Ok((agent, node)) => {
                 if let Some(node) = node {
                     shown.node.cancel();
@@ -354,56 +353,56 @@ impl Fleet {
                     let (boot, disk) = (agent.clock.boot_id(), shown.disk.clone());
                     self.tasks.spawn(node.run(boot, disk, shown.node.clone()));
                 }
-                shown.agent = Life { silent: CancellationToken::new(), over: over.clone() };
-                self.tasks.spawn(live(agent, shown.agent.silent.clone(), over));
+                shown.agent = AgentTokens { silent: CancellationToken::new(), stopped: over.clone() };
+                self.tasks.spawn(run_agent(agent, shown.agent.silent.clone(), over));
             }
             Err(error) => tracing::error!(machine = %record.id, %error, "cannot start the agent"),
         }
     }
 
-    /// Takes the machine's SSH port, or another where it has none or somebody took it meanwhile.
+    /// Reserves the machine's SSH port, or another one if it has none or the port was taken meanwhile.
     #[expect(clippy::unused_self, reason = "reads as a step of starting the fleet")]
-    fn reserve_port(&self, inner: &mut Inner, index: usize) -> std::io::Result<()> {
+    fn reserve_port(&self, inner: &mut FleetInner, index: usize) -> std::io::Result<()> {
         let record = &mut inner.state.machines[index];
-        let port = match Port::take(record.ssh_port) {
+        let port = match Port::reserve(record.ssh_port) {
             Ok(port) => port,
             Err(error) => {
                 tracing::warn!(machine = %record.id, port = record.ssh_port, %error, "its SSH port was taken; it gets another");
-                Port::take(0)?
+                Port::reserve(0)?
             }
         };
         record.ssh_port = port.number();
-        inner.shown[index].port = Some(port);
+        inner.runtimes[index].port = Some(port);
         Ok(())
     }
 
-    /// Steps every machine whose time has come.
-    async fn clockwork(self: Arc<Self>) {
+    /// Steps every machine that is due.
+    async fn run_clock(self: Arc<Self>) {
         loop {
             let now = host_now();
             let (due, next) = self.read(|state| {
                 let times = state.machines.iter().enumerate();
-                let times = times.filter_map(|(index, record)| Some((index, record.machine.wakes_at()?)));
+                let times = times.filter_map(|(index, record)| Some((index, record.machine.next_tick_at()?)));
                 let (due, later): (Vec<_>, Vec<_>) = times.partition(|(_, at)| *at <= now);
                 (due, later.into_iter().map(|(_, at)| at).min())
             });
             for (index, _) in &due {
-                // A tick is never refused.
-                let _ = self.step(*index, Event::Tick);
+                // A tick is never rejected.
+                let _ = self.step(*index, MachineEvent::Tick);
             }
             let sleep = next
                 .and_then(|at| (at - now).to_std().ok())
-                .map_or(LONGEST_SLEEP, |until| until.min(LONGEST_SLEEP));
+                .map_or(MAX_CLOCK_SLEEP, |until| until.min(MAX_CLOCK_SLEEP));
             tokio::select! {
                 () = self.shutdown.cancelled() => return,
-                () = self.woken.notified() => {}
+                () = self.clock_woken.notified() => {}
                 () = tokio::time::sleep(sleep) => {}
             }
         }
     }
 
-    /// Puts the newest state on disk, again and again until the end.
-    async fn keep(self: Arc<Self>) {
+    /// Saves the newest state after each change, until the fleet stops.
+    async fn run_saver(self: Arc<Self>) {
         loop {
             tokio::select! {
                 () = self.shutdown.cancelled() => return,
@@ -412,7 +411,7 @@ impl Fleet {
         }
     }
 
-    /// Puts the newest state on disk and tells those who wait for it.
+    /// Saves the newest state and notifies those that wait for it.
     async fn save(&self) {
         let (state, generation) = {
             let inner = self.lock();
@@ -427,20 +426,20 @@ impl Fleet {
         if let Some(error) = &error {
             tracing::error!(%error, "the fleet's state is not on disk");
         }
-        self.saved.send_replace(Saved { generation, error });
+        self.save_progress.send_replace(SaveProgress { generation, error });
     }
 }
 
-/// Runs an agent until it falls silent, and keeps it until it is gone.
-async fn live(agent: Agent, silent: CancellationToken, over: CancellationToken) {
+/// Runs an agent until it falls silent, and keeps its connection open until it is stopped.
+async fn run_agent(agent: Agent, silent: CancellationToken, over: CancellationToken) {
     let mut run = std::pin::pin!(agent.run(over.clone()));
     tokio::select! {
         biased;
         () = silent.cancelled() => {}
         () = &mut run => return,
     }
-    // Still there with its connection, which it does not use any more. (HTTP/2 pings are answered for
-    // it, as they are for a program of which only one thread hangs.)
+    // It still has its connection, but does not use it any more. HTTP/2 pings are still answered, as they are for a
+    // program with one hanging thread.
     over.cancelled().await;
 }
 
@@ -457,38 +456,38 @@ mod tests {
     use chrono::TimeDelta;
 
     use super::*;
-    use crate::simulator::faults::{Fault, Profile};
+    use crate::simulator::faults::{Fault, FaultProfile};
     use crate::simulator::seed::Seed;
 
-    /// On one thread, where no task of the fleet gets a turn between two lines without an await.
+    /// On one thread, so that no task of the fleet runs between two lines without an await.
     #[tokio::test]
-    async fn what_a_machine_is_said_to_be_is_what_it_shows() {
+    async fn reported_state_matches_observable_behaviour() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("fleet.json");
         let journal = Journal::open(&Journal::path_beside(&path)).unwrap();
         let state = FleetState::new(Seed(1), 1, host_now());
-        let nature = Nature {
+        let nature = FleetProfile {
             seed: Seed(1),
-            profile: Profile::None,
+            fault_profile: FaultProfile::None,
             boot: TimeDelta::zero(),
             persistent_per_mille: 0,
         };
-        let fleet = Fleet::start(nature, state, path.clone(), journal, None).unwrap();
+        let fleet = SimulatedFleet::start(nature, state, path.clone(), journal, None).unwrap();
         let port = fleet.read(|state| state.machines[0].ssh_port);
         let answers = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok();
         assert!(!answers(), "it is off");
         for _ in 0..3 {
-            fleet.step(0, Event::PowerOn).unwrap();
+            fleet.step(0, MachineEvent::PowerOn).unwrap();
             assert!(!answers(), "it boots");
-            fleet.step(0, Event::Tick).unwrap();
+            fleet.step(0, MachineEvent::Tick).unwrap();
             assert!(answers(), "it is up");
-            fleet.step(0, Event::Struck(Fault::NewHostKey)).unwrap();
+            fleet.step(0, MachineEvent::Fault(Fault::NewHostKey)).unwrap();
             assert!(answers(), "it is still up");
-            fleet.step(0, Event::Struck(Fault::SshRefuse)).unwrap();
+            fleet.step(0, MachineEvent::Fault(Fault::SshRefuse)).unwrap();
             assert!(!answers(), "its SSH server is stopped");
-            fleet.step(0, Event::Struck(Fault::Heal)).unwrap();
+            fleet.step(0, MachineEvent::Fault(Fault::Heal)).unwrap();
             assert!(answers(), "and starts again");
-            fleet.step(0, Event::PowerOff).unwrap();
+            fleet.step(0, MachineEvent::PowerOff).unwrap();
             assert!(!answers(), "it is off again");
         }
         fleet.stop().await;

@@ -1,4 +1,4 @@
-//! What a simulated machine is made of: plausible, and the same at every boot.
+//! Hardware reports of simulated machines: plausible, and the same at every boot.
 
 use crate::proto::hardware::v1 as hardware;
 use crate::simulator::seed::Seed;
@@ -6,8 +6,8 @@ use crate::simulator::seed::Seed;
 const GIB: u64 = 1 << 30;
 const TB: u64 = 1_000_000_000_000;
 
-/// One kind of server that can be ordered.
-struct Offer {
+/// One model of server.
+struct ServerModel {
     manufacturer: &'static str,
     product: &'static str,
     cpu_vendor: &'static str,
@@ -23,8 +23,8 @@ struct Offer {
     driver: &'static str,
 }
 
-const MODELS: [Offer; 3] = [
-    Offer {
+const MODELS: [ServerModel; 3] = [
+    ServerModel {
         manufacturer: "Dell Inc.",
         product: "PowerEdge R6615",
         cpu_vendor: "AuthenticAMD",
@@ -39,7 +39,7 @@ const MODELS: [Offer; 3] = [
         speeds_mbps: &[10_000, 25_000],
         driver: "bnxt_en",
     },
-    Offer {
+    ServerModel {
         manufacturer: "Supermicro",
         product: "SYS-121C-TN10R",
         cpu_vendor: "GenuineIntel",
@@ -54,7 +54,7 @@ const MODELS: [Offer; 3] = [
         speeds_mbps: &[1_000, 10_000, 25_000],
         driver: "ice",
     },
-    Offer {
+    ServerModel {
         manufacturer: "HPE",
         product: "ProLiant DL20 Gen10 Plus",
         cpu_vendor: "GenuineIntel",
@@ -73,13 +73,13 @@ const MODELS: [Offer; 3] = [
 
 /// The hardware report of machine `index`.
 #[must_use]
-pub fn report(seed: Seed, index: u32, hostname: &str) -> hardware::HardwareReport {
-    let chosen = usize::try_from(seed.below(MODELS.len() as u64, "model", index, 0)).unwrap_or(0);
+pub fn hardware_report(seed: Seed, index: u32, hostname: &str) -> hardware::HardwareReport {
+    let chosen = usize::try_from(seed.number_below(MODELS.len() as u64, "model", index, 0)).unwrap_or(0);
     let model = &MODELS[chosen];
     hardware::HardwareReport {
         manufacturer: model.manufacturer.to_owned(),
         product: model.product.to_owned(),
-        serial_number: serial(seed, "serial", index, 0, 8),
+        serial_number: serial_number(seed, "serial", index, 0, 8),
         efi_support: hardware::EfiSupport::Enabled.into(),
         memory: Some(hardware::Memory {
             installed_bytes: model.memory_gib * GIB,
@@ -102,15 +102,15 @@ pub fn report(seed: Seed, index: u32, hostname: &str) -> hardware::HardwareRepor
     }
 }
 
-fn block_device(model: &Offer, seed: Seed, index: u32, disk: u32) -> hardware::BlockDevice {
-    let used = seed.below(40, "wear", index, u64::from(disk));
+fn block_device(model: &ServerModel, seed: Seed, index: u32, disk: u32) -> hardware::BlockDevice {
+    let used = seed.number_below(40, "wear", index, u64::from(disk));
     let mut wwn = vec![0x36, 0x48, 0x41];
     wwn.extend_from_slice(&seed.bytes("wwn", index, u64::from(disk))[..13]);
     hardware::BlockDevice {
         name: format!("nvme{disk}n1"),
         vendor: String::new(),
         model: model.disk_model.to_owned(),
-        serial_number: serial(seed, "disk", index, disk, 14),
+        serial_number: serial_number(seed, "disk", index, disk, 14),
         wwn,
         rotational: false,
         capacity_bytes: model.disk_bytes,
@@ -124,8 +124,8 @@ fn block_device(model: &Offer, seed: Seed, index: u32, disk: u32) -> hardware::B
     }
 }
 
-fn network_interface(model: &Offer, seed: Seed, index: u32, port: u32) -> hardware::NetworkInterface {
-    // Locally administered: no real port has it.
+fn network_interface(model: &ServerModel, seed: Seed, index: u32, port: u32) -> hardware::NetworkInterface {
+    // A locally administered address, which no real port has.
     let mut mac = vec![0x02, 0x53];
     mac.extend_from_slice(&seed.bytes("mac", index, u64::from(port))[..4]);
     let link_up = port == 0;
@@ -139,7 +139,7 @@ fn network_interface(model: &Offer, seed: Seed, index: u32, port: u32) -> hardwa
     }
 }
 
-fn serial(seed: Seed, purpose: &str, index: u32, turn: u32, length: usize) -> String {
+fn serial_number(seed: Seed, purpose: &str, index: u32, turn: u32, length: usize) -> String {
     const LETTERS: &[u8; 32] = b"0123456789ABCDEFGHJKLMNPQRSTVWXY";
     seed.bytes(purpose, index, u64::from(turn))
         .iter()
@@ -156,8 +156,8 @@ mod tests {
 
     #[test]
     fn a_machine_reports_the_same_hardware_at_every_boot_and_no_two_share_a_serial() {
-        let reports: Vec<_> = (0..100).map(|index| report(Seed(1), index, "sim")).collect();
-        assert_eq!(reports[7], report(Seed(1), 7, "sim"));
+        let reports: Vec<_> = (0..100).map(|index| hardware_report(Seed(1), index, "sim")).collect();
+        assert_eq!(reports[7], hardware_report(Seed(1), 7, "sim"));
         let serials: HashSet<_> = reports.iter().map(|report| &report.serial_number).collect();
         let macs: HashSet<_> = reports
             .iter()

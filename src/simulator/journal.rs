@@ -1,12 +1,11 @@
-//! Every call the simulator received, written down for a checker.
+//! Call journal of the simulator (JSON lines).
 //!
-//! One JSON object a line in `<state file>.calls.jsonl`. A call is two lines,
-//! `start` and `end`, so that a reader can see which calls overlapped; both
-//! carry the call's number, which is the `seq` of its start. `seq` counts all
-//! lines and never repeats, over restarts too. A call whose caller went away
-//! ends with the outcome `dropped`, and a result that says whether the deed was
-//! done all the same (`"done": true`); one without an end was cut off by the end
-//! of the simulator itself. A request that cannot be read is a call, too.
+//! It records every call for a checker. The file is `<state file>.calls.jsonl`, with one JSON object per line. A call
+//! has two lines, `start` and `end`, so that a reader can see which calls overlapped. Both have the call's number,
+//! which is the `seq` of its start. `seq` counts all lines and never repeats, over restarts too. A call whose caller
+//! disconnected ends with the outcome `dropped`, and a result that tells whether it was carried out all the same
+//! (`"done": true`). A call without an end was cut off by the end of the simulator itself. A malformed request is a
+//! call, too.
 //!
 //! | field | start | end |
 //! | --- | --- | --- |
@@ -16,7 +15,7 @@
 //! | `channel` | `api`, `ssh`, `fault` | – |
 //! | `what` | `list`, `create`, `power`, `connection`, `upload`, `enroll`, … | – |
 //! | `machine` | id, or null for the whole provider | – |
-//! | `caller`, `intent` | what the caller said of itself, or null | – |
+//! | `caller`, `intent` | the caller's name and intent as it sent them, or null | – |
 //! | `arguments` | an object | – |
 //! | `outcome` | – | `ok`, `refused`, `failed`, `dropped` |
 //! | `result` | – | an object |
@@ -34,47 +33,47 @@ use serde_json::{Value, json};
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
-    /// What was asked was done.
+pub enum JournalOutcome {
+    /// The call was carried out.
     Ok,
-    /// It was understood and declined.
+    /// The call was understood and rejected.
     Refused,
-    /// It failed, by a fault or otherwise.
+    /// The call failed, by a fault or otherwise.
     Failed,
-    /// The caller went away.
+    /// The caller disconnected before the answer.
     Dropped,
 }
 
-/// A call that begins.
+/// A call at its start.
 #[derive(Clone, Debug, Default)]
-pub struct Call<'a> {
-    /// Which way it came.
+pub struct JournalCall<'a> {
+    /// The channel it came through: `api`, `ssh` or `fault`.
     pub channel: &'a str,
-    /// What it asks.
-    pub what: &'a str,
-    /// Of which machine.
+    /// The action, for example `create` or `upload`.
+    pub action: &'a str,
+    /// The id of its machine; `None` for the whole provider.
     pub machine: Option<&'a str>,
-    /// Who calls, in its own words.
+    /// The caller's name for itself, if it sent one.
     pub caller: Option<&'a str>,
-    /// Under which intent.
+    /// The intent id, if the call has one.
     pub intent: Option<String>,
-    /// With which arguments.
+    /// The arguments of the call, an object.
     pub arguments: Value,
 }
 
-/// The file of calls.
+/// The file that records calls.
 pub struct Journal {
     path: PathBuf,
-    lines: Mutex<Lines>,
+    lines: Mutex<JournalFile>,
 }
 
-struct Lines {
+struct JournalFile {
     file: File,
     next: u64,
 }
 
 impl Journal {
-    /// Where the journal of a state file is.
+    /// The path of the journal for a state file.
     #[must_use]
     pub fn path_beside(state: &Path) -> PathBuf {
         let mut name = state.as_os_str().to_owned();
@@ -82,32 +81,32 @@ impl Journal {
         PathBuf::from(name)
     }
 
-    /// Opens a journal, going on after its last line.
+    /// Opens a journal, and continues after its last line.
     pub fn open(path: &Path) -> std::io::Result<Arc<Self>> {
         let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
         let next = next_number(&mut file)?;
-        Ok(Arc::new(Self { path: path.to_owned(), lines: Mutex::new(Lines { file, next }) }))
+        Ok(Arc::new(Self { path: path.to_owned(), lines: Mutex::new(JournalFile { file, next }) }))
     }
 
-    /// Where it is.
+    /// The path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes the start of a call; the answer writes its end.
-    pub fn begin(self: &Arc<Self>, call: Call<'_>) -> OpenCall {
-        let Call { channel, what, machine, caller, intent, arguments } = call;
+    /// Writes the start of a call. The caller of this function writes its end by the returned handle.
+    pub fn begin(self: &Arc<Self>, call: JournalCall<'_>) -> OpenCall {
+        let JournalCall { channel, action: what, machine, caller, intent, arguments } = call;
         let number = self.write(|seq| {
             json!({
                 "seq": seq, "at": host_now(), "phase": "start", "call": seq, "channel": channel, "what": what,
                 "machine": machine, "caller": caller, "intent": intent, "arguments": arguments,
             })
         });
-        OpenCall { journal: Arc::clone(self), number, noted: json!({}), ended: false }
+        OpenCall { journal: Arc::clone(self), number, noted_result: json!({}), ended: false }
     }
 
-    fn end(&self, call: u64, outcome: Outcome, result: &Value) {
+    fn end(&self, call: u64, outcome: JournalOutcome, result: &Value) {
         self.write(|seq| {
             json!({
                 "seq": seq, "at": host_now(), "phase": "end", "call": call, "outcome": outcome, "result": result,
@@ -121,7 +120,7 @@ impl Journal {
         lines.next += 1;
         let mut text = line(seq).to_string();
         text.push('\n');
-        // One write a line: what another process reads is whole lines.
+        // One write per line, so that another process reads whole lines.
         if let Err(error) = lines.file.write_all(text.as_bytes()) {
             tracing::error!(path = %self.path.display(), %error, "cannot write the journal of calls");
         }
@@ -129,25 +128,25 @@ impl Journal {
     }
 }
 
-/// A call that has begun and not ended.
+/// A call that has started and not ended.
 #[must_use = "a call has an end"]
 pub struct OpenCall {
     journal: Arc<Journal>,
     number: u64,
-    /// The result, should the caller go away.
-    noted: Value,
+    /// The result to write if the caller disconnects.
+    noted_result: Value,
     ended: bool,
 }
 
 impl OpenCall {
-    /// Notes that what was asked is done, though the caller was not told yet. A caller who goes away
-    /// before he is has made a difference that the journal must not hide.
-    pub fn done(&mut self, answer: &Value) {
-        self.noted = json!({ "done": true, "answer": answer });
+    /// Notes that the call was carried out, before it is answered. If the caller disconnects before the answer, the
+    /// journal must not hide the effect.
+    pub fn note_result(&mut self, answer: &Value) {
+        self.noted_result = json!({ "done": true, "answer": answer });
     }
 
-    /// Writes its end.
-    pub fn end(mut self, outcome: Outcome, result: &Value) {
+    /// Writes the end of the call.
+    pub fn end(mut self, outcome: JournalOutcome, result: &Value) {
         self.ended = true;
         self.journal.end(self.number, outcome, result);
     }
@@ -156,7 +155,7 @@ impl OpenCall {
 impl Drop for OpenCall {
     fn drop(&mut self) {
         if !self.ended {
-            self.journal.end(self.number, Outcome::Dropped, &self.noted);
+            self.journal.end(self.number, JournalOutcome::Dropped, &self.noted_result);
         }
     }
 }
@@ -165,8 +164,8 @@ fn host_now() -> String {
     DateTime::<Utc>::from(SystemTime::now()).to_rfc3339_opts(SecondsFormat::Micros, true)
 }
 
-/// The number after the last whole line's. A line torn by a crash is closed, so that the next one
-/// stands on its own.
+/// The number after that of the last whole line. A line that a crash cut off is terminated, so that the next one is a
+/// line of its own.
 fn next_number(file: &mut File) -> std::io::Result<u64> {
     const TAIL: u64 = 1 << 20;
     let length = file.seek(SeekFrom::End(0))?;
@@ -197,12 +196,16 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("calls");
         let journal = Journal::open(&path).unwrap();
-        let first = journal.begin(Call { channel: "api", what: "list", ..Call::default() });
-        let second = journal.begin(Call { what: "power", machine: Some("sim-0001"), ..Call::default() });
-        let mut third = journal.begin(Call { what: "create", ..Call::default() });
-        first.end(Outcome::Ok, &json!({ "machines": 2 }));
+        let first = journal.begin(JournalCall { channel: "api", action: "list", ..JournalCall::default() });
+        let second = journal.begin(JournalCall {
+            action: "power",
+            machine: Some("sim-0001"),
+            ..JournalCall::default()
+        });
+        let mut third = journal.begin(JournalCall { action: "create", ..JournalCall::default() });
+        first.end(JournalOutcome::Ok, &json!({ "machines": 2 }));
         drop(second);
-        third.done(&json!({ "id": "sim-0002" }));
+        third.note_result(&json!({ "id": "sim-0002" }));
         drop(third);
         let lines = lines(&path);
         let numbers: Vec<_> = lines.iter().map(|line| line["seq"].as_u64().unwrap()).collect();
@@ -219,9 +222,9 @@ mod tests {
     fn numbers_go_on_after_a_restart_and_a_torn_line() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("calls");
-        Journal::open(&path).unwrap().begin(Call::default()).end(Outcome::Ok, &json!({}));
+        Journal::open(&path).unwrap().begin(JournalCall::default()).end(JournalOutcome::Ok, &json!({}));
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"seq\":3,\"a").unwrap();
-        Journal::open(&path).unwrap().begin(Call::default()).end(Outcome::Ok, &json!({}));
+        Journal::open(&path).unwrap().begin(JournalCall::default()).end(JournalOutcome::Ok, &json!({}));
         let numbers: Vec<_> = lines(&path).iter().map(|line| line["seq"].as_u64().unwrap()).collect();
         assert_eq!(numbers, [1, 2, 3, 4]);
     }

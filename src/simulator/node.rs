@@ -1,11 +1,11 @@
-//! A simulated machine as a node of a cluster.
+//! Simulated machine as a cluster node, with a real etcd.
 //!
-//! Nothing of the node is simulated: it is the role server's own worker, with a real etcd beside it and a real curator in
-//! this process. Made up is only where it lives: a directory beside the simulator's state file for a disk, and an
-//! address of the loopback network for its own, because all nodes listen on the same ports.
+//! Nothing of the node is simulated: it is the role server's own worker, with a real etcd beside it and a real curator
+//! in this process. Only its surroundings are made up: its disk is a directory beside the simulator's state file, and
+//! its address is one of the loopback network, because all nodes listen on the same ports.
 //!
-//! What runs as a node ends when the machine does not run programs any more, and begins again with its agent from what is
-//! on its disk: a machine whose power was cut comes back as it would in a rack.
+//! The node stops when the machine stops running programs, and starts again with its agent from the state of its disk:
+//! a machine whose power was cut comes back as it would in a rack.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -14,52 +14,52 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use crate::model::ids::MachineId;
-use crate::roleserver::cluster::asked::Asked;
+use crate::roleserver::cluster::cluster_node::{ClusterNodeSettings, run_cluster_node};
 use crate::roleserver::cluster::etcd_program;
-use crate::roleserver::cluster::facts::Facts;
-use crate::roleserver::cluster::files::Files;
-use crate::roleserver::cluster::kubernetes::ports::Ports;
-use crate::roleserver::cluster::worker::{Settings, worker};
-use crate::roleserver::shepherds::Shepherds;
+use crate::roleserver::cluster::files::ClusterFiles;
+use crate::roleserver::cluster::kubernetes::component_ports::ComponentPorts;
+use crate::roleserver::cluster::node_facts::NodeFacts;
+use crate::roleserver::cluster::order_inbox::OrderInbox;
+use crate::roleserver::server_pool::ServerPool;
 use crate::supervisor::supervise::{self, Supervisor};
 
 /// What nodes of a simulator need.
 #[derive(Clone, Debug)]
-pub struct Nodes {
-    /// The role server's program, which starts what runs beside a node.
+pub struct NodeSettings {
+    /// The role server's program, which starts the processes of a node.
     pub roleserver: PathBuf,
-    /// Where the disks of machines are.
+    /// The directory of the machines' disks.
     pub disks: PathBuf,
 }
 
-/// One machine's part in clusters.
+/// The cluster part of one machine.
 #[derive(Clone, Debug)]
-pub struct NodeOfMachine {
-    /// Its side of the conversation about clusters.
-    pub asked: Asked,
-    /// By which ways it reaches shepherds, as its agent says.
-    pub shepherds: Shepherds,
-    facts: Facts,
+pub struct MachineNode {
+    /// Its inbox for cluster orders, and its reports.
+    pub orders: OrderInbox,
+    /// The servers of shepherds that its agent knows.
+    pub shepherds: ServerPool,
+    facts: NodeFacts,
     disk: PathBuf,
     roleserver: PathBuf,
 }
 
-impl Nodes {
-    /// The part of the machine whose provider calls it `id`.
+impl NodeSettings {
+    /// The cluster part of the machine with this id at its provider.
     #[must_use]
-    pub fn of(&self, machine: MachineId, id: &str) -> NodeOfMachine {
+    pub fn for_machine(&self, machine: MachineId, id: &str) -> MachineNode {
         let disk = self.disks.join(id);
-        let facts = Facts::default();
-        NodeOfMachine {
-            asked: Asked::new(machine, Files::of(&disk), facts.clone()),
-            shepherds: Shepherds::default(),
+        let facts = NodeFacts::default();
+        MachineNode {
+            orders: OrderInbox::new(machine, ClusterFiles::in_state_directory(&disk), facts.clone()),
+            shepherds: ServerPool::default(),
             facts,
             disk,
             roleserver: self.roleserver.clone(),
         }
     }
 
-    /// Where the disks of a fleet's machines are.
+    /// The directory of the machines' disks, beside the state file.
     #[must_use]
     pub fn disks_beside(state: &Path) -> PathBuf {
         let mut name = state.as_os_str().to_owned();
@@ -68,14 +68,14 @@ impl Nodes {
     }
 }
 
-impl NodeOfMachine {
-    /// Where its disk is.
+impl MachineNode {
+    /// The directory that is its disk.
     #[must_use]
     pub fn disk(&self) -> &Path {
         &self.disk
     }
 
-    /// Runs it until `over`, once `disk` is nobody else's.
+    /// Runs the node until `over`, once the lock of its disk is free.
     pub async fn run(self, boot_id: String, disk: Arc<tokio::sync::Mutex<()>>, over: CancellationToken) {
         let _disk = disk.lock().await;
         if over.is_cancelled() {
@@ -85,26 +85,29 @@ impl NodeOfMachine {
             tracing::error!(disk = %self.disk.display(), %error, "a simulated machine has no disk, and can be no node");
             return;
         }
-        let settings = Settings {
+        let settings = ClusterNodeSettings {
             state_directory: self.disk,
             launcher: self.roleserver,
             etcd: etcd_program::program(),
             boot_id,
-            clock: crate::curator::clock::Clock::host(),
-            // What runs beside it ends with it, as with the power of a machine.
-            leaving: CancellationToken::new(),
-            shepherds: self.shepherds,
-            ports: Ports::default(),
+            clock: crate::curator::clock::Clock::system(),
+            // Its processes end with it, as if the power of the machine were cut.
+            shutdown: CancellationToken::new(),
+            server_pool: self.shepherds,
+            ports: ComponentPorts::default(),
         };
-        let tree = Supervisor::start(worker(&settings, &self.facts), supervise::Settings::default());
+        let tree = Supervisor::start(
+            run_cluster_node(&settings, &self.facts),
+            supervise::SupervisorSettings::default(),
+        );
         over.cancelled().await;
         tree.stop().await;
     }
 }
 
-/// An address for a new node: one of four million of the loopback network.
+/// A random address for a new node, of four million in the loopback network.
 #[must_use]
-pub fn draw_address() -> Ipv4Addr {
+pub fn random_loopback_address() -> Ipv4Addr {
     let [a, b, c]: [u8; 3] = rand::random();
     Ipv4Addr::new(127, 128 | (a & 0x3f), b, c.clamp(1, 254))
 }

@@ -1,18 +1,16 @@
-//! The SSH port of one machine, which stays its own while nothing listens on it.
+//! Reserved loopback port of a simulated machine.
 //!
-//! A port that is merely closed may be given to another process while its
-//! machine is off. Each machine therefore holds a second socket, bound to the
-//! port and never listening: the kernel keeps the port away from everyone and
-//! still refuses connections (`SO_REUSEADDR` on both lets the listening one come
-//! and go).
+//! The SSH port stays reserved while nothing listens on it. A port that is merely closed may be given to another
+//! process while its machine is off. Each machine therefore holds a second socket, bound to the port and never
+//! listening: the kernel keeps the port from other processes and still refuses connections (`SO_REUSEADDR` on both
+//! sockets lets the listening one come and go).
 //!
 //! # At once
 //!
-//! A machine must not be said to be up while its port refuses, nor to be off
-//! while it accepts. Opening and closing therefore take effect in the call, and
-//! not when some task gets its turn: a listening socket is shut down, which ends
-//! its listening in the kernel whoever still has it open, and the next one is a
-//! socket of its own, so that no connection reaches a server of before.
+//! A machine must not be reported as up while its port refuses connections, nor as off while it accepts them. Opening
+//! and closing therefore take effect within the call, and not when some task is scheduled. A listening socket is shut
+//! down, which ends its listening in the kernel even if another task still has it open. The next listener is a new
+//! socket, so that no connection reaches an earlier server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -20,7 +18,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use rustix::net::{Shutdown, shutdown};
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Connections a machine's SSH server lets wait.
+/// Most connections that may wait to be accepted.
 const BACKLOG: u32 = 128;
 
 /// A port of the loopback address.
@@ -31,8 +29,8 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Takes that port, or any for 0.
-    pub(crate) fn take(number: u16) -> std::io::Result<Self> {
+    /// Reserves that port, or any free one for 0.
+    pub(crate) fn reserve(number: u16) -> std::io::Result<Self> {
         let reservation = bind(number)?;
         let number = reservation.local_addr()?.port();
         Ok(Self { _reservation: reservation, number, listening: None })
@@ -42,7 +40,7 @@ impl Port {
         self.number
     }
 
-    /// Listens, on a socket of its own. Must be called in a tokio runtime.
+    /// Listens on a new socket. Must be called in a tokio runtime.
     pub(crate) fn open(&mut self) -> std::io::Result<TcpListener> {
         self.close();
         let listener = bind(self.number)?.listen(BACKLOG)?;
@@ -50,10 +48,10 @@ impl Port {
         Ok(listener)
     }
 
-    /// Refuses connections from now on. Those that nobody has accepted yet are reset.
+    /// Refuses connections from now on. Connections that were not accepted yet are reset.
     pub(crate) fn close(&mut self) {
         if let Some(listening) = self.listening.take() {
-            // Fails only where it does not listen any more.
+            // This fails only if the socket does not listen any more.
             let _ = shutdown(&listening, Shutdown::Both);
         }
     }
@@ -73,8 +71,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_port_opens_and_closes_at_once_whoever_still_has_its_listener() {
-        let mut port = Port::take(0).unwrap();
+    async fn port_opens_and_closes_at_once() {
+        let mut port = Port::reserve(0).unwrap();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port.number()));
         let mut kept = Vec::new();
         for _ in 0..3 {
@@ -90,8 +88,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_opened_anew_is_not_served_by_the_server_of_before() {
-        let mut port = Port::take(0).unwrap();
+    async fn reopened_port_is_not_served_by_the_old_server() {
+        let mut port = Port::reserve(0).unwrap();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port.number()));
         let before = port.open().unwrap();
         let after = port.open().unwrap();
@@ -102,9 +100,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_is_chosen_for_nobody_else() {
-        let port = Port::take(0).unwrap();
-        let others: Vec<_> = (0..200).map(|_| Port::take(0).unwrap()).collect();
+    async fn reserved_port_is_exclusive() {
+        let port = Port::reserve(0).unwrap();
+        let others: Vec<_> = (0..200).map(|_| Port::reserve(0).unwrap()).collect();
         assert!(others.iter().all(|other| other.number() != port.number()));
     }
 }

@@ -1,22 +1,21 @@
-//! All the simulator's chance, as a function of one number.
+//! Deterministic randomness from one seed.
 //!
-//! A value is drawn by naming it: what it is for, which machine, which time. No
-//! generator is carried along, so what happens to one machine does not depend on
-//! how the others were scheduled, and a restarted simulator goes on where it
-//! was without having saved anything but counters.
+//! A value is drawn by its name: its purpose, the machine, the turn. No generator state is stored, so what happens to
+//! one machine does not depend on how the others were scheduled, and a restarted simulator continues where it was
+//! without having stored anything but counters.
 
 use chrono::TimeDelta;
 use ring::digest;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// The number a fleet is made from.
+/// The number that a fleet is derived from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Seed(pub u64);
 
 impl Seed {
-    /// The `turn`-th value named `purpose` of machine `index`.
+    /// The `turn`-th value for `purpose` of machine `index`.
     #[must_use]
     pub fn bytes(self, purpose: &str, index: u32, turn: u64) -> [u8; 32] {
         let mut context = digest::Context::new(&digest::SHA256);
@@ -39,21 +38,21 @@ impl Seed {
 
     /// A whole number below `limit`; 0 when the limit is 0.
     #[must_use]
-    pub fn below(self, limit: u64, purpose: &str, index: u32, turn: u64) -> u64 {
+    pub fn number_below(self, limit: u64, purpose: &str, index: u32, turn: u64) -> u64 {
         self.number(purpose, index, turn).checked_rem(limit).unwrap_or(0)
     }
 
-    /// Whether something of `per_mille` in a thousand happens.
+    /// Whether an event with a probability of `per_mille` in a thousand occurs.
     #[must_use]
-    pub fn happens(self, per_mille: u64, purpose: &str, index: u32, turn: u64) -> bool {
-        self.below(1000, purpose, index, turn) < per_mille
+    pub fn chance(self, per_mille: u64, purpose: &str, index: u32, turn: u64) -> bool {
+        self.number_below(1000, purpose, index, turn) < per_mille
     }
 
     /// A duration from half of `mean` to one and a half of it.
     #[must_use]
-    pub fn around(self, mean: TimeDelta, purpose: &str, index: u32, turn: u64) -> TimeDelta {
+    pub fn spread(self, mean: TimeDelta, purpose: &str, index: u32, turn: u64) -> TimeDelta {
         let mean = u64::try_from(mean.num_milliseconds()).unwrap_or(0);
-        let drawn = mean / 2 + self.below(mean.max(1), purpose, index, turn);
+        let drawn = mean / 2 + self.number_below(mean.max(1), purpose, index, turn);
         TimeDelta::milliseconds(i64::try_from(drawn).unwrap_or(i64::MAX))
     }
 
@@ -71,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_name_draws_the_same_value_and_another_name_another() {
+    fn values_depend_on_their_name_alone() {
         let seed = Seed(7);
         assert_eq!(seed.bytes("boot", 3, 1), seed.bytes("boot", 3, 1));
         assert_ne!(seed.bytes("boot", 3, 1), seed.bytes("boot", 3, 2));
@@ -81,8 +80,8 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_met_over_many_draws() {
-        let hits = (0..10_000).filter(|turn| Seed(1).happens(800, "persists", 0, *turn)).count();
+    fn chance_matches_its_share_over_many_draws() {
+        let hits = (0..10_000).filter(|turn| Seed(1).chance(800, "persists", 0, *turn)).count();
         assert!((7_700..8_300).contains(&hits), "{hits}");
     }
 
@@ -90,9 +89,9 @@ mod tests {
     fn a_duration_stays_around_its_mean() {
         let mean = TimeDelta::seconds(10);
         for turn in 0..1000 {
-            let drawn = Seed(2).around(mean, "boot", 0, turn);
+            let drawn = Seed(2).spread(mean, "boot", 0, turn);
             assert!(drawn >= mean / 2 && drawn <= mean * 3 / 2, "{drawn}");
         }
-        assert_eq!(Seed(2).around(TimeDelta::zero(), "boot", 0, 0), TimeDelta::zero());
+        assert_eq!(Seed(2).spread(TimeDelta::zero(), "boot", 0, 0), TimeDelta::zero());
     }
 }

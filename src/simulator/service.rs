@@ -1,4 +1,4 @@
-//! The simulator as a process: its flags, its start and its end.
+//! The simulator as a process: arguments, start, stop.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,21 +12,21 @@ use tokio_util::sync::CancellationToken;
 
 use crate::simulator::api;
 use crate::simulator::fault_command::FaultArgs;
-use crate::simulator::faults::Profile;
-use crate::simulator::fleet::{Fleet, host_now};
+use crate::simulator::faults::FaultProfile;
+use crate::simulator::fleet::{SimulatedFleet, host_now};
 use crate::simulator::journal::Journal;
-use crate::simulator::machine::Nature;
-use crate::simulator::node::Nodes;
+use crate::simulator::machine::FleetProfile;
+use crate::simulator::node::NodeSettings;
 use crate::simulator::seed::Seed;
 use crate::simulator::state::{FleetState, StateError, StateLock};
 
-/// Machines that start their agent again after a boot, in a hundred, unless told otherwise.
+/// Default share of machines that start their agent again after a boot, in per cent.
 const PERSISTENT_PERCENT: u64 = 80;
-/// Open files a machine needs at most: three for its SSH port, some connections, its agent's.
+/// Most open files of one machine: three for its SSH port, some connections, its agent's.
 const FILES_PER_MACHINE: u64 = 12;
 const OTHER_FILES: u64 = 256;
-/// How long requests may take to be answered once the end was asked for.
-const LAST_ANSWERS: Duration = Duration::from_secs(3);
+/// How long requests may take to be answered after a shutdown was requested.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// `shepherd simulator`, with or without a verb.
 #[derive(Clone, Debug, clap::Args)]
@@ -67,8 +67,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
     /// What goes wrong unasked.
-    #[arg(long, value_enum, default_value_t = Profile::None)]
-    pub faults: Profile,
+    #[arg(long, value_enum, default_value_t = FaultProfile::None)]
+    pub faults: FaultProfile,
     /// Seconds a boot takes, half as much more or less.
     #[arg(long = "boot_seconds", alias = "boot-seconds", value_name = "SECONDS", default_value_t = 3.0)]
     pub boot_seconds: f64,
@@ -84,23 +84,23 @@ pub struct RunArgs {
     pub exit_with_parent: bool,
 }
 
-/// The simulator cannot run, or could not go on.
+/// Why the simulator cannot start, or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulatorError {
-    /// It would listen where others can reach it.
+    /// The address is not a loopback address, so others could reach it.
     #[error(
         "the simulator listens on loopback addresses only, and {0} is none; give --listen 127.0.0.1:PORT"
     )]
     NotLoopback(SocketAddr),
-    /// The duration of a boot is none.
+    /// The duration of a boot is invalid.
     #[error("--boot_seconds {0} is no duration; give a number from 0 to 3600")]
     BootSeconds(f64),
-    /// The address cannot be had.
+    /// The address cannot be listened on.
     #[error("the simulator cannot listen on {address}: {source}; stop what has it, or give another --listen")]
     Listen {
-        /// The address.
+        /// The address that was given.
         address: SocketAddr,
-        /// What happened.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// The state file cannot be used.
@@ -109,15 +109,15 @@ pub enum SimulatorError {
     /// The journal cannot be used.
     #[error("the simulator's journal of calls {path} cannot be opened: {source}")]
     Journal {
-        /// The file.
+        /// The path of the journal.
         path: PathBuf,
-        /// What happened.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// The system did not give what the fleet needs.
+    /// The system did not provide the resources that the fleet needs.
     #[error("the simulator cannot start its machines: {0}")]
     Machines(std::io::Error),
-    /// Serving the API ended by itself.
+    /// The API server stopped by itself.
     #[error("the simulator's API stopped serving: {0}")]
     Serve(std::io::Error),
     /// The reader of standard output is gone.
@@ -126,7 +126,7 @@ pub enum SimulatorError {
 }
 
 impl SimulatorError {
-    /// Whether the caller gave something wrong (exit code 2) rather than something having failed (1).
+    /// Whether the caller made a mistake (exit code 2) or something else failed (exit code 1).
     #[must_use]
     pub const fn is_usage(&self) -> bool {
         matches!(
@@ -142,48 +142,48 @@ impl SimulatorError {
 pub struct Simulator {
     listener: TcpListener,
     address: SocketAddr,
-    fleet: Arc<Fleet>,
+    fleet: Arc<SimulatedFleet>,
     _lock: StateLock,
 }
 
 impl Simulator {
-    /// Takes the state file and the address, and brings the fleet to life.
+    /// Locks the state file, binds the address, and starts the fleet.
     pub async fn start(args: &RunArgs) -> Result<Self, SimulatorError> {
         if !args.listen.ip().is_loopback() {
             return Err(SimulatorError::NotLoopback(args.listen));
         }
         let boot = boot_duration(args.boot_seconds)?;
-        // Before any file is made: a start that fails for want of the address leaves nothing.
+        // Bound before any file is created: a start that fails at the address leaves nothing behind.
         let failed = |source| SimulatorError::Listen { address: args.listen, source };
         let listener = TcpListener::bind(args.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let lock = StateLock::take(&args.state)?;
+        let lock = StateLock::acquire(&args.state)?;
         let mut state = match FleetState::load(&args.state)? {
             Some(state) => state,
             None => FleetState::new(Seed(args.seed.unwrap_or(1)), args.machines, host_now()),
         };
-        if let Some(asked) = args.seed
-            && asked != state.seed.0
+        if let Some(requested) = args.seed
+            && requested != state.seed.0
         {
             let path = args.state.clone();
-            return Err(StateError::Seed { path, found: state.seed.0, asked }.into());
+            return Err(StateError::Seed { path, found: state.seed.0, requested }.into());
         }
         state.grow(args.machines, host_now());
         let machines = state.machines.len();
-        allow_files(machines);
+        raise_file_limit(machines);
         let path = Journal::path_beside(&args.state);
         let journal = Journal::open(&path).map_err(|source| SimulatorError::Journal { path, source })?;
-        let nature = Nature {
+        let nature = FleetProfile {
             seed: state.seed,
-            profile: args.faults,
+            fault_profile: args.faults,
             boot,
             persistent_per_mille: args.persistent_percent * 10,
         };
         let nodes = args.roleserver.clone().map(|roleserver| {
             let absolute = std::path::absolute(&args.state).unwrap_or_else(|_| args.state.clone());
-            Nodes { roleserver, disks: Nodes::disks_beside(&absolute) }
+            NodeSettings { roleserver, disks: NodeSettings::disks_beside(&absolute) }
         });
-        let fleet = Fleet::start(nature, state, args.state.clone(), journal, nodes)
+        let fleet = SimulatedFleet::start(nature, state, args.state.clone(), journal, nodes)
             .map_err(SimulatorError::Machines)?;
         tracing::info!(%address, machines, seed = nature.seed.0, faults = ?args.faults, "the simulator runs");
         Ok(Self { listener, address, fleet, _lock: lock })
@@ -195,16 +195,15 @@ impl Simulator {
         format!("http://{}", self.address)
     }
 
-    /// Serves until told to stop; then ends every machine's servers and agents and keeps the last
-    /// state.
+    /// Serves until `shutdown` is cancelled. Then stops every machine's servers and agents, and saves the last state.
     pub async fn serve(self, shutdown: CancellationToken) -> Result<(), SimulatorError> {
         let Self { listener, fleet, _lock: lock, .. } = self;
         let serving = axum::serve(listener, api::routes(Arc::clone(&fleet)))
             .with_graceful_shutdown(shutdown.clone().cancelled_owned());
-        // A client that never ends its request must not keep the fleet from ending.
+        // A client that never ends its request must not keep the fleet from stopping.
         let patience = async {
             shutdown.cancelled().await;
-            tokio::time::sleep(LAST_ANSWERS).await;
+            tokio::time::sleep(SHUTDOWN_TIMEOUT).await;
         };
         let served = tokio::select! {
             served = serving.into_future() => served.map_err(SimulatorError::Serve),
@@ -217,7 +216,7 @@ impl Simulator {
 }
 
 /// Runs a simulator. The first line it writes to `announce` is `listening on http://ADDRESS:PORT`.
-pub async fn run(
+pub async fn run_simulator(
     args: RunArgs,
     mut announce: impl std::io::Write,
     shutdown: CancellationToken,
@@ -237,8 +236,8 @@ fn boot_duration(seconds: f64) -> Result<TimeDelta, SimulatorError> {
         .ok_or(SimulatorError::BootSeconds(seconds))
 }
 
-/// Raises this process's limit of open files to what the fleet needs, as far as it may.
-fn allow_files(machines: usize) {
+/// Raises this process's limit of open files to what the fleet needs, as far as the hard limit allows.
+fn raise_file_limit(machines: usize) {
     let wanted = OTHER_FILES + FILES_PER_MACHINE * machines as u64;
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < wanted) {

@@ -1,13 +1,10 @@
-//! The SSH server of one simulated machine.
+//! SSH server of a simulated machine.
 //!
-//! Any public key may log in, as any user; the journal records which. A session
-//! may run the three commands of a takeover ([`RemoteStep`]) and a reboot,
-//! recognised by their words. **Nothing is ever run on the host**: a command of
-//! another shape is answered like a shell answers a program it does not have,
-//! with exit status 127.
+//! Any public key may log in, as any user; the journal records which. A session may run the three commands of a
+//! takeover ([`RemoteStep`]) and a reboot, recognised by their words. **Nothing is ever run on the host**: any other
+//! command is answered as a shell answers a missing program, with exit status 127.
 //!
-//! Uploads are hashed as they stream in and thrown away; only the digest stays
-//! on the machine's "disk".
+//! Uploads are hashed as they stream in and discarded. Only the digest is stored on the machine's "disk".
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -33,38 +30,38 @@ use crate::model::shell_words;
 use crate::proto::agent::v1 as wire;
 use crate::roleserver::enrolment::REQUEST_LIMIT_BYTES;
 use crate::simulator::agent;
-use crate::simulator::cuttable::Cuttable;
-use crate::simulator::face::SshFace;
-use crate::simulator::fleet::Fleet;
+use crate::simulator::fleet::SimulatedFleet;
 use crate::simulator::host_key;
-use crate::simulator::journal::{Call, OpenCall, Outcome};
-use crate::simulator::machine::{Event, Refusal};
+use crate::simulator::journal::{JournalCall, JournalOutcome, OpenCall};
+use crate::simulator::machine::{MachineEvent, StepRejected};
+use crate::simulator::observable::ObservableSsh;
+use crate::simulator::severable_stream::SeverableStream;
 
 /// A shell's exit status for a program that it cannot find.
 const NOT_FOUND: u32 = 127;
-/// How late a slow machine answers.
-const SLOW: Duration = Duration::from_secs(2);
-/// How long a machine that was told to reboot still answers.
-const LAST_BREATH: Duration = Duration::from_millis(200);
-/// How long a connection may say nothing.
-const INACTIVITY: Duration = Duration::from_mins(2);
+/// The delay of a slow machine.
+const SLOW_DELAY: Duration = Duration::from_secs(2);
+/// How long a machine still answers after an order to reboot.
+const REBOOT_DELAY: Duration = Duration::from_millis(200);
+/// How long a connection may be idle.
+const INACTIVITY_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// Serves until told to stop; connections end with it.
-pub(crate) async fn serve(
-    fleet: Arc<Fleet>,
+/// Serves until `stop` is cancelled. Connections end with it.
+pub(crate) async fn serve_ssh(
+    fleet: Arc<SimulatedFleet>,
     index: usize,
     listener: TcpListener,
-    face: SshFace,
+    face: ObservableSsh,
     stop: CancellationToken,
 ) {
     let (id, place) =
         fleet.read(|state| (state.machines[index].id.clone(), state.machines[index].machine.index));
     let config = match face {
-        SshFace::Closed => return,
-        SshFace::Silent => None,
-        SshFace::Open { host_key: generation } => {
-            match host_key::private(fleet.nature.seed, place, generation) {
-                Ok(key) => Some(Arc::new(config(key))),
+        ObservableSsh::Closed => return,
+        ObservableSsh::Silent => None,
+        ObservableSsh::Open { host_key: generation } => {
+            match host_key::private_key(fleet.profile.seed, place, generation) {
+                Ok(key) => Some(Arc::new(server_config(key))),
                 Err(error) => {
                     tracing::error!(machine = %id, %error, "no host key");
                     return;
@@ -80,7 +77,7 @@ pub(crate) async fn serve(
             Some(_) = connections.join_next() => continue,
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
-                // Shut down a moment after it was asked.
+                // `close` of the port may end `accept` before the token is polled.
                 Err(_) if stop.is_cancelled() => return,
                 Err(error) => {
                     tracing::warn!(machine = %id, %error, "cannot accept an SSH connection");
@@ -89,16 +86,16 @@ pub(crate) async fn serve(
                 }
             },
         };
-        let call = fleet.journal.begin(Call {
+        let call = fleet.journal.begin(JournalCall {
             channel: "ssh",
-            what: "connection",
+            action: "connection",
             machine: Some(&id),
             arguments: json!({}),
-            ..Call::default()
+            ..JournalCall::default()
         });
         match &config {
             Some(config) => {
-                let connection = Connection {
+                let connection = SshConnection {
                     fleet: Arc::clone(&fleet),
                     index,
                     id: id.clone(),
@@ -106,10 +103,10 @@ pub(crate) async fn serve(
                     key: String::new(),
                     running: HashMap::new(),
                 };
-                let stream = Cuttable::new(stream, stop.clone());
-                connections.spawn(converse(Arc::clone(config), stream, connection, call));
+                let stream = SeverableStream::new(stream, stop.clone());
+                connections.spawn(run_connection(Arc::clone(config), stream, connection, call));
             }
-            // A hanging machine's kernel completes the handshake of TCP, and that is all.
+            // The kernel of a hanging machine completes the TCP handshake, and nothing else happens.
             None => {
                 connections.spawn(async move {
                     let _kept = (stream, call);
@@ -120,41 +117,46 @@ pub(crate) async fn serve(
     }
 }
 
-fn config(key: PrivateKey) -> Config {
+fn server_config(key: PrivateKey) -> Config {
     Config {
         methods: MethodSet::from([MethodKind::PublicKey].as_slice()),
         auth_rejection_time: Duration::from_millis(100),
         auth_rejection_time_initial: Some(Duration::ZERO),
-        inactivity_timeout: Some(INACTIVITY),
+        inactivity_timeout: Some(INACTIVITY_TIMEOUT),
         keys: vec![key],
         nodelay: true,
         ..Config::default()
     }
 }
 
-async fn converse(config: Arc<Config>, stream: Cuttable, connection: Connection, call: OpenCall) {
+async fn run_connection(
+    config: Arc<Config>,
+    stream: SeverableStream,
+    connection: SshConnection,
+    call: OpenCall,
+) {
     let outcome = match russh::server::run_stream(config, stream, connection).await {
         Ok(session) => session.await,
         Err(error) => Err(error),
     };
     match outcome {
-        Ok(()) => call.end(Outcome::Ok, &json!({})),
-        Err(error) => call.end(Outcome::Failed, &json!({ "error": error.to_string() })),
+        Ok(()) => call.end(JournalOutcome::Ok, &json!({})),
+        Err(error) => call.end(JournalOutcome::Failed, &json!({ "error": error.to_string() })),
     }
 }
 
 /// One connection to one machine.
-struct Connection {
-    fleet: Arc<Fleet>,
+struct SshConnection {
+    fleet: Arc<SimulatedFleet>,
     index: usize,
     id: String,
     user: String,
     key: String,
-    running: HashMap<ChannelId, Running>,
+    running: HashMap<ChannelId, RunningCommand>,
 }
 
 /// A command that reads its standard input.
-enum Running {
+enum RunningCommand {
     Upload {
         path: String,
         sha256: String,
@@ -169,24 +171,24 @@ enum Running {
     },
 }
 
-/// What a command left behind when it ended.
-struct Ended {
+/// The result of a command that has ended.
+struct CommandResult {
     status: u32,
     stdout: Vec<u8>,
     stderr: Cow<'static, str>,
 }
 
-impl Ended {
-    fn well(stdout: impl Into<Vec<u8>>) -> Self {
+impl CommandResult {
+    fn success(stdout: impl Into<Vec<u8>>) -> Self {
         Self { status: 0, stdout: stdout.into(), stderr: "".into() }
     }
 
-    fn badly(status: u32, stderr: impl Into<Cow<'static, str>>) -> Self {
+    fn failure(status: u32, stderr: impl Into<Cow<'static, str>>) -> Self {
         Self { status, stdout: Vec::new(), stderr: stderr.into() }
     }
 }
 
-impl Handler for Connection {
+impl Handler for SshConnection {
     type Error = russh::Error;
 
     async fn auth_publickey(&mut self, user: &str, key: VerifiedPublicKey<'_>) -> Result<Auth, Self::Error> {
@@ -218,30 +220,30 @@ impl Handler for Connection {
         session.channel_success(channel)?;
         let command = String::from_utf8_lossy(command).into_owned();
         if self.fleet.read(|state| state.machines[self.index].machine.slow) {
-            tokio::time::sleep(SLOW).await;
+            tokio::time::sleep(SLOW_DELAY).await;
         }
         let ended = match RemoteStep::parse(&command) {
             Some(RemoteStep::Probe { path }) => self.probe(&path),
             Some(RemoteStep::Upload { path, sha256, size }) => {
-                let call = self.begin("upload", json!({ "path": path, "sha256": sha256, "size": size }));
+                let call = self.begin_call("upload", json!({ "path": path, "sha256": sha256, "size": size }));
                 let hash = Box::new(digest::Context::new(&digest::SHA256));
-                let upload = Running::Upload { path, sha256, size, received: 0, hash, call };
+                let upload = RunningCommand::Upload { path, sha256, size, received: 0, hash, call };
                 self.running.insert(channel, upload);
                 return Ok(());
             }
             Some(RemoteStep::Enroll { path }) => {
                 if self.fleet.read(|state| state.machines[self.index].uploads.contains_key(&path)) {
-                    let call = self.begin("enroll-command", json!({ "path": path }));
-                    self.running.insert(channel, Running::Enroll { input: Vec::new(), call });
+                    let call = self.begin_call("enroll-command", json!({ "path": path }));
+                    self.running.insert(channel, RunningCommand::Enroll { input: Vec::new(), call });
                     return Ok(());
                 }
-                let call = self.begin("enroll-command", json!({ "path": path }));
-                call.end(Outcome::Refused, &json!({ "exit_status": NOT_FOUND }));
-                Ended::badly(NOT_FOUND, format!("sh: 1: {path}: not found\n"))
+                let call = self.begin_call("enroll-command", json!({ "path": path }));
+                call.end(JournalOutcome::Refused, &json!({ "exit_status": NOT_FOUND }));
+                CommandResult::failure(NOT_FOUND, format!("sh: 1: {path}: not found\n"))
             }
-            None => self.other(&command),
+            None => self.run_other_command(&command),
         };
-        send(channel, session, ended)
+        send_result(channel, session, ended)
     }
 
     async fn data(
@@ -251,15 +253,15 @@ impl Handler for Connection {
         _session: &mut Session,
     ) -> Result<(), Self::Error> {
         match self.running.get_mut(&channel) {
-            Some(Running::Upload { received, hash, .. }) => {
+            Some(RunningCommand::Upload { received, hash, .. }) => {
                 *received += data.len() as u64;
                 hash.update(data);
             }
-            // What is beyond the limit is only counted by being too much.
-            Some(Running::Enroll { input, .. }) if input.len() <= REQUEST_LIMIT_BYTES => {
+            // Bytes beyond the limit are not stored: that the input is too long is enough to know.
+            Some(RunningCommand::Enroll { input, .. }) if input.len() <= REQUEST_LIMIT_BYTES => {
                 input.extend_from_slice(data);
             }
-            Some(Running::Enroll { .. }) | None => {}
+            Some(RunningCommand::Enroll { .. }) | None => {}
         }
         Ok(())
     }
@@ -267,44 +269,44 @@ impl Handler for Connection {
     async fn channel_eof(&mut self, channel: ChannelId, session: &mut Session) -> Result<(), Self::Error> {
         let ended = match self.running.remove(&channel) {
             None => return Ok(()),
-            Some(Running::Upload { path, sha256, size, received, hash, call }) => {
+            Some(RunningCommand::Upload { path, sha256, size, received, hash, call }) => {
                 let digest = hex::encode(hash.finish());
-                self.uploaded(path, &sha256, size, received, digest, call).await
+                self.finish_upload(path, &sha256, size, received, digest, call).await
             }
-            Some(Running::Enroll { input, call }) => self.enroll(&input, call).await,
+            Some(RunningCommand::Enroll { input, call }) => self.enroll(&input, call).await,
         };
-        send(channel, session, ended)
+        send_result(channel, session, ended)
     }
 
     async fn channel_close(&mut self, channel: ChannelId, _session: &mut Session) -> Result<(), Self::Error> {
-        // A command whose channel closed before its input ended was killed.
+        // A command whose channel was closed before its input ended counts as killed.
         self.running.remove(&channel);
         Ok(())
     }
 }
 
-impl Connection {
-    fn begin(&self, what: &str, mut arguments: serde_json::Value) -> OpenCall {
+impl SshConnection {
+    fn begin_call(&self, what: &str, mut arguments: serde_json::Value) -> OpenCall {
         arguments["user"] = json!(self.user);
         arguments["key"] = json!(self.key);
-        self.fleet.journal.begin(Call {
+        self.fleet.journal.begin(JournalCall {
             channel: "ssh",
-            what,
+            action: what,
             machine: Some(&self.id),
             arguments,
-            ..Call::default()
+            ..JournalCall::default()
         })
     }
 
-    fn probe(&self, path: &str) -> Ended {
-        let call = self.begin("probe", json!({ "path": path }));
+    fn probe(&self, path: &str) -> CommandResult {
+        let call = self.begin_call("probe", json!({ "path": path }));
         let digest = self.fleet.read(|state| state.machines[self.index].uploads.get(path).cloned());
         let digest = digest.as_deref().unwrap_or("none");
         let home = if self.user == "root" { "/root".to_owned() } else { format!("/home/{}", self.user) };
         let mut text = format!("{PROBE_BEGIN}\n");
         for (key, value) in [
             (probe_key::OS, "Linux"),
-            // The agent's program is checked against it, and is one for this host.
+            // The agent's program is checked against it, and is built for this host.
             (probe_key::ARCH, std::env::consts::ARCH),
             (probe_key::USER, &self.user),
             (probe_key::HOME, &home),
@@ -314,11 +316,11 @@ impl Connection {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "{key}={value}");
         }
-        call.end(Outcome::Ok, &json!({ "digest": digest }));
-        Ended::well(text)
+        call.end(JournalOutcome::Ok, &json!({ "digest": digest }));
+        CommandResult::success(text)
     }
 
-    async fn uploaded(
+    async fn finish_upload(
         &self,
         path: String,
         announced: &str,
@@ -326,7 +328,7 @@ impl Connection {
         received: u64,
         digest: String,
         call: OpenCall,
-    ) -> Ended {
+    ) -> CommandResult {
         let refusal = if self.fleet.read(|state| state.machines[self.index].machine.disk_full) {
             Some((upload_status::WRITE, "write error: No space left on device\n".to_owned()))
         } else if received != size {
@@ -338,38 +340,38 @@ impl Connection {
         };
         if let Some((status, stderr)) = refusal {
             call.end(
-                Outcome::Refused,
+                JournalOutcome::Refused,
                 &json!({ "exit_status": status, "digest": digest, "received": received }),
             );
-            return Ended::badly(status, stderr);
+            return CommandResult::failure(status, stderr);
         }
-        let kept: Result<(), Refusal> = self.fleet.change(self.index, |record| {
+        let kept: Result<(), StepRejected> = self.fleet.change(self.index, |record| {
             record.uploads.insert(path, digest.clone());
             Ok(((), None))
         });
-        // A change without an event is never refused; what can fail is the disk.
+        // A change without an event is never rejected, but writing it to disk can fail.
         let _ = kept;
-        if let Err(error) = self.fleet.durable().await {
-            call.end(Outcome::Failed, &json!({ "error": error.to_string() }));
-            return Ended::badly(upload_status::WRITE, format!("{error}\n"));
+        if let Err(error) = self.fleet.wait_durable().await {
+            call.end(JournalOutcome::Failed, &json!({ "error": error.to_string() }));
+            return CommandResult::failure(upload_status::WRITE, format!("{error}\n"));
         }
-        call.end(Outcome::Ok, &json!({ "digest": digest, "received": received }));
-        Ended::well(format!("{UPLOAD_BEGIN}\ndigest={digest}\n"))
+        call.end(JournalOutcome::Ok, &json!({ "digest": digest, "received": received }));
+        CommandResult::success(format!("{UPLOAD_BEGIN}\ndigest={digest}\n"))
     }
 
-    async fn enroll(&self, input: &[u8], command: OpenCall) -> Ended {
+    async fn enroll(&self, input: &[u8], command: OpenCall) -> CommandResult {
         if input.len() > REQUEST_LIMIT_BYTES {
-            command.end(Outcome::Refused, &json!({ "error": "too large" }));
-            return Ended::badly(2, "the enrolment request is too large\n");
+            command.end(JournalOutcome::Refused, &json!({ "error": "too large" }));
+            return CommandResult::failure(2, "the enrolment request is too large\n");
         }
         let request = match wire::EnrollRequest::decode(input) {
             Ok(request) => request,
             Err(error) => {
-                command.end(Outcome::Refused, &json!({ "error": error.to_string() }));
-                return Ended::badly(2, format!("the enrolment request cannot be read: {error}\n"));
+                command.end(JournalOutcome::Refused, &json!({ "error": error.to_string() }));
+                return CommandResult::failure(2, format!("the enrolment request cannot be read: {error}\n"));
             }
         };
-        let mut call = self.begin(
+        let mut call = self.begin_call(
             "enroll",
             json!({
                 "machine_id": request.machine_id,
@@ -381,37 +383,39 @@ impl Connection {
                 "heartbeat_interval_seconds": request.heartbeat_interval_seconds,
             }),
         );
-        let response = agent::enroll(&self.fleet, self.index, request, &mut call).await;
+        let response = agent::enroll_machine(&self.fleet, self.index, request, &mut call).await;
         let refused = matches!(response.result, Some(wire::enroll_response::Result::Error(_)));
-        let outcome = if refused { Outcome::Refused } else { Outcome::Ok };
-        call.end(outcome, &agent::describe(&response));
-        command.end(Outcome::Ok, &json!({}));
+        let outcome = if refused { JournalOutcome::Refused } else { JournalOutcome::Ok };
+        call.end(outcome, &agent::describe_response(&response));
+        command.end(JournalOutcome::Ok, &json!({}));
         let mut stdout = format!("{ENROLL_BEGIN}\n").into_bytes();
         stdout.extend_from_slice(&response.encode_to_vec());
-        Ended::well(stdout)
+        CommandResult::success(stdout)
     }
 
-    fn other(&self, command: &str) -> Ended {
+    fn run_other_command(&self, command: &str) -> CommandResult {
         let words = shell_words::split(command);
         if words.as_deref().is_some_and(is_reboot) {
-            let call = self.begin("reboot", json!({ "command": command }));
+            let call = self.begin_call("reboot", json!({ "command": command }));
             let (fleet, index) = (Arc::clone(&self.fleet), self.index);
             self.fleet.spawn(async move {
-                tokio::time::sleep(LAST_BREATH).await;
-                match fleet.step(index, Event::Reboot) {
-                    Ok(()) => call.end(Outcome::Ok, &json!({})),
-                    Err(refusal) => call.end(Outcome::Refused, &json!({ "error": refusal.to_string() })),
+                tokio::time::sleep(REBOOT_DELAY).await;
+                match fleet.step(index, MachineEvent::Reboot) {
+                    Ok(()) => call.end(JournalOutcome::Ok, &json!({})),
+                    Err(refusal) => {
+                        call.end(JournalOutcome::Refused, &json!({ "error": refusal.to_string() }));
+                    }
                 }
             });
-            return Ended::well("");
+            return CommandResult::success("");
         }
-        let call = self.begin("exec", json!({ "command": command }));
-        call.end(Outcome::Refused, &json!({ "exit_status": NOT_FOUND }));
-        Ended::badly(NOT_FOUND, "sh: 1: not found: this machine is simulated and runs nothing\n")
+        let call = self.begin_call("exec", json!({ "command": command }));
+        call.end(JournalOutcome::Refused, &json!({ "exit_status": NOT_FOUND }));
+        CommandResult::failure(NOT_FOUND, "sh: 1: not found: this machine is simulated and runs nothing\n")
     }
 }
 
-/// Whether an argument vector reboots the machine it runs on.
+/// Whether an argument vector reboots the machine that it runs on.
 fn is_reboot(words: &[String]) -> bool {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let words = match words.as_slice() {
@@ -427,7 +431,7 @@ fn is_reboot(words: &[String]) -> bool {
     )
 }
 
-fn send(channel: ChannelId, session: &mut Session, ended: Ended) -> Result<(), russh::Error> {
+fn send_result(channel: ChannelId, session: &mut Session, ended: CommandResult) -> Result<(), russh::Error> {
     if !ended.stdout.is_empty() {
         session.data(channel, ended.stdout)?;
     }
@@ -444,7 +448,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reboots_are_told_from_what_only_looks_like_one() {
+    fn reboot_commands_are_recognised_exactly() {
         for line in ["'systemctl' 'reboot'", "sudo -n systemctl reboot", "/sbin/reboot", "shutdown -r now"] {
             assert!(is_reboot(&shell_words::split(line).unwrap()), "{line}");
         }

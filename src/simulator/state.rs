@@ -1,14 +1,11 @@
-//! The fleet as it stands on disk.
+//! State file of the simulated fleet.
 //!
-//! The file is what makes the simulator outlive everything: a shepherd that
-//! crashed finds the machines it created, and a restarted simulator is the same
-//! fleet with the same keys, fences and intents. It is replaced as a whole
-//! (temporary file, fsync, rename, fsync of the directory), and whatever a caller
-//! was told is in it before the answer is sent. A fence that was forgotten would
-//! let an older holder in; an intent that was forgotten would make a second
-//! machine.
+//! The file is what makes the simulator outlive everything: a shepherd that crashed finds the machines it created, and
+//! a restarted simulator is the same fleet with the same keys, fences and intents. The file is replaced as a whole
+//! (temporary file, fsync, rename, fsync of the directory), and every change is in it before its caller gets the
+//! answer. A lost fence would let an older holder in; a lost intent would create a second machine.
 //!
-//! Host keys and boot ids are not stored: they follow from the seed.
+//! Host keys and boot ids are not stored: they are derived from the seed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -21,72 +18,72 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 use crate::model::ids::IntentId;
-use crate::roleserver::enrolment::{Enrolment, Settings};
-use crate::simulator::machine::Machine;
+use crate::roleserver::enrolment::{AgentSettings, Enrolment};
+use crate::simulator::machine::SimulatedMachine;
 use crate::simulator::seed::Seed;
 
-/// Version of the file's shape.
+/// The version of the file format.
 pub const VERSION: u32 = 1;
-/// How many power and reboot intents of a machine are remembered.
-const REMEMBERED_INTENTS: usize = 64;
+/// How many power and reboot intents of a machine are stored.
+const MAX_INTENTS: usize = 64;
 
-/// The whole fleet.
+/// The state of the whole fleet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FleetState {
-    /// [`VERSION`].
+    /// Format of the file: [`VERSION`].
     pub version: u32,
-    /// What it was made from.
+    /// The seed that the fleet is derived from.
     pub seed: Seed,
-    /// How many API calls were counted, for the faults drawn from that number.
+    /// The number of API calls, from which their faults are drawn.
     pub api_calls: u64,
-    /// Every machine, by index.
-    pub machines: Vec<Record>,
+    /// All machines, by index.
+    pub machines: Vec<MachineRecord>,
 }
 
 /// One machine with everything on its disk and at its provider.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Record {
+pub struct MachineRecord {
     /// The provider's id of the machine.
     pub id: String,
     /// The provider's name of the capacity it is made from.
     pub reservation: String,
-    /// Its state.
-    pub machine: Machine,
-    /// The intent it was handed out under; `None` while nobody has it.
+    /// Its state as a simulated machine.
+    pub machine: SimulatedMachine,
+    /// The intent that it was created under; `None` while it is unused capacity.
     pub intent: Option<IntentId>,
     /// The loopback port of its SSH server; 0 before it has one.
     pub ssh_port: u16,
     /// Digest of every file uploaded to it, by path.
     pub uploads: BTreeMap<String, String>,
-    /// Who it is enrolled with, by the rules of the real role server.
+    /// The shepherd it is enrolled with, by the rules of the real role server.
     pub enrolment: Option<Enrolment>,
     /// Settings its agent falls back to while the newest have not worked yet.
-    pub fallback: Option<Settings>,
-    /// Its agent's key pair, PKCS#8 in hex; none before the first enrolment.
+    pub fallback: Option<AgentSettings>,
+    /// Its agent's key pair, PKCS#8 in hexadecimal; `None` before the first enrolment.
     pub identity: Option<String>,
-    /// How often it was taken back from whoever had it. Each has it under another id.
+    /// How often it was released. Each customer gets it under another id.
     #[serde(default)]
     pub taken_back: u64,
-    /// Where it is reached as a node of a cluster; none before it could be one.
+    /// Its address as a node of a cluster; `None` before it could be one.
     #[serde(default)]
     pub node_address: Option<Ipv4Addr>,
-    /// Power and reboot intents carried out, oldest first: asked again, they are not repeated.
+    /// Power and reboot intents carried out, oldest first. A repeated intent has no effect.
     pub intents: VecDeque<IntentId>,
 }
 
-/// The state file cannot be used.
+/// Why the state file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// Reading, writing or locking failed.
-    #[error("the simulator's state file {path}: cannot {doing}: {source}")]
+    #[error("the simulator's state file {path}: cannot {operation}: {source}")]
     Io {
-        /// What was being done.
-        doing: &'static str,
-        /// The file.
+        /// What was attempted, for the error message.
+        operation: &'static str,
+        /// The path of the state file.
         path: PathBuf,
-        /// What happened.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// Its content is not a fleet.
@@ -94,24 +91,24 @@ pub enum StateError {
         "the simulator's state file {path} holds no fleet this release can read: {source}; move it away to start a new one"
     )]
     Content {
-        /// The file.
+        /// The path of the state file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error of the JSON parser.
         source: serde_json::Error,
     },
-    /// It was made from another seed.
+    /// The fleet has another seed than the one given.
     #[error(
-        "the simulator's state file {path} holds a fleet of seed {found}, not {asked}; give --seed {found}, or another --state"
+        "the simulator's state file {path} holds a fleet of seed {found}, not {requested}; give --seed {found}, or another --state"
     )]
     Seed {
-        /// The file.
+        /// The path of the state file.
         path: PathBuf,
-        /// The seed in it.
+        /// The seed in the file.
         found: u64,
-        /// The seed asked for.
-        asked: u64,
+        /// The seed that was given.
+        requested: u64,
     },
-    /// Another simulator has it.
+    /// Another simulator has locked it.
     #[error(
         "the simulator's state file {0} is in use by another simulator; stop that one, or give another --state"
     )]
@@ -127,14 +124,14 @@ impl FleetState {
         state
     }
 
-    /// Adds machines until there are as many as asked for. Never removes any: a machine that
-    /// vanishes is a fault, and not what a smaller number means.
+    /// Adds machines until there are `machines` of them. Never removes any: a machine that vanishes is a fault, and not
+    /// what a smaller number means.
     pub fn grow(&mut self, machines: u32, now: DateTime<Utc>) {
         let present = u32::try_from(self.machines.len()).unwrap_or(u32::MAX);
-        self.machines.extend((present..machines).map(|index| Record {
+        self.machines.extend((present..machines).map(|index| MachineRecord {
             id: format!("sim-{:04}", index + 1),
             reservation: format!("slot-{:04}", index + 1),
-            machine: Machine::new(index, now),
+            machine: SimulatedMachine::new(index, now),
             intent: None,
             ssh_port: 0,
             uploads: BTreeMap::new(),
@@ -147,18 +144,20 @@ impl FleetState {
         }));
     }
 
-    /// The place of a machine in the fleet.
+    /// The index of a machine in the fleet.
     #[must_use]
     pub fn position(&self, id: &str) -> Option<usize> {
         self.machines.iter().position(|record| record.id == id)
     }
 
-    /// Reads a fleet; `None` when there is no file.
+    /// Loads a fleet; `None` if the file does not exist.
     pub fn load(path: &Path) -> Result<Option<Self>, StateError> {
         let text = match std::fs::read(path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(StateError::Io { doing: "read it", path: path.to_owned(), source }),
+            Err(source) => {
+                return Err(StateError::Io { operation: "read it", path: path.to_owned(), source });
+            }
         };
         let unreadable = |source| StateError::Content { path: path.to_owned(), source };
         let state: Self = serde_json::from_slice(&text).map_err(unreadable)?;
@@ -173,11 +172,11 @@ impl FleetState {
 
     /// Replaces the file with this fleet.
     pub fn save(&self, path: &Path) -> Result<(), StateError> {
-        let failed = |doing| move |source| StateError::Io { doing, path: path.to_owned(), source };
+        let failed = |doing| move |source| StateError::Io { operation: doing, path: path.to_owned(), source };
         let text = serde_json::to_vec(self)
             .map_err(|source| StateError::Content { path: path.to_owned(), source })?;
         let temporary = sibling(path, ".new");
-        // It holds the agents' private keys.
+        // The file contains the agents' private keys.
         let mut file = OpenOptions::new()
             .create(true)
             .truncate(true)
@@ -194,10 +193,10 @@ impl FleetState {
     }
 }
 
-impl Record {
-    /// Takes the machine back from whoever has it: nothing of theirs stays, and its id is never given again.
-    pub fn take_back(&mut self, intent: IntentId) {
-        self.note_intent(intent);
+impl MachineRecord {
+    /// Releases the machine: nothing of its customer remains, and its id is never used again.
+    pub fn release(&mut self, intent: IntentId) {
+        self.record_intent(intent);
         self.taken_back += 1;
         self.id = format!("sim-{:04}-{}", self.machine.index + 1, self.taken_back + 1);
         self.intent = None;
@@ -207,38 +206,38 @@ impl Record {
         self.identity = None;
     }
 
-    /// Notes that an intent is carried out; `false` when it already was.
-    pub fn note_intent(&mut self, intent: IntentId) -> bool {
+    /// Records that an intent is carried out. Returns `false` if it already was.
+    pub fn record_intent(&mut self, intent: IntentId) -> bool {
         if self.intents.contains(&intent) {
             return false;
         }
         self.intents.push_back(intent);
-        if self.intents.len() > REMEMBERED_INTENTS {
+        if self.intents.len() > MAX_INTENTS {
             self.intents.pop_front();
         }
         true
     }
 }
 
-/// The right to a state file, for as long as it is held.
+/// An exclusive lock of a state file.
 #[derive(Debug)]
 pub struct StateLock {
     file: File,
 }
 
 impl Drop for StateLock {
-    /// Given back, not only closed: a program that this process is just starting has the file as well, until it
-    /// is the program, and would keep the lock that long.
+    /// The file is unlocked, not only closed: a child process that is just being started has the file open too until
+    /// its exec, and would keep the lock that long.
     fn drop(&mut self) {
-        // What cannot be unlocked is unlocked when the last who has it closes it.
+        // If unlocking fails, the lock ends when the last process that has the file open closes it.
         let _ = self.file.unlock();
     }
 }
 
 impl StateLock {
-    /// Takes it, or says that another simulator has it. It ends with the process, however it ends.
-    pub fn take(path: &Path) -> Result<Self, StateError> {
-        let failed = |source| StateError::Io { doing: "lock it", path: path.to_owned(), source };
+    /// Locks the file. Fails if another simulator has locked it. The lock ends with the process, however it ends.
+    pub fn acquire(path: &Path) -> Result<Self, StateError> {
+        let failed = |source| StateError::Io { operation: "lock it", path: path.to_owned(), source };
         let file = OpenOptions::new()
             .create(true)
             .truncate(false)
@@ -303,12 +302,12 @@ mod tests {
     fn one_simulator_has_a_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("fleet.json");
-        let held = StateLock::take(&path).unwrap();
-        assert!(matches!(StateLock::take(&path), Err(StateError::InUse(_))));
-        // As a child has it between fork and exec.
+        let held = StateLock::acquire(&path).unwrap();
+        assert!(matches!(StateLock::acquire(&path), Err(StateError::InUse(_))));
+        // A child process has the file open between fork and exec.
         let inherited = held.file.try_clone().unwrap();
         drop(held);
-        StateLock::take(&path).unwrap();
+        StateLock::acquire(&path).unwrap();
         drop(inherited);
     }
 
@@ -316,11 +315,11 @@ mod tests {
     fn an_intent_is_carried_out_once() {
         let mut state = FleetState::new(Seed(3), 1, DateTime::UNIX_EPOCH);
         let intent = IntentId::generate();
-        assert!(state.machines[0].note_intent(intent));
-        assert!(!state.machines[0].note_intent(intent));
-        for _ in 0..REMEMBERED_INTENTS {
-            assert!(state.machines[0].note_intent(IntentId::generate()));
+        assert!(state.machines[0].record_intent(intent));
+        assert!(!state.machines[0].record_intent(intent));
+        for _ in 0..MAX_INTENTS {
+            assert!(state.machines[0].record_intent(IntentId::generate()));
         }
-        assert_eq!(state.machines[0].intents.len(), REMEMBERED_INTENTS);
+        assert_eq!(state.machines[0].intents.len(), MAX_INTENTS);
     }
 }

@@ -1,8 +1,7 @@
-//! What a runnable is given.
+//! The API of a runnable: the typestates `Starting`, `Healthy` and `Done`, and the scope of a run.
 //!
-//! The steps of a life are types, so that what may be done in which of them is known when the program is built: a
-//! [`Starting`] starts children and becomes a [`Healthy`], once; that becomes [`Done`], once, which is the only thing to
-//! return for one that has not failed.
+//! The steps of a run are types, so that the compiler checks what each of them may do. A [`Starting`] starts children
+//! and becomes a [`Healthy`], once; that becomes [`Done`], once. Only a runnable that returns [`Done`] has not failed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,27 +9,27 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
-use crate::supervisor::name::{Name, NameError};
-use crate::supervisor::outcome::{Cancelled, Stop};
-use crate::supervisor::report::Report;
+use crate::supervisor::exit_reason::{Cancelled, RunnableError};
+use crate::supervisor::name::{RunnableName, RunnableNameError};
+use crate::supervisor::report::TreeReport;
 use crate::supervisor::supervise::Shared;
-use crate::supervisor::tree::{Life, NotStarted};
+use crate::supervisor::tree::{AddChildError, RunId};
 
-/// Something that can be started, and started again: a function that makes a future.
+/// A restartable task: a function that makes a future.
 #[derive(Clone)]
-pub struct Runnable(Arc<dyn Fn(Starting) -> BoxFuture<'static, Result<Done, Stop>> + Send + Sync>);
+pub struct Runnable(Arc<dyn Fn(Starting) -> BoxFuture<'static, Result<Done, RunnableError>> + Send + Sync>);
 
 impl Runnable {
-    /// A runnable of a function, which is called for each life.
+    /// A runnable with this function, which is called for each run.
     pub fn new<F, Fut>(body: F) -> Self
     where
         F: Fn(Starting) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Result<Done, Stop>> + Send + 'static,
+        Fut: Future<Output = Result<Done, RunnableError>> + Send + 'static,
     {
         Self(Arc::new(move |starting| Box::pin(body(starting))))
     }
 
-    pub(super) fn call(&self, starting: Starting) -> BoxFuture<'static, Result<Done, Stop>> {
+    pub(super) fn call(&self, starting: Starting) -> BoxFuture<'static, Result<Done, RunnableError>> {
         (self.0)(starting)
     }
 }
@@ -44,40 +43,40 @@ impl fmt::Debug for Runnable {
 /// Why children were not started. None of them was.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A name is none.
+    /// A name is invalid.
     #[error("no child was started: {0}")]
-    Name(#[from] NameError),
-    /// A name is taken.
+    Name(#[from] RunnableNameError),
+    /// A child of this name exists already.
     #[error("no child was started: {0}")]
-    Twice(String),
-    /// The runnable was asked to end.
+    DuplicateName(String),
+    /// The run of the parent was cancelled.
     #[error("no child was started")]
     Cancelled(#[from] Cancelled),
 }
 
-/// One life of a runnable, as all that belongs to it may know it.
+/// One run of a runnable: its path, its cancellation and the report.
 #[derive(Clone)]
 pub struct Scope {
     pub(super) shared: Arc<Shared>,
-    pub(super) life: Life,
+    pub(super) run: RunId,
     pub(super) path: Arc<str>,
     pub(super) token: CancellationToken,
 }
 
 impl Scope {
-    /// Names from the root down, with dots between them.
+    /// The names from the root down, separated by dots.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Waits until this life is asked to end. What it gives is what to end with.
+    /// Waits for the cancellation of this run. The run should return the result as its error.
     pub async fn cancelled(&self) -> Cancelled {
         self.token.cancelled().await;
         self.cancellation()
     }
 
-    /// Waits for a future, or until this life is asked to end. Then the future is dropped.
+    /// Waits for a future, or for the cancellation of this run; then the future is dropped.
     pub async fn until_cancelled<F: Future>(&self, future: F) -> Result<F::Output, Cancelled> {
         tokio::select! {
             biased;
@@ -86,20 +85,20 @@ impl Scope {
         }
     }
 
-    /// The whole tree as it is now.
+    /// The state of the whole tree at this moment.
     #[must_use]
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> TreeReport {
         self.shared.report()
     }
 
-    /// What is cancelled when this life is asked to end, for what takes a token.
+    /// The token that is cancelled with this run, for functions that take a token.
     #[must_use]
     pub fn token(&self) -> CancellationToken {
         self.token.clone()
     }
 
     fn cancellation(&self) -> Cancelled {
-        Cancelled { life: self.life, path: self.path.clone() }
+        Cancelled { run: self.run, path: self.path.clone() }
     }
 }
 
@@ -109,66 +108,66 @@ impl fmt::Debug for Scope {
     }
 }
 
-/// A life that has not said yet that it is healthy. Only such a one starts children.
+/// A run that has not reported yet that it is healthy. Only such a run starts children.
 #[derive(Debug)]
 pub struct Starting(pub(super) Scope);
 
 impl Starting {
-    /// Starts a child that shares its fate with nobody.
+    /// Starts a child in a group of its own.
     pub fn start(&self, name: &str, runnable: Runnable) -> Result<(), StartError> {
         self.start_group([(name, runnable)])
     }
 
-    /// Starts children of which none lives on where another one dies.
+    /// Starts children as a group: when one of them dies, all are restarted.
     pub fn start_group<'n>(
         &self,
         members: impl IntoIterator<Item = (&'n str, Runnable)>,
     ) -> Result<(), StartError> {
         let members = members
             .into_iter()
-            .map(|(name, runnable)| Ok((Name::new(name)?, runnable)))
-            .collect::<Result<_, NameError>>()?;
-        self.0.shared.start(self.0.life, members).map_err(|error| match error {
-            NotStarted::Twice { .. } => StartError::Twice(error.to_string()),
-            NotStarted::Over => StartError::Cancelled(self.0.cancellation()),
+            .map(|(name, runnable)| Ok((RunnableName::new(name)?, runnable)))
+            .collect::<Result<_, RunnableNameError>>()?;
+        self.0.shared.start(self.0.run, members).map_err(|error| match error {
+            AddChildError::DuplicateName { .. } => StartError::DuplicateName(error.to_string()),
+            AddChildError::ParentCancelled => StartError::Cancelled(self.0.cancellation()),
         })
     }
 
-    /// Says that all is well: the next failure is its first.
+    /// Reports that the run is healthy: its next failure counts as its first.
     #[must_use]
-    pub fn healthy(self) -> Healthy {
-        self.0.shared.healthy(self.0.life);
+    pub fn mark_healthy(self) -> Healthy {
+        self.0.shared.mark_healthy(self.0.run);
         Healthy(self.0)
     }
 
-    /// This life, for what outlives being new.
+    /// The scope of this run, which outlives the start.
     #[must_use]
     pub const fn scope(&self) -> &Scope {
         &self.0
     }
 }
 
-/// A life that said that it is healthy.
+/// A run that has reported that it is healthy.
 #[derive(Debug)]
 pub struct Healthy(Scope);
 
 impl Healthy {
-    /// Says that all is done. It is so once that is returned; its children go on.
+    /// Reports that the run is done. That holds once the result is returned; its children go on.
     #[must_use]
-    pub fn done(self) -> Done {
-        self.0.shared.done(self.0.life);
-        Done { life: self.0.life }
+    pub fn mark_done(self) -> Done {
+        self.0.shared.mark_done(self.0.run);
+        Done { run: self.0.run }
     }
 
-    /// This life.
+    /// The scope of this run.
     #[must_use]
     pub const fn scope(&self) -> &Scope {
         &self.0
     }
 }
 
-/// What one returns that has done all that it was for.
+/// The result of a runnable that has completed its work.
 #[derive(Debug)]
 pub struct Done {
-    pub(super) life: Life,
+    pub(super) run: RunId,
 }

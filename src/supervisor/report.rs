@@ -1,81 +1,86 @@
-//! The tree as people read it.
+//! A snapshot of the supervision tree, printed as a tree.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::supervisor::tree::State;
+use crate::supervisor::tree::RunnableState;
 
-/// One runnable.
+/// The state of one runnable in a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// Names from the root down, with dots between them.
+pub struct ReportEntry {
+    /// The names from the root down, separated by dots.
     pub path: Arc<str>,
-    /// How many stand above it.
+    /// The number of its ancestors; 0 for the root.
     pub depth: usize,
-    /// What it is just now.
-    pub state: State,
-    /// For how long.
-    pub since: Duration,
+    /// Its state at the time of the report.
+    pub state: RunnableState,
+    /// The time since the last change of state.
+    pub state_age: Duration,
     /// How often it was started since its parent was.
-    pub starts: u64,
-    /// It starts again after so long: it died.
-    pub starts_in: Option<Duration>,
-    /// It has returned, and starts again when this one below it has.
+    pub start_count: u64,
+    /// The time until its restart; `None` unless it died and waits for its back-off.
+    pub restart_in: Option<Duration>,
+    /// The path of a descendant that has not returned; the restart waits for it. `None` if it waits for none.
     pub waits_for: Option<Arc<str>>,
-    /// How it last failed.
+    /// The error of its last failure; `None` if it has not failed.
     pub last_failure: Option<Arc<str>>,
 }
 
-impl Entry {
-    /// Its own name.
+impl ReportEntry {
+    /// The last name in its path.
     #[must_use]
     pub fn name(&self) -> &str {
         self.path.rsplit('.').next().unwrap_or(&self.path)
     }
 }
 
-/// All of them, each behind the one above it, those of one parent by their names.
+/// All runnables, each after its parent, siblings sorted by name.
 ///
 /// As text: a tree, with a line for each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// The runnables.
-    pub entries: Vec<Entry>,
+pub struct TreeReport {
+    /// The entries, in the order of the printed tree.
+    pub entries: Vec<ReportEntry>,
 }
 
-impl Report {
-    /// The one at this path.
+impl TreeReport {
+    /// The entry with this path.
     #[must_use]
-    pub fn get(&self, path: &str) -> Option<&Entry> {
+    pub fn get(&self, path: &str) -> Option<&ReportEntry> {
         self.entries.iter().find(|entry| &*entry.path == path)
     }
 
-    /// The state of the one at this path.
+    /// The state of the runnable with this path.
     #[must_use]
-    pub fn state(&self, path: &str) -> Option<State> {
+    pub fn state_of(&self, path: &str) -> Option<RunnableState> {
         self.get(path).map(|entry| entry.state)
     }
 
-    /// Whether all of them are healthy or done.
+    /// Whether all runnables are healthy or done.
     #[must_use]
-    pub fn is_well(&self) -> bool {
-        self.entries.iter().all(|entry| matches!(entry.state, State::Healthy | State::Done))
+    pub fn is_healthy(&self) -> bool {
+        self.entries.iter().all(|entry| matches!(entry.state, RunnableState::Healthy | RunnableState::Done))
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for TreeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let drawn: Vec<_> = branches(&self.entries);
+        let drawn: Vec<_> = draw_branches(&self.entries);
         let widest = drawn.iter().map(|text| text.chars().count()).max().unwrap_or(0);
         for (entry, drawn) in self.entries.iter().zip(&drawn) {
-            write!(f, "{drawn:widest$}  {:9}  {:>8}", entry.state.word(), ago(entry.since))?;
+            write!(
+                f,
+                "{drawn:widest$}  {:9}  {:>8}",
+                entry.state.as_str(),
+                format_duration(entry.state_age)
+            )?;
             let mut more = Vec::new();
-            if entry.starts > 1 {
-                more.push(format!("started {} times", entry.starts));
+            if entry.start_count > 1 {
+                more.push(format!("started {} times", entry.start_count));
             }
-            if let Some(delay) = entry.starts_in {
-                more.push(format!("starts again in {}", ago(delay)));
+            if let Some(delay) = entry.restart_in {
+                more.push(format!("starts again in {}", format_duration(delay)));
             }
             if let Some(path) = &entry.waits_for {
                 more.push(format!("starts again when {path} has returned"));
@@ -92,10 +97,10 @@ impl fmt::Display for Report {
     }
 }
 
-/// Each one's name behind the lines that lead to it.
-fn branches(entries: &[Entry]) -> Vec<String> {
+/// Each entry's name, behind the lines of the tree that lead to it.
+fn draw_branches(entries: &[ReportEntry]) -> Vec<String> {
     let mut drawn = Vec::with_capacity(entries.len());
-    // Whether a sibling of the one at that depth still comes, read from the last one up.
+    // For each depth, whether another sibling follows, filled from the last entry up.
     let mut comes: Vec<bool> = Vec::new();
     for entry in entries.iter().rev() {
         comes.resize(entry.depth + 1, false);
@@ -116,7 +121,7 @@ fn branches(entries: &[Entry]) -> Vec<String> {
     drawn
 }
 
-fn ago(duration: Duration) -> String {
+fn format_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
         0 => format!("{} ms", duration.as_millis()),
@@ -131,14 +136,14 @@ fn ago(duration: Duration) -> String {
 mod tests {
     use super::*;
 
-    fn entry(path: &str, state: State, seconds: u64) -> Entry {
-        Entry {
+    fn entry(path: &str, state: RunnableState, seconds: u64) -> ReportEntry {
+        ReportEntry {
             path: path.into(),
             depth: path.matches('.').count(),
             state,
-            since: Duration::from_secs(seconds),
-            starts: 1,
-            starts_in: None,
+            state_age: Duration::from_secs(seconds),
+            start_count: 1,
+            restart_in: None,
             waits_for: None,
             last_failure: None,
         }
@@ -146,22 +151,22 @@ mod tests {
 
     #[test]
     fn report_is_drawn_as_a_tree() {
-        let mut report = Report {
+        let mut report = TreeReport {
             entries: vec![
-                entry("root", State::Healthy, 200_000),
-                entry("root.callback", State::Healthy, 90),
-                entry("root.control-plane", State::Dead, 3),
-                entry("root.control-plane.curator", State::Cancelled, 2),
-                entry("root.control-plane.etcd", State::New, 0),
-                entry("root.control-plane.etcd.log", State::Healthy, 8000),
-                entry("root.services", State::Done, 130),
+                entry("root", RunnableState::Healthy, 200_000),
+                entry("root.callback", RunnableState::Healthy, 90),
+                entry("root.control-plane", RunnableState::Dead, 3),
+                entry("root.control-plane.curator", RunnableState::Cancelled, 2),
+                entry("root.control-plane.etcd", RunnableState::New, 0),
+                entry("root.control-plane.etcd.log", RunnableState::Healthy, 8000),
+                entry("root.services", RunnableState::Done, 130),
             ],
         };
-        assert!(!report.is_well());
+        assert!(!report.is_healthy());
         report.entries[2].waits_for = Some("root.control-plane.etcd".into());
         report.entries[2].last_failure = Some("etcd ended\n(signal 9)".into());
-        report.entries[4].starts = 3;
-        report.entries[4].starts_in = Some(Duration::from_millis(750));
+        report.entries[4].start_count = 3;
+        report.entries[4].restart_in = Some(Duration::from_millis(750));
         let expected = "\
 root              healthy         2 d
 ├─ callback       healthy        90 s
@@ -172,7 +177,7 @@ root              healthy         2 d
 └─ services       done          2 min
 ";
         assert_eq!(report.to_string(), expected);
-        assert_eq!(report.state("root.services"), Some(State::Done));
-        assert_eq!(report.state("root.kitchen"), None);
+        assert_eq!(report.state_of("root.services"), Some(RunnableState::Done));
+        assert_eq!(report.state_of("root.kitchen"), None);
     }
 }

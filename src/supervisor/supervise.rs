@@ -1,8 +1,8 @@
-//! The tasks of a tree, on tokio.
+//! The supervisor: runs the tree's tasks on tokio and carries out the tree's decisions.
 //!
-//! The tree decides, under a lock that is never held over an await; here its decisions are carried out. Each life is a
-//! task. When it has returned it says so to the tree, asks those to end whom the tree names, and starts those whom the
-//! tree names: so no task watches all the others, and nothing is polled in intervals.
+//! The tree decides, under a lock that is never held over an await. Each run is a task. When it has returned, it
+//! reports its exit to the tree, cancels the runs that the tree names, and starts the runs that the tree names. So no
+//! task watches all the others, and nothing is polled in intervals.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -15,85 +15,85 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-use crate::supervisor::awake::{Awake, Counted};
-use crate::supervisor::backoff::Backoff;
+use crate::supervisor::backoff::ExponentialBackoff;
 use crate::supervisor::context::{Runnable, Scope, Starting};
-use crate::supervisor::name::Name;
-use crate::supervisor::outcome::{Cancelled, End, Outcome, classify};
-use crate::supervisor::report::Report;
-use crate::supervisor::tree::{After, Life, NotStarted, State, Transition, Tree};
+use crate::supervisor::exit_reason::{Cancelled, ExitReason, TaskOutcome, classify_exit};
+use crate::supervisor::name::RunnableName;
+use crate::supervisor::quiescence::{CountedFuture, Quiescence};
+use crate::supervisor::report::TreeReport;
+use crate::supervisor::tree::{AddChildError, Effects, RunId, RunnableState, Transition, Tree};
 
-/// How long one that has returned waits for those below it before a person is told.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a run that has returned waits for those below it before a warning is logged.
+const BLOCKED_WARNING_DELAY: Duration = Duration::from_secs(30);
 
-/// Who is told of every change of state, in their order. It is called under the tree's lock: it must be quick, and must
-/// not ask the supervisor for anything.
-pub type Observer = Box<dyn Fn(&Transition) + Send + Sync>;
+/// Receives every change of state, in order. It is called under the tree's lock, so it must be quick and must not call
+/// the supervisor.
+pub type TransitionObserver = Box<dyn Fn(&Transition) + Send + Sync>;
 
-/// Runs a tree of runnables. When it is dropped all of them are asked to end.
+/// Runs a tree of runnables. When it is dropped, all of them are cancelled.
 pub struct Supervisor {
     shared: Arc<Shared>,
 }
 
-/// How a supervisor is to run.
-pub struct Settings {
-    /// How long dead ones wait.
-    pub backoff: Backoff,
-    /// Who is told of changes.
-    pub observer: Option<Observer>,
+/// Options of a supervisor.
+pub struct SupervisorSettings {
+    /// How long dead runnables wait before a restart.
+    pub backoff: ExponentialBackoff,
+    /// Receives the changes of state, for metrics and logs; `None` if they are not needed.
+    pub observer: Option<TransitionObserver>,
 }
 
-impl Default for Settings {
+impl Default for SupervisorSettings {
     fn default() -> Self {
-        Self { backoff: Backoff::USUAL, observer: None }
+        Self { backoff: ExponentialBackoff::DEFAULT, observer: None }
     }
 }
 
-struct Work {
+struct SupervisedRunnable {
     runnable: Runnable,
-    /// Of the life that it has now.
+    /// The token of its current run.
     token: CancellationToken,
 }
 
 pub(super) struct Shared {
-    tree: Mutex<Tree<Work>>,
+    tree: Mutex<Tree<SupervisedRunnable>>,
     /// Counts the changes of the tree.
     changed: watch::Sender<u64>,
-    awake: Arc<Awake>,
+    quiescence: Arc<Quiescence>,
     tasks: TaskTracker,
     began: Instant,
-    observer: Option<Observer>,
+    observer: Option<TransitionObserver>,
 }
 
 impl Supervisor {
     /// Starts a tree with this root.
     #[must_use]
-    pub fn start(root: Runnable, settings: Settings) -> Self {
-        let work = Work { runnable: root, token: CancellationToken::new() };
+    pub fn start(root: Runnable, settings: SupervisorSettings) -> Self {
+        let work = SupervisedRunnable { runnable: root, token: CancellationToken::new() };
         let (tree, life) = Tree::new(work, settings.backoff, Duration::ZERO);
         let shared = Arc::new(Shared {
             tree: Mutex::new(tree),
             changed: watch::Sender::new(0),
-            awake: Arc::default(),
+            quiescence: Arc::default(),
             tasks: TaskTracker::new(),
             began: Instant::now(),
             observer: settings.observer,
         });
         if let Some(observer) = &shared.observer {
-            observer(&Transition { path: "root".into(), from: None, to: State::New });
+            observer(&Transition { path: "root".into(), from: None, to: RunnableState::New });
         }
-        shared.spawn(vec![(life, Duration::ZERO)]);
+        shared.spawn_runs(vec![(life, Duration::ZERO)]);
         Self { shared }
     }
 
-    /// The tree as it is now.
+    /// The state of the tree at this moment.
     #[must_use]
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> TreeReport {
         self.shared.report()
     }
 
-    /// Waits until the tree is as `holds` wants it.
-    pub async fn until(&self, holds: impl Fn(&Report) -> bool) -> Report {
+    /// Waits until `holds` is true of the tree, and returns that report.
+    pub async fn wait_until(&self, holds: impl Fn(&TreeReport) -> bool) -> TreeReport {
         let mut changes = self.shared.changed.subscribe();
         loop {
             let report = self.report();
@@ -101,7 +101,7 @@ impl Supervisor {
                 return report;
             }
             if changes.changed().await.is_err() {
-                // Not while the sender is held, in `self`.
+                // Unreachable while `self` holds the sender.
                 std::future::pending::<()>().await;
             }
         }
@@ -109,14 +109,14 @@ impl Supervisor {
 
     /// Waits until every runnable waits for something from outside the tree, and none for its back-off.
     ///
-    /// For tests: what could follow from what was done before has followed. Tasks that a runnable spawned by itself,
+    /// For tests: all consequences of what was done before have happened. Tasks that a runnable spawned by itself,
     /// timers and connections are outside.
-    pub async fn settled(&self) {
-        let starting = || self.report().entries.iter().any(|entry| entry.starts_in.is_some());
-        self.shared.awake.until_none(|| !starting()).await;
+    pub async fn wait_quiescent(&self) {
+        let starting = || self.report().entries.iter().any(|entry| entry.restart_in.is_some());
+        self.shared.quiescence.wait_idle(|| !starting()).await;
     }
 
-    /// Asks all to end, and waits until they have.
+    /// Cancels all runnables, and waits until they have returned.
     pub async fn stop(self) {
         self.shared.close();
         self.shared.tasks.wait().await;
@@ -132,55 +132,58 @@ impl Drop for Supervisor {
 impl Shared {
     pub(super) fn start(
         self: &Arc<Self>,
-        parent: Life,
-        members: Vec<(Name, Runnable)>,
-    ) -> Result<(), NotStarted> {
+        parent: RunId,
+        members: Vec<(RunnableName, Runnable)>,
+    ) -> Result<(), AddChildError> {
         let members = members
             .into_iter()
-            .map(|(name, runnable)| (name, Work { runnable, token: CancellationToken::new() }))
+            .map(|(name, runnable)| (name, SupervisedRunnable { runnable, token: CancellationToken::new() }))
             .collect();
-        let mut tree = self.tree();
-        let (started, after) = tree.start(parent, members, self.now())?;
-        self.finish(tree, after);
-        self.spawn(started.into_iter().map(|life| (life, Duration::ZERO)).collect());
+        let mut tree = self.lock_tree();
+        let (started, after) = tree.add_children(parent, members, self.now())?;
+        self.apply_effects(tree, after);
+        self.spawn_runs(started.into_iter().map(|life| (life, Duration::ZERO)).collect());
         Ok(())
     }
 
-    pub(super) fn healthy(self: &Arc<Self>, life: Life) {
-        let mut tree = self.tree();
-        let after = tree.healthy(life, self.now());
-        self.finish(tree, after);
+    pub(super) fn mark_healthy(self: &Arc<Self>, life: RunId) {
+        let mut tree = self.lock_tree();
+        let after = tree.mark_healthy(life, self.now());
+        self.apply_effects(tree, after);
     }
 
-    pub(super) fn done(&self, life: Life) {
-        self.tree().done(life);
+    pub(super) fn mark_done(&self, life: RunId) {
+        self.lock_tree().mark_done(life);
     }
 
-    pub(super) fn report(&self) -> Report {
-        self.tree().report(self.now())
+    pub(super) fn report(&self) -> TreeReport {
+        self.lock_tree().report(self.now())
     }
 
     fn now(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// A panic under the lock is not believed to have left a tree half-way: its operations are whole or not at all
-    /// where they can fail.
-    fn tree(&self) -> MutexGuard<'_, Tree<Work>> {
+    /// A panic under the lock is assumed to leave the tree intact: those of its operations that can fail take effect as
+    /// a whole or not at all.
+    fn lock_tree(&self) -> MutexGuard<'_, Tree<SupervisedRunnable>> {
         self.tree.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn close(self: &Arc<Self>) {
-        let mut tree = self.tree();
+        let mut tree = self.lock_tree();
         let after = tree.close();
-        self.finish(tree, after);
+        self.apply_effects(tree, after);
         self.tasks.close();
     }
 
-    /// Carries out what follows from an event.
-    fn finish(self: &Arc<Self>, tree: MutexGuard<'_, Tree<Work>>, after: After) {
-        let asked: Vec<_> =
-            after.ask.iter().filter_map(|slot| tree.payload(*slot).map(|work| work.token.clone())).collect();
+    /// Carries out the effects of an event.
+    fn apply_effects(self: &Arc<Self>, tree: MutexGuard<'_, Tree<SupervisedRunnable>>, after: Effects) {
+        let tokens: Vec<_> = after
+            .cancel
+            .iter()
+            .filter_map(|slot| tree.payload(*slot).map(|work| work.token.clone()))
+            .collect();
         if let Some(observer) = &self.observer {
             for transition in &after.transitions {
                 observer(transition);
@@ -190,76 +193,76 @@ impl Shared {
             self.changed.send_modify(|count| *count += 1);
         }
         drop(tree);
-        // Before the lives that follow, which have tokens of their own.
-        for token in asked {
+        // Before the following runs, which have tokens of their own.
+        for token in tokens {
             token.cancel();
         }
-        self.spawn(after.start.into_iter().map(|start| (start.life, start.delay)).collect());
+        self.spawn_runs(after.start.into_iter().map(|start| (start.run, start.delay)).collect());
     }
 
-    fn spawn(self: &Arc<Self>, lives: Vec<(Life, Duration)>) {
+    fn spawn_runs(self: &Arc<Self>, lives: Vec<(RunId, Duration)>) {
         for (life, delay) in lives {
             let (scope, runnable) = {
-                let mut tree = self.tree();
-                // One that was thrown away meanwhile, with the parent that started it.
-                let Some((work, parent, path)) = tree.started(life) else { continue };
+                let mut tree = self.lock_tree();
+                // A run may have been removed meanwhile, with the parent that started it.
+                let Some((work, parent, path)) = tree.payload_and_parent(life) else { continue };
                 work.token = parent.map_or_else(CancellationToken::new, |parent| parent.token.child_token());
                 let token = work.token.clone();
-                (Scope { shared: self.clone(), life, path, token }, work.runnable.clone())
+                (Scope { shared: self.clone(), run: life, path, token }, work.runnable.clone())
             };
-            // It may have been asked to end before it had this token.
-            if self.tree().is_asked(life) {
+            // It may have been cancelled before it had this token.
+            if self.lock_tree().is_cancelled(life) {
                 scope.token.cancel();
             }
             let span = tracing::info_span!("runnable", path = %scope.path);
-            let task = live(self.clone(), scope, runnable, delay).instrument(span);
-            self.tasks.spawn(Counted::new(self.awake.clone(), task));
+            let task = execute_run(self.clone(), scope, runnable, delay).instrument(span);
+            self.tasks.spawn(CountedFuture::new(self.quiescence.clone(), task));
         }
     }
 
-    fn ended(self: &Arc<Self>, scope: &Scope, outcome: Outcome) {
-        let mut tree = self.tree();
-        let end = classify(outcome, scope.life, tree.is_asked(scope.life));
+    fn handle_exit(self: &Arc<Self>, scope: &Scope, outcome: TaskOutcome) {
+        let mut tree = self.lock_tree();
+        let end = classify_exit(outcome, scope.run, tree.is_cancelled(scope.run));
         match &end {
-            End::Dead(why) => tracing::warn!(error = why, "a runnable died"),
-            End::Done => tracing::debug!("a runnable is done"),
-            End::Cancelled => tracing::debug!("a runnable ended as it was asked to"),
+            ExitReason::Dead(why) => tracing::warn!(error = why, "a runnable died"),
+            ExitReason::Done => tracing::debug!("a runnable is done"),
+            ExitReason::Cancelled => tracing::debug!("a runnable ended as it was asked to"),
         }
-        let after = tree.ended(scope.life, end, self.now(), &mut rand::random::<f64>);
-        let waits = tree.waits_for(scope.life).is_some();
-        self.finish(tree, after);
+        let after = tree.record_exit(scope.run, end, self.now(), &mut rand::random::<f64>);
+        let waits = tree.waits_for(scope.run).is_some();
+        self.apply_effects(tree, after);
         if waits {
             // Nothing waits for this task, and it holds nothing.
-            tokio::spawn(tell_who_is_waited_for(Arc::downgrade(self), scope.life, scope.path.clone()));
+            tokio::spawn(warn_if_blocked(Arc::downgrade(self), scope.run, scope.path.clone()));
         }
     }
 }
 
-/// Says, after a while, whom one that has returned still waits for.
-async fn tell_who_is_waited_for(shared: Weak<Shared>, life: Life, path: Arc<str>) {
-    tokio::time::sleep(PATIENCE).await;
-    let below = shared.upgrade().and_then(|shared| shared.tree().waits_for(life));
+/// After a while, logs the runnable that a returned run still waits for.
+async fn warn_if_blocked(shared: Weak<Shared>, life: RunId, path: Arc<str>) {
+    tokio::time::sleep(BLOCKED_WARNING_DELAY).await;
+    let below = shared.upgrade().and_then(|shared| shared.lock_tree().waits_for(life));
     if let Some(below) = below {
         tracing::warn!(%path, waits_for = %below, "a runnable cannot start again: one below it does not end");
     }
 }
 
-/// One life, from its delay to its end.
-async fn live(shared: Arc<Shared>, scope: Scope, runnable: Runnable, delay: Duration) {
+/// Executes one run, from its delay to its exit.
+async fn execute_run(shared: Arc<Shared>, scope: Scope, runnable: Runnable, delay: Duration) {
     if !delay.is_zero() && scope.until_cancelled(tokio::time::sleep(delay)).await.is_err() {
-        let cancelled = Cancelled { life: scope.life, path: scope.path.clone() };
-        return shared.ended(&scope, Outcome::Returned(Err(cancelled.into())));
+        let cancelled = Cancelled { run: scope.run, path: scope.path.clone() };
+        return shared.handle_exit(&scope, TaskOutcome::Returned(Err(cancelled.into())));
     }
-    shared.tree().begun(scope.life);
+    shared.lock_tree().mark_started(scope.run);
     let body = AssertUnwindSafe(async { runnable.call(Starting(scope.clone())).await });
     let outcome = match body.catch_unwind().await {
-        Ok(returned) => Outcome::Returned(returned),
-        Err(panic) => Outcome::Panicked(panic_text(panic.as_ref())),
+        Ok(returned) => TaskOutcome::Returned(returned),
+        Err(panic) => TaskOutcome::Panicked(panic_message(panic.as_ref())),
     };
-    shared.ended(&scope, outcome);
+    shared.handle_exit(&scope, outcome);
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     panic
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())

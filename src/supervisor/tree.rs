@@ -1,61 +1,62 @@
-//! Who is whose child, in which state, and who is to start again.
+//! The supervision tree as a pure state machine: states, groups, cancellation, restarts.
 //!
-//! No task and no clock: whoever drives it says what happened and when, and is told which lives to ask to end and which
-//! to start. Each node counts those at and below it that have not returned, so that every event costs what the tree is
-//! deep, or what the group is large, and never what the tree is large.
+//! It has no task and no clock: the driver reports each event with its time, and gets the runs to cancel and those to
+//! start. Each node counts the runs at and below it that have not returned, so that the cost of an event depends on the
+//! depth of the tree or the size of the group, never on the size of the tree.
 //!
-//! # When a node starts again
+//! # When a node is restarted
 //!
-//! It was asked to end, itself or somebody above it; it is the topmost of those; and it and everything below it has
-//! returned. It could not be a lower one: what is below it is thrown away when it starts again, and its own children are
-//! made anew by whoever made them. It could not be before: two instances of what the children do would run at once.
+//! A node is restarted when it was cancelled, itself or by an ancestor; it is the topmost of the cancelled nodes; and
+//! it and everything below it has returned. A lower node would be wrong: everything below the topmost one is removed
+//! when that is restarted, and its children are created again by their parents. An earlier moment would be wrong: two
+//! instances of what the children do would run at once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::supervisor::backoff::Backoff;
-use crate::supervisor::name::Name;
-use crate::supervisor::outcome::End;
-use crate::supervisor::report::{Entry, Report};
+use crate::supervisor::backoff::ExponentialBackoff;
+use crate::supervisor::exit_reason::ExitReason;
+use crate::supervisor::name::RunnableName;
+use crate::supervisor::report::{ReportEntry, TreeReport};
 
-/// The name of the one without a parent.
+/// The name of the node without a parent.
 const ROOT: &str = "root";
 
-/// One life of one runnable: from one start to its end.
+/// One run of one runnable: from one start to its exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Life {
+pub struct RunId {
     slot: usize,
-    /// Never the same for two lives of a tree.
+    /// Unique among all runs of a tree.
     number: u64,
 }
 
 #[cfg(test)]
-impl Life {
+impl RunId {
     pub(super) const fn for_tests(slot: usize, number: u64) -> Self {
         Self { slot, number }
     }
 }
 
-/// What a runnable is just now.
+/// The state of a runnable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum State {
-    /// Started, or waiting to be; it has not said that it is healthy.
+pub enum RunnableState {
+    /// Started, or waiting for its start; it has not reported that it is healthy.
     New,
-    /// It said that it is healthy.
+    /// It has reported that it is healthy.
     Healthy,
-    /// It said that it is done, and returned.
+    /// It has reported that it is done, and returned.
     Done,
-    /// It failed, or panicked.
+    /// It failed or panicked.
     Dead,
-    /// It was asked to end, and did.
+    /// It was cancelled, and has returned.
     Cancelled,
 }
 
-impl State {
-    /// The word for it.
+impl RunnableState {
+    /// The name of the state, in reports and metrics.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::New => "new",
             Self::Healthy => "healthy",
@@ -72,95 +73,96 @@ impl State {
 
 /// Why no child was started.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NotStarted {
+pub(super) enum AddChildError {
     #[error("two children of {path} are to be called {name}; give each a name of its own")]
-    Twice { path: Arc<str>, name: Name },
-    /// The parent was asked to end, or has ended.
+    DuplicateName { path: Arc<str>, name: RunnableName },
+    /// The parent was cancelled, or has returned.
     #[error("the parent was asked to end")]
-    Over,
+    ParentCancelled,
 }
 
-/// A life that is to be started now.
+/// A run that the driver must start.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Start {
-    pub(super) life: Life,
-    /// After so long.
+pub(super) struct ScheduledStart {
+    pub(super) run: RunId,
+    /// Time to wait before the start.
     pub(super) delay: Duration,
 }
 
 /// A change of state, for metrics and logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transition {
-    /// Whose.
+    /// Path of the runnable that changed.
     pub path: Arc<str>,
-    /// From which; none for one that was not there before.
-    pub from: Option<State>,
-    /// To which.
-    pub to: State,
+    /// The state before; `None` for a new runnable.
+    pub from: Option<RunnableState>,
+    /// The state after the change.
+    pub to: RunnableState,
 }
 
-/// What follows from an event.
+/// What the driver must do after an event.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct After {
-    /// Slots of those to ask to end, and all below each. What follows is of later lives.
-    pub(super) ask: Vec<usize>,
-    pub(super) start: Vec<Start>,
+pub(super) struct Effects {
+    /// Slots of the runs to cancel, each with all below it. The starts are of later runs.
+    pub(super) cancel: Vec<usize>,
+    pub(super) start: Vec<ScheduledStart>,
     pub(super) transitions: Vec<Transition>,
 }
 
 struct Node<P> {
     path: Arc<str>,
     parent: Option<usize>,
-    children: BTreeMap<Name, usize>,
-    /// Slots of the children that were started together.
+    children: BTreeMap<RunnableName, usize>,
+    /// Slots of the children, by the group that they were started in.
     groups: Vec<Vec<usize>>,
-    /// In which of its parent's groups it is.
+    /// The index of its group in its parent.
     group: usize,
     payload: P,
     number: u64,
-    state: State,
-    /// Said to be done, and not returned yet, or both.
-    said_done: bool,
-    /// Asked to end by itself; those below it are as well.
-    asked: bool,
-    /// In a row, without having been healthy in between.
-    deaths: u32,
-    starts: u64,
-    /// Those at and below it that have not returned.
-    unreturned: usize,
-    since: Duration,
-    starts_at: Option<Duration>,
+    state: RunnableState,
+    /// It has reported that it is done; it may not have returned yet.
+    declared_done: bool,
+    /// It was cancelled by itself, and with it those below it.
+    cancel_requested: bool,
+    /// Failures in a row, without having been healthy in between.
+    failures_in_a_row: u32,
+    start_count: u64,
+    /// The number of nodes at and below it that have not returned.
+    running_below: usize,
+    state_since: Duration,
+    restart_at: Option<Duration>,
     last_failure: Option<Arc<str>>,
 }
 
-/// The tree; `P` is what its driver keeps of each node.
+/// The tree; `P` is what its driver stores in each node.
 pub(super) struct Tree<P> {
     slots: Vec<Option<Node<P>>>,
     free: Vec<usize>,
-    lives: u64,
-    backoff: Backoff,
+    last_number: u64,
+    backoff: ExponentialBackoff,
     closed: bool,
 }
 
 impl<P> Tree<P> {
-    /// A tree with its root, which is to be started.
-    pub(super) fn new(payload: P, backoff: Backoff, now: Duration) -> (Self, Life) {
-        let mut tree = Self { slots: Vec::new(), free: Vec::new(), lives: 0, backoff, closed: false };
-        let root = tree.add(ROOT.into(), None, 0, payload, now);
+    /// A tree with its root, whose run the driver must start.
+    pub(super) fn new(payload: P, backoff: ExponentialBackoff, now: Duration) -> (Self, RunId) {
+        let mut tree = Self { slots: Vec::new(), free: Vec::new(), last_number: 0, backoff, closed: false };
+        let root = tree.add_node(ROOT.into(), None, 0, payload, now);
         (tree, root)
     }
 
-    /// Adds children to one that is new; they share their fate.
-    pub(super) fn start(
+    /// Adds children, as one group, to a run that is new.
+    pub(super) fn add_children(
         &mut self,
-        parent: Life,
-        members: Vec<(Name, P)>,
+        parent: RunId,
+        members: Vec<(RunnableName, P)>,
         now: Duration,
-    ) -> Result<(Vec<Life>, After), NotStarted> {
-        if self.is_asked(parent) || self.node(parent).is_none_or(|node| node.state != State::New) {
-            return Err(NotStarted::Over);
+    ) -> Result<(Vec<RunId>, Effects), AddChildError> {
+        if self.is_cancelled(parent) || self.node(parent).is_none_or(|node| node.state != RunnableState::New)
+        {
+            return Err(AddChildError::ParentCancelled);
         }
-        let Some(node) = self.node_mut(parent) else { return Err(NotStarted::Over) };
+        let Some(node) = self.node_mut(parent) else { return Err(AddChildError::ParentCancelled) };
         let path = node.path.clone();
         let group = node.groups.len();
         let mut names: Vec<_> = members.iter().map(|(name, _)| name).collect();
@@ -168,106 +170,106 @@ impl<P> Tree<P> {
         let twice = names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
         if let Some(name) = twice.or_else(|| names.into_iter().find(|name| node.children.contains_key(*name)))
         {
-            return Err(NotStarted::Twice { path, name: name.clone() });
+            return Err(AddChildError::DuplicateName { path, name: name.clone() });
         }
         node.groups.push(Vec::new());
         let mut started = Vec::with_capacity(members.len());
-        let mut after = After::default();
+        let mut after = Effects::default();
         for (name, payload) in members {
             let child_path: Arc<str> = format!("{path}.{name}").into();
-            let life = self.add(child_path.clone(), Some(parent.slot), group, payload, now);
+            let life = self.add_node(child_path.clone(), Some(parent.slot), group, payload, now);
             if let Some(node) = self.node_mut(parent) {
                 node.children.insert(name, life.slot);
                 node.groups[group].push(life.slot);
             }
-            after.transitions.push(Transition { path: child_path, from: None, to: State::New });
+            after.transitions.push(Transition { path: child_path, from: None, to: RunnableState::New });
             started.push(life);
         }
-        self.count(Some(parent.slot), started.len().cast_signed());
+        self.adjust_running(Some(parent.slot), started.len().cast_signed());
         Ok((started, after))
     }
 
-    /// It says that it is healthy: its next death is its first.
-    pub(super) fn healthy(&mut self, life: Life, now: Duration) -> After {
-        let mut after = After::default();
-        if self.node(life).is_some_and(|node| node.state == State::New) {
-            self.change(life.slot, State::Healthy, now, &mut after);
+    /// The run has reported that it is healthy: its next death counts as its first.
+    pub(super) fn mark_healthy(&mut self, life: RunId, now: Duration) -> Effects {
+        let mut after = Effects::default();
+        if self.node(life).is_some_and(|node| node.state == RunnableState::New) {
+            self.set_state(life.slot, RunnableState::Healthy, now, &mut after);
             if let Some(node) = self.node_mut(life) {
-                node.deaths = 0;
+                node.failures_in_a_row = 0;
             }
         }
         after
     }
 
-    /// It says that it is done; it is so once it has returned.
-    pub(super) fn done(&mut self, life: Life) {
+    /// The run has reported that it is done; that holds once it has returned.
+    pub(super) fn mark_done(&mut self, life: RunId) {
         if let Some(node) = self.node_mut(life) {
-            node.said_done = true;
-            node.deaths = 0;
+            node.declared_done = true;
+            node.failures_in_a_row = 0;
         }
     }
 
-    /// A life has returned.
-    pub(super) fn ended(
+    /// A run has returned.
+    pub(super) fn record_exit(
         &mut self,
-        life: Life,
-        end: End,
+        life: RunId,
+        end: ExitReason,
         now: Duration,
         random: &mut impl FnMut() -> f64,
-    ) -> After {
-        let mut after = After::default();
+    ) -> Effects {
+        let mut after = Effects::default();
         let Some(node) = self.node_mut(life).filter(|node| !node.state.has_returned()) else { return after };
         let state = match end {
-            End::Done => State::Done,
-            End::Cancelled => State::Cancelled,
-            End::Dead(why) => {
+            ExitReason::Done => RunnableState::Done,
+            ExitReason::Cancelled => RunnableState::Cancelled,
+            ExitReason::Dead(why) => {
                 node.last_failure = Some(why.into());
-                node.deaths = node.deaths.saturating_add(1);
-                State::Dead
+                node.failures_in_a_row = node.failures_in_a_row.saturating_add(1);
+                RunnableState::Dead
             }
         };
-        node.starts_at = None;
+        node.restart_at = None;
         let (parent, group) = (node.parent, node.group);
-        self.change(life.slot, state, now, &mut after);
-        self.count(Some(life.slot), -1);
+        self.set_state(life.slot, state, now, &mut after);
+        self.adjust_running(Some(life.slot), -1);
         let mut fate = vec![life.slot];
-        if state == State::Dead {
+        if state == RunnableState::Dead {
             if let Some(parent) = parent.and_then(|slot| self.slots[slot].as_ref()) {
                 fate.clone_from(&parent.groups[group]);
             }
-            // Where they were asked to end before, all of them were.
-            if self.topmost_asked(life.slot).is_none() {
+            // If they were cancelled before, all of them were.
+            if self.topmost_cancelled(life.slot).is_none() {
                 for slot in &fate {
-                    self.ask(*slot, &mut after);
+                    self.request_cancel(*slot, &mut after);
                 }
             }
         }
         for slot in fate {
-            self.start_again(slot, now, random, &mut after);
+            self.restart_if_ready(slot, now, random, &mut after);
         }
         after
     }
 
-    /// Asks all to end, and starts none again.
-    pub(super) fn close(&mut self) -> After {
+    /// Cancels all runs, and starts none any more.
+    pub(super) fn close(&mut self) -> Effects {
         self.closed = true;
-        let mut after = After::default();
-        self.ask(0, &mut after);
+        let mut after = Effects::default();
+        self.request_cancel(0, &mut after);
         after
     }
 
-    /// Whether this life was asked to end, or is over.
-    pub(super) fn is_asked(&self, life: Life) -> bool {
-        self.node(life).is_none() || self.topmost_asked(life.slot).is_some()
+    /// Whether this run was cancelled, or is over.
+    pub(super) fn is_cancelled(&self, life: RunId) -> bool {
+        self.node(life).is_none() || self.topmost_cancelled(life.slot).is_some()
     }
 
-    /// What the driver keeps of it.
+    /// The payload of the node in this slot.
     pub(super) fn payload(&self, slot: usize) -> Option<&P> {
         self.slots.get(slot)?.as_ref().map(|node| &node.payload)
     }
 
-    /// What the driver keeps of this life, of its parent, and where it is.
-    pub(super) fn started(&mut self, life: Life) -> Option<(&mut P, Option<&P>, Arc<str>)> {
+    /// The payloads of this run and its parent, and its path.
+    pub(super) fn payload_and_parent(&mut self, life: RunId) -> Option<(&mut P, Option<&P>, Arc<str>)> {
         let parent = self.node(life)?.parent;
         let (node, parent) = match parent {
             None => (self.slots[life.slot].as_mut()?, None),
@@ -280,57 +282,57 @@ impl<P> Tree<P> {
         Some((&mut node.payload, parent.map(|parent| &parent.payload), path))
     }
 
-    /// The delayed start of this life came.
-    pub(super) fn begun(&mut self, life: Life) {
+    /// The delay before the start of this run has passed.
+    pub(super) fn mark_started(&mut self, life: RunId) {
         if let Some(node) = self.node_mut(life) {
-            node.starts_at = None;
+            node.restart_at = None;
         }
     }
 
-    /// How many nodes there are.
+    /// The number of nodes.
     #[cfg(test)]
     fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// The tree as people read it, from the root down, children by their names.
-    pub(super) fn report(&self, now: Duration) -> Report {
+    /// A report of the tree from the root down, siblings sorted by name.
+    pub(super) fn report(&self, now: Duration) -> TreeReport {
         let mut entries = Vec::new();
         let mut left = vec![(0, 0)];
         while let Some((slot, depth)) = left.pop() {
             let Some(node) = &self.slots[slot] else { continue };
-            entries.push(Entry {
+            entries.push(ReportEntry {
                 path: node.path.clone(),
                 depth,
                 state: node.state,
-                since: now.saturating_sub(node.since),
-                starts: node.starts,
-                starts_in: node.starts_at.map(|at| at.saturating_sub(now)),
-                waits_for: self.waits_for(Life { slot, number: node.number }),
+                state_age: now.saturating_sub(node.state_since),
+                start_count: node.start_count,
+                restart_in: node.restart_at.map(|at| at.saturating_sub(now)),
+                waits_for: self.waits_for(RunId { slot, number: node.number }),
                 last_failure: node.last_failure.clone(),
             });
             left.extend(node.children.values().rev().map(|child| (*child, depth + 1)));
         }
-        Report { entries }
+        TreeReport { entries }
     }
 
-    fn node(&self, life: Life) -> Option<&Node<P>> {
+    fn node(&self, life: RunId) -> Option<&Node<P>> {
         self.slots.get(life.slot)?.as_ref().filter(|node| node.number == life.number)
     }
 
-    fn node_mut(&mut self, life: Life) -> Option<&mut Node<P>> {
+    fn node_mut(&mut self, life: RunId) -> Option<&mut Node<P>> {
         self.slots.get_mut(life.slot)?.as_mut().filter(|node| node.number == life.number)
     }
 
-    fn add(
+    fn add_node(
         &mut self,
         path: Arc<str>,
         parent: Option<usize>,
         group: usize,
         payload: P,
         now: Duration,
-    ) -> Life {
-        self.lives += 1;
+    ) -> RunId {
+        self.last_number += 1;
         let node = Node {
             path,
             parent,
@@ -338,15 +340,15 @@ impl<P> Tree<P> {
             groups: Vec::new(),
             group,
             payload,
-            number: self.lives,
-            state: State::New,
-            said_done: false,
-            asked: false,
-            deaths: 0,
-            starts: 1,
-            unreturned: 1,
-            since: now,
-            starts_at: None,
+            number: self.last_number,
+            state: RunnableState::New,
+            declared_done: false,
+            cancel_requested: false,
+            failures_in_a_row: 0,
+            start_count: 1,
+            running_below: 1,
+            state_since: now,
+            restart_at: None,
             last_failure: None,
         };
         let slot = self.free.pop().unwrap_or(self.slots.len());
@@ -355,38 +357,38 @@ impl<P> Tree<P> {
         } else {
             self.slots[slot] = Some(node);
         }
-        Life { slot, number: self.lives }
+        RunId { slot, number: self.last_number }
     }
 
-    fn change(&mut self, slot: usize, state: State, now: Duration, after: &mut After) {
+    fn set_state(&mut self, slot: usize, state: RunnableState, now: Duration, after: &mut Effects) {
         if let Some(node) = &mut self.slots[slot] {
             let from = Some(std::mem::replace(&mut node.state, state));
-            node.since = now;
+            node.state_since = now;
             after.transitions.push(Transition { path: node.path.clone(), from, to: state });
         }
     }
 
-    /// Adds to the count of those that have not returned, from here up.
-    fn count(&mut self, from: Option<usize>, change: isize) {
+    /// Adds to the count of nodes that have not returned, from here up.
+    fn adjust_running(&mut self, from: Option<usize>, change: isize) {
         let mut slot = from;
         while let Some(node) = slot.and_then(|slot| self.slots[slot].as_mut()) {
-            node.unreturned = node.unreturned.saturating_add_signed(change);
+            node.running_below = node.running_below.saturating_add_signed(change);
             slot = node.parent;
         }
     }
 
-    fn ask(&mut self, slot: usize, after: &mut After) {
-        if let Some(node) = self.slots[slot].as_mut().filter(|node| !node.asked) {
-            node.asked = true;
-            after.ask.push(slot);
+    fn request_cancel(&mut self, slot: usize, after: &mut Effects) {
+        if let Some(node) = self.slots[slot].as_mut().filter(|node| !node.cancel_requested) {
+            node.cancel_requested = true;
+            after.cancel.push(slot);
         }
     }
 
-    /// Of this one and those above it, the topmost that was asked to end by itself.
-    fn topmost_asked(&self, slot: usize) -> Option<usize> {
+    /// The topmost node that was cancelled by itself, among this one and its ancestors.
+    fn topmost_cancelled(&self, slot: usize) -> Option<usize> {
         let (mut slot, mut topmost) = (Some(slot), None);
         while let Some((at, node)) = slot.and_then(|slot| Some((slot, self.slots[slot].as_ref()?))) {
-            if node.asked {
+            if node.cancel_requested {
                 topmost = Some(at);
             }
             slot = node.parent;
@@ -394,32 +396,35 @@ impl<P> Tree<P> {
         topmost
     }
 
-    /// Starts what a return at `slot` allows to start again.
-    fn start_again(
+    /// Starts what a return at `slot` allows to restart.
+    fn restart_if_ready(
         &mut self,
         slot: usize,
         now: Duration,
         random: &mut impl FnMut() -> f64,
-        after: &mut After,
+        after: &mut Effects,
     ) {
         if self.closed || self.slots[slot].is_none() {
             return;
         }
-        let Some(top) = self.topmost_asked(slot) else { return };
-        self.lives += 1;
-        let (number, backoff) = (self.lives, self.backoff);
-        let Some(node) = self.slots[top].as_mut().filter(|node| node.unreturned == 0) else { return };
-        let delay =
-            if node.state == State::Dead { backoff.after(node.deaths, random()) } else { Duration::ZERO };
+        let Some(top) = self.topmost_cancelled(slot) else { return };
+        self.last_number += 1;
+        let (number, backoff) = (self.last_number, self.backoff);
+        let Some(node) = self.slots[top].as_mut().filter(|node| node.running_below == 0) else { return };
+        let delay = if node.state == RunnableState::Dead {
+            backoff.delay(node.failures_in_a_row, random())
+        } else {
+            Duration::ZERO
+        };
         let children = std::mem::take(&mut node.children);
         node.groups = Vec::new();
         node.number = number;
-        node.said_done = false;
-        node.asked = false;
-        node.starts += 1;
-        node.starts_at = (!delay.is_zero()).then(|| now + delay);
-        self.change(top, State::New, now, after);
-        self.count(Some(top), 1);
+        node.declared_done = false;
+        node.cancel_requested = false;
+        node.start_count += 1;
+        node.restart_at = (!delay.is_zero()).then(|| now + delay);
+        self.set_state(top, RunnableState::New, now, after);
+        self.adjust_running(Some(top), 1);
         let mut left: Vec<_> = children.into_values().collect();
         while let Some(slot) = left.pop() {
             if let Some(node) = self.slots[slot].take() {
@@ -427,13 +432,13 @@ impl<P> Tree<P> {
                 self.free.push(slot);
             }
         }
-        after.start.push(Start { life: Life { slot: top, number }, delay });
+        after.start.push(ScheduledStart { run: RunId { slot: top, number }, delay });
     }
 
-    /// Whoever keeps this life, which has returned, from starting again.
-    pub(super) fn waits_for(&self, life: Life) -> Option<Arc<str>> {
+    /// The path of a descendant that keeps this returned run from restarting.
+    pub(super) fn waits_for(&self, life: RunId) -> Option<Arc<str>> {
         let node = self.node(life)?;
-        if !node.asked || !node.state.has_returned() || node.unreturned == 0 {
+        if !node.cancel_requested || !node.state.has_returned() || node.running_below == 0 {
             return None;
         }
         let mut at = node;
@@ -442,7 +447,7 @@ impl<P> Tree<P> {
                 .children
                 .values()
                 .filter_map(|child| self.slots[*child].as_ref())
-                .find(|child| child.unreturned > 0)?;
+                .find(|child| child.running_below > 0)?;
         }
         Some(at.path.clone())
     }
@@ -456,7 +461,7 @@ mod tests {
 
     struct Bench {
         tree: Tree<()>,
-        lives: BTreeMap<String, Life>,
+        lives: BTreeMap<String, RunId>,
     }
 
     fn middle() -> f64 {
@@ -465,7 +470,7 @@ mod tests {
 
     impl Bench {
         fn new() -> Self {
-            let (tree, root) = Tree::new((), Backoff::USUAL, NOW);
+            let (tree, root) = Tree::new((), ExponentialBackoff::DEFAULT, NOW);
             Self { tree, lives: [("root".to_owned(), root)].into() }
         }
 
@@ -473,10 +478,10 @@ mod tests {
             self.tree.slots[slot].as_ref().unwrap().path.to_string()
         }
 
-        /// Starts a group at `parent`: names with spaces between them.
+        /// Starts a group at `parent`: names separated by spaces.
         fn group(&mut self, parent: &str, names: &str) -> &mut Self {
-            let members = names.split(' ').map(|name| (Name::new(name).unwrap(), ())).collect();
-            let (lives, _) = self.tree.start(self.lives[parent], members, NOW).unwrap();
+            let members = names.split(' ').map(|name| (RunnableName::new(name).unwrap(), ())).collect();
+            let (lives, _) = self.tree.add_children(self.lives[parent], members, NOW).unwrap();
             for (life, name) in lives.into_iter().zip(names.split(' ')) {
                 self.lives.insert(format!("{parent}.{name}"), life);
             }
@@ -484,49 +489,50 @@ mod tests {
         }
 
         fn healthy(&mut self, path: &str) -> &mut Self {
-            self.tree.healthy(self.lives[path], NOW);
+            self.tree.mark_healthy(self.lives[path], NOW);
             self
         }
 
-        /// Ends one; says who was asked to end (`-`) and who starts, after how many milliseconds (`+`).
-        fn end(&mut self, path: &str, end: End) -> String {
-            let after = self.tree.ended(self.lives[path], end, NOW, &mut middle);
-            self.say(&after)
+        /// Ends a run; returns the cancelled runs (`-`) and the started ones with their delay in milliseconds (`+`).
+        fn end(&mut self, path: &str, end: ExitReason) -> String {
+            let after = self.tree.record_exit(self.lives[path], end, NOW, &mut middle);
+            self.describe_effects(&after)
         }
 
-        fn say(&mut self, after: &After) -> String {
-            let mut said: Vec<_> = after.ask.iter().map(|slot| format!("-{}", self.path(*slot))).collect();
+        fn describe_effects(&mut self, after: &Effects) -> String {
+            let mut messages: Vec<_> =
+                after.cancel.iter().map(|slot| format!("-{}", self.path(*slot))).collect();
             for start in &after.start {
-                let path = self.path(start.life.slot);
-                self.lives.insert(path.clone(), start.life);
-                said.push(format!("+{path} {}", start.delay.as_millis()));
+                let path = self.path(start.run.slot);
+                self.lives.insert(path.clone(), start.run);
+                messages.push(format!("+{path} {}", start.delay.as_millis()));
             }
-            said.join(", ")
+            messages.join(", ")
         }
 
         fn dead(&mut self, path: &str) -> String {
-            self.end(path, End::Dead("broken".to_owned()))
+            self.end(path, ExitReason::Dead("broken".to_owned()))
         }
 
         fn cancelled(&mut self, path: &str) -> String {
-            self.end(path, End::Cancelled)
+            self.end(path, ExitReason::Cancelled)
         }
 
         fn done(&mut self, path: &str) -> String {
-            self.tree.done(self.lives[path]);
-            self.end(path, End::Done)
+            self.tree.mark_done(self.lives[path]);
+            self.end(path, ExitReason::Done)
         }
 
         fn states(&self) -> String {
             let report = self.tree.report(NOW);
-            let said: Vec<_> =
-                report.entries.iter().map(|e| format!("{} {}", e.path, e.state.word())).collect();
-            said.join(", ")
+            let messages: Vec<_> =
+                report.entries.iter().map(|e| format!("{} {}", e.path, e.state.as_str())).collect();
+            messages.join(", ")
         }
     }
 
     #[test]
-    fn one_that_dies_alone_starts_again_alone_after_its_backoff() {
+    fn single_death_restarts_only_that_node_after_its_backoff() {
         let mut bench = Bench::new();
         bench.group("root", "a").group("root", "b").healthy("root");
         assert_eq!(bench.dead("root.a"), "-root.a, +root.a 500");
@@ -537,17 +543,17 @@ mod tests {
     }
 
     #[test]
-    fn group_shares_the_fate_of_the_dead_one_and_only_that_waits() {
+    fn group_restarts_with_its_dead_member_and_only_that_backs_off() {
         let mut bench = Bench::new();
         bench.group("root", "a b").group("root", "c").healthy("root.b");
         assert_eq!(bench.dead("root.a"), "-root.a, -root.b, +root.a 500");
-        // No barrier: each starts as soon as it has returned.
+        // No barrier: each restarts as soon as it has returned.
         assert_eq!(bench.cancelled("root.b"), "+root.b 0");
         assert_eq!(bench.states(), "root new, root.a new, root.b new, root.c new");
     }
 
     #[test]
-    fn nothing_starts_again_before_all_below_it_has_returned() {
+    fn nothing_restarts_before_its_whole_subtree_has_exited() {
         let mut bench = Bench::new();
         bench.group("root", "a").group("root.a", "b").group("root.a.b", "c d");
         assert_eq!(bench.dead("root.a"), "-root.a");
@@ -555,14 +561,14 @@ mod tests {
         assert_eq!(bench.tree.report(NOW).entries[1].waits_for.as_deref(), Some("root.a.b.c"));
         assert_eq!(bench.cancelled("root.a.b.c"), "");
         assert_eq!(bench.tree.report(NOW).entries[1].waits_for.as_deref(), Some("root.a.b.d"));
-        // It failed on its way out: that is of no account, it is gone.
+        // It failed after its cancellation: that does not count, because it is removed.
         assert_eq!(bench.dead("root.a.b.d"), "+root.a 500");
         assert_eq!(bench.states(), "root new, root.a new");
         assert_eq!(bench.tree.len(), 2);
     }
 
     #[test]
-    fn one_that_is_done_keeps_its_children_and_starts_again_only_with_its_group() {
+    fn done_node_keeps_its_children_and_restarts_only_with_its_group() {
         let mut bench = Bench::new();
         bench.group("root", "a b").group("root.a", "c").healthy("root.a");
         assert_eq!(bench.done("root.a"), "");
@@ -580,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn end_of_one_that_is_done_or_cancelled_leaves_its_group_alone() {
+    fn exit_of_a_done_or_cancelled_node_leaves_its_group_alone() {
         let mut bench = Bench::new();
         bench.group("root", "a b").group("root", "c").healthy("root.a");
         assert_eq!(bench.done("root.a"), "");
@@ -590,27 +596,27 @@ mod tests {
     }
 
     #[test]
-    fn child_that_died_of_itself_waits_for_its_backoff_only_while_its_parent_lives() {
+    fn dead_child_backs_off_only_while_its_parent_runs() {
         let mut bench = Bench::new();
         bench.group("root", "a").group("root.a", "b").healthy("root.a");
         assert_eq!(bench.dead("root.a.b"), "-root.a.b, +root.a.b 500");
         assert_eq!(bench.dead("root.a"), "-root.a");
-        // What waited for its back-off goes straight to cancelled.
+        // A run that waited for its back-off goes straight to cancelled.
         assert_eq!(bench.cancelled("root.a.b"), "+root.a 500");
     }
 
     #[test]
-    fn end_of_a_life_that_is_over_says_nothing() {
+    fn exit_of_a_finished_run_has_no_effect() {
         let mut bench = Bench::new();
         bench.group("root", "a");
         let first = bench.lives["root.a"];
         bench.dead("root.a");
-        let after = bench.tree.ended(first, End::Dead("late".to_owned()), NOW, &mut middle);
-        assert_eq!(after, After::default());
-        assert_eq!(bench.tree.healthy(first, NOW), After::default());
-        assert!(bench.tree.is_asked(first));
-        assert_eq!(bench.tree.start(first, Vec::new(), NOW), Err(NotStarted::Over));
-        assert!(!bench.tree.is_asked(bench.lives["root.a"]));
+        let after = bench.tree.record_exit(first, ExitReason::Dead("late".to_owned()), NOW, &mut middle);
+        assert_eq!(after, Effects::default());
+        assert_eq!(bench.tree.mark_healthy(first, NOW), Effects::default());
+        assert!(bench.tree.is_cancelled(first));
+        assert_eq!(bench.tree.add_children(first, Vec::new(), NOW), Err(AddChildError::ParentCancelled));
+        assert!(!bench.tree.is_cancelled(bench.lives["root.a"]));
     }
 
     #[test]
@@ -618,15 +624,21 @@ mod tests {
         let mut bench = Bench::new();
         bench.group("root", "a").group("root", "b");
         let (root, a) = (bench.lives["root"], bench.lives["root.a"]);
-        let name = |name| (Name::new(name).unwrap(), ());
-        let twice = |name| Err(NotStarted::Twice { path: "root".into(), name: Name::new(name).unwrap() });
-        assert_eq!(bench.tree.start(root, vec![name("b")], NOW), twice("b"));
-        assert_eq!(bench.tree.start(root, vec![name("c"), name("c")], NOW), twice("c"));
+        let name = |name| (RunnableName::new(name).unwrap(), ());
+        let twice = |name| {
+            Err(AddChildError::DuplicateName { path: "root".into(), name: RunnableName::new(name).unwrap() })
+        };
+        assert_eq!(bench.tree.add_children(root, vec![name("b")], NOW), twice("b"));
+        assert_eq!(bench.tree.add_children(root, vec![name("c"), name("c")], NOW), twice("c"));
         assert_eq!(bench.states(), "root new, root.a new, root.b new", "all or none");
         bench.healthy("root");
-        assert_eq!(bench.tree.start(root, vec![name("d")], NOW), Err(NotStarted::Over));
+        assert_eq!(bench.tree.add_children(root, vec![name("d")], NOW), Err(AddChildError::ParentCancelled));
         bench.dead("root");
-        assert_eq!(bench.tree.start(a, vec![name("d")], NOW), Err(NotStarted::Over), "its parent is dead");
+        assert_eq!(
+            bench.tree.add_children(a, vec![name("d")], NOW),
+            Err(AddChildError::ParentCancelled),
+            "its parent is dead"
+        );
     }
 
     #[test]
@@ -634,16 +646,16 @@ mod tests {
         let mut bench = Bench::new();
         bench.group("root", "a b").group("root.a", "c");
         let after = bench.tree.close();
-        assert_eq!(bench.say(&after), "-root");
+        assert_eq!(bench.describe_effects(&after), "-root");
         for path in ["root.a", "root", "root.a.c"] {
             assert_eq!(bench.cancelled(path), "");
         }
         assert_eq!(bench.dead("root.b"), "");
-        assert_eq!(bench.tree.slots[0].as_ref().unwrap().unreturned, 0);
+        assert_eq!(bench.tree.slots[0].as_ref().unwrap().running_below, 0);
     }
 
     #[test]
-    fn slots_of_what_is_gone_are_used_again() {
+    fn slots_of_removed_nodes_are_reused() {
         let mut bench = Bench::new();
         for _ in 0..50 {
             bench.group("root", "a b c d").group("root.a", "e f g");
@@ -658,14 +670,14 @@ mod tests {
         assert_eq!(bench.tree.slots.len(), 8);
     }
 
-    /// Every event of random trees, in random order: what has started is what was not running.
+    /// Every event of random trees, in random order: no run starts while it is running.
     #[test]
-    fn no_life_starts_beside_another_of_its_own_or_of_those_below_it() {
+    fn no_run_starts_while_an_earlier_one_or_its_subtree_runs() {
         use rand::rngs::SmallRng;
         use rand::{RngExt as _, SeedableRng as _};
         for seed in 0..200 {
             let mut random = SmallRng::seed_from_u64(seed);
-            let (mut tree, root) = Tree::new((), Backoff::USUAL, NOW);
+            let (mut tree, root) = Tree::new((), ExponentialBackoff::DEFAULT, NOW);
             let mut running = vec![(root, "root".to_owned())];
             for step in 0..300 {
                 let chosen = random.random_range(0..running.len());
@@ -673,9 +685,9 @@ mod tests {
                 let after = match random.random_range(0..6) {
                     0 | 1 => {
                         let names = (0..random.random_range(1..4))
-                            .map(|number| (Name::new(&format!("n{step}-{number}")).unwrap(), ()))
+                            .map(|number| (RunnableName::new(&format!("n{step}-{number}")).unwrap(), ()))
                             .collect::<Vec<_>>();
-                        match tree.start(life, names.clone(), NOW) {
+                        match tree.add_children(life, names.clone(), NOW) {
                             Ok((lives, after)) => {
                                 running.extend(
                                     lives
@@ -688,19 +700,19 @@ mod tests {
                             Err(_) => continue,
                         }
                     }
-                    2 => tree.healthy(life, NOW),
+                    2 => tree.mark_healthy(life, NOW),
                     kind => {
                         running.swap_remove(chosen);
                         let end = match kind {
-                            3 if tree.is_asked(life) => End::Cancelled,
-                            4 => End::Done,
-                            _ => End::Dead("broken".to_owned()),
+                            3 if tree.is_cancelled(life) => ExitReason::Cancelled,
+                            4 => ExitReason::Done,
+                            _ => ExitReason::Dead("broken".to_owned()),
                         };
-                        tree.ended(life, end, NOW, &mut middle)
+                        tree.record_exit(life, end, NOW, &mut middle)
                     }
                 };
                 for start in after.start {
-                    let path = tree.slots[start.life.slot].as_ref().unwrap().path.to_string();
+                    let path = tree.slots[start.run.slot].as_ref().unwrap().path.to_string();
                     let below = format!("{path}.");
                     for (_, other) in &running {
                         assert!(
@@ -708,22 +720,22 @@ mod tests {
                             "seed {seed}: {path} beside {other}"
                         );
                     }
-                    running.push((start.life, path));
+                    running.push((start.run, path));
                 }
-                // Done, all of them: nothing more happens in this tree.
+                // All of them are done: nothing more happens in this tree.
                 if running.is_empty() {
                     break;
                 }
-                let counted = tree.slots[0].as_ref().unwrap().unreturned;
+                let counted = tree.slots[0].as_ref().unwrap().running_below;
                 assert_eq!(counted, running.len(), "seed {seed}");
             }
-            // Whoever was asked to end does: then nobody is left waiting for one that has returned.
+            // Every cancelled run returns: then no returned run is left waiting.
             for _ in 0..10_000 {
-                let asked = running.iter().position(|(life, _)| tree.is_asked(*life));
-                let Some(asked) = asked else { break };
-                let (life, _) = running.swap_remove(asked);
-                for start in tree.ended(life, End::Cancelled, NOW, &mut middle).start {
-                    running.push((start.life, String::new()));
+                let requested = running.iter().position(|(life, _)| tree.is_cancelled(*life));
+                let Some(requested) = requested else { break };
+                let (life, _) = running.swap_remove(requested);
+                for start in tree.record_exit(life, ExitReason::Cancelled, NOW, &mut middle).start {
+                    running.push((start.run, String::new()));
                 }
             }
             let waiting =

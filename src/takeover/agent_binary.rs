@@ -1,9 +1,8 @@
-//! The role server's program as it is uploaded to machines.
+//! The role server binary to upload: ELF check, digest, architecture.
 //!
-//! Read once and shared: a thousand uploads at a time hold one copy. Its ELF
-//! header is read here so that a program for another processor, a script, or a
-//! download that stopped half-way is refused at start, in one sentence, and not
-//! by every machine in turn. The caller reads it again when the file changes.
+//! The file is read once and shared: a thousand uploads at a time hold one copy. Its ELF header is checked here, so
+//! that a program for another processor, a script, or an incomplete download is rejected at start, in one sentence, and
+//! not by every machine in turn. The caller reads the file again when it changes.
 
 use std::fmt;
 use std::io;
@@ -11,24 +10,24 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-/// Larger than any role server; a path that names a disk image is a mistake.
-const LARGEST: u64 = 512 << 20;
+/// Larger than any role server; a larger file, such as a disk image, is a mistake.
+const MAX_BINARY_BYTES: u64 = 512 << 20;
 
 /// A processor that the role server is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Architecture {
-    /// 64-bit x86.
+    /// 64-bit x86 (also AMD64).
     X86_64,
-    /// 64-bit ARM.
+    /// 64-bit ARM, little endian.
     Aarch64,
-    /// 64-bit RISC-V.
+    /// 64-bit RISC-V, little endian.
     Riscv64,
     /// 64-bit POWER, little endian.
     Ppc64le,
 }
 
 impl Architecture {
-    /// The name that `uname -m` gives it.
+    /// The name of the architecture in `uname -m`.
     #[must_use]
     pub const fn uname(self) -> &'static str {
         match self {
@@ -39,7 +38,7 @@ impl Architecture {
         }
     }
 
-    /// By the `e_machine` field of an ELF header (the System V ABI's registry).
+    /// The architecture for the `e_machine` field of an ELF header (the System V ABI's registry).
     const fn from_elf(machine: u16) -> Option<Self> {
         match machine {
             62 => Some(Self::X86_64),
@@ -63,27 +62,27 @@ pub struct AgentBinary {
     content: Bytes,
     sha256: String,
     architecture: Architecture,
-    /// Digest of another release that stays where it is found.
-    kept: Option<String>,
+    /// Digest of another release that a machine may keep.
+    accepted_release: Option<String>,
 }
 
-/// Why a file is no role server program.
+/// Why a file is not a role server program.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentBinaryError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the agent program {}: {source}; build it with `make roleserver` and name it by --agent_executable_path", path.display())]
     Read {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// It is something else.
+    /// The file is something else.
     #[error("{} is not an agent program: {reason}; build one with `make roleserver` and name it by --agent_executable_path", path.display())]
     NotAnAgent {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What it is instead.
+        /// What is wrong with the file.
         reason: String,
     },
 }
@@ -97,33 +96,33 @@ impl AgentBinary {
         if !metadata.is_file() {
             return Err(refuse("it is not a regular file".to_owned()));
         }
-        if metadata.len() > LARGEST {
+        if metadata.len() > MAX_BINARY_BYTES {
             return Err(refuse(format!("it has {} MiB", metadata.len() >> 20)));
         }
         let content = tokio::fs::read(path).await.map_err(read_error)?;
         Self::from_content(content.into()).map_err(refuse)
     }
 
-    /// Checks a program that is in memory; the error says what it is instead.
+    /// Checks a program that is in memory; the error is what is wrong with it.
     pub fn from_content(content: Bytes) -> Result<Self, String> {
-        let architecture = read_elf(&content)?;
+        let architecture = parse_elf(&content)?;
         let sha256 = hex::encode(ring::digest::digest(&ring::digest::SHA256, &content));
-        Ok(Self { content, sha256, architecture, kept: None })
+        Ok(Self { content, sha256, architecture, accepted_release: None })
     }
 
-    /// The same, but a machine that has the release of this digest keeps it: it was updated to that.
+    /// The same program, with another accepted release: a machine that was updated to that digest keeps it.
     #[must_use]
-    pub fn keeping(&self, sha256: Option<String>) -> Self {
-        Self { kept: sha256, ..self.clone() }
+    pub fn accepting_release(&self, sha256: Option<String>) -> Self {
+        Self { accepted_release: sha256, ..self.clone() }
     }
 
-    /// Whether a machine with a program of this digest needs no other one.
+    /// Whether a machine with a program of this digest needs no upload.
     #[must_use]
-    pub fn suffices(&self, sha256: &str) -> bool {
-        self.sha256 == sha256 || self.kept.as_deref() == Some(sha256)
+    pub fn accepts_digest(&self, sha256: &str) -> bool {
+        self.sha256 == sha256 || self.accepted_release.as_deref() == Some(sha256)
     }
 
-    /// The program; a clone shares the memory.
+    /// The content of the program; a clone shares the memory.
     #[must_use]
     pub fn content(&self) -> Bytes {
         self.content.clone()
@@ -135,7 +134,7 @@ impl AgentBinary {
         &self.sha256
     }
 
-    /// Bytes.
+    /// Size of the program in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.content.len() as u64
@@ -154,9 +153,8 @@ impl fmt::Debug for AgentBinary {
     }
 }
 
-/// Reads what matters of an ELF64 header (System V ABI, chapter 4): that it is a whole, executable file for a
-/// known processor.
-fn read_elf(content: &[u8]) -> Result<Architecture, String> {
+/// Checks an ELF64 header (System V ABI, chapter 4): a whole, executable file for a known processor.
+fn parse_elf(content: &[u8]) -> Result<Architecture, String> {
     const EXECUTABLE: u64 = 2;
     const SHARED: u64 = 3;
     if !content.starts_with(b"\x7fELF") {
@@ -211,17 +209,21 @@ mod tests {
     }
 
     #[test]
-    fn release_that_a_machine_was_updated_to_is_left_there() {
+    fn release_a_machine_was_updated_to_is_accepted() {
         let binary = AgentBinary::from_content(shell().into()).unwrap();
-        let kept = binary.keeping(Some("ab".to_owned()));
+        let kept = binary.accepting_release(Some("ab".to_owned()));
         for (found, plain, keeping) in
             [(binary.sha256(), true, true), ("ab", false, true), ("cd", false, false)]
         {
-            assert_eq!((binary.suffices(found), kept.suffices(found)), (plain, keeping), "{found}");
+            assert_eq!(
+                (binary.accepts_digest(found), kept.accepts_digest(found)),
+                (plain, keeping),
+                "{found}"
+            );
         }
     }
 
-    fn refused(content: Vec<u8>) -> String {
+    fn rejection_reason(content: Vec<u8>) -> String {
         AgentBinary::from_content(content.into()).unwrap_err()
     }
 
@@ -234,23 +236,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_whole_program_is_refused_with_words() {
-        insta::assert_snapshot!(refused(b"#!/bin/sh\n".to_vec()), @"it does not begin like an ELF program");
-        insta::assert_snapshot!(refused(shell()[..40].to_vec()), @"it is cut off");
+    fn incomplete_program_is_rejected_with_a_reason() {
+        insta::assert_snapshot!(rejection_reason(b"#!/bin/sh\n".to_vec()), @"it does not begin like an ELF program");
+        insta::assert_snapshot!(rejection_reason(shell()[..40].to_vec()), @"it is cut off");
         let half = shell()[..shell().len() / 2].to_vec();
-        insta::assert_snapshot!(refused(half), @"it is cut off");
+        insta::assert_snapshot!(rejection_reason(half), @"it is cut off");
         let with = |offset: usize, value: u8| {
             let mut content = shell();
             content[offset] = value;
             content
         };
-        insta::assert_snapshot!(refused(with(4, 1)), @"it is not a 64-bit little-endian program");
-        insta::assert_snapshot!(refused(with(16, 1)), @"it is an ELF file, but not a program");
-        insta::assert_snapshot!(refused(with(18, 40)), @"it is for a processor that is not supported (ELF machine 40)");
+        insta::assert_snapshot!(rejection_reason(with(4, 1)), @"it is not a 64-bit little-endian program");
+        insta::assert_snapshot!(rejection_reason(with(16, 1)), @"it is an ELF file, but not a program");
+        insta::assert_snapshot!(rejection_reason(with(18, 40)), @"it is for a processor that is not supported (ELF machine 40)");
     }
 
     #[tokio::test]
-    async fn a_path_that_holds_no_agent_is_refused_with_the_path_and_what_to_do() {
+    async fn path_without_an_agent_is_rejected_with_a_remedy() {
         let directory = tempfile::tempdir().unwrap();
         let text =
             |error: AgentBinaryError| error.to_string().replace(directory.path().to_str().unwrap(), "DIR");
@@ -270,7 +272,7 @@ mod tests {
                     *byte = value;
                 }
             }
-            let _outcome = read_elf(&content);
+            let _outcome = parse_elf(&content);
         }
     }
 }

@@ -1,11 +1,10 @@
-//! The key with which a shepherd logs in: `--ssh_key_path`.
+//! The SSH client key: load or create.
 //!
-//! One Ed25519 key in OpenSSH's format, so that `ssh -i` can use the same file.
-//! It is made when it is absent, once, even when several shepherds start at the
-//! same time on one disk: the new key is written beside its place and put there
-//! by a hard link, which fails when another was faster, whose key is then read.
-//! A key that others can read is refused as OpenSSH refuses it, because who
-//! reads it is root on every machine.
+//! The shepherd logs in with it (`--ssh_key_path`). It is one Ed25519 key in OpenSSH's format, so that `ssh -i` can use
+//! the same file. If it is absent it is created, once, even when several shepherds start at the same time on one disk:
+//! the new key is written beside its path and moved there by a hard link. The link fails if another shepherd was
+//! faster; that one's key is then read. A key that others can read is rejected, as OpenSSH rejects it, because its
+//! reader can be root on every machine.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -17,7 +16,7 @@ use std::sync::Arc;
 use russh::keys::ssh_key::LineEnding;
 use russh::keys::{Algorithm, PrivateKey};
 
-/// A loaded private key. Cheap to clone; never shows its secret half.
+/// A loaded private key. Cheap to clone; its debug text never has the secret half.
 #[derive(Clone)]
 pub struct ClientKey(Arc<PrivateKey>);
 
@@ -27,69 +26,69 @@ pub enum ClientKeyError {
     /// The file cannot be read.
     #[error("cannot read the SSH key {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// The path of the key file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A new key cannot be saved.
     #[error("cannot save a new SSH key as {}: {source}; make its directory, or name another place by --ssh_key_path", path.display())]
     Save {
-        /// The file.
+        /// The path of the new key file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Others than its owner can read the file.
+    /// Users other than its owner can read the file.
     #[error("the SSH key {} can be read by others (mode {mode:04o}); run `chmod 600` on it", path.display())]
     TooOpen {
-        /// The file.
+        /// The path of the key file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Its permission bits (file mode).
         mode: u32,
     },
     /// The file is a directory, a device, ….
     #[error("the SSH key {} is not a regular file", path.display())]
     NotAFile {
-        /// The path.
+        /// The path of what is not a file.
         path: PathBuf,
     },
-    /// The file holds something else.
+    /// The file is not a private key in OpenSSH's format.
     #[error("{} is not a private key in OpenSSH's format; name an Ed25519 key, or a file that does not exist to have one made", path.display())]
     NotAKey {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// The key wants a pass phrase.
+    /// The key is encrypted with a pass phrase.
     #[error("the SSH key {} is encrypted, and a service cannot type a pass phrase; name an unencrypted Ed25519 key of its own", path.display())]
     Encrypted {
-        /// The file.
+        /// The path of the key file.
         path: PathBuf,
     },
-    /// A kind of key that this program does not sign with.
+    /// The key is of a kind that this program does not sign with.
     #[error("the SSH key {} is of kind {algorithm}; name an Ed25519 or ECDSA key", path.display())]
     UnsupportedKind {
-        /// The file.
+        /// The path of the key file.
         path: PathBuf,
-        /// The kind.
+        /// The name of the key's algorithm.
         algorithm: String,
     },
-    /// Making a key failed.
+    /// Generating a key failed.
     #[error("cannot make an SSH key: {reason}")]
     Generate {
-        /// What the library said.
+        /// The error of the SSH library.
         reason: String,
     },
 }
 
 impl ClientKey {
-    /// Reads the key at `path`, or makes one there when nothing is there.
+    /// Reads the key at `path`, or creates one if the file does not exist.
     ///
     /// Blocks on the disk; meant for program start.
     pub fn load_or_create(path: &Path) -> Result<Self, ClientKeyError> {
         match Self::load(path) {
             Err(ClientKeyError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                create(path)?;
+                create_key_file(path)?;
                 Self::load(path)
             }
             other => other,
@@ -120,7 +119,7 @@ impl ClientKey {
         }
     }
 
-    /// Makes a key that is nowhere saved.
+    /// Generates a key without saving it.
     pub fn generate() -> Result<Self, ClientKeyError> {
         let mut key = PrivateKey::random(&mut russh::keys::key::safe_rng(), Algorithm::Ed25519)
             .map_err(|error| ClientKeyError::Generate { reason: error.to_string() })?;
@@ -134,8 +133,8 @@ impl ClientKey {
         self.0.public_key().to_openssh().unwrap_or_default()
     }
 
-    /// For the one place that signs with it.
-    pub(super) fn private(&self) -> Arc<PrivateKey> {
+    /// The private key, for the one place that signs with it.
+    pub(super) fn private_key(&self) -> Arc<PrivateKey> {
         Arc::clone(&self.0)
     }
 }
@@ -146,8 +145,8 @@ impl fmt::Debug for ClientKey {
     }
 }
 
-/// Puts a new key at `path` unless something is there by then.
-fn create(path: &Path) -> Result<(), ClientKeyError> {
+/// Creates a key at `path`, unless another process has created one meanwhile.
+fn create_key_file(path: &Path) -> Result<(), ClientKeyError> {
     let save_error = |source| ClientKeyError::Save { path: path.to_owned(), source };
     let text = ClientKey::generate()?
         .0
@@ -159,25 +158,26 @@ fn create(path: &Path) -> Result<(), ClientKeyError> {
     temporary_name.push(format!(".new.{}", uuid::Uuid::new_v4().simple()));
     let temporary = path.with_file_name(temporary_name);
 
-    let written =
-        write_private(&temporary, text.as_bytes()).and_then(|()| match fs::hard_link(&temporary, path) {
-            // Another process was faster: its key is as good, and it may be in use already.
+    let written = write_private_file(&temporary, text.as_bytes()).and_then(|()| {
+        match fs::hard_link(&temporary, path) {
+            // Another process was faster: its key is as good, and may be in use already.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             other => other,
-        });
+        }
+    });
     let removed = fs::remove_file(&temporary);
     written.map_err(save_error)?;
     removed.map_err(save_error)?;
     sync_directory(path).map_err(save_error)
 }
 
-fn write_private(path: &Path, content: &[u8]) -> io::Result<()> {
+fn write_private_file(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(content)?;
     file.sync_all()
 }
 
-/// A key that was handed out must not be gone after a power cut.
+/// A key whose public half may be in use must not be lost in a power cut.
 fn sync_directory(of: &Path) -> io::Result<()> {
     let directory = match of.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_absent_key_is_made_once_with_mode_0600_and_read_by_openssh() {
+    fn missing_key_is_created_once_with_mode_0600() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ssh_key");
         let lines: Vec<String> = thread::scope(|scope| {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_usable_key_is_refused_with_words() {
+    fn unusable_key_is_rejected_with_a_reason() {
         let directory = tempfile::tempdir().unwrap();
         let refuse = |name: &str| {
             let path = directory.path().join(name);
@@ -233,7 +233,7 @@ mod tests {
                 .to_string()
                 .replace(directory.path().to_str().unwrap(), "DIR")
         };
-        write_private(&directory.path().join("text"), b"hello").unwrap();
+        write_private_file(&directory.path().join("text"), b"hello").unwrap();
         insta::assert_snapshot!(refuse("text"), @"DIR/text is not a private key in OpenSSH's format; name an Ed25519 key, or a file that does not exist to have one made");
 
         for (name, kind, phrase) in [("encrypted", "ed25519", "secret"), ("rsa", "rsa", "")] {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_secret_half_is_not_shown() {
+    fn debug_output_does_not_leak_the_private_key() {
         let key = ClientKey::generate().unwrap();
         assert!(format!("{key:?}").starts_with("ClientKey(SHA256:"));
     }

@@ -1,9 +1,8 @@
-//! Which host keys a connection accepts.
+//! SSH host key pinning and the algorithms to offer.
 //!
-//! A host may have several keys and shows the one that both sides prefer. Were
-//! all kinds offered every time, a host that gains a better kind would look
-//! like another host. So with pinned keys only their kinds are offered, and the
-//! host shows the pinned one as long as it has it.
+//! A host may have several keys and presents the one that both sides prefer. If all kinds were offered every time, a
+//! host that gains a better kind would look like another host. So with pinned keys only their kinds are offered, and
+//! the host presents the pinned one as long as it has it.
 
 use russh::keys::{Algorithm, EcdsaCurve, PublicKey};
 
@@ -12,14 +11,14 @@ use crate::model::host_key::HostKey;
 /// What is known about a host's keys before connecting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostKeyExpectation {
-    /// Nothing yet: whatever the host shows is returned for pinning.
+    /// No key is known: the presented key is accepted and returned for pinning.
     PinOnFirstUse,
-    /// It must show one of these.
+    /// The host must present one of these keys.
     Pinned(Vec<HostKey>),
 }
 
 /// Best first. RSA is left out: its only implementation for this library has an open advisory.
-const ACCEPTED: [Algorithm; 4] = [
+const ACCEPTED_ALGORITHMS: [Algorithm; 4] = [
     Algorithm::Ed25519,
     Algorithm::Ecdsa { curve: EcdsaCurve::NistP256 },
     Algorithm::Ecdsa { curve: EcdsaCurve::NistP384 },
@@ -27,7 +26,7 @@ const ACCEPTED: [Algorithm; 4] = [
 ];
 
 impl HostKeyExpectation {
-    /// Whether a host that shows `offered` may be talked to.
+    /// Whether a host that presents `offered` may be connected to.
     #[must_use]
     pub fn accepts(&self, offered: &HostKey) -> bool {
         match self {
@@ -36,7 +35,7 @@ impl HostKeyExpectation {
         }
     }
 
-    /// The pinned keys; none on first use.
+    /// The pinned keys; empty on first use.
     #[must_use]
     pub fn pinned(&self) -> &[HostKey] {
         match self {
@@ -45,23 +44,23 @@ impl HostKeyExpectation {
         }
     }
 
-    /// The kinds of keys to offer in the negotiation, best first.
-    pub(super) fn algorithms(&self) -> Vec<Algorithm> {
-        let pinned: Vec<Algorithm> = ACCEPTED
+    /// The key algorithms to offer in the negotiation, best first.
+    pub(super) fn offered_algorithms(&self) -> Vec<Algorithm> {
+        let pinned: Vec<Algorithm> = ACCEPTED_ALGORITHMS
             .into_iter()
             .filter(|algorithm| self.pinned().iter().any(|key| key.algorithm == algorithm.as_str()))
             .collect();
-        // Pinned keys of kinds that this release does not speak: offer all, and refuse what comes.
-        if pinned.is_empty() { ACCEPTED.to_vec() } else { pinned }
+        // Pinned keys of kinds that this release does not support: offer all kinds, and reject the presented key.
+        if pinned.is_empty() { ACCEPTED_ALGORITHMS.to_vec() } else { pinned }
     }
 }
 
 /// Every kind of host key that can be checked.
 pub(super) fn all_algorithms() -> Vec<Algorithm> {
-    ACCEPTED.to_vec()
+    ACCEPTED_ALGORITHMS.to_vec()
 }
 
-/// The value that is compared and stored; `None` for a key that cannot be encoded.
+/// The form of a key that is compared and stored; `None` for a key that cannot be encoded.
 pub(super) fn from_public_key(key: &PublicKey) -> Option<HostKey> {
     Some(HostKey { algorithm: key.algorithm().as_str().to_owned(), key: key.to_bytes().ok()? })
 }
@@ -75,14 +74,17 @@ mod tests {
     }
 
     #[test]
-    fn only_kinds_of_pinned_keys_are_offered() {
-        assert_eq!(HostKeyExpectation::PinOnFirstUse.algorithms(), ACCEPTED);
+    fn only_algorithms_of_pinned_keys_are_offered() {
+        assert_eq!(HostKeyExpectation::PinOnFirstUse.offered_algorithms(), ACCEPTED_ALGORITHMS);
         let pinned = HostKeyExpectation::Pinned(vec![key("ecdsa-sha2-nistp256", 1)]);
-        assert_eq!(pinned.algorithms(), [Algorithm::Ecdsa { curve: EcdsaCurve::NistP256 }]);
+        assert_eq!(pinned.offered_algorithms(), [Algorithm::Ecdsa { curve: EcdsaCurve::NistP256 }]);
         let both = HostKeyExpectation::Pinned(vec![key("ecdsa-sha2-nistp384", 1), key("ssh-ed25519", 2)]);
-        assert_eq!(both.algorithms(), [Algorithm::Ed25519, Algorithm::Ecdsa { curve: EcdsaCurve::NistP384 }]);
+        assert_eq!(
+            both.offered_algorithms(),
+            [Algorithm::Ed25519, Algorithm::Ecdsa { curve: EcdsaCurve::NistP384 }]
+        );
         let unknown = HostKeyExpectation::Pinned(vec![key("ssh-later", 1)]);
-        assert_eq!(unknown.algorithms(), ACCEPTED);
+        assert_eq!(unknown.offered_algorithms(), ACCEPTED_ALGORITHMS);
     }
 
     #[test]

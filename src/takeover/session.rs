@@ -1,24 +1,19 @@
-//! A logged-in SSH connection that ends with its owner.
+//! An authenticated SSH session: connect, handshake, log in.
 //!
 //! # Limits
 //!
-//! `--agent_ssh_connect_timeout` (2 s) covers finding the address and making
-//! the TCP connection: that is what tells a dead machine from a living one. A
-//! hanging one still makes connections, because its kernel does, and then says
-//! nothing: `--agent_ssh_greeting_timeout` (5 s) is how long the first byte of
-//! the server's version line may take, so that such a machine does not hold a
-//! worker for longer. Agreeing on keys and logging in each have a longer limit
-//! (`--agent_ssh_login_timeout`, 20 s), because healthy servers are slow there:
-//! an OpenSSH server looks up the client's name, runs PAM, and waits 2 s after a
-//! wrong password. The caller's deadline bounds all of it.
+//! `--agent_ssh_connect_timeout` (2 s) covers name resolution and the TCP connection, which distinguish a dead machine
+//! from a living one. A hung machine still accepts connections, because its kernel does, and then sends nothing.
+//! `--agent_ssh_greeting_timeout` (5 s) limits the wait for the first byte of the server's version line, so that such a
+//! machine does not hold a worker for longer. Key exchange and login each have a longer limit
+//! (`--agent_ssh_login_timeout`, 20 s), because healthy servers are slow there: an OpenSSH server looks up the client's
+//! name, runs PAM, and waits 2 s after a wrong password. The caller's deadline bounds all of it.
 //!
 //! # Ending
 //!
-//! The SSH library runs a connection in a task of its own, which in the middle
-//! of a handshake would outlive the future that asked for it. So the session
-//! keeps a second handle to the socket and shuts it down when it is dropped:
-//! whatever the task was doing then fails at once, and no call outlives the
-//! lease it was made under.
+//! The SSH library runs a connection in a task of its own, which in the middle of a handshake would outlive the future
+//! that started it. So the session has a second handle to the socket and shuts it down when it is dropped: whatever the
+//! task was doing then fails at once, and no call outlives its lease.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -35,33 +30,33 @@ use tracing::Instrument as _;
 use tracing::field::{Empty, display};
 
 use crate::model::host_key::HostKey;
-use crate::model::traces::TRACES;
+use crate::model::traces::TRACE_TARGET;
 use crate::takeover::client_key::ClientKey;
-use crate::takeover::connection::{Connection, Ending};
-use crate::takeover::error::{HostKeyChanged, SshError};
-use crate::takeover::heard::Heard;
+use crate::takeover::first_byte::FirstByteDetector;
 use crate::takeover::host_keys::{self, HostKeyExpectation};
+use crate::takeover::ssh_error::{HostKeyChanged, SshError};
+use crate::takeover::ssh_handler::{CloseReason, SshHandler};
 
 const GREETING_FLAG: &str = "--agent_ssh_greeting_timeout";
 const LOGIN_FLAG: &str = "--agent_ssh_login_timeout";
 
-/// How this shepherd connects to any machine.
+/// The settings of a shepherd's SSH connections.
 #[derive(Clone, Debug)]
 pub struct SshSettings {
-    /// Tried first.
+    /// The key for the first login attempt.
     pub key: ClientKey,
-    /// Tried when the key is refused and the host takes passwords.
+    /// The password for further attempts, if the key is rejected and the host takes passwords.
     pub password: Option<SecretString>,
-    /// For the address and the TCP connection (`--agent_ssh_connect_timeout`).
+    /// Limit of name resolution and TCP connection (`--agent_ssh_connect_timeout`).
     pub connect_timeout: Duration,
-    /// From then to the first byte that the host says (`--agent_ssh_greeting_timeout`).
+    /// Limit from then to the first byte of the host (`--agent_ssh_greeting_timeout`).
     pub greeting_timeout: Duration,
-    /// For agreeing on keys, and again for logging in (`--agent_ssh_login_timeout`).
+    /// Limit of the key exchange, and again of the login (`--agent_ssh_login_timeout`).
     pub login_timeout: Duration,
-    /// For each command (`--agent_ssh_exec_timeout`).
+    /// Limit of each command (`--agent_ssh_exec_timeout`).
     pub exec_timeout: Duration,
-    /// A host that is silent for this long is asked whether it lives, and given up after three times without
-    /// an answer: power lost in the middle of a command shows in 20 s, not at the exec limit.
+    /// A host that is silent for this long gets a keepalive, and is given up after three of them without a response: a
+    /// loss of power in the middle of a command shows in 20 s, not at the exec limit.
     pub keepalive_interval: Duration,
 }
 
@@ -81,12 +76,12 @@ impl SshSettings {
     }
 }
 
-/// One SSH host and the user to be there.
+/// One SSH host, and the user to log in as.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SshTarget {
     /// A name or an address; an IPv6 address without brackets.
     pub host: String,
-    /// The TCP port.
+    /// The TCP port of the SSH server.
     pub port: u16,
     /// The user to log in as.
     pub user: String,
@@ -104,29 +99,28 @@ impl SshTarget {
     }
 }
 
-/// A logged-in connection. Dropping it closes it at once.
+/// An authenticated connection. Dropping it closes it at once.
 pub struct SshSession {
-    pub(super) handle: Handle<Connection>,
+    pub(super) handle: Handle<SshHandler>,
     pub(super) address: String,
     pub(super) deadline: Instant,
     pub(super) exec_timeout: Duration,
     host_key: HostKey,
-    ending: Ending,
+    close_reason: CloseReason,
     _socket: SocketGuard,
 }
 
 impl SshSession {
     /// Connects, checks the host's key, and logs in.
     ///
-    /// Nothing is sent to a host whose key is not accepted beyond the key exchange.
+    /// A host whose key is not accepted gets nothing beyond the key exchange.
     pub async fn connect(
         settings: &SshSettings,
         target: &SshTarget,
         expectation: &HostKeyExpectation,
         deadline: Instant,
     ) -> Result<Self, SshError> {
-        let span =
-            tracing::debug_span!(target: TRACES, "ssh connect", address = target.address(), error = Empty);
+        let span = tracing::debug_span!(target: TRACE_TARGET, "ssh connect", address = target.address(), error = Empty);
         let connected =
             Self::connect_and_log_in(settings, target, expectation, deadline).instrument(span.clone()).await;
         if let Err(error) = &connected {
@@ -141,27 +135,34 @@ impl SshSession {
         expectation: &HostKeyExpectation,
         deadline: Instant,
     ) -> Result<Self, SshError> {
-        let mut session =
-            match handshake(settings, target, expectation, expectation.algorithms(), deadline).await {
-                // The host has none of the kinds that are pinned. Ask what it has instead, so that the person who
-                // must decide sees the key; it is not pinned, so the second handshake is refused as well.
-                Err(HandshakeError::NoCommonHostKey { .. }) if !expectation.pinned().is_empty() => {
-                    handshake(settings, target, expectation, host_keys::all_algorithms(), deadline).await
-                }
-                other => other,
+        let mut session = match handshake(
+            settings,
+            target,
+            expectation,
+            expectation.offered_algorithms(),
+            deadline,
+        )
+        .await
+        {
+            // The host has no key of the pinned kinds. A second handshake fetches the key that it has, so that the
+            // operator who must decide sees it. That key is not pinned, so this handshake is rejected as well.
+            Err(HandshakeError::NoCommonHostKey { .. }) if !expectation.pinned().is_empty() => {
+                handshake(settings, target, expectation, host_keys::all_algorithms(), deadline).await
             }
-            .map_err(HandshakeError::into_ssh_error)?;
+            other => other,
+        }
+        .map_err(HandshakeError::into_ssh_error)?;
         session.log_in(settings, target).await?;
         Ok(session)
     }
 
-    /// The key that the host proved; to be pinned on first use.
+    /// The key that the host proved; the caller pins it on first use.
     #[must_use]
     pub const fn host_key(&self) -> &HostKey {
         &self.host_key
     }
 
-    /// Says goodbye, so that the host logs an orderly end, and waits for it for a moment.
+    /// Disconnects with a message, so that the host logs an orderly end, and waits for it for a moment.
     pub async fn close(self) {
         let until = self.deadline.min(Instant::now() + Duration::from_secs(1));
         let goodbye = async {
@@ -173,23 +174,27 @@ impl SshSession {
     }
 
     /// The error for a connection that ended by itself.
-    pub(super) fn lost(&self, doing: &'static str) -> SshError {
-        SshError::ConnectionLost { address: self.address.clone(), doing, reason: self.ending.reason() }
+    pub(super) fn connection_lost(&self, doing: &'static str) -> SshError {
+        SshError::ConnectionLost {
+            address: self.address.clone(),
+            operation: doing,
+            reason: self.close_reason.reason(),
+        }
     }
 
     async fn log_in(&mut self, settings: &SshSettings, target: &SshTarget) -> Result<(), SshError> {
-        const DOING: &str = "logging in";
-        let limit = Limit::new(settings.login_timeout, LOGIN_FLAG, self.deadline);
-        let outcome = timeout_at(limit.until, self.authenticate(settings, &target.user)).await;
+        const OPERATION: &str = "logging in";
+        let limit = TimeLimit::new(settings.login_timeout, LOGIN_FLAG, self.deadline);
+        let outcome = timeout_at(limit.expires_at, self.authenticate(settings, &target.user)).await;
         match outcome {
-            Err(_) => Err(limit.error(&self.address, DOING)),
+            Err(_) => Err(limit.exceeded_error(&self.address, OPERATION)),
             Ok(Err(error)) => Err(error),
-            Ok(Ok(Attempt { success: true, .. })) => Ok(()),
-            Ok(Ok(Attempt { tried, remaining, .. })) => {
+            Ok(Ok(LoginAttempt { success: true, .. })) => Ok(()),
+            Ok(Ok(LoginAttempt { tried, remaining, .. })) => {
                 if remaining.is_empty() && self.handle.is_closed() {
-                    return Err(self.lost(DOING));
+                    return Err(self.connection_lost(OPERATION));
                 }
-                Err(SshError::AuthenticationRefused {
+                Err(SshError::AuthenticationRejected {
                     address: self.address.clone(),
                     user: target.user.clone(),
                     tried,
@@ -200,43 +205,43 @@ impl SshSession {
         }
     }
 
-    /// Key, then password, then the same password as the answer to a single hidden question.
-    async fn authenticate(&mut self, settings: &SshSettings, user: &str) -> Result<Attempt, SshError> {
+    /// Tries the key, then the password, then the same password as the response to a single hidden prompt.
+    async fn authenticate(&mut self, settings: &SshSettings, user: &str) -> Result<LoginAttempt, SshError> {
         let mut tried = vec!["publickey"];
-        let key = PrivateKeyWithHashAlg::new(settings.key.private(), None);
+        let key = PrivateKeyWithHashAlg::new(settings.key.private_key(), None);
         let answer = self.handle.authenticate_publickey(user, key).await;
-        let mut remaining = match self.settle(answer)? {
-            Ok(()) => return Ok(Attempt::success(tried)),
+        let mut remaining = match self.login_result(answer)? {
+            Ok(()) => return Ok(LoginAttempt::success(tried)),
             Err(remaining) => remaining,
         };
         if let Some(password) = &settings.password {
             if remaining.contains(&MethodKind::Password) {
                 tried.push("password");
                 let answer = self.handle.authenticate_password(user, password.expose_secret()).await;
-                remaining = match self.settle(answer)? {
-                    Ok(()) => return Ok(Attempt::success(tried)),
+                remaining = match self.login_result(answer)? {
+                    Ok(()) => return Ok(LoginAttempt::success(tried)),
                     Err(remaining) => remaining,
                 };
             }
             if remaining.contains(&MethodKind::KeyboardInteractive) {
                 tried.push("keyboard-interactive");
-                let answer = self.answer_questions(user, password).await;
-                remaining = match self.settle(answer)? {
-                    Ok(()) => return Ok(Attempt::success(tried)),
+                let answer = self.answer_prompts(user, password).await;
+                remaining = match self.login_result(answer)? {
+                    Ok(()) => return Ok(LoginAttempt::success(tried)),
                     Err(remaining) => remaining,
                 };
             }
         }
-        Ok(Attempt { success: false, tried, remaining })
+        Ok(LoginAttempt { success: false, tried, remaining })
     }
 
-    async fn answer_questions(
+    async fn answer_prompts(
         &mut self,
         user: &str,
         password: &SecretString,
     ) -> Result<AuthResult, russh::Error> {
         let mut answer = self.handle.authenticate_keyboard_interactive_start(user, None).await?;
-        // PAM asks once, then sends an empty round; a host that goes on asking is not asking for this password.
+        // PAM prompts once, then sends an empty round; further prompts of a host are not for this password.
         for _ in 0..4 {
             match answer {
                 KeyboardInteractiveAuthResponse::Success => return Ok(AuthResult::Success),
@@ -258,50 +263,53 @@ impl SshSession {
         Ok(AuthResult::Failure { remaining_methods: MethodSet::empty(), partial_success: false })
     }
 
-    /// `Ok(Err(…))`: refused, with what the host says could go on.
-    fn settle(&self, answer: Result<AuthResult, russh::Error>) -> Result<Result<(), MethodSet>, SshError> {
+    /// `Ok(Err(…))`: rejected, with the methods that the host still accepts.
+    fn login_result(
+        &self,
+        answer: Result<AuthResult, russh::Error>,
+    ) -> Result<Result<(), MethodSet>, SshError> {
         match answer {
             Ok(AuthResult::Success) => Ok(Ok(())),
             Ok(AuthResult::Failure { remaining_methods, .. }) => Ok(Err(remaining_methods)),
-            Err(_) => Err(self.lost("logging in")),
+            Err(_) => Err(self.connection_lost("logging in")),
         }
     }
 }
 
-struct Attempt {
+struct LoginAttempt {
     success: bool,
     tried: Vec<&'static str>,
     remaining: MethodSet,
 }
 
-impl Attempt {
+impl LoginAttempt {
     fn success(tried: Vec<&'static str>) -> Self {
         Self { success: true, tried, remaining: MethodSet::empty() }
     }
 }
 
-/// A limit of ours, cut short by the caller's deadline; it remembers which of the two it is.
+/// A time limit that the caller's deadline may shorten; it records which of the two it is.
 #[derive(Clone, Copy)]
-pub(super) struct Limit {
-    pub(super) until: Instant,
+pub(super) struct TimeLimit {
+    pub(super) expires_at: Instant,
     duration: Duration,
     flag: &'static str,
-    by_deadline: bool,
+    is_deadline: bool,
 }
 
-impl Limit {
-    /// `flag` is the one that sets `duration`.
+impl TimeLimit {
+    /// `flag` is the command-line flag that sets `duration`.
     pub(super) fn new(duration: Duration, flag: &'static str, deadline: Instant) -> Self {
         let until = Instant::now() + duration;
-        Self { until: until.min(deadline), duration, flag, by_deadline: deadline <= until }
+        Self { expires_at: until.min(deadline), duration, flag, is_deadline: deadline <= until }
     }
 
-    pub(super) fn error(&self, address: &str, doing: &'static str) -> SshError {
+    pub(super) fn exceeded_error(&self, address: &str, doing: &'static str) -> SshError {
         let address = address.to_owned();
-        if self.by_deadline {
-            SshError::Deadline { address, doing }
+        if self.is_deadline {
+            SshError::Deadline { address, operation: doing }
         } else {
-            SshError::Timeout { address, doing, limit: self.duration, flag: self.flag }
+            SshError::Timeout { address, operation: doing, limit: self.duration, flag: self.flag }
         }
     }
 }
@@ -317,7 +325,7 @@ impl Drop for SocketGuard {
 }
 
 enum HandshakeError {
-    NoCommonHostKey { address: String, theirs: Vec<String> },
+    NoCommonHostKey { address: String, offered: Vec<String> },
     Ssh(SshError),
 }
 
@@ -325,7 +333,7 @@ impl HandshakeError {
     fn into_ssh_error(self) -> SshError {
         match self {
             Self::Ssh(error) => error,
-            Self::NoCommonHostKey { address, theirs } => {
+            Self::NoCommonHostKey { address, offered: theirs } => {
                 if theirs.iter().all(|name| name.contains("rsa")) {
                     SshError::RsaOnly { address }
                 } else {
@@ -343,7 +351,7 @@ impl From<SshError> for HandshakeError {
     }
 }
 
-/// Everything up to the proof of the host's key, and nothing that tells the host who we are.
+/// Everything up to the proof of the host's key; nothing in it identifies us to the host.
 async fn handshake(
     settings: &SshSettings,
     target: &SshTarget,
@@ -351,23 +359,25 @@ async fn handshake(
     algorithms: Vec<Algorithm>,
     deadline: Instant,
 ) -> Result<SshSession, HandshakeError> {
-    const DOING: &str = "agreeing on keys";
+    const OPERATION: &str = "agreeing on keys";
     let address = target.address();
-    let (stream, socket) = open(settings, target, &address, deadline).await?;
+    let (stream, socket) = connect_tcp(settings, target, &address, deadline).await?;
 
-    let connection = Connection::new(expectation.clone());
-    let (offered, ending) = (connection.offered(), connection.ending());
-    let (stream, heard) = Heard::new(stream);
-    let limit = Limit::new(settings.login_timeout, LOGIN_FLAG, deadline);
-    let agreeing =
-        timeout_at(limit.until, client::connect_stream(config(settings, algorithms), stream, connection));
+    let connection = SshHandler::new(expectation.clone());
+    let (offered, ending) = (connection.offered_key(), connection.close_reason());
+    let (stream, receiver) = FirstByteDetector::new(stream);
+    let limit = TimeLimit::new(settings.login_timeout, LOGIN_FLAG, deadline);
+    let agreeing = timeout_at(
+        limit.expires_at,
+        client::connect_stream(client_config(settings, algorithms), stream, connection),
+    );
     tokio::pin!(agreeing);
-    let greeting = Limit::new(settings.greeting_timeout, GREETING_FLAG, deadline);
-    // Both sides may speak first, so that we do while we wait.
+    let greeting = TimeLimit::new(settings.greeting_timeout, GREETING_FLAG, deadline);
+    // Both sides may send first, so our side sends while it waits.
     let outcome = tokio::select! {
         outcome = &mut agreeing => outcome,
-        () = heard.nothing_by(greeting.until) => {
-            return Err(greeting.error(&address, "waiting for its greeting").into());
+        () = receiver.wait_for_silence(greeting.expires_at) => {
+            return Err(greeting.exceeded_error(&address, "waiting for its greeting").into());
         }
     };
     let refused = |offered: &HostKey| {
@@ -378,21 +388,21 @@ async fn handshake(
         }))
     };
     match (outcome, offered.get()) {
-        (Err(_), _) => Err(limit.error(&address, DOING).into()),
+        (Err(_), _) => Err(limit.exceeded_error(&address, OPERATION).into()),
         (Ok(Ok(handle)), Some(host_key)) => Ok(SshSession {
             handle,
             address,
             deadline,
             exec_timeout: settings.exec_timeout,
             host_key: host_key.clone(),
-            ending,
+            close_reason: ending,
             _socket: socket,
         }),
         (Ok(Ok(_)), None) => {
             Err(SshError::Handshake { address, reason: "the host proved no key".to_owned() }.into())
         }
         (Ok(Err(russh::Error::NoCommonAlgo { kind: AlgorithmKind::Key, theirs, .. })), _) => {
-            Err(HandshakeError::NoCommonHostKey { address, theirs })
+            Err(HandshakeError::NoCommonHostKey { address, offered: theirs })
         }
         (Ok(Err(russh::Error::UnknownKey)), Some(key)) if !expectation.accepts(key) => {
             Err(refused(key).into())
@@ -417,7 +427,7 @@ fn handshake_reason(error: &russh::Error) -> String {
     }
 }
 
-fn config(settings: &SshSettings, algorithms: Vec<Algorithm>) -> Arc<client::Config> {
+fn client_config(settings: &SshSettings, algorithms: Vec<Algorithm>) -> Arc<client::Config> {
     let mut config = client::Config {
         keepalive_interval: Some(settings.keepalive_interval),
         keepalive_max: 3,
@@ -428,22 +438,22 @@ fn config(settings: &SshSettings, algorithms: Vec<Algorithm>) -> Arc<client::Con
     Arc::new(config)
 }
 
-/// Finds the address and connects; several addresses share the limit, so that one dead one leaves time for the next.
-async fn open(
+/// Resolves the address and connects. Several addresses share the limit, so that a dead one leaves time for the next.
+async fn connect_tcp(
     settings: &SshSettings,
     target: &SshTarget,
     address: &str,
     deadline: Instant,
 ) -> Result<(TcpStream, SocketGuard), SshError> {
-    const DOING: &str = "connecting";
-    let limit = Limit::new(settings.connect_timeout, "--agent_ssh_connect_timeout", deadline);
+    const OPERATION: &str = "connecting";
+    let limit = TimeLimit::new(settings.connect_timeout, "--agent_ssh_connect_timeout", deadline);
     if Instant::now() >= deadline {
-        return Err(limit.error(address, DOING));
+        return Err(limit.exceeded_error(address, OPERATION));
     }
     let resolved =
-        timeout_at(limit.until, tokio::net::lookup_host((target.host.as_str(), target.port))).await;
+        timeout_at(limit.expires_at, tokio::net::lookup_host((target.host.as_str(), target.port))).await;
     let candidates: Vec<SocketAddr> = match resolved {
-        Err(_) => return Err(limit.error(address, "looking up its address")),
+        Err(_) => return Err(limit.exceeded_error(address, "looking up its address")),
         Ok(Err(source)) => return Err(SshError::Unresolvable { address: address.to_owned(), source }),
         Ok(Ok(candidates)) => candidates.collect(),
     };
@@ -453,15 +463,15 @@ async fn open(
     };
     for (index, candidate) in candidates.iter().enumerate() {
         let left = u32::try_from(candidates.len() - index).unwrap_or(u32::MAX);
-        let share = limit.until.saturating_duration_since(Instant::now()) / left;
+        let share = limit.expires_at.saturating_duration_since(Instant::now()) / left;
         last = match timeout(share, TcpStream::connect(candidate)).await {
-            Err(_) => limit.error(address, DOING),
+            Err(_) => limit.exceeded_error(address, OPERATION),
             Ok(Err(source)) if source.kind() == io::ErrorKind::ConnectionRefused => {
-                SshError::Refused { address: address.to_owned() }
+                SshError::ConnectionRefused { address: address.to_owned() }
             }
             Ok(Err(source)) => SshError::Unreachable { address: address.to_owned(), source },
             Ok(Ok(stream)) => {
-                return guarded(stream)
+                return guard_socket(stream)
                     .map_err(|source| SshError::Unreachable { address: address.to_owned(), source });
             }
         };
@@ -469,7 +479,7 @@ async fn open(
     Err(last)
 }
 
-fn guarded(stream: TcpStream) -> io::Result<(TcpStream, SocketGuard)> {
+fn guard_socket(stream: TcpStream) -> io::Result<(TcpStream, SocketGuard)> {
     stream.set_nodelay(true)?;
     let stream = stream.into_std()?;
     let guard = SocketGuard(stream.try_clone()?);
@@ -481,14 +491,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_written_as_people_write_it() {
+    fn address_is_formatted_as_host_and_port() {
         let target = |host: &str| SshTarget { host: host.to_owned(), port: 22, user: "root".to_owned() };
         assert_eq!(target("192.0.2.7").address(), "192.0.2.7:22");
         assert_eq!(target("2001:db8::7").address(), "[2001:db8::7]:22");
     }
 
     #[test]
-    fn settings_show_no_secret() {
+    fn settings_debug_output_leaks_no_secret() {
         let mut settings = SshSettings::new(ClientKey::generate().unwrap());
         settings.password = Some("hunter2".into());
         let shown = format!("{settings:?}");

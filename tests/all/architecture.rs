@@ -1,8 +1,8 @@
-//! The house keeps its plan: who may know whom, and where SQL may stand.
+//! Architecture: which module may import which, and where SQL may be.
 //!
-//! The plan is a table. A room that is not in it fails the test too, so that whoever adds one says here
-//! what it may know. Code in `#[cfg(test)]` obeys like any other; `lib.rs`, which names every room, and
-//! the integration tests stand outside.
+//! The plan is a table. A room that is not in it fails the test too, so its author must state here what it may know.
+//! Code in `#[cfg(test)]` obeys like any other. `lib.rs`, which names every room, and the integration tests are
+//! exempt.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -30,7 +30,7 @@ const PLAN: &[(&str, &[&str])] = &[
     ("curator", &["etcd", "supervisor", "model"]),
     // What it reads of nodes stands in their records: it needs nothing of what curators decide.
     ("reconciler", &["etcd", "supervisor", "model"]),
-    // All that is said to etcd, for whoever keeps something there.
+    // Every request to etcd goes through here, for each component that stores records in it.
     ("etcd", &["model"]),
     ("supervisor", &["model"]),
     ("simulator", &["roleserver", "curator", "supervisor", "model"]),
@@ -60,7 +60,9 @@ fn every_import_follows_the_plan() -> TestResult {
         seen += 1;
         let text = source::read(&path)?;
         wrong.extend(
-            against_the_plan(&room, &text).into_iter().map(|said| format!("{}: {said}", path.display())),
+            against_the_plan(&room, &text)
+                .into_iter()
+                .map(|message| format!("{}: {message}", path.display())),
         );
     }
     assert!(seen > 5, "only {seen} source files were found");
@@ -189,7 +191,7 @@ fn sql_stands_in_its_own_files_only() -> TestResult {
 }
 
 #[test]
-fn sql_in_a_string_is_told_from_english() {
+fn sql_in_a_string_is_distinguished_from_english() {
     for (text, found) in [
         (r#"sqlx::query("SELECT 1")"#, true),
         (r#"sqlx::query_scalar::<_, i64>("SHOW fsync")"#, true),
@@ -212,7 +214,7 @@ fn sql_in_a_string_is_told_from_english() {
 #[test]
 fn statements_go_the_counted_and_bounded_way() -> TestResult {
     // A migration takes as long as it takes; notifications have a connection of their own.
-    let may = ["src/bmdb/setup.rs", "src/bmdb/wakeup.rs"];
+    let may = ["src/bmdb/schema.rs", "src/bmdb/wakeup.rs"];
     let mut wrong = Vec::new();
     let mut seen = BTreeSet::new();
     for path in source::files("src", "rs")? {
@@ -256,7 +258,7 @@ fn statements_ask_only_the_clock_that_tests_can_move() -> TestResult {
     Ok(())
 }
 
-/// `src/bmdb/lease.rs` is in `bmdb`, `src/proto.rs` in `proto`, `src/lib.rs` in none.
+/// `src/bmdb/named_lease.rs` is in `bmdb`, `src/proto.rs` in `proto`, `src/lib.rs` in none.
 fn room_of(path: &Path) -> Option<String> {
     let room = path.components().nth(1)?.as_os_str().to_str()?;
     let room = room.strip_suffix(".rs").unwrap_or(room);

@@ -1,21 +1,22 @@
-//! Artefacts as machines have them: fetched over the agent channel, from any shepherd, by whoever proves to be a machine.
+//! Artefacts as machines have them: fetched over the agent channel, from any shepherd, by a client that proves to be
+//! a machine.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::bmdb::artefact::Begun;
+use shepherd::bmdb::artefact::UploadState;
 use shepherd::bmdb::audit::{Actor, Order, request_digest};
 use shepherd::bmdb::connection::Bmdb;
-use shepherd::bmdb::retention::Retained;
-use shepherd::model::artefact::{PIECE, pieces};
-use shepherd::model::declaration::{Declaration, Sha256};
-use shepherd::model::kubernetes::bundle::Component;
+use shepherd::bmdb::retention::RetainedKind;
+use shepherd::model::artefact::{PIECE_BYTES, piece_count};
+use shepherd::model::kubernetes::bundle_manifest::BundleComponent;
+use shepherd::model::role_declaration::{RoleDeclaration, Sha256};
 use shepherd::proto::agent::v1::FetchArtefactRequest;
 use shepherd::proto::curator::v1 as wire;
-use shepherd::roleserver::cluster::kubernetes::bundles::Bundles;
-use shepherd::roleserver::shepherds::{FetchError, Shepherds, Way, Ways};
+use shepherd::roleserver::cluster::kubernetes::bundle_store::BundleStore;
+use shepherd::roleserver::server_pool::{FetchError, ServerEndpoint, ServerEndpoints, ServerPool};
 use sqlx::PgPool;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -48,16 +49,18 @@ impl World {
     }
 
     /// The shepherds of a machine, by these ways.
-    fn shepherds(&self, agent: &TestAgent, ways: &[SocketAddr]) -> Result<Shepherds> {
-        let ca_certificates = self.listener.server.ca_certificates();
-        let way =
-            |way: &SocketAddr| Way { endpoint: way.to_string(), ca_certificates: ca_certificates.clone() };
-        let shepherds = Shepherds::default();
-        shepherds.learn(Ways {
+    fn shepherds(&self, agent: &TestAgent, ways: &[SocketAddr]) -> Result<ServerPool> {
+        let ca_certificates = self.listener.server.current_ca_certificates();
+        let way = |way: &SocketAddr| ServerEndpoint {
+            endpoint: way.to_string(),
+            ca_certificates: ca_certificates.clone(),
+        };
+        let shepherds = ServerPool::default();
+        shepherds.set_endpoints(ServerEndpoints {
             machine_id: agent.machine,
             identity: agent.identity.clone(),
             time: untold()?,
-            ways: ways.iter().map(way).collect(),
+            endpoints: ways.iter().map(way).collect(),
         });
         Ok(shepherds)
     }
@@ -67,7 +70,7 @@ impl World {
 fn content(size: u64) -> Vec<u8> {
     // At the beginning of each piece what could be taken for very many empty fields.
     let odd = |at: u64| u8::try_from((at.wrapping_mul(2_654_435_761) >> 13) & 0xff).unwrap_or_default();
-    let byte = |at: u64| if at % PIECE < 40_000 { [10, 0][usize::from(at % 2 == 1)] } else { odd(at) };
+    let byte = |at: u64| if at % PIECE_BYTES < 40_000 { [10, 0][usize::from(at % 2 == 1)] } else { odd(at) };
     (0..size).map(byte).collect()
 }
 
@@ -84,17 +87,17 @@ fn order() -> Order {
         idempotency_key: None,
         dry_run: false,
         expected_version: None,
-        request: request_digest(&[]),
+        request_digest: request_digest(&[]),
     }
 }
 
 /// Brings all of it but for the order to add it.
 async fn bring(bmdb: &Bmdb, sha256: Sha256, bytes: &[u8]) -> Result<()> {
     let size = u64::try_from(bytes.len())?;
-    let missing: Vec<u64> = (0..pieces(size)).collect();
-    assert_eq!(bmdb.begin_artefact(sha256, size).await?, Begun::Missing(missing));
-    for (number, piece) in bytes.chunks(usize::try_from(PIECE)?).enumerate() {
-        bmdb.put_piece(sha256, u64::try_from(number)?, piece.to_vec()).await?;
+    let missing: Vec<u64> = (0..piece_count(size)).collect();
+    assert_eq!(bmdb.begin_artefact_upload(sha256, size).await?, UploadState::Missing(missing));
+    for (number, piece) in bytes.chunks(usize::try_from(PIECE_BYTES)?).enumerate() {
+        bmdb.store_artefact_piece(sha256, u64::try_from(number)?, piece.to_vec()).await?;
     }
     Ok(())
 }
@@ -140,41 +143,41 @@ async fn breaking_off(to: SocketAddr, after: u64) -> Result<(SocketAddr, Arc<Ato
 async fn artefact_goes_on_at_another_shepherd_where_it_broke_off() -> TestResult {
     let world = World::new("artefacts_fetched").await?;
     // More is missing wherever it breaks off than all buffers on the way hold: who sends it must see that it broke.
-    let bytes = content(64 * PIECE + 7);
+    let bytes = content(64 * PIECE_BYTES + 7);
     let digest = add(&world.listener.bmdb, &bytes).await?;
     let agent = TestAgent::new(&world.pool, &world.listener.bmdb).await?;
     let path = world.directory.path().join("part");
 
-    let (bad, carried) = breaking_off(world.address(), 5 * PIECE).await?;
-    let failed = world.shepherds(&agent, &[bad])?.fetch(digest, &path).await;
-    let FetchError::Failed(said) = failed.err().context("a way that breaks off brought all of it")? else {
+    let (bad, carried) = breaking_off(world.address(), 5 * PIECE_BYTES).await?;
+    let failed = world.shepherds(&agent, &[bad])?.fetch_artefact(digest, &path).await;
+    let FetchError::Failed(text) = failed.err().context("a way that breaks off brought all of it")? else {
         return Err(anyhow::anyhow!("it is there").into());
     };
-    assert!(said.starts_with(&format!("fetching it from shepherd {bad} failed: ")), "{said}");
+    assert!(text.starts_with(&format!("fetching it from shepherd {bad} failed: ")), "{text}");
     let there = std::fs::metadata(&path)?.len();
-    assert!((PIECE..5 * PIECE).contains(&there), "{there} bytes came");
+    assert!((PIECE_BYTES..5 * PIECE_BYTES).contains(&there), "{there} bytes came");
     assert_eq!(std::fs::read(&path)?, bytes[..usize::try_from(there)?], "what came is not a part of it");
 
     let before = carried.load(Ordering::SeqCst);
     let (counting, rest) = breaking_off(world.address(), u64::MAX).await?;
-    let length = world.shepherds(&agent, &[bad, counting])?.fetch(digest, &path).await?;
+    let length = world.shepherds(&agent, &[bad, counting])?.fetch_artefact(digest, &path).await?;
     assert_eq!((length, std::fs::read(&path)? == bytes), (u64::try_from(bytes.len())?, true));
     let again = carried.load(Ordering::SeqCst) - before + rest.load(Ordering::SeqCst);
     // With what TLS and HTTP/2 add, and what was on its way when it broke.
     assert!(
-        again < length - there + 3 * PIECE,
+        again < length - there + 3 * PIECE_BYTES,
         "{again} bytes were sent of the {} that were missing",
         length - there
     );
 
-    // Who has all of it hears so, and who has more begins anew.
+    // A client that has all of it learns so, and one that has more starts from the beginning.
     let good = world.shepherds(&agent, &[world.address()])?;
-    assert_eq!(good.fetch(digest, &path).await?, length);
+    assert_eq!(good.fetch_artefact(digest, &path).await?, length);
     std::fs::write(&path, vec![0; bytes.len() + 1])?;
-    assert!(good.fetch(digest, &path).await.is_err());
-    assert_eq!(good.fetch(digest, &path).await?, length);
+    assert!(good.fetch_artefact(digest, &path).await.is_err());
+    assert_eq!(good.fetch_artefact(digest, &path).await?, length);
     assert_eq!(sha256(&std::fs::read(&path)?), digest);
-    // A fetch is counted by whoever sends it, a moment after all of it has come.
+    // The sender counts a fetch a moment after all of it has come.
     until("they are counted", async || {
         let sent = world.listener.counted("shepherd_artefact_downloads_total{result=\"sent\"}")?;
         ensure!(sent <= 3, "{sent} were sent");
@@ -198,7 +201,7 @@ async fn fetch(client: &mut Client, machine: &str, digest: &[u8], offset: u64) -
 async fn only_a_machine_with_its_own_key_is_sent_anything() -> TestResult {
     let world = World::new("artefacts_whose").await?;
     let bmdb = &world.listener.bmdb;
-    let bytes = content(2 * PIECE);
+    let bytes = content(2 * PIECE_BYTES);
     let agent = TestAgent::new(&world.pool, bmdb).await?;
     let other = TestAgent::new(&world.pool, bmdb).await?;
     let bare = provided(&world.pool).await?;
@@ -211,29 +214,29 @@ async fn only_a_machine_with_its_own_key_is_sent_anything() -> TestResult {
     let absent = fetch(&mut client, &me, &digest.0, 0).await.err().context("it is not whole")?;
     assert_eq!(absent.code(), Code::NotFound, "{absent:?}");
     bmdb.add_artefact(order(), digest, "one".to_owned()).await?;
-    assert_eq!(fetch(&mut client, &me, &digest.0, PIECE).await?, usize::try_from(PIECE)?);
+    assert_eq!(fetch(&mut client, &me, &digest.0, PIECE_BYTES).await?, usize::try_from(PIECE_BYTES)?);
 
-    let mut said = Vec::new();
+    let mut messages = Vec::new();
     for machine in [other.machine.to_string(), bare.to_string(), uuid::Uuid::new_v4().to_string()] {
         let called = std::time::Instant::now();
         let refused =
             fetch(&mut client, &machine, &digest.0, 0).await.err().context("it was sent to another")?;
         assert!(called.elapsed() >= std::time::Duration::from_millis(240), "{:?}", called.elapsed());
-        said.push(format!("{:?} {}", refused.code(), refused.message()));
+        messages.push(format!("{:?} {}", refused.code(), refused.message()));
     }
-    said.dedup();
-    assert_eq!(said, ["Unauthenticated machine id and key do not belong together"]);
+    messages.dedup();
+    assert_eq!(messages, ["Unauthenticated machine id and key do not belong together"]);
     for (machine, digest, offset, code) in [
         ("m", &digest.0[..], 0, Code::InvalidArgument),
         (&me, &digest.0[1..], 0, Code::InvalidArgument),
         (&me, &[9; 32], 0, Code::NotFound),
-        (&me, &digest.0, 2 * PIECE + 1, Code::OutOfRange),
+        (&me, &digest.0, 2 * PIECE_BYTES + 1, Code::OutOfRange),
     ] {
         let refused = fetch(&mut client, machine, digest, offset).await.err().context("it was sent")?;
         assert_eq!(refused.code(), code, "{refused:?}");
     }
     let absent = world.shepherds(&agent, &[world.address()])?;
-    let absent = absent.fetch(Sha256([9; 32]), &world.directory.path().join("absent")).await;
+    let absent = absent.fetch_artefact(Sha256([9; 32]), &world.directory.path().join("absent")).await;
     assert_eq!(absent, Err(FetchError::Absent));
 
     sqlx::query("UPDATE machine_due SET phase_index = 'Retired' WHERE machine_id = $1")
@@ -250,20 +253,21 @@ async fn only_a_machine_with_its_own_key_is_sent_anything() -> TestResult {
 async fn artefact_counts_when_its_digest_is_right_and_is_forgotten_when_nobody_ends_it() -> TestResult {
     let world = World::new("artefacts_whole").await?;
     let bmdb = &world.listener.bmdb;
-    let bytes = content(PIECE + 5);
+    let bytes = content(PIECE_BYTES + 5);
     let (right, size) = (sha256(&bytes), u64::try_from(bytes.len())?);
     let count = async |statement: &'static str| -> Result<i64> {
         Ok(sqlx::query_scalar(statement).fetch_one(&world.pool).await?)
     };
     // Neither with a piece missing, nor with one of another file, nor with one of another length.
-    assert_eq!(bmdb.begin_artefact(right, size).await?, Begun::Missing(vec![0, 1]));
-    let refused = bmdb.put_piece(right, 1, bytes[..6].to_vec()).await.err().context("a piece too long")?;
+    assert_eq!(bmdb.begin_artefact_upload(right, size).await?, UploadState::Missing(vec![0, 1]));
+    let refused =
+        bmdb.store_artefact_piece(right, 1, bytes[..6].to_vec()).await.err().context("a piece too long")?;
     assert_eq!(refused.to_string(), "piece 1 of this artefact has 5 bytes, and not 6");
-    bmdb.put_piece(right, 1, vec![0; 5]).await?;
+    bmdb.store_artefact_piece(right, 1, vec![0; 5]).await?;
     let refused =
         bmdb.add_artefact(order(), right, "one".to_owned()).await.err().context("not all is there")?;
     assert!(refused.to_string().contains("1 of its 2 pieces are missing"), "{refused}");
-    bmdb.put_piece(right, 0, bytes[..usize::try_from(PIECE)?].to_vec()).await?;
+    bmdb.store_artefact_piece(right, 0, bytes[..usize::try_from(PIECE_BYTES)?].to_vec()).await?;
     let refused =
         bmdb.add_artefact(order(), right, "one".to_owned()).await.err().context("it is another file")?;
     assert!(refused.to_string().contains("another file"), "{refused}");
@@ -271,25 +275,28 @@ async fn artefact_counts_when_its_digest_is_right_and_is_forgotten_when_nobody_e
     assert_eq!(bmdb.artefact_size(right).await?, None);
     add(bmdb, &bytes).await?;
     assert_eq!(bmdb.artefact_size(right).await?, Some(size));
-    assert_eq!(bmdb.begin_artefact(right, size).await?, Begun::Whole);
+    assert_eq!(bmdb.begin_artefact_upload(right, size).await?, UploadState::Complete);
     // What is whole is changed by nobody.
-    bmdb.put_piece(right, 1, vec![0; 5]).await?;
-    assert_eq!(bmdb.artefact_piece(right, 1).await?.context("a piece")?, bytes[usize::try_from(PIECE)?..]);
+    bmdb.store_artefact_piece(right, 1, vec![0; 5]).await?;
+    assert_eq!(
+        bmdb.artefact_piece(right, 1).await?.context("a piece")?,
+        bytes[usize::try_from(PIECE_BYTES)?..]
+    );
 
-    // One that was begun is forgotten after a day, and one that is whole is not.
-    let other = content(3 * PIECE);
+    // An unfinished upload is deleted after a day, and a complete one is not.
+    let other = content(3 * PIECE_BYTES);
     bring(bmdb, sha256(&other), &other).await?;
-    for (what, gone) in [(Retained::Pieces, 0), (Retained::Begun, 0)] {
-        assert_eq!(bmdb.forget(what, what.batch()).await?, gone, "{what:?} of today");
+    for (what, gone) in [(RetainedKind::UnfinishedPieces, 0), (RetainedKind::UnfinishedArtefacts, 0)] {
+        assert_eq!(bmdb.delete_expired(what, what.batch()).await?, gone, "{what:?} of today");
     }
     sqlx::query("UPDATE artefact SET begun_at = begun_at - INTERVAL '25 hours'").execute(&world.pool).await?;
     for (what, most, gone) in [
-        (Retained::Begun, 10, 0),
-        (Retained::Pieces, 2, 2),
-        (Retained::Pieces, 2, 1),
-        (Retained::Begun, 10, 1),
+        (RetainedKind::UnfinishedArtefacts, 10, 0),
+        (RetainedKind::UnfinishedPieces, 2, 2),
+        (RetainedKind::UnfinishedPieces, 2, 1),
+        (RetainedKind::UnfinishedArtefacts, 10, 1),
     ] {
-        assert_eq!(bmdb.forget(what, most).await?, gone, "{what:?}");
+        assert_eq!(bmdb.delete_expired(what, most).await?, gone, "{what:?}");
     }
     assert_eq!(count("SELECT count(*) FROM artefact").await?, 1);
     assert_eq!(count("SELECT count(*) FROM artefact_chunk").await?, 2);
@@ -300,7 +307,7 @@ async fn artefact_counts_when_its_digest_is_right_and_is_forgotten_when_nobody_e
 async fn artefact_that_a_role_is_declared_with_stays_until_it_is_declared_without() -> TestResult {
     let world = World::new("artefacts_declared").await?;
     let bmdb = &world.listener.bmdb;
-    let archive = add(bmdb, &content(PIECE)).await?;
+    let archive = add(bmdb, &content(PIECE_BYTES)).await?;
     sqlx::query(
         "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
              created_by, waits, settled)
@@ -320,21 +327,21 @@ async fn artefact_that_a_role_is_declared_with_stays_until_it_is_declared_withou
         }],
         ..wire::Declaration::default()
     };
-    bmdb.declare_in_cluster(order(), "ams".to_owned(), Declaration::new(declared)?).await?;
+    bmdb.declare_cluster_role(order(), "ams".to_owned(), RoleDeclaration::new(declared)?).await?;
     let refused = bmdb.delete_artefact(order(), "one".to_owned()).await.err().context("it was removed")?;
-    let said = refused.to_string();
-    assert!(said.contains("the role web of the cluster ams is declared with it"), "{said}");
-    assert!(said.ends_with("shepherdctl cluster undeclare ams web"), "{said}");
+    let text = refused.to_string();
+    assert!(text.contains("the role web of the cluster ams is declared with it"), "{text}");
+    assert!(text.ends_with("shepherdctl cluster undeclare ams web"), "{text}");
     assert!(bmdb.artefact_size(archive).await?.is_some());
 
-    bmdb.undeclare_in_cluster(order(), "ams".to_owned(), "web".to_owned()).await?;
+    bmdb.undeclare_cluster_role(order(), "ams".to_owned(), "web".to_owned()).await?;
     bmdb.delete_artefact(order(), "one".to_owned()).await?;
     assert_eq!(bmdb.artefact_size(archive).await?, None);
     Ok(world.listener.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bundle_of_kubernetes_comes_from_a_shepherd_and_anew_when_it_is_damaged() -> TestResult {
+async fn bundle_of_kubernetes_comes_from_a_shepherd_and_again_when_it_is_damaged() -> TestResult {
     let world = World::new("artefacts_bundle").await?;
     let file = kube_bundle::controllers(world.directory.path(), "1.20.2")?;
     let digest = add(&world.listener.bmdb, &std::fs::read(&file)?).await?;
@@ -343,18 +350,19 @@ async fn bundle_of_kubernetes_comes_from_a_shepherd_and_anew_when_it_is_damaged(
     let directory = world.directory.path().join("node");
 
     let other = Sha256([7; 32]);
-    let bundles = Bundles::open(directory.clone(), shepherds.clone());
-    let error = bundles.have(&other).await.err().context("a bundle that nobody has is here")?.to_string();
+    let bundles = BundleStore::open(directory.clone(), shepherds.clone());
+    let error =
+        bundles.ensure_bundle(&other).await.err().context("a bundle that nobody has is here")?.to_string();
     assert!(
         error.contains("no shepherd has it; add it with shepherdctl artefacts add, or put it at"),
         "{error}"
     );
 
-    let bundle = bundles.have(&digest).await?;
-    let program = bundle.program(Component::KubeScheduler).map_err(anyhow::Error::msg)?;
+    let bundle = bundles.ensure_bundle(&digest).await?;
+    let program = bundle.program_path(BundleComponent::KubeScheduler).map_err(anyhow::Error::msg)?;
     let text = std::fs::read_to_string(&program)?;
     std::fs::write(&program, text.replace("1.20.2", "1.20.9"))?;
-    let again = Bundles::open(directory, shepherds).have(&digest).await?;
+    let again = BundleStore::open(directory, shepherds).ensure_bundle(&digest).await?;
     assert_eq!((std::fs::read_to_string(&program)?, again.directory), (text, bundle.directory));
     Ok(world.listener.stop().await?)
 }

@@ -19,7 +19,7 @@ use crate::harness::port::reserved;
 use crate::harness::postgres::TestDatabase;
 use crate::harness::program::Place;
 
-/// Runs command lines and writes down what each said.
+/// Runs command lines and records the output of each.
 struct Transcript<'a> {
     place: &'a Place,
     text: String,
@@ -46,8 +46,8 @@ impl<'a> Transcript<'a> {
 
     fn refused_as(&mut self, what: &str, shown: &[&str], rest: &[String]) -> anyhow::Result<()> {
         let arguments = shown.iter().map(|text| (*text).to_owned()).chain(rest.iter().cloned());
-        let said = self.place.run(arguments)?;
-        let errors: Vec<&str> = said.stderr.lines().filter(|line| !line.contains(" INFO ")).collect();
+        let reported = self.place.run(arguments)?;
+        let errors: Vec<&str> = reported.stderr.lines().filter(|line| !line.contains(" INFO ")).collect();
         let what = if what.is_empty() { String::new() } else { format!("  # {what}") };
         let shown: Vec<String> = shown
             .iter()
@@ -55,8 +55,8 @@ impl<'a> Transcript<'a> {
             .collect();
         let command = self.masked(&format!("$ shepherd {}{what}", shown.join(" ")));
         let errors = self.masked(&errors.join("\n"));
-        writeln!(self.text, "{command}\n{errors}\n=> {}\n", said.code.unwrap_or(-1))?;
-        anyhow::ensure!(said.stdout.is_empty(), "{command} wrote {}", said.stdout);
+        writeln!(self.text, "{command}\n{errors}\n=> {}\n", reported.code.unwrap_or(-1))?;
+        anyhow::ensure!(reported.stdout.is_empty(), "{command} wrote {}", reported.stdout);
         self.place.must_be_clean()
     }
 
@@ -403,7 +403,7 @@ async fn a_database_that_cannot_be_used_is_named_without_its_password() {
     let mut transcript = Transcript::new(&place);
     transcript.mask(closed.to_string(), "[closed]");
     transcript.mask(database.url(), "[database]");
-    let newest = shepherd::bmdb::setup::known_version();
+    let newest = shepherd::bmdb::schema::supported_version();
     transcript.mask(format!("versions up to {newest}"), "versions up to [known]");
     let newer = format!("--bmdb_url={}", database.url());
     transcript.refused_as("of a newer release", &["--check", &newer], &rest).unwrap();
@@ -416,8 +416,8 @@ async fn a_database_that_cannot_be_used_is_named_without_its_password() {
         transcript.refused(&["--check", &url], &rest).unwrap();
         transcript.refused(&[&url], &rest).unwrap();
     }
-    let said = transcript.text.lines().filter(|line| !line.starts_with("$ ")).collect::<String>();
-    assert!(!said.contains("open-sesame"), "{said}");
+    let text = transcript.text.lines().filter(|line| !line.starts_with("$ ")).collect::<String>();
+    assert!(!text.contains("open-sesame"), "{text}");
     // A log line's time and colour are no part of the sentence.
     let words = transcript.text.lines().map(|line| match line.split_once(" WARN ") {
         Some((_, warning)) => format!("WARN {warning}"),
@@ -434,15 +434,15 @@ async fn a_database_that_cannot_be_used_is_named_without_its_password() {
 }
 
 #[test]
-fn a_host_without_postgres_is_told_so_by_the_check_and_by_the_service_alike() {
+fn a_host_without_postgres_is_reported_by_the_check_and_by_the_service_alike() {
     let place = Place::new().unwrap();
     let list = good_list(&place).unwrap();
     for more in [&["--check"][..], &[]] {
         let mut command = place.program(service(&place, &list));
         command.arg("--bmdb_eat_my_data").args(more).env("SHEPHERD_POSTGRES_BIN", "/nonexistent");
-        let said = Place::finish(command.spawn().unwrap()).unwrap();
+        let reported = Place::finish(command.spawn().unwrap()).unwrap();
         assert_eq!(
-            (said.code, said.stderr.lines().last().unwrap_or_default()),
+            (reported.code, reported.stderr.lines().last().unwrap_or_default()),
             (
                 Some(1),
                 "shepherd: no PostgreSQL server programs (initdb, postgres) were found in /nonexistent; install them \

@@ -40,7 +40,7 @@ async fn dialect_of_this_run_is_what_the_server_was_sent() -> TestResult {
         }
     }
     kit.change(machines[0], vec![hold("disk swap")]).await?;
-    kit.change(machines[0], vec![shepherd::bmdb::change::FactChange::HoldCleared]).await?;
+    kit.change(machines[0], vec![shepherd::bmdb::fact_change::FactChange::HoldCleared]).await?;
     until("the sessions are renewed", async || {
         Ok(kit
             .count("SELECT count(*) FROM session WHERE deadline > started_at + INTERVAL '20.5 seconds'")

@@ -4,10 +4,10 @@
 //! Buffers and not milliseconds: they are the same on a busy host.
 
 use serde_json::Value;
-use shepherd::bmdb::listing::{Cursor, Filter, machines};
-use shepherd::bmdb::look::Looks;
-use shepherd::model::access::Scope;
-use shepherd::server::api::machines::LOOKED_AT;
+use shepherd::bmdb::listing::{Filter, MachineCursor, list_machines};
+use shepherd::bmdb::read_pool::ReadPool;
+use shepherd::model::access::AccessScope;
+use shepherd::server::api::machines::MAX_EXAMINED;
 use sqlx::postgres::{PgArguments, PgConnectOptions};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, Postgres};
@@ -281,13 +281,13 @@ async fn check_frequent_statements(
         reaping.plan
     );
     assert!(reaping.buffers <= 20, "{:#}", reaping.plan);
-    let machines = oldest_heard(connection).await?;
+    let machines = read_oldest_heartbeats(connection).await?;
     let locked = cost(connection, LOCKING_OF_HEARTBEATS, |query| query.bind(machines.clone())).await?;
     check("locking of a hundred heartbeats", &locked, 2_000);
     Ok(())
 }
 
-async fn oldest_heard(connection: &mut PgConnection) -> anyhow::Result<Vec<Uuid>> {
+async fn read_oldest_heartbeats(connection: &mut PgConnection) -> anyhow::Result<Vec<Uuid>> {
     let text = "SELECT machine_id FROM machine_agent_heartbeat ORDER BY at, machine_id LIMIT 100";
     Ok(sqlx::query_scalar(text).fetch_all(connection).await?)
 }
@@ -364,7 +364,12 @@ async fn check_planned_once(connection: &mut PgConnection) -> anyhow::Result<()>
 }
 
 /// What one page of a list costs, in buffers of all statements that it is made of.
-async fn page_cost(kit: &Kit, looks: &Looks, filter: &Filter, after: Option<&Cursor>) -> anyhow::Result<i64> {
+async fn page_cost(
+    kit: &Kit,
+    looks: &ReadPool,
+    filter: &Filter,
+    after: Option<&MachineCursor>,
+) -> anyhow::Result<i64> {
     let touched = async || -> anyhow::Result<i64> {
         Ok(sqlx::query_scalar(
             "SELECT sum(shared_blks_hit + shared_blks_read)::INT8 FROM pg_stat_statements s
@@ -380,10 +385,10 @@ async fn page_cost(kit: &Kit, looks: &Looks, filter: &Filter, after: Option<&Cur
         let before = touched().await?;
         let (filter, after) = (filter.clone(), after.cloned());
         looks
-            .look(move |tx| {
+            .read(move |tx| {
                 let (filter, after) = (filter.clone(), after.clone());
                 Box::pin(async move {
-                    machines(tx, &filter, &Scope::Everything, after.as_ref(), 100, LOOKED_AT).await
+                    list_machines(tx, &filter, &AccessScope::Fleet, after.as_ref(), 100, MAX_EXAMINED).await
                 })
             })
             .await?;
@@ -396,8 +401,8 @@ async fn page_cost(kit: &Kit, looks: &Looks, filter: &Filter, after: Option<&Cur
 /// lines is looked at, and each is a few looks through an index.
 async fn check_lists(kit: &Kit) -> anyhow::Result<()> {
     const A_LINE: i64 = 25;
-    let looks = Looks::connect(&kit.bmdb, 2).await?;
-    let middle = Cursor {
+    let looks = ReadPool::connect(&kit.bmdb, 2).await?;
+    let middle = MachineCursor {
         phase: "Ready".to_owned(),
         provider: "rack-5".to_owned(),
         machine: Uuid::from_u128(u128::MAX / 10 * 9),
@@ -406,7 +411,7 @@ async fn check_lists(kit: &Kit) -> anyhow::Result<()> {
     let all = Filter::default();
     let exact = 101 * A_LINE + 500;
     #[expect(clippy::cast_possible_wrap, reason = "some thousands")]
-    let looking = (LOOKED_AT + 1000) as i64 * A_LINE;
+    let looking = (MAX_EXAMINED + 1000) as i64 * A_LINE;
     for (name, filter, most) in [
         ("no filter", all.clone(), exact),
         ("a phase", Filter { phases: some(&["ready"]), ..all.clone() }, exact),
@@ -469,7 +474,7 @@ async fn check_singles(connection: &mut PgConnection) -> anyhow::Result<()> {
         query.bind(vec!["rack-3", "rack-4"]).bind(Uuid::nil()).bind(Uuid::max()).bind(6_i64)
     });
     check("finding a machine of two providers by its id", &named.await?, 300);
-    let machines = oldest_heard(connection).await?;
+    let machines = read_oldest_heartbeats(connection).await?;
     let batch = cost(connection, include_str!("../../sql/heartbeat/update_batch.sql"), |query| {
         query
             .bind(machines.clone())
@@ -484,7 +489,7 @@ async fn check_singles(connection: &mut PgConnection) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// However much is done in a minute, its pace is told from its newest lines.
+/// However much is done in a minute, its pace is computed from its newest lines.
 async fn check_paces(connection: &mut PgConnection) -> anyhow::Result<()> {
     sqlx::raw_sql(
         "INSERT INTO history (machine_id, at, event, edge, lane, fence, process)

@@ -12,8 +12,8 @@ use crate::bmdb_explain::{Cost, cheap, check, cost};
 use crate::bmdb_kit::Kit;
 use crate::harness::aloud::TestResult;
 
-/// Two thousand clusters of ten machines. Each has Kubernetes, five certificates of people, and six upgrades, one of which
-/// is under way in every second.
+/// Two thousand clusters of ten machines. Each has Kubernetes, five certificates of people, and six upgrades, one of
+/// which is under way in every second.
 const FILL: &str = "
     INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at, created_by,
                          waits, settled)
@@ -43,15 +43,15 @@ const FILL: &str = "
     ANALYZE cluster, cluster_kubernetes, cluster_kubernetes_user, roll_out, cluster_upgrade, machine, machine_cluster,
             roll_out_machine";
 
-/// Most pages that a statement about one row may touch, and one about some rows of a cluster.
+/// Most pages that a statement about one row (`ONE`), or about some rows of a cluster (`SOME`), may touch.
 const ONE: i64 = 40;
 const SOME: i64 = 120;
 
-/// What the statements are asked about.
+/// The rows that the statements are about.
 #[derive(Clone)]
 struct About {
     cluster: Uuid,
-    /// One without an upgrade under way.
+    /// A cluster without an upgrade under way.
     still: Uuid,
     upgrade: String,
     user: Uuid,

@@ -11,18 +11,18 @@ use chrono::TimeDelta;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
-use shepherd::bmdb::change::{FactChange, NewAgent, NewHeartbeat, ProviderDetails};
 use shepherd::bmdb::claim::Claimed;
 use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::fact_change::{FactChange, NewAgent, NewHeartbeat, ProviderDetails};
 use shepherd::bmdb::power_order::PowerChange;
 use shepherd::bmdb::retirement::RetirementChange;
 use shepherd::bmdb::session::Session;
 use shepherd::bmdb::work::Work;
-use shepherd::model::backoff::Backoff;
+use shepherd::model::backoff::BackoffPolicy;
 use shepherd::model::ids::{IntentId, MachineId};
 use shepherd::model::needs_human::Obstacle;
 use shepherd::model::policy::Policy;
-use shepherd::model::power_order::Switch;
+use shepherd::model::power_order::PowerOrderKind;
 use shepherd::model::process::{Lane, Process};
 use shepherd::model::provider_status::ProviderStatus;
 use shepherd::model::schedule::next_due;
@@ -80,7 +80,7 @@ async fn invariants_hold_over_random_interleavings() -> TestResult {
             );
         }
         for shepherd in &shepherds {
-            shepherd.sessions.drained().await;
+            shepherd.sessions.wait_until_drained().await;
         }
         check_rows(&kit, seed).await?;
         check_schedule(&kit, seed).await?;
@@ -138,7 +138,7 @@ impl Worker {
                 18 => self.heartbeat_beside_the_schedule().await?,
                 _ => {
                     let machine = self.some_machine();
-                    tolerate(self.bmdb.snapshot(machine).await.map(drop))?;
+                    tolerate(self.bmdb.read_machine_snapshot(machine).await.map(drop))?;
                 }
             }
         }
@@ -168,25 +168,25 @@ impl Worker {
                     self.end(item).await?;
                 }
             }
-            Ok(Claimed::Contended | Claimed::Empty | Claimed::NotSeen(_)) => {}
+            Ok(Claimed::Contended | Claimed::Empty | Claimed::FullScanDeferred(_)) => {}
             Err(error) => tolerate(Err(error))?,
         }
         Ok(())
     }
 
     async fn end(&mut self, work: Work) -> anyhow::Result<()> {
-        let now = match self.bmdb.snapshot(work.machine()).await {
+        let now = match self.bmdb.read_machine_snapshot(work.machine()).await {
             Ok(snapshot) => snapshot.now,
             Err(error) => return tolerate(Err(error)),
         };
         let changes = self.changes(&work);
-        let backoff = Backoff { initial: Span::seconds(1), maximum: Span::seconds(3), exponent: 1.5 };
+        let backoff = BackoffPolicy { initial: Span::seconds(1), maximum: Span::seconds(3), exponent: 1.5 };
         let ended = match self.random.random_range(0..12) {
             0..=4 => work.finish(changes, "done").await,
             5..=6 => work.fail(Vec::new(), "no route", Some(backoff)).await,
             7 => work.cancel("not now").await,
             8 => {
-                work.put_off(
+                work.postpone(
                     Vec::new(),
                     now + TimeDelta::milliseconds(self.random.random_range(0..2_000)),
                     "later",
@@ -219,8 +219,8 @@ impl Worker {
                 supervision: "systemd".into(),
                 fence: work.fence(),
             })],
-            Process::Recovery => vec![FactChange::AgentForgotten],
-            Process::Update => vec![FactChange::ProviderLooked {
+            Process::Recovery => vec![FactChange::AgentCleared],
+            Process::Update => vec![FactChange::ProviderPolled {
                 details: ProviderDetails {
                     reservation: None,
                     address: self.random.random_bool(0.8).then(|| "192.0.2.9".into()),
@@ -251,11 +251,11 @@ impl Worker {
             }),
             9 => FactChange::Retirement(RetirementChange::Cleared),
             10 => FactChange::Power(PowerChange::Ordered {
-                switch: Switch::ALL[self.random.random_range(0..4)],
+                switch: PowerOrderKind::ALL[self.random.random_range(0..4)],
                 reason: "a new kernel".into(),
                 by: "kim".into(),
             }),
-            11 => FactChange::Power(PowerChange::Begun(IntentId::generate())),
+            11 => FactChange::Power(PowerChange::Started(IntentId::generate())),
             _ => FactChange::Heartbeat(NewHeartbeat {
                 boot_id: "b".into(),
                 incarnation: "i".into(),
@@ -268,7 +268,7 @@ impl Worker {
             .change_machine(machine, move |_| shepherd::bmdb::work::Decision {
                 changes: vec![change.clone()],
                 events: vec![("Told".into(), "by the test".into())],
-                answer: (),
+                output: (),
             })
             .await
     }
@@ -318,7 +318,7 @@ impl Worker {
 /// Losing is part of the game; failing is not.
 fn tolerate(ended: Result<(), BmdbError>) -> anyhow::Result<()> {
     match ended {
-        Ok(()) | Err(BmdbError::LeaseLost | BmdbError::SessionOver | BmdbError::Conflict { .. }) => Ok(()),
+        Ok(()) | Err(BmdbError::LeaseLost | BmdbError::SessionEnded | BmdbError::Conflict { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
@@ -389,7 +389,7 @@ async fn check_schedule(kit: &Kit, seed: u64) -> anyhow::Result<()> {
         sqlx::query_as("SELECT machine_id, lane, process, priority, ready_at, timer FROM machine_due")
             .fetch_all(&kit.pool)
             .await?;
-    let snapshots = kit.bmdb.snapshot_page(MachineId(Uuid::nil()), 1_000).await?;
+    let snapshots = kit.bmdb.read_snapshot_page(MachineId(Uuid::nil()), 1_000).await?;
     ensure!(rows.len() == snapshots.len() * Lane::ALL.len());
     let policy = Policy::default();
     for (machine, lane, process, priority, ready_at, timer) in rows {

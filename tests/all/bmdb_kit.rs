@@ -8,9 +8,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use shepherd::bmdb::change::FactChange;
 use shepherd::bmdb::claim::{Claimed, Claimer};
 use shepherd::bmdb::connection::{Bmdb, ConnectionSettings, Dialect};
+use shepherd::bmdb::fact_change::FactChange;
 use shepherd::bmdb::session::{Session, Sessions};
 use shepherd::bmdb::work::{Decision, Work};
 use shepherd::model::facts::{Hold, HoldScope};
@@ -67,7 +67,7 @@ impl Kit {
         Ok(options.application_name("by hand").connect().await?)
     }
 
-    /// Machines that a provider handed over and nobody has touched, scheduled by the engine.
+    /// Adds machines of a provider that nobody has touched, scheduled by the engine.
     pub(crate) async fn provided(&self, count: i64, provider: &str) -> anyhow::Result<Vec<MachineId>> {
         let ids: Vec<Uuid> = sqlx::query_scalar(
             "WITH m AS (INSERT INTO machine (machine_id, created_at)
@@ -93,8 +93,8 @@ impl Kit {
         Ok(ids.into_iter().map(MachineId).collect())
     }
 
-    /// Gives every machine an agent that was heard eleven minutes ago, and a listener (shard 3) that
-    /// has been there all the while. Nobody has noticed yet: the timers are due.
+    /// Gives every machine an agent whose last heartbeat is eleven minutes old, and a listener (shard 3) that has
+    /// been there all the while. Nobody has noticed yet: the timers are due.
     pub(crate) async fn fall_silent(&self) -> anyhow::Result<()> {
         sqlx::raw_sql(
             "INSERT INTO machine_agent_started (machine_id, started_at, public_key, fence)
@@ -136,7 +136,7 @@ impl Kit {
             .change_machine(machine, move |_| Decision {
                 changes: changes.clone(),
                 events: Vec::new(),
-                answer: (),
+                output: (),
             })
             .await?;
         Ok(())
@@ -213,7 +213,7 @@ pub(crate) fn settings(
 
 /// A hold on everything, without end.
 pub(crate) fn hold(reason: &str) -> FactChange {
-    FactChange::Held(Hold {
+    FactChange::HoldSet(Hold {
         scope: HoldScope::Everything,
         reason: reason.into(),
         by: "kim".into(),
@@ -244,7 +244,7 @@ impl Shepherd {
         bmdb.read_policy().await?;
         let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), interval);
         let stop = CancellationToken::new();
-        let keeper = tokio::spawn(keeper.keep(&stop)?);
+        let keeper = tokio::spawn(keeper.run(&stop)?);
         Ok(Self { bmdb, sessions, stop, keeper })
     }
 
@@ -294,7 +294,7 @@ impl Shepherd {
 pub(crate) async fn surely(claimer: &mut Claimer, session: &Session) -> anyhow::Result<Claimed> {
     loop {
         match claimer.claim(std::slice::from_ref(session)).await? {
-            Claimed::NotSeen(rests) => tokio::time::sleep(rests).await,
+            Claimed::FullScanDeferred(rests) => tokio::time::sleep(rests).await,
             claimed => return Ok(claimed),
         }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use shepherd::bmdb::connection::{Bmdb, ConnectionSettings};
 use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::setup::{MIGRATIONS, known_version};
+use shepherd::bmdb::schema::{MIGRATIONS, supported_version};
 use sqlx::migrate::Migrator;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
@@ -104,7 +104,7 @@ async fn several_processes_migrate_an_empty_database_at_once() -> TestResult {
             let bmdb = Bmdb::connect(settings).await?;
             bmdb.migrate().await?;
             bmdb.require_schema().await?;
-            bmdb.identity().await
+            bmdb.read_identity().await
         });
     }
     let mut identities = Vec::new();
@@ -167,7 +167,7 @@ async fn migration_that_waits_for_others_keeps_its_lock_and_is_run_again() -> Te
         prolonged = seen.iter().any(|(_, until)| *until > seen[0].1);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert!(bmdb.schema_version().await? < known_version(), "it did not wait");
+    assert!(bmdb.schema_version().await? < supported_version(), "it did not wait");
     sqlx::raw_sql("COMMIT").execute(&mut older).await?;
     migrating.await??;
     bmdb.require_schema().await?;
@@ -181,10 +181,10 @@ async fn schema_that_is_not_this_releases_is_refused_with_a_sentence() -> TestRe
     let database = TestDatabase::create("other_schema").await?;
     let mut connection = empty(&database).await?;
     let bmdb = Bmdb::connect(settings(&database)?).await?;
-    let known = known_version();
-    let said = bmdb.require_schema().await.expect_err("an empty database passed").to_string();
+    let known = supported_version();
+    let text = bmdb.require_schema().await.expect_err("an empty database passed").to_string();
     assert_eq!(
-        said,
+        text,
         format!(
             "the BMDB has schema version 0, and this release needs {known}: start the `shepherd` of this \
              release once, which upgrades it"
@@ -197,11 +197,11 @@ async fn schema_that_is_not_this_releases_is_refused_with_a_sentence() -> TestRe
     )
     .execute(&mut connection)
     .await?;
-    for said in [bmdb.require_schema().await, bmdb.migrate().await] {
-        let said = said.expect_err("a newer schema passed");
-        assert!(matches!(said, BmdbError::NewerSchema { found: 9999, .. }));
+    for result in [bmdb.require_schema().await, bmdb.migrate().await] {
+        let error = result.expect_err("a newer schema passed");
+        assert!(matches!(error, BmdbError::NewerSchema { found: 9999, .. }));
         assert_eq!(
-            said.to_string(),
+            error.to_string(),
             format!(
                 "the BMDB has schema version 9999, and this release knows versions up to {known}: it was \
                  upgraded by a newer shepherd; start that release instead"

@@ -8,12 +8,12 @@ use anyhow::Context as _;
 use shepherd::bmdb::claim::{Claimed, Claimer};
 use shepherd::bmdb::connection::ConnectionSettings;
 use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::intent::{Permission, Step};
+use shepherd::bmdb::intent::{DisruptionRequest, Permission};
 use shepherd::bmdb::metrics::ByResult;
 use shepherd::bmdb::session::{Session, Sessions};
 use shepherd::bmdb::work::Work;
 use shepherd::model::ids::ProcessId;
-use shepherd::model::policy::Disturbance;
+use shepherd::model::policy::DisruptionKind;
 use shepherd::model::process::Process;
 use shepherd::model::time::Span;
 use sqlx::postgres::PgConnectOptions;
@@ -42,7 +42,7 @@ fn failed_renewals(shepherd: &Shepherd) -> u64 {
 
 async fn renewed_for(kit: &Kit, session: &Session, by: &str) -> anyhow::Result<()> {
     until("the session is renewed", async || {
-        anyhow::ensure!(!session.lost().is_cancelled(), "lost: {:?}", session.lost_because());
+        anyhow::ensure!(!session.lost().is_cancelled(), "lost: {:?}", session.loss_reason());
         let renewed = sqlx::query_scalar(
             "SELECT deadline - started_at > interval_ms * INTERVAL '1 millisecond' + $2::INTERVAL
              FROM session WHERE session_id = $1",
@@ -143,24 +143,24 @@ async fn finish_cut_off_while_it_waits_is_done_once() -> TestResult {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lease_whose_taking_was_not_heard_of_is_taken_anew() -> TestResult {
+async fn lease_whose_acquisition_had_an_unknown_outcome_is_acquired_again() -> TestResult {
     let kit = Kit::new("lost_lease").await?;
     let proxy = Proxy::start(&kit.database).await?;
     let shepherd = behind(&proxy, &kit, LONG).await?;
     let (session, other) = (shepherd.session().await?, shepherd.session().await?);
     proxy.lose_the_answer_to("provisioner");
-    let first = shepherd.bmdb.take_lease(&session, "provisioner", "rack").await;
+    let first = shepherd.bmdb.acquire_named_lease(&session, "provisioner", "rack").await;
     assert!(matches!(first, Err(BmdbError::UnknownOutcome(_))), "{first:?}");
     let mut taken = None;
     until("the lease is taken", async || {
-        taken = shepherd.bmdb.take_lease(&session, "provisioner", "rack").await?;
+        taken = shepherd.bmdb.acquire_named_lease(&session, "provisioner", "rack").await?;
         Ok(taken.as_ref().is_some_and(|lease| lease.fence == 2))
     })
     .await?;
     let lease = taken.context("no lease")?;
-    assert_eq!(shepherd.bmdb.take_lease(&other, "provisioner", "rack").await?, None);
-    assert!(shepherd.bmdb.give_back_lease(&lease).await?);
-    assert!(shepherd.bmdb.take_lease(&other, "provisioner", "rack").await?.is_some());
+    assert_eq!(shepherd.bmdb.acquire_named_lease(&other, "provisioner", "rack").await?, None);
+    assert!(shepherd.bmdb.release_named_lease(&lease).await?);
+    assert!(shepherd.bmdb.acquire_named_lease(&other, "provisioner", "rack").await?.is_some());
     Ok(shepherd.stop().await?)
 }
 
@@ -204,7 +204,7 @@ async fn outage_longer_than_the_interval_stops_the_work_before_the_database_does
     assert!(still_live, "the process acted on after its session was over in the database");
     assert!(work.stop().is_cancelled());
     assert_eq!(work.stop_reason(), Some("it could not be renewed in time"));
-    assert!(matches!(work.may_call_out(Duration::ZERO), Err(BmdbError::LeaseLost)));
+    assert!(matches!(work.outward_call_limit(Duration::ZERO), Err(BmdbError::LeaseLost)));
     drop(work);
 
     // The network is back, the old connections stay silent: a new session must live all the same.
@@ -250,7 +250,7 @@ async fn exhausted_pool_costs_no_session() -> TestResult {
         let bmdb = shepherd.bmdb.clone();
         waiting.spawn(async move {
             // Each gives up when it has waited for the lock for too long, and stands in line again.
-            while bmdb.repair(machine).await.is_err() {}
+            while bmdb.repair_schedule(machine).await.is_err() {}
         });
     }
     kit.until_blocked("worker", 6).await?;
@@ -282,7 +282,7 @@ async fn blocked_runtime_costs_no_session() -> TestResult {
         });
     }
     started.wait();
-    // No thread is left to this runtime; whoever looks needs one of its own.
+    // This runtime has no free thread, so the observer needs a thread and a runtime of its own.
     let url = kit.database.url().to_owned();
     let outlived = thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -304,7 +304,7 @@ async fn blocked_runtime_costs_no_session() -> TestResult {
     drop(gates);
     outlived.map_err(|_| anyhow::anyhow!("panicked"))??;
     for session in &sessions {
-        assert!(!session.lost().is_cancelled(), "lost: {:?}", session.lost_because());
+        assert!(!session.lost().is_cancelled(), "lost: {:?}", session.loss_reason());
     }
     Ok(shepherd.stop().await?)
 }
@@ -314,38 +314,38 @@ async fn keeper_that_is_dropped_renews_no_more_and_says_so() -> TestResult {
     let kit = Kit::new("dropped_keeper").await?;
     let (sessions, keeper) = Sessions::new(kit.bmdb.clone(), ProcessId::generate(), Duration::from_mins(1));
     let session = sessions.start("test", serde_json::json!({})).await?;
-    let kept = keeper.keep(&CancellationToken::new())?;
+    let kept = keeper.run(&CancellationToken::new())?;
     assert!(!session.lost().is_cancelled());
     drop(kept);
     lost(&session).await?;
-    assert_eq!(session.lost_because(), Some("nobody renews it any more"));
+    assert_eq!(session.loss_reason(), Some("nobody renews it any more"));
     Ok(())
 }
 
-/// As when nobody is there to stop the work: its session is renewed no more, and nothing was told.
+/// As when nothing is left to stop the work: nobody renews its session any more, and the session does not know that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn outward_call_is_cut_off_before_its_machine_can_be_somebody_elses() -> TestResult {
     let kit = Kit::new("outward").await?;
     kit.bmdb.change_policy("test", |policy| policy.outward_limit = Span::seconds(1)).await?;
     kit.provided(1, "rack").await?;
-    // The call is cut off a tenth of that before the machine could be claimed: time for a busy host to look.
+    // The call is cut off a tenth of that before the machine could be claimed, so that a busy host has time to look.
     let (sessions, keeper) = Sessions::new(kit.bmdb.clone(), ProcessId::generate(), Duration::from_secs(30));
     drop(keeper);
     let session = sessions.start("doomed", serde_json::json!({})).await?;
     let mut claimer = Claimer::new(sessions.clone(), Process::AgentStart, vec!["rack".into()]);
     let Claimed::Work(work) = claimer.claim(&[session]).await? else { panic!("no work") };
     let short = Duration::from_millis(10);
-    assert_eq!(work[0].may_call_out(short)?, short, "a call is given no more than its own limit");
-    assert_eq!(work[0].call_out(short, async { 7 }).await?, 7);
-    let call = work[0].call_out(Duration::from_hours(1), std::future::pending::<()>());
+    assert_eq!(work[0].outward_call_limit(short)?, short, "a call is given no more than its own limit");
+    assert_eq!(work[0].run_outward_call(short, async { 7 }).await?, 7);
+    let call = work[0].run_outward_call(Duration::from_hours(1), std::future::pending::<()>());
     let cut = tokio::time::timeout(PATIENCE, call).await?;
-    assert!(matches!(cut, Err(BmdbError::CutOff { .. })), "{cut:?}");
+    assert!(matches!(cut, Err(BmdbError::OutwardCallTimedOut { .. })), "{cut:?}");
     let in_time: bool =
         sqlx::query_scalar("SELECT clock_timestamp() < deadline + INTERVAL '1 second' FROM session")
             .fetch_one(&kit.pool)
             .await?;
     assert!(in_time, "the machine could have been claimed during the call");
-    assert!(matches!(work[0].may_call_out(Duration::ZERO), Err(BmdbError::SessionOver)));
+    assert!(matches!(work[0].outward_call_limit(Duration::ZERO), Err(BmdbError::SessionEnded)));
     Ok(())
 }
 
@@ -374,21 +374,21 @@ async fn step_that_nobody_settled_is_of_unknown_outcome_when_its_work_ends() -> 
     for how in ["settled", "finished", "cancelled", "lost"] {
         let session = shepherd.session().await?;
         let work = shepherd.claim_one(&session, Process::Recovery).await?;
-        let step = Step {
+        let step = DisruptionRequest {
             rung: 0,
-            step: Disturbance::RestartAgent,
+            disruption: DisruptionKind::RestartAgent,
             attempt: 1,
             deadline: Span::minutes(2),
-            decided_on: work.snapshot().await?.now,
+            facts_read_at: work.snapshot().await?.now,
             brake: None,
             provider: "rack".into(),
         };
-        let permission = work.begin_disturbance(step).await?;
+        let permission = work.begin_disruption(step).await?;
         let Permission::Granted { intent, .. } = permission else { panic!("{permission:?}") };
         match how {
             "settled" => {
-                assert!(work.settle_intent(intent, "done: it was").await?);
-                assert!(!work.settle_intent(intent, "late").await?, "a late answer was obeyed");
+                assert!(work.resolve_intent(intent, "done: it was").await?);
+                assert!(!work.resolve_intent(intent, "late").await?, "a late answer was obeyed");
                 work.finish(vec![needs_human("done")], "done").await?;
             }
             "finished" => work.finish(vec![needs_human("done")], "done").await?,
@@ -401,11 +401,11 @@ async fn step_that_nobody_settled_is_of_unknown_outcome_when_its_work_ends() -> 
             _ => {
                 kit.overdue(&session).await?;
                 // Nobody has reaped it yet, and it has nothing to say any more all the same.
-                let late = work.settle_intent(intent, "late").await;
-                assert!(matches!(late, Err(BmdbError::SessionOver)), "{late:?}");
+                let late = work.resolve_intent(intent, "late").await;
+                assert!(matches!(late, Err(BmdbError::SessionEnded)), "{late:?}");
                 kit.database.advance(Duration::from_secs(1)).await?;
                 assert_eq!(kit.bmdb.reap().await?.work, 1);
-                assert!(work.settle_intent(intent, "late").await.is_err(), "a late answer was obeyed");
+                assert!(work.resolve_intent(intent, "late").await.is_err(), "a late answer was obeyed");
             }
         }
         let outcome: Option<String> = sqlx::query_scalar("SELECT outcome FROM intent WHERE intent_id = $1")
@@ -558,12 +558,12 @@ async fn expired_session_never_revives_and_writes_nothing() -> TestResult {
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
     kit.overdue(&session).await?;
     // Past its deadline and not closed yet: over all the same.
-    let record = work.record(|_| shepherd::bmdb::work::Decision {
+    let record = work.record_changes(|_| shepherd::bmdb::work::Decision {
         changes: vec![crate::bmdb_kit::hold("late")],
         ..Default::default()
     });
     let record: Result<(), _> = record.await;
-    assert!(matches!(record, Err(BmdbError::SessionOver)), "{record:?}");
+    assert!(matches!(record, Err(BmdbError::SessionEnded)), "{record:?}");
     lost(&session).await?;
     kit.database.advance(Duration::from_secs(1)).await?;
     kit.bmdb.reap().await?;
@@ -571,7 +571,7 @@ async fn expired_session_never_revives_and_writes_nothing() -> TestResult {
         .execute(&kit.pool)
         .await?;
     let finish = work.finish(Vec::new(), "done").await;
-    assert!(matches!(finish, Err(BmdbError::LeaseLost | BmdbError::SessionOver)), "{finish:?}");
+    assert!(matches!(finish, Err(BmdbError::LeaseLost | BmdbError::SessionEnded)), "{finish:?}");
     for statement in
         [include_str!("../../sql/session/renew_one.sql"), include_str!("../../sql/session/guard.sql")]
     {
@@ -584,7 +584,7 @@ async fn expired_session_never_revives_and_writes_nothing() -> TestResult {
         .fetch_optional(&kit.pool)
         .await?;
     assert!(locked.is_none(), "a closed session locked a machine");
-    let taken = shepherd.bmdb.take_lease(&session, "provisioner", "rack").await?;
+    let taken = shepherd.bmdb.acquire_named_lease(&session, "provisioner", "rack").await?;
     assert_eq!(taken, None);
     kit.database.advance(Duration::from_mins(2)).await?;
     let claimed = shepherd.claimer(Process::AgentStart, "rack").claim(&[session]).await?;

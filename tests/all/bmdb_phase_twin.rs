@@ -11,8 +11,8 @@ use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 use shepherd::model::facts::{
-    AgentStarted, Heartbeat, InstallationReport, InstallationRequest, MachineFacts, NeedsHuman, Provided,
-    Quarantine, Recovery, Retirement,
+    AgentStarted, HeartbeatFact, InstallationReport, InstallationRequest, MachineFacts, NeedsHuman,
+    ProviderRecord, Quarantine, Recovery, Retirement,
 };
 use shepherd::model::ids::MachineId;
 use shepherd::model::needs_human::Obstacle;
@@ -57,8 +57,9 @@ async fn phase_equals_its_twin_over_ten_thousand_sets_of_facts() -> TestResult {
                 .execute(&mut *transaction)
                 .await?;
         }
-        let heard = listening.filter(|_| last_commit < 60_000_000);
-        let sets: Vec<MachineFacts> = (0..SETS / 5).map(|_| some_facts(&mut random, now, heard)).collect();
+        let last_contact = listening.filter(|_| last_commit < 60_000_000);
+        let sets: Vec<MachineFacts> =
+            (0..SETS / 5).map(|_| some_facts(&mut random, now, last_contact)).collect();
         store(&mut transaction, &sets).await?;
         let twin = phases_by_sql(&mut transaction).await?;
         assert_eq!(twin.len(), sets.len());
@@ -107,7 +108,7 @@ async fn facts_are_read_as_they_were_stored_and_counted_and_indexed_by_their_pha
     .execute(&mut connection)
     .await?;
 
-    let mut read = kit.bmdb.snapshot_page(MachineId(Uuid::nil()), 1_000).await?;
+    let mut read = kit.bmdb.read_snapshot_page(MachineId(Uuid::nil()), 1_000).await?;
     sets.sort_by_key(|facts| facts.machine);
     read.sort_by_key(|snapshot| snapshot.facts.machine);
     let (policy, mut counted) = (Policy::default(), BTreeMap::new());
@@ -154,10 +155,10 @@ fn some_time(random: &mut StdRng, now: Timestamp) -> Timestamp {
 
 fn some_facts(random: &mut StdRng, now: Timestamp, listening: Option<Timestamp>) -> MachineFacts {
     let machine = MachineId(Uuid::from_u128(random.random()));
-    let mut facts = MachineFacts::unknown(machine, now);
+    let mut facts = MachineFacts::empty(machine, now);
     facts.listening_since = listening;
     let often = random.random_bool(0.9).then_some(());
-    facts.provided = often.map(|()| Provided {
+    facts.provider_record = often.map(|()| ProviderRecord {
         provider: "rack".into(),
         provider_id: machine.to_string(),
         reservation: None,
@@ -167,20 +168,20 @@ fn some_facts(random: &mut StdRng, now: Timestamp, listening: Option<Timestamp>)
         location: random.random_bool(0.3).then(|| "here".into()),
         status: match random.random_range(0..8) {
             0 => ProviderStatus::Other("Hibernating".into()),
-            n => ProviderStatus::KNOWN[n % ProviderStatus::KNOWN.len()].clone(),
+            n => ProviderStatus::NAMED[n % ProviderStatus::NAMED.len()].clone(),
         },
-        at: some_time(random, now),
-        looked_at: random.random_bool(0.5).then(|| some_time(random, now)),
+        acquired_at: some_time(random, now),
+        polled_at: random.random_bool(0.5).then(|| some_time(random, now)),
         unchanged: random.random_bool(0.5),
     });
     facts.agent_started = random.random_bool(0.75).then(|| AgentStarted {
-        at: some_time(random, now),
+        started_at: some_time(random, now),
         public_key: vec![1; 32],
         boot_id: random.random_bool(0.5).then(|| "b".into()),
         fence: 3,
     });
-    facts.heartbeat = random.random_bool(0.7).then(|| Heartbeat {
-        at: some_time(random, now),
+    facts.heartbeat = random.random_bool(0.7).then(|| HeartbeatFact {
+        received_at: some_time(random, now),
         boot_id: "b".into(),
         incarnation: "i".into(),
         sequence: random.random_range(0..i64::MAX),
@@ -196,15 +197,15 @@ fn some_facts(random: &mut StdRng, now: Timestamp, listening: Option<Timestamp>)
     facts.needs_human = random.random_bool(0.05).then(|| NeedsHuman {
         since: some_time(random, now),
         reason: "n".into(),
-        obstacle: Obstacle::KNOWN.choose(random).cloned().unwrap_or(Obstacle::Unknown),
-        heard_since: random.random_bool(0.5).then(|| some_time(random, now)),
+        obstacle: Obstacle::NAMED.choose(random).cloned().unwrap_or(Obstacle::Unknown),
+        reporting_since: random.random_bool(0.5).then(|| some_time(random, now)),
     });
     facts.recovery = random.random_bool(0.05).then(|| Recovery {
         started_at: some_time(random, now),
         rung: 1,
-        acted: None,
-        tries: 0,
-        next_at: some_time(random, now),
+        last_action: None,
+        attempts: 0,
+        next_check_at: some_time(random, now),
         note: "climbing".into(),
         obstacle: random.random_bool(0.5).then_some(Obstacle::LoginRefused),
     });
@@ -229,18 +230,20 @@ async fn store(connection: &mut PgConnection, sets: &[MachineFacts]) -> anyhow::
     };
     let key = format!("\\x{}", "01".repeat(32));
     let provided = |facts: &MachineFacts| {
-        let p = facts.provided.as_ref()?;
+        let p = facts.provider_record.as_ref()?;
         Some(json!({"provider": p.provider, "provider_id": p.provider_id, "address": p.address,
             "ssh_port": p.ssh_port, "location": p.location, "status": p.status.as_str(),
-            "provided_at": p.at, "looked_at": p.looked_at, "unchanged": p.unchanged}))
+            "provided_at": p.acquired_at, "looked_at": p.polled_at, "unchanged": p.unchanged}))
     };
     let started = |facts: &MachineFacts| {
         let a = facts.agent_started.as_ref()?;
-        Some(json!({"started_at": a.at, "public_key": key, "boot_id": a.boot_id, "fence": a.fence}))
+        Some(json!({"started_at": a.started_at, "public_key": key, "boot_id": a.boot_id, "fence": a.fence}))
     };
     let heartbeat = |facts: &MachineFacts| {
         let h = facts.heartbeat.as_ref()?;
-        Some(json!({"at": h.at, "boot_id": h.boot_id, "incarnation": h.incarnation, "sequence": h.sequence}))
+        Some(
+            json!({"at": h.received_at, "boot_id": h.boot_id, "incarnation": h.incarnation, "sequence": h.sequence}),
+        )
     };
     let request = |facts: &MachineFacts| {
         let r = facts.installation_request?;
@@ -253,8 +256,10 @@ async fn store(connection: &mut PgConnection, sets: &[MachineFacts]) -> anyhow::
     };
     let recovery = |facts: &MachineFacts| {
         let r = facts.recovery.as_ref()?;
-        Some(json!({"started_at": r.started_at, "rung": r.rung, "tries": r.tries, "next_at": r.next_at,
-            "note": r.note, "obstacle": r.obstacle.as_ref().map(Obstacle::as_str)}))
+        Some(
+            json!({"started_at": r.started_at, "rung": r.rung, "tries": r.attempts, "next_at": r.next_check_at,
+            "note": r.note, "obstacle": r.obstacle.as_ref().map(Obstacle::as_str)}),
+        )
     };
     let retirement = |facts: &MachineFacts| {
         let r = facts.retirement.as_ref()?;
@@ -277,7 +282,7 @@ async fn store(connection: &mut PgConnection, sets: &[MachineFacts]) -> anyhow::
             rows(&|f| {
                 f.needs_human.as_ref().map(|n| {
                     json!({"since": n.since, "reason": n.reason,
-                "obstacle": n.obstacle.as_str(), "heard_since": n.heard_since})
+                "obstacle": n.obstacle.as_str(), "heard_since": n.reporting_since})
                 })
             }),
         ),

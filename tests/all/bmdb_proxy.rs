@@ -102,7 +102,7 @@ impl Proxy {
         *self.network.borrow() == Network::Swallows
     }
 
-    /// From now on nothing gets through, and nobody is told.
+    /// From now on nothing gets through, and neither side gets an error.
     pub(crate) fn swallow(&self) {
         self.network.send_replace(Network::Swallows);
     }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use shepherd::bmdb::change::{FactChange, NewHeartbeat};
 use shepherd::bmdb::claim::Claimed;
 use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::heartbeat::{Heartbeat, Outcome};
+use shepherd::bmdb::fact_change::{FactChange, NewHeartbeat};
+use shepherd::bmdb::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
 use shepherd::bmdb::metrics::ByStatement;
 use shepherd::bmdb::work::Decision;
 use shepherd::model::ids::MachineId;
@@ -104,7 +104,7 @@ async fn named_lease_that_somebody_has_locked_keeps_no_other_from_being_freed() 
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
     let session = shepherd.session().await?;
     for name in ["a", "b", "c"] {
-        kit.bmdb.take_lease(&session, "provisioner", name).await?.context("it is free")?;
+        kit.bmdb.acquire_named_lease(&session, "provisioner", name).await?.context("it is free")?;
     }
     kit.overdue(&session).await?;
     kit.database.advance(Duration::from_secs(1)).await?;
@@ -164,7 +164,7 @@ async fn renewal_that_waited_for_the_reaper_is_refused() -> TestResult {
     kit.until_blocked("worker", 1).await?;
     closing.commit().await?;
     tokio::time::timeout(PATIENCE, session.lost().cancelled()).await?;
-    assert_eq!(session.lost_because(), Some("the database says it is over"));
+    assert_eq!(session.loss_reason(), Some("the database says it is over"));
     Ok(shepherd.stop().await?)
 }
 
@@ -231,7 +231,7 @@ async fn lock_and_facts_in_one_statement_would_see_the_row_new_and_the_fact_old(
     };
     kit.until_blocked("combined", 1).await?;
     let bmdb = engine.bmdb.clone();
-    let repair = tokio::spawn(async move { bmdb.repair(machine).await });
+    let repair = tokio::spawn(async move { bmdb.repair_schedule(machine).await });
     kit.until_blocked("engine", 1).await?;
     sqlx::query(
         "INSERT INTO machine_hold (machine_id, scope, reason, held_by, held_at)
@@ -254,7 +254,7 @@ async fn lock_and_facts_in_one_statement_would_see_the_row_new_and_the_fact_old(
             Some("40001")
         );
     } else {
-        // Whoever of the two is let in first, the row is the new one and the fact is not.
+        // Whichever of the two goes first, the row is the new one and the fact is the old one.
         let (version, fact) = combined?;
         assert!(version >= 1000 && fact.is_none(), "needs no separate statements: {version}, {fact:?}");
     }
@@ -301,7 +301,7 @@ async fn claim_passes_over_a_locked_machine_and_takes_none_that_was_failed_meanw
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn loser_of_a_race_is_told_that_there_was_work() -> TestResult {
+async fn loser_of_a_race_learns_that_there_was_work() -> TestResult {
     let kit = Kit::new("contended").await?;
     kit.provided(200, "rack").await?;
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?.patient().await?;
@@ -460,7 +460,7 @@ async fn row_with_an_old_due_time_is_found_behind_the_watermark() -> TestResult 
     let mut claimer = shepherd.claimer(Process::AgentStart, "rack");
     let Claimed::Work(first) = claimer.claim(std::slice::from_ref(&session)).await? else { panic!("none") };
     drop(first);
-    shepherd.sessions.drained().await;
+    shepherd.sessions.wait_until_drained().await;
     // Appears an hour behind every mark, as a work item that was cancelled or lost does.
     sqlx::query(
         "UPDATE machine_due SET ready_at = now() - INTERVAL '1 hour' WHERE machine_id = $1 AND lane = 'access'",
@@ -479,7 +479,7 @@ async fn row_with_an_old_due_time_is_found_behind_the_watermark() -> TestResult 
                 // as long as it takes, which at SERIALIZABLE beside the long transactions of other tests
                 // may be more than one call does.
                 drop(work);
-                shepherd.sessions.drained().await;
+                shepherd.sessions.wait_until_drained().await;
                 if found {
                     break;
                 }
@@ -531,7 +531,7 @@ async fn row_that_appears_some_seconds_late_is_found_at_full_rate() -> TestResul
                 let found = work.iter().any(|work| work.machine() == late);
                 // Back into the queue: there is always something younger to claim.
                 drop(work);
-                shepherd.sessions.drained().await;
+                shepherd.sessions.wait_until_drained().await;
                 if found {
                     break;
                 }
@@ -552,7 +552,7 @@ async fn nothing_is_armed_in_the_past_of_its_transaction() -> TestResult {
     let before: chrono::DateTime<chrono::Utc> =
         sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&kit.pool).await?;
     // What became due an hour ago by its facts is armed at the time of the writing.
-    kit.change(machine, vec![shepherd::bmdb::change::FactChange::HoldCleared]).await?;
+    kit.change(machine, vec![shepherd::bmdb::fact_change::FactChange::HoldCleared]).await?;
     let ready_at: chrono::DateTime<chrono::Utc> =
         sqlx::query_scalar("SELECT ready_at FROM machine_due WHERE lane = 'access'")
             .fetch_one(&kit.pool)
@@ -581,7 +581,7 @@ async fn session_rows_locked_by_hand_do_not_let_the_others_expire() -> TestResul
         .await?;
     until("the others outlive three intervals", async || {
         for session in free {
-            anyhow::ensure!(!session.lost().is_cancelled(), "lost: {:?}", session.lost_because());
+            anyhow::ensure!(!session.lost().is_cancelled(), "lost: {:?}", session.loss_reason());
         }
         let renewed: i64 = sqlx::query_scalar(
             "SELECT count(*) FROM session WHERE deadline - started_at > interval_ms * INTERVAL '3 milliseconds'",
@@ -633,11 +633,11 @@ async fn session_is_not_closed_under_a_claim_that_has_not_committed() -> TestRes
     Ok(shepherd.stop().await?)
 }
 
-fn second_heartbeat(machine: MachineId) -> Arc<[Arc<Heartbeat>]> {
+fn second_heartbeat(machine: MachineId) -> Arc<[Arc<ReceivedHeartbeat>]> {
     let beat =
         NewHeartbeat { boot_id: "b".into(), incarnation: "i".into(), sequence: 2, version: "1".into() };
     let (hardware, installation) = (None, None);
-    let heartbeat = Heartbeat {
+    let heartbeat = ReceivedHeartbeat {
         machine,
         public_key: [0; 32],
         beat,
@@ -670,7 +670,8 @@ async fn machine_is_not_found_silent_past_a_heartbeat_that_is_being_stored() -> 
         // The last thing that a group touches.
         sqlx::query("SELECT 1 FROM fleet_listening FOR UPDATE").execute(&mut *slow).await?;
         let bmdb = listener.bmdb.clone();
-        let group = tokio::spawn(async move { bmdb.store_group(3, second_heartbeat(machine)).await });
+        let group =
+            tokio::spawn(async move { bmdb.store_heartbeat_group(3, second_heartbeat(machine)).await });
         kit.until_blocked("listener", 1).await?;
 
         let (claimer, bmdb) = (finder.claimer(Process::Recovery, "rack"), finder.bmdb.clone());
@@ -713,23 +714,23 @@ async fn heartbeat_that_comes_as_its_machine_is_found_silent_is_no_plain_one() -
         sqlx::query_as(rearm).bind(i64::from(RULES_VERSION)).fetch_one(&mut *timer).await?;
     assert_eq!(fired, 1);
     let bmdb = listener.bmdb.clone();
-    let group = tokio::spawn(async move { bmdb.store_group(3, second_heartbeat(machine)).await });
+    let group = tokio::spawn(async move { bmdb.store_heartbeat_group(3, second_heartbeat(machine)).await });
     let stored = ended("the group", group).await??;
     timer.commit().await?;
     assert!(stored.is_empty(), "stored as if nothing had happened, and its machine stays silent");
     let judged = kit.bmdb.store_heartbeat(second_heartbeat(machine)[0].clone()).await?;
-    assert!(matches!(judged, Outcome::Stored(_)), "{judged:?}");
+    assert!(matches!(judged, HeartbeatOutcome::Stored(_)), "{judged:?}");
     assert_eq!(phase_and_timer(&kit).await?, ("Ready".to_owned(), true));
     Ok(listener.stop().await?)
 }
 
-/// Its time is older than where a claimer has got to meanwhile.
+/// The row's due time is older than the position that a claimer has reached meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_armed_by_a_transaction_that_commits_late_is_seen() -> TestResult {
     let kit = Kit::new("late_commit").await?;
     let late = kit.provided(1, "rack").await?[0];
     kit.change(late, vec![hold("disk swap")]).await?;
-    // Whoever clears a hold waits with its commit until it is let.
+    // A transaction that clears a hold waits before its commit until the advisory lock is free.
     sqlx::raw_sql(
         "CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0
          AS 'BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END';
@@ -775,7 +776,7 @@ async fn row_armed_by_a_transaction_that_commits_late_is_seen() -> TestResult {
                     return Ok(machine);
                 }
                 Claimed::Contended => {}
-                Claimed::NotSeen(rests) => tokio::time::sleep(rests).await,
+                Claimed::FullScanDeferred(rests) => tokio::time::sleep(rests).await,
                 Claimed::Empty => anyhow::bail!("nothing is due"),
             }
         }
@@ -843,8 +844,8 @@ async fn transaction_that_loses_at_its_commit_is_run_again() -> TestResult {
     kit.change(machine, vec![hold("fan swap")]).await?;
     lose(i32::MAX).await?;
     let refused = kit.change(machine, vec![hold("never")]).await.expect_err("nobody loses for ever");
-    let said = "the database could not serialise changing facts in 24 tries";
-    assert!(refused.to_string().contains(said), "{refused:#}");
+    let message = "the database could not serialise changing facts in 24 tries";
+    assert!(refused.to_string().contains(message), "{refused:#}");
     assert_eq!(kit.count("SELECT count(*) FROM machine_hold WHERE reason = 'fan swap'").await?, 1);
     Ok(())
 }
@@ -857,7 +858,7 @@ async fn transaction_that_panics_leaves_nothing_behind() -> TestResult {
     let shepherd = Shepherd::start(&kit, "panicking", LONG).await?;
     for _ in 0..8 {
         let ended = shepherd.bmdb.change_machine(machine, |_| -> Decision<()> { panic!("as planned") }).await;
-        assert!(matches!(ended, Err(BmdbError::Task { .. })), "{ended:?}");
+        assert!(matches!(ended, Err(BmdbError::TaskFailed { .. })), "{ended:?}");
     }
     kit.change(machine, vec![hold("nobody has it locked")]).await?;
     Ok(shepherd.stop().await?)

@@ -6,12 +6,12 @@ use sqlx::{PgConnection, Postgres};
 use tokio_util::sync::CancellationToken;
 
 use shepherd::bmdb::metrics::Metrics;
-use shepherd::bmdb::retention::{BATCH, Retained, TABLES};
+use shepherd::bmdb::retention::{BATCH, RetainedKind, TABLES};
 use shepherd::manager::housekeeping;
 use shepherd::manager::metrics::ManagerMetrics;
-use shepherd::model::newer_fence::ANSWERED_BEYOND;
 use shepherd::model::process::Process;
 use shepherd::model::time::Span;
+use shepherd::model::unknown_fence::ANSWER_MARGIN;
 
 use crate::bmdb_explain::{cheap, check, cost};
 use crate::bmdb_kit::{Kit, LONG, Shepherd, ended};
@@ -60,11 +60,11 @@ async fn a_batch_deletes_the_oldest_and_no_more_than_it_may() -> TestResult {
         "SELECT floor(EXTRACT(EPOCH FROM now() - INTERVAL '31 days' - min(at)) / 60)::INT8 FROM history";
     assert_eq!(kit.count(oldest).await?, 2_500);
     for (deleted, oldest_left) in [(1_000, 1_500), (1_000, 500)] {
-        assert_eq!(kit.bmdb.forget(Retained::History, 1_000).await?, deleted);
+        assert_eq!(kit.bmdb.delete_expired(RetainedKind::History, 1_000).await?, deleted);
         assert_eq!(kit.count(oldest).await?, oldest_left, "others than the oldest went");
     }
-    assert_eq!(kit.bmdb.forget(Retained::History, 1_000).await?, 500);
-    assert_eq!(kit.bmdb.forget(Retained::History, 1_000).await?, 0);
+    assert_eq!(kit.bmdb.delete_expired(RetainedKind::History, 1_000).await?, 500);
+    assert_eq!(kit.bmdb.delete_expired(RetainedKind::History, 1_000).await?, 0);
     assert_eq!(kit.count("SELECT count(*) FROM history WHERE event = 'Newer'").await?, 500);
 
     // Lines of one moment go together: there is nothing to tell them apart by.
@@ -76,7 +76,7 @@ async fn a_batch_deletes_the_oldest_and_no_more_than_it_may() -> TestResult {
     )
     .await?;
     for left in [50, 25, 0] {
-        assert_eq!(kit.bmdb.forget(Retained::History, 10).await?, 25);
+        assert_eq!(kit.bmdb.delete_expired(RetainedKind::History, 10).await?, 25);
         assert_eq!(kit.count("SELECT count(*) FROM history WHERE event = 'Together'").await?, left);
     }
     Ok(())
@@ -121,7 +121,7 @@ async fn what_somebody_still_needs_is_kept_however_old_it_is() -> TestResult {
     let before = kit.count(fences).await?;
     let counted = Metrics::new();
     let metrics = ManagerMetrics::register(&counted).housekeeping;
-    let all = housekeeping::forget_once(&kit.bmdb, &metrics, &CancellationToken::new()).await?;
+    let all = housekeeping::delete_expired_once(&kit.bmdb, &metrics, &CancellationToken::new()).await?;
     assert_eq!(all, 2_500 + 1_200 + 1_100);
     let text = counted.encode()?;
     for line in [
@@ -150,7 +150,7 @@ async fn what_somebody_still_needs_is_kept_however_old_it_is() -> TestResult {
     run(&kit, "DELETE FROM work").await?;
     kit.bmdb.reap().await?;
     assert_eq!(kit.count("SELECT count(lease_session) FROM named_lease").await?, 0);
-    assert_eq!(kit.bmdb.forget(Retained::Sessions, BATCH).await?, 2);
+    assert_eq!(kit.bmdb.delete_expired(RetainedKind::Sessions, BATCH).await?, 2);
     Ok(())
 }
 
@@ -164,26 +164,26 @@ async fn counts_of_the_fleet_are_kept_for_thirty_days_whatever_history_is_kept_f
          FROM (VALUES (1), (29), (30), (170)) AS days (day), generate_series(1, 10) n",
     )
     .await?;
-    assert_eq!(kit.bmdb.forget(Retained::Samples, 3).await?, 3);
+    assert_eq!(kit.bmdb.delete_expired(RetainedKind::Samples, 3).await?, 3);
     assert_eq!(
         kit.count("SELECT count(*) FROM fleet_sample WHERE minute < now() - INTERVAL '100 days'").await?,
         7
     );
     let metrics = ManagerMetrics::register(&Metrics::new()).housekeeping;
-    let rest = housekeeping::forget_once(&kit.bmdb, &metrics, &CancellationToken::new()).await?;
+    let rest = housekeeping::delete_expired_once(&kit.bmdb, &metrics, &CancellationToken::new()).await?;
     assert_eq!(rest, 17);
     assert_eq!(kit.count("SELECT count(*) FROM fleet_sample").await?, 20);
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_longer_retention_counts_for_a_process_that_has_not_heard_of_it() -> TestResult {
+async fn a_longer_retention_counts_for_a_process_that_has_not_read_it() -> TestResult {
     let kit = kept_for_thirty_days("retention_policy").await?;
     tell_of_the_past(&kit).await?;
     let other = kit.database.bmdb().await?;
     other.change_policy("another process", |policy| policy.history_retention = Span::hours(60 * 24)).await?;
     assert_eq!(kit.bmdb.policy().1.history_retention, Span::hours(30 * 24), "it has heard of it");
-    assert_eq!(kit.bmdb.forget(Retained::History, BATCH).await?, 0);
+    assert_eq!(kit.bmdb.delete_expired(RetainedKind::History, BATCH).await?, 0);
     Ok(())
 }
 
@@ -194,7 +194,7 @@ fn batch_of<'q>(
     days: i64,
 ) -> Query<'q, Postgres, PgArguments> {
     let query = query.bind(days * DAY_MS).bind(BATCH);
-    if what == "history" { query.bind(ANSWERED_BEYOND) } else { query }
+    if what == "history" { query.bind(ANSWER_MARGIN) } else { query }
 }
 
 async fn begin_a_batch(kit: &Kit) -> anyhow::Result<PgConnection> {
@@ -226,21 +226,21 @@ async fn history_is_written_while_a_batch_is_being_deleted() -> TestResult {
 async fn two_that_delete_at_once_delete_everything_once() -> TestResult {
     let kit = kept_for_thirty_days("retention_twice").await?;
     tell_of_the_past(&kit).await?;
-    // Nobody waits for ever: after its time limit a batch is left to whoever holds it.
+    // A deletion does not wait for ever: after its time limit it leaves a locked batch to the lock's holder.
     let by_hand = begin_a_batch(&kit).await?;
-    assert_eq!(kit.bmdb.forget(Retained::History, BATCH).await?, 0);
+    assert_eq!(kit.bmdb.delete_expired(RetainedKind::History, BATCH).await?, 0);
     drop(by_hand);
 
     let mut by_hand = begin_a_batch(&kit).await?;
     let bmdb = kit.bmdb.clone();
-    let second = tokio::spawn(async move { bmdb.forget(Retained::History, BATCH).await });
+    let second = tokio::spawn(async move { bmdb.delete_expired(RetainedKind::History, BATCH).await });
     kit.until_blocked("kit", 1).await?;
     sqlx::raw_sql("COMMIT").execute(&mut by_hand).await?;
     let second = ended("the second batch", second).await??;
     let left = kit.count(OLD_LINES).await?;
     assert_eq!(1_000 + i64::try_from(second)? + left, 2_500, "the second deleted {second}");
     let metrics = ManagerMetrics::register(&Metrics::new()).housekeeping;
-    let rest = housekeeping::forget_once(&kit.bmdb, &metrics, &CancellationToken::new()).await?;
+    let rest = housekeeping::delete_expired_once(&kit.bmdb, &metrics, &CancellationToken::new()).await?;
     assert_eq!(i64::try_from(rest)?, left);
     assert_eq!(kit.count("SELECT count(*) FROM history WHERE event = 'Newer'").await?, 500);
     Ok(())

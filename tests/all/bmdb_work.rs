@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use chrono::TimeDelta;
-use shepherd::bmdb::change::{FactChange, ProviderDetails};
-use shepherd::bmdb::claim::{Claimed, Next};
+use shepherd::bmdb::claim::{Claimed, NextDue};
 use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::fact_change::{FactChange, ProviderDetails};
 use shepherd::bmdb::metrics::Metrics;
-use shepherd::model::backoff::Backoff;
+use shepherd::model::backoff::BackoffPolicy;
 use shepherd::model::process::Process;
 use shepherd::model::provider_status::ProviderStatus;
 use shepherd::model::time::Span;
@@ -24,12 +24,12 @@ async fn backoff_grows_with_each_failure_survives_a_cancel_and_ends_with_a_finis
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
     let mut session = shepherd.session().await?;
-    // The published sequence, though the rest of the row is computed anew each time.
+    // The published sequence, though the rest of the row is computed again each time.
     for (failures, expected) in (1_u32..).zip([1_u64, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17]) {
         let work = shepherd.claim_one(&session, Process::AgentStart).await?;
-        let backoff = Backoff { initial: Span::seconds(1), maximum: Span::minutes(5), exponent: 1.1 };
+        let backoff = BackoffPolicy { initial: Span::seconds(1), maximum: Span::minutes(5), exponent: 1.1 };
         work.fail(Vec::new(), "no route", Some(backoff)).await?;
-        let snapshot = kit.bmdb.snapshot(machine).await?;
+        let snapshot = kit.bmdb.read_machine_snapshot(machine).await?;
         let fact = &snapshot.facts.backoffs[&Process::AgentStart];
         assert_eq!((fact.failures, fact.last_interval.as_secs()), (failures, expected));
         let wait = (fact.until - snapshot.now).to_std()?;
@@ -46,7 +46,7 @@ async fn backoff_grows_with_each_failure_survives_a_cancel_and_ends_with_a_finis
                         .await?;
                     assert!(over, "claimed in its backoff: {work:?}");
                     drop(work);
-                    shepherd.sessions.drained().await;
+                    shepherd.sessions.wait_until_drained().await;
                 }
                 other => panic!("claimed in its backoff: {other:?}"),
             }
@@ -59,11 +59,12 @@ async fn backoff_grows_with_each_failure_survives_a_cancel_and_ends_with_a_finis
         session = shepherd.session().await?;
         let work = shepherd.claim_one(&session, Process::AgentStart).await?;
         work.cancel("not now").await?;
-        let kept = kit.bmdb.snapshot(machine).await?.facts.backoffs[&Process::AgentStart].clone();
+        let kept =
+            kit.bmdb.read_machine_snapshot(machine).await?.facts.backoffs[&Process::AgentStart].clone();
         assert_eq!(kept.failures, failures, "a cancel is no failure and no success");
     }
     shepherd.claim_one(&session, Process::AgentStart).await?.finish(Vec::new(), "done").await?;
-    assert!(kit.bmdb.snapshot(machine).await?.facts.backoffs.is_empty());
+    assert!(kit.bmdb.read_machine_snapshot(machine).await?.facts.backoffs.is_empty());
     assert_eq!(kit.sweep().await?, 0);
     Ok(shepherd.stop().await?)
 }
@@ -75,13 +76,13 @@ async fn work_fails_by_the_stored_policy_and_not_by_what_was_read_of_it_last() -
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
     kit.bmdb
         .change_policy("test", |policy| {
-            let day = Backoff { initial: Span::hours(24), maximum: Span::hours(24), exponent: 1.0 };
+            let day = BackoffPolicy { initial: Span::hours(24), maximum: Span::hours(24), exponent: 1.0 };
             policy.backoff.insert(Process::AgentStart, day);
         })
         .await?;
     let session = shepherd.session().await?;
     shepherd.claim_one(&session, Process::AgentStart).await?.fail(Vec::new(), "no", None).await?;
-    let fact = kit.bmdb.snapshot(machine).await?.facts.backoffs[&Process::AgentStart].clone();
+    let fact = kit.bmdb.read_machine_snapshot(machine).await?.facts.backoffs[&Process::AgentStart].clone();
     assert_eq!(fact.last_interval, Duration::from_hours(24));
     Ok(shepherd.stop().await?)
 }
@@ -93,21 +94,21 @@ async fn work_put_off_is_due_again_at_its_time_without_a_failure() -> TestResult
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
     let session = shepherd.session().await?;
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
-    let until = kit.bmdb.snapshot(machine).await?.now + TimeDelta::seconds(300);
-    work.put_off(Vec::new(), until, "the brake is on").await?;
+    let until = kit.bmdb.read_machine_snapshot(machine).await?.now + TimeDelta::seconds(300);
+    work.postpone(Vec::new(), until, "the brake is on").await?;
     let (reason, exact): (String, bool) =
         sqlx::query_as("SELECT reason, ready_at = $1 FROM machine_due WHERE lane = 'access'")
             .bind(until)
             .fetch_one(&kit.pool)
             .await?;
     assert_eq!((reason.as_str(), exact), ("the brake is on", true));
-    let facts = kit.bmdb.snapshot(machine).await?.facts;
+    let facts = kit.bmdb.read_machine_snapshot(machine).await?.facts;
     assert!(facts.postponements[&Process::AgentStart].decided_at.contains("bmdb_work.rs:"));
     assert!(facts.backoffs.is_empty());
     kit.database.advance(Duration::from_secs(301)).await?;
     let session = shepherd.session().await?;
     shepherd.claim_one(&session, Process::AgentStart).await?.finish(Vec::new(), "done").await?;
-    assert!(kit.bmdb.snapshot(machine).await?.facts.postponements.is_empty());
+    assert!(kit.bmdb.read_machine_snapshot(machine).await?.facts.postponements.is_empty());
     assert_eq!(kit.ends(machine).await?, ["PutOff", "Finished"]);
     Ok(shepherd.stop().await?)
 }
@@ -119,16 +120,16 @@ async fn hold_set_during_work_stops_it_with_the_reason() -> TestResult {
     let shepherd = Shepherd::start(&kit, "worker", SOON).await?;
     let session = shepherd.session().await?;
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
-    work.may_call_out(Duration::ZERO)?;
+    work.outward_call_limit(Duration::ZERO)?;
     kit.change(machine, vec![hold("disk swap")]).await?;
     tokio::time::timeout(PATIENCE, work.stop().cancelled()).await?;
     assert_eq!(
         work.stop_reason(),
         Some("the machine is not due for AgentStart any more: held by kim: disk swap")
     );
-    assert!(work.may_call_out(Duration::ZERO).is_err());
+    assert!(work.outward_call_limit(Duration::ZERO).is_err());
     drop(work);
-    shepherd.sessions.drained().await;
+    shepherd.sessions.wait_until_drained().await;
     assert_eq!(kit.ends(machine).await?, ["Cancelled"]);
     let claimed = shepherd.claimer(Process::AgentStart, "rack").claim(&[session]).await?;
     assert!(matches!(claimed, Claimed::Empty), "{claimed:?}");
@@ -148,7 +149,7 @@ async fn dropped_work_is_cancelled_before_drained_returns() -> TestResult {
     let Claimed::Work(work) = claimed else { panic!("{claimed:?}") };
     assert_eq!(work.len(), 20);
     drop(work);
-    shepherd.sessions.drained().await;
+    shepherd.sessions.wait_until_drained().await;
     assert_eq!(kit.count("SELECT count(*) FROM work").await?, 0);
     assert_eq!(kit.count("SELECT count(*) FROM history WHERE event = 'Cancelled'").await?, 20);
     for session in &sessions {
@@ -167,7 +168,7 @@ async fn ending_that_the_database_refuses_is_given_up_and_the_machine_is_free() 
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
     let machine = work.machine();
     // A key of the wrong length breaks a constraint, now and for ever.
-    let agent = shepherd::bmdb::change::NewAgent {
+    let agent = shepherd::bmdb::fact_change::NewAgent {
         public_key: vec![1; 31],
         boot_id: None,
         version: "1".into(),
@@ -177,7 +178,7 @@ async fn ending_that_the_database_refuses_is_given_up_and_the_machine_is_free() 
     let finish =
         tokio::time::timeout(PATIENCE, work.finish(vec![FactChange::AgentStarted(agent)], "done")).await?;
     assert!(matches!(finish, Err(BmdbError::Statement { .. })), "{finish:?}");
-    shepherd.sessions.drained().await;
+    shepherd.sessions.wait_until_drained().await;
     assert_eq!(kit.ends(machine).await?, ["Cancelled"]);
 
     // What a machine says may hold anything, and still must end its work with a backoff.
@@ -186,7 +187,8 @@ async fn ending_that_the_database_refuses_is_given_up_and_the_machine_is_free() 
     assert!(machines.contains(&machine));
     tokio::time::timeout(PATIENCE, work.fail(Vec::new(), "garbage \0 from a console", None)).await??;
     assert_eq!(kit.ends(machine).await?.last().map(String::as_str), Some("Failed"));
-    let cause = kit.bmdb.snapshot(machine).await?.facts.backoffs[&Process::AgentStart].cause.clone();
+    let cause =
+        kit.bmdb.read_machine_snapshot(machine).await?.facts.backoffs[&Process::AgentStart].cause.clone();
     assert_eq!(cause, "garbage \u{fffd} from a console");
     Ok(shepherd.stop().await?)
 }
@@ -216,9 +218,9 @@ async fn priorities_share_by_weight_and_the_oldest_of_a_class_goes_first() -> Te
         assert_eq!(work.len(), 7);
         for item in work {
             taken.push(item.machine().0);
-            item.put_off(
+            item.postpone(
                 Vec::new(),
-                kit.bmdb.snapshot(kit_machine(&taken)).await?.now + TimeDelta::hours(1),
+                kit.bmdb.read_machine_snapshot(kit_machine(&taken)).await?.now + TimeDelta::hours(1),
                 "later",
             )
             .await?;
@@ -254,23 +256,23 @@ async fn probe_tells_of_nothing_that_could_not_be_claimed() -> TestResult {
     let kit = Kit::new("probe").await?;
     let shepherd = Shepherd::start(&kit, "worker", LONG).await?;
     let claimer = shepherd.claimer(Process::AgentStart, "rack");
-    assert_eq!(claimer.probe().await?, Next::Never);
+    assert_eq!(claimer.probe().await?, NextDue::Never);
     kit.provided(20, "elsewhere").await?;
-    assert_eq!(claimer.probe().await?, Next::Never, "only another shepherd's machines are due");
+    assert_eq!(claimer.probe().await?, NextDue::Never, "only another shepherd's machines are due");
     let machine = kit.provided(1, "rack").await?[0];
-    assert_eq!(claimer.probe().await?, Next::Due);
+    assert_eq!(claimer.probe().await?, NextDue::Now);
     let set = async |columns: &'static str| -> anyhow::Result<()> {
         let text = format!("UPDATE machine_due SET {columns} WHERE machine_id = $1 AND lane = 'access'");
         sqlx::query(sqlx::AssertSqlSafe(text)).bind(machine.0).execute(&kit.pool).await?;
         Ok(())
     };
     set("not_before = clock_timestamp() + INTERVAL '1 minute'").await?;
-    assert_eq!(claimer.probe().await?, Next::Never, "it waits out the loss of a session");
+    assert_eq!(claimer.probe().await?, NextDue::Never, "it waits out the loss of a session");
     set("not_before = NULL, rules_version = 1000").await?;
-    assert_eq!(claimer.probe().await?, Next::Never, "it is a newer release's");
+    assert_eq!(claimer.probe().await?, NextDue::Never, "it is a newer release's");
     set("rules_version = 1, ready_at = clock_timestamp() + INTERVAL '1 minute'").await?;
     let next = claimer.probe().await?;
-    let Next::In(wait) = next else { panic!("{next:?}") };
+    let NextDue::In(wait) = next else { panic!("{next:?}") };
     assert!(wait > Duration::from_secs(20) && wait <= Duration::from_mins(1), "{wait:?}");
     Ok(shepherd.stop().await?)
 }
@@ -287,9 +289,9 @@ async fn end_of_work_announces_what_another_process_is_due_for_and_nothing_else(
     let mut listener = PgListener::connect(kit.database.url()).await?;
     listener.listen("shepherd_due").await?;
     // Due again at once, for the same.
-    let now = kit.bmdb.snapshot(machine).await?.now;
+    let now = kit.bmdb.read_machine_snapshot(machine).await?.now;
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
-    work.put_off(Vec::new(), now, "now").await?;
+    work.postpone(Vec::new(), now, "now").await?;
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
     work.finish(Vec::new(), "not done yet").await?;
     // From nothing to an agent's start, by what the provider says.
@@ -304,17 +306,17 @@ async fn end_of_work_announces_what_another_process_is_due_for_and_nothing_else(
         location: None,
         status: ProviderStatus::Running,
     };
-    work.finish(vec![FactChange::ProviderLooked { details, unchanged: false }], "it runs").await?;
+    work.finish(vec![FactChange::ProviderPolled { details, unchanged: false }], "it runs").await?;
     sqlx::query("SELECT pg_notify('shepherd_due', 'the last one')").execute(&kit.pool).await?;
-    let mut heard = Vec::new();
+    let mut messages = Vec::new();
     loop {
-        let said = tokio::time::timeout(PATIENCE, listener.recv()).await??.payload().to_owned();
-        if said == "the last one" {
+        let text = tokio::time::timeout(PATIENCE, listener.recv()).await??.payload().to_owned();
+        if text == "the last one" {
             break;
         }
-        heard.push(said);
+        messages.push(text);
     }
-    assert_eq!(heard, ["AgentStart"]);
+    assert_eq!(messages, ["AgentStart"]);
     Ok(shepherd.stop().await?)
 }
 
@@ -343,7 +345,7 @@ async fn what_became_of_transactions_is_counted_by_what_they_were_for() -> TestR
     })
     .await?;
     assert_eq!(counted("shepherd_sessions_lost_total")?, 0);
-    // Over behind our back: the end of its work is undone, and told from one that failed.
+    // The session ended behind our back: the end of its work is undone, and counted apart from work that failed.
     kit.overdue(&session).await?;
     assert!(work.finish(Vec::new(), "too late").await.is_err());
     assert!(of("ending work", "refused")? > 0);
@@ -395,7 +397,7 @@ async fn looking_everywhere_rests_where_it_is_dear_and_still_finds_what_is_due()
     sqlx::query(long_due).bind(machines[1].0).execute(&kit.pool).await?;
     let claimed = claimer.claim(std::slice::from_ref(&session)).await?;
     let found = match claimed {
-        Claimed::NotSeen(rests) => {
+        Claimed::FullScanDeferred(rests) => {
             assert!(rests <= Duration::from_secs(5), "{rests:?}");
             surely(&mut claimer, &session).await?
         }
@@ -406,7 +408,7 @@ async fn looking_everywhere_rests_where_it_is_dear_and_still_finds_what_is_due()
     let Claimed::Work(work) = found else { panic!("it is never found") };
     assert_eq!(work[0].machine(), machines[1]);
     drop(work);
-    shepherd.sessions.drained().await;
+    shepherd.sessions.wait_until_drained().await;
     Ok(shepherd.stop().await?)
 }
 
@@ -416,7 +418,7 @@ async fn looking_everywhere_rests_where_it_is_dear_and_still_finds_what_is_due()
 async fn session_that_has_to_last_is_renewed_to_its_own_length() -> TestResult {
     let kit = Kit::new("lasting").await?;
     let shepherd = Shepherd::start(&kit, "lasting", SOON).await?;
-    let session = shepherd.sessions.start_lasting("cluster", serde_json::json!({}), LONG).await?;
+    let session = shepherd.sessions.start_lasting_at_least("cluster", serde_json::json!({}), LONG).await?;
     let deadline =
         "SELECT (extract(epoch FROM deadline) * 1000)::INT8 FROM session WHERE component = 'cluster'";
     for _ in 0..2 {
@@ -432,6 +434,6 @@ async fn session_that_has_to_last_is_renewed_to_its_own_length() -> TestResult {
             sqlx::query_scalar(left).bind(i64::try_from(LONG.as_millis())?).fetch_optional(&kit.pool).await?;
         assert_eq!(left, Some(true), "what the database gives it");
     }
-    assert!(session.lost_because().is_none());
+    assert!(session.loss_reason().is_none());
     Ok(shepherd.stop().await?)
 }

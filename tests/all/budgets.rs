@@ -4,10 +4,10 @@
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::budget::{Bounds, bounds};
+use shepherd::bmdb::budget::{BudgetsAndBrakes, read_budgets_and_brakes};
 use shepherd::bmdb::error::BmdbError;
 use shepherd::model::budget::{BudgetChange, BudgetKind};
-use shepherd::model::policy::Disturbance;
+use shepherd::model::policy::DisruptionKind;
 use shepherd::model::time::Span;
 
 use crate::bmdb_kit::Kit;
@@ -23,42 +23,42 @@ fn order(key: Option<&str>, dry_run: bool) -> Order {
         idempotency_key: key.map(str::to_owned),
         dry_run,
         expected_version: None,
-        request: request_digest(b"set"),
+        request_digest: request_digest(b"set"),
     }
 }
 
-async fn seen(kit: &Kit) -> Result<Bounds> {
+async fn read_budgets(kit: &Kit) -> Result<BudgetsAndBrakes> {
     kit.bmdb.read_policy().await?;
     let (_, policy) = kit.bmdb.policy();
     Ok(kit
         .bmdb
-        .inspect(move |tx| {
+        .transact_read_only(move |tx| {
             let policy = policy.clone();
-            Box::pin(async move { bounds(tx, &policy).await })
+            Box::pin(async move { read_budgets_and_brakes(tx, &policy).await })
         })
         .await?)
 }
 
-const REBOOT: BudgetKind = BudgetKind::Disturb(Disturbance::Reboot);
+const REBOOT: BudgetKind = BudgetKind::Disturb(DisruptionKind::Reboot);
 
 #[tokio::test]
 async fn budget_is_set_once_tried_in_vain_written_down_and_counted() -> TestResult {
     let kit = Kit::new("budgets_set").await?;
-    let change = |most, window| BudgetChange { most, window };
+    let change = |most, window| BudgetChange { max_count: most, window };
     let version = kit.bmdb.read_policy().await?;
     let dry = kit.bmdb.set_budget(order(None, true), REBOOT, change(Some(1), None)).await?;
-    assert!(dry.done.changed && dry.done.said.starts_with("is 1 in 10m (was 20 in 10m)"), "{dry:?}");
+    assert!(dry.outcome.changed && dry.outcome.message.starts_with("is 1 in 10m (was 20 in 10m)"), "{dry:?}");
     assert_eq!(kit.bmdb.read_policy().await?, version, "a dry run changed the policy");
 
     let wanted = change(Some(2), Some(Span::hours(1)));
     let given = kit.bmdb.set_budget(order(Some("k"), false), REBOOT, wanted).await?;
     let again = kit.bmdb.set_budget(order(Some("k"), false), REBOOT, wanted).await?;
-    assert!(again.repeated && again.audit == given.audit, "{again:?}");
+    assert!(again.replayed && again.audit_id == given.audit_id, "{again:?}");
     assert_eq!(kit.bmdb.read_policy().await?, version + 1, "it was set once");
     let same = kit.bmdb.set_budget(order(None, false), REBOOT, wanted).await?;
-    assert_eq!((same.done.changed, kit.bmdb.read_policy().await?), (false, version + 1));
+    assert_eq!((same.outcome.changed, kit.bmdb.read_policy().await?), (false, version + 1));
     let refused = kit.bmdb.set_budget(order(None, false), REBOOT, change(None, Some(Span::default()))).await;
-    assert!(matches!(refused, Err(BmdbError::OrderRefused { reason: "NO_SUCH_BUDGET", .. })), "{refused:?}");
+    assert!(matches!(refused, Err(BmdbError::OrderRejected { reason: "NO_SUCH_BUDGET", .. })), "{refused:?}");
     let (before, after): (Value, Value) =
         sqlx::query_as("SELECT before, after FROM audit WHERE idempotency_key = 'k'")
             .fetch_one(&kit.pool)
@@ -81,19 +81,19 @@ async fn budget_is_set_once_tried_in_vain_written_down_and_counted() -> TestResu
     sqlx::query("INSERT INTO brake VALUES ('recovery', 'rack', 'brake: 6 of 9', clock_timestamp(), clock_timestamp())")
         .execute(&kit.pool)
         .await?;
-    let found = seen(&kit).await?;
+    let found = read_budgets(&kit).await?;
     let reboot = found.budgets.iter().find(|line| line.budget == "reboot").context("the budget")?;
-    assert_eq!((reboot.most, reboot.used, reboot.free), (Some(2), 3, false));
-    let free = (reboot.free_at.context("when")? - found.at).num_minutes();
+    assert_eq!((reboot.max_count, reboot.used, reboot.available), (Some(2), 3, false));
+    let free = (reboot.available_at.context("when")? - found.at).num_minutes();
     assert!((39..=40).contains(&free), "in {free} minutes");
     let release = found.budgets.iter().find(|line| line.budget == "release").context("the budget")?;
-    assert!(release.free && release.free_at.is_none() && release.used == 0, "{release:?}");
+    assert!(release.available && release.available_at.is_none() && release.used == 0, "{release:?}");
     let holding: Vec<&str> =
-        found.brakes.iter().filter(|brake| brake.holds).map(|brake| brake.scope.as_str()).collect();
+        found.brakes.iter().filter(|brake| brake.engaged).map(|brake| brake.scope.as_str()).collect();
     assert_eq!((found.brakes[0].scope.as_str(), holding), ("*", vec!["rack"]));
     kit.database.advance(std::time::Duration::from_mins(41)).await?;
-    let found = seen(&kit).await?;
-    assert!(found.budgets.iter().all(|line| line.free), "{:?}", found.budgets);
+    let found = read_budgets(&kit).await?;
+    assert!(found.budgets.iter().all(|line| line.available), "{:?}", found.budgets);
     Ok(())
 }
 
@@ -102,12 +102,12 @@ async fn running_loop_heeds_a_budget_as_soon_as_it_is_set() -> TestResult {
     let (fleet, _shepherd) = ready("budget_heeded", 2, &[]).await?;
     let bmdb = fleet.database.bmdb().await?;
     let set = async |most| {
-        let change = BudgetChange { most: Some(most), window: None };
-        let kind = BudgetKind::Disturb(Disturbance::RestartAgent);
-        bmdb.set_budget(order(None, false), kind, change).await.map(|carried| carried.done.said)
+        let change = BudgetChange { max_count: Some(most), window: None };
+        let kind = BudgetKind::Disturb(DisruptionKind::RestartAgent);
+        bmdb.set_budget(order(None, false), kind, change).await.map(|carried| carried.outcome.message)
     };
-    let said = set(0).await?;
-    assert!(said.starts_with("is 0 in 10m (was 100 in 10m)"), "{said}");
+    let text = set(0).await?;
+    assert!(text.starts_with("is 0 in 10m (was 100 in 10m)"), "{text}");
     fleet.strike("sim-0001", "kill").await?;
     fleet
         .until(

@@ -13,12 +13,12 @@ use rustls::{ClientConfig, RootCertStore, SignatureAlgorithm, SignatureScheme};
 use shepherd::proto::agent::v1::installation_report::Result as Installed;
 use shepherd::proto::agent::v1::{InstallationReport, InstallationSuccess};
 use shepherd::proto::hardware::v1::{Cpu, HardwareReport, Memory};
-use shepherd::roleserver::agent::{Agent, ignore};
-use shepherd::roleserver::clock::HostClock;
+use shepherd::roleserver::agent::{Agent, ignore_events};
+use shepherd::roleserver::boot_clock::HostClock;
 use shepherd::roleserver::connection::client_config;
-use shepherd::roleserver::enrolment::Settings;
+use shepherd::roleserver::enrolment::AgentSettings;
 use shepherd::server::callback_server::CallbackServer;
-use shepherd::server::certificate::RenewalClock;
+use shepherd::server::server_certificate::RenewalClock;
 use sqlx::PgPool;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -90,7 +90,7 @@ async fn agent_and_server_have_their_whole_conversation() -> TestResult {
     let first = say(&mut client, agent.heartbeat(10)).await?;
     assert!(first.wants_hardware_report && first.installation_request.is_none());
     assert_eq!(first.endpoints, world.listener.server.endpoints);
-    assert_eq!(first.ca_certificates, world.listener.server.ca_certificates());
+    assert_eq!(first.ca_certificates, world.listener.server.current_ca_certificates());
     assert_eq!(first.heartbeat_interval_seconds, 30);
     assert_eq!(phase(&world.pool, agent.machine).await?, "Ready");
 
@@ -110,8 +110,9 @@ async fn agent_and_server_have_their_whole_conversation() -> TestResult {
         .bind(agent.machine.0)
         .execute(&world.pool)
         .await?;
-    let asked = say(&mut client, agent.heartbeat(40)).await?.installation_request.context("nothing asked")?;
-    assert_eq!((asked.generation, asked.artefact_url.as_str()), (4, "https://a/b"));
+    let request =
+        say(&mut client, agent.heartbeat(40)).await?.installation_request.context("nothing asked")?;
+    assert_eq!((request.generation, request.artefact_url.as_str()), (4, "https://a/b"));
     let mut late = agent.heartbeat(50);
     late.installation_report =
         Some(InstallationReport { generation: 3, result: Some(Installed::Success(InstallationSuccess {})) });
@@ -128,9 +129,9 @@ async fn agent_and_server_have_their_whole_conversation() -> TestResult {
     assert!(say(&mut client, agent.heartbeat(70)).await?.wants_hardware_report);
     let agent = TestAgent { boot_id: Uuid::new_v4().to_string(), ..agent };
     say(&mut client, agent.heartbeat(5)).await?;
-    let told = events(&world.pool, agent.machine).await?;
+    let messages = events(&world.pool, agent.machine).await?;
     for event in ["FirstHeartbeat", "LateInstallationReport", "Booted"] {
-        assert!(told.iter().any(|told| told == event), "{event} is missing in {told:?}");
+        assert!(messages.iter().any(|text| text == event), "{event} is missing in {messages:?}");
     }
     Ok(world.listener.stop().await?)
 }
@@ -208,32 +209,32 @@ async fn malformed_and_oversized_heartbeats_are_refused_and_change_nothing() -> 
     let before = rows(&world.pool, agent.machine).await?;
     let mut odd = agent.heartbeat(20);
     odd.machine_id = "machine-1".to_owned();
-    let said = "machine_id is no UUID in hyphenated lower case".to_owned();
-    assert_eq!(refused(say(&mut client, odd).await)?, (Code::InvalidArgument, said));
+    let text = "machine_id is no UUID in hyphenated lower case".to_owned();
+    assert_eq!(refused(say(&mut client, odd).await)?, (Code::InvalidArgument, text));
     let with_report_of = |bytes: usize| {
         let mut large = agent.heartbeat(20);
         large.hardware_report =
             Some(HardwareReport { warnings: vec!["w".repeat(bytes)], ..HardwareReport::default() });
         large
     };
-    let said = "hardware_report is larger than 1 MiB".to_owned();
+    let text = "hardware_report is larger than 1 MiB".to_owned();
     let answer = say(&mut client, with_report_of(1_200_000)).await;
-    assert_eq!(refused(answer)?, (Code::InvalidArgument, said));
+    assert_eq!(refused(answer)?, (Code::InvalidArgument, text));
     let (code, _) = refused(say(&mut client, with_report_of(3_000_000)).await)?;
     assert_eq!(code, Code::OutOfRange);
     // A megabyte that would be a hundred of them in memory.
     let mut many = agent.heartbeat(20);
     many.hardware_report =
         Some(HardwareReport { cpus: vec![Cpu::default(); 400_000], ..HardwareReport::default() });
-    let said = "the message has more than 10000 fields".to_owned();
-    assert_eq!(refused(say(&mut client, many).await)?, (Code::InvalidArgument, said));
+    let text = "the message has more than 10000 fields".to_owned();
+    assert_eq!(refused(say(&mut client, many).await)?, (Code::InvalidArgument, text));
     assert_eq!(rows(&world.pool, agent.machine).await?, before);
     say(&mut client, with_report_of(900_000)).await?;
     Ok(world.listener.stop().await?)
 }
 
 #[tokio::test]
-async fn agent_that_calls_too_often_is_told_so_and_no_other_is() -> TestResult {
+async fn agent_that_calls_too_often_is_rate_limited_and_no_other_is() -> TestResult {
     let database = TestDatabase::create("too_often").await?;
     let directory = tempfile::tempdir()?;
     let mut slow = settings(directory.path())?;
@@ -260,18 +261,18 @@ async fn without_its_database_the_server_says_that_it_is_away() -> TestResult {
     let (agent, mut client) = world.agent().await?;
     say(&mut client, agent.heartbeat(1)).await?;
     world.listener.bmdb.close().await;
-    let said = "the database is away; try again".to_owned();
-    assert_eq!(refused(say(&mut client, agent.heartbeat(2)).await)?, (Code::Unavailable, said));
+    let text = "the database is away; try again".to_owned();
+    assert_eq!(refused(say(&mut client, agent.heartbeat(2)).await)?, (Code::Unavailable, text));
     Ok(world.listener.stop().await?)
 }
 
-/// Shows a certificate and signs with a key, whether they belong together or not, and whether the
-/// server said that it would take such a signature or not.
+/// Shows a certificate and signs with a key, whether or not they belong together, and whether or not the server
+/// offered such a signature scheme.
 #[derive(Debug)]
 struct Shows(Arc<CertifiedKey>);
 
-/// Signs as it can. A client that keeps the rules shows no certificate at all where none of its
-/// signatures was asked for, and what the server makes of that certificate would never be seen.
+/// Signs with its own schemes. A client that keeps the rules shows no certificate at all if the server requested none
+/// of its signature schemes, and the server's verdict on that certificate would never be seen.
 #[derive(Debug)]
 struct Stubborn(Arc<dyn SigningKey>);
 
@@ -318,7 +319,7 @@ fn builder(
     version: &'static rustls::SupportedProtocolVersion,
 ) -> anyhow::Result<rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>> {
     let mut roots = RootCertStore::empty();
-    for authority in &server.ca_certificates() {
+    for authority in &server.current_ca_certificates() {
         roots.add(authority.clone().into())?;
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -441,8 +442,8 @@ async fn beside_half_open_handshakes() -> anyhow::Result<()> {
         assert_eq!(world.listener.counted("shepherd_tls_handshakes_in_progress")?, 1000);
         for stream in &half_open {
             // Neither an end nor an alert: the server still waits for the rest.
-            let said = stream.try_read(&mut [0]).err().map(|error| error.kind());
-            assert_eq!(said, Some(std::io::ErrorKind::WouldBlock), "it ended before it mattered");
+            let error_kind = stream.try_read(&mut [0]).err().map(|error| error.kind());
+            assert_eq!(error_kind, Some(std::io::ErrorKind::WouldBlock), "it ended before it mattered");
         }
         drop(half_open);
         until("none is open any more", async || {
@@ -460,7 +461,7 @@ async fn beside_half_open_handshakes() -> anyhow::Result<()> {
     world.listener.stop().await
 }
 
-/// Connections of which the server waits for the rest of their handshakes.
+/// A thousand connections that the server waits for to finish their handshakes.
 async fn thousand_half_open(world: &World) -> anyhow::Result<Vec<TcpStream>> {
     let mut half_open = Vec::new();
     for number in 0..1000_u32 {
@@ -478,9 +479,12 @@ async fn thousand_half_open(world: &World) -> anyhow::Result<Vec<TcpStream>> {
     Ok(half_open)
 }
 
-/// The certificate that whoever connects now is shown.
-async fn shown(server: &CallbackServer, agent: &TestAgent) -> anyhow::Result<CertificateDer<'static>> {
-    let config = client_config(&agent.identity, &server.ca_certificates(), &untold()?)?;
+/// The certificate that the server shows to a client that connects now.
+async fn fetch_server_certificate(
+    server: &CallbackServer,
+    agent: &TestAgent,
+) -> anyhow::Result<CertificateDer<'static>> {
+    let config = client_config(&agent.identity, &server.current_ca_certificates(), &untold()?)?;
     let stream = TcpStream::connect(server.local_addr).await?;
     let name = ServerName::from(server.local_addr.ip());
     let stream = tokio_rustls::TlsConnector::from(config).connect(name, stream).await?;
@@ -500,7 +504,7 @@ async fn renewed_certificate_is_shown_to_newcomers_and_nobody_is_dropped() -> Te
     let looks = Arc::new(AtomicU64::new(0));
     let counted = looks.clone();
     settings.renewal = RenewalClock {
-        look_again: Duration::from_millis(20),
+        check_interval: Duration::from_millis(20),
         now: Arc::new(move || {
             counted.fetch_add(1, Ordering::SeqCst);
             *time.borrow()
@@ -512,7 +516,7 @@ async fn renewed_certificate_is_shown_to_newcomers_and_nobody_is_dropped() -> Te
     let agent = TestAgent::new(&pool, &listener.bmdb).await?;
     let mut client = agent.connect(&listener.server).await?;
     say(&mut client, agent.heartbeat(1)).await?;
-    let first = shown(&listener.server, &agent).await?;
+    let first = fetch_server_certificate(&listener.server, &agent).await?;
 
     let looked_often = async |what| {
         let until_now = looks.load(Ordering::SeqCst);
@@ -520,14 +524,24 @@ async fn renewed_certificate_is_shown_to_newcomers_and_nobody_is_dropped() -> Te
     };
     today.send(began + 6 * day)?;
     looked_often("it was looked at before its time").await?;
-    assert_eq!(shown(&listener.server, &agent).await?, first, "it is not renewed before half its life");
+    assert_eq!(
+        fetch_server_certificate(&listener.server, &agent).await?,
+        first,
+        "it is not renewed before half its life"
+    );
 
     today.send(began + 8 * day)?;
-    until("another certificate is shown", async || Ok(shown(&listener.server, &agent).await? != first))
-        .await?;
-    let second = shown(&listener.server, &agent).await?;
+    until("another certificate is shown", async || {
+        Ok(fetch_server_certificate(&listener.server, &agent).await? != first)
+    })
+    .await?;
+    let second = fetch_server_certificate(&listener.server, &agent).await?;
     looked_often("the new one was looked at").await?;
-    assert_eq!(shown(&listener.server, &agent).await?, second, "it is renewed once, not with every look");
+    assert_eq!(
+        fetch_server_certificate(&listener.server, &agent).await?,
+        second,
+        "it is renewed once, not with every look"
+    );
 
     // Who was there is still there, on the connection made with the first certificate.
     say(&mut client, agent.heartbeat(2)).await?;
@@ -543,12 +557,14 @@ async fn renewed_certificate_is_shown_to_newcomers_and_nobody_is_dropped() -> Te
     // The clock was a month ahead and is set right: what was issued meanwhile nobody believes yet.
     today.send(began + 38 * day)?;
     until("a certificate of the wrong month is issued", async || {
-        Ok(shown(&listener.server, &agent).await.is_err())
+        Ok(fetch_server_certificate(&listener.server, &agent).await.is_err())
     })
     .await?;
     today.send(began + 8 * day)?;
-    until("one that is believed is shown", async || Ok(shown(&listener.server, &agent).await.is_ok()))
-        .await?;
+    until("one that is believed is shown", async || {
+        Ok(fetch_server_certificate(&listener.server, &agent).await.is_ok())
+    })
+    .await?;
     say(&mut client, agent.heartbeat(5)).await?;
     Ok(listener.stop().await?)
 }
@@ -558,7 +574,7 @@ async fn too_many_and_too_slow_handshakes_end_and_honest_ones_go_on() -> TestRes
     let database = TestDatabase::create("slow").await?;
     let directory = tempfile::tempdir()?;
     let mut narrow = settings(directory.path())?;
-    narrow.limits.half_open.per_source = 8;
+    narrow.limits.half_open.per_network = 8;
     // Longer than a busy host takes to open forty connections, or for an honest handshake.
     narrow.limits.handshake = Duration::from_secs(20);
     let listener = Listener::start(&database, narrow).await?;
@@ -589,8 +605,8 @@ async fn shepherds_of_one_bmdb_share_an_authority_and_know_each_other() -> TestR
     let world = World::new("authority").await?;
     let second = Listener::start(&world.database, settings(world.directory.path())?).await?;
     let (first, second_server) = (&world.listener.server, &second.server);
-    assert_eq!(first.ca_certificates(), second_server.ca_certificates());
-    assert_eq!(first.ca_certificates().len(), 1);
+    assert_eq!(first.current_ca_certificates(), second_server.current_ca_certificates());
+    assert_eq!(first.current_ca_certificates().len(), 1);
     let (agent, _) = world.agent().await?;
     let client = agent.connect(second_server).await?;
     let mut both = [first.endpoints.clone(), second_server.endpoints.clone()].concat();
@@ -601,7 +617,7 @@ async fn shepherds_of_one_bmdb_share_an_authority_and_know_each_other() -> TestR
         Ok(say(&mut client.clone(), agent.heartbeat(next())).await?.endpoints == both)
     })
     .await?;
-    let authority = first.ca_certificates();
+    let authority = first.current_ca_certificates();
     second.stop().await?;
     world.listener.stop().await?;
     let open: i64 = sqlx::query_scalar("SELECT count(*) FROM session WHERE closed_at IS NULL")
@@ -609,16 +625,16 @@ async fn shepherds_of_one_bmdb_share_an_authority_and_know_each_other() -> TestR
         .await?;
     assert_eq!(open, 0);
     let again = Listener::start(&world.database, settings(world.directory.path())?).await?;
-    assert_eq!(again.server.ca_certificates(), authority);
+    assert_eq!(again.server.current_ca_certificates(), authority);
     say(&mut agent.connect(&again.server).await?, agent.heartbeat(next())).await?;
     again.stop().await?;
 
     let elsewhere = tempfile::tempdir()?;
     let wrong = Listener::start(&world.database, settings(elsewhere.path())?).await;
-    let said = wrong.err().context("another key opened the secret")?.to_string();
-    let said = said.replace(&elsewhere.path().display().to_string(), "DIRECTORY");
+    let output = wrong.err().context("another key opened the secret")?.to_string();
+    let text = output.replace(&elsewhere.path().display().to_string(), "DIRECTORY");
     assert_eq!(
-        said,
+        text,
         "the secret \"agent-callback-ca\" in the BMDB was sealed with another key than the one in \
          DIRECTORY/secrets.key; copy the key of the shepherd that made this BMDB to that path, or give its path \
          with --secrets_key_path"
@@ -627,14 +643,14 @@ async fn shepherds_of_one_bmdb_share_an_authority_and_know_each_other() -> TestR
 }
 
 #[tokio::test]
-async fn port_in_use_is_said_with_its_flag() -> TestResult {
+async fn port_in_use_is_reported_with_its_flag() -> TestResult {
     let world = World::new("port").await?;
     let address = world.listener.server.local_addr;
     let mut same = settings(world.directory.path())?;
     same.listen_address = address;
-    let said = Listener::start(&world.database, same).await.err().context("two listen there")?.to_string();
+    let output = Listener::start(&world.database, same).await.err().context("two listen there")?.to_string();
     assert_eq!(
-        said,
+        output,
         format!(
             "cannot listen on {address}: another program listens there already; give another address with \
              --agent_listen_address"
@@ -682,16 +698,16 @@ async fn stop_answers_what_is_under_way() -> TestResult {
 }
 
 #[tokio::test]
-async fn real_agent_is_heard_and_reports_its_hardware() -> TestResult {
+async fn real_agent_sends_heartbeats_and_reports_its_hardware() -> TestResult {
     let world = World::new("real_agent").await?;
     let (agent, _) = world.agent().await?;
     let server = &world.listener.server;
     let real = Agent {
         machine_id: agent.machine,
         identity: agent.identity.clone(),
-        settings: Settings {
+        settings: AgentSettings {
             endpoints: server.endpoints.clone(),
-            ca_certificates: server.ca_certificates(),
+            ca_certificates: server.current_ca_certificates(),
             heartbeat_interval_seconds: 1,
         },
         fallback: None,
@@ -703,9 +719,9 @@ async fn real_agent_is_heard_and_reports_its_hardware() -> TestResult {
         hardware: Arc::new(report),
         cluster: shepherd::roleserver::agent::no_cluster(),
         release: shepherd::roleserver::agent::no_release(),
-        brings_logs: false,
-        shepherds: None,
-        observer: ignore(),
+        uploads_logs: false,
+        server_pool: None,
+        observer: ignore_events(),
     };
     let stop = CancellationToken::new();
     let running = tokio::spawn(real.run(stop.clone()));
@@ -728,7 +744,8 @@ async fn metrics_and_health_are_shown() -> TestResult {
     let stop = CancellationToken::new();
     let (bmdb, metrics) = (world.listener.bmdb.clone(), world.listener.metrics.clone());
     let loopback = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
-    let shown = shepherd::server::metrics::serve_metrics(bmdb, metrics, loopback, stop.clone()).await?;
+    let shown =
+        shepherd::server::metrics_server::serve_metrics(bmdb, metrics, loopback, stop.clone()).await?;
     let address = shown.local_addr;
     let get = async |path: &str| -> anyhow::Result<String> {
         let mut stream = TcpStream::connect(address).await?;
@@ -749,7 +766,7 @@ async fn metrics_and_health_are_shown() -> TestResult {
         get("/metrics Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n").await?;
     assert!(open.contains("\r\ncontent-type: application/openmetrics-text; version=1.0.0;"), "{open}");
     assert!(open.contains("\n# TYPE shepherd_heartbeats counter\n") && open.ends_with("# EOF\n"), "{open}");
-    // Health is told of one moment, and a host with too much to do has moments in which the database is late.
+    // Health is that of one moment, and an overloaded host has moments in which the database is late.
     until("the service is healthy", async || Ok(get("/healthz").await?.ends_with("\r\n\r\nok\n"))).await?;
     assert!(get("/else").await?.starts_with("HTTP/1.1 404"));
     world.listener.bmdb.close().await;
@@ -759,6 +776,6 @@ async fn metrics_and_health_are_shown() -> TestResult {
         "{health}"
     );
     stop.cancel();
-    shown.ended().await;
+    shown.wait_until_stopped().await;
     Ok(world.listener.stop().await?)
 }

@@ -24,14 +24,14 @@ pub(crate) struct Edge {
     pub(crate) at: DateTime<Utc>,
 }
 
-/// A row of `intent` for a machine that was asked for.
+/// A row of `intent` for the creation of a machine.
 #[derive(Clone, Debug, FromRow)]
 pub(crate) struct Creation {
     pub(crate) intent_id: Uuid,
     pub(crate) outcome: Option<String>,
 }
 
-/// A row of `session`, with the process id that it tells.
+/// A row of `session`, with the process id recorded in it.
 #[derive(Clone, Debug, FromRow)]
 pub(crate) struct SessionRow {
     pub(crate) session_id: Uuid,
@@ -132,18 +132,18 @@ fn calls(journal: &[Value]) -> Result<Vec<Call>> {
     Ok(found.into_values().collect())
 }
 
-/// What must not be.
+/// A violated invariant, with the text of what was found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Violation {
     /// Two work items of one machine's lane were live at once, or two calls that touch one machine overlapped.
     Overlap(String),
-    /// A machine was made, recorded or adopted twice, or is known to one side only.
+    /// A machine was made, recorded or adopted twice, or only one of the provider and the BMDB knows it.
     Twice(String),
-    /// A lease was lost, and not told exactly once.
+    /// A lease was lost, and its end was not recorded exactly once.
     LostUntold(String),
     /// A fence has no beginning, more than one, or more than one end, or was left out.
     Fence(String),
-    /// A machine took an order with an older fence than one it had taken, or with one that nobody held.
+    /// A machine accepted an order with an older fence than one that it had accepted, or with one that nobody held.
     WentBack(String),
     /// Something happened under a session after it was closed.
     AfterClose(String),
@@ -151,7 +151,7 @@ pub(crate) enum Violation {
     LeftBehind(String),
 }
 
-/// Calls by which a shepherd touches a machine. Looking at it is none.
+/// Calls by which a shepherd touches a machine. Calls that only read are not among them.
 pub(crate) const TOUCHES: [&str; 6] = ["probe", "upload", "enroll-command", "reboot", "power", "release"];
 
 /// Everything that these records show to have gone wrong.
@@ -219,7 +219,7 @@ fn leases(records: &Records, found: &mut Vec<Violation>) {
     }
 }
 
-/// No two calls that touch one machine overlap, whoever made them: work on it is one step after another.
+/// No two calls that touch one machine overlap, even of different callers: work on it is one step after another.
 fn touches(records: &Records, found: &mut Vec<Violation>) {
     let mut by_machine: BTreeMap<&str, Vec<&Call>> = BTreeMap::new();
     for call in records.calls.iter().filter(|call| TOUCHES.contains(&call.what.as_str())) {
@@ -274,8 +274,8 @@ fn machines(records: &Records, found: &mut Vec<Violation>) {
     for id in made.keys().filter(|id| !known.contains_key(**id)) {
         found.push(twice(format!("{id} was made and is not recorded")));
     }
-    // Whoever asked died before the answer: nobody wrote down whether it was done, and what was recorded
-    // under that intent says that it was.
+    // The caller died before the response, so the journal does not show whether the machine was made. The outcome
+    // recorded under that intent shows that it was.
     let unanswered: BTreeSet<&str> = records
         .calls
         .iter()
@@ -329,11 +329,11 @@ fn orders(records: &Records, found: &mut Vec<Violation>) {
             found.push(Violation::WentBack(format!("{machine} took fence {fence} after {before}")));
         }
         *before = fence.max(*before);
-        let told = call.arguments["machine_id"].as_str().unwrap_or_default();
-        if names.get(machine).map(String::as_str) != Some(told) {
-            found.push(Violation::WentBack(format!("{machine} was told that it is {told}")));
+        let text = call.arguments["machine_id"].as_str().unwrap_or_default();
+        if names.get(machine).map(String::as_str) != Some(text) {
+            found.push(Violation::WentBack(format!("{machine} was told that it is {text}")));
         }
-        if !held.contains(&(told.to_owned(), fence)) {
+        if !held.contains(&(text.to_owned(), fence)) {
             found.push(Violation::WentBack(format!("{machine} took fence {fence}, which nobody held")));
         }
     }
@@ -360,7 +360,7 @@ pub(crate) mod planted {
         Some(records)
     }
 
-    /// A machine that one made is made again under another intent, as by a second provisioner.
+    /// A machine that was made is made again under another intent, as by a second provisioner.
     pub(crate) fn machine_twice(good: &Records) -> Option<Records> {
         let mut records = good.clone();
         let made = records.calls.iter().find(|call| call.what == "create" && call.outcome == "ok")?.clone();
@@ -370,7 +370,7 @@ pub(crate) mod planted {
         Some(records)
     }
 
-    /// A lease that was lost is not told.
+    /// The history row of a lost lease is missing.
     pub(crate) fn missing_expired(good: &Records) -> Option<Records> {
         let mut records = good.clone();
         let lost = records.edges.iter().position(|edge| edge.event == "Expired")?;
@@ -378,7 +378,7 @@ pub(crate) mod planted {
         Some(records)
     }
 
-    /// What may happen and is no fault: the provider is asked again under the same intent, and a
+    /// Events that are allowed: a shepherd repeats a request to the provider under the same intent, and a
     /// shepherd dies in the middle of an upload.
     pub(crate) fn nothing(good: &Records) -> Option<Records> {
         let mut records = good.clone();
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn a_creation_whose_answer_nobody_heard_counts_as_made_for_its_own_intent_alone() {
+    fn a_creation_whose_response_nobody_received_counts_as_made_for_its_own_intent_alone() {
         let unanswered = |records: &mut Records| {
             records.calls[0].outcome = "dropped".to_owned();
             records.calls[0].result = Value::Null;

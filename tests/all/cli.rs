@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use prost::Message as _;
-use shepherd::bmdb::change::{
-    FactChange, HostKeySource, NewAgent, NewHardwareReport, NewHeartbeat, ProviderDetails,
-};
 use shepherd::bmdb::claim::{Claimed, Claimer};
 use shepherd::bmdb::connection::Bmdb;
-use shepherd::bmdb::intent::{Permission, Step};
-use shepherd::bmdb::lease::NamedLease;
+use shepherd::bmdb::fact_change::{
+    FactChange, HostKeySource, NewAgent, NewHardwareReport, NewHeartbeat, ProviderDetails,
+};
+use shepherd::bmdb::intent::{DisruptionRequest, Permission};
+use shepherd::bmdb::named_lease::NamedLease;
 use shepherd::bmdb::provision::NewMachine;
 use shepherd::bmdb::session::{Session, Sessions};
 use shepherd::bmdb::work::{Decision, Work};
@@ -26,12 +26,12 @@ use shepherd::model::facts::Recovery;
 use shepherd::model::host_key::HostKey;
 use shepherd::model::ids::{MachineId, ProcessId};
 use shepherd::model::needs_human::Obstacle;
-use shepherd::model::policy::Disturbance;
+use shepherd::model::policy::DisruptionKind;
 use shepherd::model::process::Process;
 use shepherd::model::provider_status::ProviderStatus;
 use shepherd::model::time::after;
 use shepherd::proto::hardware::v1::{HardwareReport, Memory};
-use shepherd::takeover::error::HostKeyChanged;
+use shepherd::takeover::ssh_error::HostKeyChanged;
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::aloud::TestResult;
@@ -60,7 +60,7 @@ impl Site {
             .change_machine(machine, move |_| Decision {
                 changes: changes.clone(),
                 events: Vec::new(),
-                answer: (),
+                output: (),
             })
             .await?;
         Ok(())
@@ -69,7 +69,7 @@ impl Site {
     /// A machine that `provider` calls `id`, running at 192.0.2.7.
     async fn machine(&self, provider: &str, id: &str) -> anyhow::Result<MachineId> {
         let provisioner = self.sessions("provisioner").await?;
-        let lease = self.bmdb.take_lease(&provisioner.session, "provisioner", provider).await?;
+        let lease = self.bmdb.acquire_named_lease(&provisioner.session, "provisioner", provider).await?;
         let lease = lease.context("somebody else is the provisioner")?;
         let new = NewMachine {
             provider_id: id.to_owned(),
@@ -78,7 +78,7 @@ impl Site {
             detail: format!("{provider} lists {id}"),
         };
         let machine = self.bmdb.record_machine(&lease, None, &new).await?;
-        self.bmdb.give_back_lease(&lease).await?;
+        self.bmdb.release_named_lease(&lease).await?;
         provisioner.end().await?;
         Ok(machine)
     }
@@ -99,7 +99,7 @@ impl Site {
         let (sessions, keeper) =
             Sessions::new(self.bmdb.clone(), ProcessId::generate(), Duration::from_hours(10));
         let stop = CancellationToken::new();
-        let kept = tokio::spawn(keeper.keep(&stop)?);
+        let kept = tokio::spawn(keeper.run(&stop)?);
         let session = sessions.start(component, serde_json::json!({})).await?;
         Ok(Worker { sessions, session, stop, kept })
     }
@@ -112,8 +112,8 @@ impl Site {
     /// The same on an endless line and with single spaces: for what holds host names, whose length
     /// differs from host to host.
     fn ask_wide(&self, arguments: &[&str]) -> anyhow::Result<String> {
-        let said = transcript(&self.program(arguments)?.env("COLUMNS", "2000").output()?)?;
-        let squeezed = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+        let output = transcript(&self.program(arguments)?.env("COLUMNS", "2000").output()?)?;
+        let squeezed = output.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
         Ok(squeezed.collect::<Vec<_>>().join("\n"))
     }
 
@@ -145,7 +145,7 @@ impl Worker {
             claimer.rearm_timers().await?;
             match claimer.claim(std::slice::from_ref(&self.session)).await? {
                 Claimed::Work(mut work) => return work.pop().context("a claim of nothing"),
-                Claimed::Contended | Claimed::Empty | Claimed::NotSeen(_) => {
+                Claimed::Contended | Claimed::Empty | Claimed::FullScanDeferred(_) => {
                     ensure!(tokio::time::Instant::now() < deadline, "{process} is not due");
                 }
             }
@@ -169,7 +169,7 @@ fn command(url: Option<&str>, arguments: &[&str]) -> Command {
     command
 }
 
-/// Exit code (unless 0), then what was said, with what differs from run to run masked.
+/// Exit code (unless 0), then the output, with everything masked that differs from run to run.
 fn transcript(output: &Output) -> anyhow::Result<String> {
     let mut text = String::new();
     if !output.status.success() {
@@ -311,17 +311,17 @@ async fn lists_show_what_is_there() -> TestResult {
     worker.end().await?;
     let provisioner = site.sessions("provisioner").await?;
     let lease = async |provider: &str| -> anyhow::Result<NamedLease> {
-        let lease = site.bmdb.take_lease(&provisioner.session, "provisioner", provider).await?;
+        let lease = site.bmdb.acquire_named_lease(&provisioner.session, "provisioner", provider).await?;
         lease.context("somebody else is the provisioner")
     };
     let (sim, rack) = (lease("sim").await?, lease("rack-a").await?);
-    site.bmdb.provider_listed(&sim, "simulated", 3).await?;
+    site.bmdb.record_provider_list(&sim, "simulated", 3).await?;
     site.bmdb
-        .provider_list_failed(&rack, "static", "cannot read /etc/shepherd/devices.json: it is gone")
+        .record_provider_list_failure(&rack, "static", "cannot read /etc/shepherd/devices.json: it is gone")
         .await?;
     site.bmdb.set_provisioner_brake(&rack, Some("its list lost 4 of 10 machines at once")).await?;
     for lease in [sim, rack] {
-        site.bmdb.give_back_lease(&lease).await?;
+        site.bmdb.release_named_lease(&lease).await?;
     }
     provisioner.end().await?;
     site.bmdb.set_recovery_brake("*", Some("brake: 40 of 50 machines in all fell silent within 10m")).await?;
@@ -354,7 +354,7 @@ async fn list_of_machines_is_read_in_pages_without_gaps_or_repeats() -> TestResu
     loop {
         let mut arguments = vec!["get", "machines", "--limit", "2"];
         if let Some(after) = &after {
-            arguments.extend(["--after", after]);
+            arguments.extend(["--cursor", after]);
         }
         let page = site.json(&arguments)?;
         let machines = page["machines"].as_array().context("no list")?;
@@ -378,8 +378,11 @@ async fn list_of_machines_is_read_in_pages_without_gaps_or_repeats() -> TestResu
     seen.sort();
     made.sort();
     assert_eq!(seen, made);
-    let said = site.ask(&["get", "machines", "--limit", "2"])?;
-    assert!(said.contains("first 2, and there are more") && said.contains("--after 'Provided/"), "{said}");
+    let output = site.ask(&["get", "machines", "--limit", "2"])?;
+    assert!(
+        output.contains("first 2, and there are more") && output.contains("--cursor 'Provided/"),
+        "{output}"
+    );
     Ok(())
 }
 
@@ -441,7 +444,7 @@ async fn fail(site: &Site, machine: MachineId, process: Process, cause: &str) ->
             let previous = snapshot.facts.backoffs.get(&process);
             let backoff = policy.backoff_of(process);
             let fact = BackoffFact::after_failure(previous, &backoff, cause.clone(), snapshot.now, 0.5);
-            Decision { changes: vec![FactChange::Backoff(process, fact)], events: Vec::new(), answer: () }
+            Decision { changes: vec![FactChange::Backoff(process, fact)], events: Vec::new(), output: () }
         })
         .await?;
     Ok(())
@@ -454,7 +457,7 @@ async fn why_tells_a_machine_without_agent_what_it_waits_for() -> TestResult {
     golden!("why_nobody_works", site.ask(&["why", "m-1"])?);
     let nowhere = site.machine("nowhere", "m-2").await?;
     let unplaced = ProviderDetails { address: None, status: ProviderStatus::Provisioning, ..details() };
-    site.change(nowhere, vec![FactChange::ProviderLooked { details: unplaced, unchanged: false }]).await?;
+    site.change(nowhere, vec![FactChange::ProviderPolled { details: unplaced, unchanged: false }]).await?;
     golden!("why_provisioning", site.ask(&["why", "m-2"])?);
     let worker = site.sessions("initializer").await?;
     let work = worker.claim(Process::AgentStart, "fresh").await?;
@@ -509,15 +512,15 @@ async fn why_of_a_changed_host_key_leads_to_allowing_it() -> TestResult {
     let wrong = site.ask(&["allow", "host-key", "sim-0007", "--fingerprint", &other.fingerprint()])?;
     golden!("allow_wrong_host_key", wrong);
     let before = site.bmdb.host_key(machine).await?.context("no key")?;
-    assert_eq!((before.key, before.refused.map(|(key, _)| key)), (old, Some(new.clone())));
+    assert_eq!((before.key, before.rejected.map(|(key, _)| key)), (old, Some(new.clone())));
 
     let why = site.json(&["why", "sim-0007"])?;
     let command = why["advice"][0]["command"].as_str().context("no advice")?.to_owned();
     let words: Vec<&str> = command.split(' ').skip(1).chain(["--reason", "reinstalled"]).collect();
     golden!("allow_host_key", site.ask(&words)?);
     let after = site.bmdb.host_key(machine).await?.context("no key")?;
-    assert_eq!((after.key, after.source.as_str(), after.refused), (new.clone(), "allowed", None));
-    let facts = site.bmdb.snapshot(machine).await?.facts;
+    assert_eq!((after.key, after.source.as_str(), after.rejected), (new.clone(), "allowed", None));
+    let facts = site.bmdb.read_machine_snapshot(machine).await?.facts;
     assert!(facts.needs_human.is_none() && facts.backoffs.is_empty(), "{facts:?}");
     // It is due at once, and says nothing of keys any more.
     let work = worker.claim(Process::AgentStart, "sim").await?;
@@ -541,7 +544,7 @@ async fn allowing_a_host_key_leaves_other_calls_for_a_person_alone() -> TestResu
     site.change(machine, vec![pinned(&old), refused(&new), burning]).await?;
     fail(&site, machine, Process::Update, "the provider does not answer").await?;
     site.ask(&["allow", "host-key", "sim-0001", "--fingerprint", &new.fingerprint()])?;
-    let facts = site.bmdb.snapshot(machine).await?.facts;
+    let facts = site.bmdb.read_machine_snapshot(machine).await?.facts;
     assert_eq!(site.bmdb.host_key(machine).await?.context("no key")?.key, new);
     assert!(facts.needs_human.is_some(), "the fire was forgotten");
     assert!(
@@ -569,7 +572,7 @@ async fn why_follows_a_machine_through_silence_and_recovery() -> TestResult {
     let now = work.snapshot().await?.now;
     let brake = "brake: 40 of 50 machines in all fell silent within 10m, which is more likely our network";
     site.bmdb.set_recovery_brake("*", Some(brake)).await?;
-    work.put_off(Vec::new(), after(now, Duration::from_mins(3)), brake).await?;
+    work.postpone(Vec::new(), after(now, Duration::from_mins(3)), brake).await?;
     golden!("why_braked", site.ask(&["why", "sim-0007"])?);
     site.bmdb.set_recovery_brake("*", None).await?;
 
@@ -578,7 +581,7 @@ async fn why_follows_a_machine_through_silence_and_recovery() -> TestResult {
     let work = worker.claim(Process::Recovery, "sim").await?;
     let now = work.snapshot().await?.now;
     let budget = "the budget to reboot the machine is used up (20 in 10m)";
-    work.put_off(Vec::new(), after(now, Duration::from_mins(3)), budget).await?;
+    work.postpone(Vec::new(), after(now, Duration::from_mins(3)), budget).await?;
     golden!("why_out_of_budget", site.ask(&["why", "sim-0007"])?);
 
     site.advance(Duration::from_mins(4)).await?;
@@ -586,22 +589,25 @@ async fn why_follows_a_machine_through_silence_and_recovery() -> TestResult {
     let work = worker.claim(Process::Recovery, "sim").await?;
     let decided_on = work.snapshot().await?.now;
     let (_, policy) = site.bmdb.policy();
-    let step = Step {
+    let step = DisruptionRequest {
         rung: 1,
-        step: Disturbance::Reboot,
+        disruption: DisruptionKind::Reboot,
         attempt: 1,
         deadline: policy.ladder[1].deadline,
-        decided_on,
+        facts_read_at: decided_on,
         brake: None,
         provider: "sim".into(),
     };
-    let Permission::Granted { recovery, .. } = work.begin_disturbance(step).await? else {
+    let Permission::Granted { recovery, .. } = work.begin_disruption(step).await? else {
         panic!("the reboot was refused");
     };
     golden!("why_rebooting", site.ask_wide(&["why", "sim-0007"])?);
     let next_at = after(decided_on, Duration::from_mins(2));
-    let waiting =
-        Recovery { next_at, note: "the reboot was asked for; waits for its agent".into(), ..recovery };
+    let waiting = Recovery {
+        next_check_at: next_at,
+        note: "the reboot was asked for; waits for its agent".into(),
+        ..recovery
+    };
     work.finish(vec![FactChange::Recovery(waiting)], "rebooted").await?;
     golden!("why_recovering", site.ask(&["why", "sim-0007"])?);
 
@@ -618,7 +624,7 @@ async fn why_follows_a_machine_through_silence_and_recovery() -> TestResult {
     .await?;
     golden!("why_needs_human", site.ask(&["why", "sim-0007"])?);
     golden!("retry_needs_human", site.ask(&["retry", "sim-0007"])?);
-    assert!(site.bmdb.snapshot(machine).await?.facts.needs_human.is_none());
+    assert!(site.bmdb.read_machine_snapshot(machine).await?.facts.needs_human.is_none());
     Ok(worker.end().await?)
 }
 
@@ -636,14 +642,14 @@ async fn why_tells_of_stops_and_losses() -> TestResult {
     golden!("release", site.ask(&["release", "sim-0007", "--reason", "disk changed"])?);
     golden!("release_again", site.ask(&["release", "sim-0007"])?);
     golden!("hold_in_the_past", site.ask(&[&hold[..], &["--until", "2020-01-01T00:00:00Z"]].concat())?);
-    assert!(site.bmdb.snapshot(machine).await?.facts.hold.is_none());
+    assert!(site.bmdb.read_machine_snapshot(machine).await?.facts.hold.is_none());
     golden!("timeline_holds", site.ask_wide(&["timeline", "sim-0007"])?);
 
     let odd = "the provider does not list it any more, and it still reports";
     site.change(machine, vec![FactChange::Quarantined(odd.into())]).await?;
     golden!("why_quarantined", site.ask(&["why", "sim-0007"])?);
     golden!("release_quarantine", site.ask(&["release", "sim-0007", "--quarantine"])?);
-    assert!(site.bmdb.snapshot(machine).await?.facts.quarantine.is_none());
+    assert!(site.bmdb.read_machine_snapshot(machine).await?.facts.quarantine.is_none());
 
     let lost = site.machine("fragile", "m-1").await?;
     let (sessions, _keeper_that_never_runs) =
@@ -750,9 +756,9 @@ fn wrong_input_gets_a_sentence_and_the_right_code() -> TestResult {
         ("limit_of_nothing", None, vec!["get", "machines", "--limit", "0"]),
         ("nothing", None, vec![]),
     ] {
-        let said = transcript(&command(url, &arguments).output()?)?;
-        assert!(!said.contains("hunter2"), "a password was told: {said}");
-        golden!(format!("wrong_{name}"), said);
+        let output = transcript(&command(url, &arguments).output()?)?;
+        assert!(!output.contains("hunter2"), "a password was told: {output}");
+        golden!(format!("wrong_{name}"), output);
     }
     Ok(())
 }
@@ -803,13 +809,13 @@ async fn reading_locks_no_rows() -> TestResult {
         &["describe", "machine", "sim-0001"],
         &["timeline", "sim-0001"],
     ] {
-        let said = site.ask(arguments)?;
-        assert!(!said.contains("exit code"), "{said}");
+        let output = site.ask(arguments)?;
+        assert!(!output.contains("exit code"), "{output}");
     }
     // And the other way: what reads cannot write, so it cannot hold anything up.
     let refused = site
         .bmdb
-        .inspect(move |tx| {
+        .transact_read_only(move |tx| {
             Box::pin(async move {
                 let done = sqlx::query("SELECT 1 FROM machine_due FOR UPDATE").fetch_all(tx).await;
                 Ok(done.map(drop).map_err(|error| error.to_string()))
@@ -901,7 +907,7 @@ async fn no_list_or_search_reads_the_whole_fleet() -> TestResult {
 }
 
 #[tokio::test]
-async fn what_comes_is_told_before_it_happens() -> TestResult {
+async fn plan_lists_what_comes_before_it_happens() -> TestResult {
     let site = Site::create("cli_plan").await?;
     site.listen().await?;
     golden!("plan_of_nothing", site.ask(&["plan"])?);
@@ -926,7 +932,7 @@ async fn what_comes_is_told_before_it_happens() -> TestResult {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_told_with_what_to_do() -> TestResult {
+async fn what_is_wrong_is_listed_with_what_to_do() -> TestResult {
     let site = Site::create("cli_issues").await?;
     let machine = site.machine("sim", "sim-0007").await?;
     let call =

@@ -9,9 +9,9 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use serde_json::Value;
 use shepherd::curator::clock::Clock;
-use shepherd::curator::dial::dial;
-use shepherd::curator::pki::Anchor;
-use shepherd::curator::tls::{certified, client_config};
+use shepherd::curator::curator_channel::open_channel;
+use shepherd::curator::pki::TrustAnchor;
+use shepherd::curator::tls::{certified_key, client_config};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
 use tonic::{Code, Status};
@@ -24,23 +24,23 @@ use crate::harness::fleet::PATIENCE;
 async fn nodes(files: &Path, holder: &str, curators: &[String]) -> Result<Result<Vec<wire::Node>, Status>> {
     let certificate = CertificateDer::from_pem_file(files.join(format!("{holder}.crt")))?;
     let key = PrivatePkcs8KeyDer::from_pem_file(files.join(format!("{holder}.key")))?;
-    let anchor = Anchor::parse(&CertificateDer::from_pem_file(files.join("ca.crt"))?)?;
-    let own = certified(&certificate, key.secret_pkcs8_der())?;
+    let anchor = TrustAnchor::parse(&CertificateDer::from_pem_file(files.join("ca.crt"))?)?;
+    let own = certified_key(&certificate, key.secret_pkcs8_der())?;
     let end = Instant::now() + PATIENCE;
     loop {
         for curator in curators {
-            let config = client_config(anchor.clone(), None, Some(own.clone()), Clock::host())?;
-            let mut management = ManagementClient::new(dial(curator, config));
+            let config = client_config(anchor.clone(), None, Some(own.clone()), Clock::system())?;
+            let mut management = ManagementClient::new(open_channel(curator, config));
             match management.list_nodes(wire::ListNodesRequest::default()).await {
                 Ok(listed) => {
                     let all = listed.into_inner().nodes;
                     return Ok(Ok(all.into_iter().filter_map(|listed| listed.node).collect()));
                 }
                 // It does not lead, or cannot say who does.
-                Err(said) if matches!(said.code(), Code::Unimplemented | Code::Unavailable) => {
-                    ensure!(Instant::now() < end, "none of {curators:?} leads: {said}");
+                Err(status) if matches!(status.code(), Code::Unimplemented | Code::Unavailable) => {
+                    ensure!(Instant::now() < end, "none of {curators:?} leads: {status}");
                 }
-                Err(said) => return Ok(Err(said)),
+                Err(status) => return Ok(Err(status)),
             }
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -49,8 +49,8 @@ async fn nodes(files: &Path, holder: &str, curators: &[String]) -> Result<Result
 
 /// The certificate of that id, as it is listed.
 fn listed(field: &Field, id: &str) -> Result<Value> {
-    let said = field.ctl(&["cluster", "credentials", "get", "ams", "-o", "json"])?;
-    let all: Value = serde_json::from_str(&said)?;
+    let output = field.ctl(&["cluster", "credentials", "get", "ams", "-o", "json"])?;
+    let all: Value = serde_json::from_str(&output)?;
     let all = all["credentials"].as_array().context("a list")?;
     Ok(all.iter().find(|credential| credential["id"] == id).cloned().unwrap_or_default())
 }

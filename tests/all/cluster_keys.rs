@@ -1,5 +1,5 @@
-//! The shepherd's own key for a cluster: replaced by order and by schedule, through crashes, and after the cluster came back
-//! from a snapshot of before.
+//! The shepherd's own key for a cluster: replaced by order and by schedule, through crashes, and after the cluster came
+//! back from a snapshot of before.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use secrecy::ExposeSecret as _;
 use serde_json::Value;
 use shepherd::bmdb::secret::SecretsKey;
 use shepherd::curator::clock::Clock;
-use shepherd::curator::dial::dial;
+use shepherd::curator::curator_channel::open_channel;
 use shepherd::curator::identity::Identity;
-use shepherd::curator::pki::Anchor;
-use shepherd::curator::tls::{certified, client_config};
+use shepherd::curator::pki::TrustAnchor;
+use shepherd::curator::tls::{certified_key, client_config};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
@@ -25,14 +25,14 @@ use crate::curator::leading::found_no_leader;
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{PATIENCE, endpoint};
 
-/// Whoever has the shepherd's key of some time, and the certificate that was claimed with it then.
+/// Holder of a present or former key of the shepherd, with the certificate that was claimed with it then.
 struct Holder {
     key: Identity,
     certificate: Option<Vec<u8>>,
 }
 
 impl Holder {
-    /// The key that is in force now.
+    /// A holder of the key that is in force now.
     async fn of_now(field: &Field) -> Result<Self> {
         let sealed: Vec<u8> =
             sqlx::query_scalar("SELECT sealed FROM sealed_secret WHERE name LIKE 'cluster/%/owner'")
@@ -44,25 +44,25 @@ impl Holder {
     }
 
     async fn channel(&self, field: &Field, certificate: &[u8]) -> Result<Channel> {
-        let own: Arc<CertifiedKey> = certified(certificate, self.key.pkcs8())?;
+        let own: Arc<CertifiedKey> = certified_key(certificate, self.key.pkcs8())?;
         let (ca, curators): (Vec<u8>, Value) = sqlx::query_as("SELECT ca_certificate, curators FROM cluster")
             .fetch_one(&field.fleet.pool)
             .await?;
         let curator = curators[0].as_str().context("a curator")?.to_owned();
-        Ok(dial(&curator, client_config(Anchor::parse(&ca)?, None, Some(own), Clock::host())?))
+        Ok(open_channel(&curator, client_config(TrustAnchor::parse(&ca)?, None, Some(own), Clock::system())?))
     }
 
     /// Claims a certificate, and keeps it.
     async fn claim(&mut self, field: &Field) -> Result<Result<(), Status>> {
-        let asked = wire::ClaimOwnerRequest { lifetime_ms: 3_600_000 };
+        let request = wire::ClaimOwnerRequest { lifetime_ms: 3_600_000 };
         let end = Instant::now() + PATIENCE;
         loop {
             let channel = self.channel(field, self.key.certificate_der()).await?;
-            match CredentialsClient::new(channel).claim_owner(asked).await {
-                Err(said) if found_no_leader(&said) && Instant::now() < end => {
+            match CredentialsClient::new(channel).claim_owner(request).await {
+                Err(status) if found_no_leader(&status) && Instant::now() < end => {
                     tokio::time::sleep(Duration::from_millis(200)).await;
                 }
-                Err(said) => return Ok(Err(said)),
+                Err(status) => return Ok(Err(status)),
                 Ok(claimed) => {
                     self.certificate = Some(claimed.into_inner().certificate);
                     return Ok(Ok(()));
@@ -71,18 +71,21 @@ impl Holder {
         }
     }
 
-    /// Asks for something with the certificate that was claimed.
+    /// Makes a call with the certificate that was claimed.
     async fn ask(&self, field: &Field) -> Result<Result<(), Status>> {
         let certificate = self.certificate.as_deref().context("it has claimed nothing")?;
         let channel = self.channel(field, certificate).await?;
-        let asked = ManagementClient::new(channel).get_cluster(wire::GetClusterRequest {}).await;
-        Ok(asked.map(drop))
+        let result = ManagementClient::new(channel).get_cluster(wire::GetClusterRequest {}).await;
+        Ok(result.map(drop))
     }
 
     /// Nothing is left to it.
     async fn is_out(&mut self, field: &Field) -> Result<()> {
-        let asked = self.ask(field).await?.err().context("its certificate is taken")?;
-        ensure!(asked.code() == Code::Unauthenticated && asked.message().contains("was removed"), "{asked}");
+        let status = self.ask(field).await?.err().context("its certificate is taken")?;
+        ensure!(
+            status.code() == Code::Unauthenticated && status.message().contains("was removed"),
+            "{status}"
+        );
         let claimed = self.claim(field).await?.err().context("it claims a certificate")?;
         ensure!(claimed.code() == Code::PermissionDenied, "{claimed}");
         Ok(())
@@ -93,7 +96,7 @@ const REPLACED: &str = "SELECT count(*) = 1 FROM cluster WHERE key_next IS NULL 
     AND NOT EXISTS (SELECT 1 FROM cluster_former_key WHERE removed_at IS NULL)
     AND EXISTS (SELECT 1 FROM cluster_former_key)";
 
-/// A rotation that is ordered once, by six shepherds of which each dies behind another step, and two that bring it to its end.
+/// A rotation that is ordered once: six shepherds each die after another step, and two more complete it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn key_is_replaced_by_order_whatever_dies_meanwhile_and_the_old_one_opens_nothing() -> TestResult {
     let mut field = Field::start("cluster_keys", 1).await?;
@@ -103,8 +106,11 @@ async fn key_is_replaced_by_order_whatever_dies_meanwhile_and_the_old_one_opens_
     old.ask(&field).await??;
     field.shepherd = None;
 
-    let said = field.ctl(&["cluster", "rotate-key", "ams", "--reason", "a disk is lost"])?;
-    assert!(said.starts_with("the cluster ams has the shepherd's key for it replaced as soon as"), "{said}");
+    let output = field.ctl(&["cluster", "rotate-key", "ams", "--reason", "a disk is lost"])?;
+    assert!(
+        output.starts_with("the cluster ams has the shepherd's key for it replaced as soon as"),
+        "{output}"
+    );
     let again = field.ctl(&["cluster", "rotate-key", "ams", "--reason", "once more"])?;
     assert!(again.contains("nothing was changed"), "{again}");
     let described = field.ctl(&["cluster", "describe", "ams"])?;
@@ -157,7 +163,8 @@ async fn key_is_replaced_by_order_whatever_dies_meanwhile_and_the_old_one_opens_
     Ok(())
 }
 
-/// Nobody orders anything: the key is a month old. Then the cluster comes back from a snapshot that knows the old key alone.
+/// Nobody orders anything: the key is a month old. Then the cluster comes back from a snapshot that knows the old key
+/// alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn key_is_replaced_by_schedule_and_again_in_a_cluster_that_came_back_from_before() -> TestResult {
     let field = Field::start("cluster_keys_restored", 2).await?;
@@ -189,7 +196,7 @@ async fn key_is_replaced_by_schedule_and_again_in_a_cluster_that_came_back_from_
     assert_eq!(now.key.public_key(), new.key.public_key(), "it is the one in force all the same");
     now.claim(&field).await??;
 
-    // Whose keys are all refused says so, until one is taken again.
+    // A cluster that rejects every key of the shepherd is reported, until it accepts one again.
     let other = Identity::generate()?;
     let secrets = SecretsKey::open(&field.fleet.directory().join("secrets.key"))?;
     let plain = secrecy::SecretSlice::from(other.pkcs8().to_vec());
@@ -211,7 +218,7 @@ async fn key_is_replaced_by_schedule_and_again_in_a_cluster_that_came_back_from_
         .await?;
     let issues = field.ctl(&["issues"])?;
     assert!(issues.contains("cluster-key-refused"), "{issues}");
-    let waits = |cluster: &Value| cluster["waits"].to_string().contains("refuse");
+    let waits = |cluster: &Value| cluster["wait_reasons"].to_string().contains("refuse");
     field.until("it says so", "ams", waits).await?;
     sqlx::query(put).bind(kept).execute(&field.fleet.pool).await?;
     field

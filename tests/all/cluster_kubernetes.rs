@@ -1,7 +1,7 @@
-//! Kubernetes of a cluster with real curators: they are told what is wanted, nodes get its roles, people certificates, keys
-//! are replaced, and all of it goes in its order.
+//! Kubernetes of a cluster with real curators: they receive the desired setup, nodes get its roles, people get
+//! certificates, keys are replaced, and each step happens in its order.
 //!
-//! No component runs here: what nodes do with a bundle is looked at elsewhere.
+//! No component runs here. Other tests check what nodes do with a bundle.
 
 use anyhow::{Context as _, Result};
 use base64::Engine as _;
@@ -36,8 +36,9 @@ fn add_bundle(field: &Field, name: &str, version: &str) -> Result<()> {
     }
     let file = field.fleet.directory().join(name);
     std::fs::write(&file, builder.into_inner()?.finish()?)?;
-    let said = field.ctl(&["artefacts", "add", file.to_str().context("a path")?, "--reason", "a bundle"])?;
-    assert!(said.contains(&format!("is added as a bundle of Kubernetes {version}")), "{said}");
+    let output =
+        field.ctl(&["artefacts", "add", file.to_str().context("a path")?, "--reason", "a bundle"])?;
+    assert!(output.contains(&format!("is added as a bundle of Kubernetes {version}")), "{output}");
     Ok(())
 }
 
@@ -47,10 +48,10 @@ fn have(cluster: &Value, part: &str, role: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn curators_are_told_of_kubernetes_and_forget_it_when_no_node_runs_it() -> TestResult {
+async fn curators_get_the_settings_of_kubernetes_and_forget_them_when_no_node_runs_it() -> TestResult {
     let field = Field::start("cluster_kubernetes", 2).await?;
     add_bundle(&field, "k-1.30", "1.30.1")?;
-    let said = field.ctl(&[
+    let output = field.ctl(&[
         "cluster",
         "create",
         "ams",
@@ -63,9 +64,9 @@ async fn curators_are_told_of_kubernetes_and_forget_it_when_no_node_runs_it() ->
         "--reason",
         "a hall",
     ])?;
-    assert!(said.contains("with Kubernetes 1.30.1"), "{said}");
+    assert!(output.contains("with Kubernetes 1.30.1"), "{output}");
     let given = |cluster: &Value| {
-        cluster["kubernetes"]["known"]["told"] == true
+        cluster["kubernetes"]["status"]["told"] == true
             && have(cluster, "control-plane", "kubernetes-controller")
             && have(cluster, "worker", "kubernetes-worker")
     };
@@ -79,8 +80,8 @@ async fn curators_are_told_of_kubernetes_and_forget_it_when_no_node_runs_it() ->
     let path = file.to_str().context("a path")?;
     let kubeconfig =
         ["cluster", "kubeconfig", "ams", "--access", "viewer", "--holder", "kim", "--output_file", path];
-    let said = field.ctl(&[&kubeconfig[..], &["--reason", "a look"]].concat())?;
-    assert!(said.starts_with("kim reaches the API servers of the cluster ams as viewer"), "{said}");
+    let output = field.ctl(&[&kubeconfig[..], &["--reason", "a look"]].concat())?;
+    assert!(output.starts_with("kim reaches the API servers of the cluster ams as viewer"), "{output}");
     let text = std::fs::read_to_string(&file)?;
     let of = |key: &str| -> Result<Vec<u8>> {
         let line = text.lines().find_map(|line| line.trim().strip_prefix(key)).context(key.to_owned())?;
@@ -104,11 +105,11 @@ async fn curators_are_told_of_kubernetes_and_forget_it_when_no_node_runs_it() ->
 
     // Keys are replaced, and what that waits for is shown until it is over.
     let rotate =
-        ["cluster", "kubernetes", "rotate", "ams", "--what", "clients", "--reason", "a laptop was stolen"];
+        ["cluster", "kubernetes", "rotate", "ams", "--keys", "clients", "--reason", "a laptop was stolen"];
     field.ctl(&rotate)?;
     let under_way = |cluster: &Value| {
-        cluster["kubernetes"]["known"]["rotations"].to_string().contains("clients")
-            && cluster["kubernetes"]["rotate"].as_array().is_some_and(Vec::is_empty)
+        cluster["kubernetes"]["status"]["rotations"].to_string().contains("clients")
+            && cluster["kubernetes"]["pending_rotations"].as_array().is_some_and(Vec::is_empty)
     };
     field.until("it is under way", "ams", under_way).await?;
     let described = field.ctl(&["cluster", "describe", "ams"])?;

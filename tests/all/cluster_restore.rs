@@ -24,7 +24,7 @@ async fn serving(field: &Field, seconds: u32) -> Result<u32> {
     );
     std::fs::write(&file, text)?;
     field.ctl(&["cluster", "declare", "ams", file.to_str().context("a path")?, "--reason", "the front"])?;
-    field.ctl(&["cluster", "roles", "ams", "--give", "web", "--reason", "the front"])?;
+    field.ctl(&["cluster", "roles", "ams", "--add_role", "web", "--reason", "the front"])?;
     field.until("the service runs", "ams", |cluster| settled(cluster) && runs(cluster)).await?;
     let found = sleeping(seconds)?;
     ensure!(found.len() == 1, "{found:?}");
@@ -36,13 +36,14 @@ fn runs(cluster: &Value) -> bool {
     !workers.is_empty() && workers.iter().all(|worker| worker["services"][0]["state"] == "healthy")
 }
 
-/// Orders the restoration until it is taken: it is refused while the control plane was heard within a minute.
+/// Orders the restoration until it is accepted. It is rejected while the control plane's last contact is less than a
+/// minute ago.
 async fn restore(field: &Field) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     loop {
         match field.ctl(&["cluster", "restore", "ams", "--reason", "two of three burnt"]) {
-            Ok(said) => {
-                ensure!(said.starts_with("the cluster ams is restored from its snapshot of "), "{said}");
+            Ok(text) => {
+                ensure!(text.starts_with("the cluster ams is restored from its snapshot of "), "{text}");
                 return Ok(());
             }
             Err(refused) => ensure!(refused.to_string().contains("--bypass_quorum"), "{refused}"),
@@ -97,19 +98,19 @@ async fn cluster_comes_back_from_its_snapshot_and_its_old_members_stay_out() -> 
     assert_eq!((workers.len(), name(workers[0])?), (1, worker.clone()), "{cluster:#}");
     assert_eq!(workers[0]["roles"], Value::from(vec!["web"]), "{cluster:#}");
     assert_eq!(sleeping(seconds)?, [service], "the worker's service was started anew");
-    let told: Vec<String> = sqlx::query_scalar(
+    let messages: Vec<String> = sqlx::query_scalar(
         "SELECT detail FROM history WHERE event IN ('ClusterRestored', 'ClusterFounded') ORDER BY at",
     )
     .fetch_all(&field.fleet.pool)
     .await?;
-    assert_eq!(told, ["it is the first node", "it is the first node of it"]);
-    let heard: i64 = sqlx::query_scalar(
+    assert_eq!(messages, ["it is the first node", "it is the first node of it"]);
+    let received: i64 = sqlx::query_scalar(
         "SELECT epoch FROM machine_cluster_report JOIN machine_provided USING (machine_id) WHERE provider_id = $1",
     )
     .bind(&worker)
     .fetch_one(&field.fleet.pool)
     .await?;
-    assert_eq!(heard, 1, "the worker has not heard that its cluster was restored");
+    assert_eq!(received, 1, "the worker has not heard that its cluster was restored");
     let left = "SELECT count(*) = 0 FROM cluster WHERE restoring_since IS NOT NULL";
     assert!(field.fleet.holds(left).await?);
     for machine in cluster["machines"].as_array().context("machines")? {
@@ -117,11 +118,11 @@ async fn cluster_comes_back_from_its_snapshot_and_its_old_members_stay_out() -> 
         assert!(!kept.exists(), "the snapshot is still on a disk: {}", kept.display());
     }
 
-    // One of the old members comes back with its disk, and a role server that was a part of the old control plane: it is
-    // told to leave, and nobody follows it.
+    // One of the old members comes back with its disk and a role server that was a part of the old control plane. It is
+    // ordered to leave, and nobody follows it.
     let curators = cluster["curators"].clone();
     field.fleet.strike(&old[1], "heal").await?;
-    // Where the ladder gave it up already.
+    // Needed only if the ladder has given it up already.
     let _ = field.ctl(&["retry", &old[1], "--reason", "it is back"]);
     let end = Instant::now() + PATIENCE;
     loop {

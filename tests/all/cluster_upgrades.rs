@@ -1,28 +1,33 @@
-//! Kubernetes of clusters, and upgrades: what is ordered, what is refused in words, and that an upgrade goes on after any
-//! crash, node by node, in the right order.
+//! Kubernetes of clusters, and upgrades: which orders are given, which are rejected with a message, and that an
+//! upgrade goes on after any crash, node by node, in the right order.
 //!
-//! The database, the orders and all that is written down are real; nodes and what curators say of them are made up here, so
-//! that every step can be the last one of somebody who dies.
+//! The database, the orders and all records are real. Nodes, and what curators report about them, are made up here,
+//! so that the lease holder can die after any step.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail};
-use shepherd::bmdb::artefact::Begun;
+use shepherd::bmdb::artefact::UploadState;
 use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::cluster_kubernetes::Wish;
+use shepherd::bmdb::cluster_kubernetes::KubernetesPatch;
+use shepherd::bmdb::cluster_transitions::LEASE_KIND;
 use shepherd::bmdb::cluster_upgrade::{NewUpgrade, UpgradeChange};
-use shepherd::bmdb::cluster_work::LEASE;
 use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::lease::NamedLease;
+use shepherd::bmdb::named_lease::NamedLease;
 use shepherd::bmdb::session::Session;
-use shepherd::model::cluster::kubernetes::{CONTROLLER, Component, Has, Known, Kubernetes, OnNode, WORKER};
-use shepherd::model::cluster::plan::Step;
+use shepherd::model::cluster::kubernetes::{
+    CONTROLLER_ROLE, ComponentStatus, CuratorKubernetes, KubernetesSpec, NodeKubernetes, ObservedKubernetes,
+    WORKER_ROLE,
+};
+use shepherd::model::cluster::plan::ClusterPlanStep;
 use shepherd::model::cluster::selector::Selector;
-use shepherd::model::cluster::spec::{Approval, Spec};
-use shepherd::model::cluster::state::{CONSENSUS_MEMBER, EtcdMember, Health, Node, NodeState, Seen};
-use shepherd::model::cluster::upgrade::{Turn, next};
-use shepherd::model::declaration::Sha256;
+use shepherd::model::cluster::spec::{ClusterSpec, JoinApproval};
+use shepherd::model::cluster::state::{
+    CONSENSUS_MEMBER_ROLE, ClusterNode, EtcdMember, NodeHealth, NodeState, ObservedCluster,
+};
+use shepherd::model::cluster::upgrade::{UpgradeEvent, plan_upgrade};
 use shepherd::model::ids::MachineId;
+use shepherd::model::role_declaration::Sha256;
 
 use crate::bmdb_kit::{Kit, LONG, Shepherd};
 use crate::harness::aloud::TestResult;
@@ -36,7 +41,7 @@ fn order(rpc: &str) -> Order {
         idempotency_key: None,
         dry_run: false,
         expected_version: None,
-        request: request_digest(rpc.as_bytes()),
+        request_digest: request_digest(rpc.as_bytes()),
     }
 }
 
@@ -44,14 +49,14 @@ fn name() -> String {
     "ams".to_owned()
 }
 
-/// What is said to an order; where it is refused, why, for programs.
-fn said<T>(
+/// The message of an order; if it is rejected, the reason for programs and the text.
+fn split_order_result<T>(
     carried: Result<T, BmdbError>,
     of: impl Fn(T) -> String,
 ) -> Result<Result<String, (&'static str, String)>> {
     match carried {
         Ok(carried) => Ok(Ok(of(carried))),
-        Err(BmdbError::OrderRefused { reason, said }) => Ok(Err((reason, said))),
+        Err(BmdbError::OrderRejected { reason, message: text }) => Ok(Err((reason, text))),
         Err(other) => bail!(other),
     }
 }
@@ -70,19 +75,19 @@ async fn bundle(kit: &Kit, digit: char, version: &str) -> Result<String> {
     Ok(digest)
 }
 
-fn spec(control_plane: u32, workers: u32) -> Spec {
-    Spec {
+fn spec(control_plane: u32, workers: u32) -> ClusterSpec {
+    ClusterSpec {
         name: name(),
         control_plane,
         workers,
         selector: Selector::default(),
         roles: BTreeSet::new(),
-        approval: Approval::Automatic,
+        approval: JoinApproval::Automatic,
     }
 }
 
-fn with_bundle(bundle: &str) -> Wish {
-    Wish { bundle: Some(bundle.to_owned()), ..Wish::default() }
+fn with_bundle(bundle: &str) -> KubernetesPatch {
+    KubernetesPatch { bundle: Some(bundle.to_owned()), ..KubernetesPatch::default() }
 }
 
 fn to(bundle: &str) -> NewUpgrade {
@@ -99,25 +104,25 @@ struct World {
     kit: Kit,
     machines: Vec<MachineId>,
     /// What the curators have, by what nodes act at once.
-    has: Has,
-    nodes: BTreeMap<String, OnNode>,
+    has: CuratorKubernetes,
+    nodes: BTreeMap<String, NodeKubernetes>,
     /// In which order nodes came to another bundle.
     order: Vec<(String, String)>,
 }
 
-fn well(bundle: &str, version: &str) -> OnNode {
-    let component = Component {
+fn well(bundle: &str, version: &str) -> NodeKubernetes {
+    let component = ComponentStatus {
         name: "kubelet".to_owned(),
         state: "healthy".to_owned(),
         since: None,
         restarts: 0,
         message: String::new(),
     };
-    OnNode {
+    NodeKubernetes {
         bundle: bundle.to_owned(),
         version: version.to_owned(),
         components: vec![component],
-        ..OnNode::default()
+        ..NodeKubernetes::default()
     }
 }
 
@@ -161,21 +166,22 @@ impl World {
             .await?;
             nodes.insert(id, well(&old, "1.30.1"));
         }
-        let settings = Kubernetes { bundle: old, ..Kubernetes::default() };
-        let has = Has { settings, ..Has::default() };
+        let settings = KubernetesSpec { bundle: old, ..KubernetesSpec::default() };
+        let has = CuratorKubernetes { spec: settings, ..CuratorKubernetes::default() };
         Ok(Self { kit, machines, has, nodes, order: Vec::new() })
     }
 
-    fn seen(&self) -> Seen {
-        let node = |(number, (id, kubernetes)): (usize, (&String, &OnNode))| {
-            let roles = if number < 3 { vec![CONSENSUS_MEMBER, CONTROLLER] } else { vec![WORKER] };
-            Node {
+    fn observe_cluster(&self) -> ObservedCluster {
+        let node = |(number, (id, kubernetes)): (usize, (&String, &NodeKubernetes))| {
+            let roles =
+                if number < 3 { vec![CONSENSUS_MEMBER_ROLE, CONTROLLER_ROLE] } else { vec![WORKER_ROLE] };
+            ClusterNode {
                 id: id.clone(),
                 key: [u8::try_from(number).unwrap_or(0); 32],
                 machine: Some(self.machines[number]),
                 state: NodeState::Up,
                 roles: roles.into_iter().map(str::to_owned).collect(),
-                health: Health::Healthy,
+                health: NodeHealth::Healthy,
                 services: Vec::new(),
                 kubernetes: Some(kubernetes.clone()),
             }
@@ -185,29 +191,32 @@ impl World {
             learner: false,
             reachable: true,
         });
-        Seen {
+        ObservedCluster {
             nodes: self.nodes.iter().enumerate().map(node).collect(),
-            etcd: etcd.collect(),
-            kubernetes: Known::Has(self.has.clone()),
-            ..Seen::default()
+            etcd_members: etcd.collect(),
+            kubernetes: ObservedKubernetes::Present(self.has.clone()),
+            ..ObservedCluster::default()
         }
     }
 
-    /// A pass of whoever holds the lease, who dies after so many halves of steps: what is written down, and what curators
-    /// are told. Says whether an upgrade is under way still.
+    /// A pass of the lease holder, which dies after so many halves of steps: a first half is the record, a second
+    /// half the message to the curator. Returns whether an upgrade is still under way.
     async fn pass(&mut self, lease: &NamedLease, mut halves: usize) -> Result<bool> {
-        let (found, now) = self.kit.bmdb.cluster("ams").await?.context("a cluster")?;
+        let (found, now) = self.kit.bmdb.read_cluster("ams").await?.context("a cluster")?;
         let Some(line) = found.upgrade.as_ref().filter(|line| line.ended.is_none()) else { return Ok(false) };
         let members: Vec<_> = found.machines.iter().map(|line| line.member.clone()).collect();
-        for step in next(&line.upgrade, &members, &self.seen(), now).steps {
+        for step in plan_upgrade(&line.upgrade, &members, &self.observe_cluster(), now).steps {
             if halves == 0 {
                 return Ok(true);
             }
             halves -= 1;
             match step {
-                Step::AssignBundle { node, machine, bundle } => {
-                    let no =
-                        self.kit.bmdb.ask_in_upgrade(lease, &line.upgrade, (&node, machine), &bundle).await?;
+                ClusterPlanStep::AssignBundle { node, machine, bundle } => {
+                    let no = self
+                        .kit
+                        .bmdb
+                        .request_node_upgrade(lease, &line.upgrade, (&node, machine), &bundle)
+                        .await?;
                     if let Some(no) = no {
                         bail!("{node} is not asked: {no}");
                     }
@@ -215,16 +224,16 @@ impl World {
                         return Ok(true);
                     }
                     halves -= 1;
-                    self.tell(&node, &bundle);
+                    self.assign_bundle(&node, &bundle);
                 }
-                Step::Upgrade(Turn::Through { node }) => {
-                    self.kit.bmdb.through_with_upgrade(lease, &line.upgrade.id, &node, None).await?;
+                ClusterPlanStep::RecordUpgrade(UpgradeEvent::NodeDone { node }) => {
+                    self.kit.bmdb.record_node_upgraded(lease, &line.upgrade.id, &node, None).await?;
                 }
-                Step::Upgrade(Turn::Finish) => {
-                    self.kit.bmdb.upgrade_finished(lease, found.cluster.id, &line.upgrade).await?;
+                ClusterPlanStep::RecordUpgrade(UpgradeEvent::Finish) => {
+                    self.kit.bmdb.complete_upgrade(lease, found.cluster.id, &line.upgrade).await?;
                 }
-                Step::Upgrade(Turn::StandStill { why }) => {
-                    self.kit.bmdb.upgrade_stands_still(lease, &line.upgrade.id, &why).await?;
+                ClusterPlanStep::RecordUpgrade(UpgradeEvent::Pause { reason: why }) => {
+                    self.kit.bmdb.pause_upgrade(lease, &line.upgrade.id, &why).await?;
                 }
                 other => bail!("{other}"),
             }
@@ -232,12 +241,12 @@ impl World {
         Ok(true)
     }
 
-    /// A curator is told of a bundle, and its node runs it at once and is well.
-    fn tell(&mut self, node: &str, bundle: &str) {
+    /// Assigns a bundle through a curator. The node runs it at once and is well.
+    fn assign_bundle(&mut self, node: &str, bundle: &str) {
         if self.has.bundle_of(node) != bundle {
             self.order.push((node.to_owned(), bundle[..1].to_owned()));
         }
-        self.has.assigned.insert(node.to_owned(), bundle.to_owned());
+        self.has.assigned_bundles.insert(node.to_owned(), bundle.to_owned());
         let version = if bundle.starts_with('a') { "1.30.1" } else { "1.31.0" };
         self.nodes.insert(node.to_owned(), well(bundle, version));
     }
@@ -249,11 +258,14 @@ impl World {
         for turn in 0..200_usize {
             let shepherd = Shepherd::start(&self.kit, &format!("shepherd-{turn}"), LONG).await?;
             let session: Session = shepherd.session().await?;
-            let lease =
-                shepherd.bmdb.take_lease(&session, LEASE, &cluster.to_string()).await?.context("free")?;
+            let lease = shepherd
+                .bmdb
+                .acquire_named_lease(&session, LEASE_KIND, &cluster.to_string())
+                .await?
+                .context("free")?;
             // 1, 2, 3, 1, …: every step is some time the last one, and every step is some time cut in its middle.
             let under_way = self.pass(&lease, 1 + turn % 3).await?;
-            shepherd.bmdb.give_back_lease(&lease).await?;
+            shepherd.bmdb.release_named_lease(&lease).await?;
             shepherd.stop().await?;
             if !under_way {
                 return Ok(turn);
@@ -274,17 +286,17 @@ async fn upgrade_and_rollback_go_on_after_any_crash_in_their_order() -> TestResu
     let new = bundle(&world.kit, 'b', "1.31.0").await?;
     let carried = world.kit.bmdb.upgrade_cluster(order("Upgrade"), name(), to("k-1.31.0")).await?;
     assert!(
-        carried.done.said.contains("from Kubernetes 1.30.1 to 1.31.0, one by one"),
+        carried.outcome.message.contains("from Kubernetes 1.30.1 to 1.31.0, one by one"),
         "{}",
-        carried.done.said
+        carried.outcome.message
     );
-    let told = |order: &[(String, String)]| -> Vec<String> {
+    let reported = |order: &[(String, String)]| -> Vec<String> {
         order.iter().map(|(node, bundle)| format!("{node}{bundle}")).collect()
     };
     let others = world.carry_out().await?;
     assert!(others > 10, "only {others} shepherds were in it");
     assert_eq!(
-        told(&world.order),
+        reported(&world.order),
         ["node-0b", "node-1b", "node-2b", "node-3b", "node-4b"],
         "a worker before controllers, or two at once"
     );
@@ -292,19 +304,20 @@ async fn upgrade_and_rollback_go_on_after_any_crash_in_their_order() -> TestResu
 
     // Back: workers first.
     world.order.clear();
-    world.has.settings.bundle = new.clone();
-    world.has.assigned.clear();
+    world.has.spec.bundle = new.clone();
+    world.has.assigned_bundles.clear();
     let carried = world.kit.bmdb.change_upgrade(order("RollBack"), name(), UpgradeChange::RollBack).await?;
-    assert!(carried.done.said.contains("workers first"), "{}", carried.done.said);
+    assert!(carried.outcome.message.contains("workers first"), "{}", carried.outcome.message);
     world.carry_out().await?;
     assert_eq!(
-        told(&world.order),
+        reported(&world.order),
         ["node-3a", "node-4a", "node-0a", "node-1a", "node-2a"],
         "a worker before controllers, or two at once"
     );
     assert_eq!(world.bundle_in_force().await?.1, "1.30.1");
     let again = world.kit.bmdb.change_upgrade(order("RollBack"), name(), UpgradeChange::RollBack).await;
-    let refused = said(again, |carried| carried.done.said)?.expect_err("there is nothing further back");
+    let refused = split_order_result(again, |carried| carried.outcome.message)?
+        .expect_err("there is nothing further back");
     assert_eq!(refused.0, "NOTHING_TO_ROLL_BACK", "{refused:?}");
 
     let history: i64 = sqlx::query_scalar(
@@ -322,7 +335,7 @@ async fn upgrade_and_rollback_go_on_after_any_crash_in_their_order() -> TestResu
 
 /// Two controllers are never on their way at once, whatever crashes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_controller_at_a_time_is_asked_and_the_next_when_it_is_well() -> TestResult {
+async fn one_controller_at_a_time_is_upgraded_and_the_next_when_it_is_well() -> TestResult {
     let mut world = World::new("upgrade_one_by_one").await?;
     bundle(&world.kit, 'b', "1.31.0").await?;
     world
@@ -334,7 +347,11 @@ async fn one_controller_at_a_time_is_asked_and_the_next_when_it_is_well() -> Tes
         sqlx::query_scalar("SELECT cluster_id FROM cluster").fetch_one(&world.kit.pool).await?;
     let shepherd = Shepherd::start(&world.kit, "shepherd", LONG).await?;
     let session = shepherd.session().await?;
-    let lease = shepherd.bmdb.take_lease(&session, LEASE, &cluster.to_string()).await?.context("free")?;
+    let lease = shepherd
+        .bmdb
+        .acquire_named_lease(&session, LEASE_KIND, &cluster.to_string())
+        .await?
+        .context("free")?;
     world.pass(&lease, 100).await?;
     // The first one does not become well.
     let first = world.order[0].0.clone();
@@ -355,7 +372,8 @@ async fn one_controller_at_a_time_is_asked_and_the_next_when_it_is_well() -> Tes
     assert_eq!(world.order.len(), 1, "it goes on though it stands still: {:?}", world.order);
     // Another update of its machines, and another upgrade, are refused meanwhile.
     let other = world.kit.bmdb.upgrade_cluster(order("Upgrade"), name(), to("k-1.31.0")).await;
-    let refused = said(other, |carried| carried.done.said)?.expect_err("two upgrades at once");
+    let refused =
+        split_order_result(other, |carried| carried.outcome.message)?.expect_err("two upgrades at once");
     assert_eq!(refused.0, "UPGRADING", "{refused:?}");
     // Mended and resumed, it goes on.
     sqlx::query("UPDATE cluster_upgrade SET deadline_seconds = 900").execute(&world.kit.pool).await?;
@@ -365,28 +383,32 @@ async fn one_controller_at_a_time_is_asked_and_the_next_when_it_is_well() -> Tes
     world.kit.bmdb.change_upgrade(order("ResumeUpgrade"), name(), UpgradeChange::Resume).await?;
     while world.pass(&lease, 100).await? {}
     assert_eq!(world.order.len(), 5, "{:?}", world.order);
-    shepherd.bmdb.give_back_lease(&lease).await?;
+    shepherd.bmdb.release_named_lease(&lease).await?;
     shepherd.stop().await?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn held_machine_is_not_asked_and_says_who_holds_it() -> TestResult {
+async fn held_machine_is_not_upgraded_and_names_who_holds_it() -> TestResult {
     let world = World::new("upgrade_held").await?;
     let new = bundle(&world.kit, 'b', "1.31.0").await?;
     world.kit.bmdb.upgrade_cluster(order("Upgrade"), name(), to("k-1.31.0")).await?;
     for machine in &world.machines {
         world.kit.change(*machine, vec![crate::bmdb_kit::hold("a new disk")]).await?;
     }
-    let (found, _) = world.kit.bmdb.cluster("ams").await?.context("a cluster")?;
+    let (found, _) = world.kit.bmdb.read_cluster("ams").await?.context("a cluster")?;
     let upgrade = found.upgrade.context("an upgrade")?.upgrade;
     let shepherd = Shepherd::start(&world.kit, "shepherd", LONG).await?;
     let session = shepherd.session().await?;
-    let lease =
-        shepherd.bmdb.take_lease(&session, LEASE, &found.cluster.id.to_string()).await?.context("free")?;
-    let asked = world.kit.bmdb.ask_in_upgrade(&lease, &upgrade, ("node-0", world.machines[0]), &new).await?;
-    assert_eq!(asked.as_deref(), Some("kim holds it: a new disk"));
-    shepherd.bmdb.give_back_lease(&lease).await?;
+    let lease = shepherd
+        .bmdb
+        .acquire_named_lease(&session, LEASE_KIND, &found.cluster.id.to_string())
+        .await?
+        .context("free")?;
+    let query =
+        world.kit.bmdb.request_node_upgrade(&lease, &upgrade, ("node-0", world.machines[0]), &new).await?;
+    assert_eq!(query.as_deref(), Some("kim holds it: a new disk"));
+    shepherd.bmdb.release_named_lease(&lease).await?;
     shepherd.stop().await?;
     Ok(())
 }
@@ -403,15 +425,15 @@ async fn way_that_versions_do_not_allow_is_refused_in_words() -> TestResult {
     )
     .execute(&world.kit.pool)
     .await?;
-    for (asked, reason, expected) in [
+    for (requested, reason, expected) in [
         ("k-1.32.0", "SKEW", "upgrade to a 1.31 first"),
         ("k-1.29.9", "SKEW", "is older than 1.30.1"),
         ("text", "NO_BUNDLE", "is no bundle of Kubernetes"),
         ("nothing", "NO_SUCH_ARTEFACT", "artefacts get"),
     ] {
-        let upgrade = world.kit.bmdb.upgrade_cluster(order("Upgrade"), name(), to(asked)).await;
-        let refused = said(upgrade, |carried| carried.done.said)?;
-        let (why, words) = refused.err().with_context(|| format!("an upgrade to {asked} was begun"))?;
+        let upgrade = world.kit.bmdb.upgrade_cluster(order("Upgrade"), name(), to(requested)).await;
+        let refused = split_order_result(upgrade, |carried| carried.outcome.message)?;
+        let (why, words) = refused.err().with_context(|| format!("an upgrade to {requested} was begun"))?;
         assert_eq!(why, reason, "{words}");
         assert!(words.contains(expected), "{words}");
     }
@@ -425,13 +447,14 @@ async fn way_that_versions_do_not_allow_is_refused_in_words() -> TestResult {
         .execute(&world.kit.pool)
         .await?;
     let upgrade = world.kit.bmdb.upgrade_cluster(order("Upgrade"), name(), to("k-1.31.0")).await;
-    let (_, words) =
-        said(upgrade, |carried| carried.done.said)?.err().context("an upgrade beside 1.27 was begun")?;
+    let (_, words) = split_order_result(upgrade, |carried| carried.outcome.message)?
+        .err()
+        .context("an upgrade beside 1.27 was begun")?;
     assert!(words.contains("runs a kubelet of 1.27.4"), "{words}");
-    // What it would do is said without doing it.
+    // A dry run reports what it would do without doing it.
     let dry = Order { dry_run: true, ..order("Upgrade") };
     sqlx::query("UPDATE machine_cluster SET kubernetes = NULL").execute(&world.kit.pool).await?;
-    let words = world.kit.bmdb.upgrade_cluster(dry, name(), to("k-1.31.0")).await?.done.said;
+    let words = world.kit.bmdb.upgrade_cluster(dry, name(), to("k-1.31.0")).await?.outcome.message;
     assert!(words.contains("then its workers"), "{words}");
     let begun: i64 =
         sqlx::query_scalar("SELECT count(*) FROM cluster_upgrade").fetch_one(&world.kit.pool).await?;
@@ -446,12 +469,14 @@ async fn bundle_and_add_ons_stay_for_as_long_as_a_cluster_has_them() -> TestResu
     bundle(&kit, 'b', "1.31.0").await?;
     bundle(&kit, 'c', "1.0.0").await?;
     kit.bmdb.create_cluster(order("Create"), spec(1, 0), Some(with_bundle("k-1.30.1"))).await?;
-    let add_on =
-        Wish { add_ons: BTreeMap::from([("dns".to_owned(), "k-1.0.0".to_owned())]), ..Wish::default() };
+    let add_on = KubernetesPatch {
+        add_ons: BTreeMap::from([("dns".to_owned(), "k-1.0.0".to_owned())]),
+        ..KubernetesPatch::default()
+    };
     kit.bmdb.set_kubernetes(order("Set"), name(), add_on).await?;
     let removed = async |artefact: &str| {
         let removed = kit.bmdb.delete_artefact(order("Delete"), artefact.to_owned()).await;
-        said(removed, |carried| carried.done.said)
+        split_order_result(removed, |carried| carried.outcome.message)
     };
     for artefact in ["k-1.30.1", "k-1.0.0"] {
         let (why, words) =
@@ -461,24 +486,28 @@ async fn bundle_and_add_ons_stay_for_as_long_as_a_cluster_has_them() -> TestResu
     }
     // Another bundle is no setting.
     let other = kit.bmdb.set_kubernetes(order("Set"), name(), with_bundle("k-1.31.0")).await;
-    let (why, words) =
-        said(other, |carried| carried.done.said)?.err().context("all nodes would change at once")?;
+    let (why, words) = split_order_result(other, |carried| carried.outcome.message)?
+        .err()
+        .context("all nodes would change at once")?;
     assert_eq!(why, "ANOTHER_BUNDLE", "{words}");
     // Neither are the ranges, once there are any.
-    let range = Wish { pod_range: Some("10.64.0.0/12".to_owned()), ..Wish::default() };
+    let range = KubernetesPatch { pod_range: Some("10.64.0.0/12".to_owned()), ..KubernetesPatch::default() };
     let (why, _) =
-        said(kit.bmdb.set_kubernetes(order("Set"), name(), range).await, |carried| carried.done.said)?
-            .err()
-            .context("a range was changed")?;
+        split_order_result(kit.bmdb.set_kubernetes(order("Set"), name(), range).await, |carried| {
+            carried.outcome.message
+        })?
+        .err()
+        .context("a range was changed")?;
     assert_eq!(why, "FIXED");
     removed("k-1.31.0").await?.map_err(|(_, words)| anyhow::anyhow!(words))?;
-    let without = Wish { remove_add_ons: BTreeSet::from(["dns".to_owned()]), ..Wish::default() };
+    let without =
+        KubernetesPatch { remove_add_ons: BTreeSet::from(["dns".to_owned()]), ..KubernetesPatch::default() };
     kit.bmdb.set_kubernetes(order("Set"), name(), without).await?;
     removed("k-1.0.0").await?.map_err(|(_, words)| anyhow::anyhow!(words))?;
     Ok(())
 }
 
-/// What the archive of a bundle says of itself is known when it is added, by whoever adds it.
+/// The metadata in the archive of a bundle is read when the bundle is added, by its uploader.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn version_of_a_bundle_is_read_when_it_is_added() -> TestResult {
     let kit = Kit::new("kubernetes_manifest").await?;
@@ -510,11 +539,13 @@ async fn version_of_a_bundle_is_read_when_it_is_added() -> TestResult {
     {
         let digest = ring::digest::digest(&ring::digest::SHA256, &bytes);
         let sha256 = Sha256(digest.as_ref().try_into()?);
-        let Begun::Missing(missing) = kit.bmdb.begin_artefact(sha256, bytes.len() as u64).await? else {
+        let UploadState::Missing(missing) =
+            kit.bmdb.begin_artefact_upload(sha256, bytes.len() as u64).await?
+        else {
             panic!("it is there");
         };
         assert_eq!(missing, [0]);
-        kit.bmdb.put_piece(sha256, 0, bytes).await?;
+        kit.bmdb.store_artefact_piece(sha256, 0, bytes).await?;
         kit.bmdb.add_artefact(order("Add"), sha256, name.to_owned()).await?;
         let known: Option<String> = sqlx::query_scalar("SELECT kubernetes FROM artefact WHERE name = $1")
             .bind(name)

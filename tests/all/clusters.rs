@@ -29,7 +29,7 @@ struct Nodes {
 impl Drop for Nodes {
     fn drop(&mut self) {
         for record in records(&self.disks) {
-            if let Some(record) = shepherd::roleserver::child::launch::recorded(&record) {
+            if let Some(record) = shepherd::roleserver::child::launch::read_record(&record) {
                 let _ = record.instance.stop(Duration::ZERO);
             }
         }
@@ -102,11 +102,11 @@ impl Field {
     }
 
     pub(crate) fn cluster(&self, name: &str) -> Result<Value> {
-        let said = self.ctl(&["cluster", "describe", name, "-o", "json"])?;
-        Ok(serde_json::from_str::<Value>(&said)?["cluster"].clone())
+        let output = self.ctl(&["cluster", "describe", name, "-o", "json"])?;
+        Ok(serde_json::from_str::<Value>(&output)?["cluster"].clone())
     }
 
-    /// Waits until a cluster is as `is` says.
+    /// Waits until `is` holds for a cluster.
     pub(crate) async fn until(&self, what: &str, name: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -130,7 +130,7 @@ impl Field {
     /// Whether anything runs on a machine beside its role server.
     pub(crate) fn runs_anything(&self, machine: &str) -> bool {
         children(&self.disk(machine)).iter().any(|record| {
-            shepherd::roleserver::child::launch::recorded(record)
+            shepherd::roleserver::child::launch::read_record(record)
                 .is_some_and(|record| record.instance.is_alive())
         })
     }
@@ -152,7 +152,7 @@ pub(crate) fn settled(cluster: &Value) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult {
     let field = Field::start("clusters", 5).await?;
-    let said = field.ctl(&[
+    let output = field.ctl(&[
         "cluster",
         "create",
         "ams",
@@ -164,8 +164,8 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
         "the new hall",
     ])?;
     assert!(
-        said.starts_with("the cluster ams is asked for: 3 members of the control plane, 1 worker"),
-        "{said}"
+        output.starts_with("the cluster ams is asked for: 3 members of the control plane, 1 worker"),
+        "{output}"
     );
     let cluster = field.until("it is settled", "ams", settled).await?;
     assert_eq!((&cluster["voters"], &cluster["voters_reached"]), (&3.into(), &3.into()), "{cluster:#}");
@@ -211,7 +211,7 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
             "SELECT count(*) = 1 FROM machine_due WHERE lane = 'access' AND phase_index = 'Retired'",
         )
         .await?;
-    let told: Vec<String> = sqlx::query_scalar(
+    let messages: Vec<String> = sqlx::query_scalar(
         "SELECT event FROM history JOIN machine_provided USING (machine_id)
          WHERE provider_id = $1 AND (event LIKE 'Cluster%' OR event = 'RetirementFinished' OR event = 'Finished')
          ORDER BY at",
@@ -219,8 +219,8 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
     .bind(&leaves)
     .fetch_all(&field.fleet.pool)
     .await?;
-    let at = |event: &str| told.iter().position(|told| told == event);
-    assert!(at("ClusterLeaving") < at("ClusterLeft") && at("ClusterLeft").is_some(), "{told:?}");
+    let at = |event: &str| messages.iter().position(|text| text == event);
+    assert!(at("ClusterLeaving") < at("ClusterLeft") && at("ClusterLeft").is_some(), "{messages:?}");
 
     // It ends, and its machines are free again.
     field.ctl(&["cluster", "delete", "ams", "--reason", "the trial is over"])?;
@@ -240,19 +240,19 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
     Ok(())
 }
 
-/// There is a snapshot without anybody asking; one that is asked for has all nodes, and shows nothing of what is in it.
+/// A snapshot is taken without an order. One that is ordered has all nodes, and its sealed chunks reveal no contents.
 async fn snapshots_are_taken_sealed_and_listed(field: &Field) -> Result<()> {
     let listed = || -> Result<Vec<Value>> {
-        let said = field.ctl(&["cluster", "snapshots", "ams", "-o", "json"])?;
-        Ok(serde_json::from_str::<Value>(&said)?["snapshots"].as_array().cloned().unwrap_or_default())
+        let output = field.ctl(&["cluster", "snapshots", "ams", "-o", "json"])?;
+        Ok(serde_json::from_str::<Value>(&output)?["snapshots"].as_array().cloned().unwrap_or_default())
     };
     wait_for("there is a snapshot", || Ok(!listed()?.is_empty())).await?;
-    let said = field.ctl(&["cluster", "snapshot", "ams", "--reason", "before the front"])?;
+    let output = field.ctl(&["cluster", "snapshot", "ams", "--reason", "before the front"])?;
     assert!(
-        said.starts_with("the cluster ams has a snapshot taken as soon as its curators answer"),
-        "{said}"
+        output.starts_with("the cluster ams has a snapshot taken as soon as its curators answer"),
+        "{output}"
     );
-    wait_for("it is taken", || Ok(listed()?[0]["why"] == "ordered")).await?;
+    wait_for("it is taken", || Ok(listed()?[0]["reason"] == "ordered")).await?;
     let newest = listed()?.into_iter().next().context("one")?;
     assert_eq!((&newest["nodes"], &newest["members"], &newest["epoch"]), (&4.into(), &3.into(), &0.into()));
     assert!(newest["bytes"].as_u64() > Some(1_000), "{newest}");
@@ -291,20 +291,20 @@ async fn declared_role_runs_and_is_withdrawn(field: &Field) -> Result<()> {
     // As long as nothing else on this host sleeps, another run of these tests included.
     let (first, second) = (10_000_000 + 2 * std::process::id(), 10_000_001 + 2 * std::process::id());
     write(first)?;
-    // A role that is not declared cannot be given, and the cluster says so until it is.
-    field.ctl(&["cluster", "roles", "ams", "--give", "web", "--reason", "the front"])?;
-    let waits = |cluster: &Value| cluster["waits"].to_string().contains("web");
+    // A role that is not declared cannot be assigned, and the cluster reports so until it is declared.
+    field.ctl(&["cluster", "roles", "ams", "--add_role", "web", "--reason", "the front"])?;
+    let waits = |cluster: &Value| cluster["wait_reasons"].to_string().contains("web");
     field.until("it says what it waits for", "ams", waits).await?;
-    let said = field.ctl(&["cluster", "declare", "ams", path, "--reason", "the front"])?;
+    let output = field.ctl(&["cluster", "declare", "ams", path, "--reason", "the front"])?;
     assert!(
-        said.starts_with("the cluster ams declares web, which runs server; its workers act on it"),
-        "{said}"
+        output.starts_with("the cluster ams declares web, which runs server; its workers act on it"),
+        "{output}"
     );
     let cluster = field.until("the service runs", "ams", runs).await?;
     let digest = cluster["declarations"][0]["digest"].clone();
     assert!(asleep(first)? >= 1, "the node says that it runs what nobody runs");
-    let said = field.ctl(&["cluster", "describe", "ams"])?;
-    assert!(said.contains("web runs server; by ") && said.contains("web/server  healthy"), "{said}");
+    let output = field.ctl(&["cluster", "describe", "ams"])?;
+    assert!(output.contains("web runs server; by ") && output.contains("web/server  healthy"), "{output}");
 
     // The new one is a program that the fleet has, and that its nodes fetch from a shepherd.
     let program = field.fleet.directory().join("front");
@@ -326,8 +326,8 @@ async fn declared_role_runs_and_is_withdrawn(field: &Field) -> Result<()> {
 
     let refused = field.ctl(&["cluster", "undeclare", "ams", "web", "--reason", "too early"]);
     let refused = refused.err().context("a role was withdrawn that workers are to have")?.to_string();
-    assert!(refused.contains("shepherdctl cluster roles ams --take web"), "{refused}");
-    field.ctl(&["cluster", "roles", "ams", "--take", "web", "--reason", "the front moved"])?;
+    assert!(refused.contains("shepherdctl cluster roles ams --remove_role web"), "{refused}");
+    field.ctl(&["cluster", "roles", "ams", "--remove_role", "web", "--reason", "the front moved"])?;
     field.ctl(&["cluster", "undeclare", "ams", "web", "--reason", "the front moved"])?;
     let gone = |cluster: &Value| {
         let workers = machines(cluster, "worker");
@@ -370,19 +370,19 @@ async fn recovery_asks_the_cluster_before_it_disturbs_a_member() -> TestResult {
     field.ctl(&["cluster", "create", "ams", "--reason", "the new hall"])?;
     field.until("it is settled", "ams", settled).await?;
 
-    // We do not hear the agent; its curator hears the node.
+    // The shepherd receives no heartbeats of the agent; the curator receives those of the node.
     field.fleet.strike("sim-0002", "agent-hang").await?;
     let end = Instant::now() + PATIENCE;
     loop {
-        let said = field.why("sim-0002")?;
-        if said.contains("unreachable by us, healthy to its curator (cluster ams)") {
+        let text = field.why("sim-0002")?;
+        if text.contains("unreachable by us, healthy to its curator (cluster ams)") {
             break;
         }
         assert!(
             field.fleet.holds(UNDISTURBED).await?,
-            "a member was disturbed that its curator hears: {said}"
+            "a member was disturbed that its curator hears: {text}"
         );
-        assert!(Instant::now() < end, "why does not say it: {said}\n{}", field.fleet.explain().await?);
+        assert!(Instant::now() < end, "why does not say it: {text}\n{}", field.fleet.explain().await?);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     assert!(field.fleet.holds(UNDISTURBED).await?, "a member was disturbed that its curator hears");
@@ -408,7 +408,8 @@ async fn recovery_asks_the_cluster_before_it_disturbs_a_member() -> TestResult {
     Ok(())
 }
 
-/// A rack that we do not hear, of a cluster whose curators hear every node of it: nobody is disturbed and nobody replaced.
+/// A rack without heartbeats at the shepherd, whose cluster's curators receive those of every node: no machine is
+/// disturbed and none is replaced.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
     let field = Field::start("clusters_rack", 6).await?;
@@ -435,15 +436,15 @@ async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
     let end = Instant::now() + PATIENCE;
     for machine in &cut_off {
         loop {
-            let said = field.why(machine)?;
+            let text = field.why(machine)?;
             assert!(
                 field.fleet.holds(UNDISTURBED).await?,
-                "a machine was disturbed that its curator hears: {said}"
+                "a machine was disturbed that its curator hears: {text}"
             );
-            if said.contains("unreachable by us, healthy to its curator (cluster ams)") {
+            if text.contains("unreachable by us, healthy to its curator (cluster ams)") {
                 break;
             }
-            assert!(Instant::now() < end, "why does not say it: {said}\n{}", field.fleet.explain().await?);
+            assert!(Instant::now() < end, "why does not say it: {text}\n{}", field.fleet.explain().await?);
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
@@ -476,13 +477,13 @@ async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
     Ok(())
 }
 
-/// Three machines of one cluster fall silent in a fleet of a hundred, and their curators do not hear them either: the
-/// ladder helps one after the other.
+/// Three machines of one cluster fall silent in a fleet of a hundred, and their curators do not receive heartbeats of
+/// them either: the ladder helps one after the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_three_silent_members_one_at_a_time_is_helped() -> TestResult {
     let simulator = ["--machines", "100", "--boot_seconds", "0.3", "--persistent_percent", "100"];
     let fleet = Fleet::start("clusters_silent", &simulator).await?;
-    // Nobody tends the cluster: what its curators said is this test's to say.
+    // No loop reconciles the cluster: this test itself writes what its curators would report.
     let parts = "--components=provisioner,initializer,recoverer,updater,callback";
     let flags =
         [&FLAGS[1..3], &[parts, "--heartbeat_interval=2s", "--recovery_ladder=reboot:20s:2"]].concat();
@@ -512,7 +513,8 @@ async fn of_three_silent_members_one_at_a_time_is_helped() -> TestResult {
         assert!(Instant::now() < end, "not all were helped: {}", fleet.explain().await?);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // What a look from time to time may miss, the record does not: no step of another between one's first and its end.
+    // Polling may miss an overlap, the records do not: between the first and the last step of one machine there is no
+    // step of another.
     let overlaps: i64 = sqlx::query_scalar(
         "WITH helped AS (
              SELECT i.machine_id, min(i.begun_at) AS first, max(i.begun_at) AS last FROM intent i
@@ -535,16 +537,16 @@ async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult 
     assert!(refused.contains("cannot be paused for sim alone"), "{refused}");
     field.ctl(&pause)?;
     let size = ["ams", "--control_plane", "1", "--workers", "1"];
-    let if_asked_for = planned(&field, &size)?;
-    assert_eq!(if_asked_for["exists"], false, "{if_asked_for:#}");
+    let before_creation = planned(&field, &size)?;
+    assert_eq!(before_creation["exists"], false, "{before_creation:#}");
     field.ctl(&[&["cluster", "create"], &size[..], &["--reason", "the hall"]].concat())?;
-    let waits = |cluster: &Value| cluster["waits"][0].as_str().unwrap_or_default().to_owned();
+    let waits = |cluster: &Value| cluster["wait_reasons"][0].as_str().unwrap_or_default().to_owned();
     let paused = field.until("it says why it waits", "ams", |cluster| !waits(cluster).is_empty()).await?;
-    let said = waits(&paused);
+    let message = waits(&paused);
     for part in
         ["the loop cluster was paused by ", "the switch is changed", "is chosen as", "loops resume cluster"]
     {
-        assert!(said.contains(part), "{part:?} is not in {said}");
+        assert!(message.contains(part), "{part:?} is not in {message}");
     }
     // It is looked at again and again, and still nothing was done.
     let again = "SELECT looked_at > created_at + INTERVAL '5 seconds' FROM cluster";
@@ -553,23 +555,23 @@ async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult 
     assert_eq!((machines(&later, "control-plane").len(), settled(&later)), (0, false), "{later:#}");
     assert!(field.fleet.holds("SELECT count(*) = 0 FROM cluster_order").await?);
 
-    // All of it is foreseen meanwhile, and what was foreseen is what history tells of afterwards.
-    let foreseen = planned(&field, &["ams"])?;
+    // Meanwhile `cluster plan` forecasts all steps. Afterwards, history shows the same steps.
+    let forecast = planned(&field, &["ams"])?;
     assert_eq!(
-        (&foreseen["exists"], &foreseen["end"], &foreseen["steps"]),
-        (&true.into(), &"settled".into(), &if_asked_for["steps"]),
-        "{foreseen:#}"
+        (&forecast["exists"], &forecast["end"], &forecast["steps"]),
+        (&true.into(), &"settled".into(), &before_creation["steps"]),
+        "{forecast:#}"
     );
 
     field.ctl(&["loops", "resume", "cluster", "--reason", "the switch is new"])?;
     field.until("it is made", "ams", settled).await?;
-    let told: Vec<(String, String, String)> = sqlx::query_as(
+    let reported: Vec<(String, String, String)> = sqlx::query_as(
         "SELECT provider_id, event, coalesce(detail, '') FROM history JOIN machine_provided USING (machine_id)
          WHERE event IN ('ClusterChosen', 'ClusterAsked', 'ClusterFounded') ORDER BY at",
     )
     .fetch_all(&field.fleet.pool)
     .await?;
-    let told: Vec<String> = told
+    let messages: Vec<String> = reported
         .into_iter()
         .map(|(machine, event, detail)| match event.as_str() {
             "ClusterChosen" => format!("{machine} is chosen {}", detail.trim_end_matches(" of cluster ams")),
@@ -577,13 +579,13 @@ async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult 
             _ => format!("{machine} has founded it"),
         })
         .collect();
-    let steps = foreseen["steps"].as_array().context("steps")?;
+    let steps = forecast["steps"].as_array().context("steps")?;
     let text = |step: &Value, field: &str| step[field].as_str().unwrap_or_default().to_owned();
-    let lines = steps.iter().map(|step| format!("{} {}", text(step, "name"), text(step, "what")));
+    let lines = steps.iter().map(|step| format!("{} {}", text(step, "name"), text(step, "action")));
     let known = ["is chosen ", "is asked ", "has founded "];
     let lines: Vec<String> = lines.filter(|line| known.iter().any(|known| line.contains(known))).collect();
     assert!(lines.len() == 5, "{lines:#?}");
-    assert_eq!(told, lines);
+    assert_eq!(messages, lines);
     let now = planned(&field, &["ams"])?;
     assert_eq!((&now["end"], now["steps"].as_array().map(Vec::len)), (&"settled".into(), Some(0)), "{now:#}");
     let ended = planned(&field, &["ams", "--delete"])?;
@@ -595,7 +597,7 @@ async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult 
     Ok(())
 }
 
-/// What is foreseen of a cluster.
+/// Output of `cluster plan` with these arguments.
 fn planned(field: &Field, of: &[&str]) -> Result<Value> {
     Ok(serde_json::from_str(&field.ctl(&[&["cluster", "plan"], of, &["-o", "json"]].concat())?)?)
 }

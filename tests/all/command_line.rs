@@ -80,11 +80,11 @@ async fn the_documented_command_line_is_checked_and_changes_nothing() {
         if argument.starts_with("--") { argument.replace('_', "-") } else { argument.clone() }
     });
     let check = ["--check".to_owned(), dialect_flag(database.dialect())];
-    let said = place.run(arguments.iter().chain(&check)).unwrap();
-    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "{}", said.stdout);
+    let reported = place.run(arguments.iter().chain(&check)).unwrap();
+    assert_eq!((reported.code, reported.stderr.as_str()), (Some(0), ""), "{}", reported.stdout);
     let dashed = place.run(with_dashes.chain(check)).unwrap();
-    assert_eq!(dashed.stdout, said.stdout, "a dash works wherever an underscore does");
-    let text = place.masked(&said.stdout);
+    assert_eq!(dashed.stdout, reported.stdout, "a dash works wherever an underscore does");
+    let text = place.masked(&reported.stdout);
     insta::with_settings!({filters => vec![
         (r"database     .*", "database     [database]"),
         (r"an agent for \S+, \d+ bytes, SHA-256 [0-9a-f]{64}", "an agent for [architecture], [size] bytes, SHA-256 [digest]"),
@@ -107,8 +107,9 @@ fn a_flag_counts_before_the_environment_and_that_before_the_file() {
         if let Some(user) = environment {
             command.env("SHEPHERD_SSH_USER", user);
         }
-        let said = Place::finish(command.spawn()?)?;
-        let line = said.stdout.lines().find(|line| line.starts_with("ssh ")).context(said.stderr.clone());
+        let reported = Place::finish(command.spawn()?)?;
+        let line =
+            reported.stdout.lines().find(|line| line.starts_with("ssh ")).context(reported.stderr.clone());
         Ok(line?.split(',').next().unwrap_or_default().to_owned())
     };
     for (flags, environment, expected) in [
@@ -125,8 +126,8 @@ fn a_flag_counts_before_the_environment_and_that_before_the_file() {
     // The file may be named by the environment, and a flag's value that looks like a subcommand is none.
     let mut command = place.program(SSH_USER.iter().chain(&["--provider_name", "demo", list.as_str()]));
     command.env("SHEPHERD_CONFIG", place.path("shepherd.toml"));
-    let said = Place::finish(command.spawn().unwrap()).unwrap();
-    assert!(said.stdout.contains("as file,"), "{said:?}");
+    let reported = Place::finish(command.spawn().unwrap()).unwrap();
+    assert!(reported.stdout.contains("as file,"), "{reported:?}");
 }
 
 #[test]
@@ -212,8 +213,8 @@ fn every_command_of_the_readme_can_be_judged() {
         let output = command.output().unwrap();
         (output.status.success(), String::from_utf8(output.stdout).unwrap())
     };
-    let (known, said) = list(source::root());
-    assert!(known && said.lines().count() > 10, "{said}");
+    let (known, text) = list(source::root());
+    assert!(known && text.lines().count() > 10, "{text}");
 
     let place = Place::new().unwrap();
     std::fs::create_dir(place.path("tools")).unwrap();
@@ -225,9 +226,9 @@ fn every_command_of_the_readme_can_be_judged() {
         ("\n| become rich | `tools/mint` |\n", "s  tools/mint: "),
     ] {
         place.write("README.md", format!("{readme}{promise}")).unwrap();
-        let (known, said) = list(&place.path(""));
+        let (known, text) = list(&place.path(""));
         // How many seconds it took stands between the two, and a busy host's are more than none.
-        let refused = said.lines().any(|line| line.starts_with("not ok ") && line.contains(expected));
-        assert!(!known && refused, "{promise}: {said}");
+        let refused = text.lines().any(|line| line.starts_with("not ok ") && line.contains(expected));
+        assert!(!known && refused, "{promise}: {text}");
     }
 }

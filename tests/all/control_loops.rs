@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use async_trait::async_trait;
-use shepherd::bmdb::change::FactChange;
+use shepherd::bmdb::fact_change::FactChange;
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::wakeup::WakeUps;
 use shepherd::bmdb::work::Work;
 use shepherd::manager::control_loop::{
-    ControlLoop, Handled, HandlerError, LoopContext, LoopSettings, run as run_loop,
+    ControlLoop, HandlerError, HandlerOutcome, LoopContext, LoopSettings, run_loop,
 };
 use shepherd::manager::limiter::Limiter;
 use shepherd::manager::metrics::ManagerMetrics;
-use shepherd::model::backoff::Backoff;
+use shepherd::model::backoff::BackoffPolicy;
 use shepherd::model::ids::MachineId;
 use shepherd::model::needs_human::Obstacle;
 use shepherd::model::process::Process;
@@ -46,11 +46,11 @@ enum Act {
 struct Script {
     acts: BTreeMap<MachineId, Act>,
     gate: Semaphore,
-    seen: Mutex<Seen>,
+    record: Mutex<ScriptRecord>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct ScriptRecord {
     /// Machine, fence and time of every begin.
     begun: Vec<(MachineId, i64, Instant)>,
     now: BTreeSet<MachineId>,
@@ -62,11 +62,11 @@ struct Seen {
 impl Script {
     fn new(acts: impl IntoIterator<Item = (MachineId, Act)>) -> Arc<Self> {
         let acts = acts.into_iter().collect();
-        Arc::new(Self { acts, gate: Semaphore::new(0), seen: Mutex::default() })
+        Arc::new(Self { acts, gate: Semaphore::new(0), record: Mutex::default() })
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_record(&self) -> MutexGuard<'_, ScriptRecord> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -79,7 +79,7 @@ struct Presence<'a> {
 
 impl Drop for Presence<'_> {
     fn drop(&mut self) {
-        let mut seen = self.script.seen();
+        let mut seen = self.script.lock_record();
         seen.now.remove(&self.machine);
         if self.dropped {
             seen.stopped.push(self.machine);
@@ -101,10 +101,10 @@ impl ControlLoop for Script {
         vec!["rack".to_owned()]
     }
 
-    async fn handle(&self, work: &Work) -> Result<Handled, HandlerError> {
+    async fn handle(&self, work: &Work) -> Result<HandlerOutcome, HandlerError> {
         let machine = work.machine();
         {
-            let mut seen = self.seen();
+            let mut seen = self.lock_record();
             seen.begun.push((machine, work.fence(), Instant::now()));
             let fresh = seen.now.insert(machine);
             seen.twice_at_once |= !fresh;
@@ -121,13 +121,16 @@ impl ControlLoop for Script {
         match act {
             Act::Fail => Err(HandlerError::new("no route to host")),
             Act::FailWithOwnBackoff => {
-                let backoff =
-                    Some(Backoff { initial: Span::seconds(7), maximum: Span::seconds(7), exponent: 1.0 });
+                let backoff = Some(BackoffPolicy {
+                    initial: Span::seconds(7),
+                    maximum: Span::seconds(7),
+                    exponent: 1.0,
+                });
                 Err(HandlerError { backoff, ..HandlerError::new("a known way to fail") })
             }
             Act::Panic => blow_up(),
             // A machine that nobody has to look at again.
-            _ => Ok(Handled::finished(
+            _ => Ok(HandlerOutcome::finished(
                 vec![FactChange::NeedsHuman { obstacle: Obstacle::Unknown, reason: "done".to_owned() }],
                 "done",
             )),
@@ -136,7 +139,7 @@ impl ControlLoop for Script {
 }
 
 #[expect(clippy::panic, reason = "a handler that panics is what is tested")]
-fn blow_up() -> Result<Handled, HandlerError> {
+fn blow_up() -> Result<HandlerOutcome, HandlerError> {
     panic!("the handler's own words")
 }
 
@@ -172,7 +175,7 @@ impl Running {
         let context = LoopContext {
             sessions: shepherd.sessions.clone(),
             wake_ups,
-            metrics: ManagerMetrics::register(&Metrics::new()).of("script", Process::AgentStart),
+            metrics: ManagerMetrics::register(&Metrics::new()).for_loop("script", Process::AgentStart),
             drain: drain.clone(),
             abort: abort.clone(),
         };
@@ -184,7 +187,7 @@ impl Running {
     async fn stop(self) -> Result<()> {
         self.drain.cancel();
         ended("the runner", self.task).await?;
-        self.shepherd.sessions.drained().await;
+        self.shepherd.sessions.wait_until_drained().await;
         self.shepherd.stop().await
     }
 }
@@ -239,7 +242,7 @@ async fn a_panic_or_an_error_fails_one_work_item_and_the_worker_goes_on() -> Tes
         1,
         "one worker, one session, whatever failed"
     );
-    assert_eq!(script.seen().most, 1, "a parallelism of zero means one");
+    assert_eq!(script.lock_record().most, 1, "a parallelism of zero means one");
     Ok(())
 }
 
@@ -255,7 +258,7 @@ async fn nothing_due_is_no_error_and_others_machines_are_left_alone() -> TestRes
         until_ended(&kit, round).await?;
     }
     running.stop().await?;
-    assert!(script.seen().begun.iter().all(|(machine, ..)| *machine != elsewhere[0]));
+    assert!(script.lock_record().begun.iter().all(|(machine, ..)| *machine != elsewhere[0]));
     assert_eq!(kit.count("SELECT sum(fence)::INT8 FROM machine_due WHERE provider = 'elsewhere'").await?, 0);
     assert_eq!(kit.count("SELECT count(*) FROM session").await?, 1);
     Ok(())
@@ -267,14 +270,14 @@ async fn as_many_as_there_are_workers_are_handled_at_once_and_none_twice() -> Te
     let machines = kit.provided(12, "rack").await?;
     let script = Script::new(machines.iter().map(|machine| (*machine, Act::Wait)));
     let running = Running::start(&kit, &script, 4, BRISK).await?;
-    until("four are handled at once", async || Ok(script.seen().now.len() == 4)).await?;
+    until("four are handled at once", async || Ok(script.lock_record().now.len() == 4)).await?;
     assert_eq!(kit.count(LIVE).await?, 4);
     assert_eq!(kit.count("SELECT count(DISTINCT session_id) FROM work").await?, 4);
     script.gate.add_permits(machines.len());
     until_ended(&kit, 12).await?;
     running.stop().await?;
     let counted = {
-        let seen = script.seen();
+        let seen = script.lock_record();
         (seen.most, seen.begun.len(), seen.twice_at_once)
     };
     assert_eq!(counted, (4, 12, false));
@@ -288,7 +291,7 @@ async fn a_shutdown_lets_work_finish_cancels_the_rest_and_leaves_nothing() -> Te
     let machines = kit.provided(2, "rack").await?;
     let script = Script::new([(machines[0], Act::Wait), (machines[1], Act::Hang)]);
     let running = Running::start(&kit, &script, 2, BRISK).await?;
-    until("both are handled", async || Ok(script.seen().now.len() == 2)).await?;
+    until("both are handled", async || Ok(script.lock_record().now.len() == 2)).await?;
     running.drain.cancel();
     let late = kit.provided(1, "rack").await?;
     script.gate.add_permits(1);
@@ -302,7 +305,10 @@ async fn a_shutdown_lets_work_finish_cancels_the_rest_and_leaves_nothing() -> Te
     let (event, detail) = end_of(&kit, machines[1]).await?;
     assert_eq!((event.as_str(), detail.as_str()), ("Cancelled", "the shepherd is shutting down"));
     assert_eq!((kit.count(LIVE).await?, kit.count(OPEN_SESSIONS).await?), (0, 0));
-    assert!(kit.ends(late[0]).await?.is_empty() && script.seen().begun.len() == 2, "nothing new was begun");
+    assert!(
+        kit.ends(late[0]).await?.is_empty() && script.lock_record().begun.len() == 2,
+        "nothing new was begun"
+    );
     Ok(())
 }
 
@@ -313,20 +319,20 @@ async fn a_lost_session_stops_its_handler_and_is_replaced_after_a_second() -> Te
     let machines = kit.provided(1, "rack").await?;
     let script = Script::new([(machines[0], Act::Wait)]);
     let running = Running::under(LOOKED_AT, &kit, &script, 1, BRISK).await?;
-    until("it is handled", async || Ok(script.seen().now.len() == 1)).await?;
+    until("it is handled", async || Ok(script.lock_record().now.len() == 1)).await?;
     let close = "UPDATE session SET closed_at = clock_timestamp(), close_reason = 'by hand'";
     sqlx::query(close).execute(&kit.pool).await?;
-    until("the handler is stopped", async || Ok(script.seen().stopped.len() == 1)).await?;
+    until("the handler is stopped", async || Ok(script.lock_record().stopped.len() == 1)).await?;
     until("the lease is freed and the machine handled again", async || {
         kit.bmdb.reap().await?;
-        Ok(script.seen().begun.len() == 2)
+        Ok(script.lock_record().begun.len() == 2)
     })
     .await?;
     script.gate.add_permits(1);
     until_ended(&kit, 2).await?;
     running.stop().await?;
     assert_eq!(kit.ends(machines[0]).await?, ["Expired", "Finished"]);
-    let fences: Vec<i64> = script.seen().begun.iter().map(|(_, fence, _)| *fence).collect();
+    let fences: Vec<i64> = script.lock_record().begun.iter().map(|(_, fence, _)| *fence).collect();
     assert_eq!(fences, [1, 2]);
     let pause = "SELECT (EXTRACT(EPOCH FROM max(started_at) - min(closed_at)) * 1000)::INT8 FROM session";
     let pause = kit.count(pause).await?;
@@ -340,10 +346,10 @@ async fn an_operators_hold_stops_the_handler_and_says_why() -> TestResult {
     let machines = kit.provided(1, "rack").await?;
     let script = Script::new([(machines[0], Act::Hang)]);
     let running = Running::under(LOOKED_AT, &kit, &script, 1, BRISK).await?;
-    until("it is handled", async || Ok(script.seen().now.len() == 1)).await?;
+    until("it is handled", async || Ok(script.lock_record().now.len() == 1)).await?;
     kit.change(machines[0], vec![hold("new disks")]).await?;
     until_ended(&kit, 1).await?;
-    assert_eq!(script.seen().stopped, machines);
+    assert_eq!(script.lock_record().stopped, machines);
     let (event, detail) = end_of(&kit, machines[0]).await?;
     assert_eq!(event, "Cancelled");
     assert_eq!(detail, "the machine is not due for AgentStart any more: held by kim: new disks");

@@ -15,7 +15,7 @@ use shepherd::bmdb::postgres_programs::{self, ServerUser};
 
 use crate::harness::child::shell_arguments;
 use crate::harness::port::reserved;
-use crate::harness::program::{PATIENCE, Place, Said};
+use crate::harness::program::{PATIENCE, Place, ProgramOutput};
 
 const PASSWORD: &str = "open-sesame-open";
 
@@ -29,9 +29,10 @@ struct TlsServer {
 
 impl TlsServer {
     fn start(place: &Place) -> anyhow::Result<Self> {
-        let programs = postgres_programs::find().pop().context("no PostgreSQL server is installed")?;
+        let programs =
+            postgres_programs::find_programs().pop().context("no PostgreSQL server is installed")?;
         let user = postgres_programs::server_user().map_err(|_| anyhow::anyhow!("no user to run it as"))?;
-        let run = |program: &str| postgres_programs::command(&programs.path(program), user.as_ref());
+        let run = |program: &str| postgres_programs::program_command(&programs.path(program), user.as_ref());
         let data = place.path("data");
         fs::create_dir(&data)?;
         own(&data, user.as_ref())?;
@@ -52,10 +53,10 @@ impl TlsServer {
             fs::write(&path, text)?;
             own(&path, user.as_ref())?;
         }
-        // PostgreSQL cannot be told to choose.
+        // PostgreSQL cannot choose a free port itself.
         let port = reserved()?.port();
         let log = fs::File::create(place.path("server.log"))?;
-        let mut child = postgres_programs::command(Path::new("/bin/sh"), user.as_ref())
+        let mut child = postgres_programs::program_command(Path::new("/bin/sh"), user.as_ref())
             .args(shell_arguments(programs.path("postgres")))
             .stdin(Stdio::piped())
             .arg("-D")
@@ -123,7 +124,7 @@ impl Site {
     }
 
     /// Checks with that URL, as a flag or in the environment.
-    fn check(&self, flag: Option<&str>, environment: &[(&str, &str)]) -> anyhow::Result<Said> {
+    fn check(&self, flag: Option<&str>, environment: &[(&str, &str)]) -> anyhow::Result<ProgramOutput> {
         let mut arguments: Vec<String> =
             ["--check", "--components=updater", "--provider=static"].map(ToOwned::to_owned).into();
         let list: PathBuf = self.place.write("devices.json", "[]")?;
@@ -131,14 +132,17 @@ impl Site {
         arguments.extend(flag.map(|url| format!("--bmdb_url={url}")));
         let mut command = self.place.program(arguments);
         command.env("RUST_LOG", "trace").envs(environment.iter().copied());
-        let said = Place::finish(command.spawn()?)?;
-        ensure!(!said.stdout.contains(PASSWORD) && !said.stderr.contains(PASSWORD), "the password is shown");
-        Ok(said)
+        let reported = Place::finish(command.spawn()?)?;
+        ensure!(
+            !reported.stdout.contains(PASSWORD) && !reported.stderr.contains(PASSWORD),
+            "the password is shown"
+        );
+        Ok(reported)
     }
 }
 
-fn last_line(said: &Said, site: &Site) -> String {
-    let line = said.stderr.lines().last().unwrap_or_default();
+fn last_line(reported: &ProgramOutput, site: &Site) -> String {
+    let line = reported.stderr.lines().last().unwrap_or_default();
     site.place.masked(line).replace(&site.server.port.to_string(), "[port]")
 }
 
@@ -175,7 +179,7 @@ fn the_password_comes_from_the_environment_or_a_file_and_is_never_shown() {
 }
 
 #[test]
-fn a_server_is_verified_when_that_is_asked_for() {
+fn a_server_is_verified_when_that_is_requested() {
     let site = Site::new().unwrap();
     let ca = site.place.path("ca.pem");
     let (other, ..) = certificates().unwrap();

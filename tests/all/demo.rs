@@ -9,20 +9,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, kill_process};
-use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, Storage};
+use shepherd::bmdb::private_postgres::{PrivatePostgres, PrivatePostgresOptions, ServerStorage};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _};
 
 use crate::harness::aloud::aloud;
 use crate::harness::program::{PATIENCE, Place};
 
-/// A demo that runs, with what it has said. Killed when dropped.
+/// A demo that runs, with its output so far. Killed when dropped.
 pub(crate) struct Demo {
     pub(crate) child: Child,
     /// Waiting for a child closes the end of the pipe that it still owns, and that would kill it.
     _hold: ChildStdin,
     lines: Receiver<String>,
-    pub(crate) said: Vec<String>,
+    pub(crate) output_lines: Vec<String>,
 }
 
 impl Demo {
@@ -42,7 +42,7 @@ impl Demo {
                 }
             }
         });
-        Ok(Self { child, _hold: hold, lines, said: Vec::new() })
+        Ok(Self { child, _hold: hold, lines, output_lines: Vec::new() })
     }
 
     /// Waits for a line that holds `what`.
@@ -51,24 +51,29 @@ impl Demo {
         loop {
             match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
-                    self.said.push(line.clone());
+                    self.output_lines.push(line.clone());
                     if line.contains(what) {
                         return Ok(line);
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    aloud(&format!("it never said {what:?}, and last {:#?}", self.said.last_chunk::<5>()));
-                    bail!("it never said {what:?}: {:#?}", self.said)
+                    aloud(&format!(
+                        "it never said {what:?}, and last {:#?}",
+                        self.output_lines.last_chunk::<5>()
+                    ));
+                    bail!("it never said {what:?}: {:#?}", self.output_lines)
                 }
-                Err(RecvTimeoutError::Disconnected) => bail!("it ended without {what:?}: {:#?}", self.said),
+                Err(RecvTimeoutError::Disconnected) => {
+                    bail!("it ended without {what:?}: {:#?}", self.output_lines)
+                }
             }
         }
     }
 
-    /// The machines of which it said that they left Ready, and not yet that they are back.
+    /// The machines that left Ready by its output, and are not yet back.
     fn away(&self) -> BTreeSet<&str> {
         let mut away = BTreeSet::new();
-        for line in &self.said {
+        for line in &self.output_lines {
             let Some((name, change)) = line.trim_start().split_once("  ") else { continue };
             if change.starts_with("Ready → ") {
                 away.insert(name);
@@ -88,9 +93,9 @@ impl Demo {
         let end = Instant::now() + PATIENCE;
         loop {
             match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
-                Ok(line) => self.said.push(line),
+                Ok(line) => self.output_lines.push(line),
                 Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => bail!("it does not end: {:#?}", self.said),
+                Err(RecvTimeoutError::Timeout) => bail!("it does not end: {:#?}", self.output_lines),
             }
         }
         let stderr = self.child.stderr.take().map(std::io::read_to_string).transpose()?;
@@ -99,7 +104,7 @@ impl Demo {
 
     /// A command that was printed and holds `what`, as a person would paste it.
     pub(crate) fn pasted(&self, place: &Place, what: &str) -> anyhow::Result<String> {
-        sh(place, self.said.iter().find(|line| line.contains(what)).context("not printed")?)
+        sh(place, self.output_lines.iter().find(|line| line.contains(what)).context("not printed")?)
     }
 }
 
@@ -129,13 +134,13 @@ fn a_demo_until_ready_ends_well_and_leaves_nothing() {
     let place = Place::new().unwrap();
     let mut demo = Demo::start(&place, &["--machines", "8", "--until-ready", "--fresh"]).unwrap();
     let (code, stderr) = demo.end().unwrap();
-    assert_eq!((code, stderr.as_str()), (Some(0), ""), "{:#?}", demo.said);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""), "{:#?}", demo.output_lines);
     let position =
-        |what: &str| demo.said.iter().position(|line| line.contains(what)).context(what.to_owned());
+        |what: &str| demo.output_lines.iter().position(|line| line.contains(what)).context(what.to_owned());
     assert_eq!(position("8 simulated machines, a private PostgreSQL").unwrap(), 0, "the first thing said");
     let order = ["starting the simulator", "Ready 0", "all 8 machines are Ready", "stopping", COUNTS];
     let places: Vec<usize> = order.iter().map(|what| position(what).unwrap()).collect();
-    assert!(places.is_sorted(), "{:#?}", demo.said);
+    assert!(places.is_sorted(), "{:#?}", demo.output_lines);
     place.must_be_clean().unwrap();
 }
 
@@ -153,7 +158,7 @@ fn a_demo_whose_deadline_passes_says_why_of_the_rest() {
     let unseen = unseen.map_or(0, |(count, _)| count.parse().unwrap());
     let explained: Vec<&str> = stderr.split("\n\n").filter(|part| part.starts_with("sim/sim-")).collect();
     assert_eq!(ready + explained.len() + unseen, 8, "each machine is explained or counted: {stderr}");
-    assert!(demo.said.iter().any(|line| line == COUNTS), "{:#?}", demo.said);
+    assert!(demo.output_lines.iter().any(|line| line == COUNTS), "{:#?}", demo.output_lines);
     place.must_be_clean().unwrap();
 }
 
@@ -165,13 +170,13 @@ fn the_rest_is_explained_as_shepherdctl_explains_it() {
     let arguments = ["--machines", "3", "--dir", directory.to_str().unwrap()];
     let mut demo = Demo::start(&place, &arguments).unwrap();
     demo.until("Ctrl-C ends the demo").unwrap();
-    let fault = demo.said.iter().find(|line| line.contains(" kill --url ")).unwrap().clone();
+    let fault = demo.output_lines.iter().find(|line| line.contains(" kill --url ")).unwrap().clone();
     for kind in ["disk-full", "dead"] {
-        demo.said.push(fault.replace(" kill ", &format!(" {kind} ")));
+        demo.output_lines.push(fault.replace(" kill ", &format!(" {kind} ")));
         demo.pasted(&place, &format!(" {kind} ")).unwrap();
     }
-    // What it says may be of before the fault, on a host with too much to do: then any of them may leave and come
-    // back. The database is asked, and asked after the fault; a dead machine says nothing more to it.
+    // On an overloaded host its output may be from before the fault: then any of them may leave and come back. So the
+    // test queries the database, after the fault. A dead machine reports nothing more to it.
     let not_ready = || -> BTreeSet<String> {
         let table = demo.pasted(&place, "get machines").unwrap();
         let rows = table.lines().filter(|line| line.contains("sim-") && !line.contains(" Ready "));
@@ -183,7 +188,7 @@ fn the_rest_is_explained_as_shepherdctl_explains_it() {
         std::thread::sleep(Duration::from_millis(200));
     }
     demo.signal(Signal::INT).unwrap();
-    assert_eq!(demo.end().unwrap().0, Some(0), "{:#?}", demo.said);
+    assert_eq!(demo.end().unwrap().0, Some(0), "{:#?}", demo.output_lines);
 
     let arguments = [&arguments[..], &["--until-ready", "--deadline", "4s"]].concat();
     let mut demo = Demo::start(&place, &arguments).unwrap();
@@ -208,7 +213,7 @@ fn a_directory_that_is_no_demos_is_left_alone() {
         let arguments = [&["--machines", "1", "--dir", directory.to_str().unwrap()][..], more].concat();
         let mut demo = Demo::start(&place, &arguments).unwrap();
         let (code, stderr) = demo.end().unwrap();
-        assert_eq!(code, Some(2), "{:#?}", demo.said);
+        assert_eq!(code, Some(2), "{:#?}", demo.output_lines);
         assert_eq!(
             place.masked(&stderr),
             "shepherd: --dir [place]/var is no directory of a demo, and holds ssh_key, which a demo would use or \
@@ -228,11 +233,11 @@ fn a_directory_has_one_demo_at_a_time() {
     first.until("Ready 0").unwrap();
     let mut second = Demo::start(&place, &[&arguments[..], &["--fresh"]].concat()).unwrap();
     let (code, stderr) = second.end().unwrap();
-    assert_eq!(code, Some(2), "{:#?}", second.said);
+    assert_eq!(code, Some(2), "{:#?}", second.output_lines);
     assert!(stderr.contains("another demo runs in --dir "), "{stderr}");
     first.until("all 1 machines are Ready").unwrap();
     first.signal(Signal::INT).unwrap();
-    assert_eq!(first.end().unwrap().0, Some(0), "{:#?}", first.said);
+    assert_eq!(first.end().unwrap().0, Some(0), "{:#?}", first.output_lines);
     place.must_be_clean().unwrap();
 }
 
@@ -261,8 +266,9 @@ async fn a_demo_that_nobody_listens_to_any_more_ends_in_order() {
     assert!(stderr.contains("cannot write to standard output"), "{stderr}");
     place.must_be_clean().unwrap();
 
-    let storage = Storage::Staying(directory.join("bmdb"));
-    let server = PrivatePostgres::start(Options { storage, max_connections: 20 }).await.unwrap();
+    let storage = ServerStorage::Persistent(directory.join("bmdb"));
+    let server =
+        PrivatePostgres::start(PrivatePostgresOptions { storage, max_connections: 20 }).await.unwrap();
     let options: PgConnectOptions = server.url("shepherd").parse().unwrap();
     let mut connection = options.connect().await.unwrap();
     let open: i64 = sqlx::query_scalar("SELECT count(*) FROM session WHERE closed_at IS NULL")
@@ -282,8 +288,8 @@ fn an_interrupted_demo_leaves_nothing_at_any_stage() {
         demo.until(stage).unwrap();
         demo.signal(Signal::INT).unwrap();
         let (code, stderr) = demo.end().unwrap();
-        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{:#?}", demo.said);
-        assert!(demo.said.iter().any(|line| line == COUNTS), "{stage}: {:#?}", demo.said);
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{:#?}", demo.output_lines);
+        assert!(demo.output_lines.iter().any(|line| line == COUNTS), "{stage}: {:#?}", demo.output_lines);
         assert_eq!(place.left_behind().unwrap(), Vec::<String>::new(), "{stage}");
     }
 }
@@ -318,8 +324,12 @@ fn a_machine_that_is_broken_as_printed_leaves_ready_and_comes_back() {
     assert!(demo.pasted(&place, "retire sim-0007").unwrap().contains("is being retired"));
     demo.until(" → Retired: retired (trying it): provider sim took it back").unwrap();
     demo.signal(Signal::INT).unwrap();
-    assert_eq!(demo.end().unwrap(), (Some(0), String::new()), "{:#?}", demo.said);
-    assert!(demo.said.iter().any(|line| line.contains("every machine is Ready")), "{:#?}", demo.said);
+    assert_eq!(demo.end().unwrap(), (Some(0), String::new()), "{:#?}", demo.output_lines);
+    assert!(
+        demo.output_lines.iter().any(|line| line.contains("every machine is Ready")),
+        "{:#?}",
+        demo.output_lines
+    );
     place.must_be_clean().unwrap();
 }
 
@@ -328,7 +338,7 @@ fn machines_leave_a_demo_in_each_way_that_an_operator_has() {
     let place = Place::new().unwrap();
     let mut demo = Demo::start(&place, &["--machines", "8"]).unwrap();
     demo.until("Ctrl-C ends the demo").unwrap();
-    let printed = |what: &str| demo.said.iter().find(|line| line.contains(what)).unwrap().clone();
+    let printed = |what: &str| demo.output_lines.iter().find(|line| line.contains(what)).unwrap().clone();
     let (retire, fault) = (printed(" retire sim-0007 "), printed(" fault sim-0007 kill "));
     // What was printed, with other words at its end.
     let ctl = retire.split_once(" retire ").unwrap().0;
@@ -342,7 +352,7 @@ fn machines_leave_a_demo_in_each_way_that_an_operator_has() {
     };
     let is_retired = |machine: &str| until(&format!("why {machine}"), "\nRetired for ");
 
-    // Nothing goes wrong, and it is said twice.
+    // Nothing goes wrong, and the order is given twice.
     assert!(asks("retire sim-0001 --reason 'its lease ends'").contains("is being retired"));
     assert!(asks("retire sim-0001 --reason 'its lease ends'").contains("already"));
     is_retired("sim-0001");
@@ -362,13 +372,14 @@ fn machines_leave_a_demo_in_each_way_that_an_operator_has() {
     assert!(asks("retire cancel sim-0004").contains("is cancelled"));
     asks("release sim-0004");
     until("why sim-0004", "\nReady for ");
-    // Its provider is gone: that nobody takes it back is waived by name, in the words that are asked for.
+    // Its provider is gone: the operator waives by name that nobody takes it back, in the words that the command
+    // requires.
     sh(&place, &fault.replace(" sim-0007 kill ", " provider api-error ")).unwrap();
     asks("retire sim-0005 --reason 'its lease ends'");
-    until("why sim-0005", " release --i_know ");
+    until("why sim-0005", " release --confirm ");
     let waive = |words: &str| {
         let line =
-            format!("{ctl} retire waive sim-0005 release --i_know '{words}' --reason 'it went bankrupt'");
+            format!("{ctl} retire waive sim-0005 release --confirm '{words}' --reason 'it went bankrupt'");
         sh(&place, &line)
     };
     let refused = waive("anything").unwrap_err().to_string();
@@ -378,12 +389,12 @@ fn machines_leave_a_demo_in_each_way_that_an_operator_has() {
     is_retired("sim-0005");
 
     demo.signal(Signal::INT).unwrap();
-    assert_eq!(demo.end().unwrap(), (Some(0), String::new()), "{:#?}", demo.said);
+    assert_eq!(demo.end().unwrap(), (Some(0), String::new()), "{:#?}", demo.output_lines);
     place.must_be_clean().unwrap();
 }
 
 #[test]
-fn a_kept_fleet_is_the_same_next_time_and_new_when_asked() {
+fn a_persisted_fleet_is_the_same_next_time_and_new_on_request() {
     let place = Place::new().unwrap();
     let directory = place.path("fleet");
     let directory = directory.to_str().unwrap();
@@ -391,7 +402,7 @@ fn a_kept_fleet_is_the_same_next_time_and_new_when_asked() {
         let arguments = [&["--machines", "3", "--until-ready", "--dir", directory], more].concat();
         let mut demo = Demo::start(&place, &arguments).unwrap();
         let (code, stderr) = demo.end().unwrap();
-        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{:#?}", demo.said);
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{:#?}", demo.output_lines);
         place.must_be_clean().unwrap();
         // Made once for a database, and sealing what is in it.
         fs::read_to_string(place.path("fleet/secrets.key")).unwrap()

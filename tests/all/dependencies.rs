@@ -12,7 +12,7 @@ use crate::harness::source;
 const NOT_ON_A_MACHINE: &[&str] = &["age", "axum", "reqwest", "russh", "sqlx", "sqlx-core", "sqlx-postgres"];
 /// A node's: thousands of types.
 const KUBERNETES: &[&str] = &["k8s-openapi", "kube"];
-/// `ring` is the one TLS provider: with two, rustls panics in whoever asks for the default first.
+/// `ring` is the one TLS provider: with two, rustls panics in the first caller that needs the default.
 const OTHER_TLS: &[&str] = &["aws-lc-rs", "aws-lc-sys", "native-tls", "openssl", "openssl-sys"];
 
 #[test]

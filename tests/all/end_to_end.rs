@@ -11,7 +11,7 @@ use crate::harness::aloud::TestResult;
 const NOBODY: u32 = 65534;
 
 #[test]
-fn who_is_not_root_is_told_why_root_is_needed() -> TestResult {
+fn user_who_is_not_root_reads_why_root_is_needed() -> TestResult {
     for test in [
         "tests/e2e_ssh/run",
         "tests/e2e_cluster/run",
@@ -45,12 +45,12 @@ fn who_is_not_root_is_told_why_root_is_needed() -> TestResult {
         } else {
             Command::new("bash")
         };
-        let said = command.arg(place.path().join(test)).current_dir("/").output()?;
+        let output = command.arg(place.path().join(test)).current_dir("/").output()?;
         let expected = format!(
             "{test} must be root: it makes network and mount namespaces, and a user in one of them\n"
         );
         assert_eq!(
-            (said.status.code(), String::from_utf8(said.stderr)?, said.stdout.as_slice()),
+            (output.status.code(), String::from_utf8(output.stderr)?, output.stdout.as_slice()),
             (Some(1), expected, &[][..])
         );
         assert_eq!(fs::read_dir(place.path())?.count(), 2, "nothing was begun");

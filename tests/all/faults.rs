@@ -1,9 +1,11 @@
 //! The faults that `tools/faults` plants: each of them still applies to the engine as it is, and names a test
 //! that is there. Whether that test turns red takes a build for each, and is not looked at here.
 
+use std::fs;
+use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::harness::aloud::TestResult;
 use crate::harness::source;
@@ -52,5 +54,64 @@ fn every_module_of_the_fire_stands_under_a_heading_of_its_long_form() -> TestRes
     for module in modules {
         assert!(under.contains(&module), "tools/fire has no heading for {module}: {under:?}");
     }
+    Ok(())
+}
+
+/// Runs git in a tree.
+fn git(tree: &Path, arguments: &[&str]) -> Result<()> {
+    let author = ["-c", "user.name=test", "-c", "user.email=test@localhost"];
+    let output = Command::new("git").args(author).args(arguments).current_dir(tree).output()?;
+    ensure!(output.status.success(), "git {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+#[test]
+fn patches_are_made_again_after_their_code_has_moved_and_conflicts_are_left() -> TestResult {
+    let tree = tempfile::tempdir()?;
+    let tree = tree.path();
+    let write = |path: &str, text: &str| -> Result<()> {
+        let path = tree.join(path);
+        fs::create_dir_all(path.parent().context("a folder")?)?;
+        Ok(fs::write(path, text)?)
+    };
+    let code = |first: &str, limit: u32| {
+        format!(
+            "fn {first}() {{}}\n\nfn limit() -> u32 {{\n    {limit}\n}}\n\nfn last() -> u32 {{\n    limit() + 1\n}}\n"
+        )
+    };
+    let patch = "breaks: The limit is wrong.\nitem: x\ntest: x::y\nsays: 4\n\n--- a/src/old.rs\n+++ b/src/old.rs\n\
+                 @@ -1,5 +1,5 @@\n fn first() {}\n \n fn limit() -> u32 {\n-    3\n+    4\n }\n";
+    let rebase = || -> Result<std::process::Output> {
+        let tool = source::root().join("tools/rebase-faults");
+        Ok(Command::new(tool).arg("start").current_dir(tree).output()?)
+    };
+    git(tree, &["init", "-q"])?;
+    write("src/old.rs", &code("first", 3))?;
+    write("tests/faults/limit.patch", patch)?;
+    git(tree, &["apply", "--check", "tests/faults/limit.patch"])?;
+    git(tree, &["add", "-A"])?;
+    git(tree, &["commit", "-qm", "start"])?;
+    git(tree, &["tag", "start"])?;
+
+    git(tree, &["mv", "src/old.rs", "src/new.rs"])?;
+    write("src/new.rs", &code("beginning", 3))?;
+    git(tree, &["commit", "-qam", "move"])?;
+    let output = rebase()?;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    git(tree, &["apply", "--check", "tests/faults/limit.patch"])?;
+    let made = fs::read_to_string(tree.join("tests/faults/limit.patch"))?;
+    assert!(
+        made.starts_with("breaks: The limit is wrong.\nitem: x\ntest: x::y\nsays: 4\n\n--- a/src/new.rs\n"),
+        "{made}"
+    );
+    assert!(made.contains("\n-    3\n+    4\n"), "{made}");
+
+    git(tree, &["commit", "-qam", "made again"])?;
+    write("src/new.rs", &code("beginning", 5))?;
+    let output = rebase()?;
+    let complaint =
+        String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success() && complaint.contains("src/new.rs"), "{complaint}");
+    assert_eq!(fs::read_to_string(tree.join("tests/faults/limit.patch"))?, made, "left for a person");
     Ok(())
 }

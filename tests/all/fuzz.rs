@@ -29,24 +29,24 @@ use proptest::sample::Index;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use prost::Message as _;
 use rustix::time::{ClockId, clock_gettime};
-use shepherd::model::kubernetes::archive::{self, Header};
-use shepherd::model::kubernetes::bundle::{LARGEST, Manifest};
-use shepherd::model::log_request::PART_LIMIT;
+use shepherd::model::kubernetes::archive::{self, TarHeader};
+use shepherd::model::kubernetes::bundle_manifest::{BundleManifest, MAX_BUNDLE_BYTES};
+use shepherd::model::log_request::MAX_PART_BYTES;
 use shepherd::proto::agent::v1 as wire;
 use shepherd::proto::codec;
 use shepherd::proto::hardware::v1::{BlockDevice, HardwareReport};
 use shepherd::providers::{static_commands, static_list};
 use shepherd::roleserver::commands::{enroll, status};
 use shepherd::roleserver::endpoint::Endpoint;
-use shepherd::roleserver::enrolment::{self, Settings};
+use shepherd::roleserver::enrolment::{self, AgentSettings};
 use shepherd::roleserver::hardware::{self, Sources, Warnings, ata, dmi, network, nvme, scsi};
 use shepherd::roleserver::state_directory::StateDirectory;
-use shepherd::server::hardware_summary::summarise;
-use shepherd::server::heartbeat_form::{REPORT_LIMIT, read_heartbeat};
-use shepherd::server::log_form::read_part;
-use shepherd::server::{certificate, tls};
+use shepherd::server::hardware_summary::summarise_report;
+use shepherd::server::heartbeat_validation::{REPORT_LIMIT, parse_heartbeat};
+use shepherd::server::log_validation::parse_log_part;
+use shepherd::server::{server_certificate, tls};
 use shepherd::service::configuration;
-use shepherd::takeover::exec::{Exit, Output};
+use shepherd::takeover::exec::{CommandExit, CommandOutput};
 use shepherd::takeover::steps;
 
 use crate::harness::aloud::TestResult;
@@ -57,23 +57,28 @@ type Decode = fn(&[u8]) -> Result<(), String>;
 
 const DECODERS: &[(&str, Decode)] = &[
     // What the shepherd is sent.
-    ("certificate", |bytes| said(tls::agent_key(&bytes.to_vec().into()))),
-    ("enrol-answer", |bytes| said(steps::read_enroll(&answer(bytes)))),
-    ("hardware-report", |bytes| said(shepherd::cli::hardware::describe(bytes))),
+    ("certificate", |bytes| stringify_error(tls::verified_agent_key(&bytes.to_vec().into()))),
+    ("enrol-answer", |bytes| stringify_error(steps::parse_enroll(&answer(bytes)))),
+    ("hardware-report", |bytes| stringify_error(shepherd::cli::hardware_report::describe_report(bytes))),
     ("heartbeat", heartbeat),
     ("log-part", log_part),
     ("power-command-answer", |bytes| {
-        said(static_commands::power_state(&String::from_utf8_lossy(bytes), "/usr/local/bin/pdu"))
+        stringify_error(static_commands::parse_power_state(
+            &String::from_utf8_lossy(bytes),
+            "/usr/local/bin/pdu",
+        ))
     }),
     ("provider-answer", provider_answer::decode),
-    ("ssh-probe", |bytes| said(steps::read_probe(&answer(bytes)))),
-    ("ssh-upload", |bytes| said(steps::read_upload(&answer(bytes), "00"))),
+    ("ssh-probe", |bytes| stringify_error(steps::parse_probe(&answer(bytes)))),
+    ("ssh-upload", |bytes| stringify_error(steps::parse_upload(&answer(bytes), "00"))),
     // What the shepherd's operator writes.
     ("certificate-files", certificate_files),
     ("configuration", |bytes| {
-        in_file(bytes, |path| said(configuration::read(path, &[]).map_err(|e| e.to_string())))
+        in_file(bytes, |path| {
+            stringify_error(configuration::read_configuration(path, &[]).map_err(|e| e.to_string()))
+        })
     }),
-    ("device-list", |bytes| said(static_list::parse(&String::from_utf8_lossy(bytes)))),
+    ("device-list", |bytes| stringify_error(static_list::parse_device_list(&String::from_utf8_lossy(bytes)))),
     // What the role server is sent, and what it reads on its machine.
     ("disk-and-port-answers", disk_and_port_answers),
     ("dmi-table", dmi_table),
@@ -93,7 +98,7 @@ const MEMORY: usize = 48 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 const SHORT_FORM_CASES: u32 = 300;
 
-fn said<T>(result: Result<T, impl Display>) -> Result<(), String> {
+fn stringify_error<T>(result: Result<T, impl Display>) -> Result<(), String> {
     result.map(drop).map_err(|error| error.to_string())
 }
 
@@ -104,38 +109,47 @@ fn in_file(bytes: &[u8], read: impl FnOnce(&Path) -> Result<(), String>) -> Resu
 }
 
 /// What a command on a machine printed, on both streams.
-fn answer(bytes: &[u8]) -> Output {
+fn answer(bytes: &[u8]) -> CommandOutput {
     let (stdout, stderr) = (bytes.to_vec(), bytes.to_vec());
-    let exit = if bytes.len().is_multiple_of(5) { Exit::Signal("KILL".to_owned()) } else { Exit::Status(0) };
-    Output { exit, stdout, stderr, dropped: 0 }
+    let exit = if bytes.len().is_multiple_of(5) {
+        CommandExit::Signal("KILL".to_owned())
+    } else {
+        CommandExit::Status(0)
+    };
+    CommandOutput { exit, stdout, stderr, dropped_bytes: 0 }
 }
 
 fn heartbeat(bytes: &[u8]) -> Result<(), String> {
     let request = codec::decode::<wire::HeartbeatRequest>(bytes.to_vec().into())?;
-    let heartbeat = read_heartbeat(request, [7; 32]).map_err(|error| error.to_string())?;
+    let heartbeat = parse_heartbeat(request, [7; 32]).map_err(|error| error.to_string())?;
     // What is stored can be shown.
-    let shown = heartbeat.hardware.map(|report| shepherd::cli::hardware::describe(&report.report));
+    let shown =
+        heartbeat.hardware.map(|report| shepherd::cli::hardware_report::describe_report(&report.report));
     assert!(shown.is_none_or(|shown| shown.is_ok()));
     Ok(())
 }
 
 fn log_part(bytes: &[u8]) -> Result<(), String> {
     let request = codec::decode::<wire::BringLogRequest>(bytes.to_vec().into())?;
-    let part = read_part(request)?;
-    let text = part.brought.lines;
-    assert!(text.len() <= PART_LIMIT + 1 && (text.is_empty() || text.ends_with('\n')));
+    let part = parse_log_part(request)?;
+    let text = part.part.lines;
+    assert!(text.len() <= MAX_PART_BYTES + 1 && (text.is_empty() || text.ends_with('\n')));
     assert!(!text.chars().any(|c| c.is_control() && c != '\n' && c != '\t'), "it could drive a terminal");
     Ok(())
 }
 
 fn certificate_files(bytes: &[u8]) -> Result<(), String> {
-    in_file(bytes, |path| said(certificate::inspect_files(path, path, Some(path))))
+    in_file(bytes, |path| stringify_error(server_certificate::check_files(path, path, Some(path))))
 }
 
 fn enrol_request(bytes: &[u8]) -> Result<(), String> {
-    let request = enroll::decode(bytes).map_err(|error| error.to_string())?;
-    let kept = enrolment::enroll(None, &request).map_err(|error| error.to_string())?;
-    assert_eq!(enrolment::enroll(Some(&kept), &request).as_ref(), Ok(&kept), "a repetition changes nothing");
+    let request = enroll::decode_request(bytes).map_err(|error| error.to_string())?;
+    let kept = enrolment::accept_enrolment(None, &request).map_err(|error| error.to_string())?;
+    assert_eq!(
+        enrolment::accept_enrolment(Some(&kept), &request).as_ref(),
+        Ok(&kept),
+        "a repetition changes nothing"
+    );
     let text = serde_json::to_vec(&kept).unwrap();
     assert_eq!(serde_json::from_slice::<enrolment::Enrolment>(&text).unwrap(), kept);
     Ok(())
@@ -143,26 +157,26 @@ fn enrol_request(bytes: &[u8]) -> Result<(), String> {
 
 fn heartbeat_answer(bytes: &[u8]) -> Result<(), String> {
     let answer = codec::decode::<wire::HeartbeatResponse>(bytes.to_vec().into())?;
-    let settings = Settings::new(&["shepherd.example:8443".to_owned()], &[], 0)?;
-    let changed = settings.changed_by(&answer)?;
+    let settings = AgentSettings::new(&["shepherd.example:8443".to_owned()], &[], 0)?;
+    let changed = settings.with_response(&answer)?;
     assert!(!changed.endpoints.is_empty());
-    assert_eq!(changed.changed_by(&answer)?, changed, "the same advice again is no news");
+    assert_eq!(changed.with_response(&answer)?, changed, "the same advice again is no news");
     Ok(())
 }
 
 /// A manifest, or a bundle from its beginning.
 fn kubernetes_bundle(bytes: &[u8]) -> Result<(), String> {
     if let Some(block) = bytes.first_chunk()
-        && let Ok(Some(header)) = Header::read(block)
+        && let Ok(Some(header)) = TarHeader::parse(block)
     {
         assert!(header.padding() < block.len());
     }
     let manifest = if bytes.starts_with(&[0x1f, 0x8b]) {
-        archive::manifest(bytes)?
+        archive::read_bundle_manifest(bytes)?
     } else {
-        Manifest::read(bytes).map_err(|problems| problems.to_string())?
+        BundleManifest::parse(bytes).map_err(|problems| problems.to_string())?
     };
-    assert!(manifest.size() <= LARGEST);
+    assert!(manifest.total_bytes() <= MAX_BUNDLE_BYTES);
     for file in manifest.files() {
         let plain = |word: &str| !word.is_empty() && !word.starts_with('.');
         assert!(file.path.split('/').all(plain), "{:?} leads elsewhere", file.path);
@@ -178,21 +192,21 @@ fn endpoint(bytes: &[u8]) -> Result<(), String> {
 }
 
 fn dmi_table(bytes: &[u8]) -> Result<(), String> {
-    dmi::parse(bytes, &mut Warnings::default());
+    dmi::parse_table(bytes, &mut Warnings::default());
     Ok(())
 }
 
 fn disk_and_port_answers(bytes: &[u8]) -> Result<(), String> {
     let mut device = BlockDevice::default();
-    ata::identify(bytes, &mut device);
+    ata::fill_identity(bytes, &mut device);
     let _ = (ata::statistic(bytes, 7, 8), ata::threshold_exceeded(bytes));
-    nvme::identify(bytes, &mut device);
-    nvme::health(bytes, &mut device);
+    nvme::fill_identity(bytes, &mut device);
+    nvme::fill_health(bytes, &mut device);
     scsi::fill_serial(bytes, &mut device);
     scsi::fill_wwn(bytes, &mut device);
-    let _ = (scsi::uncorrected(bytes), scsi::parameter(bytes, 1));
-    assert!(network::permanent_address(bytes).is_none_or(|address| address.len() <= bytes.len()));
-    assert!(network::supported_speeds(bytes).is_sorted());
+    let _ = (scsi::uncorrected_errors(bytes), scsi::log_parameter(bytes, 1));
+    assert!(network::parse_permanent_address(bytes).is_none_or(|address| address.len() <= bytes.len()));
+    assert!(network::parse_supported_speeds(bytes).is_sorted());
     Ok(())
 }
 
@@ -234,10 +248,10 @@ fn machine_files(bytes: &[u8]) -> Result<(), String> {
     put("sys/class/net/eno1/device/driver", b"");
     std::os::unix::fs::symlink("../../../bus/scsi", root.path().join("sys/block/sda/device/subsystem"))
         .unwrap();
-    let report = hardware::read(&Sources::under(root.path()));
+    let report = hardware::read_hardware(&Sources::in_directory(root.path()));
     assert!(report.encoded_len() <= REPORT_LIMIT, "no shepherd would take it");
     assert_eq!((report.block_devices.len(), report.network_interfaces.len()), (2, 1));
-    let stored = summarise(&report, "incarnation");
+    let stored = summarise_report(&report, "incarnation");
     assert_eq!(HardwareReport::decode(stored.report.as_slice()).as_ref(), Ok(&report));
     Ok(())
 }
@@ -256,19 +270,19 @@ fn state_files(bytes: &[u8]) -> Result<(), String> {
     for name in names {
         std::fs::write(directory.path().join(name), bytes).unwrap();
     }
-    let text = status::text(directory.path()).map_err(|error| error.to_string())?;
+    let text = status::render_text(directory.path()).map_err(|error| error.to_string())?;
     assert!(text.lines().count() >= 3, "{text}");
-    let state = StateDirectory::at(directory.path().to_owned());
-    let agent = state.agent().map(|process| process.is_some_and(|process| process.is_alive()));
-    let learned = state.learned(1).map(|learned| {
+    let state = StateDirectory::from_path(directory.path().to_owned());
+    let agent = state.read_agent_process().map(|process| process.is_some_and(|process| process.is_alive()));
+    let learned = state.read_learned_settings(1).map(|learned| {
         assert!(learned.is_none_or(|learned| !learned.settings.endpoints.is_empty()));
         false
     });
-    let enrolled = state.enrolment().map(|kept| {
+    let enrolled = state.read_enrolment().map(|kept| {
         assert!(kept.is_none_or(|kept| !kept.settings.endpoints.is_empty()));
         false
     });
-    let others = [state.last_heartbeat().map(|_| false), state.identity().map(|_| false)];
+    let others = [state.read_last_heartbeat().map(|_| false), state.read_identity().map(|_| false)];
     let outcomes = [agent, learned, enrolled].into_iter().chain(others);
     // Nothing can be all of them at once.
     let mut errors: Vec<_> = outcomes.filter_map(Result::err).map(|error| error.to_string()).collect();

@@ -8,19 +8,19 @@ use anyhow::Result;
 use async_trait::async_trait;
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::wakeup::WakeUps;
-use shepherd::manager::access::{Access, AgentFile};
-use shepherd::manager::brakes::Brakes;
-use shepherd::manager::control_loop::{ControlLoop, LoopContext, LoopSettings, run as run_loop};
+use shepherd::manager::control_loop::{ControlLoop, LoopContext, LoopSettings, run_loop};
 use shepherd::manager::limiter::Limiter;
+use shepherd::manager::machine_access::{AgentFile, MachineAccess};
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::manager::provider_set::ProviderSet;
 use shepherd::manager::recoverer::Recoverer;
-use shepherd::model::breaker::{HANGS_AFTER, OPENS_AFTER};
+use shepherd::manager::recovery_brakes::RecoveryBrakes;
+use shepherd::model::circuit_breaker::{FAILURE_THRESHOLD, SLOW_CALL_THRESHOLD};
 use shepherd::model::ids::IntentId;
-use shepherd::model::policy::{Disturbance, Rung};
+use shepherd::model::policy::{DisruptionKind, Rung};
 use shepherd::model::time::Span;
 use shepherd::providers::provider::{
-    Creation, ErrorClass, PowerControl, Provider, ProviderError, ProviderMachine, ProviderName,
+    CreationControl, ErrorClass, PowerControl, Provider, ProviderError, ProviderMachine, ProviderName,
     RebootControl, RebootMethod,
 };
 use shepherd::takeover::client_key::ClientKey;
@@ -64,11 +64,11 @@ impl Provider for Api {
         Ok(Vec::new())
     }
 
-    async fn look_at(&self, _id: &str) -> Result<Option<ProviderMachine>, ProviderError> {
+    async fn find_machine(&self, _id: &str) -> Result<Option<ProviderMachine>, ProviderError> {
         Ok(None)
     }
 
-    fn creation(&self) -> Option<&dyn Creation> {
+    fn creation(&self) -> Option<&dyn CreationControl> {
         None
     }
 
@@ -83,7 +83,7 @@ impl Provider for Api {
 
 #[async_trait]
 impl RebootControl for Api {
-    async fn method(&self, _id: &str) -> Result<RebootMethod, ProviderError> {
+    async fn reboot_method(&self, _id: &str) -> Result<RebootMethod, ProviderError> {
         Ok(RebootMethod::Provider)
     }
 
@@ -93,16 +93,16 @@ impl RebootControl for Api {
             return Ok(());
         }
         // Its own limit on a call; a real one's is longer.
-        tokio::time::sleep(HANGS_AFTER + Duration::from_millis(200)).await;
+        tokio::time::sleep(SLOW_CALL_THRESHOLD + Duration::from_millis(200)).await;
         Err(ProviderError::new(ErrorClass::Transient, "https://api.example", "no answer in time"))
     }
 }
 
-fn access() -> Result<Arc<Access>> {
-    Ok(Arc::new(Access {
+fn access() -> Result<Arc<MachineAccess>> {
+    Ok(Arc::new(MachineAccess {
         ssh: SshSettings::new(ClientKey::generate()?),
         user: "root".to_owned(),
-        agent: AgentFile::new(env!("CARGO_BIN_EXE_roleserver").into()),
+        agent_file: AgentFile::new(env!("CARGO_BIN_EXE_roleserver").into()),
         agent_path: "/opt/roleserver".to_owned(),
         endpoints: vec!["127.0.0.1:1".to_owned()],
         ca_certificates: Box::new(Vec::new),
@@ -115,7 +115,8 @@ async fn provider_that_hangs_is_left_alone_and_the_other_ones_machines_are_serve
     let kit = Kit::new("hanging_provider").await?;
     kit.bmdb
         .change_policy("test", |policy| {
-            policy.ladder = vec![Rung { step: Disturbance::Reboot, deadline: Span::minutes(10), tries: 2 }];
+            policy.ladder =
+                vec![Rung { step: DisruptionKind::Reboot, deadline: Span::minutes(10), tries: 2 }];
             policy.recovery_brake.at_least = 1_000;
             policy.listening_gap = Span::hours(1);
         })
@@ -131,13 +132,13 @@ async fn provider_that_hangs_is_left_alone_and_the_other_ones_machines_are_serve
     let providers = ProviderSet::new(vec![hung.clone(), well.clone()]);
     let metrics = Metrics::new();
     providers.register(&metrics);
-    let brakes = Arc::new(Brakes::new(shepherd.bmdb.clone()));
+    let brakes = Arc::new(RecoveryBrakes::new(shepherd.bmdb.clone()));
     let recoverer = Recoverer { providers, access: access()?, brakes };
     let drain = CancellationToken::new();
     let context = LoopContext {
         sessions: shepherd.sessions.clone(),
         wake_ups: WakeUps::default(),
-        metrics: ManagerMetrics::register(&Metrics::new()).of(recoverer.name(), recoverer.process()),
+        metrics: ManagerMetrics::register(&Metrics::new()).for_loop(recoverer.name(), recoverer.process()),
         drain: drain.clone(),
         abort: CancellationToken::new(),
     };
@@ -149,9 +150,12 @@ async fn provider_that_hangs_is_left_alone_and_the_other_ones_machines_are_serve
     until("every machine was looked after", async || Ok(kit.count(looked_after).await? == 16)).await?;
     // Those that were under way when it opened, and one more whenever a pause was over.
     let tries = began.elapsed().as_secs() / 30;
-    let most = OPENS_AFTER as usize - 1 + WORKERS + usize::try_from(tries)?;
-    let (asked, served) = (hung.orders(), well.orders());
-    assert!((OPENS_AFTER as usize..=most).contains(&asked), "asked {asked} times, {most} at most");
+    let most = FAILURE_THRESHOLD as usize - 1 + WORKERS + usize::try_from(tries)?;
+    let (requested, served) = (hung.orders(), well.orders());
+    assert!(
+        (FAILURE_THRESHOLD as usize..=most).contains(&requested),
+        "asked {requested} times, {most} at most"
+    );
     assert_eq!(served, 4, "the other one's machines waited");
 
     let left_alone = "SELECT count(*) FROM machine_due WHERE provider = 'hung' AND reason LIKE 'the provider is left alone for %'";

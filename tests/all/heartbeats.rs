@@ -1,17 +1,17 @@
-//! Heartbeats in the BMDB: a group means the same as one after the other, what is poisoned spoils
-//! nothing else, and listening is told truly.
+//! Heartbeats in the BMDB: a group has the same effect as single heartbeats in sequence, a poisoned heartbeat
+//! spoils no other, and the records of who listens are true.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
-use shepherd::bmdb::change::{NewHardwareReport, NewHeartbeat};
-use shepherd::bmdb::group_commit::{HeartbeatError, Heartbeats};
-use shepherd::bmdb::heartbeat::{Heartbeat, Outcome};
+use shepherd::bmdb::fact_change::{NewHardwareReport, NewHeartbeat};
+use shepherd::bmdb::group_commit::{HeartbeatError, HeartbeatQueue};
+use shepherd::bmdb::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::model::ids::{MachineId, ProcessId};
-use shepherd::model::why::explain;
+use shepherd::model::why::explain_machine;
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
@@ -19,8 +19,8 @@ use crate::harness::aloud::TestResult;
 use crate::harness::callback::{TestAgent, events, phase, until};
 use crate::harness::postgres::TestDatabase;
 
-fn heartbeat(agent: &TestAgent, boot: &str, sequence: i64) -> Heartbeat {
-    Heartbeat {
+fn heartbeat(agent: &TestAgent, boot: &str, sequence: i64) -> ReceivedHeartbeat {
+    ReceivedHeartbeat {
         machine: agent.machine,
         public_key: agent.identity.public_key(),
         beat: NewHeartbeat {
@@ -47,18 +47,18 @@ async fn stored(pool: &PgPool, machine: MachineId) -> anyhow::Result<Vec<Option<
     Ok(sqlx::query_scalar(text).bind(machine.0).fetch_all(pool).await?)
 }
 
-fn kind(outcome: &Outcome) -> &'static str {
+fn kind(outcome: &HeartbeatOutcome) -> &'static str {
     match outcome {
-        Outcome::Stored(_) => "stored",
-        Outcome::Repeated(_) => "repeated",
-        Outcome::Stale => "stale",
-        Outcome::Unauthenticated => "unauthenticated",
-        Outcome::Retired => "retired",
+        HeartbeatOutcome::Stored(_) => "stored",
+        HeartbeatOutcome::Duplicate(_) => "repeated",
+        HeartbeatOutcome::Stale => "stale",
+        HeartbeatOutcome::Unauthenticated => "unauthenticated",
+        HeartbeatOutcome::Retired => "retired",
     }
 }
 
 struct Committing {
-    heartbeats: Heartbeats,
+    heartbeats: HeartbeatQueue,
     metrics: Metrics,
     task: tokio::task::JoinHandle<()>,
 }
@@ -66,7 +66,7 @@ struct Committing {
 async fn committing(database: &TestDatabase) -> anyhow::Result<Committing> {
     let metrics = Metrics::new();
     let (heartbeats, commit) =
-        Heartbeats::new(database.bmdb().await?, ProcessId::generate(), metrics.clone());
+        HeartbeatQueue::new(database.bmdb().await?, ProcessId::generate(), metrics.clone());
     let task = tokio::spawn(commit.run(CancellationToken::new()));
     Ok(Committing { heartbeats, metrics, task })
 }
@@ -141,7 +141,7 @@ async fn poisoned_heartbeat_spoils_no_other() -> TestResult {
     let answers = futures::future::join_all(answers).await;
     for (number, answer) in answers.iter().enumerate() {
         match answer {
-            Ok(Outcome::Stored(_)) => assert_ne!(number, 13),
+            Ok(HeartbeatOutcome::Stored(_)) => assert_ne!(number, 13),
             Err(HeartbeatError::Database(_)) => assert_eq!(number, 13),
             other => panic!("{number}: {other:?}"),
         }
@@ -176,31 +176,34 @@ async fn report_that_cannot_be_stored_does_not_silence_its_machine() -> TestResu
             memory_bytes: 1,
             cpu_threads: 1,
         };
-        let reporting = Heartbeat { hardware: Some(report), ..heartbeat(&agent, "a", 2) };
+        let reporting = ReceivedHeartbeat { hardware: Some(report), ..heartbeat(&agent, "a", 2) };
         let answer = committing.heartbeats.store(reporting).await;
         assert!(matches!(answer, Err(HeartbeatError::Database(_))), "{known}: {answer:?}");
         let text = "SELECT sequence FROM machine_agent_heartbeat WHERE machine_id = $1";
-        let heard: Option<i64> = sqlx::query_scalar(text).bind(agent.machine.0).fetch_optional(&pool).await?;
-        assert_eq!(heard, Some(2), "known before: {known}");
+        let received: Option<i64> =
+            sqlx::query_scalar(text).bind(agent.machine.0).fetch_optional(&pool).await?;
+        assert_eq!(received, Some(2), "known before: {known}");
     }
     Ok(committing.end().await?)
 }
 
-/// A database that was restored from a backup gave the machine less than it has seen. The first
-/// heartbeat that says so is told, by whichever way it comes in; the others write what they always do.
+/// A database that was restored from a backup has issued lower fences than the machine has seen. The first
+/// heartbeat that shows this is recorded in history, on either way in. The others write what they always do.
 #[tokio::test]
-async fn fence_that_was_never_given_is_told_once_and_by_why_until_it_is_declared() -> TestResult {
+async fn fence_that_was_never_granted_is_recorded_once_and_explained_by_why_until_it_is_declared()
+-> TestResult {
     let database = TestDatabase::create("newer_fence").await?;
     let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
     bmdb.migrate().await?;
     let committing = committing(&database).await?;
     let notes = async |machine| -> anyhow::Result<Vec<String>> {
-        Ok(explain(&bmdb.machine_view(machine).await?).notes)
+        Ok(explain_machine(&bmdb.machine_view(machine).await?).notes)
     };
     for way in ["group", "single"] {
         let agent = TestAgent::new(&pool, &bmdb).await?;
         let machine = agent.machine;
-        let says = |sequence, access_fence| Heartbeat { access_fence, ..heartbeat(&agent, "a", sequence) };
+        let says =
+            |sequence, access_fence| ReceivedHeartbeat { access_fence, ..heartbeat(&agent, "a", sequence) };
         let lines = async || -> anyhow::Result<Vec<i64>> {
             let text = "SELECT fence FROM history WHERE machine_id = $1 AND event = 'NewerFence' ORDER BY at";
             Ok(sqlx::query_scalar(text).bind(machine.0).fetch_all(&pool).await?)
@@ -218,33 +221,35 @@ async fn fence_that_was_never_given_is_told_once_and_by_why_until_it_is_declared
             assert_eq!(kind(&outcome), "stored", "{way}: it is no reason to refuse a heartbeat");
         }
         until("it is told", async || Ok(!lines().await?.is_empty())).await?;
-        // Another shepherd hears of it, too.
+        // Another shepherd receives it, too.
         bmdb.store_heartbeat(Arc::new(says(20, 9))).await?;
         assert_eq!(lines().await?, [9], "{way}");
         assert_eq!(phase(&pool, machine).await?, "Ready", "{way}");
-        let said = notes(machine).await?;
+        let messages = notes(machine).await?;
         assert!(
-            said.iter().any(|note| note.contains("has seen fence 9") && note.contains("declare restored")),
-            "{way}: {said:?}"
+            messages
+                .iter()
+                .any(|note| note.contains("has seen fence 9") && note.contains("declare restored")),
+            "{way}: {messages:?}"
         );
         // Tries in vain do not answer it, however many they are; only lifting the fences does.
         sqlx::query("UPDATE machine_due SET fence = 100 WHERE machine_id = $1")
             .bind(machine.0)
             .execute(&pool)
             .await?;
-        let said = notes(machine).await?;
-        assert!(said.iter().any(|note| note.contains("has seen fence 9")), "{way}: {said:?}");
+        let messages = notes(machine).await?;
+        assert!(messages.iter().any(|note| note.contains("has seen fence 9")), "{way}: {messages:?}");
         sqlx::query("UPDATE machine_due SET fence = 100000001 WHERE machine_id = $1")
             .bind(machine.0)
             .execute(&pool)
             .await?;
-        let said = notes(machine).await?;
-        assert!(!said.iter().any(|note| note.contains("has seen fence")), "{way}: {said:?}");
+        let messages = notes(machine).await?;
+        assert!(!messages.iter().any(|note| note.contains("has seen fence")), "{way}: {messages:?}");
         committing.heartbeats.store(says(21, 9)).await?;
         assert_eq!(lines().await?, [9], "{way}: declared");
     }
-    // Counted by whoever told it: one by the group's handle on the database, one by ours.
-    assert_eq!(bmdb.metrics().newer_fences.get(), 1);
+    // Counted by the handle that recorded it: one by the group's handle on the database, one by ours.
+    assert_eq!(bmdb.metrics().unknown_fences.get(), 1);
     Ok(committing.end().await?)
 }
 
@@ -338,7 +343,7 @@ async fn gap_in_listening_restarts_it_and_a_short_one_does_not() -> TestResult {
     let database = TestDatabase::create("listening").await?;
     let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
     bmdb.migrate().await?;
-    let none: Arc<[Arc<Heartbeat>]> = Arc::from([]);
+    let none: Arc<[Arc<ReceivedHeartbeat>]> = Arc::from([]);
     let age = || {
         sqlx::query_as::<_, (i64, f64, f64)>(
             "SELECT shard, extract(epoch FROM clock_timestamp() - since)::FLOAT8,
@@ -348,20 +353,20 @@ async fn gap_in_listening_restarts_it_and_a_short_one_does_not() -> TestResult {
         .fetch_all(&pool)
     };
     let seconds = |from: f64, to: f64| move |value: f64| (from..to).contains(&value);
-    bmdb.store_group(3, none.clone()).await?;
+    bmdb.store_heartbeat_group(3, none.clone()).await?;
     database.advance(Duration::from_secs(50)).await?;
-    bmdb.store_group(3, none.clone()).await?;
+    bmdb.store_heartbeat_group(3, none.clone()).await?;
     let listening = age().await?;
     assert!(listening.len() == 1 && seconds(50.0, 80.0)(listening[0].1), "{listening:?}");
     assert!(seconds(0.0, 30.0)(listening[0].2), "{listening:?}");
 
-    // Another listener that starts while this one is there has been heard through it.
-    bmdb.store_group(7, none.clone()).await?;
+    // Another listener that starts while this one is there counts as listening since this one started.
+    bmdb.store_heartbeat_group(7, none.clone()).await?;
     let listening = age().await?;
     assert!(listening.len() == 2 && (listening[0].1 - listening[1].1).abs() < 1.0, "{listening:?}");
 
     database.advance(Duration::from_secs(61)).await?;
-    bmdb.store_group(7, none).await?;
+    bmdb.store_heartbeat_group(7, none).await?;
     let listening = age().await?;
     assert!(seconds(111.0, 140.0)(listening[0].1) && seconds(0.0, 30.0)(listening[1].1), "{listening:?}");
     Ok(())
@@ -382,7 +387,7 @@ async fn idle_listener_says_at_once_that_it_listens() -> TestResult {
 }
 
 #[tokio::test]
-async fn silent_machine_that_is_heard_is_ready_again() -> TestResult {
+async fn silent_machine_that_sends_a_heartbeat_is_ready_again() -> TestResult {
     let database = TestDatabase::create("silent").await?;
     let (bmdb, pool) = (database.bmdb().await?, database.pool().await?);
     bmdb.migrate().await?;
@@ -391,7 +396,7 @@ async fn silent_machine_that_is_heard_is_ready_again() -> TestResult {
     assert_eq!(phase(&pool, agent.machine).await?, "AgentStarting");
     committing.heartbeats.store(heartbeat(&agent, "a", 1)).await?;
     assert_eq!(phase(&pool, agent.machine).await?, "Ready");
-    // Eleven minutes in which somebody listened and heard nothing.
+    // Eleven minutes in which a listener was there and no heartbeat came.
     database.advance(Duration::from_mins(11)).await?;
     sqlx::query("UPDATE fleet_listening SET last_commit = clock_timestamp()").execute(&pool).await?;
     bmdb.sweep_page(MachineId(uuid::Uuid::nil()), 100).await?;
@@ -399,9 +404,9 @@ async fn silent_machine_that_is_heard_is_ready_again() -> TestResult {
     let outcome = committing.heartbeats.store(heartbeat(&agent, "a", 2)).await?;
     assert_eq!(kind(&outcome), "stored");
     assert_eq!(phase(&pool, agent.machine).await?, "Ready");
-    let told = events(&pool, agent.machine).await?;
+    let messages = events(&pool, agent.machine).await?;
     for event in ["FirstHeartbeat", "HeardAgain", "Ready", "Silent"] {
-        assert!(told.iter().any(|told| told == event), "{event} is missing in {told:?}");
+        assert!(messages.iter().any(|text| text == event), "{event} is missing in {messages:?}");
     }
     Ok(committing.end().await?)
 }

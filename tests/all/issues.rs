@@ -1,4 +1,4 @@
-//! Issues: each has its page, and a real service that is driven into trouble is told of by the right one.
+//! Issues: each has its page, and a real service that is driven into trouble reports the right one.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use shepherd::model::issues::Kind;
-use shepherd::model::policy::{Budget, Disturbance};
+use shepherd::model::issues::IssueKind;
+use shepherd::model::policy::{Budget, DisruptionKind};
 use shepherd::model::time::Span;
 
 use crate::harness::aloud::TestResult;
@@ -29,7 +29,7 @@ fn every_issue_has_its_page_and_every_page_its_issue() -> TestResult {
     for path in source::files("docs/issues", "md")? {
         let id = path.file_stem().and_then(|stem| stem.to_str()).context("a name")?.to_owned();
         let text = source::read(&path)?;
-        let kind = Kind::ALL.into_iter().find(|kind| kind.id() == id);
+        let kind = IssueKind::ALL.into_iter().find(|kind| kind.id() == id);
         let kind = kind.with_context(|| format!("{} is the page of no issue", path.display()))?;
         assert!(text.starts_with(&format!("# {id}: ")), "{}: its heading names another", path.display());
         let severity = format!("\nSeverity: {}.\n", kind.severity().as_str());
@@ -39,13 +39,13 @@ fn every_issue_has_its_page_and_every_page_its_issue() -> TestResult {
         }
         pages.insert(id);
     }
-    let ids: BTreeSet<String> = Kind::ALL.into_iter().map(|kind| kind.id().to_owned()).collect();
+    let ids: BTreeSet<String> = IssueKind::ALL.into_iter().map(|kind| kind.id().to_owned()).collect();
     assert!(ids == pages, "without a page: {:?}", ids.difference(&pages).collect::<Vec<_>>());
     Ok(())
 }
 
 /// What the program says in this form.
-fn said(fleet: &Fleet, form: &str) -> Result<String> {
+fn run_issues_command(fleet: &Fleet, form: &str) -> Result<String> {
     let output = Command::new(env!("CARGO_BIN_EXE_shepherdctl"))
         .args(["issues", "-o", form])
         .env_clear()
@@ -59,12 +59,12 @@ fn said(fleet: &Fleet, form: &str) -> Result<String> {
 
 /// Every issue as (id, about, evidence).
 fn issues(fleet: &Fleet) -> Result<Vec<(String, String, String)>> {
-    let answer: Value = serde_json::from_str(&said(fleet, "json")?)?;
+    let answer: Value = serde_json::from_str(&run_issues_command(fleet, "json")?)?;
     let text = |issue: &Value, key: &str| issue[key].as_str().unwrap_or_default().to_owned();
     let issues = answer["issues"].as_array().context("no list")?;
     Ok(issues
         .iter()
-        .map(|issue| (text(issue, "id"), text(issue, "about"), text(issue, "evidence")))
+        .map(|issue| (text(issue, "id"), text(issue, "subject"), text(issue, "message")))
         .collect())
 }
 
@@ -98,7 +98,7 @@ async fn until_none(fleet: &Fleet) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn trouble_that_a_real_service_is_in_is_told_by_its_issue() -> TestResult {
+async fn problem_of_a_real_service_is_listed_as_its_issue() -> TestResult {
     let simulator = ["--machines", "4", "--boot_seconds", "0.5", "--persistent_percent", "100"];
     let fleet = Fleet::start("issues", &simulator).await?;
     until(&fleet, "no-shepherd", "all machines", "no session is alive").await?;
@@ -108,7 +108,10 @@ async fn trouble_that_a_real_service_is_in_is_told_by_its_issue() -> TestResult 
     fleet.until("some are known", "SELECT count(*) > 0 FROM machine").await?;
     fleet.until("all are Ready", ALL_READY).await?;
     until_none(&fleet).await?;
-    assert!(said(&fleet, "table")? == "no issues\n" && said(&fleet, "yaml")?.ends_with("issues: []\n"));
+    assert!(
+        run_issues_command(&fleet, "table")? == "no issues\n"
+            && run_issues_command(&fleet, "yaml")?.ends_with("issues: []\n")
+    );
 
     fleet.strike("sim-0001", "power-fail").await?;
     until(&fleet, "silent-agent", "sim/sim-0001", "its agent last reported").await?;
@@ -121,7 +124,7 @@ async fn trouble_that_a_real_service_is_in_is_told_by_its_issue() -> TestResult 
 
     let bmdb = fleet.database.bmdb().await?;
     bmdb.change_policy("test", |policy| {
-        policy.budgets.insert(Disturbance::RestartAgent, Budget { count: 1, window: Span::hours(1) });
+        policy.budgets.insert(DisruptionKind::RestartAgent, Budget { count: 1, window: Span::hours(1) });
     })
     .await?;
     fleet.strike("sim-0003", "kill").await?;
@@ -129,7 +132,7 @@ async fn trouble_that_a_real_service_is_in_is_told_by_its_issue() -> TestResult 
 
     fleet.strike("provider", "list-error").await?;
     until(&fleet, "provider-fails", "provider sim", "its last list is").await?;
-    let table = said(&fleet, "table")?;
+    let table = run_issues_command(&fleet, "table")?;
     assert!(
         table.contains("docs/issues/provider-fails.md") && table.contains("critical  needs-human"),
         "{table}"

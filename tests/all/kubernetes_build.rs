@@ -1,4 +1,5 @@
-//! `tools/kubernetes` with a stand-in for Go: what it builds, what it refuses in one sentence, and what it leaves behind.
+//! `tools/kubernetes` with a stand-in for Go: what it builds, what it rejects with a message, and what it leaves
+//! behind.
 //!
 //! The stand-in `go` writes scripts that print a version in the place of programs. A real build takes minutes; `make
 //! kube-apiserver` is that test.
@@ -136,7 +137,7 @@ impl Build {
         fs::read_to_string(self.path("builds")).unwrap_or_default().lines().count()
     }
 
-    /// Starts a build that waits until it is told to go on, and waits until it compiles.
+    /// Starts a build that waits for a signal to go on, and waits until it compiles.
     fn start_slow(&self) -> Result<Child> {
         let child = self.command(&["etcd"])?.env("GO_MODE", "slow").spawn()?;
         let end = Instant::now() + PATIENCE;
@@ -293,11 +294,11 @@ fn what_a_killed_build_left_is_removed_by_the_next() -> TestResult {
     build.succeed(&["etcd"])?;
     assert_eq!(build.cached()?, etcd_files()?);
 
-    // One that is asked to end tidies up itself.
+    // A build that is terminated tidies up itself.
     let build = Build::new()?;
-    let asked = build.start_slow()?;
-    rustix::process::kill_process(rustix::process::Pid::from_child(&asked), rustix::process::Signal::TERM)?;
-    let output = asked.wait_with_output()?;
+    let child = build.start_slow()?;
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM)?;
+    let output = child.wait_with_output()?;
     assert_eq!(output.status.code(), Some(143));
     let left: Vec<String> =
         build.cached()?.into_iter().filter(|name| name != "kubernetes-build.log").collect();

@@ -7,34 +7,34 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context as _, Result};
 use async_trait::async_trait;
 use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::change::FactChange;
 use shepherd::bmdb::connection::Bmdb;
+use shepherd::bmdb::fact_change::FactChange;
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::retirement::RetirementChange;
 use shepherd::bmdb::work::Decision;
-use shepherd::manager::breakers::{BreakerMetrics, ProviderBreaker};
-use shepherd::manager::control_loop::{ControlLoop as _, Handled};
+use shepherd::manager::control_loop::{ControlLoop as _, HandlerOutcome};
 use shepherd::manager::limiter::Limiter;
 use shepherd::manager::metrics::ManagerMetrics;
+use shepherd::manager::provider_breakers::{BreakerMetrics, ProviderBreaker};
 use shepherd::manager::provider_set::ProviderSet;
-use shepherd::manager::provisioner::plan::Limits;
+use shepherd::manager::provisioner::plan::ProvisionerLimits;
 use shepherd::manager::provisioner::{self, ProvisionerSettings};
 use shepherd::manager::retirer::Retirer;
 use shepherd::model::ids::{IntentId, MachineId};
 use shepherd::model::policy::{Budget, Policy};
 use shepherd::model::process::Process;
-use shepherd::model::provider_status::{ProviderStatus, Usage};
+use shepherd::model::provider_status::{MachineUsage, ProviderStatus};
 use shepherd::providers::provider::{
-    Creation, ErrorClass, PowerControl, Provider, ProviderError, ProviderMachine, ProviderName,
-    RebootControl, Release,
+    CreationControl, ErrorClass, PowerControl, Provider, ProviderError, ProviderMachine, ProviderName,
+    RebootControl, ReleaseControl,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb_kit::{Kit, LONG, Shepherd, ended, until};
 use crate::harness::aloud::TestResult;
 
-/// A provider whose list has no more than these machines, and that gives others back while it is read. What it is
-/// told to take back it has just lost.
+/// A provider that lists only these machines, and that releases others while its list is read. A machine that it gets
+/// the order to take back has just disappeared from its list.
 struct Rack {
     name: ProviderName,
     listed: Vec<String>,
@@ -62,7 +62,7 @@ impl Rack {
 fn listed(id: &str) -> ProviderMachine {
     ProviderMachine {
         id: id.to_owned(),
-        usage: Usage::PossiblyUsed,
+        usage: MachineUsage::PossiblyUsed,
         address: None,
         ssh_port: None,
         ssh_user: None,
@@ -96,7 +96,7 @@ impl Provider for Rack {
                 RetirementChange::Finished("gone".into()),
             ];
             let decide =
-                move |_: &_| Decision { changes: leaving(left.clone()), events: Vec::new(), answer: () };
+                move |_: &_| Decision { changes: leaving(left.clone()), events: Vec::new(), output: () };
             let changed = self.bmdb.change_machine(*machine, decide).await;
             changed.map_err(|error| ProviderError::new(ErrorClass::Transient, "rack", error.to_string()))?;
         }
@@ -104,11 +104,11 @@ impl Provider for Rack {
         Ok(self.listed.iter().map(|id| listed(id)).collect())
     }
 
-    async fn look_at(&self, id: &str) -> Result<Option<ProviderMachine>, ProviderError> {
+    async fn find_machine(&self, id: &str) -> Result<Option<ProviderMachine>, ProviderError> {
         Ok(self.listed.iter().find(|known| *known == id).map(|id| listed(id)))
     }
 
-    fn creation(&self) -> Option<&dyn Creation> {
+    fn creation(&self) -> Option<&dyn CreationControl> {
         None
     }
 
@@ -120,13 +120,13 @@ impl Provider for Rack {
         None
     }
 
-    fn release(&self) -> Option<&dyn Release> {
-        self.takes_back.then_some(self as &dyn Release)
+    fn release(&self) -> Option<&dyn ReleaseControl> {
+        self.takes_back.then_some(self as &dyn ReleaseControl)
     }
 }
 
 #[async_trait]
-impl Release for Rack {
+impl ReleaseControl for Rack {
     async fn release(&self, id: &str, _intent: IntentId) -> Result<(), ProviderError> {
         let sentence = format!("{id} is not in the list any more");
         Err(ProviderError::new(ErrorClass::NotFound, "rack", sentence))
@@ -144,15 +144,16 @@ async fn machine_that_its_provider_does_not_know_ends_as_guarded_as_any() -> Tes
         let machine = kit.provided(1, "rack").await?[0];
         kit.change(machine, leaving([])).await?;
         let session = shepherd.session().await?;
-        let lease = kit.bmdb.take_lease(&session, "provisioner", "rack").await?.context("it is free")?;
-        kit.bmdb.provider_listed(&lease, "scripted", 0).await?;
+        let lease =
+            kit.bmdb.acquire_named_lease(&session, "provisioner", "rack").await?.context("it is free")?;
+        kit.bmdb.record_provider_list(&lease, "scripted", 0).await?;
         let listed = late.then(|| machine.to_string()).into_iter().collect();
         let rack = Arc::new(Rack { listed, takes_back, ..Rack::new(&kit)? });
         let retirer = Retirer { providers: ProviderSet::new(vec![rack]) };
         let work = shepherd.claim_one(&session, Process::Retirement).await?;
         let waits = async |part: &str| {
             let handled = retirer.handle(&work).await.map_err(|error| anyhow::anyhow!(error.cause))?;
-            let Handled::PutOff { changes, reason, .. } = handled else {
+            let HandlerOutcome::Requeue { changes, reason, .. } = handled else {
                 anyhow::bail!("it is over: {handled:?}")
             };
             anyhow::ensure!(changes.is_empty() && reason.contains(part), "{reason}");
@@ -174,16 +175,23 @@ async fn machine_that_its_provider_does_not_know_ends_as_guarded_as_any() -> Tes
 
         kit.bmdb.set_provisioner_brake(&lease, Some("brake: its list is empty")).await?;
         waits("is not believed for now: its list is empty").await?;
-        let ordered =
-            kit.bmdb.snapshot(machine).await?.facts.retirement.context("it leaves")?.release.is_some();
+        let ordered = kit
+            .bmdb
+            .read_machine_snapshot(machine)
+            .await?
+            .facts
+            .retirement
+            .context("it leaves")?
+            .release
+            .is_some();
         assert_eq!(ordered, late, "it may still be told to stay");
         kit.bmdb.set_provisioner_brake(&lease, None).await?;
         let handled = retirer.handle(&work).await.map_err(|error| anyhow::anyhow!(error.cause))?;
-        let Handled::Finished { changes, detail } = handled else { panic!("{handled:?}") };
+        let HandlerOutcome::Finished { changes, detail } = handled else { panic!("{handled:?}") };
         assert_eq!((changes.len(), detail.as_str()), (1, "provider rack does not know it any more"));
-        let told =
+        let text =
             "SELECT count(*) FROM intent WHERE kind = 'release' AND outcome LIKE 'nothing was to be done: %'";
-        assert_eq!((intents().await?, kit.count(told).await?), (1, 1), "it counts, once, and is settled");
+        assert_eq!((intents().await?, kit.count(text).await?), (1, 1), "it counts, once, and is settled");
         work.finish(changes, detail).await?;
         shepherd.stop().await?;
     }
@@ -191,7 +199,7 @@ async fn machine_that_its_provider_does_not_know_ends_as_guarded_as_any() -> Tes
 }
 
 #[tokio::test]
-async fn machine_that_cannot_be_given_back_stays_and_may_be_told_to() -> TestResult {
+async fn machine_that_cannot_be_released_stays_and_may_be_ordered_to() -> TestResult {
     let kit = Kit::new("leaving_known").await?;
     let shepherd = Shepherd::start(&kit, "retirer", LONG).await?;
     let machine = kit.provided(1, "rack").await?[0];
@@ -216,15 +224,19 @@ async fn machine_that_is_given_back_while_a_list_is_read_is_not_missed_in_it() -
         Rack { listed: vec![machines[1].to_string()], given_back: vec![machines[0]], ..Rack::new(&kit)? };
     let (rack, shepherd) = (Arc::new(rack), Shepherd::start(&kit, "provisioner", LONG).await?);
     let settings = ProvisionerSettings {
-        limits: Limits { max_machines: None, chunk: 2 },
+        limits: ProvisionerLimits { max_machines: None, chunk: 2 },
         reconciler: Limiter::new("50ms,1".parse()?),
         creation: Limiter::new("1ms,50".parse()?),
         breaker: ProviderBreaker::new("rack", BreakerMetrics::default()),
         metrics: ManagerMetrics::register(&Metrics::new()),
     };
     let stop = CancellationToken::new();
-    let running =
-        tokio::spawn(provisioner::run(shepherd.sessions.clone(), rack.clone(), settings, stop.clone()));
+    let running = tokio::spawn(provisioner::run_provisioner(
+        shepherd.sessions.clone(),
+        rack.clone(),
+        settings,
+        stop.clone(),
+    ));
     // With the third list the first two passes are over.
     until("three lists were read", async || Ok(rack.lists.load(Ordering::SeqCst) >= 3)).await?;
     stop.cancel();
@@ -234,9 +246,9 @@ async fn machine_that_is_given_back_while_a_list_is_read_is_not_missed_in_it() -
     Ok(shepherd.stop().await?)
 }
 
-/// Who was on the way out when the backup was taken may have been told to stay since.
+/// A machine that was being retired when the backup was taken may have been ordered to stay since.
 #[tokio::test]
-async fn restored_database_keeps_whose_provider_was_not_told() -> TestResult {
+async fn restored_database_keeps_machines_whose_release_was_not_ordered() -> TestResult {
     let kit = Kit::new("retire_restored").await?;
     let machines = kit.provided(3, "rack").await?;
     let requested = RetirementChange::Requested { reason: "old".into(), by: "kim".into(), wipe: false };
@@ -254,25 +266,25 @@ async fn restored_database_keeps_whose_provider_was_not_told() -> TestResult {
         idempotency_key: None,
         dry_run: false,
         expected_version: None,
-        request: request_digest(&[]),
+        request_digest: request_digest(&[]),
     };
-    // Whoever was cut off gives nobody back, and says it again.
+    // A declaration that is cut off releases no machine, and can be repeated.
     sqlx::raw_sql("ALTER TABLE audit ADD CONSTRAINT cut_off CHECK (rpc <> 'restored')")
         .execute(&kit.pool)
         .await?;
     let cut_off = kit.bmdb.declare_restored(order.clone(), "the disk was lost").await;
     assert!(cut_off.is_err(), "{cut_off:?}");
-    assert_eq!(kit.bmdb.snapshot(machines[0]).await?.facts.retirement, None);
+    assert_eq!(kit.bmdb.read_machine_snapshot(machines[0]).await?.facts.retirement, None);
     sqlx::raw_sql("ALTER TABLE audit DROP CONSTRAINT cut_off").execute(&kit.pool).await?;
     for _ in 0..2 {
         kit.bmdb.declare_restored(order.clone(), "the disk was lost").await?;
         let mut left = Vec::new();
         for machine in &machines {
-            left.push(kit.bmdb.snapshot(*machine).await?.facts.retirement.is_some());
+            left.push(kit.bmdb.read_machine_snapshot(*machine).await?.facts.retirement.is_some());
         }
         assert_eq!(left, [false, true, true]);
     }
-    let told = "SELECT count(*) FROM history WHERE event = 'RetirementCancelled'";
-    assert_eq!((kit.count(told).await?, kit.sweep().await?), (1, 0));
+    let text = "SELECT count(*) FROM history WHERE event = 'RetirementCancelled'";
+    assert_eq!((kit.count(text).await?, kit.sweep().await?), (1, 0));
     Ok(())
 }

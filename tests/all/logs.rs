@@ -1,16 +1,18 @@
-//! Logs of machines, as far as shepherds have to do with them: what they hand to a machine, keep of what it brings, and tell
-//! whoever asked. What a real role server brings, and what `shepherdctl` makes of it, is in `api/logs.rs` and
-//! `logs/of_a_node.rs`.
+//! Logs of machines, as far as shepherds have to do with them: what they request of a machine, store of what it
+//! brings, and return to the client that requested it. What a real role server brings, and what `shepherdctl` makes
+//! of it, is in `api/logs.rs` and `logs/of_a_node.rs`.
 
 mod of_a_node;
 
 use anyhow::{Context as _, Result};
-use shepherd::bmdb::audit::{Actor, Carried, Order, request_digest};
+use shepherd::bmdb::audit::{Actor, Order, OrderResult, request_digest};
 use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::log_request::{Reading, request_of};
-use shepherd::bmdb::retention::Retained;
+use shepherd::bmdb::log_request::{LogReadResult, request_id_of};
+use shepherd::bmdb::retention::RetainedKind;
 use shepherd::model::ids::MachineId;
-use shepherd::model::log_request::{ANSWER_LIMIT, MOST_OF_A_MACHINE, PART_LIMIT, State, Wanted};
+use shepherd::model::log_request::{
+    LogQuery, LogRequestState, MAX_ANSWER_BYTES, MAX_PART_BYTES, MAX_REQUESTS_PER_MACHINE,
+};
 use shepherd::proto::agent::v1::{BringLogRequest, BringLogResponse, HeartbeatRequest, LogLines, LogRequest};
 use sqlx::PgPool;
 use tonic::Code;
@@ -36,12 +38,12 @@ fn order() -> Order {
         idempotency_key: None,
         dry_run: false,
         expected_version: None,
-        request: request_digest(&[]),
+        request_digest: request_digest(&[]),
     }
 }
 
-fn wanted(log: &str, follow: bool) -> Wanted {
-    Wanted { log: log.to_owned(), lines: 100, since: None, follow }
+fn build_log_query(log: &str, follow: bool) -> LogQuery {
+    LogQuery { log: log.to_owned(), lines: 100, since: None, follow }
 }
 
 impl World {
@@ -53,15 +55,15 @@ impl World {
         Ok(Self { listener, pool, _directory: directory, _database: database })
     }
 
-    async fn order(&self, machine: MachineId, wanted: Wanted) -> Result<Carried, BmdbError> {
-        self.listener.bmdb.ask_for_log(order(), (machine, "m".to_owned()), wanted).await
+    async fn order(&self, machine: MachineId, wanted: LogQuery) -> Result<OrderResult, BmdbError> {
+        self.listener.bmdb.request_log(order(), (machine, "m".to_owned()), wanted).await
     }
 
-    async fn ask(&self, machine: MachineId, wanted: Wanted) -> Result<Uuid> {
-        request_of(&self.order(machine, wanted).await?).context("no request")
+    async fn ask(&self, machine: MachineId, wanted: LogQuery) -> Result<Uuid> {
+        request_id_of(&self.order(machine, wanted).await?).context("no request")
     }
 
-    async fn read(&self, machine: MachineId, request: Uuid, taken: i64) -> Result<Reading, BmdbError> {
+    async fn read(&self, machine: MachineId, request: Uuid, taken: i64) -> Result<LogReadResult, BmdbError> {
         self.listener.bmdb.read_log(machine, request, "kim".to_owned(), taken).await
     }
 
@@ -69,7 +71,7 @@ impl World {
         Ok(sqlx::query_scalar(statement).fetch_one(&self.pool).await?)
     }
 
-    /// Moves everything that was asked so far back in time.
+    /// Moves the times of all log requests back by this interval.
     async fn back(&self, by: &str) -> Result<()> {
         let statement =
             "UPDATE log_request SET asked_at = asked_at - $1::INTERVAL, read_at = read_at - $1::INTERVAL,
@@ -85,7 +87,7 @@ fn knowing(agent: &TestAgent, seq: u64) -> HeartbeatRequest {
 }
 
 /// The next start of its role server, in the same boot.
-fn started_anew(agent: &TestAgent) -> TestAgent {
+fn restart_agent(agent: &TestAgent) -> TestAgent {
     TestAgent {
         machine: agent.machine,
         identity: agent.identity.clone(),
@@ -112,15 +114,15 @@ async fn bring(client: &mut Client, part: BringLogRequest) -> Result<BringLogRes
 const WANTED: BringLogResponse = BringLogResponse { wanted: true, later: false };
 const OVER: BringLogResponse = BringLogResponse { wanted: false, later: false };
 
-fn failed(read: &Reading) -> Result<&str> {
+fn failed(read: &LogReadResult) -> Result<&str> {
     match &read.state {
-        State::Ended(Some(said)) => Ok(said),
+        LogRequestState::Ended(Some(text)) => Ok(text),
         other => anyhow::bail!("it has not failed: {other:?}"),
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn log_is_handed_out_with_a_heartbeat_and_told_once_to_whoever_asked() -> TestResult {
+async fn log_request_is_sent_with_a_heartbeat_and_its_log_returned_once_to_the_requester() -> TestResult {
     let world = World::new("logs_handed").await?;
     let agent = TestAgent::new(&world.pool, &world.listener.bmdb).await?;
     let other = TestAgent::new(&world.pool, &world.listener.bmdb).await?;
@@ -129,9 +131,12 @@ async fn log_is_handed_out_with_a_heartbeat_and_told_once_to_whoever_asked() -> 
     let first = say(&mut client, knowing(&agent, 1)).await?;
     assert_eq!(first.log_requests, Vec::new());
     say(&mut stranger, knowing(&other, 1)).await?;
-    let request = world.ask(agent.machine, wanted("web/server", false)).await?;
+    let request = world.ask(agent.machine, build_log_query("web/server", false)).await?;
     let waits = world.read(agent.machine, request, 0).await?;
-    assert!(matches!(&waits.state, State::Waits(said) if said.contains("next heartbeat")), "{waits:?}");
+    assert!(
+        matches!(&waits.state, LogRequestState::Waiting(text) if text.contains("next heartbeat")),
+        "{waits:?}"
+    );
 
     // A plain heartbeat, which is stored in a group, and again until it was brought; to this machine alone.
     let expected = LogRequest {
@@ -169,13 +174,13 @@ async fn log_is_handed_out_with_a_heartbeat_and_told_once_to_whoever_asked() -> 
     let elsewhere = world.read(other.machine, request, 0).await;
     assert!(elsewhere.is_err(), "it is not a log of that machine");
     for _ in 0..2 {
-        // Whoever lost the answer asks again from where they were.
+        // A client that lost the answer reads again from the same position.
         let read = world.read(agent.machine, request, 0).await?;
-        assert_eq!((read.lines.as_str(), read.taken), ("one [2J\ntwo\nthree\n", 2));
-        assert_eq!((read.state, read.note.as_deref()), (State::Ended(None), Some("that is all")));
+        assert_eq!((read.lines.as_str(), read.parts_read), ("one [2J\ntwo\nthree\n", 2));
+        assert_eq!((read.state, read.note.as_deref()), (LogRequestState::Ended(None), Some("that is all")));
     }
     let read = world.read(agent.machine, request, 2).await?;
-    assert_eq!((read.lines.as_str(), read.state), ("", State::Ended(None)));
+    assert_eq!((read.lines.as_str(), read.state), ("", LogRequestState::Ended(None)));
     assert_eq!(
         world.count("SELECT count(*) FROM log_request").await?,
         0,
@@ -191,30 +196,35 @@ async fn log_is_handed_out_with_a_heartbeat_and_told_once_to_whoever_asked() -> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_machine_is_not_asked_and_one_that_falls_silent_is_not_waited_for() -> TestResult {
+async fn silent_machine_gets_no_log_request_and_one_that_falls_silent_is_not_waited_for() -> TestResult {
     let world = World::new("logs_silent").await?;
     let bare = provided(&world.pool).await?;
     let agent = TestAgent::new(&world.pool, &world.listener.bmdb).await?;
     let mut client = agent.connect(&world.listener.server).await?;
     say(&mut client, knowing(&agent, 1)).await?;
-    let never = world.order(bare, wanted("etcd", false)).await.err().context("it was asked")?.to_string();
+    let never =
+        world.order(bare, build_log_query("etcd", false)).await.err().context("it was asked")?.to_string();
     assert!(never.contains("m was never heard"), "{never}");
 
-    let request = world.ask(agent.machine, wanted("etcd", false)).await?;
+    let request = world.ask(agent.machine, build_log_query("etcd", false)).await?;
     world.back("80 seconds").await?;
-    assert!(matches!(world.read(agent.machine, request, 0).await?.state, State::Waits(_)));
+    assert!(matches!(world.read(agent.machine, request, 0).await?.state, LogRequestState::Waiting(_)));
     world.back("20 seconds").await?;
     sqlx::query("UPDATE machine_agent_heartbeat SET at = at - INTERVAL '110 seconds'")
         .execute(&world.pool)
         .await?;
     let read = world.read(agent.machine, request, 0).await?;
-    let said = failed(&read)?;
+    let text = failed(&read)?;
     assert!(
-        said.starts_with("it has not called since it was asked; it was last heard 1m50s ago ("),
-        "{said}"
+        text.starts_with("it has not called since it was asked; it was last heard 1m50s ago ("),
+        "{text}"
     );
-    let silent =
-        world.order(agent.machine, wanted("etcd", false)).await.err().context("it was asked")?.to_string();
+    let silent = world
+        .order(agent.machine, build_log_query("etcd", false))
+        .await
+        .err()
+        .context("it was asked")?
+        .to_string();
     assert!(
         silent.contains("m is silent: it was last heard 1m5") && silent.contains("shepherdctl why"),
         "{silent}"
@@ -222,16 +232,16 @@ async fn silent_machine_is_not_asked_and_one_that_falls_silent_is_not_waited_for
     let refused = world.count("SELECT count(*) FROM audit WHERE outcome = 'refused'").await?;
     assert_eq!(refused, 2, "who tried is in the audit, too");
 
-    // Its power was cut after it was told.
+    // Its power was cut after it received the request.
     say(&mut client, knowing(&agent, 2)).await?;
-    let request = world.ask(agent.machine, wanted("etcd", true)).await?;
+    let request = world.ask(agent.machine, build_log_query("etcd", true)).await?;
     assert_eq!(say(&mut client, knowing(&agent, 3)).await?.log_requests.len(), 1);
     assert_eq!(bring(&mut client, part(&agent, request, 0, "its last words\n")).await?, WANTED);
     world.back("61 seconds").await?;
     let read = world.read(agent.machine, request, 0).await?;
     assert_eq!(
         (&read.state, read.lines.as_str()),
-        (&State::Ended(failed(&read).ok().map(str::to_owned)), "its last words\n")
+        (&LogRequestState::Ended(failed(&read).ok().map(str::to_owned)), "its last words\n")
     );
     assert!(failed(&read)?.starts_with("it was asked, and has brought nothing for 1m"), "{read:?}");
     assert_eq!(bring(&mut client, part(&agent, request, 1, "it is back\n")).await?, OVER);
@@ -239,29 +249,29 @@ async fn silent_machine_is_not_asked_and_one_that_falls_silent_is_not_waited_for
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn request_ends_in_words_where_a_role_server_does_not_know_it_or_is_started_anew() -> TestResult {
+async fn request_fails_with_a_reason_where_a_role_server_does_not_support_it_or_restarts() -> TestResult {
     let world = World::new("logs_words").await?;
     let agent = TestAgent::new(&world.pool, &world.listener.bmdb).await?;
     let mut client = agent.connect(&world.listener.server).await?;
     // One of a release before this: it says nothing of logs.
     say(&mut client, agent.heartbeat(1)).await?;
-    let request = world.ask(agent.machine, wanted("", false)).await?;
+    let request = world.ask(agent.machine, build_log_query("", false)).await?;
     assert_eq!(say(&mut client, agent.heartbeat(2)).await?.log_requests, Vec::new());
     let read = world.read(agent.machine, request, 0).await?;
-    let said = failed(&read)?;
-    assert!(said.starts_with("its role server (1) does not know how to bring logs; update it"), "{said}");
+    let text = failed(&read)?;
+    assert!(text.starts_with("its role server (1) does not know how to bring logs; update it"), "{text}");
 
-    // Started anew before it brought anything: the next one is told, and the one before brings nothing more.
-    let request = world.ask(agent.machine, wanted("etcd", false)).await?;
+    // Restarted before it brought anything: its successor receives the request, and it brings nothing more itself.
+    let request = world.ask(agent.machine, build_log_query("etcd", false)).await?;
     assert_eq!(say(&mut client, knowing(&agent, 3)).await?.log_requests.len(), 1);
-    let next = started_anew(&agent);
+    let next = restart_agent(&agent);
     assert_eq!(say(&mut client, knowing(&next, 4)).await?.log_requests.len(), 1);
     assert_eq!(bring(&mut client, part(&agent, request, 0, "of before\n")).await?, OVER);
     assert_eq!(bring(&mut client, part(&next, request, 0, "one\n")).await?, WANTED);
-    // Started anew in the middle: what its predecessor read is not told twice, and nobody waits.
-    let after = started_anew(&agent);
-    let told = say(&mut client, knowing(&after, 5)).await?.log_requests;
-    assert_eq!(told, Vec::new(), "what its predecessor began is begun anew");
+    // Restarted in the middle: the successor does not receive a request that its predecessor began, and nobody waits.
+    let after = restart_agent(&agent);
+    let requests = say(&mut client, knowing(&after, 5)).await?.log_requests;
+    assert_eq!(requests, Vec::new(), "what its predecessor began is begun anew");
     let read = world.read(next.machine, request, 0).await?;
     assert_eq!(failed(&read)?, "its role server was started anew in the middle of it; ask again");
     assert_eq!(read.lines, "one\n", "what came is worth having");
@@ -276,20 +286,24 @@ async fn requests_and_what_is_brought_for_them_are_bounded() -> TestResult {
     let mut client = agent.connect(&world.listener.server).await?;
     say(&mut client, knowing(&agent, 1)).await?;
     let mut requests = Vec::new();
-    for _ in 0..MOST_OF_A_MACHINE {
-        requests.push(world.ask(agent.machine, wanted("etcd", requests.len() == 1)).await?);
+    for _ in 0..MAX_REQUESTS_PER_MACHINE {
+        requests.push(world.ask(agent.machine, build_log_query("etcd", requests.len() == 1)).await?);
     }
-    let many =
-        world.order(agent.machine, wanted("etcd", false)).await.err().context("one too many")?.to_string();
+    let many = world
+        .order(agent.machine, build_log_query("etcd", false))
+        .await
+        .err()
+        .context("one too many")?
+        .to_string();
     assert!(many.contains("m is asked for 4 logs at this moment"), "{many}");
     assert_eq!(say(&mut client, knowing(&agent, 2)).await?.log_requests.len(), requests.len());
 
-    let long = "x".repeat(PART_LIMIT + 1);
+    let long = "x".repeat(MAX_PART_BYTES + 1);
     let refused =
         bring(&mut client, part(&agent, requests[0], 0, &long)).await.err().context("it was taken")?;
     assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, "lines is larger than 64 KiB"));
-    let text = format!("{}\n", "x".repeat(PART_LIMIT - 1));
-    let parts = u64::try_from(ANSWER_LIMIT / PART_LIMIT)?;
+    let text = format!("{}\n", "x".repeat(MAX_PART_BYTES - 1));
+    let parts = u64::try_from(MAX_ANSWER_BYTES / MAX_PART_BYTES)?;
     for number in 0..parts {
         assert_eq!(bring(&mut client, part(&agent, requests[0], number, &text)).await?, WANTED, "{number}");
         assert_eq!(bring(&mut client, part(&agent, requests[1], number, &text)).await?, WANTED, "{number}");
@@ -299,35 +313,42 @@ async fn requests_and_what_is_brought_for_them_are_bounded() -> TestResult {
     let later = BringLogResponse { wanted: true, later: true };
     assert_eq!(bring(&mut client, part(&agent, requests[1], parts, "y\n")).await?, later);
     let bytes = world.count("SELECT sum(octet_length(lines))::INT8 FROM log_part").await?;
-    assert_eq!(usize::try_from(bytes)?, 2 * ANSWER_LIMIT);
+    assert_eq!(usize::try_from(bytes)?, 2 * MAX_ANSWER_BYTES);
     let mut taken = 0;
     let mut read = world.read(agent.machine, requests[0], taken).await?;
-    let mut told = 0;
-    while read.state == State::Comes {
-        told += read.lines.len();
-        taken = read.taken;
+    let mut reported = 0;
+    while read.state == LogRequestState::Receiving {
+        reported += read.lines.len();
+        taken = read.parts_read;
         read = world.read(agent.machine, requests[0], taken).await?;
     }
-    told += read.lines.len();
-    assert_eq!((told, failed(&read)?), (ANSWER_LIMIT, "it brought more than 1024 KiB; ask for fewer lines"));
+    reported += read.lines.len();
+    assert_eq!(
+        (reported, failed(&read)?),
+        (MAX_ANSWER_BYTES, "it brought more than 1024 KiB; ask for fewer lines")
+    );
     let first = world.read(agent.machine, requests[1], 0).await?;
-    world.read(agent.machine, requests[1], first.taken).await?;
+    world.read(agent.machine, requests[1], first.parts_read).await?;
     assert_eq!(bring(&mut client, part(&agent, requests[1], parts, "y\n")).await?, WANTED);
 
     // Nobody comes for it: it ends, its machine hears that, and after some minutes nothing of it is left.
-    assert_eq!(world.listener.bmdb.forget(Retained::LogParts, 100).await?, 0, "somebody may come for it");
+    assert_eq!(
+        world.listener.bmdb.delete_expired(RetainedKind::LogParts, 100).await?,
+        0,
+        "somebody may come for it"
+    );
     world.back("61 seconds").await?;
     assert_eq!(bring(&mut client, part(&agent, requests[1], parts + 1, "z\n")).await?, OVER);
     assert_eq!(say(&mut client, knowing(&agent, 3)).await?.log_requests, Vec::new());
     world.back("5 minutes").await?;
     assert_eq!(
-        world.listener.bmdb.forget(Retained::Logs, 100).await?,
+        world.listener.bmdb.delete_expired(RetainedKind::LogRequests, 100).await?,
         2,
         "those of which nothing was brought"
     );
-    while world.listener.bmdb.forget(Retained::LogParts, 5).await? > 0 {}
-    assert_eq!(world.listener.bmdb.forget(Retained::Logs, 100).await?, 2);
-    world.ask(agent.machine, wanted("etcd", false)).await?;
+    while world.listener.bmdb.delete_expired(RetainedKind::LogParts, 5).await? > 0 {}
+    assert_eq!(world.listener.bmdb.delete_expired(RetainedKind::LogRequests, 100).await?, 2);
+    world.ask(agent.machine, build_log_query("etcd", false)).await?;
     assert_eq!(world.count("SELECT count(*) FROM log_part").await?, 0);
     Ok(world.listener.stop().await?)
 }

@@ -1,4 +1,4 @@
-//! Loops that people pause: what begins and what does not, and what is told of it.
+//! Loops that people pause: what begins, what does not, and what is reported about it.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,25 +6,25 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use async_trait::async_trait;
-use shepherd::bmdb::action::Until;
+use shepherd::bmdb::action::Expiry;
 use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::change::FactChange;
+use shepherd::bmdb::fact_change::FactChange;
+use shepherd::bmdb::loop_pause::{CACHE_TTL, NewPause, PauseCache};
 use shepherd::bmdb::metrics::Metrics;
-use shepherd::bmdb::pause::{BELIEVED, NewPause, Pauses};
 use shepherd::bmdb::wakeup::WakeUps;
 use shepherd::bmdb::work::Work;
 use shepherd::manager::control_loop::{
-    ControlLoop, Handled, HandlerError, LoopContext, LoopSettings, run as run_loop,
+    ControlLoop, HandlerError, HandlerOutcome, LoopContext, LoopSettings, run_loop,
 };
 use shepherd::manager::limiter::Limiter;
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::model::ids::MachineId;
 use shepherd::model::needs_human::Obstacle;
-use shepherd::model::pause::Loop;
-use shepherd::model::plan::plan;
+use shepherd::model::pause::LoopKind;
+use shepherd::model::plan::plan_fleet;
 use shepherd::model::process::Process;
 use shepherd::model::time::Span;
-use shepherd::model::why::explain;
+use shepherd::model::why::explain_machine;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -58,14 +58,14 @@ impl ControlLoop for Gated {
         vec!["rack".to_owned(), "other".to_owned()]
     }
 
-    async fn handle(&self, work: &Work) -> Result<Handled, HandlerError> {
+    async fn handle(&self, work: &Work) -> Result<HandlerOutcome, HandlerError> {
         self.begun().insert(work.machine());
         if work.machine() == self.slow {
             self.gate.acquire().await.map_err(|error| HandlerError::new(error.to_string()))?.forget();
         }
         // A machine that nobody has to look at again.
         let changes = vec![FactChange::NeedsHuman { obstacle: Obstacle::Unknown, reason: "done".to_owned() }];
-        Ok(Handled::finished(changes, "done"))
+        Ok(HandlerOutcome::finished(changes, "done"))
     }
 }
 
@@ -78,12 +78,12 @@ fn order(rpc: &str, key: Option<&str>, dry_run: bool) -> Order {
         idempotency_key: key.map(str::to_owned),
         dry_run,
         expected_version: None,
-        request: request_digest(rpc.as_bytes()),
+        request_digest: request_digest(rpc.as_bytes()),
     }
 }
 
-fn new(of: Loop, provider: Option<&str>, until: Option<Until>) -> NewPause {
-    NewPause { of, provider: provider.map(str::to_owned), until, by: "kim".to_owned() }
+fn new(of: LoopKind, provider: Option<&str>, until: Option<Expiry>) -> NewPause {
+    NewPause { paused_loop: of, provider: provider.map(str::to_owned), until, actor: "kim".to_owned() }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -98,7 +98,7 @@ async fn paused_loop_begins_nothing_ends_what_it_began_and_goes_on_when_resumed(
     let context = LoopContext {
         sessions: shepherd.sessions.clone(),
         wake_ups,
-        metrics: ManagerMetrics::register(&Metrics::new()).of("initializer", Process::AgentStart),
+        metrics: ManagerMetrics::register(&Metrics::new()).for_loop("initializer", Process::AgentStart),
         drain: drain.clone(),
         abort,
     };
@@ -106,10 +106,10 @@ async fn paused_loop_begins_nothing_ends_what_it_began_and_goes_on_when_resumed(
     let running = tokio::spawn(run_loop(gated.clone(), settings, context));
     until("the slow one is begun", async || Ok(gated.begun().contains(&slow))).await?;
 
-    kit.bmdb.pause_loop(order("pause", None, false), new(Loop::Initializer, Some("rack"), None)).await?;
+    kit.bmdb.pause_loop(order("pause", None, false), new(LoopKind::Initializer, Some("rack"), None)).await?;
     let ordered = Instant::now();
     // What the loop read a moment ago counts for some seconds; and a claim may have begun with it.
-    until("what was read before counts no more", async || Ok(ordered.elapsed() > BELIEVED)).await?;
+    until("what was read before counts no more", async || Ok(ordered.elapsed() > CACHE_TTL)).await?;
     for _ in 0..2 {
         let other = kit.provided(1, "other").await?[0];
         until("the other provider's is begun", async || Ok(gated.begun().contains(&other))).await?;
@@ -120,67 +120,86 @@ async fn paused_loop_begins_nothing_ends_what_it_began_and_goes_on_when_resumed(
     until("the other provider's are begun", all).await?;
     assert!(!gated.begun().contains(&left_alone), "a paused loop began something");
 
-    let told = explain(&kit.bmdb.machine_view(left_alone).await?);
-    let note = told.notes.first().context("a note")?;
+    let explanation = explain_machine(&kit.bmdb.machine_view(left_alone).await?);
+    let note = explanation.notes.first().context("a note")?;
     for part in ["the initializer of rack was paused by kim", "until it is resumed", "the switch is changed"]
     {
-        assert!(note.contains(part), "{part:?} is not in {told:#?}");
+        assert!(note.contains(part), "{part:?} is not in {explanation:#?}");
     }
     let command = "shepherdctl loops resume initializer --provider rack";
-    assert!(told.advice.iter().any(|advice| advice.command == command), "{told:#?}");
-    let foreseen = plan(&kit.bmdb.fleet_view().await?, Span::minutes(5));
-    assert!(foreseen.paused.len() == 1, "{:?}", foreseen.paused);
-    assert!(!foreseen.rows.iter().any(|row| row.name.machine == left_alone.0 && row.process == "AgentStart"));
+    assert!(explanation.advice.iter().any(|advice| advice.command == command), "{explanation:#?}");
+    let forecast = plan_fleet(&kit.bmdb.read_fleet_view().await?, Span::minutes(5));
+    assert!(forecast.pauses.len() == 1, "{:?}", forecast.pauses);
+    assert!(!forecast.rows.iter().any(|row| row.name.machine == left_alone.0 && row.process == "AgentStart"));
 
     gated.gate.add_permits(1);
     until("what was under way is ended", async || Ok(!kit.ends(slow).await?.is_empty())).await?;
     assert_eq!(kit.ends(slow).await?, ["Finished"]);
 
-    kit.bmdb.resume_loop(order("resume", None, false), Loop::Initializer, Some("rack".to_owned())).await?;
+    kit.bmdb
+        .resume_loop(order("resume", None, false), LoopKind::Initializer, Some("rack".to_owned()))
+        .await?;
     until("it goes on", async || Ok(gated.begun().contains(&left_alone))).await?;
     drain.cancel();
     ended("the loop", running).await?;
-    shepherd.sessions.drained().await;
+    shepherd.sessions.wait_until_drained().await;
     Ok(shepherd.stop().await?)
 }
 
-/// Which providers are left to a loop that asks anew.
-async fn left(kit: &Kit, of: Loop) -> Result<Vec<String>> {
+/// The providers that are not paused for a loop, by a new query.
+async fn list_unpaused_providers(kit: &Kit, of: LoopKind) -> Result<Vec<String>> {
     let providers = ["rack".to_owned(), "other".to_owned()];
-    Ok(Pauses::default().left(&kit.bmdb, of, &providers).await?)
+    Ok(PauseCache::default().unpaused_providers(&kit.bmdb, of, &providers).await?)
 }
 
 #[tokio::test]
 async fn pause_is_ordered_once_tried_in_vain_replaced_and_over_when_its_time_is() -> TestResult {
     let kit = Kit::new("loops_orders").await?;
-    let hour = Some(Until::After(Span::hours(1)));
-    let dry = kit.bmdb.pause_loop(order("p", None, true), new(Loop::Updater, None, hour)).await?;
-    assert!(dry.done.changed && left(&kit, Loop::Updater).await?.len() == 2, "{dry:?}");
+    let hour = Some(Expiry::After(Span::hours(1)));
+    let dry = kit.bmdb.pause_loop(order("p", None, true), new(LoopKind::Updater, None, hour)).await?;
+    assert!(
+        dry.outcome.changed && list_unpaused_providers(&kit, LoopKind::Updater).await?.len() == 2,
+        "{dry:?}"
+    );
 
     let given = || order("p", Some("k1"), false);
-    let first = kit.bmdb.pause_loop(given(), new(Loop::Updater, None, hour)).await?;
-    let again = kit.bmdb.pause_loop(given(), new(Loop::Updater, None, hour)).await?;
-    assert!(first.done.changed && first.before.is_none() && !first.repeated, "{first:?}");
-    assert!(again.repeated && again.audit == first.audit && again.done.said == first.done.said, "{again:?}");
-    assert!(left(&kit, Loop::Updater).await?.is_empty() && left(&kit, Loop::Recoverer).await?.len() == 2);
+    let first = kit.bmdb.pause_loop(given(), new(LoopKind::Updater, None, hour)).await?;
+    let again = kit.bmdb.pause_loop(given(), new(LoopKind::Updater, None, hour)).await?;
+    assert!(first.outcome.changed && first.before.is_none() && !first.replayed, "{first:?}");
+    assert!(
+        again.replayed && again.audit_id == first.audit_id && again.outcome.message == first.outcome.message,
+        "{again:?}"
+    );
+    assert!(
+        list_unpaused_providers(&kit, LoopKind::Updater).await?.is_empty()
+            && list_unpaused_providers(&kit, LoopKind::Recoverer).await?.len() == 2
+    );
     kit.database.advance(std::time::Duration::from_mins(61)).await?;
-    assert!(left(&kit, Loop::Updater).await?.len() == 2, "a pause lasts for longer than it was to");
-    let late = kit.bmdb.resume_loop(order("r", None, false), Loop::Updater, None).await?;
-    assert!(!late.done.changed && late.done.said == "is not paused so; nothing was changed", "{late:?}");
+    assert!(
+        list_unpaused_providers(&kit, LoopKind::Updater).await?.len() == 2,
+        "a pause lasts for longer than it was to"
+    );
+    let late = kit.bmdb.resume_loop(order("r", None, false), LoopKind::Updater, None).await?;
+    assert!(
+        !late.outcome.changed && late.outcome.message == "is not paused so; nothing was changed",
+        "{late:?}"
+    );
 
     for until in [None, hour] {
-        let stranger = kit.bmdb.pause_loop(order("p", None, false), new(Loop::Updater, Some("rakc"), until));
-        let said = stranger.await?.done.said;
-        assert!(said.contains("no provider of that name is known here yet"), "{said}");
+        let stranger =
+            kit.bmdb.pause_loop(order("p", None, false), new(LoopKind::Updater, Some("rakc"), until));
+        let text = stranger.await?.outcome.message;
+        assert!(text.contains("no provider of that name is known here yet"), "{text}");
     }
-    let said = kit.bmdb.resume_loop(order("r", None, false), Loop::Updater, None).await?.done.said;
-    assert!(said.contains("`shepherdctl loops resume updater --provider rakc` ends that"), "{said}");
+    let text = kit.bmdb.resume_loop(order("r", None, false), LoopKind::Updater, None).await?.outcome.message;
+    assert!(text.contains("`shepherdctl loops resume updater --provider rakc` ends that"), "{text}");
     let replaced: i64 = kit.count("SELECT count(*) FROM audit WHERE before->>'provider' = 'rakc'").await?;
     assert!(replaced == 1, "the second says what it replaced");
     assert!(kit.count("SELECT count(*) FROM audit WHERE dry_run").await? == 1);
 
-    let over = Some(Until::At("2020-01-01T00:00:00Z".parse()?));
-    let refused = kit.bmdb.pause_loop(order("p", None, false), new(Loop::Provisioner, None, over)).await?;
-    assert!(!refused.done.changed && refused.done.said.contains("is over"), "{refused:?}");
+    let over = Some(Expiry::At("2020-01-01T00:00:00Z".parse()?));
+    let refused =
+        kit.bmdb.pause_loop(order("p", None, false), new(LoopKind::Provisioner, None, over)).await?;
+    assert!(!refused.outcome.changed && refused.outcome.message.contains("is over"), "{refused:?}");
     Ok(())
 }

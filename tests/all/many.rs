@@ -3,16 +3,16 @@
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::change::FactChange;
-use shepherd::bmdb::each::Each;
+use shepherd::bmdb::bulk_orders::{BulkOrderResult, MachineSelection, RPC};
 use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::fact_change::FactChange;
 use shepherd::bmdb::listing::Filter;
+use shepherd::bmdb::machine_order::MachineOrder;
 use shepherd::bmdb::retirement::RetirementChange;
-use shepherd::bmdb::selection::{Given, RPC, Selection};
-use shepherd::bmdb::tags::tags;
-use shepherd::model::access::Scope;
+use shepherd::bmdb::tags::list_tags;
+use shepherd::model::access::AccessScope;
 use shepherd::model::facts::HoldScope;
-use shepherd::model::label::{Labels, Wanted};
+use shepherd::model::label::{LabelFilter, Labels};
 use shepherd::model::order_limits::OrderLimits;
 
 use crate::bmdb_kit::Kit;
@@ -27,30 +27,30 @@ fn order(key: &str, dry_run: bool) -> Order {
         idempotency_key: Some(key.to_owned()).filter(|_| !dry_run),
         dry_run,
         expected_version: None,
-        request: request_digest(key.as_bytes()),
+        request_digest: request_digest(key.as_bytes()),
     }
 }
 
 /// An operator's selection of the machines of these providers.
-fn of(providers: &[&str], expected: usize) -> Selection {
+fn of(providers: &[&str], expected: usize) -> MachineSelection {
     let providers = providers.iter().map(|&provider| provider.to_owned()).collect();
-    Selection {
+    MachineSelection {
         filter: Filter { providers, ..Filter::default() },
-        scope: Scope::Everything,
+        scope: AccessScope::Fleet,
         expected: Some(expected),
         beyond_limits: false,
-        admin: false,
+        is_admin: false,
     }
 }
 
-fn refusal(given: Result<Given, BmdbError>) -> Result<&'static str> {
+fn refusal(given: Result<BulkOrderResult, BmdbError>) -> Result<&'static str> {
     match given {
-        Err(BmdbError::OrderRefused { reason, .. }) => Ok(reason),
+        Err(BmdbError::OrderRejected { reason, .. }) => Ok(reason),
         other => anyhow::bail!("expected a refusal, got {other:?}"),
     }
 }
 
-const HOLD: Each = Each::Hold { scope: HoldScope::Power, until: None };
+const HOLD: MachineOrder = MachineOrder::Hold { scope: HoldScope::Power, until: None };
 
 #[tokio::test]
 async fn order_about_many_is_counted_bounded_given_once_and_goes_on_where_it_ended() -> TestResult {
@@ -62,20 +62,21 @@ async fn order_about_many_is_counted_bounded_given_once_and_goes_on_where_it_end
             policy.order_limits = OrderLimits { machines: 3, machines_per_hour: 4 };
         })
         .await?;
-    let give =
-        |key: &'static str, selection| kit.bmdb.order_many(order(key, false), selection, HOLD, "kim".into());
+    let give = |key: &'static str, selection| {
+        kit.bmdb.execute_bulk_order(order(key, false), selection, HOLD, "kim".into())
+    };
     let held = "SELECT count(*) FROM machine_hold";
 
     let dry = async |expected| {
-        let selection = Selection { expected, ..of(&["rack"], 0) };
-        kit.bmdb.order_many(order("dry", true), selection, HOLD, "kim".into()).await
+        let selection = MachineSelection { expected, ..of(&["rack"], 0) };
+        kit.bmdb.execute_bulk_order(order("dry", true), selection, HOLD, "kim".into()).await
     };
     for (expected, refused) in [(None, None), (Some(3), None), (Some(2), Some("2 were expected"))] {
         let dry = dry(expected).await?;
-        let said = dry.refusal.unwrap_or_default();
+        let text = dry.rejection.unwrap_or_default();
         assert_eq!((dry.outcomes.len(), kit.count(held).await?), (3, 0));
-        assert_eq!(said.is_empty(), refused.is_none(), "{expected:?}: {said}");
-        assert!(said.contains(refused.unwrap_or_default()), "{expected:?}: {said}");
+        assert_eq!(text.is_empty(), refused.is_none(), "{expected:?}: {text}");
+        assert!(text.contains(refused.unwrap_or_default()), "{expected:?}: {text}");
     }
     assert_eq!(refusal(give("few", of(&["rack"], 2)).await)?, "OTHER_COUNT");
     assert_eq!(refusal(give("five", of(&["rack", "other"], 5)).await)?, "TOO_MANY");
@@ -84,7 +85,7 @@ async fn order_about_many_is_counted_bounded_given_once_and_goes_on_where_it_end
 
     // One of them has gone its own way since the first part of it was carried out.
     let given = give("k", of(&["rack"], 3)).await?;
-    assert!(given.outcomes.iter().all(|one| one.done.changed && !one.refused), "{given:?}");
+    assert!(given.outcomes.iter().all(|one| one.outcome.changed && !one.rejected), "{given:?}");
     sqlx::query("DELETE FROM audit WHERE idempotency_key LIKE 'k/%' AND machine_id = $1")
         .bind(row[1].0)
         .execute(&kit.pool)
@@ -92,26 +93,26 @@ async fn order_about_many_is_counted_bounded_given_once_and_goes_on_where_it_end
     sqlx::query("DELETE FROM machine_hold WHERE machine_id = $1").bind(row[1].0).execute(&kit.pool).await?;
     let (more, before) = (kit.provided(1, "rack").await?, kit.count("SELECT count(*) FROM audit").await?);
     let again = give("k", of(&["rack"], 3)).await?;
-    assert!(again.repeated && again.audit == given.audit && again.outcomes.len() == 3, "{again:?}");
+    assert!(again.replayed && again.audit_id == given.audit_id && again.outcomes.len() == 3, "{again:?}");
     assert_eq!(kit.count(held).await?, 3, "the one that had not got it has it, and the newcomer has not");
     assert_eq!(kit.count("SELECT count(*) FROM audit").await?, before + 1, "once for each");
     assert!(!again.outcomes.iter().any(|one| one.name.machine == more[0].0));
 
     // Three of the four that may be within an hour are used up.
     assert_eq!(refusal(give("two", of(&["other"], 2)).await)?, "TOO_MANY_IN_AN_HOUR");
-    let beyond = Selection { beyond_limits: true, ..of(&[], 6) };
+    let beyond = MachineSelection { beyond_limits: true, ..of(&[], 6) };
     assert_eq!(refusal(give("operator", beyond.clone()).await)?, "NOT_AN_ADMIN");
-    let all = give("admin", Selection { admin: true, ..beyond }).await?;
+    let all = give("admin", MachineSelection { is_admin: true, ..beyond }).await?;
     assert_eq!((all.outcomes.len(), kit.count(held).await?), (6, 6));
-    let told = "SELECT count(*) FROM audit WHERE (before->>'beyond_limits')::BOOL AND outcome = 'changed'";
-    assert_eq!(kit.count(told).await?, 1, "the audit has that it went beyond the limits");
+    let message = "SELECT count(*) FROM audit WHERE (before->>'beyond_limits')::BOOL AND outcome = 'changed'";
+    assert_eq!(kit.count(message).await?, 1, "the audit has that it went beyond the limits");
     kit.database.advance(std::time::Duration::from_mins(61)).await?;
     assert_eq!(give("later", of(&["other"], 2)).await?.outcomes.len(), 2, "an hour later there is room");
     Ok(())
 }
 
 #[tokio::test]
-async fn retired_machines_are_meant_only_by_whoever_names_them() -> TestResult {
+async fn retired_machines_are_selected_only_by_an_order_that_names_them() -> TestResult {
     let kit = Kit::new("orders_about_retired").await?;
     let machines = kit.provided(3, "rack").await?;
     let requested = RetirementChange::Requested { reason: "old".into(), by: "kim".into(), wipe: false };
@@ -122,8 +123,8 @@ async fn retired_machines_are_meant_only_by_whoever_names_them() -> TestResult {
     {
         let phases = phases.iter().map(|&phase| phase.to_owned()).collect();
         let filter = Filter { phases, ..of(&["rack"], 0).filter };
-        let selection = Selection { filter, expected: None, ..of(&[], 0) };
-        let dry = kit.bmdb.order_many(order("dry", true), selection, HOLD, "kim".into()).await?;
+        let selection = MachineSelection { filter, expected: None, ..of(&[], 0) };
+        let dry = kit.bmdb.execute_bulk_order(order("dry", true), selection, HOLD, "kim".into()).await?;
         assert_eq!(dry.outcomes.len(), expected, "{dry:?}");
     }
     Ok(())
@@ -133,43 +134,44 @@ async fn retired_machines_are_meant_only_by_whoever_names_them() -> TestResult {
 async fn labels_are_facts_that_lists_go_by_and_a_quarantine_by_hand_stays() -> TestResult {
     let kit = Kit::new("labels").await?;
     let machines = kit.provided(3, "rack").await?;
-    let label = |set: &[(&str, &str)], remove: &[&str]| Each::Label {
+    let label = |set: &[(&str, &str)], remove: &[&str]| MachineOrder::Label {
         set: set.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect::<Labels>(),
         remove: remove.iter().map(|&key| key.to_owned()).collect(),
     };
-    let each = |key: &'static str, number: usize, each: Each| {
-        kit.bmdb.order_each(order(key, false), machines[number], each, "kim".into())
+    let each = |key: &'static str, number: usize, each: MachineOrder| {
+        kit.bmdb.execute_machine_order(order(key, false), machines[number], each, "kim".into())
     };
     each("1", 0, label(&[("row", "7"), ("owner", "kim")], &[])).await?;
     each("2", 1, label(&[("row", "8")], &[])).await?;
     let changed = each("3", 0, label(&[], &["owner"])).await?;
-    assert_eq!(changed.done.said, "is labelled row=7");
+    assert_eq!(changed.outcome.message, "is labelled row=7");
     assert_eq!(
         (changed.before.context("before")?, changed.after.context("after")?),
         (json!({ "labels": { "owner": "kim", "row": "7" } }), json!({ "labels": { "row": "7" } }))
     );
     let listed = async |wanted: &str| -> Result<usize> {
-        let labels = vec![Wanted::read(wanted).map_err(anyhow::Error::msg)?];
-        let selection = Selection { filter: Filter { labels, ..Filter::default() }, ..of(&[], 0) };
+        let labels = vec![LabelFilter::parse(wanted).map_err(anyhow::Error::msg)?];
+        let selection = MachineSelection { filter: Filter { labels, ..Filter::default() }, ..of(&[], 0) };
         Ok(kit
             .bmdb
-            .order_many(order("dry", true), selection, Each::Retry, "kim".into())
+            .execute_bulk_order(order("dry", true), selection, MachineOrder::Retry, "kim".into())
             .await?
             .outcomes
             .len())
     };
     assert_eq!((listed("row").await?, listed("row=7").await?, listed("owner").await?), (2, 1, 0));
     let first = machines[0];
-    let shown = kit.bmdb.inspect(move |tx| Box::pin(async move { tags(tx, first).await })).await?;
-    let told = shown.iter().find(|tag| tag.table == "machine_labels").context("no such fact")?;
-    assert_eq!(told.row["labels"], json!({ "row": "7" }));
+    let shown =
+        kit.bmdb.transact_read_only(move |tx| Box::pin(async move { list_tags(tx, first).await })).await?;
+    let reported = shown.iter().find(|tag| tag.table == "machine_labels").context("no such fact")?;
+    assert_eq!(reported.row["labels"], json!({ "row": "7" }));
     each("4", 1, label(&[], &["row"])).await?;
     assert_eq!(kit.count("SELECT count(*) FROM machine_labels").await?, 1, "who has none has no row");
 
-    each("5", 2, Each::Quarantine).await?;
+    each("5", 2, MachineOrder::Quarantine).await?;
     let phase = "SELECT count(*) FROM machine_due WHERE phase_index = 'Quarantined' AND process IS NULL";
     assert!(kit.count(phase).await? >= 1, "it is not left alone");
-    each("6", 2, Each::Release { quarantine: true }).await?;
+    each("6", 2, MachineOrder::Release { quarantine: true }).await?;
     assert_eq!(kit.count(phase).await?, 0);
     let events: Vec<String> = sqlx::query_scalar(
         "SELECT event FROM history WHERE event IN ('Labelled', 'QuarantineOrdered', 'QuarantineReleased') ORDER BY at",

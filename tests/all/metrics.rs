@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
-use shepherd::bmdb::metric_book::{Book, Entry, Values};
+use shepherd::bmdb::metric_registry::{LabelValues, MetricDescriptor, MetricRegistry};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::manager::provider_set::ProviderSet;
-use shepherd::service::counted::register_everything;
+use shepherd::service::service_metrics::register_service_metrics;
 use shepherd::service::traces::SpanCounts;
 
 use crate::bmdb_kit::Kit;
@@ -31,13 +31,13 @@ const BOARD: &str = "contrib/grafana.json";
 async fn everything(test_name: &str) -> Result<Metrics> {
     let kit = Kit::new(test_name).await?;
     let counted = Metrics::new();
-    let _ = register_everything(&counted, &kit.bmdb, &ProviderSet::default(), &SpanCounts::default());
+    let _ = register_service_metrics(&counted, &kit.bmdb, &ProviderSet::default(), &SpanCounts::default());
     Ok(counted)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_manual_of_metrics_is_what_the_code_counts() -> TestResult {
-    let manual = everything("metrics_manual").await?.read(Book::manual);
+    let manual = everything("metrics_manual").await?.with_registry(MetricRegistry::render_manual);
     if std::env::var("INSTA_UPDATE").is_ok_and(|update| update == "always") {
         std::fs::write(source::root().join(MANUAL), &manual)?;
     }
@@ -90,8 +90,8 @@ fn named(text: &str) -> Vec<Named> {
 const OF_PROMETHEUS: [&str; 2] = ["instance", "le"];
 
 /// What is wrong with a metric as it is named, if anything is.
-fn wrong(named: &Named, entries: &[Entry]) -> Option<String> {
-    let Some(entry) = entries.iter().find(|entry| entry.lines().contains(&named.metric)) else {
+fn wrong(named: &Named, entries: &[MetricDescriptor]) -> Option<String> {
+    let Some(entry) = entries.iter().find(|entry| entry.series_names().contains(&named.metric)) else {
         return Some(format!("there is no {}", named.metric));
     };
     let mut of_ours = named.labels.iter().filter(|(name, _)| !OF_PROMETHEUS.contains(&name.as_str()));
@@ -99,8 +99,8 @@ fn wrong(named: &Named, entries: &[Entry]) -> Option<String> {
         let label = entry.labels.iter().find(|label| label.name == name);
         let Some(label) = label else { return Some(format!("{} has no label {name}", named.metric)) };
         match &label.values {
-            Values::Names { .. } => None,
-            Values::OneOf(known) => values
+            LabelValues::Names { .. } => None,
+            LabelValues::OneOf(known) => values
                 .split('|')
                 .find(|value| !known.contains(value))
                 .map(|value| format!("{} never has {name}={value:?}", named.metric)),
@@ -110,7 +110,7 @@ fn wrong(named: &Named, entries: &[Entry]) -> Option<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rules_and_board_name_metrics_and_labels_that_there_are() -> TestResult {
-    let entries = everything("metrics_named").await?.read(|book| book.entries().to_vec());
+    let entries = everything("metrics_named").await?.with_registry(|book| book.descriptors().to_vec());
     for file in [RULES, RULES_TEST, BOARD] {
         let text = source::read(Path::new(file))?.replace("\\\"", "\"");
         let found = named(&text);
@@ -147,18 +147,18 @@ async fn rules_and_board_name_metrics_and_labels_that_there_are() -> TestResult 
             "shepherd_fleet_machines never has phase=\"Napping\"",
         ),
     ] {
-        let said = named(text).first().and_then(|one| wrong(one, &entries));
-        assert!(said.as_deref() == Some(expected), "{text}: {said:?}");
+        let message = named(text).first().and_then(|one| wrong(one, &entries));
+        assert!(message.as_deref() == Some(expected), "{text}: {message:?}");
     }
     Ok(())
 }
 
 #[test]
 fn each_alert_fires_where_it_should_and_none_in_a_healthy_fleet() -> TestResult {
-    let said = promtool(&["check", "rules", RULES], "")?;
-    assert!(said.contains("SUCCESS: "), "{said}");
-    let said = promtool(&["test", "rules", RULES_TEST], "")?;
-    assert!(said.contains("SUCCESS"), "{said}");
+    let text = promtool(&["check", "rules", RULES], "")?;
+    assert!(text.contains("SUCCESS: "), "{text}");
+    let text = promtool(&["test", "rules", RULES_TEST], "")?;
+    assert!(text.contains("SUCCESS"), "{text}");
     let (rules, test) = (source::read(Path::new(RULES))?, source::read(Path::new(RULES_TEST))?);
     let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(alerts.len() > 20, "{alerts:?}");
@@ -215,11 +215,12 @@ fn sample(line: &str) -> Result<Sample<'_>> {
 }
 
 /// What an answer shows that the book does not have, or in another form.
-fn unheard_of(samples: &[Sample<'_>], entries: &[Entry]) -> Vec<String> {
+fn unheard_of(samples: &[Sample<'_>], entries: &[MetricDescriptor]) -> Vec<String> {
     let mut wrong = BTreeSet::new();
     let mut names: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
     for sample in samples {
-        let Some(entry) = entries.iter().find(|entry| entry.lines().iter().any(|line| line == sample.name))
+        let Some(entry) =
+            entries.iter().find(|entry| entry.series_names().iter().any(|line| line == sample.name))
         else {
             wrong.insert(format!("{} is in no book", sample.name));
             continue;
@@ -236,11 +237,11 @@ fn unheard_of(samples: &[Sample<'_>], entries: &[Entry]) -> Vec<String> {
                 continue;
             };
             match &label.values {
-                Values::OneOf(values) if !values.contains(&value.as_str()) => {
+                LabelValues::OneOf(values) if !values.contains(&value.as_str()) => {
                     wrong.insert(format!("{} has {}={value:?}", sample.name, label.name));
                 }
-                Values::OneOf(_) => {}
-                Values::Names { most, .. } => {
+                LabelValues::OneOf(_) => {}
+                LabelValues::Names { most, .. } => {
                     let seen = names.entry((sample.name, label.name)).or_default();
                     seen.insert(value);
                     if seen.len() > *most {
@@ -285,18 +286,19 @@ fn sum(samples: &[Sample<'_>], name: &str, label: &str) -> f64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_real_demo_shows_every_documented_metric_and_prometheus_takes_them() -> TestResult {
-    let entries = everything("metrics_demo").await?.read(|book| book.entries().to_vec());
+    let entries = everything("metrics_demo").await?.with_registry(|book| book.descriptors().to_vec());
     Ok(tokio::task::spawn_blocking(move || demo_shows(&entries)).await??)
 }
 
-fn demo_shows(entries: &[Entry]) -> Result<()> {
+fn demo_shows(entries: &[MetricDescriptor]) -> Result<()> {
     let place = Place::new()?;
     let mut demo = Demo::spawn(place.program(["demo", "--machines", "8"]))?;
     demo.until("Ctrl-C ends the demo")?;
     // Until a machine was brought back, and the fleet counted after that.
     demo.pasted(&place, "simulator fault sim-0007 kill")?;
     demo.until("sim-0007  Ready → ")?;
-    let line = demo.said.iter().find(|line| line.ends_with("/metrics")).context("no address is printed")?;
+    let line =
+        demo.output_lines.iter().find(|line| line.ends_with("/metrics")).context("no address is printed")?;
     let address =
         line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).context("no address")?;
     let address = address.to_owned();
@@ -339,9 +341,9 @@ fn demo_shows(entries: &[Entry]) -> Result<()> {
         let sum = sum(&shown, name, label);
         ensure!(sum >= least, "{name} of {label:?} is {sum}, and {least} at least:\n{text}");
     }
-    let said = promtool(&["check", "metrics"], &text)?;
-    ensure!(said.is_empty(), "{said}");
+    let message = promtool(&["check", "metrics"], &text)?;
+    ensure!(message.is_empty(), "{message}");
     demo.signal(Signal::INT)?;
-    ensure!(demo.end()?.0 == Some(0), "{:#?}", demo.said);
+    ensure!(demo.end()?.0 == Some(0), "{:#?}", demo.output_lines);
     place.must_be_clean()
 }

@@ -3,30 +3,30 @@
 
 use shepherd::bmdb::audit::{Actor, Order, request_digest};
 use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::intent::{Permission, Step};
-use shepherd::bmdb::retention::Retained;
+use shepherd::bmdb::intent::{DisruptionRequest, Permission};
+use shepherd::bmdb::retention::RetainedKind;
 use shepherd::bmdb::work::Work;
-use shepherd::model::policy::Disturbance;
+use shepherd::model::policy::DisruptionKind;
 use shepherd::model::process::Process;
 use shepherd::model::time::Span;
-use shepherd::model::why::explain;
+use shepherd::model::why::explain_machine;
 
 use crate::bmdb_kit::{Kit, LONG, Shepherd};
 use crate::harness::aloud::TestResult;
 
-const TOLD: &str = "SELECT count(*) FROM history WHERE event = 'NewerFence'";
+const NEWER_FENCE_EVENT_COUNT: &str = "SELECT count(*) FROM history WHERE event = 'NewerFence'";
 
 async fn ask_to_restart_the_agent(work: &Work) -> anyhow::Result<Permission> {
-    let step = Step {
+    let step = DisruptionRequest {
         rung: 0,
-        step: Disturbance::RestartAgent,
+        disruption: DisruptionKind::RestartAgent,
         attempt: 1,
         deadline: Span::minutes(1),
-        decided_on: work.snapshot().await?.now,
+        facts_read_at: work.snapshot().await?.now,
         brake: None,
         provider: "rack".to_owned(),
     };
-    Ok(work.begin_disturbance(step).await?)
+    Ok(work.begin_disruption(step).await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -36,31 +36,34 @@ async fn refused_fence_holds_orders_back_after_any_number_of_tries_until_it_is_d
     let shepherd = Shepherd::start(&kit, "restored", LONG).await?;
     let session = shepherd.session().await?;
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
-    assert_eq!(work.newer_fence().await?, None);
+    assert_eq!(work.unknown_fence().await?, None);
     // By its own fence, even: the machine had it from another session.
     let seen = work.fence();
-    work.tell_refused_fence(seen).await?;
-    work.tell_refused_fence(seen + 3).await?;
-    assert_eq!(kit.count(TOLD).await?, 1, "told once until it is declared");
+    work.report_rejected_fence(seen).await?;
+    work.report_rejected_fence(seen + 3).await?;
+    assert_eq!(kit.count(NEWER_FENCE_EVENT_COUNT).await?, 1, "told once until it is declared");
     work.cancel("it was refused").await?;
     for _ in 0..8 {
         let work = shepherd.claim_one(&session, Process::AgentStart).await?;
-        let newer = work.newer_fence().await?;
+        let newer = work.unknown_fence().await?;
         assert_eq!(newer.map(|newer| newer.fence), Some(seen), "forgotten under fence {}", work.fence());
-        let asked = ask_to_restart_the_agent(&work).await?;
-        let Permission::Refused(refusal) = asked else { panic!("granted under fence {}", work.fence()) };
+        let permission = ask_to_restart_the_agent(&work).await?;
+        let Permission::Denied(refusal) = permission else { panic!("granted under fence {}", work.fence()) };
         assert!(refusal.reason.contains("declare restored"), "{}", refusal.reason);
         work.cancel("tried again").await?;
     }
-    let why = explain(&kit.bmdb.machine_view(machine).await?);
+    let why = explain_machine(&kit.bmdb.machine_view(machine).await?);
     assert!(why.notes.iter().any(|note| note.contains("has seen fence")), "{:?}", why.notes);
     assert!(why.advice.iter().any(|advice| advice.command.contains("declare restored")), "{:?}", why.advice);
 
     // However long that takes.
     kit.bmdb.change_policy("test", |policy| policy.history_retention = Span::hours(24)).await?;
     sqlx::query("UPDATE history SET at = at - INTERVAL '2 days'").execute(&kit.pool).await?;
-    while kit.bmdb.forget(Retained::History, 1_000).await? > 0 {}
-    assert_eq!((kit.count(TOLD).await?, kit.count("SELECT count(*) FROM history").await?), (1, 1));
+    while kit.bmdb.delete_expired(RetainedKind::History, 1_000).await? > 0 {}
+    assert_eq!(
+        (kit.count(NEWER_FENCE_EVENT_COUNT).await?, kit.count("SELECT count(*) FROM history").await?),
+        (1, 1)
+    );
 
     // What was under way of an update may have been ended since the backup.
     for statement in [
@@ -79,7 +82,7 @@ async fn refused_fence_holds_orders_back_after_any_number_of_tries_until_it_is_d
         idempotency_key: None,
         dry_run: false,
         expected_version: None,
-        request: request_digest(&[]),
+        request_digest: request_digest(&[]),
     };
     kit.bmdb.declare_restored(order, "the test").await?;
     let stands =
@@ -90,12 +93,12 @@ async fn refused_fence_holds_orders_back_after_any_number_of_tries_until_it_is_d
     let after = Shepherd::start(&kit, "declared", LONG).await?;
     let session = after.session().await?;
     let work = after.claim_one(&session, Process::AgentStart).await?;
-    assert_eq!(work.newer_fence().await?, None, "declared");
+    assert_eq!(work.unknown_fence().await?, None, "declared");
     assert!(matches!(ask_to_restart_the_agent(&work).await?, Permission::Granted { .. }));
-    let why = explain(&kit.bmdb.machine_view(machine).await?);
+    let why = explain_machine(&kit.bmdb.machine_view(machine).await?);
     assert!(!why.notes.iter().any(|note| note.contains("has seen fence")), "{:?}", why.notes);
-    kit.bmdb.forget(Retained::History, 1_000).await?;
-    assert_eq!(kit.count(TOLD).await?, 0, "it proves nothing any more, and is kept");
+    kit.bmdb.delete_expired(RetainedKind::History, 1_000).await?;
+    assert_eq!(kit.count(NEWER_FENCE_EVENT_COUNT).await?, 0, "it proves nothing any more, and is kept");
     work.cancel("the test is over").await?;
     after.stop().await?;
     Ok(shepherd.stop().await?)
@@ -115,9 +118,9 @@ async fn who_lost_the_lease_takes_the_next_holder_for_no_stranger() -> TestResul
     sqlx::query("UPDATE machine_due SET not_before = NULL").execute(&kit.pool).await?;
     let session = next.session().await?;
     let work = next.claim_one(&session, Process::AgentStart).await?;
-    let told = lost.tell_refused_fence(work.fence()).await;
-    assert!(matches!(told, Err(BmdbError::LeaseLost | BmdbError::SessionOver)), "{told:?}");
-    assert_eq!((kit.count(TOLD).await?, work.newer_fence().await?), (0, None));
+    let result = lost.report_rejected_fence(work.fence()).await;
+    assert!(matches!(result, Err(BmdbError::LeaseLost | BmdbError::SessionEnded)), "{result:?}");
+    assert_eq!((kit.count(NEWER_FENCE_EVENT_COUNT).await?, work.unknown_fence().await?), (0, None));
     work.finish(Vec::new(), "done").await?;
     drop(lost);
     late.stop().await?;

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use shepherd::bmdb::action;
-use shepherd::bmdb::change::FactChange;
-use shepherd::bmdb::power_order::{Leave, PowerChange};
-use shepherd::model::backoff::Backoff;
+use shepherd::bmdb::fact_change::FactChange;
+use shepherd::bmdb::power_order::{PowerChange, SwitchPermission};
+use shepherd::model::backoff::BackoffPolicy;
 use shepherd::model::facts::{Hold, HoldScope};
-use shepherd::model::policy::{Budget, Disturbance};
-use shepherd::model::power_order::Switch;
+use shepherd::model::policy::{Budget, DisruptionKind};
+use shepherd::model::power_order::PowerOrderKind;
 use shepherd::model::process::Process;
 use shepherd::model::time::Span;
 
@@ -94,7 +94,7 @@ async fn what_is_ordered_is_done_once_and_what_is_off_stays_off() -> TestResult 
     with_shepherds_that_die(&fleet, &endpoints).await?;
 
     let shepherd = fleet.shepherd("last", &endpoints, &LIMITS)?;
-    // The one whose provider was gone is watched for a boot that never came: whoever ordered it orders it again.
+    // The machine whose provider was gone is watched for a boot that never came. The operator orders it again.
     let before = boot(&fleet, "sim-0005").await?;
     says(&fleet, &["power", "cycle", "sim-0005", "--reason", "it hangs"], "switched off and on").await?;
     until_other_boot(&fleet, "sim-0005", &before).await?;
@@ -107,7 +107,7 @@ async fn what_is_ordered_is_done_once_and_what_is_off_stays_off() -> TestResult 
 }
 
 async fn rebooted_and_cycled(fleet: &Fleet) -> Result<()> {
-    for (id, line, what, said, told) in [
+    for (id, line, what, text, message) in [
         (
             "sim-0001",
             vec!["reboot", "sim-0001"],
@@ -124,12 +124,12 @@ async fn rebooted_and_cycled(fleet: &Fleet) -> Result<()> {
         ),
     ] {
         let before = boot(fleet, id).await?;
-        says(fleet, &[&line[..], &["--reason", "a new kernel"]].concat(), said).await?;
+        says(fleet, &[&line[..], &["--reason", "a new kernel"]].concat(), text).await?;
         until_other_boot(fleet, id, &before).await?;
         until_phase(fleet, id, "Ready").await?;
         assert_eq!(done(&fleet.journal()?, id, what), 1, "{id}");
         let ends = endings(fleet, id).await?;
-        assert!(ends.len() == 1 && ends[0].contains(told) && ends[0].contains("was given"), "{ends:?}");
+        assert!(ends.len() == 1 && ends[0].contains(message) && ends[0].contains("was given"), "{ends:?}");
         says(fleet, &["timeline", id], "a new kernel").await?;
     }
     Ok(())
@@ -164,7 +164,7 @@ async fn refused_and_cancelled(fleet: &Fleet) -> Result<()> {
     let (one, other) = tokio::join!(ctl(fleet, &reboot), ctl(fleet, &reboot));
     let (one, other) = (one?, other?);
     ensure!(one.0 == Some(0) && other.0 == Some(0), "{one:?}, {other:?}");
-    let already = [&one.1, &other.1].into_iter().filter(|said| said.contains("already")).count();
+    let already = [&one.1, &other.1].into_iter().filter(|text| text.contains("already")).count();
     assert_eq!(already, 1, "{one:?}, {other:?}");
     says(fleet, &["why", id], "ordered to reboot it: trying it").await?;
     refuses(fleet, &[&["power", "off", id][..], &why].concat(), "is to be rebooted already, by kim@").await?;
@@ -182,13 +182,13 @@ async fn refused_and_cancelled(fleet: &Fleet) -> Result<()> {
 async fn within_the_budget(fleet: &Fleet) -> Result<()> {
     let bmdb = fleet.database.bmdb().await?;
     bmdb.change_policy("test", |policy| {
-        policy.budgets.insert(Disturbance::Reboot, Budget { count: 3, window: Span::hours(12) });
+        policy.budgets.insert(DisruptionKind::Reboot, Budget { count: 3, window: Span::hours(12) });
     })
     .await?;
     let all = ["reboot", "--provider", "sim", "--phase", "Ready", "--reason", "a new kernel"];
     let (code, listed) = ctl(fleet, &[&all[..], &["--dry_run"]].concat()).await?;
     assert!(code == Some(0) && listed.contains("5 machines"), "{listed}");
-    says(fleet, &[&all[..], &["--yes_count", "5"]].concat(), "5 changed").await?;
+    says(fleet, &[&all[..], &["--confirm_count", "5"]].concat(), "5 changed").await?;
     fleet
         .until(
             "three wait for the budget",
@@ -210,10 +210,10 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     let bmdb = fleet.database.bmdb().await?;
     bmdb.change_policy("test", |policy| {
         policy.power_order_timeout = Span::hours(1);
-        // It is tried again by whoever asks for it, and not because a slow host took longer to ask.
-        let day = Backoff { initial: Span::hours(24), maximum: Span::hours(24), exponent: 1.0 };
+        // An operator's request tries it again, and not a slow host that took longer to send one.
+        let day = BackoffPolicy { initial: Span::hours(24), maximum: Span::hours(24), exponent: 1.0 };
         policy.backoff.insert(Process::Power, day);
-        policy.budgets.insert(Disturbance::Reboot, Budget { count: 20, window: Span::hours(12) });
+        policy.budgets.insert(DisruptionKind::Reboot, Budget { count: 20, window: Span::hours(12) });
     })
     .await?;
     says(fleet, &["power", "cycle", id, "--reason", "it hangs"], "is to be switched off and on").await?;
@@ -242,8 +242,8 @@ async fn with_shepherds_that_die(_fleet: &Fleet, _endpoints: &[String]) -> Resul
     Ok(())
 }
 
-/// One dies between the record of the order and the order, the next one after it was carried out: the provider is told
-/// under one intent, and the machine that has come back meanwhile is Ready without another boot.
+/// One shepherd dies between the record of the order and the order, and the next one after it was carried out. The
+/// provider gets one intent, and the machine that has come back meanwhile is Ready without another boot.
 #[cfg(debug_assertions)]
 async fn with_shepherds_that_die(fleet: &Fleet, endpoints: &[String]) -> Result<()> {
     let brief = [&LIMITS[..], &["--session_interval=3s", "--outward_limit=1s"]].concat();
@@ -278,38 +278,41 @@ async fn machine_is_switched_only_as_things_are_right_before() -> TestResult {
     let ordered = |switch| {
         FactChange::Power(PowerChange::Ordered { switch, reason: "it hangs".into(), by: "kim".into() })
     };
-    kit.change(machine, vec![ordered(Switch::Reboot)]).await?;
+    kit.change(machine, vec![ordered(PowerOrderKind::Reboot)]).await?;
     let session = shepherd.session().await?;
     let work = shepherd.claim_one(&session, Process::Power).await?;
-    let ask = async || Ok::<_, anyhow::Error>(work.begin_switch(Switch::Reboot, "rack").await?);
+    let ask = async || Ok::<_, anyhow::Error>(work.begin_switch(PowerOrderKind::Reboot, "rack").await?);
     let refused = async |part: &str| {
         let answer = ask().await?;
-        ensure!(matches!(&answer, Leave::Refused(no) if no.reason.contains(part)), "{part}: {answer:?}");
+        ensure!(
+            matches!(&answer, SwitchPermission::Denied(no) if no.reason.contains(part)),
+            "{part}: {answer:?}"
+        );
         Ok(())
     };
     let intents = async || kit.count("SELECT count(*) FROM intent").await;
 
     let hold = Hold { scope: HoldScope::Power, reason: "disks".into(), by: "lee".into(), until: None };
-    kit.change(machine, vec![FactChange::Held(hold)]).await?;
+    kit.change(machine, vec![FactChange::HoldSet(hold)]).await?;
     refused("lee holds it").await?;
     kit.change(machine, vec![FactChange::HoldCleared, FactChange::Power(PowerChange::Ended)]).await?;
     refused("the order was cancelled").await?;
-    kit.change(machine, vec![ordered(Switch::Off)]).await?;
+    kit.change(machine, vec![ordered(PowerOrderKind::Off)]).await?;
     refused("the order was cancelled").await?;
-    kit.change(machine, vec![FactChange::Power(PowerChange::Ended), ordered(Switch::Reboot)]).await?;
+    kit.change(machine, vec![FactChange::Power(PowerChange::Ended), ordered(PowerOrderKind::Reboot)]).await?;
     kit.change(machine, vec![FactChange::Quarantined("twice".into())]).await?;
     refused("it is quarantined").await?;
     assert_eq!(intents().await?, 0, "nothing was recorded");
     kit.change(machine, vec![FactChange::QuarantineCleared]).await?;
-    let Leave::Granted { intent, ladder } = ask().await? else { panic!("refused") };
+    let SwitchPermission::Granted { intent, ladder } = ask().await? else { panic!("refused") };
     assert!(ladder.is_none(), "it was never given an agent that could report");
-    let Leave::Granted { intent: again, .. } = ask().await? else { panic!("refused") };
+    let SwitchPermission::Granted { intent: again, .. } = ask().await? else { panic!("refused") };
     assert_eq!((intents().await?, again), (1, intent), "asked again, it is the same order");
     work.finish(vec![FactChange::Power(PowerChange::Ended)], "done").await?;
     let open = kit.count("SELECT count(*) FROM intent WHERE settled_at IS NULL").await?;
     assert_eq!((open, kit.sweep().await?), (0, 0), "its schedule is what its facts demand");
     // Nothing of it is left to be found by the next order.
-    let facts = kit.bmdb.snapshot(machine).await?.facts;
-    assert_eq!((facts.power_order.is_none(), action::retry(&facts, "kim").changes.len()), (true, 0));
+    let facts = kit.bmdb.read_machine_snapshot(machine).await?.facts;
+    assert_eq!((facts.power_order.is_none(), action::retry_machine(&facts, "kim").changes.len()), (true, 0));
     Ok(shepherd.stop().await?)
 }

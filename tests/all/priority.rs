@@ -1,22 +1,22 @@
-//! Machines that people put before or behind the others: claimed so, told so, and back among the others when their
-//! time is over.
+//! Priorities: machines that operators put before or behind the others are claimed in that order, are reported with
+//! their priority, and return to the normal order when it expires.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use shepherd::bmdb::action::Until;
+use shepherd::bmdb::action::Expiry;
 use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::each::Each;
-use shepherd::bmdb::listing::{Filter, machines};
-use shepherd::bmdb::selection::{RPC, Selection};
-use shepherd::model::access::Scope;
+use shepherd::bmdb::bulk_orders::{MachineSelection, RPC};
+use shepherd::bmdb::listing::{Filter, list_machines};
+use shepherd::bmdb::machine_order::MachineOrder;
+use shepherd::model::access::AccessScope;
 use shepherd::model::ids::MachineId;
-use shepherd::model::plan::plan;
-use shepherd::model::priority::Level;
+use shepherd::model::plan::plan_fleet;
+use shepherd::model::priority::PriorityLevel;
 use shepherd::model::process::Process;
 use shepherd::model::time::Span;
-use shepherd::model::why::explain;
+use shepherd::model::why::explain_machine;
 
 use crate::bmdb_kit::{Kit, LONG, Shepherd};
 use crate::harness::aloud::TestResult;
@@ -30,13 +30,18 @@ fn order(key: Option<&str>, dry_run: bool) -> Order {
         idempotency_key: key.map(str::to_owned),
         dry_run,
         expected_version: None,
-        request: request_digest(key.unwrap_or_default().as_bytes()),
+        request_digest: request_digest(key.unwrap_or_default().as_bytes()),
     }
 }
 
-async fn prioritize(kit: &Kit, machine: MachineId, level: Level, until: Option<Until>) -> Result<String> {
-    let each = Each::Prioritize { level, until };
-    Ok(kit.bmdb.order_each(order(None, false), machine, each, "kim".into()).await?.done.said)
+async fn prioritize(
+    kit: &Kit,
+    machine: MachineId,
+    level: PriorityLevel,
+    until: Option<Expiry>,
+) -> Result<String> {
+    let each = MachineOrder::Prioritize { level, until };
+    Ok(kit.bmdb.execute_machine_order(order(None, false), machine, each, "kim".into()).await?.outcome.message)
 }
 
 /// The class of each machine's access lane, as it is stored.
@@ -51,14 +56,14 @@ async fn class(kit: &Kit, machine: MachineId) -> Result<i64> {
 async fn listed(kit: &Kit, machine: MachineId) -> Result<Option<String>> {
     let page = kit
         .bmdb
-        .inspect(|tx| {
+        .transact_read_only(|tx| {
             Box::pin(async move {
-                machines(tx, &Filter::default(), &Scope::Everything, None, 1000, usize::MAX).await
+                list_machines(tx, &Filter::default(), &AccessScope::Fleet, None, 1000, usize::MAX).await
             })
         })
         .await?;
-    let found = page.machines.into_iter().find(|one| one.line.name.machine == machine.0);
-    Ok(found.context("it is listed")?.line.priority)
+    let found = page.machines.into_iter().find(|one| one.summary.name.machine == machine.0);
+    Ok(found.context("it is listed")?.summary.priority)
 }
 
 #[tokio::test]
@@ -66,17 +71,17 @@ async fn urgent_machine_is_claimed_before_others_that_wait_for_longer() -> TestR
     let kit = Kit::new("priority_claimed").await?;
     let others = kit.provided(20, "rack").await?;
     let last = kit.provided(1, "rack").await?[0];
-    let said = prioritize(&kit, last, Level::Urgent, None).await?;
-    assert!(said.starts_with("comes before the others (urgent) until somebody says otherwise"), "{said}");
-    prioritize(&kit, others[0], Level::Low, None).await?;
+    let text = prioritize(&kit, last, PriorityLevel::Urgent, None).await?;
+    assert!(text.starts_with("comes before the others (urgent) until somebody says otherwise"), "{text}");
+    prioritize(&kit, others[0], PriorityLevel::Low, None).await?;
     assert_eq!(
         (class(&kit, last).await?, class(&kit, others[0]).await?, class(&kit, others[1]).await?),
         (0, 2, 1)
     );
-    let foreseen = plan(&kit.bmdb.fleet_view().await?, Span::minutes(1));
-    let agents: Vec<_> = foreseen.rows.iter().filter(|row| row.process == "AgentStart").collect();
+    let forecast = plan_fleet(&kit.bmdb.read_fleet_view().await?, Span::minutes(1));
+    let agents: Vec<_> = forecast.rows.iter().filter(|row| row.process == "AgentStart").collect();
     assert_eq!(agents.len(), 21);
-    assert_eq!(agents[0].what, "put the role server on it (urgent, by kim)");
+    assert_eq!(agents[0].action, "put the role server on it (urgent, by kim)");
     assert_eq!(agents.last().context("the last")?.name.machine, others[0].0);
     let shepherd = Shepherd::start(&kit, "claiming", LONG).await?;
     let session = shepherd.session().await?;
@@ -87,30 +92,32 @@ async fn urgent_machine_is_claimed_before_others_that_wait_for_longer() -> TestR
 }
 
 #[tokio::test]
-async fn priority_is_ordered_told_replaced_and_over_when_its_time_is() -> TestResult {
+async fn priority_is_ordered_listed_replaced_and_over_when_its_time_is() -> TestResult {
     let kit = Kit::new("priority_orders").await?;
     let row = kit.provided(3, "rack").await?;
-    let hour = Some(Until::After(Span::hours(1)));
-    let urgent = || Each::Prioritize { level: Level::Urgent, until: hour };
-    let dry = kit.bmdb.order_each(order(None, true), row[0], urgent(), "kim".into()).await?;
-    assert!(dry.done.changed && class(&kit, row[0]).await? == 1, "{dry:?}");
+    let hour = Some(Expiry::After(Span::hours(1)));
+    let urgent = || MachineOrder::Prioritize { level: PriorityLevel::Urgent, until: hour };
+    let dry = kit.bmdb.execute_machine_order(order(None, true), row[0], urgent(), "kim".into()).await?;
+    assert!(dry.outcome.changed && class(&kit, row[0]).await? == 1, "{dry:?}");
 
-    let given = kit.bmdb.order_each(order(Some("k"), false), row[0], urgent(), "kim".into()).await?;
-    let again = kit.bmdb.order_each(order(Some("k"), false), row[0], urgent(), "kim".into()).await?;
-    assert!(again.repeated && again.audit == given.audit, "{again:?}");
+    let given =
+        kit.bmdb.execute_machine_order(order(Some("k"), false), row[0], urgent(), "kim".into()).await?;
+    let again =
+        kit.bmdb.execute_machine_order(order(Some("k"), false), row[0], urgent(), "kim".into()).await?;
+    assert!(again.replayed && again.audit_id == given.audit_id, "{again:?}");
     assert_eq!((class(&kit, row[0]).await?, listed(&kit, row[0]).await?), (0, Some("urgent".to_owned())));
     let after: Value = sqlx::query_scalar("SELECT after FROM audit WHERE idempotency_key = 'k'")
         .fetch_one(&kit.pool)
         .await?;
     assert_eq!((&after["priority"]["level"], &after["priority"]["by"]), (&"urgent".into(), &"kim".into()));
-    let why = explain(&kit.bmdb.machine_view(row[0]).await?);
+    let why = explain_machine(&kit.bmdb.machine_view(row[0]).await?);
     let note = why.notes.iter().find(|note| note.contains("urgent")).context("a note")?;
     assert!(note.contains("by kim") && note.contains("a customer waits"), "{note}");
 
     // Over: it counts no more at once, and that what is stored lags is nobody's fault.
     kit.database.advance(Duration::from_mins(61)).await?;
     assert_eq!(listed(&kit, row[0]).await?, None);
-    let why = explain(&kit.bmdb.machine_view(row[0]).await?);
+    let why = explain_machine(&kit.bmdb.machine_view(row[0]).await?);
     assert!(
         !why.notes.iter().any(|note| note.contains("urgent") || note.contains("priority")),
         "{:?}",
@@ -120,28 +127,28 @@ async fn priority_is_ordered_told_replaced_and_over_when_its_time_is() -> TestRe
     let swept = kit.bmdb.sweep_page(MachineId(uuid::Uuid::nil()), 100).await?;
     assert_eq!((swept.drifted, class(&kit, row[0]).await?), (0, 1), "{swept:?}");
 
-    let said = prioritize(&kit, row[1], Level::Low, None).await?;
-    assert!(said.starts_with("comes behind the others (low) until somebody says otherwise"), "{said}");
-    let said = prioritize(&kit, row[1], Level::Urgent, None).await?;
-    assert!(said.contains("in place of low by kim"), "{said}");
-    let said = prioritize(&kit, row[1], Level::Normal, None).await?;
-    assert_eq!((said.as_str(), class(&kit, row[1]).await?), ("comes as the engine decides from now on", 1));
-    let said = prioritize(&kit, row[1], Level::Normal, None).await?;
-    assert!(said.ends_with("nothing was changed"), "{said}");
-    let over = Some(Until::At("2020-01-01T00:00:00Z".parse()?));
-    let said = prioritize(&kit, row[1], Level::Low, over).await?;
-    assert!(said.contains("is over; nothing was changed"), "{said}");
+    let text = prioritize(&kit, row[1], PriorityLevel::Low, None).await?;
+    assert!(text.starts_with("comes behind the others (low) until somebody says otherwise"), "{text}");
+    let text = prioritize(&kit, row[1], PriorityLevel::Urgent, None).await?;
+    assert!(text.contains("in place of low by kim"), "{text}");
+    let text = prioritize(&kit, row[1], PriorityLevel::Normal, None).await?;
+    assert_eq!((text.as_str(), class(&kit, row[1]).await?), ("comes as the engine decides from now on", 1));
+    let text = prioritize(&kit, row[1], PriorityLevel::Normal, None).await?;
+    assert!(text.ends_with("nothing was changed"), "{text}");
+    let over = Some(Expiry::At("2020-01-01T00:00:00Z".parse()?));
+    let text = prioritize(&kit, row[1], PriorityLevel::Low, over).await?;
+    assert!(text.contains("is over; nothing was changed"), "{text}");
 
-    let selection = Selection {
+    let selection = MachineSelection {
         filter: Filter { providers: vec!["rack".to_owned()], ..Filter::default() },
-        scope: Scope::Everything,
+        scope: AccessScope::Fleet,
         expected: Some(3),
         beyond_limits: false,
-        admin: false,
+        is_admin: false,
     };
     let many = Order { rpc: RPC.to_owned(), ..order(Some("many"), false) };
-    let given = kit.bmdb.order_many(many, selection, urgent(), "kim".into()).await?;
-    assert!(given.outcomes.iter().all(|one| one.done.changed && !one.refused), "{given:?}");
+    let given = kit.bmdb.execute_bulk_order(many, selection, urgent(), "kim".into()).await?;
+    assert!(given.outcomes.iter().all(|one| one.outcome.changed && !one.rejected), "{given:?}");
     assert_eq!(
         kit.count("SELECT count(*) FROM machine_due WHERE lane = 'access' AND priority = 0").await?,
         3

@@ -1,4 +1,4 @@
-//! A PostgreSQL server of our own: it works, it stays when asked to, and it goes with its owner.
+//! A PostgreSQL server of our own: it works, the data of a persistent one stays, and it ends with its owner.
 
 use std::env;
 use std::fs;
@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use shepherd::bmdb::postgres_programs;
-use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, PrivatePostgresError, Storage};
+use shepherd::bmdb::private_postgres::{
+    PrivatePostgres, PrivatePostgresError, PrivatePostgresOptions, ServerStorage,
+};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _};
 
@@ -82,7 +84,10 @@ async fn a_server_whose_owner_is_killed_leaves_nothing() -> TestResult {
 #[tokio::test]
 async fn a_staying_server_is_found_again_with_its_data() -> TestResult {
     let parent = directory_with_mode(0o755)?;
-    let options = Options { storage: Storage::Staying(parent.path().join("new/bmdb")), max_connections: 20 };
+    let options = PrivatePostgresOptions {
+        storage: ServerStorage::Persistent(parent.path().join("new/bmdb")),
+        max_connections: 20,
+    };
 
     let first = PrivatePostgres::start(options.clone()).await?;
     first.create_database("kept").await?;
@@ -104,7 +109,8 @@ async fn a_staying_server_is_found_again_with_its_data() -> TestResult {
 async fn a_path_too_long_for_a_socket_is_served_all_the_same() -> TestResult {
     let parent = directory_with_mode(0o755)?;
     let directory = parent.path().join("d".repeat(90));
-    let options = Options { storage: Storage::Staying(directory.clone()), max_connections: 20 };
+    let options =
+        PrivatePostgresOptions { storage: ServerStorage::Persistent(directory.clone()), max_connections: 20 };
     let postgres = PrivatePostgres::start(options).await?;
     let url = postgres.url("postgres");
     assert_eq!(scalar(&url, "SELECT current_database()").await?, "postgres");
@@ -123,11 +129,14 @@ async fn a_directory_of_another_version_is_refused_in_words() -> TestResult {
     let data = parent.path().join("data");
     fs::create_dir(&data)?;
     fs::write(data.join("PG_VERSION"), "9\n")?;
-    let options = Options { storage: Storage::Staying(parent.path().to_owned()), max_connections: 20 };
-    let said = PrivatePostgres::start(options).await.map(|_| ()).unwrap_err().to_string();
+    let options = PrivatePostgresOptions {
+        storage: ServerStorage::Persistent(parent.path().to_owned()),
+        max_connections: 20,
+    };
+    let text = PrivatePostgres::start(options).await.map(|_| ()).unwrap_err().to_string();
     let start = format!("{} was made by PostgreSQL 9, and only ", fs::canonicalize(&data)?.display());
-    assert!(said.starts_with(&start), "{said}");
-    assert!(said.ends_with("install the package postgresql-9, or give another directory"), "{said}");
+    assert!(text.starts_with(&start), "{text}");
+    assert!(text.ends_with("install the package postgresql-9, or give another directory"), "{text}");
     Ok(())
 }
 
@@ -135,19 +144,20 @@ async fn a_directory_of_another_version_is_refused_in_words() -> TestResult {
 async fn a_directory_that_the_server_cannot_enter_is_refused_in_words() -> TestResult {
     let closed = directory_with_mode(0o700)?;
     let directory = closed.path().join("bmdb");
-    let options = Options { storage: Storage::Staying(directory.clone()), max_connections: 20 };
+    let options =
+        PrivatePostgresOptions { storage: ServerStorage::Persistent(directory.clone()), max_connections: 20 };
     let started = PrivatePostgres::start(options).await;
     match postgres_programs::server_user() {
         Ok(None) => started?.stop().await?,
         Ok(Some(user)) => {
-            let said = started.map(|_| ()).unwrap_err().to_string();
+            let text = started.map(|_| ()).unwrap_err().to_string();
             let expected = format!(
                 "{} cannot be entered by the user {}, as whom PostgreSQL runs because it refuses to run as \
                  root; give a directory that this user can reach, such as one below /var/lib",
                 directory.display(),
                 user.name
             );
-            assert_eq!(said, expected);
+            assert_eq!(text, expected);
             assert!(!directory.exists(), "half-done work is left");
         }
         Err(error) => panic!("{error:?}"),
@@ -156,16 +166,16 @@ async fn a_directory_that_the_server_cannot_enter_is_refused_in_words() -> TestR
 }
 
 #[tokio::test]
-async fn a_host_without_server_programs_is_told_what_to_install() -> TestResult {
+async fn error_on_a_host_without_server_programs_names_what_to_install() -> TestResult {
     if env::var_os(IN_CHILD).is_some() {
-        let said = PrivatePostgres::start(throw_away()).await.map(|_| ()).unwrap_err();
-        println!("\nsaid {said}");
+        let error = PrivatePostgres::start(throw_away()).await.map(|_| ()).unwrap_err();
+        println!("\nsaid {error}");
         return Ok(());
     }
     let output = Command::new(env::current_exe()?)
         .args([
             "--exact",
-            "private_postgres::a_host_without_server_programs_is_told_what_to_install",
+            "private_postgres::error_on_a_host_without_server_programs_names_what_to_install",
             "--nocapture",
         ])
         .env(IN_CHILD, "yes")
@@ -173,9 +183,9 @@ async fn a_host_without_server_programs_is_told_what_to_install() -> TestResult 
         .stdin(Stdio::null())
         .output()?;
     let output = String::from_utf8(output.stdout)?;
-    let said = output.lines().find_map(|line| line.strip_prefix("said "));
+    let printed = output.lines().find_map(|line| line.strip_prefix("said "));
     assert_eq!(
-        said,
+        printed,
         Some(
             "no PostgreSQL server programs (initdb, postgres) were found in /nowhere; install them with \
              `apt-get install postgresql`, or name their directory in SHEPHERD_POSTGRES_BIN"
@@ -188,18 +198,18 @@ async fn a_host_without_server_programs_is_told_what_to_install() -> TestResult 
 async fn a_name_that_is_no_identifier_is_refused() -> TestResult {
     let postgres = PrivatePostgres::start(throw_away()).await?;
     for name in ["", "Upper", "a\"b", "a b", &"x".repeat(64)] {
-        let said = postgres.create_database(name).await.unwrap_err();
-        assert!(matches!(said, PrivatePostgresError::BadName { .. }), "{said}");
+        let error = postgres.create_database(name).await.unwrap_err();
+        assert!(matches!(error, PrivatePostgresError::InvalidName { .. }), "{error}");
     }
     postgres.create_database("twice").await?;
-    let said = postgres.create_database("twice").await.unwrap_err().to_string();
-    assert!(said.starts_with("the database twice could not be created: "), "{said}");
+    let text = postgres.create_database("twice").await.unwrap_err().to_string();
+    assert!(text.starts_with("the database twice could not be created: "), "{text}");
     postgres.stop().await?;
     Ok(())
 }
 
-fn throw_away() -> Options {
-    Options { storage: Storage::ThrowAway, max_connections: 20 }
+fn throw_away() -> PrivatePostgresOptions {
+    PrivatePostgresOptions { storage: ServerStorage::Temporary, max_connections: 20 }
 }
 
 /// With 0755 the server's user can enter too.

@@ -15,7 +15,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use shepherd::model::ids::IntentId;
-use shepherd::model::provider_status::{PowerState, Usage};
+use shepherd::model::provider_status::{MachineUsage, PowerState};
 use shepherd::providers::provider::{ErrorClass, PowerAction, Provider, RebootMethod};
 use shepherd::providers::simulated::{SimulatedConfig, SimulatedProvider};
 use shepherd::providers::static_provider::{StaticConfig, StaticProvider};
@@ -51,18 +51,18 @@ async fn conforms(harness: &dyn Harness) -> Result<()> {
     ensure!(unique.len() == listed.len(), "an id is listed twice");
     ensure!(ids(&listed) == ids(&provider.list().await?), "ids are stable");
 
-    unknown_machines_are_said_to_be_unknown(provider).await.context("unknown machine")?;
+    check_unknown_machines(provider).await.context("unknown machine")?;
     let made = creation_is_exactly_once(provider).await.context("creation")?;
 
     for machine in provider.list().await? {
-        if !matches!(machine.usage, Usage::KnownUnused { .. }) {
-            let seen = provider.look_at(&machine.id).await?.context("a listed machine is not known")?;
+        if !matches!(machine.usage, MachineUsage::KnownUnused { .. }) {
+            let seen = provider.find_machine(&machine.id).await?.context("a listed machine is not known")?;
             ensure!((&seen.id, &seen.address) == (&machine.id, &machine.address), "{seen:?} {machine:?}");
         }
     }
 
     power_is_seen(provider, &made).await.context("power")?;
-    let rungs = provider.rungs(&made).await?;
+    let rungs = provider.capabilities(&made).await?;
     ensure!(rungs.can_power_cycle(), "{rungs:?}");
     if rungs.reboot == RebootMethod::Provider {
         let control = provider.reboot().context("a method and no control")?;
@@ -89,7 +89,7 @@ async fn what_is_given_back_is_taken_once(provider: &dyn Provider, id: &str) -> 
     ensure!(error.as_ref().is_some_and(|error| error.class == ErrorClass::NotFound), "{error:?}");
     let before = provider.list().await?.len();
     release.release(id, intent).await?;
-    // Asked again because the answer was lost: it is done, or there is nothing left to do it to.
+    // A retry after a lost response: it succeeds, or the machine no longer exists.
     if let Err(error) = release.release(id, intent).await {
         ensure!(error.class == ErrorClass::NotFound, "{error:?}");
     }
@@ -97,19 +97,23 @@ async fn what_is_given_back_is_taken_once(provider: &dyn Provider, id: &str) -> 
         provider.list().await?.len() == before,
         "what is given back is capacity, and no more than it was"
     );
-    let theirs = provider.look_at(id).await?;
-    ensure!(theirs.is_none_or(|machine| machine.usage == Usage::PossiblyUsed), "somebody still has it");
+    let theirs = provider.find_machine(id).await?;
+    ensure!(
+        theirs.is_none_or(|machine| machine.usage == MachineUsage::PossiblyUsed),
+        "somebody still has it"
+    );
     Ok(())
 }
 
-async fn unknown_machines_are_said_to_be_unknown(provider: &dyn Provider) -> Result<()> {
+async fn check_unknown_machines(provider: &dyn Provider) -> Result<()> {
     let unknown = "no/such machine?";
-    ensure!(provider.look_at(unknown).await?.is_none());
+    ensure!(provider.find_machine(unknown).await?.is_none());
     let power = provider.power().context("no power")?;
     let intent = IntentId::generate();
-    for error in
-        [power.power_state(unknown).await.err(), power.power(unknown, PowerAction::On, intent).await.err()]
-    {
+    for error in [
+        power.power_state(unknown).await.err(),
+        power.set_power(unknown, PowerAction::On, intent).await.err(),
+    ] {
         ensure!(error.as_ref().is_some_and(|error| error.class == ErrorClass::NotFound), "{error:?}");
     }
     let creation = provider.creation().context("no creation")?;
@@ -135,7 +139,10 @@ async fn creation_is_exactly_once(provider: &dyn Provider) -> Result<String> {
     let after = provider.list().await?;
     ensure!(after.len() == listed.len(), "{} machines became {}", listed.len(), after.len());
     let entry = after.iter().find(|machine| machine.id == first.id).context("what was made is not listed")?;
-    ensure!(entry.intent == Some(intent) && !matches!(entry.usage, Usage::KnownUnused { .. }), "{entry:?}");
+    ensure!(
+        entry.intent == Some(intent) && !matches!(entry.usage, MachineUsage::KnownUnused { .. }),
+        "{entry:?}"
+    );
     Ok(first.id.clone())
 }
 
@@ -148,7 +155,7 @@ async fn power_is_seen(provider: &dyn Provider, id: &str) -> Result<()> {
         (PowerAction::Off, PowerState::Off),
         (PowerAction::On, PowerState::On),
     ] {
-        power.power(id, action, IntentId::generate()).await?;
+        power.set_power(id, action, IntentId::generate()).await?;
         let deadline = Instant::now() + PATIENCE;
         while power.power_state(id).await? != expected {
             ensure!(Instant::now() < deadline, "{action:?} is not seen");
@@ -224,7 +231,7 @@ async fn a_device_list_in_a_file_conforms() {
 
 struct Served {
     list: Mutex<String>,
-    asked_again: AtomicBool,
+    was_revalidated: AtomicBool,
 }
 
 struct HttpList {
@@ -238,7 +245,8 @@ impl HttpList {
     async fn new() -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let list = device_list(directory.path())?;
-        let served = Arc::new(Served { list: Mutex::new(list.clone()), asked_again: AtomicBool::new(false) });
+        let served =
+            Arc::new(Served { list: Mutex::new(list.clone()), was_revalidated: AtomicBool::new(false) });
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://someone:hush-hush@{}/devices.json", listener.local_addr()?);
         let router = axum::Router::new()
@@ -258,7 +266,7 @@ async fn serve_list(State(served): State<Arc<Served>>, headers: HeaderMap) -> ax
     let list = served.list.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let etag = format!("\"{:x}\"", list.len());
     if headers.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == etag.as_bytes()) {
-        served.asked_again.store(true, Ordering::Relaxed);
+        served.was_revalidated.store(true, Ordering::Relaxed);
         return StatusCode::NOT_MODIFIED.into_response();
     }
     ([(header::ETAG, etag)], list).into_response()
@@ -288,33 +296,33 @@ impl Harness for HttpList {
 async fn a_device_list_on_a_server_conforms() {
     let harness = HttpList::new().await.unwrap();
     conforms(&harness).await.unwrap();
-    assert!(harness.served.asked_again.load(Ordering::Relaxed), "an unchanged list is not sent again");
+    assert!(harness.served.was_revalidated.load(Ordering::Relaxed), "an unchanged list is not sent again");
     harness.serve("[\n {\"ID\": \"a\"}]");
     let error = harness.provider.list().await.unwrap_err();
-    assert!(error.sentence.contains("line 2, field \"Addr\""), "{}", error.sentence);
+    assert!(error.message.contains("line 2, field \"Addr\""), "{}", error.message);
     assert!(!format!("{error:?}").contains("hush-hush"), "{error:?}");
 }
 
 #[tokio::test]
 async fn callers_that_wait_for_a_slow_list_share_one_reading() {
-    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::new(AtomicUsize::new(0));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/devices.json", listener.local_addr().unwrap());
-    let slowly = |State(asked): State<Arc<AtomicUsize>>| async move {
-        asked.fetch_add(1, Ordering::Relaxed);
+    let slowly = |State(count): State<Arc<AtomicUsize>>| async move {
+        count.fetch_add(1, Ordering::Relaxed);
         tokio::time::sleep(Duration::from_millis(300)).await;
         r#"[{"ID": "a", "Addr": "h"}]"#
     };
     let router =
-        axum::Router::new().route("/devices.json", axum::routing::get(slowly)).with_state(Arc::clone(&asked));
+        axum::Router::new().route("/devices.json", axum::routing::get(slowly)).with_state(Arc::clone(&count));
     tokio::spawn(async move { axum::serve(listener, router).await });
     let provider = statically(url).unwrap();
-    let looks = futures::future::join_all((0..20).map(|_| provider.look_at("a"))).await;
+    let looks = futures::future::join_all((0..20).map(|_| provider.find_machine("a"))).await;
     assert!(looks.iter().all(|look| look.as_ref().is_ok_and(Option::is_some)), "{looks:?}");
     // One that was under way when the others came, and one that began after they did.
-    assert!(asked.load(Ordering::Relaxed) <= 2, "{} readings for 20 callers", asked.load(Ordering::Relaxed));
-    provider.look_at("a").await.unwrap();
-    assert!(asked.load(Ordering::Relaxed) <= 3, "the next one reads for itself");
+    assert!(count.load(Ordering::Relaxed) <= 2, "{} readings for 20 callers", count.load(Ordering::Relaxed));
+    provider.find_machine("a").await.unwrap();
+    assert!(count.load(Ordering::Relaxed) <= 3, "the next one reads for itself");
 }
 
 #[tokio::test]
@@ -338,27 +346,27 @@ async fn a_web_server_that_is_no_simulator_makes_no_machine_vanish() {
     tokio::spawn(async move { axum::serve(listener, axum::Router::new()).await });
     let config = SimulatedConfig { name: "sim".parse().unwrap(), url, caller: None };
     let provider = SimulatedProvider::new(config).unwrap();
-    assert_eq!(provider.look_at("sim-0001").await.unwrap_err().class, ErrorClass::Configuration);
+    assert_eq!(provider.find_machine("sim-0001").await.unwrap_err().class, ErrorClass::Configuration);
     assert_eq!(provider.list().await.unwrap_err().class, ErrorClass::Configuration);
 }
 
-/// A provider whose API says `head` to whoever calls, and then `tail` again and again, if there is one.
+/// A provider whose API responds to each call with `head`, and then with `tail` again and again unless it is empty.
 async fn saying(head: &'static [u8], tail: &'static [u8]) -> Result<SimulatedProvider> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);
     tokio::spawn(async move {
         while let Ok((mut caller, _)) = listener.accept().await {
             tokio::spawn(async move {
-                let mut heard = [0; 4096];
-                // Heard before it is answered: a connection closed on unread words is reset.
-                if caller.read(&mut heard).await? > 0 {
+                let mut bytes = [0; 4096];
+                // The request is read before the response: a connection closed with unread bytes is reset.
+                if caller.read(&mut bytes).await? > 0 {
                     caller.write_all(head).await?;
                 }
                 while !tail.is_empty() {
                     caller.write_all(tail).await?;
                 }
                 caller.shutdown().await?;
-                while caller.read(&mut heard).await? > 0 {}
+                while caller.read(&mut bytes).await? > 0 {}
                 Ok::<_, std::io::Error>(())
             });
         }
@@ -387,12 +395,14 @@ async fn an_answer_that_is_endless_torn_or_no_text_is_an_error_and_no_machine_va
         (b"SSH-2.0-OpenSSH_9.2p1\r\n", b"", Transient, "asking http"),
         (b"", b"", Transient, "asking http"),
     ];
-    for (head, tail, class, said) in cases {
+    for (head, tail, class, text) in cases {
         let provider = saying(head, tail).await.unwrap();
-        for error in [provider.list().await.unwrap_err(), provider.look_at("sim-0001").await.unwrap_err()] {
+        for error in
+            [provider.list().await.unwrap_err(), provider.find_machine("sim-0001").await.unwrap_err()]
+        {
             assert_eq!(error.class, class, "{error:?}");
-            assert!(error.sentence.contains(said), "{error:?}");
-            assert!(!error.sentence.contains(char::is_control), "{error:?}");
+            assert!(error.message.contains(text), "{error:?}");
+            assert!(!error.message.contains(char::is_control), "{error:?}");
         }
     }
 }
@@ -409,15 +419,18 @@ async fn a_device_on_loopback_is_rebooted_only_by_a_command_of_its_own() {
     )
     .unwrap();
     let provider = statically(format!("file://{}", path.display())).unwrap();
-    let a = provider.rungs("a").await.unwrap();
+    let a = provider.capabilities("a").await.unwrap();
     assert!(!a.can_reboot() && !a.can_power_cycle());
-    let RebootMethod::Refused { reason } = a.reboot else { panic!("{a:?}") };
+    let RebootMethod::Unsupported { reason } = a.reboot else { panic!("{a:?}") };
     assert_eq!(
         reason,
         "127.0.0.1 is the shepherd's own host, which the default reboot command would reboot; give the device a RebootCommand"
     );
-    assert_eq!(provider.rungs("b").await.unwrap().reboot, RebootMethod::Ssh(vec!["/bin/true".to_owned()]));
-    let RebootMethod::Ssh(argv) = provider.rungs("c").await.unwrap().reboot else { panic!() };
+    assert_eq!(
+        provider.capabilities("b").await.unwrap().reboot,
+        RebootMethod::Ssh(vec!["/bin/true".to_owned()])
+    );
+    let RebootMethod::Ssh(argv) = provider.capabilities("c").await.unwrap().reboot else { panic!() };
     assert_eq!(argv, ["sudo", "-n", "systemctl", "reboot"]);
     let intent = IntentId::generate();
     let error = provider.reboot().unwrap().reboot("c", intent).await.unwrap_err();
@@ -465,9 +478,9 @@ async fn a_simulated_provider_tells_busy_from_impossible() {
     assert_eq!(error.class, ErrorClass::Permanent, "all capacity is taken: {error:?}");
     running.strike(&made.id, "power-fail").await.unwrap();
     let power = provider.power().unwrap();
-    let error = power.power(&made.id, PowerAction::Cycle, IntentId::generate()).await.unwrap_err();
+    let error = power.set_power(&made.id, PowerAction::Cycle, IntentId::generate()).await.unwrap_err();
     assert_eq!(error.class, ErrorClass::Permanent);
-    assert!(error.sentence.contains("power control does not answer"), "{}", error.sentence);
+    assert!(error.message.contains("power control does not answer"), "{}", error.message);
     running.strike("provider", "list-error").await.unwrap();
     assert_eq!(provider.list().await.unwrap_err().class, ErrorClass::Transient);
     running.strike("provider", "list-empty").await.unwrap();

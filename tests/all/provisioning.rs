@@ -7,22 +7,23 @@ use anyhow::{Context as _, Result, ensure};
 use async_trait::async_trait;
 use rustix::process::Signal;
 use serde_json::Value;
-use shepherd::bmdb::change::FactChange;
 use shepherd::bmdb::connection::Bmdb;
 use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::lease::NamedLease;
+use shepherd::bmdb::fact_change::FactChange;
 use shepherd::bmdb::metrics::Metrics;
+use shepherd::bmdb::named_lease::NamedLease;
 use shepherd::bmdb::session::Sessions;
 use shepherd::bmdb::work::Decision;
-use shepherd::manager::breakers::{BreakerMetrics, ProviderBreaker};
 use shepherd::manager::limiter::Limiter;
 use shepherd::manager::metrics::ManagerMetrics;
-use shepherd::manager::provisioner::plan::Limits;
+use shepherd::manager::provider_breakers::{BreakerMetrics, ProviderBreaker};
+use shepherd::manager::provisioner::plan::ProvisionerLimits;
 use shepherd::manager::provisioner::{self, ProvisionerSettings};
 use shepherd::model::ids::{IntentId, ProcessId};
-use shepherd::model::provider_status::{ProviderStatus, Usage};
+use shepherd::model::provider_status::{MachineUsage, ProviderStatus};
 use shepherd::providers::provider::{
-    Creation, ErrorClass, PowerControl, Provider, ProviderError, ProviderMachine, ProviderName, RebootControl,
+    CreationControl, ErrorClass, PowerControl, Provider, ProviderError, ProviderMachine, ProviderName,
+    RebootControl,
 };
 use shepherd::providers::simulated::{SimulatedConfig, SimulatedProvider};
 use sqlx::Connection as _;
@@ -59,9 +60,10 @@ async fn doomed(fleet: &Fleet) -> Result<(SimulatedProvider, NamedLease, Doomed)
     bmdb.migrate().await?;
     let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_mins(2));
     let keep = CancellationToken::new();
-    let keeper = tokio::spawn(keeper.keep(&keep)?);
+    let keeper = tokio::spawn(keeper.run(&keep)?);
     let session = sessions.start("provisioner", serde_json::json!({})).await?;
-    let lease = bmdb.take_lease(&session, "provisioner", "sim").await?.context("nobody else has it")?;
+    let lease =
+        bmdb.acquire_named_lease(&session, "provisioner", "sim").await?.context("nobody else has it")?;
     let config = SimulatedConfig { name: "sim".parse()?, url: fleet.url.clone(), caller: None };
     Ok((SimulatedProvider::new(config)?, lease, Doomed { bmdb, keep, keeper }))
 }
@@ -89,12 +91,12 @@ async fn machines(fleet: &Fleet) -> Result<i64> {
     Ok(sqlx::query_scalar("SELECT count(*) FROM machine").fetch_one(&fleet.pool).await?)
 }
 
-/// Waits until so many are known.
+/// Waits until this many machines are known.
 async fn until_known(fleet: &Fleet, wanted: i64) -> Result<()> {
     until(&format!("{wanted} machines are known"), async || Ok(machines(fleet).await? >= wanted)).await
 }
 
-/// Waits until the provider was asked for its list that many more times.
+/// Waits until the provider has listed its machines this many more times.
 async fn lists(fleet: &Fleet, more: usize) -> Result<()> {
     let made = |journal: &[Value]| journal.iter().filter(|line| line["what"] == "list").count();
     let wanted = made(&fleet.journal()?) + more;
@@ -132,18 +134,18 @@ async fn capacity_becomes_machines_up_to_the_limit_and_by_the_chunk() -> TestRes
 async fn what_a_crash_left_open_is_adopted_once_or_settled() -> TestResult {
     let fleet = Fleet::start("provision_adopt", &["--machines", "4"]).await?;
     let (provider, lease, crash) = doomed(&fleet).await?;
-    // It crashes twice: after the provider made the machine, and before it was asked.
+    // It crashes twice: after the provider made the machine, and before the provider got the request.
     let free = provider.list().await?.first().context("capacity")?.id.clone();
-    let asked = crash.bmdb.begin_creation(&lease, &free).await?;
-    let made = provider.create(asked, Some(&free)).await?;
-    let not_asked = crash.bmdb.begin_creation(&lease, "never asked for").await?;
+    let id = crash.bmdb.begin_creation(&lease, &free).await?;
+    let made = provider.create(id, Some(&free)).await?;
+    let not_requested = crash.bmdb.begin_creation(&lease, "never asked for").await?;
     crash.now(&fleet).await?;
 
     let shepherd = provisioning(&fleet, "next", &[])?;
     fleet.until("all four are known", "SELECT count(*) = 4 FROM machine").await?;
     fleet.until("nothing is open", "SELECT count(*) = 0 FROM intent WHERE settled_at IS NULL").await?;
     stop(&fleet, shepherd).await?;
-    assert_eq!(outcome(&fleet, not_asked).await?, "nothing was made");
+    assert_eq!(outcome(&fleet, not_requested).await?, "nothing was made");
     let recorded: (String, String) = sqlx::query_as(
         "SELECT machine_id::TEXT, h.detail FROM machine_provided p JOIN history h USING (machine_id)
          WHERE p.provider_id = $1 AND h.event = 'Recorded'",
@@ -151,7 +153,7 @@ async fn what_a_crash_left_open_is_adopted_once_or_settled() -> TestResult {
     .bind(&made.id)
     .fetch_one(&fleet.pool)
     .await?;
-    assert_eq!(outcome(&fleet, asked).await?, format!("machine {}", recorded.0));
+    assert_eq!(outcome(&fleet, id).await?, format!("machine {}", recorded.0));
     assert_eq!(recorded.1, format!("adopted by its intent: {}", made.id));
     assert_eq!(check(&Records::read(&fleet.pool, &fleet.journal()?).await?), []);
     Ok(())
@@ -167,7 +169,7 @@ async fn an_order_of_a_dead_provisioner_that_arrives_late_is_still_adopted() -> 
     let limits = ["--provisioner_max_machines", "2", "--outward_limit", "30m"];
     let shepherd = provisioning(&fleet, "next", &limits)?;
     fleet.until("two are known", "SELECT count(*) = 2 FROM machine").await?;
-    // Whoever looks for it by now finds nothing.
+    // A shepherd that looks for it by now finds nothing.
     lists(&fleet, 2).await?;
     let made = provider.create(late, None).await?;
     fleet.until("it is known too", "SELECT count(*) = 3 FROM machine").await?;
@@ -249,10 +251,10 @@ async fn a_list_that_cannot_be_right_stops_creation_until_it_is() -> TestResult 
         let shepherd = provisioning(&fleet, fault, &["--provisioner_max_machines", &room.to_string()])?;
         fleet.until(fault, "SELECT brake IS NOT NULL FROM provider_state").await?;
         lists(&fleet, 2).await?;
-        let said: Option<String> =
+        let text: Option<String> =
             sqlx::query_scalar("SELECT brake FROM provider_state").fetch_one(&fleet.pool).await?;
-        let said = said.unwrap_or_default();
-        assert!(said.starts_with(says), "{fault}: {said}");
+        let text = text.unwrap_or_default();
+        assert!(text.starts_with(says), "{fault}: {text}");
         assert_eq!(machines(&fleet).await?, room - 1, "{fault}: something was created");
         assert!(fleet.holds("SELECT count(*) = 0 FROM machine_quarantine").await?, "{fault}");
         fleet.strike("provider", "heal").await?;
@@ -285,7 +287,7 @@ async fn a_creation_that_fails_is_skipped_and_every_machine_is_still_made_once()
 struct Scripted {
     name: ProviderName,
     lists: Mutex<Vec<Instant>>,
-    /// What it was asked to make, and to find.
+    /// The intents of its create requests, and of its find requests.
     made: Mutex<Vec<IntentId>>,
     found: Mutex<Vec<IntentId>>,
     panics: usize,
@@ -336,7 +338,7 @@ impl Provider for Scripted {
         }
         let offer = |number: usize| ProviderMachine {
             id: format!("m{number}"),
-            usage: Usage::PossiblyUsed,
+            usage: MachineUsage::PossiblyUsed,
             address: None,
             ssh_port: None,
             ssh_user: None,
@@ -348,11 +350,11 @@ impl Provider for Scripted {
         Ok((0..4).map(offer).collect())
     }
 
-    async fn look_at(&self, _id: &str) -> Result<Option<ProviderMachine>, ProviderError> {
+    async fn find_machine(&self, _id: &str) -> Result<Option<ProviderMachine>, ProviderError> {
         Ok(None)
     }
 
-    fn creation(&self) -> Option<&dyn Creation> {
+    fn creation(&self) -> Option<&dyn CreationControl> {
         Some(self)
     }
 
@@ -366,7 +368,7 @@ impl Provider for Scripted {
 }
 
 #[async_trait]
-impl Creation for Scripted {
+impl CreationControl for Scripted {
     async fn create(
         &self,
         intent: IntentId,
@@ -384,7 +386,7 @@ impl Creation for Scripted {
 
 fn settings(reconciler: &str) -> Result<ProvisionerSettings> {
     Ok(ProvisionerSettings {
-        limits: Limits { max_machines: None, chunk: 2 },
+        limits: ProvisionerLimits { max_machines: None, chunk: 2 },
         reconciler: Limiter::new(reconciler.parse()?),
         creation: Limiter::new("1ms,50".parse()?),
         breaker: ProviderBreaker::new("rack", BreakerMetrics::default()),
@@ -407,7 +409,7 @@ async fn a_lease_that_is_taken_while_the_shepherd_stops_is_given_back() -> TestR
     sqlx::query("SELECT 1 FROM named_lease FOR UPDATE").execute(&mut *holding).await?;
     let stop = CancellationToken::new();
     let provider = Scripted::new(0)?;
-    let running = tokio::spawn(provisioner::run(
+    let running = tokio::spawn(provisioner::run_provisioner(
         shepherd.sessions.clone(),
         provider.clone(),
         settings("1s,1")?,
@@ -415,7 +417,7 @@ async fn a_lease_that_is_taken_while_the_shepherd_stops_is_given_back() -> TestR
     ));
     kit.until_blocked("stopping", 1).await?;
     stop.cancel();
-    // Whoever gives the taking up for that begins to close its session now.
+    // If the shepherd stopped taking the lease at this point, it would begin to close its session now.
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
@@ -437,8 +439,12 @@ async fn an_order_whose_record_outlasted_the_session_is_not_sent() -> TestResult
     let stop = CancellationToken::new();
     let provider = Scripted::new(0)?;
     let mut by_hand = kit.connection().await?;
-    let running =
-        tokio::spawn(provisioner::run(sessions, provider.clone(), settings("200ms,1")?, stop.clone()));
+    let running = tokio::spawn(provisioner::run_provisioner(
+        sessions,
+        provider.clone(),
+        settings("200ms,1")?,
+        stop.clone(),
+    ));
     let late = loop {
         let mut holding = by_hand.begin().await?;
         sqlx::raw_sql("LOCK TABLE intent IN SHARE MODE").execute(&mut *holding).await?;
@@ -470,12 +476,12 @@ async fn an_order_whose_record_outlasted_the_session_is_not_sent() -> TestResult
 }
 
 #[tokio::test]
-async fn a_provider_that_makes_nothing_is_asked_at_the_reconcilers_pace() -> TestResult {
+async fn a_provider_that_makes_nothing_is_called_at_the_reconcilers_pace() -> TestResult {
     let kit = Kit::new("provision_pace").await?;
     let shepherd = Shepherd::start(&kit, "provisioner", LONG).await?;
     let stop = CancellationToken::new();
     let provider = Scripted::new(0)?;
-    let running = tokio::spawn(provisioner::run(
+    let running = tokio::spawn(provisioner::run_provisioner(
         shepherd.sessions.clone(),
         provider.clone(),
         settings("2s,1")?,
@@ -500,15 +506,15 @@ async fn a_paused_provisioner_makes_no_pass_until_it_is_resumed() -> TestResult 
     let shepherd = Shepherd::start(&kit, "provisioner", LONG).await?;
     let stop = CancellationToken::new();
     let provider = Scripted::new(0)?;
-    let running = tokio::spawn(provisioner::run(
+    let running = tokio::spawn(provisioner::run_provisioner(
         shepherd.sessions.clone(),
         provider.clone(),
         settings("50ms,1")?,
         stop.clone(),
     ));
-    let asked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+    let requested = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
                  AND application_name = 'provisioner' AND query LIKE '%FROM loop_pause%'";
-    until("it has asked whether it is paused", async || Ok(kit.count(asked).await? > 0)).await?;
+    until("it has asked whether it is paused", async || Ok(kit.count(requested).await? > 0)).await?;
     assert!(provider.lists().is_empty() && all(&provider.made).is_empty());
     sqlx::query("DELETE FROM loop_pause").execute(&kit.pool).await?;
     until("a pass was made", async || Ok(!all(&provider.made).is_empty())).await?;
@@ -523,7 +529,7 @@ async fn a_panic_of_a_provider_spoils_one_pass_and_not_the_provisioner() -> Test
     let shepherd = Shepherd::start(&kit, "provisioner", LONG).await?;
     let stop = CancellationToken::new();
     let provider = Scripted::new(1)?;
-    let running = tokio::spawn(provisioner::run(
+    let running = tokio::spawn(provisioner::run_provisioner(
         shepherd.sessions.clone(),
         provider.clone(),
         settings("50ms,1")?,
@@ -545,33 +551,33 @@ async fn a_provisioner_that_lost_its_lease_quarantines_nobody() -> TestResult {
     let machine = kit.provided(1, "rack").await?[0];
     let shepherd = Shepherd::start(&kit, "provisioner", LONG).await?;
     let session = shepherd.session().await?;
-    let lease = kit.bmdb.take_lease(&session, "provisioner", "rack").await?.context("it is free")?;
+    let lease = kit.bmdb.acquire_named_lease(&session, "provisioner", "rack").await?.context("it is free")?;
     let quarantine = async || {
         kit.bmdb
-            .change_machine_under(&lease, machine, |_| Decision {
+            .change_machine_under_lease(&lease, machine, |_| Decision {
                 changes: vec![FactChange::Quarantined("not listed".to_owned())],
                 events: Vec::new(),
-                answer: (),
+                output: (),
             })
             .await
     };
     let intent = kit.bmdb.begin_creation(&lease, "slot-1").await?;
-    kit.bmdb.provider_listed(&lease, "static", 1).await?;
+    kit.bmdb.record_provider_list(&lease, "static", 1).await?;
     assert!(kit.bmdb.set_provisioner_brake(&lease, Some("brake: its list is empty")).await?);
     kit.overdue(&session).await?;
-    assert!(matches!(quarantine().await, Err(BmdbError::SessionOver)));
+    assert!(matches!(quarantine().await, Err(BmdbError::SessionEnded)));
     kit.bmdb.reap().await?;
     let next = shepherd.session().await?;
-    kit.bmdb.take_lease(&next, "provisioner", "rack").await?.context("it was freed")?;
+    kit.bmdb.acquire_named_lease(&next, "provisioner", "rack").await?.context("it was freed")?;
     let late = NamedLease { session: next.id(), ..lease.clone() };
-    let refused = kit.bmdb.change_machine_under(&late, machine, |_| Decision::<()>::default()).await;
+    let refused = kit.bmdb.change_machine_under_lease(&late, machine, |_| Decision::<()>::default()).await;
     assert!(matches!(refused, Err(BmdbError::LeaseLost)), "an older fence: {refused:?}");
-    for (of, expected) in [(&lease, "SessionOver"), (&late, "LeaseLost")] {
+    for (of, expected) in [(&lease, "SessionEnded"), (&late, "LeaseLost")] {
         let tried = [
-            kit.bmdb.settle_creation(of, intent, "nothing was made").await.map(drop),
+            kit.bmdb.resolve_creation(of, intent, "nothing was made").await.map(drop),
             kit.bmdb.set_provisioner_brake(of, None).await.map(drop),
-            kit.bmdb.provider_listed(of, "static", 7).await,
-            kit.bmdb.provider_list_failed(of, "static", "late").await,
+            kit.bmdb.record_provider_list(of, "static", 7).await,
+            kit.bmdb.record_provider_list_failure(of, "static", "late").await,
         ];
         for refused in tried {
             assert_eq!(refused.map_err(|error| format!("{error:?}")), Err(expected.to_owned()));

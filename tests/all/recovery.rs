@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::bmdb::change::{FactChange, NewAgent, NewHeartbeat};
-use shepherd::bmdb::heartbeat::{Heartbeat as Report, Outcome};
-use shepherd::bmdb::intent::{Permission, Step};
+use shepherd::bmdb::fact_change::{FactChange, NewAgent, NewHeartbeat};
+use shepherd::bmdb::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat as Report};
+use shepherd::bmdb::intent::{DisruptionRequest, Permission};
 use shepherd::bmdb::work::Work;
 use shepherd::model::facts::{Hold, HoldScope};
 use shepherd::model::ids::MachineId;
 use shepherd::model::needs_human::Obstacle;
-use shepherd::model::policy::{Budget, Disturbance};
+use shepherd::model::policy::{Budget, DisruptionKind};
 use shepherd::model::process::Process;
 use shepherd::model::time::Span;
 
@@ -139,7 +139,7 @@ async fn a_budget_that_is_used_up_puts_the_others_off_and_says_why() -> TestResu
     let bmdb = fleet.database.bmdb().await?;
     bmdb.change_policy("test", |policy| {
         let budget = Budget { count: 1, window: Span::seconds(12) };
-        policy.budgets.insert(Disturbance::RestartAgent, budget);
+        policy.budgets.insert(DisruptionKind::RestartAgent, budget);
     })
     .await?;
     for machine in ["sim-0001", "sim-0002", "sim-0003"] {
@@ -214,20 +214,20 @@ fn heartbeat(sequence: i64) -> NewHeartbeat {
     }
 }
 
-async fn ask(work: &Work, step: Disturbance, brake: Option<&str>) -> Result<Permission> {
-    let step = Step {
+async fn ask(work: &Work, step: DisruptionKind, brake: Option<&str>) -> Result<Permission> {
+    let step = DisruptionRequest {
         rung: 0,
-        step,
+        disruption: step,
         attempt: 1,
         deadline: Span::minutes(2),
-        decided_on: work.snapshot().await?.now,
+        facts_read_at: work.snapshot().await?.now,
         brake: brake.map(str::to_owned),
         provider: "rack".to_owned(),
     };
-    Ok(work.begin_disturbance(step).await?)
+    Ok(work.begin_disruption(step).await?)
 }
 
-async fn report(kit: &Kit, machine: MachineId, sequence: i64) -> Result<Outcome> {
+async fn report(kit: &Kit, machine: MachineId, sequence: i64) -> Result<HeartbeatOutcome> {
     let heartbeat = Report {
         machine,
         public_key: [7; 32],
@@ -240,13 +240,13 @@ async fn report(kit: &Kit, machine: MachineId, sequence: i64) -> Result<Outcome>
     };
     let group: Arc<[Arc<Report>]> = Arc::new([Arc::new(heartbeat)]);
     // As a callback server does: what is no plain heartbeat is judged singly.
-    match kit.bmdb.store_group(1, group.clone()).await?.into_values().next() {
-        Some(plain) => Ok(Outcome::Stored(plain.wants)),
+    match kit.bmdb.store_heartbeat_group(1, group.clone()).await?.into_values().next() {
+        Some(plain) => Ok(HeartbeatOutcome::Stored(plain.instructions)),
         None => Ok(kit.bmdb.store_heartbeat(group[0].clone()).await?),
     }
 }
 
-async fn told(kit: &Kit, machine: MachineId, event: &str) -> Result<Vec<String>> {
+async fn read_history_details(kit: &Kit, machine: MachineId, event: &str) -> Result<Vec<String>> {
     Ok(sqlx::query_scalar("SELECT detail FROM history WHERE machine_id = $1 AND event = $2 ORDER BY at")
         .bind(machine.0)
         .bind(event)
@@ -271,7 +271,7 @@ async fn a_machine_given_up_that_reports_again_for_long_enough_needs_no_person()
         kit.database.advance(std::time::Duration::from_mins(minutes)).await?;
         sequence += 1;
         let outcome = report(&kit, machine, sequence).await?;
-        ensure!(matches!(outcome, Outcome::Stored(_)), "{outcome:?}");
+        ensure!(matches!(outcome, HeartbeatOutcome::Stored(_)), "{outcome:?}");
         anyhow::Ok(())
     };
     // Two reports with more than the limit between them prove nothing.
@@ -281,7 +281,11 @@ async fn a_machine_given_up_that_reports_again_for_long_enough_needs_no_person()
         beat(3).await?;
         assert_eq!(phase().await?, "NeedsHuman");
     }
-    assert_eq!(told(&kit, machine, "HeardAgain").await?.len(), 2, "the time began anew after the gap");
+    assert_eq!(
+        read_history_details(&kit, machine, "HeardAgain").await?.len(),
+        2,
+        "the time began anew after the gap"
+    );
     let due: String =
         sqlx::query_scalar("SELECT reason FROM machine_due WHERE machine_id = $1 AND lane = 'access'")
             .bind(machine.0)
@@ -291,14 +295,14 @@ async fn a_machine_given_up_that_reports_again_for_long_enough_needs_no_person()
     beat(2).await?;
     assert_eq!(phase().await?, "Ready");
     assert_eq!(
-        told(&kit, machine, "Healed").await?,
+        read_history_details(&kit, machine, "Healed").await?,
         [format!("it has reported for 10m without a gap; it waited for a person because {end}")]
     );
     assert_eq!(kit.count("SELECT count(*) FROM machine_needs_human").await?, 0);
     assert_eq!(kit.count("SELECT count(*) FROM work_backoff").await?, 0, "the next ladder begins afresh");
     assert_eq!(kit.sweep().await?, 0, "its schedule is what its facts demand");
     beat(1).await?;
-    assert_eq!(told(&kit, machine, "Healed").await?.len(), 1);
+    assert_eq!(read_history_details(&kit, machine, "Healed").await?.len(), 1);
     Ok(shepherd.stop().await?)
 }
 
@@ -308,13 +312,13 @@ async fn what_a_lost_recoverer_began_is_settled_as_unknown_when_its_lease_is_fre
     kit.bmdb.change_policy("test", |policy| policy.outward_limit = Span::seconds(0)).await?;
     let shepherd = Shepherd::start(&kit, "recoverer", LONG).await?;
     let (_, work) = silent(&kit, &shepherd).await?;
-    let granted = ask(&work, Disturbance::Reboot, None).await?;
+    let granted = ask(&work, DisruptionKind::Reboot, None).await?;
     assert!(matches!(granted, Permission::Granted { .. }), "{granted:?}");
     kit.overdue(work.session()).await?;
     kit.bmdb.reap().await?;
     let session = shepherd.session().await?;
     let next = shepherd.claim_one(&session, Process::Recovery).await?;
-    let own = ask(&next, Disturbance::RestartAgent, None).await?;
+    let own = ask(&next, DisruptionKind::RestartAgent, None).await?;
     assert!(matches!(own, Permission::Granted { .. }), "{own:?}");
     let outcomes: Vec<(String, Option<String>)> =
         sqlx::query_as("SELECT kind, outcome FROM intent ORDER BY begun_at").fetch_all(&kit.pool).await?;
@@ -329,40 +333,41 @@ async fn what_a_lost_recoverer_began_is_settled_as_unknown_when_its_lease_is_fre
 }
 
 #[tokio::test]
-async fn every_step_is_asked_for_right_before_it_is_taken() -> TestResult {
+async fn every_step_is_requested_right_before_it_is_taken() -> TestResult {
     let kit = Kit::new("recover_asked").await?;
     let shepherd = Shepherd::start(&kit, "recoverer", LONG).await?;
     let (machine, work) = silent(&kit, &shepherd).await?;
     let intents = async || kit.count("SELECT count(*) FROM intent").await;
     let refused = |permission: Permission| match permission {
-        Permission::Refused(refusal) => Ok(refusal.reason),
+        Permission::Denied(refusal) => Ok(refusal.reason),
         Permission::Granted { .. } => Err(anyhow::anyhow!("granted")),
     };
 
-    let hold =
-        |scope| FactChange::Held(Hold { scope, reason: "new disks".into(), by: "kim".into(), until: None });
+    let hold = |scope| {
+        FactChange::HoldSet(Hold { scope, reason: "new disks".into(), by: "kim".into(), until: None })
+    };
     kit.change(machine, vec![hold(HoldScope::Power)]).await?;
-    assert_eq!(refused(ask(&work, Disturbance::Reboot, None).await?)?, "kim holds it (power): new disks");
+    assert_eq!(refused(ask(&work, DisruptionKind::Reboot, None).await?)?, "kim holds it (power): new disks");
     kit.change(machine, vec![FactChange::HoldCleared]).await?;
-    assert_eq!(refused(ask(&work, Disturbance::Reboot, Some("brake: x")).await?)?, "brake: x");
+    assert_eq!(refused(ask(&work, DisruptionKind::Reboot, Some("brake: x")).await?)?, "brake: x");
 
     // The heartbeat that comes between the decision and the step.
     let decided_on = work.snapshot().await?.now;
     kit.change(machine, vec![FactChange::Heartbeat(heartbeat(2))]).await?;
-    let step = Step {
+    let step = DisruptionRequest {
         rung: 1,
-        step: Disturbance::PowerCycle,
+        disruption: DisruptionKind::PowerCycle,
         attempt: 1,
         deadline: Span::minutes(2),
-        decided_on,
+        facts_read_at: decided_on,
         brake: None,
         provider: "rack".to_owned(),
     };
-    assert_eq!(refused(work.begin_disturbance(step).await?)?, "it reported a moment ago");
+    assert_eq!(refused(work.begin_disruption(step).await?)?, "it reported a moment ago");
     assert_eq!(intents().await?, 0, "what was refused was not recorded");
 
     // The same question in quiet times is granted, and recorded before anything is done.
-    let granted = ask(&work, Disturbance::Reboot, None).await?;
+    let granted = ask(&work, DisruptionKind::Reboot, None).await?;
     assert!(matches!(granted, Permission::Granted { .. }), "{granted:?}");
     assert_eq!(intents().await?, 1);
     assert_eq!(kit.count("SELECT count(*) FROM machine_recovery WHERE step = 'reboot'").await?, 1);

@@ -1,8 +1,8 @@
-//! An order to bring a cluster back is taken when its control plane is known to be lost, and replaces the one before it.
+//! Orders to restore a cluster: accepted when its control plane is known to be lost, and replace the one before.
 
 use anyhow::{Result, bail};
 use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::cluster_restore::Restore;
+use shepherd::bmdb::cluster_restore::RestoreRequest;
 use shepherd::bmdb::error::BmdbError;
 use uuid::Uuid;
 
@@ -12,8 +12,8 @@ use crate::harness::aloud::TestResult;
 const FIRST: &str = "00000000-0000-0000-0000-000000000001";
 const SECOND: &str = "00000000-0000-0000-0000-000000000002";
 
-/// What is said to the order; where it is refused, why, for programs.
-async fn ordered(kit: &Kit, restore: Restore) -> Result<Result<String, (&'static str, String)>> {
+/// The message of the order; if it is rejected, the reason for programs and the text.
+async fn ordered(kit: &Kit, restore: RestoreRequest) -> Result<Result<String, (&'static str, String)>> {
     let order = Order {
         actor: Actor { name: "kim".to_owned(), credential: None },
         rpc: "shepherd.fleet.v1.Clusters/Restore".to_owned(),
@@ -22,17 +22,17 @@ async fn ordered(kit: &Kit, restore: Restore) -> Result<Result<String, (&'static
         idempotency_key: None,
         dry_run: false,
         expected_version: None,
-        request: request_digest(b"restore"),
+        request_digest: request_digest(b"restore"),
     };
     match kit.bmdb.restore_cluster(order, "ams".to_owned(), restore).await {
-        Ok(carried) => Ok(Ok(carried.done.said)),
-        Err(BmdbError::OrderRefused { reason, said }) => Ok(Err((reason, said))),
+        Ok(carried) => Ok(Ok(carried.outcome.message)),
+        Err(BmdbError::OrderRejected { reason, message: text }) => Ok(Err((reason, text))),
         Err(other) => bail!(other),
     }
 }
 
 /// The last that shepherds know of its control plane: how many seconds ago they looked, it answered, and fell silent.
-async fn known(kit: &Kit, looked: i32, seen: i32, away: Option<i32>) -> Result<()> {
+async fn record_observation(kit: &Kit, looked: i32, seen: i32, away: Option<i32>) -> Result<()> {
     sqlx::query(
         "UPDATE cluster SET voters = 3, voters_reached = 3,
              looked_at = clock_timestamp() - make_interval(secs => $1),
@@ -88,26 +88,26 @@ async fn restored_from(kit: &Kit) -> Result<Option<String>> {
 #[tokio::test]
 async fn cluster_is_restored_only_when_its_control_plane_is_known_to_be_lost() -> TestResult {
     let (kit, _) = world("restore_orders_lost").await?;
-    let newest = Restore::default();
+    let newest = RestoreRequest::default();
     for (what, (looked, seen, away), expected) in [
         ("it answered a moment ago", (1, 1, None), "QUORUM_ANSWERS"),
         ("nobody asked it for an hour", (3_600, 3_600, None), "NOBODY_LOOKED"),
         ("it was last asked in vain, an hour ago", (3_600, 4_000, Some(3_900)), "NOBODY_LOOKED"),
         ("it is silent for a moment", (1, 90, Some(20)), "SILENT_TOO_SHORTLY"),
     ] {
-        known(&kit, looked, seen, away).await?;
+        record_observation(&kit, looked, seen, away).await?;
         match ordered(&kit, newest.clone()).await? {
-            Err((reason, said)) => {
-                assert_eq!(reason, expected, "{what}: {said}");
-                assert!(said.starts_with("the cluster ams ") && said.contains("--bypass_quorum"), "{said}");
+            Err((reason, text)) => {
+                assert_eq!(reason, expected, "{what}: {text}");
+                assert!(text.starts_with("the cluster ams ") && text.contains("--bypass_quorum"), "{text}");
             }
-            Ok(said) => return Err(anyhow::anyhow!("{what}, and it {said}").into()),
+            Ok(text) => return Err(anyhow::anyhow!("{what}, and it {text}").into()),
         }
         assert_eq!(restored_from(&kit).await?, None, "{what}");
     }
-    known(&kit, 1, 300, Some(200)).await?;
-    let said = ordered(&kit, newest).await?;
-    assert!(said.is_ok(), "asked in vain for minutes: {said:?}");
+    record_observation(&kit, 1, 300, Some(200)).await?;
+    let result = ordered(&kit, newest).await?;
+    assert!(result.is_ok(), "asked in vain for minutes: {result:?}");
     assert_eq!(restored_from(&kit).await?.as_deref(), Some(SECOND), "the newest snapshot");
     Ok(())
 }
@@ -115,17 +115,17 @@ async fn cluster_is_restored_only_when_its_control_plane_is_known_to_be_lost() -
 #[tokio::test]
 async fn another_order_takes_the_place_of_the_one_that_is_being_carried_out() -> TestResult {
     let (kit, worker) = world("restore_orders_anew").await?;
-    known(&kit, 1, 1, None).await?;
-    let whatever = Restore { bypass_quorum: true, ..Restore::default() };
+    record_observation(&kit, 1, 1, None).await?;
+    let whatever = RestoreRequest { bypass_quorum: true, ..RestoreRequest::default() };
     assert!(ordered(&kit, whatever.clone()).await?.is_ok());
     let again = ordered(&kit, whatever).await?;
-    assert!(again.as_ref().is_ok_and(|said| said.contains("just so already, as kim ordered")), "{again:?}");
+    assert!(again.as_ref().is_ok_and(|text| text.contains("just so already, as kim ordered")), "{again:?}");
     assert_eq!(restored_from(&kit).await?.as_deref(), Some(SECOND));
 
     // It had the mistake in it. What is being restored needs no proof any more that it is lost.
-    let older = Restore { snapshot: Some(FIRST.to_owned()), ..Restore::default() };
+    let older = RestoreRequest { snapshot: Some(FIRST.to_owned()), ..RestoreRequest::default() };
     let other = ordered(&kit, older.clone()).await?;
-    assert!(other.as_ref().is_ok_and(|said| !said.contains("already")), "{other:?}");
+    assert!(other.as_ref().is_ok_and(|text| !text.contains("already")), "{other:?}");
     assert_eq!(
         restored_from(&kit).await?.as_deref(),
         Some(FIRST),
@@ -133,19 +133,22 @@ async fn another_order_takes_the_place_of_the_one_that_is_being_carried_out() ->
     );
 
     // A machine that has work to do in the cluster stays, and one that nobody made well is not taken.
-    let onto = |machine: Uuid| Restore { onto: Some(machine.to_string()), ..older.clone() };
+    let onto = |machine: Uuid| RestoreRequest { target_machine: Some(machine.to_string()), ..older.clone() };
     let spare = kit.provided(1, "rack").await?[0].0;
     for (machine, expected) in
         [(worker, "is a worker of the cluster"), (spare, "it must be Ready or Installed")]
     {
         let refused = ordered(&kit, onto(machine)).await?;
-        let Err((reason, said)) = refused else {
+        let Err((reason, text)) = refused else {
             return Err(anyhow::anyhow!("{machine}: {refused:?}").into());
         };
-        assert_eq!(reason, "MACHINE_IN_USE", "{said}");
-        assert!(said.contains(expected) && said.ends_with("name another machine with --onto"), "{said}");
+        assert_eq!(reason, "MACHINE_IN_USE", "{text}");
+        assert!(
+            text.contains(expected) && text.ends_with("name another machine with --target_machine"),
+            "{text}"
+        );
     }
-    let none = ordered(&kit, Restore { snapshot: Some(Uuid::nil().to_string()), ..older }).await?;
+    let none = ordered(&kit, RestoreRequest { snapshot: Some(Uuid::nil().to_string()), ..older }).await?;
     assert!(none.is_err(), "{none:?}");
     assert_eq!(restored_from(&kit).await?.as_deref(), Some(FIRST));
     Ok(())

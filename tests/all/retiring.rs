@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use shepherd::bmdb::change::{FactChange, NewAgent, NewHeartbeat};
-use shepherd::bmdb::heartbeat::{Heartbeat, Outcome};
-use shepherd::bmdb::retirement::{Leave, RetirementChange};
+use shepherd::bmdb::fact_change::{FactChange, NewAgent, NewHeartbeat};
+use shepherd::bmdb::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
+use shepherd::bmdb::retirement::{ReleasePermission, RetirementChange};
 use shepherd::bmdb::work::Decision;
 use shepherd::model::facts::{Hold, HoldScope};
 use shepherd::model::policy::Budget;
@@ -93,7 +93,7 @@ async fn every_way_out_ends_as_it_is_documented_and_is_ordered_once() -> TestRes
     with_the_provider_gone(&fleet, &endpoints).await?;
     with_shepherds_that_die(&fleet, &endpoints).await?;
 
-    // The provider is back: it still has the one that was not given back, and that is told.
+    // The provider is back. It still has the machine that was not released, and a record shows it.
     let shepherd = fleet.shepherd("last", &endpoints, &LIMITS)?;
     until_phase(&fleet, "sim-0007", "Retired").await?;
     fleet
@@ -144,9 +144,9 @@ async fn twice_at_once(fleet: &Fleet) -> Result<()> {
     let (one, other) = tokio::join!(ctl(fleet, &line), ctl(fleet, &line));
     let (one, other) = (one?, other?);
     ensure!(one.0 == Some(0) && other.0 == Some(0), "{one:?}, {other:?}");
-    let said = [one.1, other.1];
-    assert_eq!(said.iter().filter(|said| said.contains("work under way")).count(), 1, "{said:?}");
-    assert_eq!(said.iter().filter(|said| said.contains("already")).count(), 1, "{said:?}");
+    let messages = [one.1, other.1];
+    assert_eq!(messages.iter().filter(|text| text.contains("work under way")).count(), 1, "{messages:?}");
+    assert_eq!(messages.iter().filter(|text| text.contains("already")).count(), 1, "{messages:?}");
     until_phase(fleet, "sim-0004", "Retired").await?;
     assert_eq!(releases(&fleet.journal()?, "sim-0004"), 1);
     Ok(())
@@ -167,7 +167,7 @@ async fn held_and_cancelled(fleet: &Fleet) -> Result<()> {
     says(fleet, &["why", id], "stands at the stage wipe: no agent and no provider").await?;
     says(fleet, &["issues"], "retirement-stuck").await?;
     refuses(fleet, &retire(id), "is being retired already, with a wipe").await?;
-    let waive = |words| ["retire", "waive", id, "wipe", "--i-know", words, "--reason", "they are shredded"];
+    let waive = |words| ["retire", "waive", id, "wipe", "--confirm", words, "--reason", "they are shredded"];
     refuses(fleet, &waive("yes"), "with the words \"sim/sim-0005 is not wiped\"").await?;
     says(fleet, &["retire", "cancel", id], "is cancelled").await?;
     refuses(fleet, &waive("sim/sim-0005 is not wiped"), "is not being retired").await?;
@@ -209,14 +209,14 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     let nowhere = format!("--simulated_url=http://{}", reserved()?);
     let shepherd = fleet.shepherd("cut-off", endpoints, &[&LIMITS[..], &[&nowhere]].concat())?;
     let waive =
-        |stage, words| ["retire", "waive", id, stage, "--i_know", words, "--reason", "it went bankrupt"];
+        |stage, words| ["retire", "waive", id, stage, "--confirm", words, "--reason", "it went bankrupt"];
     let known = "sim/sim-0006 is not known to be given back";
     says(fleet, &retire(id), "is being retired").await?;
     fleet
         .until("its release has failed", "SELECT count(*) = 1 FROM work_backoff WHERE process = 'Retirement'")
         .await?;
     assert_eq!(phase(fleet, id).await?, "Retiring");
-    says(fleet, &["why", id], "shepherdctl retire waive sim/sim-0006 release --i_know").await?;
+    says(fleet, &["why", id], "shepherdctl retire waive sim/sim-0006 release --confirm").await?;
     refuses(fleet, &waive("wipe", "sim/sim-0006 is not wiped"), "is at the stage release").await?;
     refuses(fleet, &waive("release", "yes"), known).await?;
     let before = failed_heartbeats(fleet, id).await?;
@@ -224,7 +224,7 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     until_phase(fleet, id, "Retired").await?;
     let outcome = outcome(fleet, id).await?;
     assert!(outcome.starts_with("its release was waived by kim@"), "{outcome}");
-    // The machine runs on, and its agent is heard no more.
+    // The machine runs on, but heartbeats of its agent are no longer accepted.
     let deadline = Instant::now() + PATIENCE;
     while failed_heartbeats(fleet, id).await? < before + 2 {
         ensure!(Instant::now() < deadline, "its agent is still heard\n{}", fleet.explain().await?);
@@ -279,8 +279,8 @@ const PATIENCE_WITH_MANY: Duration = Duration::from_mins(15);
 const BUDGET: usize = 7;
 
 /// Names in what a command printed, one a line, the first word.
-fn names(said: &str) -> BTreeSet<&str> {
-    said.split_whitespace().filter(|word| word.starts_with("sim/sim-")).collect()
+fn names(text: &str) -> BTreeSet<&str> {
+    text.split_whitespace().filter(|word| word.starts_with("sim/sim-")).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -307,16 +307,16 @@ async fn order_about_five_hundred_stops_at_each_limit_and_a_dry_run_lists_them()
 
     let all = ["retire", "--provider", "sim", "--reason", "the rack is sold"];
     let with = |flags: &[&'static str]| [&all[..], flags].concat();
-    let (code, listed) = ctl(&fleet, &with(&["--dry_run", "--beyond_limits"])).await?;
+    let (code, listed) = ctl(&fleet, &with(&["--dry_run", "--override_limits"])).await?;
     assert_eq!((code, names(&listed).len()), (Some(0), MANY), "{listed}");
     assert!(listed.ends_with("this is about 500 machines; the order would be given"), "{listed}");
     let (code, within) = ctl(&fleet, &with(&["--dry_run"])).await?;
     assert_eq!((code, names(&within)), (Some(0), names(&listed)));
     assert!(within.contains("refused: ") && within.contains("50"), "{within}");
-    refuses(&fleet, &with(&["--yes_count", "500"]), "50").await?;
-    refuses(&fleet, &with(&["--yes_count", "499", "--beyond_limits"]), "500 machines").await?;
+    refuses(&fleet, &with(&["--confirm_count", "500"]), "50").await?;
+    refuses(&fleet, &with(&["--confirm_count", "499", "--override_limits"]), "500 machines").await?;
     assert!(fleet.holds("SELECT count(*) = 0 FROM machine_retirement").await?, "nothing was ordered yet");
-    let (code, ordered) = ctl(&fleet, &with(&["--yes_count", "500", "--beyond_limits"])).await?;
+    let (code, ordered) = ctl(&fleet, &with(&["--confirm_count", "500", "--override_limits"])).await?;
     assert_eq!((code, names(&ordered)), (Some(0), names(&listed)), "the same list");
     assert!(ordered.ends_with("500 machines: 500 changed"), "{ordered}");
     assert!(fleet.holds("SELECT count(*) = 500 FROM audit WHERE rpc LIKE '%Machines/Retire'").await?);
@@ -337,8 +337,8 @@ async fn order_about_five_hundred_stops_at_each_limit_and_a_dry_run_lists_them()
     Ok(stop(&fleet, shepherd).await?)
 }
 
-/// A hold, a cancellation or a second database that comes between the decision and the order: it is asked for
-/// right before it is given.
+/// A hold, a cancellation or a second database may come between the decision and the order, so permission is checked
+/// right before the order is given.
 #[tokio::test]
 async fn machine_is_given_back_only_as_things_are_right_before() -> TestResult {
     let kit = Kit::new("retire_asked").await?;
@@ -352,15 +352,17 @@ async fn machine_is_given_back_only_as_things_are_right_before() -> TestResult {
     let intents = async || kit.count("SELECT count(*) FROM intent").await;
 
     let hold = Hold { scope: HoldScope::Power, reason: "disks".into(), by: "lee".into(), until: None };
-    kit.change(machine, vec![FactChange::Held(hold)]).await?;
-    assert!(matches!(ask().await?, Leave::Refused(refusal) if refusal.reason.contains("lee holds it")));
+    kit.change(machine, vec![FactChange::HoldSet(hold)]).await?;
+    assert!(
+        matches!(ask().await?, ReleasePermission::Denied(refusal) if refusal.reason.contains("lee holds it"))
+    );
     kit.change(machine, vec![FactChange::HoldCleared, FactChange::Retirement(RetirementChange::Cleared)])
         .await?;
-    assert!(matches!(ask().await?, Leave::Refused(_)), "it was cancelled");
+    assert!(matches!(ask().await?, ReleasePermission::Denied(_)), "it was cancelled");
     assert_eq!(intents().await?, 0, "nothing was recorded");
     kit.change(machine, vec![FactChange::Retirement(requested)]).await?;
-    let Leave::Granted(intent) = ask().await? else { panic!("refused") };
-    let Leave::Granted(again) = ask().await? else { panic!("refused") };
+    let ReleasePermission::Granted(intent) = ask().await? else { panic!("refused") };
+    let ReleasePermission::Granted(again) = ask().await? else { panic!("refused") };
     assert_eq!((intents().await?, again), (1, intent), "asked again, it is the same order");
     kit.change(machine, vec![FactChange::Retirement(RetirementChange::Cleared)]).await?;
     assert_eq!(kit.count("SELECT count(*) FROM machine_retirement").await?, 1, "what was ordered stays");
@@ -368,7 +370,13 @@ async fn machine_is_given_back_only_as_things_are_right_before() -> TestResult {
     work.finish(vec![finished("the provider took it back")], "done").await?;
     kit.change(machine, vec![finished("too late")]).await?;
     assert_eq!(
-        kit.bmdb.snapshot(machine).await?.facts.retirement.and_then(|fact| fact.outcome).as_deref(),
+        kit.bmdb
+            .read_machine_snapshot(machine)
+            .await?
+            .facts
+            .retirement
+            .and_then(|fact| fact.outcome)
+            .as_deref(),
         Some("the provider took it back")
     );
     let open = kit.count("SELECT count(*) FROM intent WHERE settled_at IS NULL").await?;
@@ -402,7 +410,7 @@ async fn agent_of_a_retired_machine_is_refused_with_words_of_its_own_and_nothing
     ];
     kit.change(machine, changes.to_vec()).await?;
     let say = async |beat: NewHeartbeat, key: u8| {
-        let report = std::sync::Arc::new(Heartbeat {
+        let report = std::sync::Arc::new(ReceivedHeartbeat {
             machine,
             public_key: [key; 32],
             beat,
@@ -412,25 +420,25 @@ async fn agent_of_a_retired_machine_is_refused_with_words_of_its_own_and_nothing
             release: None,
             access_fence: 0,
         });
-        let plain = kit.bmdb.store_group(1, std::sync::Arc::new([report.clone()])).await?;
+        let plain = kit.bmdb.store_heartbeat_group(1, std::sync::Arc::new([report.clone()])).await?;
         match plain.into_values().next() {
-            Some(plain) => anyhow::Ok(Outcome::Stored(plain.wants)),
+            Some(plain) => anyhow::Ok(HeartbeatOutcome::Stored(plain.instructions)),
             None => Ok(kit.bmdb.store_heartbeat(report).await?),
         }
     };
     let on_its_way = say(beat("boot", 2), 7).await?;
-    assert!(matches!(on_its_way, Outcome::Stored(_)), "it is heard until it is out: {on_its_way:?}");
+    assert!(matches!(on_its_way, HeartbeatOutcome::Stored(_)), "it is heard until it is out: {on_its_way:?}");
     kit.bmdb
         .change_machine(machine, |_| Decision {
             changes: vec![FactChange::Retirement(RetirementChange::Finished("gone".into()))],
             events: Vec::new(),
-            answer: (),
+            output: (),
         })
         .await?;
-    assert_eq!(say(beat("boot", 3), 7).await?, Outcome::Retired);
-    assert_eq!(say(beat("another", 1), 7).await?, Outcome::Retired);
-    assert_eq!(say(beat("boot", 3), 8).await?, Outcome::Unauthenticated, "nobody else is told");
-    let heartbeat = kit.bmdb.snapshot(machine).await?.facts.heartbeat.context("its last one")?;
+    assert_eq!(say(beat("boot", 3), 7).await?, HeartbeatOutcome::Retired);
+    assert_eq!(say(beat("another", 1), 7).await?, HeartbeatOutcome::Retired);
+    assert_eq!(say(beat("boot", 3), 8).await?, HeartbeatOutcome::Unauthenticated, "nobody else is told");
+    let heartbeat = kit.bmdb.read_machine_snapshot(machine).await?.facts.heartbeat.context("its last one")?;
     assert_eq!((heartbeat.sequence, heartbeat.boot_id.as_str()), (2, "boot"));
     Ok(())
 }

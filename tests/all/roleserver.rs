@@ -13,11 +13,11 @@ use prost::Message as _;
 use shepherd::proto::agent::v1 as wire;
 use shepherd::proto::agent::v1::enroll_error::Kind;
 use shepherd::proto::agent::v1::enroll_response::Result as Answer;
-use shepherd::roleserver::running::Process;
+use shepherd::roleserver::process::ProcessRecord;
 use shepherd::roleserver::state_directory::StateDirectory;
 use tonic::Status;
 
-use self::callback::{Callback, Heard, curious};
+use self::callback::{Callback, CapturedHeartbeat, curious};
 use self::odd_disk::OddDisk;
 use crate::harness::aloud::TestResult;
 use crate::harness::child::Detached;
@@ -62,7 +62,7 @@ impl Machine {
     }
 
     pub(crate) fn state(&self) -> StateDirectory {
-        StateDirectory::at(self.path())
+        StateDirectory::from_path(self.path())
     }
 
     pub(crate) fn command(&self, verb: &str) -> Command {
@@ -104,12 +104,12 @@ impl Machine {
         }
     }
 
-    pub(crate) fn agent(&self) -> Result<Process> {
-        self.state().agent()?.context("no agent was recorded")
+    pub(crate) fn agent(&self) -> Result<ProcessRecord> {
+        self.state().read_agent_process()?.context("no agent was recorded")
     }
 
-    pub(crate) fn supervisor(&self) -> Result<Process> {
-        self.state().supervisor()?.context("no supervisor was recorded")
+    pub(crate) fn supervisor(&self) -> Result<ProcessRecord> {
+        self.state().read_supervisor_process()?.context("no supervisor was recorded")
     }
 
     /// Pids of every process that was given this state directory.
@@ -132,7 +132,9 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         let state = self.state();
-        for process in [state.supervisor(), state.agent()].into_iter().flatten().flatten() {
+        for process in
+            [state.read_supervisor_process(), state.read_agent_process()].into_iter().flatten().flatten()
+        {
             let _ = process.stop(Duration::from_secs(2));
         }
         // What a broken test left unrecorded still names this directory, which is ours alone.
@@ -207,10 +209,10 @@ fn enrolled_machine_heartbeats_reports_and_comes_back_after_a_kill() -> TestResu
     assert_eq!(success.warnings, Vec::<String>::new());
     assert_eq!(success.boot_id, std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim());
 
-    let with_report = |heard: &Heard| heard.request.hardware_report.is_some();
+    let with_report = |observations: &CapturedHeartbeat| observations.request.hardware_report.is_some();
     let before = wait_for("a hardware report", || {
-        let heard = callback.heard();
-        Ok(heard.iter().any(with_report).then_some(heard))
+        let observations = callback.heartbeats();
+        Ok(observations.iter().any(with_report).then_some(observations))
     })?;
     assert!(before[0].request.hardware_report.is_none(), "the first heartbeat is empty");
     assert!(with_report(&before[1]), "the second carries the report");
@@ -218,11 +220,11 @@ fn enrolled_machine_heartbeats_reports_and_comes_back_after_a_kill() -> TestResu
     assert_eq!(session_of(supervisor)?, supervisor, "it outlives the SSH session by leading one of its own");
     let report = before[1].request.hardware_report.as_ref().context("no report")?;
     assert!(!report.cpus.is_empty() && report.memory.is_some_and(|memory| memory.installed_bytes > 0));
-    for heard in &before {
-        assert_eq!(heard.public_key, success.public_key);
-        assert_eq!(heard.request.machine_id, request.machine_id);
-        assert_eq!(heard.request.boot_id, success.boot_id);
-        assert_eq!(heard.request.access_fence, 7);
+    for observations in &before {
+        assert_eq!(observations.public_key, success.public_key);
+        assert_eq!(observations.request.machine_id, request.machine_id);
+        assert_eq!(observations.request.boot_id, success.boot_id);
+        assert_eq!(observations.request.access_fence, 7);
     }
     assert!(before.windows(2).all(|pair| pair[0].request.seq < pair[1].request.seq));
 
@@ -230,9 +232,16 @@ fn enrolled_machine_heartbeats_reports_and_comes_back_after_a_kill() -> TestResu
     signal(killed.pid, rustix::process::Signal::KILL);
     let incarnation = before[0].request.incarnation.clone();
     let after = wait_for("a heartbeat of the next incarnation", || {
-        Ok(callback.heard().into_iter().find(|heard| heard.request.incarnation != incarnation))
+        Ok(callback
+            .heartbeats()
+            .into_iter()
+            .find(|observations| observations.request.incarnation != incarnation))
     })?;
-    let newest = callback.heard().into_iter().rev().find(|heard| heard.request.incarnation == incarnation);
+    let newest = callback
+        .heartbeats()
+        .into_iter()
+        .rev()
+        .find(|observations| observations.request.incarnation == incarnation);
     assert!(after.request.seq > newest.context("no heartbeat before")?.request.seq);
     assert_eq!(after.public_key, success.public_key);
     assert_ne!(machine.agent()?.pid, killed.pid);
@@ -252,7 +261,7 @@ fn agent_is_left_alone_by_a_repetition_and_replaced_by_a_higher_fence() -> TestR
     assert_eq!(machine.agent()?, agent);
     assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
 
-    // A hung agent neither ends when asked nor calls.
+    // A hung agent neither ends on request nor calls.
     signal(agent.pid, rustix::process::Signal::STOP);
     let taken_over = machine.enroll(&request(&callback, 2))?;
     assert_eq!(taken_over.public_key, first.public_key);
@@ -260,7 +269,11 @@ fn agent_is_left_alone_by_a_repetition_and_replaced_by_a_higher_fence() -> TestR
     assert!(machine.agent()?.is_alive());
     assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
     Ok(wait_for("a heartbeat of the new fence", || {
-        Ok(callback.heard().iter().any(|heard| heard.request.access_fence == 2).then_some(()))
+        Ok(callback
+            .heartbeats()
+            .iter()
+            .any(|observations| observations.request.access_fence == 2)
+            .then_some(()))
     })?)
 }
 
@@ -287,12 +300,12 @@ fn enrolments_at_once_leave_one_agent_of_the_highest_fence() -> TestResult {
     let machine = Machine::new()?;
     let fences = [3, 1, 4, 2];
     let answers: Vec<Result<_>> = std::thread::scope(|scope| {
-        let asked = fences.map(|fence| {
+        let handles = fences.map(|fence| {
             let bytes = request(&callback, fence).encode_to_vec();
             let machine = &machine;
             scope.spawn(move || machine.enroll_bytes(&bytes))
         });
-        asked.into_iter().map(|thread| thread.join().map_err(|_| anyhow::anyhow!("panicked"))?).collect()
+        handles.into_iter().map(|thread| thread.join().map_err(|_| anyhow::anyhow!("panicked"))?).collect()
     });
     for (fence, answer) in fences.into_iter().zip(answers) {
         match answer?.1.result {
@@ -304,10 +317,14 @@ fn enrolments_at_once_leave_one_agent_of_the_highest_fence() -> TestResult {
             None => panic!("no answer"),
         }
     }
-    assert_eq!(machine.state().enrolment()?.context("not enrolled")?.access_fence(), 4);
+    assert_eq!(machine.state().read_enrolment()?.context("not enrolled")?.access_fence(), 4);
     assert_eq!(machine.processes()?.len(), 2, "one supervisor, one agent");
     Ok(wait_for("a heartbeat of the highest fence", || {
-        Ok(callback.heard().last().is_some_and(|heard| heard.request.access_fence == 4).then_some(()))
+        Ok(callback
+            .heartbeats()
+            .last()
+            .is_some_and(|observations| observations.request.access_fence == 4)
+            .then_some(()))
     })?)
 }
 
@@ -352,11 +369,11 @@ fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> TestR
         heartbeat_interval_seconds,
         ..request(&callback, 1)
     })?;
-    wait_for("three heartbeats in a row", || Ok((callback.heard().len() >= 3).then_some(())))?;
-    assert_eq!(refuses.heard().len(), 1, "what works is kept to");
+    wait_for("three heartbeats in a row", || Ok((callback.heartbeats().len() >= 3).then_some(())))?;
+    assert_eq!(refuses.heartbeats().len(), 1, "what works is kept to");
     assert_eq!(
-        refuses.heard()[0].request.seq,
-        callback.heard()[0].request.seq,
+        refuses.heartbeats()[0].request.seq,
+        callback.heartbeats()[0].request.seq,
         "a retry is the same heartbeat"
     );
 
@@ -387,7 +404,7 @@ fn agent_keeps_calling_when_refused_and_finds_the_endpoint_that_works() -> TestR
         "roleserver_runnable_state{path=\"root.callback\",state=\"dead\"} 0",
         "roleserver_control_plane_running 0",
     ] {
-        assert!(metrics.lines().any(|said| said == line), "{line} is not in\n{metrics}");
+        assert!(metrics.lines().any(|message| message == line), "{line} is not in\n{metrics}");
     }
     assert_eq!(promtool(&["check", "metrics"], &metrics)?, "", "{metrics}");
     Ok(())
@@ -400,11 +417,11 @@ fn endpoint_that_accepts_and_says_nothing_is_left_after_the_time_limit() -> Test
     let machine = Machine::new()?;
     let endpoints = vec![silent.local_addr()?.to_string(), callback.endpoint.clone()];
     machine.enroll(&wire::EnrollRequest { endpoints, ..request(&callback, 1) })?;
-    Ok(wait_for("heartbeats at the other endpoint", || Ok((callback.heard().len() >= 2).then_some(())))?)
+    Ok(wait_for("heartbeats at the other endpoint", || Ok((callback.heartbeats().len() >= 2).then_some(())))?)
 }
 
 #[test]
-fn lost_key_is_made_anew_and_the_agent_proves_the_new_one() -> TestResult {
+fn lost_key_is_generated_again_and_the_agent_proves_the_new_one() -> TestResult {
     let callback = Callback::start(curious())?;
     let machine = Machine::new()?;
     let first = machine.enroll(&request(&callback, 1))?;
@@ -412,7 +429,11 @@ fn lost_key_is_made_anew_and_the_agent_proves_the_new_one() -> TestResult {
     let second = machine.enroll(&request(&callback, 1))?;
     assert_ne!(first.public_key, second.public_key);
     Ok(wait_for("a heartbeat with the new key", || {
-        Ok(callback.heard().iter().any(|heard| heard.public_key == second.public_key).then_some(()))
+        Ok(callback
+            .heartbeats()
+            .iter()
+            .any(|observations| observations.public_key == second.public_key)
+            .then_some(()))
     })?)
 }
 
@@ -429,14 +450,18 @@ fn agent_moves_where_an_answer_sends_it_and_remembers() -> TestResult {
     })?;
     let machine = Machine::new()?;
     machine.enroll(&request(&old, 1))?;
-    wait_for("a heartbeat at the new place", || Ok((!new.heard().is_empty()).then_some(())))?;
-    let incarnation = new.heard()[0].request.incarnation.clone();
-    let at_old = old.heard().len();
+    wait_for("a heartbeat at the new place", || Ok((!new.heartbeats().is_empty()).then_some(())))?;
+    let incarnation = new.heartbeats()[0].request.incarnation.clone();
+    let at_old = old.heartbeats().len();
     signal(machine.agent()?.pid, rustix::process::Signal::KILL);
     wait_for("a heartbeat of the next incarnation", || {
-        Ok(new.heard().iter().any(|heard| heard.request.incarnation != incarnation).then_some(()))
+        Ok(new
+            .heartbeats()
+            .iter()
+            .any(|observations| observations.request.incarnation != incarnation)
+            .then_some(()))
     })?;
-    assert_eq!(old.heard().len(), at_old, "the old place is not asked again");
+    assert_eq!(old.heartbeats().len(), at_old, "the old place is not asked again");
     Ok(())
 }
 
@@ -448,20 +473,20 @@ fn agent_survives_settings_that_lead_nowhere() -> TestResult {
     })?;
     let machine = Machine::new()?;
     machine.enroll(&request(&callback, 1))?;
-    Ok(wait_for("heartbeats after the bad advice", || Ok((callback.heard().len() >= 3).then_some(())))?)
+    Ok(wait_for("heartbeats after the bad advice", || Ok((callback.heartbeats().len() >= 3).then_some(())))?)
 }
 
 #[test]
 fn answer_that_says_no_costs_no_connection() -> TestResult {
-    let asked = AtomicUsize::new(0);
-    let callback = Callback::start(move |_| match asked.fetch_add(1, Ordering::SeqCst) {
+    let count = AtomicUsize::new(0);
+    let callback = Callback::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
         0 => Err(Status::unavailable("the database is away; try again")),
         1 => Err(Status::unauthenticated("")),
         _ => Ok(wire::HeartbeatResponse::default()),
     })?;
     let machine = Machine::new()?;
     machine.enroll(&request(&callback, 1))?;
-    wait_for("heartbeats after the refusals", || Ok((callback.heard().len() >= 5).then_some(())))?;
+    wait_for("heartbeats after the refusals", || Ok((callback.heartbeats().len() >= 5).then_some(())))?;
     assert_eq!(callback.connections(), 1);
     Ok(())
 }
@@ -470,10 +495,10 @@ fn answer_that_says_no_costs_no_connection() -> TestResult {
 fn connection_stays_while_other_endpoints_come_and_go() -> TestResult {
     let nowhere = reserved()?.to_string();
     let own = Arc::new(OnceLock::<String>::new());
-    let (known, asked) = (own.clone(), AtomicUsize::new(0));
+    let (known, count) = (own.clone(), AtomicUsize::new(0));
     let callback = Callback::start(move |_| {
         let mut endpoints: Vec<_> = known.get().cloned().into_iter().collect();
-        if asked.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
+        if count.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
             endpoints.insert(0, nowhere.clone());
         }
         Ok(wire::HeartbeatResponse { endpoints, ..Default::default() })
@@ -481,9 +506,9 @@ fn connection_stays_while_other_endpoints_come_and_go() -> TestResult {
     own.set(callback.endpoint.clone()).map_err(|_| anyhow::anyhow!("set twice"))?;
     let machine = Machine::new()?;
     machine.enroll(&request(&callback, 1))?;
-    wait_for("six heartbeats", || Ok((callback.heard().len() >= 6).then_some(())))?;
+    wait_for("six heartbeats", || Ok((callback.heartbeats().len() >= 6).then_some(())))?;
     assert_eq!(callback.connections(), 1);
-    let learned = machine.state().learned(1)?.context("nothing was learnt")?;
+    let learned = machine.state().read_learned_settings(1)?.context("nothing was learnt")?;
     assert_eq!(
         learned.settings.endpoints.first(),
         Some(&callback.endpoint),
@@ -497,19 +522,20 @@ fn connection_stays_while_other_endpoints_come_and_go() -> TestResult {
 fn enrolled_and_ended(callback: &Callback) -> Result<Machine> {
     let machine = Machine::new()?;
     machine.enroll(&request(callback, 1))?;
-    wait_for("a heartbeat", || Ok((!callback.heard().is_empty()).then_some(())))?;
+    wait_for("a heartbeat", || Ok((!callback.heartbeats().is_empty()).then_some(())))?;
     signal(machine.supervisor()?.pid, rustix::process::Signal::TERM);
     wait_for("the end of both", || Ok(machine.processes()?.is_empty().then_some(())))?;
     Ok(machine)
 }
 
-/// Waits for heartbeats of an incarnation that was not heard before.
-fn calls_anew(callback: &Callback, before: &[Heard]) -> Result<()> {
-    let is_new =
-        |heard: &&Heard| before.iter().all(|old| old.request.incarnation != heard.request.incarnation);
+/// Waits for heartbeats of an incarnation that is not among those before.
+fn wait_for_next_incarnation(callback: &Callback, before: &[CapturedHeartbeat]) -> Result<()> {
+    let is_new = |observations: &&CapturedHeartbeat| {
+        before.iter().all(|old| old.request.incarnation != observations.request.incarnation)
+    };
     wait_for("heartbeats of the next incarnation", || {
-        let heard = callback.heard();
-        Ok((heard.iter().filter(is_new).count() >= 3).then_some(()))
+        let observations = callback.heartbeats();
+        Ok((observations.iter().filter(is_new).count() >= 3).then_some(()))
     })
 }
 
@@ -517,12 +543,13 @@ fn calls_anew(callback: &Callback, before: &[Heard]) -> Result<()> {
 fn full_disk_does_not_silence_the_machine() -> TestResult {
     let callback = Callback::start(curious())?;
     let machine = enrolled_and_ended(&callback)?;
-    let before = callback.heard();
+    let before = callback.heartbeats();
     let disk = OddDisk::full(&machine.path(), &machine.command("run"))?;
-    calls_anew(&callback, &before)?;
+    wait_for_next_incarnation(&callback, &before)?;
     let log = disk.path().join("agent.log");
     assert_eq!(std::fs::metadata(&log)?.len(), 0, "the disk was not full");
-    let recorded = || anyhow::Ok(StateDirectory::at(disk.path()).agent()?.context("no record")?.pid);
+    let recorded =
+        || anyhow::Ok(StateDirectory::from_path(disk.path()).read_agent_process()?.context("no record")?.pid);
     assert_ne!(recorded()?, disk.pid());
     // As soon as there is room, an enrolment finds the agent that runs.
     disk.make_room()?;
@@ -535,9 +562,9 @@ fn full_disk_does_not_silence_the_machine() -> TestResult {
 fn read_only_disk_does_not_silence_the_machine() -> TestResult {
     let callback = Callback::start(curious())?;
     let machine = enrolled_and_ended(&callback)?;
-    let before = callback.heard();
+    let before = callback.heartbeats();
     let disk = OddDisk::read_only(&machine.path(), &machine.command("run"))?;
-    calls_anew(&callback, &before)?;
+    wait_for_next_incarnation(&callback, &before)?;
     let written = std::fs::write(disk.path().join("x"), "").err().map(|error| error.kind());
     assert_eq!(written, Some(std::io::ErrorKind::ReadOnlyFilesystem));
     // The lock holds there, too: one agent for one identity.
@@ -553,10 +580,10 @@ fn server_of_another_authority_hears_nothing() -> TestResult {
     let machine = Machine::new()?;
     let ca_certificates = vec![stranger.ca.clone()];
     machine.enroll(&wire::EnrollRequest { ca_certificates, ..request(&callback, 1) })?;
-    let last = wait_for("a failed heartbeat", || Ok(machine.state().last_heartbeat()?))?;
+    let last = wait_for("a failed heartbeat", || Ok(machine.state().read_last_heartbeat()?))?;
     let error = last.error.context("it was delivered")?;
     assert!(error.contains("certificate"), "{error}");
-    assert!(callback.heard().is_empty());
+    assert!(callback.heartbeats().is_empty());
     Ok(())
 }
 

@@ -9,11 +9,11 @@ use anyhow::{Context as _, Result};
 use futures::future::BoxFuture;
 use shepherd::model::time::Span;
 use shepherd::proto::hardware::v1::HardwareReport;
-use shepherd::roleserver::agent::{Agent, Event};
-use shepherd::roleserver::clock::HostClock;
-use shepherd::roleserver::connection::{client_config, connect};
-use shepherd::roleserver::enrolment::Settings;
-use shepherd::server::certificate::{CertificateSource, RenewalClock};
+use shepherd::roleserver::agent::{Agent, AgentEvent};
+use shepherd::roleserver::boot_clock::HostClock;
+use shepherd::roleserver::connection::{client_config, connect_server};
+use shepherd::roleserver::enrolment::AgentSettings;
+use shepherd::server::server_certificate::{CertificateSource, RenewalClock};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -34,7 +34,7 @@ fn write_pair(directory: &Path) -> Result<Vec<u8>> {
 
 /// What one agent went through.
 #[derive(Default)]
-struct Seen {
+struct AgentHistory {
     trusts: Vec<Vec<u8>>,
     /// Whether what it trusts has worked.
     proven: bool,
@@ -42,29 +42,29 @@ struct Seen {
     failed: Vec<String>,
 }
 
-impl Seen {
-    fn hear(&mut self, event: &Event) {
+impl AgentHistory {
+    fn record_event(&mut self, event: &AgentEvent) {
         match event {
-            Event::Delivered { .. } => self.delivered += 1,
-            Event::Failed { error, .. } => self.failed.push(error.clone()),
-            Event::Settings { settings, fallback } => {
+            AgentEvent::Delivered { .. } => self.delivered += 1,
+            AgentEvent::Failed { error, .. } => self.failed.push(error.clone()),
+            AgentEvent::SettingsChanged { settings, fallback } => {
                 self.trusts.clone_from(&settings.ca_certificates);
                 self.proven = fallback.is_none();
             }
-            Event::SettingsWork => self.proven = true,
-            Event::SettingsRefused { reason } => self.failed.push(reason.clone()),
-            Event::Time { .. }
-            | Event::ClusterOrder { .. }
-            | Event::ReleaseOrder { .. }
-            | Event::LogRequests { .. } => {}
+            AgentEvent::SettingsConfirmed => self.proven = true,
+            AgentEvent::SettingsRejected { reason } => self.failed.push(reason.clone()),
+            AgentEvent::TimeSampled { .. }
+            | AgentEvent::ClusterOrder { .. }
+            | AgentEvent::ReleaseOrder { .. }
+            | AgentEvent::LogRequests { .. } => {}
         }
     }
 }
 
-/// A clock whose looks come one by one, each when the test says so. Whoever waits for one waits as a task: a thread of
-/// the runtime that blocked here could be the one that looks after its sockets, and every connection of the test
-/// would stand still with it.
-fn looks() -> (mpsc::UnboundedSender<()>, RenewalClock) {
+/// A clock whose ticks come one by one, each when the test permits it. A caller that waits for one waits as a task: a
+/// thread of the runtime that blocked here could be the one that polls its sockets, and every connection of the test
+/// would stop with it.
+fn create_stepped_clock() -> (mpsc::UnboundedSender<()>, RenewalClock) {
     let (permit, permits) = mpsc::unbounded_channel();
     let permits = Arc::new(tokio::sync::Mutex::new(permits));
     let pause = move |_| -> BoxFuture<'static, ()> {
@@ -77,8 +77,8 @@ fn looks() -> (mpsc::UnboundedSender<()>, RenewalClock) {
         })
     };
     let clock = RenewalClock {
-        look_again: Duration::from_millis(50),
-        pause: Arc::new(pause),
+        check_interval: Duration::from_millis(50),
+        sleep: Arc::new(pause),
         now: Arc::new(SystemTime::now),
     };
     (permit, clock)
@@ -89,13 +89,13 @@ async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off(
     let database = TestDatabase::create("rotation").await?;
     let directory = tempfile::tempdir()?;
     let first = write_pair(directory.path())?;
-    let (look, renewal) = looks();
+    let (look, renewal) = create_stepped_clock();
     let mut settings = settings(directory.path())?;
     settings.renewal = renewal;
     settings.certificate = CertificateSource::Files {
         certificate: directory.path().join("certificate.pem"),
         key: directory.path().join("key.pem"),
-        authority: None,
+        ca_certificate: None,
     };
     let listener = Listener::start(&database, settings).await?;
     listener.bmdb.change_policy("test", |policy| policy.heartbeat_interval = Span::seconds(1)).await?;
@@ -106,12 +106,16 @@ async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off(
     let (mut agents, mut seen) = (Vec::new(), Vec::new());
     for _ in 0..AGENTS {
         let agent = TestAgent::new(&pool, &listener.bmdb).await?;
-        let own = Arc::new(Mutex::new(Seen { trusts: vec![first.clone()], proven: true, ..Seen::default() }));
+        let own = Arc::new(Mutex::new(AgentHistory {
+            trusts: vec![first.clone()],
+            proven: true,
+            ..AgentHistory::default()
+        }));
         seen.push(own.clone());
         let real = Agent {
             machine_id: agent.machine,
             identity: agent.identity.clone(),
-            settings: Settings::new(&listener.server.endpoints, std::slice::from_ref(&first), 1)
+            settings: AgentSettings::new(&listener.server.endpoints, std::slice::from_ref(&first), 1)
                 .map_err(anyhow::Error::msg)?,
             fallback: None,
             access_fence: 1,
@@ -122,18 +126,19 @@ async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off(
             hardware: Arc::new(HardwareReport::default),
             cluster: shepherd::roleserver::agent::no_cluster(),
             release: shepherd::roleserver::agent::no_release(),
-            brings_logs: false,
-            shepherds: None,
+            uploads_logs: false,
+            server_pool: None,
             observer: Arc::new(move |event| {
                 if let Ok(mut seen) = own.lock() {
-                    seen.hear(event);
+                    seen.record_event(event);
                 }
             }),
         };
         agents.push(tokio::spawn(real.run(stop.clone())));
     }
-    let all =
-        |holds: &dyn Fn(&Seen) -> bool| seen.iter().all(|seen| seen.lock().is_ok_and(|seen| holds(&seen)));
+    let all = |holds: &dyn Fn(&AgentHistory) -> bool| {
+        seen.iter().all(|seen| seen.lock().is_ok_and(|seen| holds(&seen)))
+    };
     until("every agent calls", async || Ok(all(&|seen| seen.delivered > 0))).await?;
 
     let second = write_pair(directory.path())?;
@@ -146,7 +151,7 @@ async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off(
     let endpoint = listener.server.endpoints.first().context("no endpoint")?;
     let knows = async |authority: &Vec<u8>, seq| -> Result<()> {
         let config = client_config(&newcomer.identity, std::slice::from_ref(authority), &untold()?)?;
-        let mut client = connect(endpoint, config).await?;
+        let mut client = connect_server(endpoint, config).await?;
         say(&mut client, newcomer.heartbeat(seq)).await?;
         Ok(())
     };

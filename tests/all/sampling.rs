@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use shepherd::bmdb::change::FactChange;
 use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::fact_change::FactChange;
+use shepherd::bmdb::fleet_sample::LEASE;
 use shepherd::bmdb::metrics::Metrics;
-use shepherd::bmdb::sample::LEASE;
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::manager::sampler;
 use shepherd::model::backoff::BackoffFact;
@@ -24,7 +24,7 @@ const SAMPLES: &str = "SELECT count(*) FROM fleet_sample";
 
 /// What is counted now.
 async fn counted(kit: &Kit) -> Result<FleetSample> {
-    sampler::count(&kit.bmdb, &CancellationToken::new()).await?.context("it was stopped")
+    sampler::count_fleet(&kit.bmdb, &CancellationToken::new()).await?.context("it was stopped")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -32,7 +32,7 @@ async fn a_fleet_is_counted_by_its_facts() -> TestResult {
     let kit = Kit::new("sampling_counts").await?;
     let machines = kit.provided(1_050, "rack").await?;
     kit.provided(3, "elsewhere").await?;
-    let now = kit.bmdb.snapshot(machines[0]).await?.now;
+    let now = kit.bmdb.read_machine_snapshot(machines[0]).await?.now;
     let backoff = BackoffFact {
         failures: 2,
         last_interval: Duration::from_mins(5),
@@ -79,7 +79,7 @@ async fn of_two_shepherds_one_counts_each_minute_and_both_show_it() -> TestResul
         let shepherd = Shepherd::start(&kit, name, Duration::from_hours(1)).await?;
         let book = Metrics::new();
         let metrics = ManagerMetrics::register(&book);
-        let task = tokio::spawn(sampler::run(shepherd.sessions.clone(), metrics, stop.clone()));
+        let task = tokio::spawn(sampler::run_sampler(shepherd.sessions.clone(), metrics, stop.clone()));
         running.push((shepherd, book, task));
     }
     for minutes in 1..=3 {
@@ -121,20 +121,20 @@ async fn who_has_lost_the_lease_writes_no_count_down_and_a_minute_has_one() -> T
     let shepherd = Shepherd::start(&kit, "frozen", LONG).await?;
     let (kind, name) = LEASE;
     let session = shepherd.session().await?;
-    let lease = shepherd.bmdb.take_lease(&session, kind, name).await?.context("it is free")?;
-    let now = kit.bmdb.latest_sample(None).await?.now;
+    let lease = shepherd.bmdb.acquire_named_lease(&session, kind, name).await?.context("it is free")?;
+    let now = kit.bmdb.read_latest_sample(None).await?.now;
     let sample = counted(&kit).await?;
     assert!(shepherd.bmdb.store_sample(&lease, now, &sample).await?);
     assert!(!shepherd.bmdb.store_sample(&lease, now, &sample).await?, "a minute has two");
-    let latest = kit.bmdb.latest_sample(None).await?;
+    let latest = kit.bmdb.read_latest_sample(None).await?;
     assert_eq!(latest.sample.as_ref(), Some(&sample));
-    let (minute, _) = latest.of.context("there is one")?;
-    assert_eq!(kit.bmdb.latest_sample(Some(minute)).await?.sample, None, "it is no news");
+    let (minute, _) = latest.minute_and_taken_at.context("there is one")?;
+    assert_eq!(kit.bmdb.read_latest_sample(Some(minute)).await?.sample, None, "it is no news");
 
     kit.database.advance(Duration::from_mins(1)).await?;
-    let later = kit.bmdb.latest_sample(None).await?.now;
-    shepherd.bmdb.give_back_lease(&lease).await?;
-    let again = shepherd.bmdb.take_lease(&session, kind, name).await?.context("it is free again")?;
+    let later = kit.bmdb.read_latest_sample(None).await?.now;
+    shepherd.bmdb.release_named_lease(&lease).await?;
+    let again = shepherd.bmdb.acquire_named_lease(&session, kind, name).await?.context("it is free again")?;
     let late = shepherd.bmdb.store_sample(&lease, later, &sample).await;
     assert!(matches!(late, Err(BmdbError::LeaseLost)), "{late:?}");
     assert!(shepherd.bmdb.store_sample(&again, later, &sample).await?);
@@ -179,7 +179,7 @@ async fn clusters_are_counted_as_they_are_shown_and_those_that_nobody_hears() ->
         .execute(&kit.pool)
         .await?;
     }
-    // Kubernetes of two that live, one of which was never heard of, and of one that is ending.
+    // Kubernetes of two live clusters, one of them without any report, and of a cluster that is ending.
     sqlx::raw_sql(
         r#"INSERT INTO cluster_kubernetes (cluster_id, bundle, version, service_range, pod_range, node_prefix, domain, add_ons,
                                            asked_at, asked_by, rotate, known)

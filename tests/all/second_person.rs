@@ -1,25 +1,25 @@
-//! Orders that need another admin: asked for, approved by somebody else, and carried out once.
+//! Orders that need another admin: requested, approved by another person, and carried out once.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
-use shepherd::bmdb::approval::{RPC as APPROVE, approvals};
-use shepherd::bmdb::audit::{Actor, Carried, Order, request_digest};
-use shepherd::bmdb::budget::bounds;
-use shepherd::bmdb::each::Each;
+use shepherd::bmdb::approval::{RPC as APPROVE, list_approvals};
+use shepherd::bmdb::audit::{Actor, Order, OrderResult, request_digest};
+use shepherd::bmdb::budget::read_budgets_and_brakes;
+use shepherd::bmdb::bulk_orders::{MachineSelection, RPC};
 use shepherd::bmdb::error::BmdbError;
 use shepherd::bmdb::listing::Filter;
-use shepherd::bmdb::pause::NewPause;
+use shepherd::bmdb::loop_pause::NewPause;
+use shepherd::bmdb::machine_order::MachineOrder;
 use shepherd::bmdb::retirement;
-use shepherd::bmdb::selection::{RPC, Selection};
-use shepherd::model::access::Scope;
+use shepherd::model::access::AccessScope;
 use shepherd::model::budget::{BudgetChange, BudgetKind};
 use shepherd::model::order_limits::OrderLimits;
-use shepherd::model::pause::Loop;
+use shepherd::model::pause::LoopKind;
 use shepherd::model::policy::Policy;
-use shepherd::model::retirement::Stage;
-use shepherd::model::second_person::{Person, WAIVE};
+use shepherd::model::retirement::RetirementStage;
+use shepherd::model::two_person_rule::{Principal, WAIVE_RPC};
 use uuid::Uuid;
 
 use crate::bmdb_kit::Kit;
@@ -36,56 +36,57 @@ fn order(actor: &str, rpc: &str, key: Option<&str>, request: &str) -> Order {
         idempotency_key: key.map(str::to_owned),
         dry_run: false,
         expected_version: None,
-        request: request_digest(request.as_bytes()),
+        request_digest: request_digest(request.as_bytes()),
     }
 }
 
 fn five() -> BudgetChange {
-    BudgetChange { most: Some(5), window: None }
+    BudgetChange { max_count: Some(5), window: None }
 }
 
-/// What was asked for, of an order that needs another admin.
-fn asked<T: std::fmt::Debug>(given: Result<T, BmdbError>) -> Result<Uuid> {
+/// The id of the approval request, for an order that needs another admin.
+fn expect_approval_required<T: std::fmt::Debug>(given: Result<T, BmdbError>) -> Result<Uuid> {
     match given {
-        Err(BmdbError::SecondPerson(wanted)) => Ok(wanted.approval),
+        Err(BmdbError::ApprovalRequired(wanted)) => Ok(wanted.approval_id),
         other => anyhow::bail!("expected that another admin is needed, got {other:?}"),
     }
 }
 
 fn refused<T: std::fmt::Debug>(given: Result<T, BmdbError>) -> Result<&'static str> {
     match given {
-        Err(BmdbError::OrderRefused { reason, .. }) => Ok(reason),
+        Err(BmdbError::OrderRejected { reason, .. }) => Ok(reason),
         other => anyhow::bail!("expected a refusal, got {other:?}"),
     }
 }
 
 async fn with_two(name: &str) -> Result<Kit> {
     let kit = Kit::new(name).await?;
-    kit.bmdb.change_policy("test", |policy| policy.second_person.required = true).await?;
+    kit.bmdb.change_policy("test", |policy| policy.two_person_rule.required = true).await?;
     Ok(kit)
 }
 
-async fn set(kit: &Kit, given: Order) -> Result<Carried, BmdbError> {
+async fn set(kit: &Kit, given: Order) -> Result<OrderResult, BmdbError> {
     kit.bmdb.set_budget(given, BudgetKind::Release, five()).await
 }
 
-async fn approve(kit: &Kit, who: &str, approval: Uuid, dry_run: bool) -> Result<Carried, BmdbError> {
+async fn approve(kit: &Kit, who: &str, approval: Uuid, dry_run: bool) -> Result<OrderResult, BmdbError> {
     let order = Order { dry_run, ..order(who, APPROVE, None, "approve") };
-    kit.bmdb.approve(order, approval, Person { name: who.to_owned(), credential: None }).await
+    kit.bmdb.approve_order(order, approval, Principal { name: who.to_owned(), credential: None }).await
 }
 
 async fn most(kit: &Kit) -> Result<Option<u32>> {
     kit.bmdb.read_policy().await?;
     let (_, policy) = kit.bmdb.policy();
-    let look = kit.bmdb.inspect(move |tx| {
+    let look = kit.bmdb.transact_read_only(move |tx| {
         let policy = policy.clone();
-        Box::pin(async move { bounds(tx, &policy).await })
+        Box::pin(async move { read_budgets_and_brakes(tx, &policy).await })
     });
-    Ok(look.await?.budgets.into_iter().find(|line| line.budget == "release").context("the budget")?.most)
+    Ok(look.await?.budgets.into_iter().find(|line| line.budget == "release").context("the budget")?.max_count)
 }
 
 async fn states(kit: &Kit) -> Result<Vec<String>> {
-    let (found, _) = kit.bmdb.inspect(|tx| Box::pin(async move { approvals(tx).await })).await?;
+    let (found, _) =
+        kit.bmdb.transact_read_only(|tx| Box::pin(async move { list_approvals(tx).await })).await?;
     Ok(found.into_iter().map(|line| line.state).collect())
 }
 
@@ -94,31 +95,35 @@ async fn order_waits_for_another_admin_and_is_then_carried_out_once() -> TestRes
     let kit = with_two("second_person").await?;
     let given = || order("kim@a", SET, Some("k"), "five");
     let dry = set(&kit, Order { dry_run: true, ..given() }).await?;
-    assert!(dry.done.changed, "a dry run needs nobody: {dry:?}");
-    let approval = asked(set(&kit, given()).await)?;
-    assert_eq!(asked(set(&kit, given()).await)?, approval, "it is asked for once");
+    assert!(dry.outcome.changed, "a dry run needs nobody: {dry:?}");
+    let approval = expect_approval_required(set(&kit, given()).await)?;
+    assert_eq!(expect_approval_required(set(&kit, given()).await)?, approval, "it is asked for once");
     assert_eq!((states(&kit).await?, most(&kit).await?), (vec!["waiting".to_owned()], Some(100)));
 
     assert_eq!(refused(approve(&kit, "kim@b", approval, false).await)?, "SAME_PERSON");
     assert_eq!(refused(approve(&kit, "lee@a", Uuid::nil(), false).await)?, "NO_SUCH_APPROVAL");
     approve(&kit, "lee@a", approval, true).await?;
-    assert_eq!(asked(set(&kit, given()).await)?, approval, "tried in vain, it is not approved");
-    let said = approve(&kit, "lee@a", approval, false).await?.done.said;
-    assert!(said.contains("v1.Budgets/Set") || said.contains("Budgets/Set"), "{said}");
+    assert_eq!(
+        expect_approval_required(set(&kit, given()).await)?,
+        approval,
+        "tried in vain, it is not approved"
+    );
+    let text = approve(&kit, "lee@a", approval, false).await?.outcome.message;
+    assert!(text.contains("v1.Budgets/Set") || text.contains("Budgets/Set"), "{text}");
     assert_eq!(states(&kit).await?, ["approved"]);
     let other = order("kim@a", SET, Some("k"), "another");
     assert_eq!(refused(set(&kit, other).await)?, "NOT_AS_ASKED");
     // Another's order with the same key is another order.
-    let of_max = asked(set(&kit, order("max@a", SET, Some("k"), "five")).await)?;
+    let of_max = expect_approval_required(set(&kit, order("max@a", SET, Some("k"), "five")).await)?;
     assert_ne!(of_max, approval);
 
     let version = kit.bmdb.read_policy().await?;
     let at_once = try_join_all((0..4).map(|_| set(&kit, given()))).await?;
-    let fresh: Vec<&Carried> = at_once.iter().filter(|carried| !carried.repeated).collect();
+    let fresh: Vec<&OrderResult> = at_once.iter().filter(|carried| !carried.replayed).collect();
     assert_eq!((fresh.len(), kit.bmdb.read_policy().await?, most(&kit).await?), (1, version + 1, Some(5)));
-    assert!(fresh[0].done.said.ends_with("; approved by lee@a"), "{:?}", fresh[0]);
+    assert!(fresh[0].outcome.message.ends_with("; approved by lee@a"), "{:?}", fresh[0]);
     assert!(states(&kit).await?.contains(&"used".to_owned()));
-    assert!(set(&kit, given()).await?.repeated, "and it stays carried out once");
+    assert!(set(&kit, given()).await?.replayed, "and it stays carried out once");
     assert_eq!(refused(approve(&kit, "lee@a", approval, false).await)?, "USED");
 
     let lines: Vec<(String, String)> = sqlx::query_as(
@@ -134,24 +139,24 @@ async fn order_waits_for_another_admin_and_is_then_carried_out_once() -> TestRes
 }
 
 #[tokio::test]
-async fn what_is_asked_for_and_what_is_approved_is_over_after_a_while() -> TestResult {
+async fn what_is_requested_and_what_is_approved_expires_after_a_while() -> TestResult {
     let kit = with_two("second_person_over").await?;
     let given = || order("kim@a", SET, Some("k"), "five");
     let hour = Duration::from_mins(61);
-    let approval = asked(set(&kit, given()).await)?;
+    let approval = expect_approval_required(set(&kit, given()).await)?;
     kit.database.advance(hour).await?;
     assert_eq!(refused(approve(&kit, "lee@a", approval, false).await)?, "EXPIRED");
     assert_eq!(states(&kit).await?, ["expired"]);
-    asked(set(&kit, given()).await)?;
+    expect_approval_required(set(&kit, given()).await)?;
     approve(&kit, "lee@a", approval, false).await?;
     kit.database.advance(hour).await?;
-    asked(set(&kit, given()).await)?;
+    expect_approval_required(set(&kit, given()).await)?;
     assert_eq!((states(&kit).await?, most(&kit).await?), (vec!["waiting".to_owned()], Some(100)));
     approve(&kit, "lee@a", approval, false).await?;
     set(&kit, given()).await?;
     assert_eq!(most(&kit).await?, Some(5));
 
-    // A credential that is over takes with it what it asked for.
+    // A credential that ends takes its approval requests with it.
     kit.bmdb.change_policy("test", |policy| policy.release_budget.count = 100).await?;
     let credential = Uuid::new_v4();
     sqlx::query(
@@ -165,7 +170,10 @@ async fn what_is_asked_for_and_what_is_approved_is_over_after_a_while() -> TestR
         let actor = Actor { name: format!("max (token {credential})"), credential: Some(credential) };
         Order { actor, ..order("", SET, Some(key), "five") }
     };
-    let (first, second) = (asked(set(&kit, of_max("1")).await)?, asked(set(&kit, of_max("2")).await)?);
+    let (first, second) = (
+        expect_approval_required(set(&kit, of_max("1")).await)?,
+        expect_approval_required(set(&kit, of_max("2")).await)?,
+    );
     assert_eq!(
         refused(approve(&kit, "Max@b", first, false).await)?,
         "SAME_PERSON",
@@ -191,56 +199,67 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
         .await?;
     let pause = |provider: Option<&str>, key| {
         let new = NewPause {
-            of: Loop::Updater,
+            paused_loop: LoopKind::Updater,
             provider: provider.map(str::to_owned),
             until: None,
-            by: "kim@a".to_owned(),
+            actor: "kim@a".to_owned(),
         };
         kit.bmdb.pause_loop(order("kim@a", "shepherd.fleet.v1.Loops/Pause", Some(key), "pause"), new)
     };
     pause(Some("rack"), "1").await?;
-    let approval = asked(pause(None, "2").await)?;
+    let approval = expect_approval_required(pause(None, "2").await)?;
     assert_eq!(kit.count("SELECT count(*) FROM loop_pause").await?, 1);
     approve(&kit, "lee@a", approval, false).await?;
     // Several at once lock nothing else, and all hear the same.
     let at_once = try_join_all((0..4).map(|_| pause(None, "2"))).await?;
-    assert_eq!(at_once.iter().filter(|carried| !carried.repeated).count(), 1, "{at_once:?}");
-    assert!(at_once.iter().all(|carried| carried.done.said.ends_with("; approved by lee@a")), "{at_once:?}");
+    assert_eq!(at_once.iter().filter(|carried| !carried.replayed).count(), 1, "{at_once:?}");
+    assert!(
+        at_once.iter().all(|carried| carried.outcome.message.ends_with("; approved by lee@a")),
+        "{at_once:?}"
+    );
 
     // Leaving out a stage is, and what comes before it is not.
-    let retire = Each::Retire { wipe: true };
-    kit.bmdb.order_each(order("kim@a", retire.rpc(), Some("3"), "r"), row[0], retire, "kim@a".into()).await?;
+    let retire = MachineOrder::Retire { wipe: true };
+    kit.bmdb
+        .execute_machine_order(order("kim@a", retire.rpc(), Some("3"), "r"), row[0], retire, "kim@a".into())
+        .await?;
     let waive = |key| {
-        kit.bmdb.order_machine_or_refuse(order("kim@a", WAIVE, Some(key), "w"), row[0], |snapshot| {
-            retirement::waive(snapshot, &Policy::default(), Stage::Wipe, "shredded", "kim@a")
+        kit.bmdb.try_execute_on_machine(order("kim@a", WAIVE_RPC, Some(key), "w"), row[0], |snapshot| {
+            retirement::waive_stage(snapshot, &Policy::default(), RetirementStage::Wipe, "shredded", "kim@a")
         })
     };
-    let approval = asked(waive("4").await)?;
+    let approval = expect_approval_required(waive("4").await)?;
     assert_eq!(
         kit.count("SELECT count(*) FROM machine_retirement WHERE wipe_waived_at IS NOT NULL").await?,
         0
     );
     approve(&kit, "lee@a", approval, false).await?;
-    assert!(waive("4").await?.done.changed);
+    assert!(waive("4").await?.outcome.changed);
 
     let many = |providers: &[&str], key: &'static str, expected| {
-        let selection = Selection {
+        let selection = MachineSelection {
             filter: Filter {
                 providers: providers.iter().map(|&provider| provider.to_owned()).collect(),
                 ..Filter::default()
             },
-            scope: Scope::Everything,
+            scope: AccessScope::Fleet,
             expected: Some(expected),
             beyond_limits: true,
-            admin: true,
+            is_admin: true,
         };
-        kit.bmdb.order_many(order("kim@a", RPC, Some(key), key), selection, Each::Quarantine, "kim@a".into())
+        kit.bmdb.execute_bulk_order(
+            order("kim@a", RPC, Some(key), key),
+            selection,
+            MachineOrder::Quarantine,
+            "kim@a".into(),
+        )
     };
     kit.provided(2, "few").await?;
     assert_eq!(many(&["few"], "5", 2).await?.outcomes.len(), 2, "what may go beyond the limits and does not");
-    let approval = asked(many(&["rack"], "6", 3).await)?;
-    let (found, _) = kit.bmdb.inspect(|tx| Box::pin(async move { approvals(tx).await })).await?;
-    let line = found.iter().find(|line| line.approval == approval).context("it is listed")?;
+    let approval = expect_approval_required(many(&["rack"], "6", 3).await)?;
+    let (found, _) =
+        kit.bmdb.transact_read_only(|tx| Box::pin(async move { list_approvals(tx).await })).await?;
+    let line = found.iter().find(|line| line.approval_id == approval).context("it is listed")?;
     assert_eq!(line.target, "3 machines: {\"providers\":[\"rack\"]}");
     approve(&kit, "lee@a", approval, false).await?;
     // As many, and not the same: one has gone, and another has come.
@@ -254,7 +273,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
         .await?;
     sqlx::query(provided).bind(newcomer.0).execute(&kit.pool).await?;
     let given = many(&["rack"], "6", 3).await?;
-    assert!(given.outcomes.len() == 3 && !given.repeated, "{given:?}");
-    assert!(many(&["rack"], "6", 3).await?.repeated);
+    assert!(given.outcomes.len() == 3 && !given.replayed, "{given:?}");
+    assert!(many(&["rack"], "6", 3).await?.replayed);
     Ok(())
 }

@@ -1,9 +1,8 @@
-//! A secret that a run makes or is given is seen nowhere: in no log, no answer, no list of processes.
+//! A secret that a run makes or is given appears nowhere: in no log, no answer, no list of processes.
 //!
-//! A whole demo is run with everything logged that can be. While it runs, all processes of the host are
-//! looked at again and again; every question is asked that can be; then all of it is searched for the
-//! keys that the run made. A search that could find nothing proves nothing, so each place is also searched
-//! for something that must be there.
+//! A whole demo runs with everything logged that can be. While it runs, the test reads all processes of the host
+//! again and again, and makes every possible query. Then it searches all of it for the keys that the run made. A
+//! search that could find nothing proves nothing, so each place is also searched for something that must be there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -45,12 +44,12 @@ fn a_demo_shows_its_secrets_nowhere() {
     let log = find(&place.path("tmp"), "simulator.log").unwrap();
     seen.insert("the simulator's log".to_owned(), (fs::read_to_string(log).unwrap(), ""));
     demo.signal(Signal::INT).unwrap();
-    assert_eq!(demo.end().unwrap().0, Some(0), "{:#?}", demo.said);
+    assert_eq!(demo.end().unwrap().0, Some(0), "{:#?}", demo.output_lines);
 
     let (lines, environments) = processes.end().unwrap();
     seen.insert("command lines".to_owned(), (lines, "--exit_with_parent"));
     seen.insert("environments".to_owned(), (environments, "RUST_LOG=trace"));
-    seen.insert("what was said".to_owned(), (demo.said.join("\n"), "all 8 machines are Ready"));
+    seen.insert("what was said".to_owned(), (demo.output_lines.join("\n"), "all 8 machines are Ready"));
     seen.insert("the log".to_owned(), (fs::read_to_string(errors).unwrap(), "TRACE"));
     let mut shown = Vec::new();
     for (place, (text, must)) in &seen {
@@ -97,7 +96,11 @@ fn find(below: &Path, name: &str) -> anyhow::Result<PathBuf> {
 fn answers(demo: &Demo, place: &Place) -> anyhow::Result<BTreeMap<String, (String, &'static str)>> {
     let mut answers = BTreeMap::new();
     let line = |what: &str| {
-        demo.said.iter().find(|line| line.contains(what)).cloned().context(format!("{what} was not printed"))
+        demo.output_lines
+            .iter()
+            .find(|line| line.contains(what))
+            .cloned()
+            .context(format!("{what} was not printed"))
     };
     let why = line(" why sim-")?;
     let (ctl, _) = why.trim().split_once(" why ").context("no command")?;

@@ -1,4 +1,4 @@
-//! What a shell and a manual are told about `shepherdctl`: asked of a shell, and read from the pages.
+//! Shell completions and manual pages of `shepherdctl`: run in a shell, and read from the pages.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Output, Stdio};
@@ -14,7 +14,7 @@ fn shepherdctl(arguments: &[&str]) -> Result<Output> {
     Ok(Command::new(program).args(arguments).env_clear().stdin(Stdio::null()).output()?)
 }
 
-fn said(arguments: &[&str]) -> Result<String> {
+fn read_stdout(arguments: &[&str]) -> Result<String> {
     let output = shepherdctl(arguments)?;
     ensure!(output.status.success() && output.stderr.is_empty(), "{arguments:?}: {output:?}");
     Ok(String::from_utf8(output.stdout)?)
@@ -24,7 +24,7 @@ fn said(arguments: &[&str]) -> Result<String> {
 fn commands_in(help: &str) -> Vec<String> {
     let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let listed = listed.take_while(|line| !line.is_empty());
-    // What is said of a command may go on in a line of its own, further to the right.
+    // The description of a command may continue on a line of its own, indented further.
     let begun = listed.filter_map(|line| line.strip_prefix("  ")).filter(|line| !line.starts_with(' '));
     let words = begun.filter_map(|line| line.split_whitespace().next());
     words.filter(|word| *word != "help").map(str::to_owned).collect()
@@ -37,7 +37,7 @@ fn all_commands() -> Result<Vec<Vec<String>>> {
     while let Some(path) = found.get(next).cloned() {
         let mut arguments: Vec<&str> = path.iter().map(String::as_str).collect();
         arguments.push("-h");
-        let below = commands_in(&said(&arguments)?);
+        let below = commands_in(&read_stdout(&arguments)?);
         found.extend(below.into_iter().map(|word| [path.clone(), vec![word]].concat()));
         next += 1;
     }
@@ -46,7 +46,7 @@ fn all_commands() -> Result<Vec<Vec<String>>> {
 
 /// What bash offers in the place of the last word.
 fn offered(place: &Place, words: &[&str]) -> Result<BTreeSet<String>> {
-    let script = place.write("completions", &said(&["completions", "bash"])?)?;
+    let script = place.write("completions", &read_stdout(&["completions", "bash"])?)?;
     let ask = r#"
         source "$1"; shift
         COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
@@ -132,7 +132,7 @@ const THROUGH_THE_API: &[&str] = &[
 fn help_has_examples_that_are_commands_and_says_the_exit_codes() -> TestResult {
     for command in THROUGH_THE_API {
         let words: Vec<&str> = command.split(' ').collect();
-        let help = said(&[&words[..], &["--help"]].concat())?;
+        let help = read_stdout(&[&words[..], &["--help"]].concat())?;
         let examples = help.lines().skip_while(|line| !line.starts_with("Example")).skip(1);
         let examples: Vec<&str> = examples.map(str::trim).take_while(|line| !line.is_empty()).collect();
         assert!(!examples.is_empty(), "{command} has no example");
@@ -141,7 +141,7 @@ fn help_has_examples_that_are_commands_and_says_the_exit_codes() -> TestResult {
             assert!(example.starts_with(&begins) && example.len() <= 98, "{command}: {example}");
         }
     }
-    let help = said(&["--help"])?;
+    let help = read_stdout(&["--help"])?;
     assert!(help.contains("Exit code: 0 done, 1 something failed, 2 the command was wrong."), "{help}");
     Ok(())
 }
@@ -162,18 +162,18 @@ fn bash_completes_what_is_typed() -> TestResult {
         assert_eq!(offered, expected, "{words:?}");
     }
     let first = offered(&place, &["shepherdctl", ""])?;
-    for command in commands_in(&said(&["-h"])?) {
+    for command in commands_in(&read_stdout(&["-h"])?) {
         assert!(first.contains(&command), "{command} is not offered: {first:?}");
     }
     Ok(())
 }
 
 #[test]
-fn every_shell_is_told_of_every_command() -> TestResult {
+fn every_shell_completes_every_command() -> TestResult {
     let commands = all_commands()?;
     assert!(commands.len() > 20, "{commands:?}");
     for shell in ["bash", "zsh", "fish"] {
-        let script = said(&["completions", shell])?;
+        let script = read_stdout(&["completions", shell])?;
         for word in commands.iter().filter_map(|path| path.last()) {
             assert!(script.contains(word.as_str()), "{shell} is not told of {word}");
         }
@@ -190,7 +190,7 @@ fn manual_has_a_page_for_every_command() -> TestResult {
     let text = directory.to_str().context("a path in UTF-8")?;
     // Twice: a package that is built again writes over what is there.
     for _ in 0..2 {
-        assert!(said(&["manual", text])?.contains(text));
+        assert!(read_stdout(&["manual", text])?.contains(text));
     }
     let commands = all_commands()?;
     for path in &commands {

@@ -14,7 +14,7 @@ use serde_json::Value;
 use shepherd::model::ids::IntentId;
 use shepherd::proto::agent::v1 as wire;
 use shepherd::providers::provider::{
-    Creation as _, PowerAction, PowerControl, Provider as _, ProviderMachine, RebootControl,
+    CreationControl as _, PowerAction, PowerControl, Provider as _, ProviderMachine, RebootControl,
 };
 use shepherd::providers::simulated::{SimulatedConfig, SimulatedProvider};
 use shepherd::simulator::fault_command::{self, FaultArgs};
@@ -24,12 +24,12 @@ use shepherd::takeover::agent_binary::AgentBinary;
 use shepherd::takeover::client_key::ClientKey;
 use shepherd::takeover::exec::RunOutcome;
 use shepherd::takeover::host_keys::HostKeyExpectation;
+use shepherd::takeover::machine_takeover::{TakeoverError, TakeoverResult, take_over_machine};
 use shepherd::takeover::session::{SshSession, SshSettings, SshTarget};
-use shepherd::takeover::take_over::{TakenOver, TakeoverError, take_over};
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::child::{Program, guarded};
-use crate::harness::port::kept;
+use crate::harness::port::reserve_port;
 use crate::roleserver::callback::{Callback, curious};
 
 const PATIENCE: Duration = Duration::from_mins(5);
@@ -74,7 +74,7 @@ impl Running {
 
     pub(crate) async fn strike(&self, machine: &str, fault: &str) -> Result<()> {
         let line = FaultLine::try_parse_from(["fault", "--url", &self.url, machine, fault])?;
-        fault_command::strike(&line.fault).await?;
+        fault_command::send_fault(&line.fault).await?;
         Ok(())
     }
 
@@ -159,8 +159,8 @@ async fn says_nothing(machine: &ProviderMachine) -> Result<()> {
     let mut stream = connecting.await.context("a hanging machine refuses")?;
     let mut greeting = [0];
     let read = tokio::io::AsyncReadExt::read(&mut stream, &mut greeting);
-    let heard = tokio::time::timeout(Duration::from_secs(1), read).await;
-    ensure!(heard.is_err(), "a hanging machine says something, or closes: {heard:?}");
+    let result = tokio::time::timeout(Duration::from_secs(1), read).await;
+    ensure!(result.is_err(), "a hanging machine says something, or closes: {result:?}");
     Ok(())
 }
 
@@ -189,24 +189,38 @@ async fn take(
     machine: &ProviderMachine,
     agent: &AgentBinary,
     request: &wire::EnrollRequest,
-) -> Result<Result<TakenOver, TakeoverError>> {
+) -> Result<Result<TakeoverResult, TakeoverError>> {
     let (settings, target) = (settings()?, target(machine)?);
-    Ok(take_over(&settings, &target, &vouched(machine), agent, AGENT_PATH, request, far(), |_| Ok(())).await)
+    Ok(take_over_machine(
+        &settings,
+        &target,
+        &vouched(machine),
+        agent,
+        AGENT_PATH,
+        request,
+        far(),
+        |_| Ok(()),
+    )
+    .await)
 }
 
 /// Waits for a heartbeat for which `wanted` holds.
-async fn heard(
+async fn wait_for_heartbeat(
     callback: &Callback,
     wanted: impl Fn(&wire::HeartbeatRequest) -> bool,
 ) -> Result<wire::HeartbeatRequest> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let found =
-            callback.heard().into_iter().map(|heard| heard.request).rev().find(|request| wanted(request));
+        let found = callback
+            .heartbeats()
+            .into_iter()
+            .map(|observations| observations.request)
+            .rev()
+            .find(|request| wanted(request));
         if let Some(request) = found {
             return Ok(request);
         }
-        ensure!(Instant::now() < deadline, "no such heartbeat among {}", callback.heard().len());
+        ensure!(Instant::now() < deadline, "no such heartbeat among {}", callback.heartbeats().len());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -220,31 +234,32 @@ fn a_machine_is_created_taken_over_and_heartbeats_with_its_hardware() {
         let running =
             Running::start(directory.path(), &["--machines", "3", "--boot_seconds", "0.1"]).await.unwrap();
         let machine = running.machine().await.unwrap();
-        let asked = request(&callback, 1, 7);
-        let taken = take(&machine, &agent, &asked).await.unwrap().unwrap();
+        let body = request(&callback, 1, 7);
+        let taken = take(&machine, &agent, &body).await.unwrap().unwrap();
         assert!(taken.uploaded);
-        let report = heard(&callback, |heartbeat| heartbeat.hardware_report.is_some()).await.unwrap();
-        assert_eq!((report.machine_id.as_str(), report.access_fence), (asked.machine_id.as_str(), 7));
+        let report =
+            wait_for_heartbeat(&callback, |heartbeat| heartbeat.hardware_report.is_some()).await.unwrap();
+        assert_eq!((report.machine_id.as_str(), report.access_fence), (body.machine_id.as_str(), 7));
         assert_eq!(report.boot_id, taken.success.boot_id);
         let hardware = report.hardware_report.unwrap();
         assert!(!hardware.serial_number.is_empty() && !hardware.cpus.is_empty());
         assert_eq!(hardware.hostname, machine.id);
-        let proved = callback.heard()[0].public_key.clone();
+        let proved = callback.heartbeats()[0].public_key.clone();
         assert_eq!(
             proved, taken.success.public_key,
             "the key that TLS proves is the one that enrolment named"
         );
 
         // The same work again, as after a lost answer; then a higher fence; then a stale one.
-        let again = take(&machine, &agent, &asked).await.unwrap().unwrap();
+        let again = take(&machine, &agent, &body).await.unwrap().unwrap();
         assert!(!again.uploaded, "the program is there already");
         assert_eq!(again.success.public_key, taken.success.public_key);
         take(&machine, &agent, &request(&callback, 1, 9)).await.unwrap().unwrap();
         let error = take(&machine, &agent, &request(&callback, 1, 8)).await.unwrap().unwrap_err();
-        assert!(matches!(error, TakeoverError::StaleFence { sent: 8, known: 9, .. }), "{error}");
+        assert!(matches!(error, TakeoverError::StaleFence { sent: 8, machine_fence: 9, .. }), "{error}");
         let error = take(&machine, &agent, &request(&callback, 2, 10)).await.unwrap().unwrap_err();
         assert!(matches!(error, TakeoverError::OtherMachine { .. }), "{error}");
-        heard(&callback, |heartbeat| heartbeat.access_fence == 9).await.unwrap();
+        wait_for_heartbeat(&callback, |heartbeat| heartbeat.access_fence == 9).await.unwrap();
         running.stop().await.unwrap();
     });
 }
@@ -270,7 +285,7 @@ fn two_hundred_machines_are_taken_over_at_once() {
         }
         let settings = settings().unwrap();
         let works = futures::stream::iter(machines.iter().enumerate()).map(|(number, machine)| {
-            let asked = wire::EnrollRequest {
+            let request = wire::EnrollRequest {
                 machine_id: uuid::Uuid::from_u128(number as u128 + 1).to_string(),
                 heartbeat_interval_seconds: 5,
                 ..request(&callback, 0, 1)
@@ -278,7 +293,10 @@ fn two_hundred_machines_are_taken_over_at_once() {
             let (settings, agent) = (&settings, &agent);
             async move {
                 let (target, expected) = (target(machine)?, vouched(machine));
-                take_over(settings, &target, &expected, agent, AGENT_PATH, &asked, far(), |_| Ok(())).await?;
+                take_over_machine(settings, &target, &expected, agent, AGENT_PATH, &request, far(), |_| {
+                    Ok(())
+                })
+                .await?;
                 anyhow::Ok(())
             }
         });
@@ -286,10 +304,10 @@ fn two_hundred_machines_are_taken_over_at_once() {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let reported: HashSet<_> = callback
-                .heard()
+                .heartbeats()
                 .into_iter()
-                .filter(|heard| heard.request.hardware_report.is_some())
-                .map(|heard| (heard.request.machine_id, heard.public_key))
+                .filter(|observations| observations.request.hardware_report.is_some())
+                .map(|observations| (observations.request.machine_id, observations.public_key))
                 .collect();
             if reported.len() == 200 {
                 break;
@@ -313,13 +331,13 @@ fn each_fault_is_cured_by_what_it_says_and_by_nothing_less() {
         let machine = running.machine().await.unwrap();
         let id = machine.id.as_str();
         let first = take(&machine, &agent, &request(&callback, 1, 1)).await.unwrap().unwrap();
-        heard(&callback, |heartbeat| heartbeat.access_fence == 1).await.unwrap();
+        wait_for_heartbeat(&callback, |heartbeat| heartbeat.access_fence == 1).await.unwrap();
 
         // Dead agent: enrolling again is enough, and the boot stays.
         running.strike(id, "kill").await.unwrap();
         running.until_state(id, &["up"]).await.unwrap();
         take(&machine, &agent, &request(&callback, 1, 2)).await.unwrap().unwrap();
-        let alive = heard(&callback, |heartbeat| heartbeat.access_fence == 2).await.unwrap();
+        let alive = wait_for_heartbeat(&callback, |heartbeat| heartbeat.access_fence == 2).await.unwrap();
         assert_eq!(alive.boot_id, first.success.boot_id);
 
         // Hanging machine: SSH says nothing; a reboot makes another boot.
@@ -328,7 +346,9 @@ fn each_fault_is_cured_by_what_it_says_and_by_nothing_less() {
         let intent = IntentId::generate();
         RebootControl::reboot(&provider, id, intent).await.unwrap();
         running.until_state(id, &["agent-running"]).await.unwrap();
-        let second = heard(&callback, |heartbeat| heartbeat.boot_id != first.success.boot_id).await.unwrap();
+        let second = wait_for_heartbeat(&callback, |heartbeat| heartbeat.boot_id != first.success.boot_id)
+            .await
+            .unwrap();
         RebootControl::reboot(&provider, id, intent).await.unwrap();
         assert_eq!(running.truth(id).await.unwrap()["boots"], 2, "one intent is one reboot");
 
@@ -337,8 +357,8 @@ fn each_fault_is_cured_by_what_it_says_and_by_nothing_less() {
         RebootControl::reboot(&provider, id, IntentId::generate()).await.unwrap();
         assert_eq!(running.truth(id).await.unwrap()["state"], "dead");
         assert!(session(&machine).await.is_err());
-        PowerControl::power(&provider, id, PowerAction::Cycle, IntentId::generate()).await.unwrap();
-        heard(&callback, |heartbeat| {
+        PowerControl::set_power(&provider, id, PowerAction::Cycle, IntentId::generate()).await.unwrap();
+        wait_for_heartbeat(&callback, |heartbeat| {
             heartbeat.boot_id != second.boot_id && heartbeat.boot_id != first.success.boot_id
         })
         .await
@@ -346,7 +366,9 @@ fn each_fault_is_cured_by_what_it_says_and_by_nothing_less() {
 
         // No power, and none to be had.
         running.strike(id, "power-fail").await.unwrap();
-        assert!(PowerControl::power(&provider, id, PowerAction::Cycle, IntentId::generate()).await.is_err());
+        assert!(
+            PowerControl::set_power(&provider, id, PowerAction::Cycle, IntentId::generate()).await.is_err()
+        );
         assert!(RebootControl::reboot(&provider, id, IntentId::generate()).await.is_err());
         running.strike(id, "heal").await.unwrap();
         running.until_state(id, &["agent-running"]).await.unwrap();
@@ -365,9 +387,9 @@ fn each_fault_is_cured_by_what_it_says_and_by_nothing_less() {
         // No SSH: the agent goes on.
         running.strike(id, "ssh-refuse").await.unwrap();
         assert!(session(&machine).await.is_err());
-        let before = callback.heard().len();
+        let before = callback.heartbeats().len();
         let deadline = Instant::now() + PATIENCE;
-        while callback.heard().len() == before {
+        while callback.heartbeats().len() == before {
             assert!(Instant::now() < deadline, "the agent fell silent with the SSH server");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -391,7 +413,7 @@ async fn a_simulated_machine_runs_nothing_but_what_it_knows() {
         String::new(),
     ] {
         let output = session.exec("a test", &command, bytes::Bytes::new()).await.unwrap();
-        assert_eq!(output.exit, shepherd::takeover::exec::Exit::Status(127), "{command}");
+        assert_eq!(output.exit, shepherd::takeover::exec::CommandExit::Status(127), "{command}");
     }
     assert!(!evidence.exists());
     assert_eq!(running.truth(&machine.id).await.unwrap()["boots"], 1, "none of these is a reboot");
@@ -418,14 +440,14 @@ fn a_restarted_simulator_is_the_same_fleet() {
         let provider = running.provider().unwrap();
         // Between its two lives a simulator has no ports, and somebody else could be given this one.
         let port = running.truth("sim-0003").await.unwrap()["port"].as_u64().unwrap();
-        let _port = kept(u16::try_from(port).unwrap()).unwrap();
+        let _port = reserve_port(u16::try_from(port).unwrap()).unwrap();
         let intent = IntentId::generate();
         let made = provider.create(intent, Some("slot-0003")).await.unwrap();
         assert_eq!(made.id, "sim-0003");
         running.until_state(&made.id, &["up"]).await.unwrap();
-        let made = provider.look_at(&made.id).await.unwrap().unwrap();
+        let made = provider.find_machine(&made.id).await.unwrap().unwrap();
         let taken = take(&made, &agent, &request(&callback, 3, 4)).await.unwrap().unwrap();
-        let before = heard(&callback, |heartbeat| heartbeat.access_fence == 4).await.unwrap();
+        let before = wait_for_heartbeat(&callback, |heartbeat| heartbeat.access_fence == 4).await.unwrap();
         let second = Running::start(directory.path(), &flags).await;
         assert!(second.is_err_and(|error| error.to_string().contains("in use by another simulator")));
         let journal = running.journal().unwrap().len();
@@ -441,7 +463,9 @@ fn a_restarted_simulator_is_the_same_fleet() {
             "the intent made one machine"
         );
         let heartbeat =
-            heard(&callback, |heartbeat| heartbeat.incarnation != before.incarnation).await.unwrap();
+            wait_for_heartbeat(&callback, |heartbeat| heartbeat.incarnation != before.incarnation)
+                .await
+                .unwrap();
         assert_eq!((&heartbeat.machine_id, &heartbeat.boot_id), (&before.machine_id, &before.boot_id));
         assert!(heartbeat.seq > before.seq, "time within a boot goes on");
         let again = take(&made, &agent, &request(&callback, 3, 5)).await.unwrap().unwrap();
@@ -449,7 +473,7 @@ fn a_restarted_simulator_is_the_same_fleet() {
         assert_eq!(again.success.public_key, taken.success.public_key);
         assert_eq!(again.host_key, taken.host_key);
         let error = take(&made, &agent, &request(&callback, 3, 4)).await.unwrap().unwrap_err();
-        assert!(matches!(error, TakeoverError::StaleFence { known: 5, .. }), "{error}");
+        assert!(matches!(error, TakeoverError::StaleFence { machine_fence: 5, .. }), "{error}");
         assert!(running.journal().unwrap().len() > journal, "the journal goes on");
         running.stop().await.unwrap();
     });
@@ -464,7 +488,7 @@ async fn the_journal_holds_every_call_with_its_start_and_end() {
     provider.list().await.unwrap();
     let machine = running.machine().await.unwrap();
     let intent = IntentId::generate();
-    PowerControl::power(&provider, &machine.id, PowerAction::Cycle, intent).await.unwrap();
+    PowerControl::set_power(&provider, &machine.id, PowerAction::Cycle, intent).await.unwrap();
     provider.power_state(&machine.id).await.unwrap();
     running.strike(&machine.id, "slow").await.unwrap();
     running.strike(&machine.id, "heal").await.unwrap();
@@ -527,8 +551,8 @@ async fn wrong_requests_are_answered_and_change_nothing() {
     ] {
         let answer = post(path, body).await.unwrap();
         assert_eq!(answer.status().as_u16(), status, "{path} {body}");
-        let said: Value = answer.json().await.unwrap();
-        assert!(said["error"].as_str().is_some_and(|said| !said.is_empty()), "{said}");
+        let value: Value = answer.json().await.unwrap();
+        assert!(value["error"].as_str().is_some_and(|text| !text.is_empty()), "{value}");
         let lines = running.journal().unwrap();
         let [.., start, end] = lines.as_slice() else { panic!("{path} {body} is not in the journal") };
         assert_eq!(
@@ -536,7 +560,7 @@ async fn wrong_requests_are_answered_and_change_nothing() {
             (&end["call"], &status.into()),
             "{path} {body}"
         );
-        assert_eq!(end["result"]["error"], said["error"]);
+        assert_eq!(end["result"]["error"], value["error"]);
     }
     let state = running.state.clone();
     running.stop().await.unwrap();
@@ -560,7 +584,7 @@ async fn lost_answers_make_no_second_machine() {
             assert!(tries < 100, "an API of a thousand that fails seventy");
             match provider.create(intent, None).await {
                 Ok(machine) => break machine,
-                Err(error) => assert!(error.sentence.contains("503"), "{error}"),
+                Err(error) => assert!(error.message.contains("503"), "{error}"),
             }
         };
         lost += tries - 1;
@@ -602,8 +626,8 @@ fn the_program_says_where_it_listens_and_ends_cleanly_on_sigterm() {
     assert!(struck.status.success(), "{struck:?}");
     let declined = strike("kill", "sim-0001");
     assert_eq!(declined.status.code(), Some(1));
-    let said = String::from_utf8(declined.stderr).unwrap();
-    assert!(said.ends_with("sim-0001 was not struck: no agent runs on the machine\n"), "{said}");
+    let text = String::from_utf8(declined.stderr).unwrap();
+    assert!(text.ends_with("sim-0001 was not struck: no agent runs on the machine\n"), "{text}");
     assert_eq!(strike("list-empty", "sim-0001").status.code(), Some(2));
     assert_eq!(strike("flood", "sim-0001").status.code(), Some(2));
     // A request that never ends keeps nobody.
@@ -643,8 +667,8 @@ async fn wrong_flags_are_answered_in_a_sentence() {
     assert!(left.is_empty(), "nothing half-done is left behind: {left:?}");
     let file = directory.path().join("fleet.json");
     std::fs::write(&file, "[]").unwrap();
-    let said = refused(&[]).await;
-    assert!(said.contains("holds no fleet this release can read") && said.contains("move it away"), "{said}");
+    let text = refused(&[]).await;
+    assert!(text.contains("holds no fleet this release can read") && text.contains("move it away"), "{text}");
 }
 
 #[test]
@@ -680,7 +704,7 @@ fn an_enrolment_that_is_no_message_is_refused() {
         let command = format!("'sh' '-c' 'x' 'shepherd-enroll' '{AGENT_PATH}'");
         for input in [b"\xff\xff\xff".to_vec(), vec![0x0a; (1 << 20) + 10]] {
             let output = ssh.exec("a test", &command, input.into()).await.unwrap();
-            assert_eq!(output.exit, shepherd::takeover::exec::Exit::Status(2));
+            assert_eq!(output.exit, shepherd::takeover::exec::CommandExit::Status(2));
         }
         assert_eq!(running.truth(&machine.id).await.unwrap()["enrolments"], 0);
         assert!(!empty.encode_to_vec().iter().any(|byte| *byte != 0));

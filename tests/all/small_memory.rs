@@ -18,8 +18,8 @@ use shepherd::proto::agent::v1::EnrollRequest;
 use shepherd::takeover::agent_binary::AgentBinary;
 use shepherd::takeover::client_key::ClientKey;
 use shepherd::takeover::host_keys::HostKeyExpectation;
+use shepherd::takeover::machine_takeover::{TakeoverError, take_over_machine};
 use shepherd::takeover::session::{SshSettings, SshTarget};
-use shepherd::takeover::take_over::{TakeoverError, take_over};
 use tokio::net::TcpListener;
 use tokio::sync::Barrier;
 use tokio::time::Instant;
@@ -138,7 +138,7 @@ async fn uploads(agent: &AgentBinary, settings: &SshSettings) -> Result<Vec<Take
     let all = targets.iter().map(|target| {
         let (expectation, request) = (HostKeyExpectation::PinOnFirstUse, &request);
         async move {
-            take_over(
+            take_over_machine(
                 settings,
                 target,
                 &expectation,
@@ -167,7 +167,10 @@ fn many_uploads_at_once_hold_one_copy_of_the_program() -> TestResult {
     (settings.login_timeout, settings.exec_timeout) = (PATIENCE, PATIENCE);
     let (ended, most) = peak_of(|| runtime.block_on(uploads(&agent, &settings)));
     for error in ended? {
-        assert!(matches!(error, TakeoverError::Remote { step: "upload", .. }), "not at its upload: {error}");
+        assert!(
+            matches!(error, TakeoverError::StepFailed { step: "upload", .. }),
+            "not at its upload: {error}"
+        );
     }
     // Beside the program itself, which was there before: keys, and what is on its way.
     let copies = UPLOADS * PROGRAM;

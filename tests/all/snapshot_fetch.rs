@@ -6,10 +6,10 @@ use std::sync::Arc;
 use anyhow::Result;
 use secrecy::SecretSlice;
 use shepherd::bmdb::audit::request_digest;
-use shepherd::bmdb::sealed_snapshot::seal;
+use shepherd::bmdb::sealed_snapshot::seal_snapshot;
 use shepherd::bmdb::secret::SecretsKey;
-use shepherd::model::declaration::Sha256;
-use shepherd::roleserver::shepherds::{FetchError, Shepherds, Way, Ways};
+use shepherd::model::role_declaration::Sha256;
+use shepherd::roleserver::server_pool::{FetchError, ServerEndpoint, ServerEndpoints, ServerPool};
 use sqlx::PgPool;
 
 use crate::harness::aloud::TestResult;
@@ -17,17 +17,17 @@ use crate::harness::callback::{Listener, TestAgent, settings, untold};
 use crate::harness::postgres::TestDatabase;
 
 /// The shepherd of a machine.
-fn shepherds(listener: &Listener, agent: &TestAgent) -> Result<Shepherds> {
-    let way = Way {
+fn shepherds(listener: &Listener, agent: &TestAgent) -> Result<ServerPool> {
+    let way = ServerEndpoint {
         endpoint: listener.server.local_addr.to_string(),
-        ca_certificates: listener.server.ca_certificates(),
+        ca_certificates: listener.server.current_ca_certificates(),
     };
-    let shepherds = Shepherds::default();
-    shepherds.learn(Ways {
+    let shepherds = ServerPool::default();
+    shepherds.set_endpoints(ServerEndpoints {
         machine_id: agent.machine,
         identity: agent.identity.clone(),
         time: untold()?,
-        ways: vec![way],
+        endpoints: vec![way],
     });
     Ok(shepherds)
 }
@@ -74,19 +74,19 @@ async fn restored_by(pool: &PgPool, restorer: &TestAgent, other: &TestAgent, sea
 
 const SNAPSHOT: &[u8] = &[7; 600_000];
 
-async fn fetched(shepherds: &Shepherds, directory: &Path) -> Result<Vec<u8>, FetchError> {
+async fn fetch_snapshot(shepherds: &ServerPool, directory: &Path) -> Result<Vec<u8>, FetchError> {
     let path = directory.join(uuid::Uuid::new_v4().to_string());
-    shepherds.fetch(Sha256(request_digest(SNAPSHOT)), &path).await?;
+    shepherds.fetch_artefact(Sha256(request_digest(SNAPSHOT)), &path).await?;
     std::fs::read(path).map_err(|error| FetchError::Failed(error.to_string()))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn snapshot_goes_to_the_machine_that_restores_it_for_as_long_as_it_is_asked_and_to_no_other()
+async fn snapshot_goes_to_the_machine_that_restores_it_for_as_long_as_it_is_ordered_to_and_to_no_other()
 -> TestResult {
     let database = TestDatabase::create("snapshot_fetch").await?;
     let directory = tempfile::tempdir()?;
     let secrets = Arc::new(SecretsKey::open(&directory.path().join("secrets.key"))?);
-    let sealed = seal(&secrets, &SecretSlice::from(SNAPSHOT.to_vec()))?;
+    let sealed = seal_snapshot(&secrets, &SecretSlice::from(SNAPSHOT.to_vec()))?;
     let settings = shepherd::server::callback_server::CallbackSettings {
         secrets: Some(secrets),
         ..settings(directory.path())?
@@ -100,10 +100,10 @@ async fn snapshot_goes_to_the_machine_that_restores_it_for_as_long_as_it_is_aske
 
     let ways = shepherds(&listener, &restorer)?;
     for _ in 0..2 {
-        assert!(fetched(&ways, directory.path()).await? == SNAPSHOT, "it is another file");
+        assert!(fetch_snapshot(&ways, directory.path()).await? == SNAPSHOT, "it is another file");
         // It is open in the shepherd now, and goes to nobody else for that.
         for (agent, who) in [(&other, "another machine of the cluster"), (&stranger, "any machine")] {
-            let answer = fetched(&shepherds(&listener, agent)?, directory.path()).await;
+            let answer = fetch_snapshot(&shepherds(&listener, agent)?, directory.path()).await;
             assert_eq!(answer.err(), Some(FetchError::Absent), "{who} was given the snapshot");
         }
     }
@@ -117,11 +117,11 @@ async fn snapshot_goes_to_the_machine_that_restores_it_for_as_long_as_it_is_aske
         ("UPDATE cluster SET restoring_since = NULL, restoring_from = NULL", ""),
     ] {
         sqlx::query(statement).execute(&pool).await?;
-        let answer = fetched(&ways, directory.path()).await;
+        let answer = fetch_snapshot(&ways, directory.path()).await;
         assert_eq!(answer.err(), Some(FetchError::Absent), "after {statement}");
         if !undo.is_empty() {
             sqlx::query(undo).execute(&pool).await?;
-            assert!(fetched(&ways, directory.path()).await? == SNAPSHOT, "after {undo}");
+            assert!(fetch_snapshot(&ways, directory.path()).await? == SNAPSHOT, "after {undo}");
         }
     }
     Ok(listener.stop().await?)

@@ -148,7 +148,7 @@ impl Sshd {
         Ok(Self { child, directory, listen: setup.listen, port, key })
     }
 
-    /// Another machine, which lets in whoever this one does.
+    /// Another machine that accepts the same keys as this one.
     pub(crate) fn beside(&self, setup: &Setup) -> Result<Self> {
         let mut other = Self::start(setup)?;
         fs::copy(
@@ -159,7 +159,7 @@ impl Sshd {
         Ok(other)
     }
 
-    /// Lets in whoever has the key of that `authorized_keys` line, too.
+    /// Accepts the key of that `authorized_keys` line, too.
     pub(crate) fn authorize(&self, line: &str) -> Result<()> {
         let path = self.directory.path().join("authorized_keys");
         let lines = fs::read_to_string(&path)?;
@@ -187,8 +187,8 @@ impl Sshd {
             if ended.is_none() {
                 return Ok((child, port));
             }
-            let said = fs::read_to_string(&log)?;
-            ensure!(said.contains("Address already in use"), "sshd ended: {said}");
+            let text = fs::read_to_string(&log)?;
+            ensure!(text.contains("Address already in use"), "sshd ended: {text}");
         }
         bail!("no free port for sshd")
     }

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::model::policy::{Budget, Disturbance};
+use shepherd::model::policy::{Budget, DisruptionKind};
 use shepherd::model::time::Span;
 
 use crate::harness::aloud::TestResult;
@@ -76,24 +76,24 @@ fn pasted(fleet: &Fleet, line: &str) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Waits until `why` answers so of a machine: in this phase, with these words, whatever space is between them.
-/// Nobody works on it then, unless that is what is waited for, and no sweep is due to change what is said.
+/// Waits until `why` answers so for a machine: in this phase, with these words, whatever space is between them. By
+/// then nobody works on it, unless the test waits for that, and no sweep is due that could change the answer.
 async fn why(fleet: &Fleet, machine: &str, phase: &str, words: &[&str]) -> Result<String> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let said = pasted(fleet, &format!("shepherdctl why {machine}"));
-        if let Ok(said) = &said {
-            let in_phase = said.lines().nth(1).is_some_and(|line| line.starts_with(phase));
-            let quiet = words.contains(&"under way") || !said.contains("\n  under way ");
-            let settled = !said.contains("the next sweep");
-            let one_line = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        let result = pasted(fleet, &format!("shepherdctl why {machine}"));
+        if let Ok(text) = &result {
+            let in_phase = text.lines().nth(1).is_some_and(|line| line.starts_with(phase));
+            let quiet = words.contains(&"under way") || !text.contains("\n  under way ");
+            let settled = !text.contains("the next sweep");
+            let one_line = text.split_whitespace().collect::<Vec<_>>().join(" ");
             if in_phase && quiet && settled && words.iter().all(|word| one_line.contains(word)) {
-                return Ok(said.clone());
+                return Ok(text.clone());
             }
         }
         ensure!(
             Instant::now() < deadline,
-            "{machine} is not {phase} with {words:?}; why says {said:#?}\n{}",
+            "{machine} is not {phase} with {words:?}; why says {result:#?}\n{}",
             fleet.explain().await?
         );
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -110,8 +110,8 @@ async fn until_ended(program: &mut Program) -> Result<()> {
 }
 
 /// The commands that an answer offers.
-fn hints(said: &str) -> Vec<String> {
-    let offered = said.lines().skip_while(|line| *line != "What would help:").skip(1);
+fn hints(text: &str) -> Vec<String> {
+    let offered = text.lines().skip_while(|line| *line != "What would help:").skip(1);
     offered
         .filter_map(|line| line.strip_prefix("  "))
         .filter(|line| !line.starts_with(' '))
@@ -119,13 +119,13 @@ fn hints(said: &str) -> Vec<String> {
         .collect()
 }
 
-fn hint(said: &str, beginning: &str) -> Result<String> {
-    let found = hints(said).into_iter().find(|hint| hint.starts_with(beginning));
-    found.with_context(|| format!("no hint begins with {beginning:?} in:\n{said}"))
+fn hint(text: &str, beginning: &str) -> Result<String> {
+    let found = hints(text).into_iter().find(|hint| hint.starts_with(beginning));
+    found.with_context(|| format!("no hint begins with {beginning:?} in:\n{text}"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn machines_that_are_stuck_in_ten_ways_are_told_why() -> TestResult {
+async fn machines_that_are_stuck_in_ten_ways_are_explained() -> TestResult {
     let fleet = Fleet::start("stuck", &[&["--machines", "10"], SIMULATOR.as_slice()].concat()).await?;
     // Made, and not taken over yet.
     let flags = [&LIMITS[..], &["--components=provisioner,updater"]].concat();
@@ -164,16 +164,16 @@ async fn machines_that_are_stuck_in_ten_ways_are_told_why() -> TestResult {
 
     let bmdb = fleet.database.bmdb().await?;
     bmdb.change_policy("test", |policy| {
-        policy.budgets.insert(Disturbance::RestartAgent, Budget { count: 1, window: Span::hours(1) });
+        policy.budgets.insert(DisruptionKind::RestartAgent, Budget { count: 1, window: Span::hours(1) });
     })
     .await?;
     fleet.strike("sim-0008", "kill").await?;
-    let said = why(&fleet, "sim-0008", "Silent", &["why the budget"]).await?;
-    golden("budget", &said);
+    let text = why(&fleet, "sim-0008", "Silent", &["why the budget"]).await?;
+    golden("budget", &text);
     // Nothing is begun any more, so that what was begun is what was counted.
     let begun = "SELECT count(*) FROM intent WHERE kind = 'restart-agent'";
     let begun: i64 = sqlx::query_scalar(begun).fetch_one(&fleet.pool).await?;
-    assert!(begun >= 3 && said.contains(&format!("used up ({begun} in ")), "{begun} were begun:\n{said}");
+    assert!(begun >= 3 && text.contains(&format!("used up ({begun} in ")), "{begun} were begun:\n{text}");
     bmdb.change_policy("test", |policy| {
         policy.recovery_brake.fraction = 0.1;
         policy.recovery_brake.at_least = 1;
@@ -192,11 +192,11 @@ async fn machines_that_are_stuck_in_ten_ways_are_told_why() -> TestResult {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_whose_worker_was_killed_is_told_until_when_nobody_touches_it() -> TestResult {
+async fn why_of_a_machine_whose_worker_was_killed_names_until_when_nobody_touches_it() -> TestResult {
     let fleet = Fleet::start("stuck_lost", &[&["--machines", "1"], SIMULATOR.as_slice()].concat()).await?;
     let flags = [&LIMITS[..], &["--outward_limit=10m"]].concat();
-    // What dies takes over and does nothing else: an updater that looks at the same moment would be killed at its own work,
-    // of which `why` tells, too.
+    // The shepherd that dies takes over and does nothing else. An updater that ran at the same moment would be killed
+    // at its own work, which `why` also reports.
     let made = [&flags[..], &["--components=provisioner,updater"]].concat();
     let mut maker = fleet.shepherd("maker", &[endpoint()?], &made)?;
     let provided = "SELECT count(*) = 1 FROM machine_due WHERE lane = 'access' AND phase_index = 'Provided'";
@@ -217,7 +217,7 @@ async fn a_machine_whose_worker_was_killed_is_told_until_when_nobody_touches_it(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_that_its_provider_does_not_list_is_told_of_what_contradicts() -> TestResult {
+async fn why_of_a_machine_that_its_provider_does_not_list_names_what_contradicts() -> TestResult {
     let fleet =
         Fleet::start("stuck_vanished", &[&["--machines", "2"], SIMULATOR.as_slice()].concat()).await?;
     let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &LIMITS)?;
@@ -246,15 +246,15 @@ async fn a_newcomer_helps_a_machine_with_nothing_but_what_is_printed() -> TestRe
     let mut script = String::new();
     let mut paste = |line: &str, filled_in: &str| -> Result<String> {
         let line = line.replace("'WHAT FOR'", filled_in);
-        let said = pasted(&fleet, &line)?;
-        write!(script, "$ {line}\n{said}\n")?;
-        Ok(said)
+        let text = pasted(&fleet, &line)?;
+        write!(script, "$ {line}\n{text}\n")?;
+        Ok(text)
     };
     let issues = paste("shepherdctl issues", "")?;
     let ask = issues.split('`').find(|part| part.starts_with("shepherdctl why "));
     let ask = ask.with_context(|| format!("no issue says how to ask why:\n{issues}"))?.to_owned();
-    let told = paste(&ask, "")?;
-    paste(&hint(&told, "shepherdctl hold ")?, "'replacing its power supply'")?;
+    let message = paste(&ask, "")?;
+    paste(&hint(&message, "shepherdctl hold ")?, "'replacing its power supply'")?;
     let held = paste(&ask, "")?;
     fleet.strike("sim-0001", "heal").await?;
     paste(&hint(&held, "shepherdctl release ")?, "")?;

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use shepherd::supervisor::backoff::Backoff;
+use shepherd::supervisor::backoff::ExponentialBackoff;
+use shepherd::supervisor::combine::{CombinedInputs, derive_value};
 use shepherd::supervisor::context::{Done, Healthy, Runnable, Starting};
-use shepherd::supervisor::outcome::{Cancelled, Stop};
-use shepherd::supervisor::reduce::{Inputs, reduce};
-use shepherd::supervisor::report::Report;
-use shepherd::supervisor::supervise::{Settings, Supervisor};
-use shepherd::supervisor::tree::{State, Transition};
-use shepherd::supervisor::value::Value;
+use shepherd::supervisor::exit_reason::{Cancelled, RunnableError};
+use shepherd::supervisor::report::TreeReport;
+use shepherd::supervisor::supervise::{Supervisor, SupervisorSettings};
+use shepherd::supervisor::tree::{RunnableState, Transition};
+use shepherd::supervisor::watch_cell::WatchCell;
 use tokio::sync::{Notify, mpsc};
 
 use crate::harness::aloud::TestResult;
@@ -21,19 +21,19 @@ use crate::harness::memory::peak_of;
 /// A tree that has not come so far by then never will.
 const PATIENCE: Duration = Duration::from_mins(5);
 /// Dead ones start again soon.
-const SOON: Backoff =
-    Backoff { initial: Duration::from_millis(1), factor: 1.5, longest: Duration::from_millis(20) };
+const SOON: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_millis(1), factor: 1.5, max: Duration::from_millis(20) };
 /// Dead ones do not start again while a test runs.
-const NEVER: Backoff =
-    Backoff { initial: Duration::from_hours(24), factor: 1.0, longest: Duration::from_hours(24) };
+const NEVER: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_hours(24), factor: 1.0, max: Duration::from_hours(24) };
 
-fn supervisor(backoff: Backoff, root: Runnable) -> Supervisor {
-    Supervisor::start(root, Settings { backoff, observer: None })
+fn supervisor(backoff: ExponentialBackoff, root: Runnable) -> Supervisor {
+    Supervisor::start(root, SupervisorSettings { backoff, observer: None })
 }
 
-/// Is healthy, and ends when it is asked to.
-async fn rest(starting: Starting) -> Result<Done, Stop> {
-    let healthy = starting.healthy();
+/// Is healthy, and ends when its scope is cancelled.
+async fn rest(starting: Starting) -> Result<Done, RunnableError> {
+    let healthy = starting.mark_healthy();
     Err(healthy.scope().cancelled().await.into())
 }
 
@@ -41,21 +41,21 @@ fn resting() -> Runnable {
     Runnable::new(rest)
 }
 
-/// Is healthy, and fails whenever it is told to.
-fn failing_when(told: &Arc<Notify>) -> Runnable {
-    let told = told.clone();
+/// Is healthy, and fails at each notification.
+fn failing_when(notify: &Arc<Notify>) -> Runnable {
+    let notify = notify.clone();
     Runnable::new(move |starting: Starting| {
-        let told = told.clone();
+        let notify = notify.clone();
         async move {
-            let healthy = starting.healthy();
-            healthy.scope().until_cancelled(told.notified()).await?;
-            Err(Stop::because("it was told to fail"))
+            let healthy = starting.mark_healthy();
+            healthy.scope().until_cancelled(notify.notified()).await?;
+            Err(RunnableError::msg("it was told to fail"))
         }
     })
 }
 
 /// A root that starts what `start` starts.
-fn root(start: impl Fn(&Starting) -> Result<(), Stop> + Send + Sync + 'static) -> Runnable {
+fn root(start: impl Fn(&Starting) -> Result<(), RunnableError> + Send + Sync + 'static) -> Runnable {
     let start = Arc::new(start);
     Runnable::new(move |starting: Starting| {
         let start = start.clone();
@@ -66,32 +66,32 @@ fn root(start: impl Fn(&Starting) -> Result<(), Stop> + Send + Sync + 'static) -
     })
 }
 
-async fn until(supervisor: &Supervisor, holds: impl Fn(&Report) -> bool) -> anyhow::Result<Report> {
-    tokio::time::timeout(PATIENCE, supervisor.until(holds))
+async fn until(supervisor: &Supervisor, holds: impl Fn(&TreeReport) -> bool) -> anyhow::Result<TreeReport> {
+    tokio::time::timeout(PATIENCE, supervisor.wait_until(holds))
         .await
         .with_context(|| format!("waiting for the tree, which is\n{}", supervisor.report()))
 }
 
-fn starts(report: &Report, path: &str) -> u64 {
-    report.get(path).map_or(0, |entry| entry.starts)
+fn starts(report: &TreeReport, path: &str) -> u64 {
+    report.get(path).map_or(0, |entry| entry.start_count)
 }
 
 #[tokio::test]
 async fn members_of_a_group_become_healthy_and_share_the_fate_of_a_dead_one() -> TestResult {
-    let told = Arc::new(Notify::new());
+    let notify = Arc::new(Notify::new());
     let tree = {
-        let told = told.clone();
+        let notify = notify.clone();
         supervisor(
             SOON,
             root(move |starting| {
-                starting.start_group([("one", failing_when(&told)), ("two", resting())])?;
+                starting.start_group([("one", failing_when(&notify)), ("two", resting())])?;
                 Ok(starting.start("three", resting())?)
             }),
         )
     };
-    until(&tree, |report| report.is_well() && report.entries.len() == 4).await?;
-    told.notify_one();
-    let report = until(&tree, |report| starts(report, "root.two") == 2 && report.is_well()).await?;
+    until(&tree, |report| report.is_healthy() && report.entries.len() == 4).await?;
+    notify.notify_one();
+    let report = until(&tree, |report| starts(report, "root.two") == 2 && report.is_healthy()).await?;
     assert_eq!(starts(&report, "root.one"), 2);
     assert_eq!(starts(&report, "root.three"), 1);
     assert_eq!(report.get("root.one").and_then(|e| e.last_failure.as_deref()), Some("it was told to fail"));
@@ -159,20 +159,20 @@ async fn deep_sibling_returns_wholly_before_it_starts_again() -> TestResult {
     const DEPTH: usize = 5;
     let all = 2_usize.pow(5 + 1) - 1;
     for panics in [false, true] {
-        let (told, running) = (Arc::new(Notify::new()), Arc::new(Running::default()));
+        let (notify, running) = (Arc::new(Notify::new()), Arc::new(Running::default()));
         let tree = {
-            let (told, running) = (told.clone(), running.clone());
+            let (notify, running) = (notify.clone(), running.clone());
             supervisor(
                 SOON,
                 root(move |starting| {
-                    let told = told.clone();
+                    let notify = notify.clone();
                     let dies = Runnable::new(move |starting: Starting| {
-                        let told = told.clone();
+                        let notify = notify.clone();
                         async move {
-                            let healthy = starting.healthy();
-                            healthy.scope().until_cancelled(told.notified()).await?;
+                            let healthy = starting.mark_healthy();
+                            healthy.scope().until_cancelled(notify.notified()).await?;
                             assert!(!panics, "told to panic");
-                            Err(Stop::because("it was told to fail"))
+                            Err(RunnableError::msg("it was told to fail"))
                         }
                     });
                     Ok(starting.start_group([("dies", dies), ("deep", binary(DEPTH, running.clone()))])?)
@@ -181,11 +181,11 @@ async fn deep_sibling_returns_wholly_before_it_starts_again() -> TestResult {
         };
         for round in 1..5 {
             until(&tree, |report| {
-                report.is_well() && report.entries.len() == all + 2 && starts(report, "root.deep") == round
+                report.is_healthy() && report.entries.len() == all + 2 && starts(report, "root.deep") == round
             })
             .await?;
             assert_eq!(running.now(), all, "one instance of each");
-            told.notify_one();
+            notify.notify_one();
         }
         let report = until(&tree, |report| starts(report, "root.dies") == 5).await?;
         let why = report.get("root.dies").and_then(|entry| entry.last_failure.as_deref());
@@ -199,29 +199,33 @@ async fn deep_sibling_returns_wholly_before_it_starts_again() -> TestResult {
 
 #[tokio::test]
 async fn backoff_of_a_dead_child_ends_with_its_parent() -> TestResult {
-    let told = Arc::new(Notify::new());
+    let notify = Arc::new(Notify::new());
     let tree = {
-        let told = told.clone();
+        let notify = notify.clone();
         supervisor(
             NEVER,
             root(move |starting| {
                 let parent = root(|starting| {
-                    let dead = Runnable::new(async |_| Err(Stop::because("broken")));
+                    let dead = Runnable::new(async |_| Err(RunnableError::msg("broken")));
                     Ok(starting.start("child", dead)?)
                 });
-                Ok(starting.start_group([("parent", parent), ("sibling", failing_when(&told))])?)
+                Ok(starting.start_group([("parent", parent), ("sibling", failing_when(&notify))])?)
             }),
         )
     };
     let waits =
-        |report: &Report| report.get("root.parent.child").is_some_and(|entry| entry.starts_in.is_some());
+        |report: &TreeReport| report.get("root.parent.child").is_some_and(|entry| entry.restart_in.is_some());
     let report = until(&tree, waits).await?;
-    let delay = report.get("root.parent.child").and_then(|entry| entry.starts_in).context("it waits")?;
+    let delay = report.get("root.parent.child").and_then(|entry| entry.restart_in).context("it waits")?;
     assert!(delay > Duration::from_hours(10) && delay < Duration::from_hours(37), "{delay:?}");
     // The parent dies with its group, and not of itself: it starts again at once.
-    told.notify_one();
+    notify.notify_one();
     until(&tree, |report| starts(report, "root.parent") == 2 && waits(report)).await?;
-    assert_eq!(tree.report().state("root.sibling"), Some(State::New), "that one waits for its own back-off");
+    assert_eq!(
+        tree.report().state_of("root.sibling"),
+        Some(RunnableState::New),
+        "that one waits for its own back-off"
+    );
     tree.stop().await;
     Ok(())
 }
@@ -241,57 +245,61 @@ async fn one_may_say_that_it_is_done_and_return_after_its_parent_failed() -> Tes
                         let late = Runnable::new(move |starting: Starting| {
                             let go = go.clone();
                             async move {
-                                let done = starting.healthy().done();
+                                let done = starting.mark_healthy().mark_done();
                                 go.notified().await;
                                 Ok(done)
                             }
                         });
                         starting.start("late", late)?;
-                        let healthy = starting.healthy();
+                        let healthy = starting.mark_healthy();
                         healthy.scope().until_cancelled(fail.notified()).await?;
-                        Err(Stop::because("it was told to fail"))
+                        Err(RunnableError::msg("it was told to fail"))
                     }
                 });
                 Ok(starting.start("parent", parent)?)
             }),
         )
     };
-    until(&tree, |report| report.is_well() && report.entries.len() == 3).await?;
-    assert_eq!(tree.report().state("root.parent.late"), Some(State::Healthy), "it has not returned yet");
+    until(&tree, |report| report.is_healthy() && report.entries.len() == 3).await?;
+    assert_eq!(
+        tree.report().state_of("root.parent.late"),
+        Some(RunnableState::Healthy),
+        "it has not returned yet"
+    );
     fail.notify_one();
-    let waits = |report: &Report| report.get("root.parent").and_then(|entry| entry.waits_for.clone());
+    let waits = |report: &TreeReport| report.get("root.parent").and_then(|entry| entry.waits_for.clone());
     let report = until(&tree, |report| waits(report).is_some()).await?;
     assert_eq!(waits(&report).as_deref(), Some("root.parent.late"));
     go.notify_one();
     until(&tree, |report| starts(report, "root.parent") == 2).await?;
     go.notify_one();
-    until(&tree, |report| report.state("root.parent.late") == Some(State::Done)).await?;
+    until(&tree, |report| report.state_of("root.parent.late") == Some(RunnableState::Done)).await?;
     tree.stop().await;
     Ok(())
 }
 
 #[tokio::test]
 async fn done_member_and_its_child_start_again_with_their_group() -> TestResult {
-    let told = Arc::new(Notify::new());
+    let notify = Arc::new(Notify::new());
     let tree = {
-        let told = told.clone();
+        let notify = notify.clone();
         supervisor(
             SOON,
             root(move |starting| {
                 let done = Runnable::new(async |starting: Starting| {
                     starting.start("inner", resting())?;
-                    Ok(starting.healthy().done())
+                    Ok(starting.mark_healthy().mark_done())
                 });
-                Ok(starting.start_group([("done", done), ("sibling", failing_when(&told))])?)
+                Ok(starting.start_group([("done", done), ("sibling", failing_when(&notify))])?)
             }),
         )
     };
-    let done = |report: &Report| {
-        report.state("root.done") == Some(State::Done)
-            && report.state("root.done.inner") == Some(State::Healthy)
+    let done = |report: &TreeReport| {
+        report.state_of("root.done") == Some(RunnableState::Done)
+            && report.state_of("root.done.inner") == Some(RunnableState::Healthy)
     };
     until(&tree, done).await?;
-    told.notify_one();
+    notify.notify_one();
     until(&tree, |report| starts(report, "root.done") == 2 && done(report)).await?;
     assert_eq!(starts(&tree.report(), "root.sibling"), 2);
     tree.stop().await;
@@ -299,15 +307,15 @@ async fn done_member_and_its_child_start_again_with_their_group() -> TestResult 
 }
 
 #[tokio::test]
-async fn own_cancellation_is_told_from_everything_that_looks_like_it() -> TestResult {
+async fn own_cancellation_is_distinguished_from_everything_that_looks_like_it() -> TestResult {
     #[derive(Debug, thiserror::Error)]
     #[error("reading from the server failed")]
     struct Read(#[source] Cancelled);
     // A member of the group takes the cancellation of another one for its own; another one answers to its own with
     // an error of its connection; one answers properly, behind another error.
-    let told = Arc::new(Notify::new());
+    let notify = Arc::new(Notify::new());
     let tree = {
-        let told = told.clone();
+        let notify = notify.clone();
         supervisor(
             SOON,
             root(move |starting| {
@@ -316,7 +324,7 @@ async fn own_cancellation_is_told_from_everything_that_looks_like_it() -> TestRe
                 let proper = Runnable::new(move |starting: Starting| {
                     let sender = sender.clone();
                     async move {
-                        let cancelled = starting.healthy().scope().cancelled().await;
+                        let cancelled = starting.mark_healthy().scope().cancelled().await;
                         let _ = sender.send(cancelled.clone());
                         Err(Read(cancelled).into())
                     }
@@ -324,13 +332,13 @@ async fn own_cancellation_is_told_from_everything_that_looks_like_it() -> TestRe
                 let foreign = Runnable::new(move |starting: Starting| {
                     let receiver = receiver.clone();
                     async move {
-                        let _healthy = starting.healthy();
+                        let _healthy = starting.mark_healthy();
                         let cancelled = receiver.lock().await.recv().await;
-                        Err(cancelled.map_or_else(|| Stop::because("no sender"), Stop::from))
+                        Err(cancelled.map_or_else(|| RunnableError::msg("no sender"), RunnableError::from))
                     }
                 });
                 let careless = Runnable::new(async |starting: Starting| {
-                    let healthy = starting.healthy();
+                    let healthy = starting.mark_healthy();
                     healthy.scope().cancelled().await;
                     Err(std::io::Error::other("connection reset").into())
                 });
@@ -338,16 +346,16 @@ async fn own_cancellation_is_told_from_everything_that_looks_like_it() -> TestRe
                     ("careless", careless),
                     ("foreign", foreign),
                     ("proper", proper),
-                    ("trigger", failing_when(&told)),
+                    ("trigger", failing_when(&notify)),
                 ])?)
             }),
         )
     };
-    until(&tree, |report| report.is_well() && report.entries.len() == 5).await?;
-    told.notify_one();
+    until(&tree, |report| report.is_healthy() && report.entries.len() == 5).await?;
+    notify.notify_one();
     let report = until(&tree, |report| {
         let all = ["careless", "foreign", "proper", "trigger"];
-        report.is_well() && all.iter().all(|name| starts(report, &format!("root.{name}")) >= 2)
+        report.is_healthy() && all.iter().all(|name| starts(report, &format!("root.{name}")) >= 2)
     })
     .await?;
     let why = |name: &str| report.get(&format!("root.{name}")).and_then(|entry| entry.last_failure.clone());
@@ -366,18 +374,18 @@ fn one_who_gives_its_end_away() -> (Runnable, Runnable) {
         Runnable::new(move |starting: Starting| {
             let kept = kept.clone();
             async move {
-                let done = starting.healthy().done();
-                *kept.lock().map_err(|_| Stop::because("poisoned"))? = Some(done);
-                Err(Stop::because("it gave away what says that it is done"))
+                let done = starting.mark_healthy().mark_done();
+                *kept.lock().map_err(|_| RunnableError::msg("poisoned"))? = Some(done);
+                Err(RunnableError::msg("it gave away what says that it is done"))
             }
         })
     };
     let takes = Runnable::new(move |starting: Starting| {
         let kept = kept.clone();
         async move {
-            let healthy: Healthy = starting.healthy();
+            let healthy: Healthy = starting.mark_healthy();
             loop {
-                let done = kept.lock().map_err(|_| Stop::because("poisoned"))?.take();
+                let done = kept.lock().map_err(|_| RunnableError::msg("poisoned"))?.take();
                 if let Some(done) = done {
                     return Ok(done);
                 }
@@ -400,21 +408,21 @@ async fn those_who_misbehave_do_not_disturb_the_others() -> TestResult {
         supervisor(
             SOON,
             root(move |starting| {
-                // Never sees that it is asked to end, and takes a worker's time all the while.
+                // Never looks at the cancellation of its scope, and takes a worker's time all the while.
                 let deaf = {
                     let let_go = let_go.clone();
                     Runnable::new(move |starting: Starting| {
                         let let_go = let_go.clone();
                         async move {
-                            let _healthy = starting.healthy();
+                            let _healthy = starting.mark_healthy();
                             while !let_go.is_cancelled() {
                                 tokio::task::yield_now().await;
                             }
-                            Err(Stop::because("it was let go"))
+                            Err(RunnableError::msg("it was let go"))
                         }
                     })
                 };
-                let beside_deaf = Runnable::new(async |_| Err(Stop::because("it always fails")));
+                let beside_deaf = Runnable::new(async |_| Err(RunnableError::msg("it always fails")));
                 starting.start_group([("deaf", deaf), ("beside-deaf", beside_deaf)])?;
                 let panics = Runnable::new(async |_| panic!("always"));
                 starting.start("panics", panics)?;
@@ -424,7 +432,7 @@ async fn those_who_misbehave_do_not_disturb_the_others() -> TestResult {
                             .start(&format!("child-{number}"), Runnable::new(async |_| panic!("bred")))?;
                     }
                     tokio::task::yield_now().await;
-                    Err(Stop::because("it has bred"))
+                    Err(RunnableError::msg("it has bred"))
                 });
                 starting.start("breeds", breeds)?;
                 let (hands_out, takes) = one_who_gives_its_end_away();
@@ -434,11 +442,11 @@ async fn those_who_misbehave_do_not_disturb_the_others() -> TestResult {
                 let one = Runnable::new(move |starting: Starting| {
                     let (pings, answer) = (pings.clone(), answer.clone());
                     async move {
-                        let healthy = starting.healthy();
+                        let healthy = starting.mark_healthy();
                         loop {
                             let mut pings = healthy.scope().until_cancelled(pings.lock()).await?;
                             let ping = healthy.scope().until_cancelled(pings.recv()).await?;
-                            let _ = answer.send(ping.ok_or_else(|| Stop::because("no pings"))?);
+                            let _ = answer.send(ping.ok_or_else(|| RunnableError::msg("no pings"))?);
                         }
                     }
                 });
@@ -455,7 +463,8 @@ async fn those_who_misbehave_do_not_disturb_the_others() -> TestResult {
         let before = starts(&tree.report(), "root.one");
         fail.notify_one();
         until(&tree, |report| {
-            starts(report, "root.one") > before && report.state("root.one-sibling") == Some(State::Healthy)
+            starts(report, "root.one") > before
+                && report.state_of("root.one-sibling") == Some(RunnableState::Healthy)
         })
         .await?;
     }
@@ -486,27 +495,27 @@ async fn observer_sees_every_change_of_each_in_its_order() -> TestResult {
             let two = Runnable::new(move |starting: Starting| {
                 let finish = finish.clone();
                 async move {
-                    let healthy = starting.healthy();
+                    let healthy = starting.mark_healthy();
                     healthy.scope().until_cancelled(finish.notified()).await?;
-                    Ok(healthy.done())
+                    Ok(healthy.mark_done())
                 }
             });
             Ok(starting.start_group([("one", failing_when(&fail)), ("two", two)])?)
         });
         let observer = Box::new(move |transition: &Transition| drop(sender.send(transition.clone())));
-        Supervisor::start(top, Settings { backoff: SOON, observer: Some(observer) })
+        Supervisor::start(top, SupervisorSettings { backoff: SOON, observer: Some(observer) })
     };
-    until(&tree, |report| report.is_well() && report.entries.len() == 3).await?;
+    until(&tree, |report| report.is_healthy() && report.entries.len() == 3).await?;
     fail.notify_one();
-    until(&tree, |report| report.is_well() && starts(report, "root.one") == 2).await?;
+    until(&tree, |report| report.is_healthy() && starts(report, "root.one") == 2).await?;
     finish.notify_one();
-    until(&tree, |report| report.state("root.two") == Some(State::Done)).await?;
+    until(&tree, |report| report.state_of("root.two") == Some(RunnableState::Done)).await?;
     tree.stop().await;
     let mut of = std::collections::BTreeMap::<String, Vec<&str>>::new();
     while let Ok(transition) = seen.try_recv() {
         let states = of.entry(transition.path.to_string()).or_default();
-        assert_eq!(transition.from.map(State::word), states.last().copied(), "{}", transition.path);
-        states.push(transition.to.word());
+        assert_eq!(transition.from.map(RunnableState::as_str), states.last().copied(), "{}", transition.path);
+        states.push(transition.to.as_str());
     }
     let states = |path: &str| of.get(path).map(|states| states.join(" ")).unwrap_or_default();
     assert_eq!(states("root"), "new healthy cancelled");
@@ -519,7 +528,8 @@ async fn observer_sees_every_change_of_each_in_its_order() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_follows_from_a_value_has_followed_once_the_tree_is_settled() -> TestResult {
     const ROUNDS: u32 = 200;
-    let (roles, address, wish, works) = (Value::new(), Value::new(), Value::new(), Value::new());
+    let (roles, address, wish, works) =
+        (WatchCell::new(), WatchCell::new(), WatchCell::new(), WatchCell::new());
     let tree = {
         let (roles, address, wish, works) = (roles.clone(), address.clone(), wish.clone(), works.clone());
         supervisor(
@@ -528,7 +538,7 @@ async fn what_follows_from_a_value_has_followed_once_the_tree_is_settled() -> Te
                 let inputs = {
                     let (roles, address) = (roles.clone(), address.clone());
                     move || {
-                        Inputs::new((None, None))
+                        CombinedInputs::new((None, None))
                             .with(&roles, |known: &mut (Option<u32>, Option<u32>), value| {
                                 known.0 = Some(value);
                             })
@@ -536,7 +546,7 @@ async fn what_follows_from_a_value_has_followed_once_the_tree_is_settled() -> Te
                     }
                 };
                 let decide = |known: &(Option<u32>, Option<u32>)| Some(known.0? * 1000 + known.1?);
-                starting.start("decides", reduce(inputs, decide, &wish))?;
+                starting.start("decides", derive_value(inputs, decide, &wish))?;
                 let (wish, works) = (wish.clone(), works.clone());
                 let launcher = Runnable::new(move |starting: Starting| {
                     let (mut wish, works) = (wish.watch(), works.clone());
@@ -551,10 +561,10 @@ async fn what_follows_from_a_value_has_followed_once_the_tree_is_settled() -> Te
                                 rest(starting)
                             }),
                         )?;
-                        let healthy = starting.healthy();
-                        let other = wish.next_where(|other| *other != wanted);
+                        let healthy = starting.mark_healthy();
+                        let other = wish.next_matching(|other| *other != wanted);
                         healthy.scope().until_cancelled(other).await?;
-                        Ok(healthy.done())
+                        Ok(healthy.mark_done())
                     }
                 });
                 // A group of its own, restarted at once by one who dies with every change and never backs off: who
@@ -563,27 +573,27 @@ async fn what_follows_from_a_value_has_followed_once_the_tree_is_settled() -> Te
             }),
         )
     };
-    tree.settled().await;
+    tree.wait_quiescent().await;
     assert_eq!(works.latest(), None);
     roles.set(1);
-    tree.settled().await;
+    tree.wait_quiescent().await;
     assert_eq!((wish.latest(), works.latest()), (None, None), "half of what is known decides nothing");
     address.set(0);
-    tree.settled().await;
+    tree.wait_quiescent().await;
     assert_eq!((wish.latest(), works.latest()), (Some(1000), Some(1000)));
     for round in 1..=ROUNDS {
         address.set(round);
-        tree.settled().await;
+        tree.wait_quiescent().await;
         assert_eq!(wish.latest(), Some(1000 + round));
     }
-    assert_eq!(tree.report().state("root.launcher"), Some(State::Done));
+    assert_eq!(tree.report().state_of("root.launcher"), Some(RunnableState::Done));
     assert_eq!(works.latest(), Some(1000), "one that is done is not started again");
     tree.stop().await;
     Ok(())
 }
 
 #[tokio::test]
-async fn nothing_starts_again_once_all_are_asked_to_end() -> TestResult {
+async fn nothing_starts_again_once_all_are_requested_to_end() -> TestResult {
     let begun = Arc::new(AtomicUsize::new(0));
     let tree = {
         let begun = begun.clone();
@@ -591,18 +601,18 @@ async fn nothing_starts_again_once_all_are_asked_to_end() -> TestResult {
             SOON,
             root(move |starting| {
                 let begun = begun.clone();
-                let fails_when_asked = Runnable::new(move |starting: Starting| {
+                let fails_when_requested = Runnable::new(move |starting: Starting| {
                     begun.fetch_add(1, Ordering::SeqCst);
                     async move {
-                        starting.healthy().scope().cancelled().await;
-                        Err(Stop::because("it fails on its way out"))
+                        starting.mark_healthy().scope().cancelled().await;
+                        Err(RunnableError::msg("it fails on its way out"))
                     }
                 });
-                Ok(starting.start_group([("one", fails_when_asked), ("two", resting())])?)
+                Ok(starting.start_group([("one", fails_when_requested), ("two", resting())])?)
             }),
         )
     };
-    until(&tree, |report| report.is_well() && report.entries.len() == 3).await?;
+    until(&tree, |report| report.is_healthy() && report.entries.len() == 3).await?;
     tokio::time::timeout(PATIENCE, tree.stop()).await?;
     assert_eq!(begun.load(Ordering::SeqCst), 1);
     Ok(())
@@ -610,7 +620,7 @@ async fn nothing_starts_again_once_all_are_asked_to_end() -> TestResult {
 
 #[tokio::test]
 async fn children_with_wrong_names_are_refused_with_words() -> TestResult {
-    let (sender, mut said) = mpsc::unbounded_channel::<String>();
+    let (sender, mut receiver) = mpsc::unbounded_channel::<String>();
     let tree = supervisor(
         NEVER,
         root(move |starting| {
@@ -623,9 +633,9 @@ async fn children_with_wrong_names_are_refused_with_words() -> TestResult {
             Ok(())
         }),
     );
-    until(&tree, Report::is_well).await?;
+    until(&tree, TreeReport::is_healthy).await?;
     let mut all = Vec::new();
-    while let Ok(text) = said.try_recv() {
+    while let Ok(text) = receiver.try_recv() {
         all.push(text);
     }
     assert_eq!(
@@ -648,15 +658,17 @@ const RUNNABLES: usize = 10_000;
 #[test]
 fn ten_thousand_start_again_and_again_within_bounded_memory() -> TestResult {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let told = Arc::new(Notify::new());
+    let notify = Arc::new(Notify::new());
     let whole = async |tree: &Supervisor, round| {
-        let whole = |report: &Report| {
-            report.entries.len() == RUNNABLES + 3 && report.is_well() && starts(report, "root.many") == round
+        let whole = |report: &TreeReport| {
+            report.entries.len() == RUNNABLES + 3
+                && report.is_healthy()
+                && starts(report, "root.many") == round
         };
         // Not by looking at each change, which would be ten thousand lines for each of ten thousand.
         let looking = async {
             while !whole(&tree.report()) {
-                tree.settled().await;
+                tree.wait_quiescent().await;
                 tokio::task::yield_now().await;
             }
         };
@@ -664,8 +676,8 @@ fn ten_thousand_start_again_and_again_within_bounded_memory() -> TestResult {
     };
     let (tree, first) = peak_of(|| {
         runtime.block_on(async {
-            let told = told.clone();
-            let tree = supervisor(SOON, root(move |starting| many(starting, &told)));
+            let notify = notify.clone();
+            let tree = supervisor(SOON, root(move |starting| many(starting, &notify)));
             whole(&tree, 1).await.map(|()| tree)
         })
     });
@@ -673,7 +685,7 @@ fn ten_thousand_start_again_and_again_within_bounded_memory() -> TestResult {
     let (restarted, more) = peak_of(|| {
         runtime.block_on(async {
             for round in 2..=20 {
-                told.notify_one();
+                notify.notify_one();
                 whole(&tree, round).await?;
             }
             TestResult::Ok(())
@@ -687,8 +699,8 @@ fn ten_thousand_start_again_and_again_within_bounded_memory() -> TestResult {
     Ok(())
 }
 
-/// Ten thousand in a hundred groups, all of them in a group with one that fails when it is told to.
-fn many(starting: &Starting, told: &Arc<Notify>) -> Result<(), Stop> {
+/// Ten thousand in a hundred groups, all of them in a group with one that fails at each notification.
+fn many(starting: &Starting, notify: &Arc<Notify>) -> Result<(), RunnableError> {
     let groups = root(|starting| {
         for group in 0..RUNNABLES / 100 {
             let names: Vec<_> = (0..100).map(|number| format!("n{group}-{number}")).collect();
@@ -696,5 +708,5 @@ fn many(starting: &Starting, told: &Arc<Notify>) -> Result<(), Stop> {
         }
         Ok(())
     });
-    Ok(starting.start_group([("many", groups), ("trigger", failing_when(told))])?)
+    Ok(starting.start_group([("many", groups), ("trigger", failing_when(notify))])?)
 }

@@ -23,11 +23,11 @@ use shepherd::proto::agent::v1::{
 use shepherd::roleserver::state_directory::StateDirectory;
 use shepherd::takeover::agent_binary::AgentBinary;
 use shepherd::takeover::client_key::ClientKey;
-use shepherd::takeover::error::{Blame, SshError};
-use shepherd::takeover::exec::{Exit, RunOutcome, STDERR_CAP, STDOUT_CAP};
+use shepherd::takeover::exec::{CommandExit, RunOutcome, STDERR_CAP, STDOUT_CAP};
 use shepherd::takeover::host_keys::HostKeyExpectation;
+use shepherd::takeover::machine_takeover::{TakeoverError, TakeoverResult, TakeoverStep, take_over_machine};
 use shepherd::takeover::session::{SshSession, SshSettings, SshTarget};
-use shepherd::takeover::take_over::{Step, TakenOver, TakeoverError, take_over};
+use shepherd::takeover::ssh_error::{Blame, SshError};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::Instant;
@@ -82,11 +82,11 @@ async fn take(
     sshd: &Sshd,
     expectation: &HostKeyExpectation,
     agent: &AgentBinary,
-) -> Result<TakenOver, TakeoverError> {
+) -> Result<TakeoverResult, TakeoverError> {
     let target = sshd
         .target()
         .map_err(|error| TakeoverError::NotLinux { address: String::new(), os: error.to_string() })?;
-    take_over(
+    take_over_machine(
         &sshd.settings(),
         &target,
         expectation,
@@ -122,7 +122,7 @@ async fn a_machine_is_taken_over_pinned_on_first_use_and_the_upload_skipped_the_
     let sshd = machine(Setup::default()).unwrap();
     let agent = fake_agent(3_000_000).unwrap();
     let steps = Mutex::new(vec![]);
-    let first = take_over(
+    let first = take_over_machine(
         &sshd.settings(),
         &sshd.target().unwrap(),
         &HostKeyExpectation::PinOnFirstUse,
@@ -140,7 +140,10 @@ async fn a_machine_is_taken_over_pinned_on_first_use_and_the_upload_skipped_the_
     assert!(first.uploaded);
     assert_eq!(first.success, success());
     let size = agent.size();
-    assert_eq!(*steps.lock().unwrap(), [Step::Connect, Step::Probe, Step::Upload { size }, Step::Enroll]);
+    assert_eq!(
+        *steps.lock().unwrap(),
+        [TakeoverStep::Connect, TakeoverStep::Probe, TakeoverStep::Upload { size }, TakeoverStep::Enroll]
+    );
     let sent = fs::read(sshd.home().join("request")).unwrap();
     assert_eq!(EnrollRequest::decode(sent.as_slice()).unwrap(), request());
     assert_eq!(fs::read(sshd.home().join(DEFAULT_AGENT_PATH)).unwrap(), agent.content());
@@ -182,7 +185,7 @@ async fn a_changed_host_key_is_refused_and_nothing_is_sent_to_the_host() {
     for part in [&pinned.fingerprint(), &offered, &format!("127.0.0.1:{}", after.port())] {
         assert!(text.contains(part), "{text}");
     }
-    // The server tells when it has heard a user's name, and when a key was tried.
+    // The server's log shows whether it received a user's name, and whether a key was tried.
     wait_until("the server to see the end", || after.log().contains("Connection closed by")).unwrap();
     let log = after.log();
     assert!(!log.contains("ublickey") && !log.contains("user") && !log.contains("Accepted"), "{log}");
@@ -236,7 +239,7 @@ async fn a_refused_key_says_what_the_host_accepts_and_which_line_would_help() {
         SshSession::connect(&settings, &sshd.target().unwrap(), &HostKeyExpectation::PinOnFirstUse, far())
             .await;
     let Err(error) = connected else { panic!("let in") };
-    let SshError::AuthenticationRefused { tried, accepted, .. } = &error else { panic!("{error}") };
+    let SshError::AuthenticationRejected { tried, accepted, .. } = &error else { panic!("{error}") };
     assert_eq!(
         (tried.as_slice(), accepted.as_slice()),
         (["publickey"].as_slice(), ["publickey".to_owned()].as_slice())
@@ -266,7 +269,7 @@ async fn a_password_is_tried_after_the_key_and_shown_nowhere() {
 
     let (sshd, refused) = log_in_by_password("PasswordAuthentication yes", "wrong horse").await.unwrap();
     let Err(error) = refused else { panic!("let in") };
-    let SshError::AuthenticationRefused { tried, .. } = &error else { panic!("{error}") };
+    let SshError::AuthenticationRejected { tried, .. } = &error else { panic!("{error}") };
     assert_eq!(*tried, ["publickey", "password"]);
     for shown in [error.to_string(), format!("{error:?}"), sshd.log()] {
         assert!(!shown.contains("wrong horse"), "{shown}");
@@ -280,12 +283,12 @@ async fn a_host_that_asks_questions_is_answered_with_the_password() {
     session.unwrap();
     let (_sshd, refused) = log_in_by_password(config, "wrong horse").await.unwrap();
     let Err(error) = refused else { panic!("let in") };
-    let SshError::AuthenticationRefused { tried, .. } = &error else { panic!("{error}") };
+    let SshError::AuthenticationRejected { tried, .. } = &error else { panic!("{error}") };
     assert_eq!(*tried, ["publickey", "keyboard-interactive"]);
 }
 
 #[tokio::test]
-async fn a_command_is_fed_and_its_output_capped_and_its_end_told() {
+async fn a_command_is_fed_and_its_output_capped_and_its_end_reported() {
     let sshd = Sshd::start(&Setup::default()).unwrap();
     let session = connect(&sshd, &HostKeyExpectation::PinOnFirstUse).await.unwrap();
     let exec = |command: &'static str, stdin: Bytes| session.exec("testing", command, stdin);
@@ -293,19 +296,19 @@ async fn a_command_is_fed_and_its_output_capped_and_its_end_told() {
     let fed = exec("wc -c; echo oops >&2; exit 3", Bytes::from(vec![1; 5_000_000])).await.unwrap();
     assert_eq!(
         (fed.exit, fed.stdout.as_slice(), fed.stderr.as_slice()),
-        (Exit::Status(3), b"5000000\n".as_slice(), b"oops\n".as_slice())
+        (CommandExit::Status(3), b"5000000\n".as_slice(), b"oops\n".as_slice())
     );
 
     let flood = exec("head -c 3000000 /dev/zero; head -c 200000 /dev/zero >&2", Bytes::new()).await.unwrap();
     assert_eq!((flood.stdout.len(), flood.stderr.len()), (STDOUT_CAP, STDERR_CAP));
-    assert_eq!(flood.dropped, 3_200_000 - (STDOUT_CAP + STDERR_CAP) as u64);
+    assert_eq!(flood.dropped_bytes, 3_200_000 - (STDOUT_CAP + STDERR_CAP) as u64);
 
     let killed = exec("kill -9 $$", Bytes::new()).await.unwrap();
-    assert_eq!(killed.exit, Exit::Signal("KILL".to_owned()));
+    assert_eq!(killed.exit, CommandExit::Signal("KILL".to_owned()));
 
     // A command that reads nothing of a large input still ends with its own status.
     let unread = exec("exit 4", Bytes::from(vec![1; 20_000_000])).await.unwrap();
-    assert_eq!(unread.exit, Exit::Status(4));
+    assert_eq!(unread.exit, CommandExit::Status(4));
 
     // A daemon that keeps the pipes open does not keep the answer.
     let started = Instant::now();
@@ -324,7 +327,7 @@ async fn exec_ok(session: &SshSession, command: &str) -> Result<Vec<u8>> {
 }
 
 #[tokio::test]
-async fn a_command_that_exceeds_its_limit_is_told_and_loses_its_pipes() {
+async fn a_command_that_exceeds_its_limit_is_reported_and_loses_its_pipes() {
     let sshd = Sshd::start(&Setup::default()).unwrap();
     let mut settings = sshd.settings();
     // So long that a busy host has begun the command.
@@ -376,7 +379,7 @@ async fn a_step_that_may_not_begin_does_not() {
     {
         let sshd = machine(Setup::default()).unwrap();
         let begun = Mutex::new(vec![]);
-        let outcome = take_over(
+        let outcome = take_over_machine(
             &sshd.settings(),
             &sshd.target().unwrap(),
             &HostKeyExpectation::PinOnFirstUse,
@@ -386,10 +389,10 @@ async fn a_step_that_may_not_begin_does_not() {
             far(),
             |step| {
                 let name = match step {
-                    Step::Connect => "login",
-                    Step::Probe => "probe",
-                    Step::Upload { .. } => "upload",
-                    Step::Enroll => "enrolment",
+                    TakeoverStep::Connect => "login",
+                    TakeoverStep::Probe => "probe",
+                    TakeoverStep::Upload { .. } => "upload",
+                    TakeoverStep::Enroll => "enrolment",
                 };
                 if name == stopped_at {
                     return Err("the lease is lost".to_owned());
@@ -426,7 +429,7 @@ async fn nothing_is_attempted_after_the_deadline_and_nothing_outlives_it() {
     let agent = fake_agent(0).unwrap();
     let past = Instant::now();
     let first_use = HostKeyExpectation::PinOnFirstUse;
-    let outcome = take_over(
+    let outcome = take_over_machine(
         &sshd.settings(),
         &target,
         &first_use,
@@ -443,8 +446,16 @@ async fn nothing_is_attempted_after_the_deadline_and_nothing_outlives_it() {
     fs::write(sshd.home().join("enroll"), "while echo; do sleep 0.1; done\n").unwrap();
     let deadline = Instant::now() + Duration::from_secs(5);
     let (settings, request) = (sshd.settings(), request());
-    let taking =
-        take_over(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request, deadline, |_| Ok(()));
+    let taking = take_over_machine(
+        &settings,
+        &target,
+        &first_use,
+        &agent,
+        DEFAULT_AGENT_PATH,
+        &request,
+        deadline,
+        |_| Ok(()),
+    );
     // How late anything is on this host at that moment.
     let late = async {
         tokio::time::sleep_until(deadline).await;
@@ -459,7 +470,7 @@ async fn nothing_is_attempted_after_the_deadline_and_nothing_outlives_it() {
 }
 
 #[tokio::test]
-async fn a_silent_a_closed_and_a_foreign_port_are_told_apart() {
+async fn a_silent_a_closed_and_a_foreign_port_are_distinguished() {
     let mut settings = SshSettings::new(ClientKey::generate().unwrap());
     settings.greeting_timeout = Duration::from_millis(300);
     let target = |port| SshTarget { host: "127.0.0.1".to_owned(), port, user: "root".to_owned() };
@@ -477,16 +488,16 @@ async fn a_silent_a_closed_and_a_foreign_port_are_told_apart() {
     assert_eq!(error.blame(), Blame::Network);
     // The socket is shut although the library still waited for the host's first line.
     let (mut accepted, _) = silent.accept().await.unwrap();
-    let mut heard = vec![];
-    tokio::time::timeout(Duration::from_secs(30), accepted.read_to_end(&mut heard)).await.unwrap().unwrap();
-    assert!(heard.starts_with(b"SSH-2.0-"));
+    let mut bytes = vec![];
+    tokio::time::timeout(Duration::from_secs(30), accepted.read_to_end(&mut bytes)).await.unwrap().unwrap();
+    assert!(bytes.starts_with(b"SSH-2.0-"));
     drop(silent);
 
     // Bound and not listening: nobody else is given the port meanwhile.
     let closed = tokio::net::TcpSocket::new_v4().unwrap();
     closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let error = failure(&settings, &target(closed.local_addr().unwrap().port())).await;
-    assert!(matches!(error, SshError::Refused { .. }), "{error}");
+    assert!(matches!(error, SshError::ConnectionRefused { .. }), "{error}");
     assert_eq!(error.blame(), Blame::Machine);
 
     let foreign = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -578,7 +589,7 @@ async fn an_upload_that_arrives_damaged_keeps_the_old_agent() {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(&path, b"the old agent").unwrap();
     let error = take(&sshd, &HostKeyExpectation::PinOnFirstUse, &fake_agent(0).unwrap()).await.unwrap_err();
-    let TakeoverError::Remote { step: "upload", reason, .. } = &error else { panic!("{error}") };
+    let TakeoverError::StepFailed { step: "upload", reason, .. } = &error else { panic!("{error}") };
     assert!(reason.starts_with("it arrived damaged"), "{reason}");
     assert_eq!(error.blame(), Blame::Machine);
     assert_eq!(fs::read(&path).unwrap(), b"the old agent");
@@ -586,8 +597,8 @@ async fn an_upload_that_arrives_damaged_keeps_the_old_agent() {
 }
 
 #[tokio::test]
-async fn a_filesystem_that_cannot_hold_or_run_the_agent_is_told_as_such() {
-    for (options, said) in [
+async fn a_filesystem_that_cannot_hold_or_run_the_agent_is_reported_as_such() {
+    for (options, text) in [
         ("noexec", "its filesystem there does not allow programs (mounted noexec)"),
         ("size=256k", "there is no space left on the machine's filesystem"),
         ("ro", "the machine's filesystem is read-only"),
@@ -595,10 +606,10 @@ async fn a_filesystem_that_cannot_hold_or_run_the_agent_is_told_as_such() {
         let sshd = machine(Setup { local: Some(options), ..Setup::default() }).unwrap();
         let agent = fake_agent(4_000_000).unwrap();
         let error = take(&sshd, &HostKeyExpectation::PinOnFirstUse, &agent).await.unwrap_err();
-        let TakeoverError::Remote { step: "upload", reason, .. } = &error else {
+        let TakeoverError::StepFailed { step: "upload", reason, .. } = &error else {
             panic!("{options}: {error}")
         };
-        assert!(reason.starts_with(said), "{options}: {reason}");
+        assert!(reason.starts_with(text), "{options}: {reason}");
     }
 }
 
@@ -634,11 +645,14 @@ async fn a_connection_cut_in_the_middle_of_the_upload_leaves_nothing_half_done()
     let settings = sshd.settings();
     let first_use = HostKeyExpectation::PinOnFirstUse;
     let request = request();
-    let attempt =
-        || take_over(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request, far(), |_| Ok(()));
+    let attempt = || {
+        take_over_machine(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request, far(), |_| {
+            Ok(())
+        })
+    };
 
     let error = attempt().await.unwrap_err();
-    let TakeoverError::Ssh(SshError::ConnectionLost { doing: "uploading the agent", .. }) = &error else {
+    let TakeoverError::Ssh(SshError::ConnectionLost { operation: "uploading the agent", .. }) = &error else {
         panic!("{error}")
     };
     assert_eq!(error.blame(), Blame::Network);
@@ -660,7 +674,7 @@ async fn a_login_shell_that_prints_a_banner_is_no_obstacle() {
 }
 
 #[tokio::test]
-async fn a_refusal_of_the_agent_is_told_by_its_kind() {
+async fn a_rejection_by_the_agent_is_reported_by_its_kind() {
     let sshd = machine(Setup::default()).unwrap();
     let agent = fake_agent(0).unwrap();
     let error = EnrollError {
@@ -671,10 +685,10 @@ async fn a_refusal_of_the_agent_is_told_by_its_kind() {
     put_answer(&sshd.home(), enroll_response::Result::Error(error)).unwrap();
     let first_use = HostKeyExpectation::PinOnFirstUse;
     let refused = take(&sshd, &first_use, &agent).await.unwrap_err();
-    assert!(matches!(refused, TakeoverError::StaleFence { known: 9, sent: 7, .. }), "{refused}");
+    assert!(matches!(refused, TakeoverError::StaleFence { machine_fence: 9, sent: 7, .. }), "{refused}");
 
     fs::write(sshd.home().join("enroll"), "echo the state directory is locked >&2; exit 2\n").unwrap();
-    let TakeoverError::Remote { step, reason, .. } = take(&sshd, &first_use, &agent).await.unwrap_err()
+    let TakeoverError::StepFailed { step, reason, .. } = take(&sshd, &first_use, &agent).await.unwrap_err()
     else {
         panic!()
     };
@@ -687,7 +701,7 @@ async fn a_refusal_of_the_agent_is_told_by_its_kind() {
     );
 
     fs::write(sshd.home().join("enroll"), "head -c 3000000 /dev/zero\n").unwrap();
-    let TakeoverError::Remote { reason, .. } = take(&sshd, &first_use, &agent).await.unwrap_err() else {
+    let TakeoverError::StepFailed { reason, .. } = take(&sshd, &first_use, &agent).await.unwrap_err() else {
         panic!()
     };
     assert_eq!(reason, "it answered more than an enrolment can be");
@@ -719,7 +733,9 @@ struct RunningAgent(StateDirectory);
 impl Drop for RunningAgent {
     fn drop(&mut self) {
         // The supervisor first, or it would start the agent again.
-        for process in [self.0.supervisor(), self.0.agent()].into_iter().flatten().flatten() {
+        for process in
+            [self.0.read_supervisor_process(), self.0.read_agent_process()].into_iter().flatten().flatten()
+        {
             let _stopped = process.stop(Duration::from_secs(10));
         }
     }
@@ -733,13 +749,15 @@ async fn the_real_role_server_is_taken_over_keeps_its_key_and_refuses_who_should
         format!("ROLESERVER_STATE_DIR={} ROLESERVER_SUPERVISION=detached", state_path.display());
     let sshd = Sshd::start(&Setup { environment, ..Setup::default() }).unwrap();
     let _detached = Detached::naming(&state_path).unwrap();
-    let _running = RunningAgent(StateDirectory::at(state_path));
+    let _running = RunningAgent(StateDirectory::from_path(state_path));
     let agent = AgentBinary::load(Path::new(env!("CARGO_BIN_EXE_roleserver"))).await.unwrap();
     let (settings, target, first_use) =
         (sshd.settings(), sshd.target().unwrap(), HostKeyExpectation::PinOnFirstUse);
     let ask = async |request: EnrollRequest| {
-        take_over(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request, far(), |_| Ok(()))
-            .await
+        take_over_machine(&settings, &target, &first_use, &agent, DEFAULT_AGENT_PATH, &request, far(), |_| {
+            Ok(())
+        })
+        .await
     };
 
     let first = ask(request()).await.unwrap();
@@ -750,14 +768,14 @@ async fn the_real_role_server_is_taken_over_keeps_its_key_and_refuses_who_should
     assert_eq!((again.uploaded, &again.success.public_key), (false, &first.success.public_key));
 
     let older = ask(EnrollRequest { fence: 8, ..request() }).await.unwrap_err();
-    assert!(matches!(older, TakeoverError::StaleFence { known: 9, sent: 8, .. }), "{older}");
+    assert!(matches!(older, TakeoverError::StaleFence { machine_fence: 9, sent: 8, .. }), "{older}");
     let other = "5a0c2c4e-0000-4000-8000-0000000000ff".to_owned();
     let machine = ask(EnrollRequest { fence: 10, machine_id: other.clone(), ..request() }).await.unwrap_err();
     assert!(matches!(machine, TakeoverError::OtherMachine { .. }), "{machine}");
     let bmdb = ask(EnrollRequest { fence: 10, bmdb_id: other, ..request() }).await.unwrap_err();
     assert!(matches!(bmdb, TakeoverError::OtherBmdb { .. }), "{bmdb}");
     let invalid = ask(EnrollRequest { fence: 10, endpoints: vec![], ..request() }).await.unwrap_err();
-    assert!(matches!(invalid, TakeoverError::Invalid { .. }), "{invalid}");
+    assert!(matches!(invalid, TakeoverError::MalformedRequest { .. }), "{invalid}");
 }
 
 #[tokio::test]
@@ -779,12 +797,12 @@ async fn a_host_that_does_not_answer_the_connection_is_given_up_after_its_limit(
     let started = Instant::now();
     let connected = SshSession::connect(&settings, &target, &HostKeyExpectation::PinOnFirstUse, far()).await;
     let Err(error) = connected else { panic!("connected") };
-    assert!(matches!(error, SshError::Timeout { doing: "connecting", .. }), "{error}");
+    assert!(matches!(error, SshError::Timeout { operation: "connecting", .. }), "{error}");
     assert_eq!(error.blame(), Blame::Network);
     assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
 }
 
-/// Passes bytes on until `mute`, then keeps both connections open and says nothing more.
+/// Forwards bytes until `mute`, then keeps both connections open and sends nothing more.
 async fn muting_proxy(to: u16, mute: CancellationToken) -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let port = listener.local_addr()?.port();

@@ -240,8 +240,8 @@ fn database_is_refused_to_a_test_that_no_list_has() {
         ("fuzz::asks", "fuzz::asks uses the database, and tests/all/without_database.txt has its module"),
         ("planted::asks", "planted::asks uses the database: add it or its module to"),
     ] {
-        let asked = thread::Builder::new().name(test.to_owned()).spawn(dialect::of_this_run).unwrap();
-        let error = asked.join().unwrap().unwrap_err().to_string();
+        let handle = thread::Builder::new().name(test.to_owned()).spawn(dialect::of_this_run).unwrap();
+        let error = handle.join().unwrap().unwrap_err().to_string();
         assert!(error.starts_with(refusal), "{error}");
     }
     let listed = thread::Builder::new().name("bmdb_work::asks".to_owned()).spawn(dialect::of_this_run);

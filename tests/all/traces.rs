@@ -144,9 +144,9 @@ async fn each_work_item_is_one_trace_from_its_claim_to_its_end() -> TestResult {
 
     let ended = ended(&fleet).await?;
     let roots = received.roots();
-    let told: BTreeMap<Item, String> =
+    let reports: BTreeMap<Item, String> =
         roots.iter().map(|root| (item(root), text(root, "result").to_owned())).collect();
-    assert_eq!(told.len(), roots.len(), "an item has two traces");
+    assert_eq!(reports.len(), roots.len(), "an item has two traces");
     let result = |event: &str| match event {
         "Finished" => "finished",
         "Failed" => "failed",
@@ -156,7 +156,7 @@ async fn each_work_item_is_one_trace_from_its_claim_to_its_end() -> TestResult {
     };
     let expected: BTreeMap<Item, String> =
         ended.iter().map(|(item, event)| (item.clone(), result(event).to_owned())).collect();
-    assert_eq!(told, expected, "history and traces tell of the same work");
+    assert_eq!(reports, expected, "history and traces tell of the same work");
 
     let spans = received.spans();
     for span in &spans {
@@ -208,7 +208,7 @@ async fn each_work_item_is_one_trace_from_its_claim_to_its_end() -> TestResult {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn receiver_that_is_away_is_said_once_and_gets_what_waited_when_it_is_back() -> TestResult {
+async fn receiver_that_is_away_is_reported_once_and_gets_what_waited_when_it_is_back() -> TestResult {
     let fleet = Fleet::start("traces_away", &SIMULATOR).await?;
     let (at, received, stop) = (reserved()?, Received::default(), CancellationToken::new());
     let receiver = format!("--otlp_endpoint=http://{at}");
@@ -216,8 +216,9 @@ async fn receiver_that_is_away_is_said_once_and_gets_what_waited_when_it_is_back
     fleet.until("all are Ready all the same", ALL_READY).await?;
     let log = || std::fs::read_to_string(fleet.log_of("shepherd"));
     until("it says why", || log().is_ok_and(|log| log.contains("traces cannot be handed over"))).await?;
-    let said = log()?;
-    let line = said.lines().find(|line| line.contains("traces cannot be handed over")).context("the line")?;
+    let message = log()?;
+    let line =
+        message.lines().find(|line| line.contains("traces cannot be handed over")).context("the line")?;
     assert!(line.contains("refused") && line.contains(&at.to_string()), "{line}");
 
     receive(at, &received, &stop).await?;

@@ -8,7 +8,7 @@ use rustls::pki_types::ServerName;
 use shepherd::curator::identity::Identity;
 use shepherd::roleserver::connection::client_config;
 use shepherd::server::callback_server::CallbackServer;
-use shepherd::server::unproven::Patience;
+use shepherd::server::preauth::PreAuthTimeouts;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -25,7 +25,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// Shakes hands with a key that nobody knows.
 async fn stranger(server: &CallbackServer) -> Result<TlsStream<TcpStream>> {
-    let config = client_config(&Identity::generate()?, &server.ca_certificates(), &untold()?)?;
+    let config = client_config(&Identity::generate()?, &server.current_ca_certificates(), &untold()?)?;
     let stream = TcpStream::connect(server.local_addr).await?;
     let name = ServerName::from(server.local_addr.ip());
     Ok(tokio_rustls::TlsConnector::from(config).connect(name, stream).await?)
@@ -34,8 +34,8 @@ async fn stranger(server: &CallbackServer) -> Result<TlsStream<TcpStream>> {
 /// Reads until the server ends the connection.
 async fn end_of(mut stream: TlsStream<TcpStream>) -> Result<()> {
     let reading = async {
-        let mut said = [0; 1024];
-        while stream.read(&mut said).await.is_ok_and(|read| read > 0) {}
+        let mut bytes = [0; 1024];
+        while stream.read(&mut bytes).await.is_ok_and(|read| read > 0) {}
     };
     tokio::time::timeout(Duration::from_mins(5), reading).await.context("the connection never ended")
 }
@@ -46,7 +46,8 @@ async fn connections_that_say_no_agent_s_heartbeat_end_and_an_agent_s_stays() ->
     let directory = tempfile::tempdir()?;
     let mut settings = settings(directory.path())?;
     // Longer than a busy host takes from the handshake of an agent to its heartbeat.
-    settings.limits.patience = Patience { first_heartbeat: Duration::from_secs(20), excused: LONG };
+    settings.limits.preauth_timeouts =
+        PreAuthTimeouts { first_heartbeat: Duration::from_secs(20), after_deferral: LONG };
     let listener = Listener::start(&database, settings).await?;
     let pool = database.pool().await?;
 
@@ -90,8 +91,8 @@ async fn oldest_silent_connection_of_a_source_gives_way_and_agents_get_in() -> T
     let database = TestDatabase::create("unproven_many").await?;
     let directory = tempfile::tempdir()?;
     let mut settings = settings(directory.path())?;
-    settings.limits.patience = Patience { first_heartbeat: LONG, excused: LONG };
-    settings.limits.unproven.per_source = 3;
+    settings.limits.preauth_timeouts = PreAuthTimeouts { first_heartbeat: LONG, after_deferral: LONG };
+    settings.limits.preauth.per_network = 3;
     let listener = Listener::start(&database, settings).await?;
     let pool = database.pool().await?;
     let gave_way = "shepherd_agent_connections_closed_total{reason=\"gave-way\"}";

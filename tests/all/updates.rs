@@ -4,21 +4,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use shepherd::bmdb::artefact::Begun;
+use shepherd::bmdb::artefact::UploadState;
 use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::change::{FactChange, NewAgent};
-use shepherd::bmdb::roll_out::{NewRollOut, RollOutChange, roll_outs};
+use shepherd::bmdb::fact_change::{FactChange, NewAgent};
+use shepherd::bmdb::roll_out::{NewRollOut, RollOutChange, list_roll_outs};
 use shepherd::bmdb::session::Sessions;
 use shepherd::bmdb::work::Decision;
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::manager::roll_outs as rolling;
-use shepherd::model::artefact::PIECE;
-use shepherd::model::declaration::Sha256;
+use shepherd::model::artefact::PIECE_BYTES;
 use shepherd::model::ids::{MachineId, ProcessId};
+use shepherd::model::role_declaration::Sha256;
 use shepherd::model::roll_out_view::RollOutView;
 use shepherd::model::time::Span;
 use shepherd::proto::agent::v1 as wire;
-use shepherd::roleserver::running::program_digest;
+use shepherd::roleserver::process::program_digest;
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -50,7 +50,7 @@ fn order(reason: &str) -> Order {
         idempotency_key: None,
         dry_run: false,
         expected_version: None,
-        request: request_digest(&[]),
+        request_digest: request_digest(&[]),
     }
 }
 
@@ -68,7 +68,7 @@ impl Fleet {
             let request = wire::EnrollRequest {
                 machine_id: machine.to_string(),
                 endpoints: listener.server.endpoints.clone(),
-                ca_certificates: listener.server.ca_certificates(),
+                ca_certificates: listener.server.current_ca_certificates(),
                 lane: "access".to_owned(),
                 fence: 1,
                 bmdb_id: uuid::Uuid::new_v4().to_string(),
@@ -92,7 +92,7 @@ impl Fleet {
             bmdb.change_machine(machine, move |_| Decision {
                 changes: vec![FactChange::AgentStarted(agent.clone())],
                 events: Vec::new(),
-                answer: (),
+                output: (),
             })
             .await?;
             machines.push((machine, Arc::new(host)));
@@ -100,9 +100,9 @@ impl Fleet {
         machines.sort_by_key(|(machine, _)| machine.0);
         let (sessions, keeper) = Sessions::new(bmdb, ProcessId::generate(), Duration::from_secs(30));
         let (stop, keep) = (CancellationToken::new(), CancellationToken::new());
-        let keeper = tokio::spawn(keeper.keep(&keep)?);
+        let keeper = tokio::spawn(keeper.run(&keep)?);
         let metrics = ManagerMetrics::register(&listener.metrics);
-        let rolling = tokio::spawn(rolling::run(sessions, metrics, stop.clone()));
+        let rolling = tokio::spawn(rolling::run_roll_outs(sessions, metrics, stop.clone()));
         let fleet = Self {
             listener,
             pool,
@@ -115,10 +115,10 @@ impl Fleet {
         };
         fleet
             .until("all have said which release they are", async || {
-                let said = "SELECT count(*) FROM machine_release_report JOIN machine_due USING (machine_id)
+                let text = "SELECT count(*) FROM machine_release_report JOIN machine_due USING (machine_id)
                         WHERE lane = 'access' AND phase_index = 'Ready'";
-                let said: i64 = sqlx::query_scalar(said).fetch_one(&fleet.pool).await?;
-                Ok(usize::try_from(said)? == count)
+                let value: i64 = sqlx::query_scalar(text).fetch_one(&fleet.pool).await?;
+                Ok(usize::try_from(value)? == count)
             })
             .await?;
         Ok(fleet)
@@ -143,10 +143,12 @@ impl Fleet {
     async fn add(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let sha256 = Sha256(request_digest(bytes));
         let bmdb = &self.listener.bmdb;
-        if let Begun::Missing(missing) = bmdb.begin_artefact(sha256, u64::try_from(bytes.len())?).await? {
-            let pieces: Vec<&[u8]> = bytes.chunks(usize::try_from(PIECE)?).collect();
+        if let UploadState::Missing(missing) =
+            bmdb.begin_artefact_upload(sha256, u64::try_from(bytes.len())?).await?
+        {
+            let pieces: Vec<&[u8]> = bytes.chunks(usize::try_from(PIECE_BYTES)?).collect();
             for number in missing {
-                bmdb.put_piece(sha256, number, pieces[usize::try_from(number)?].to_vec()).await?;
+                bmdb.store_artefact_piece(sha256, number, pieces[usize::try_from(number)?].to_vec()).await?;
             }
         }
         bmdb.add_artefact(order("a release"), sha256, name.to_owned()).await?;
@@ -160,16 +162,16 @@ impl Fleet {
             parallelism,
             deadline_seconds: 60,
         };
-        let carried = self.listener.bmdb.roll_out(order("a test"), new).await?;
+        let carried = self.listener.bmdb.create_roll_out(order("a test"), new).await?;
         let id = carried.after.as_ref().and_then(|after| after["update"].as_str());
         Ok(id.context("an id")?.to_owned())
     }
 
     async fn update(&self, id: &str) -> Result<RollOutView> {
         let id = id.to_owned();
-        let look = self.listener.bmdb.inspect(move |tx| {
+        let look = self.listener.bmdb.transact_read_only(move |tx| {
             let id = id.clone();
-            Box::pin(async move { roll_outs(tx, Some(&id)).await })
+            Box::pin(async move { list_roll_outs(tx, Some(&id)).await })
         });
         look.await?.0.pop().context("no such update")
     }
@@ -225,13 +227,13 @@ async fn good_release_reaches_every_machine_one_after_the_other() -> TestResult 
             let update = fleet.update(&id).await?;
             let ordered = update.machines.iter().filter(|machine| machine.state == "ordered").count();
             anyhow::ensure!(ordered <= 1, "more than one at a time: {update:#?}");
-            anyhow::ensure!(update.paused.is_none(), "it stands still: {update:#?}");
-            Ok(update.counts() == "done 2, waiting 1")
+            anyhow::ensure!(update.pause_reason.is_none(), "it stands still: {update:#?}");
+            Ok(update.format_counts() == "done 2, waiting 1")
         })
         .await?;
-    let waits = fleet.update(&id).await?.machines[2].said.clone();
+    let waits = fleet.update(&id).await?.machines[2].message.clone();
     assert_eq!(waits.as_deref(), Some("lee holds it: a disk"));
-    let why = fleet.listener.bmdb.machine_view(held).await?.release.context("nothing is said of it")?;
+    let why = fleet.listener.bmdb.machine_view(held).await?.roll_out_note.context("nothing is said of it")?;
     assert!(
         why.starts_with(&format!("it is to become the release 1.4 (update {id}); lee holds it")),
         "{why}"
@@ -239,9 +241,9 @@ async fn good_release_reaches_every_machine_one_after_the_other() -> TestResult 
 
     sqlx::query("DELETE FROM machine_hold").execute(&fleet.pool).await?;
     fleet
-        .until("all have it", async || Ok(fleet.update(&id).await?.ended.as_deref() == Some("finished")))
+        .until("all have it", async || Ok(fleet.update(&id).await?.outcome.as_deref() == Some("finished")))
         .await?;
-    assert_eq!(fleet.update(&id).await?.counts(), "done 3");
+    assert_eq!(fleet.update(&id).await?.format_counts(), "done 3");
     assert_eq!(fleet.programs()?, vec![digest.clone(); 3]);
     for ((machine, host), process) in fleet.machines.iter().zip(processes) {
         assert_eq!(host.agent()?.instance, process, "it is the same process");
@@ -259,21 +261,21 @@ async fn good_release_reaches_every_machine_one_after_the_other() -> TestResult 
     assert_eq!(overlaps, 0, "two machines were asked at once");
 
     // All of them are listed without their machines, which may be many.
-    let look = fleet.listener.bmdb.inspect(|tx| Box::pin(async move { roll_outs(tx, None).await }));
+    let look =
+        fleet.listener.bmdb.transact_read_only(|tx| Box::pin(async move { list_roll_outs(tx, None).await }));
     let all = look.await?.0;
-    assert_eq!((all[0].counts().as_str(), all[0].machines.len()), ("done 3", 0));
+    assert_eq!((all[0].format_counts().as_str(), all[0].machines.len()), ("done 3", 0));
 
     // What the next one comes to is no reason for a takeover to set back what they became.
     fleet.add("bad", b"#!/bin/sh\nexit 1\n").await?;
     let bad = fleet.roll_out("bad", 1).await?;
     fleet
-        .until(
-            "one has given it up",
-            async || Ok(fleet.update(&bad).await?.counts() == "failed 1, waiting 2"),
-        )
+        .until("one has given it up", async || {
+            Ok(fleet.update(&bad).await?.format_counts() == "failed 1, waiting 2")
+        })
         .await?;
     for (machine, _) in &fleet.machines {
-        assert_eq!(fleet.listener.bmdb.updated_to(*machine).await?.as_ref(), Some(&digest));
+        assert_eq!(fleet.listener.bmdb.read_updated_release(*machine).await?.as_ref(), Some(&digest));
     }
     Ok(fleet.stop().await?)
 }
@@ -287,30 +289,33 @@ async fn bad_release_stops_after_the_first_machine_until_somebody_decides() -> T
     fleet
         .until("the first one has failed", async || {
             let update = fleet.update(&id).await?;
-            anyhow::ensure!(update.paused.is_some() || !update.counts().contains("failed"), "{update:#?}");
-            Ok(update.counts() == "failed 1, waiting 2")
+            anyhow::ensure!(
+                update.pause_reason.is_some() || !update.format_counts().contains("failed"),
+                "{update:#?}"
+            );
+            Ok(update.format_counts() == "failed 1, waiting 2")
         })
         .await?;
     let update = fleet.update(&id).await?;
     // Nobody waits for it any more, so nobody asks it again.
-    let asked: Vec<bool> =
+    let requested: Vec<bool> =
         sqlx::query_scalar("SELECT withdrawn FROM release_order").fetch_all(&fleet.pool).await?;
-    assert_eq!(asked, [true]);
-    let why = update.paused.clone().context("a reason")?;
+    assert_eq!(requested, [true]);
+    let why = update.pause_reason.clone().context("a reason")?;
     assert!(why.starts_with(&update.machines[0].name) && why.contains("it ended before a shepherd"), "{why}");
     assert_eq!(fleet.events(fleet.machines[0].0).await?, ["ReleaseOrdered", "ReleaseFailed"]);
 
-    // It goes on when it is told to, with the next one, and stops there again.
+    // It goes on with the next machine when it is resumed, and stops there again.
     fleet.listener.bmdb.change_roll_out(order("a try"), id.clone(), RollOutChange::Resume).await?;
     fleet
         .until("it stands still again", async || {
-            Ok(fleet.update(&id).await?.counts() == "failed 2, waiting 1")
+            Ok(fleet.update(&id).await?.format_counts() == "failed 2, waiting 1")
         })
         .await?;
-    assert!(fleet.update(&id).await?.paused.is_some());
+    assert!(fleet.update(&id).await?.pause_reason.is_some());
     fleet.listener.bmdb.change_roll_out(order("it is bad"), id.clone(), RollOutChange::Abort).await?;
     let update = fleet.update(&id).await?;
-    assert_eq!((update.stage(), update.counts().as_str()), ("aborted", "failed 2, skipped 1"));
+    assert_eq!((update.stage(), update.format_counts().as_str()), ("aborted", "failed 2, skipped 1"));
     assert_eq!(fleet.programs()?, before, "every machine has the former release");
     assert!(fleet.events(fleet.machines[2].0).await?.is_empty());
     Ok(fleet.stop().await?)

@@ -6,13 +6,13 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, Result};
 use rustix::process::Signal;
-use shepherd::bmdb::change::{FactChange, NewAgent};
+use shepherd::bmdb::fact_change::{FactChange, NewAgent};
 use shepherd::bmdb::work::Decision;
 use shepherd::model::ids::MachineId;
 use shepherd::model::time::unix_milliseconds;
 use shepherd::proto::agent::v1 as wire;
-use shepherd::roleserver::known_time::Told;
 use shepherd::roleserver::state_directory::LastHeartbeat;
+use shepherd::roleserver::trusted_time::TimeSample;
 use tokio::task::block_in_place;
 use uuid::Uuid;
 
@@ -49,25 +49,25 @@ fn machine_at(time: &str) -> Result<Machine> {
 /// What became of the newest heartbeat of an agent that is not `earlier`.
 fn newest(machine: &Machine, earlier: Option<Uuid>) -> Result<LastHeartbeat> {
     wait_for("a heartbeat to be tried", || {
-        let last = machine.state().last_heartbeat()?;
+        let last = machine.state().read_last_heartbeat()?;
         Ok(last.filter(|last| Some(last.incarnation) != earlier))
     })
 }
 
 fn delivered(machine: &Machine, earlier: Option<Uuid>) -> Result<LastHeartbeat> {
     wait_for("a heartbeat to be delivered", || {
-        let last = machine.state().last_heartbeat()?;
+        let last = machine.state().read_last_heartbeat()?;
         Ok(last.filter(|last| Some(last.incarnation) != earlier && last.error.is_none()))
     })
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn machine_whose_clock_is_wrong_becomes_ready_once_it_was_told_the_time() -> TestResult {
+async fn machine_whose_clock_is_wrong_becomes_ready_once_it_got_the_time() -> TestResult {
     let database = TestDatabase::create("wrong_clock").await?;
     let directory = tempfile::tempdir()?;
     let listener = Listener::start(&database, settings(directory.path())?).await?;
     let pool = database.pool().await?;
-    for (time, said) in
+    for (time, text) in
         [("-2d", "not valid yet"), ("+21d", "expired"), ("@1970-01-02 00:00:00", "not valid yet")]
     {
         let machine = machine_at(time)?;
@@ -75,7 +75,7 @@ async fn machine_whose_clock_is_wrong_becomes_ready_once_it_was_told_the_time() 
         let ask = |fence, shepherd_time_ms| wire::EnrollRequest {
             machine_id: id.to_string(),
             endpoints: listener.server.endpoints.clone(),
-            ca_certificates: listener.server.ca_certificates(),
+            ca_certificates: listener.server.current_ca_certificates(),
             lane: "access".to_owned(),
             fence,
             bmdb_id: Uuid::new_v4().to_string(),
@@ -91,24 +91,24 @@ async fn machine_whose_clock_is_wrong_becomes_ready_once_it_was_told_the_time() 
         started(&listener, id, &success).await?;
         let failed = block_in_place(|| newest(&machine, None))?;
         let error = failed.error.context("the clock is not wrong enough")?;
-        assert!(error.contains(said), "{time}: {error}");
+        assert!(error.contains(text), "{time}: {error}");
 
         let now = unix_milliseconds(SystemTime::now());
-        let told = wire::EnrollRequest { bmdb_id, ..ask(2, now) };
-        block_in_place(|| machine.enroll(&told))?;
+        let request = wire::EnrollRequest { bmdb_id, ..ask(2, now) };
+        block_in_place(|| machine.enroll(&request))?;
         until("the machine is Ready", async || Ok(phase(&pool, id).await? == "Ready")).await?;
 
         // A loss of power, a month off, and a battery that was empty: the clock tells nothing.
         let before = block_in_place(|| delivered(&machine, None))?;
-        let kept = machine.state().told_time()?.context("the time was not kept")?;
+        let kept = machine.state().read_time_sample()?.context("the time was not kept")?;
         assert!(kept.boot_id == success.boot_id && kept.unix_ms.abs_diff(u64::try_from(now)?) < DAY_MS);
         let earlier =
-            Told { unix_ms: kept.unix_ms - 30 * DAY_MS, boot_id: Uuid::new_v4().to_string(), ..kept };
-        machine.state().keep_told_time(&earlier)?;
+            TimeSample { unix_ms: kept.unix_ms - 30 * DAY_MS, boot_id: Uuid::new_v4().to_string(), ..kept };
+        machine.state().write_time_sample(&earlier)?;
         signal(machine.agent()?.pid, Signal::KILL);
         block_in_place(|| delivered(&machine, Some(before.incarnation)))?;
         let relearnt = wait_for("the time to be kept again", || {
-            Ok(machine.state().told_time()?.filter(|told| told.boot_id == success.boot_id))
+            Ok(machine.state().read_time_sample()?.filter(|sample| sample.boot_id == success.boot_id))
         })?;
         assert!(relearnt.unix_ms > kept.unix_ms);
     }
@@ -129,7 +129,7 @@ async fn started(listener: &Listener, id: MachineId, success: &wire::EnrollSucce
         .change_machine(id, move |_| Decision {
             changes: vec![FactChange::AgentStarted(agent.clone())],
             events: Vec::new(),
-            answer: (),
+            output: (),
         })
         .await?;
     Ok(())

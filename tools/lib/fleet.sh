@@ -73,6 +73,6 @@ is_true() { is "$(query "$1")" t; }
 
 # The most recent update.
 last_update() { ctl update get -o json | jq '[.updates[]] | max_by(.created_at)'; }
-stage_of_update() { last_update | jq -r '.ended // (if .paused then "paused" else "rolling" end)'; }
+stage_of_update() { last_update | jq -r '.outcome // (if .pause_reason then "paused" else "rolling" end)'; }
 update_is() { is "$(stage_of_update)" "$1"; }
 differ() { [[ $1 != "$2" ]] || { echo "both are $1"; return 1; }; }

@@ -1,101 +1,107 @@
-//! A page on a terminal of any size.
+//! Terminal layout: allocate rows to sections and draw them.
 //!
-//! Each part gets rows by its importance until there are none left: first a few for each, then as many as it has. What
-//! has no room is left out, and the title of a part says how many rows are not shown.
+//! Each section gets rows by its priority until none are left: first a few for each section, then as many as it has.
+//! Rows without space are left out, and the title of the section contains their number.
 
 use ratatui::Frame;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
-use crate::cli::output::table;
-use crate::cli::top::page::{Panel, Part, heading, parts};
-use crate::cli::top::reader::View;
+use crate::cli::output::format_table;
+use crate::cli::top::fleet_summary::FleetSummary;
+use crate::cli::top::page::{Panel, Section, page_heading, page_sections};
 
-/// Who gets room first.
-const IMPORTANCE: [Panel; 4] = [Panel::Attention, Panel::Phases, Panel::Loops, Panel::Work];
-/// Rows that each gets before any gets more.
-const FEW: usize = 3;
-/// Lines of a part besides its rows: an empty one, its title and its headers.
-const FRAME: usize = 3;
+/// Order in which sections get rows.
+const PANEL_PRIORITY: [Panel; 4] = [Panel::Attention, Panel::Phases, Panel::Loops, Panel::Work];
+/// Rows that each section gets before any section gets more.
+const MIN_ROWS: usize = 3;
+/// Lines of a section besides its rows: an empty one, its title and its headers.
+const SECTION_OVERHEAD: usize = 3;
 
-/// How what is drawn came about.
+/// How the displayed data was fetched.
 #[derive(Clone, Debug, Default)]
-pub struct Status {
-    /// Who was asked.
-    pub asked: String,
-    /// Why the page is older than it should be.
-    pub trouble: Option<String>,
-    /// Whether colours are wanted.
+pub struct FetchStatus {
+    /// Address of the queried backend, for people.
+    pub backend_name: String,
+    /// Why the data is outdated; `None` if the last fetch succeeded.
+    pub problem: Option<String>,
+    /// Whether to draw with colours.
     pub colours: bool,
 }
 
-/// Draws a page, or that there is none yet.
-pub fn draw(frame: &mut Frame<'_>, view: Option<&View>, status: &Status) {
+/// Draws a page, or a placeholder until there is one.
+pub fn draw_page(frame: &mut Frame<'_>, view: Option<&FleetSummary>, status: &FetchStatus) {
     let area = frame.area();
-    let lines = lines(view, status, usize::from(area.width), usize::from(area.height));
+    let lines = screen_lines(view, status, usize::from(area.width), usize::from(area.height));
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-fn lines(view: Option<&View>, status: &Status, width: usize, height: usize) -> Vec<Line<'static>> {
-    let look = Look { colours: status.colours };
+fn screen_lines(
+    view: Option<&FleetSummary>,
+    status: &FetchStatus,
+    width: usize,
+    height: usize,
+) -> Vec<Line<'static>> {
+    let look = Theme { colours: status.colours };
     let mut lines = match view {
-        Some(view) => page(view, look, width, height.saturating_sub(1)),
-        None => vec![Line::from(format!("asking {}…", status.asked))],
+        Some(view) => page_lines(view, look, width, height.saturating_sub(1)),
+        None => vec![Line::from(format!("asking {}…", status.backend_name))],
     };
-    // The last line of the terminal is that of the keys, or of what is wrong.
+    // The last line of the terminal shows the keys, or the problem.
     lines.truncate(height.saturating_sub(1));
     lines.resize(height.saturating_sub(1), Line::default());
-    lines.push(match &status.trouble {
-        Some(trouble) => Line::styled(one_line(trouble), look.alarming()),
-        None => Line::styled(format!("q ends   space asks at once   {}", status.asked), QUIET),
+    lines.push(match &status.problem {
+        Some(trouble) => Line::styled(to_single_line(trouble), look.alert_style()),
+        None => Line::styled(format!("q ends   space asks at once   {}", status.backend_name), DIM),
     });
     lines
 }
 
-fn page(view: &View, look: Look, width: usize, height: usize) -> Vec<Line<'static>> {
-    let parts = parts(view);
-    let refused = view.refused.as_ref().map(|refused| format!("not shown: {}", one_line(refused)));
+fn page_lines(view: &FleetSummary, look: Theme, width: usize, height: usize) -> Vec<Line<'static>> {
+    let parts = page_sections(view);
+    let refused =
+        view.not_permitted.as_ref().map(|refused| format!("not shown: {}", to_single_line(refused)));
     let room = height.saturating_sub(1 + refused.iter().len());
-    let rows = deal(&parts, room);
-    let mut lines = vec![Line::styled(heading(view), BOLD)];
+    let rows = allocate_rows(&parts, room);
+    let mut lines = vec![Line::styled(page_heading(view), BOLD)];
     for (part, rows) in parts.into_iter().zip(rows) {
         if rows > 0 {
-            lines.extend(part_lines(part, rows, look, width));
+            lines.extend(section_lines(part, rows, look, width));
         }
     }
-    lines.extend(refused.map(|refused| Line::styled(refused, QUIET)));
+    lines.extend(refused.map(|refused| Line::styled(refused, DIM)));
     lines
 }
 
-fn part_lines(part: Part, shown: usize, look: Look, width: usize) -> Vec<Line<'static>> {
+fn section_lines(part: Section, shown: usize, look: Theme, width: usize) -> Vec<Line<'static>> {
     let hidden = part.rows.len() - shown;
     let more = if hidden > 0 { format!("   {hidden} more") } else { String::new() };
     let mut lines = vec![
         Line::default(),
-        Line::from(vec![Span::styled(part.title, look.title()), Span::styled(more, QUIET)]),
+        Line::from(vec![Span::styled(part.title, look.title_style()), Span::styled(more, DIM)]),
     ];
-    let alarming: Vec<bool> = part.rows.iter().take(shown).map(|row| row.alarming).collect();
+    let alarming: Vec<bool> = part.rows.iter().take(shown).map(|row| row.is_alert).collect();
     let rows: Vec<Vec<String>> = part.rows.into_iter().take(shown).map(|row| row.cells).collect();
-    let text = table(&part.headers, &rows, Some(width));
-    let mut told = text.lines().map(str::to_owned);
-    lines.extend(told.next().map(|headers| Line::styled(headers, QUIET)));
-    let styled = told.zip(alarming);
+    let text = format_table(&part.headers, &rows, Some(width));
+    let mut reports = text.lines().map(str::to_owned);
+    lines.extend(reports.next().map(|headers| Line::styled(headers, DIM)));
+    let styled = reports.zip(alarming);
     let plain = Style::default();
     lines.extend(
-        styled.map(|(row, alarming)| Line::styled(row, if alarming { look.alarming() } else { plain })),
+        styled.map(|(row, alarming)| Line::styled(row, if alarming { look.alert_style() } else { plain })),
     );
     lines
 }
 
-/// How many rows of each part are shown in so many lines.
-fn deal(parts: &[Part], room: usize) -> Vec<usize> {
+/// Number of rows of each section that fit into `room` lines.
+fn allocate_rows(parts: &[Section], room: usize) -> Vec<usize> {
     let mut rows = vec![0; parts.len()];
     let mut left = room;
-    for most in [FEW, usize::MAX] {
-        for panel in IMPORTANCE {
+    for most in [MIN_ROWS, usize::MAX] {
+        for panel in PANEL_PRIORITY {
             for (part, rows) in parts.iter().zip(&mut rows).filter(|(part, _)| part.panel == panel) {
-                let frame = if *rows == 0 { FRAME } else { 0 };
+                let frame = if *rows == 0 { SECTION_OVERHEAD } else { 0 };
                 let wanted = part.rows.len().min(most).saturating_sub(*rows);
                 let given = wanted.min(left.saturating_sub(frame));
                 if given > 0 {
@@ -108,25 +114,25 @@ fn deal(parts: &[Part], room: usize) -> Vec<usize> {
     rows
 }
 
-fn one_line(text: &str) -> String {
+fn to_single_line(text: &str) -> String {
     text.replace(['\n', '\r', '\t'], " ")
 }
 
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
-const QUIET: Style = Style::new().add_modifier(Modifier::DIM);
+const DIM: Style = Style::new().add_modifier(Modifier::DIM);
 
-/// How things look, with colours or without.
+/// Styles of the page, with colours or without.
 #[derive(Clone, Copy)]
-struct Look {
+struct Theme {
     colours: bool,
 }
 
-impl Look {
-    fn title(self) -> Style {
+impl Theme {
+    fn title_style(self) -> Style {
         if self.colours { BOLD.fg(Color::Cyan) } else { BOLD }
     }
 
-    fn alarming(self) -> Style {
+    fn alert_style(self) -> Style {
         if self.colours { Style::new().fg(Color::Red) } else { BOLD }
     }
 }
@@ -134,17 +140,21 @@ impl Look {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::top::page::Row;
+    use crate::cli::top::page::SectionRow;
 
-    fn part(panel: Panel, rows: usize) -> Part {
-        let row = Row { cells: vec!["cell".to_owned()], alarming: false };
-        Part { panel, title: "Title".to_owned(), headers: vec!["HEADER"], rows: vec![row; rows] }
+    fn section(panel: Panel, rows: usize) -> Section {
+        let row = SectionRow { cells: vec!["cell".to_owned()], is_alert: false };
+        Section { panel, title: "Title".to_owned(), headers: vec!["HEADER"], rows: vec![row; rows] }
     }
 
     #[test]
-    fn rows_are_dealt_by_importance_and_never_more_than_there_is_room_for() {
-        let parts =
-            [part(Panel::Attention, 1), part(Panel::Phases, 5), part(Panel::Loops, 6), part(Panel::Work, 90)];
+    fn rows_are_allocated_by_priority_within_the_height() {
+        let parts = [
+            section(Panel::Attention, 1),
+            section(Panel::Phases, 5),
+            section(Panel::Loops, 6),
+            section(Panel::Work, 90),
+        ];
         for (room, expected) in [
             (0, [0, 0, 0, 0]),
             (3, [0, 0, 0, 0]),
@@ -155,25 +165,25 @@ mod tests {
             (40, [1, 5, 6, 16]),
             (200, [1, 5, 6, 90]),
         ] {
-            let rows = deal(&parts, room);
+            let rows = allocate_rows(&parts, room);
             assert_eq!(rows, expected, "in {room} lines");
-            let used: usize = rows.iter().filter(|rows| **rows > 0).map(|rows| rows + FRAME).sum();
+            let used: usize = rows.iter().filter(|rows| **rows > 0).map(|rows| rows + SECTION_OVERHEAD).sum();
             assert!(used <= room, "{used} of {room}");
         }
     }
 
     #[test]
-    fn part_says_what_it_has_no_room_for() {
-        let lines = part_lines(part(Panel::Work, 9), 2, Look { colours: false }, 80);
+    fn section_title_counts_hidden_rows() {
+        let lines = section_lines(section(Panel::Work, 9), 2, Theme { colours: false }, 80);
         let text: Vec<String> = lines.iter().map(ToString::to_string).collect();
         assert_eq!(text, ["", "Title   7 more", "HEADER", "cell", "cell"]);
     }
 
     #[test]
-    fn smallest_terminal_is_none_too_small() {
-        let status = Status { asked: "db".to_owned(), ..Status::default() };
+    fn smallest_terminal_does_not_panic() {
+        let status = FetchStatus { backend_name: "db".to_owned(), ..FetchStatus::default() };
         for height in 0..3 {
-            assert!(lines(None, &status, 1, height).len() <= height.max(1));
+            assert!(screen_lines(None, &status, 1, height).len() <= height.max(1));
         }
     }
 }

@@ -1,41 +1,41 @@
-//! `top`: the fleet on one page that is drawn anew every few seconds.
+//! `top`: live overview of the fleet, one page that is redrawn every few seconds.
 //!
-//! What is asked is little and bounded, however large the fleet is: counts by phase, how fast the loops get on, what
-//! is under way for longest, and what somebody should look at. [`reader`] asks for it, through the API or straight in
-//! the BMDB; [`page`] turns an answer into the parts of a page, [`draw`] lays those out on a terminal, and [`screen`]
-//! is the terminal. Where there is none, or with `--once`, the same parts are printed as text, whole.
+//! The queries are small and bounded, however large the fleet is: counts by phase, throughput of the loops, the
+//! longest running work, and what needs attention. [`fleet_summary`] fetches them through the API or directly from the
+//! BMDB, [`page`] turns the result into sections, [`draw`] lays the sections out on a terminal, and [`screen`] is the
+//! terminal. Without a terminal, or with `--once`, the same sections are printed as text, in full.
 //!
-//! An answer that fails while the page stands leaves the last one there and says so; the next server of the context is
-//! asked then. A refusal ends it: whose token was revoked is not to look at an old page for ever.
+//! If a fetch fails, the last page stays with a message, and the next fetch goes to the next server of the context. A
+//! denied fetch ends the program: an operator whose token was revoked must not see an old page for ever.
 
 use std::io::IsTerminal as _;
 
 use clap::Args;
 
+use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
 use crate::cli::get;
-use crate::cli::output::{Format, Output, width};
-use crate::cli::source::Source;
-use crate::cli::top::reader::look;
+use crate::cli::output::{Format, Output, terminal_width};
+use crate::cli::top::fleet_summary::fetch_summary;
 use crate::model::time::Span;
 
 pub mod draw;
+pub mod fleet_summary;
 pub mod page;
-pub mod reader;
 pub mod screen;
 
 /// A page.
 #[derive(Debug, Args)]
-pub struct Top {
+pub struct TopArgs {
     /// How often the page is drawn anew, from 1s to 1h
-    #[arg(long, value_name = "SPAN", default_value = "2s", value_parser = interval)]
+    #[arg(long, value_name = "SPAN", default_value = "2s", value_parser = parse_interval)]
     pub interval: Span,
     /// Print the page once, whole; so it is wherever standard output is no terminal
     #[arg(long)]
     pub once: bool,
 }
 
-fn interval(text: &str) -> Result<Span, String> {
+fn parse_interval(text: &str) -> Result<Span, String> {
     let span: Span = text.parse().map_err(|error| format!("{error}"))?;
     if span < Span::seconds(1) || span > Span::hours(1) {
         return Err("it is from 1s to 1h".to_owned());
@@ -43,22 +43,22 @@ fn interval(text: &str) -> Result<Span, String> {
     Ok(span)
 }
 
-/// Whether it is drawn on a terminal, and not printed once.
+/// Whether to draw on a terminal instead of printing once.
 #[must_use]
-pub fn is_drawn(asked: &Top, output: Output) -> bool {
-    output == Output::Table && !asked.once && std::io::stdout().is_terminal()
+pub fn is_interactive(args: &TopArgs, output: Output) -> bool {
+    output == Output::Table && !args.once && std::io::stdout().is_terminal()
 }
 
-/// Draws it until whoever looks leaves.
-pub async fn show(source: &Source, asked: &Top) -> Result<(), CliError> {
-    screen::run(source.clone(), asked.interval.0).await
+/// Redraws the page until the operator quits.
+pub async fn run_interactive(source: &Backend, args: &TopArgs) -> Result<(), CliError> {
+    screen::run_screen(source.clone(), args.interval.0).await
 }
 
-/// The page once.
-pub async fn once(source: &Source, format: Format) -> Result<String, CliError> {
-    let view = look(source).await?;
+/// Prints the page once, as text or JSON.
+pub async fn render_once(source: &Backend, format: Format) -> Result<String, CliError> {
+    let view = fetch_summary(source).await?;
     match format {
-        Format::Table => Ok(page::plain(&view, width())),
-        Format::Json => get::json(&view),
+        Format::Table => Ok(page::render_text(&view, terminal_width())),
+        Format::Json => get::format_json(&view),
     }
 }

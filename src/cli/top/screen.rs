@@ -1,7 +1,7 @@
-//! The terminal: drawn on while somebody looks, and left as it was found however that ends.
+//! Terminal event loop: keys, signals, refresh. The terminal is restored however the loop ends.
 //!
-//! Keys are read by a thread of their own, because reading them blocks; questions are asked by a task of its own, so
-//! that a server that does not answer keeps nobody from leaving.
+//! A thread reads the keys, because reading them blocks. A task fetches the data, so that a server that does not
+//! answer cannot keep the operator from quitting.
 
 use std::time::Duration;
 
@@ -12,64 +12,64 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
-use crate::cli::source::Source;
-use crate::cli::top::draw::{Status, draw};
-use crate::cli::top::reader::{View, look};
+use crate::cli::top::draw::{FetchStatus, draw_page};
+use crate::cli::top::fleet_summary::{FleetSummary, fetch_summary};
 
-/// Longest wait for an answer.
-const ANSWER: Duration = Duration::from_secs(15);
-/// The wait before another try after one that failed, at the least.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Longest wait for a response.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(15);
+/// Shortest wait after a failed fetch.
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// What a key means.
+/// Meaning of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
-    /// Leave.
-    Leave,
-    /// Ask now.
-    Ask,
-    /// Draw anew, as the terminal is now.
-    Draw,
+enum UserAction {
+    /// Quit; the terminal is restored.
+    Quit,
+    /// Fetch the data now.
+    Refresh,
+    /// Redraw the page for the current size of the terminal.
+    Redraw,
 }
 
-/// What came of a question.
-enum Told {
-    /// A page.
-    View(Box<View>),
-    /// It failed, and is asked again at this server.
-    Trouble { why: String, asked: String },
-    /// It was refused.
-    Refused(CliError),
+/// Result of a fetch.
+enum FetchEvent {
+    /// The fetch succeeded, with this data.
+    Summary(Box<FleetSummary>),
+    /// The fetch failed; the next one goes to this backend.
+    Failed { reason: String, backend_name: String },
+    /// The fetch was denied, so another attempt is useless.
+    Denied(CliError),
 }
 
-/// What is wished by an event, if anything.
-fn wish(event: &Event) -> Option<Wish> {
+/// The action for a terminal event, if any.
+fn user_action(event: &Event) -> Option<UserAction> {
     match event {
-        Event::Resize(..) => Some(Wish::Draw),
+        Event::Resize(..) => Some(UserAction::Redraw),
         Event::Key(KeyEvent { code, modifiers, kind: KeyEventKind::Press, .. }) => match code {
-            KeyCode::Char('c' | 'd') if modifiers.contains(KeyModifiers::CONTROL) => Some(Wish::Leave),
-            KeyCode::Char('q' | 'Q') | KeyCode::Esc => Some(Wish::Leave),
-            KeyCode::Char(' ' | 'r') => Some(Wish::Ask),
+            KeyCode::Char('c' | 'd') if modifiers.contains(KeyModifiers::CONTROL) => Some(UserAction::Quit),
+            KeyCode::Char('q' | 'Q') | KeyCode::Esc => Some(UserAction::Quit),
+            KeyCode::Char(' ' | 'r') => Some(UserAction::Refresh),
             _ => None,
         },
         _ => None,
     }
 }
 
-/// Shows pages until whoever looks leaves, or the program is told to end.
-pub async fn run(source: Source, interval: Duration) -> Result<(), CliError> {
+/// Shows pages until the operator quits, or the program receives a signal to end.
+pub async fn run_screen(source: Backend, interval: Duration) -> Result<(), CliError> {
     let mut signals = Signals::new()?;
-    let asked = name(&source);
+    let query = backend_name(&source);
     let (ask, questions) = mpsc::channel(1);
-    let (tell, mut told) = mpsc::channel(1);
-    let reader = Aborted(tokio::spawn(read(source, interval, questions, tell)));
-    let terminal = Restored(ratatui::try_init()?);
-    let shown = show(
+    let (tell, mut receiver) = mpsc::channel(1);
+    let reader = AbortOnDrop(tokio::spawn(fetch_loop(source, interval, questions, tell)));
+    let terminal = TerminalGuard(ratatui::try_init()?);
+    let shown = event_loop(
         terminal,
-        Status { asked, colours: colours(), ..Status::default() },
+        FetchStatus { backend_name: query, colours: colours_enabled(), ..FetchStatus::default() },
         &ask,
-        &mut told,
+        &mut receiver,
         &mut signals,
     );
     let ended = shown.await;
@@ -77,71 +77,74 @@ pub async fn run(source: Source, interval: Duration) -> Result<(), CliError> {
     ended
 }
 
-async fn show(
-    mut terminal: Restored,
-    mut status: Status,
+async fn event_loop(
+    mut terminal: TerminalGuard,
+    mut status: FetchStatus,
     ask: &mpsc::Sender<()>,
-    told: &mut mpsc::Receiver<Told>,
+    receiver: &mut mpsc::Receiver<FetchEvent>,
     signals: &mut Signals,
 ) -> Result<(), CliError> {
-    let mut keys = keys();
-    let mut view: Option<View> = None;
+    let mut keys = spawn_key_reader();
+    let mut view: Option<FleetSummary> = None;
     loop {
-        terminal.0.draw(|frame| draw(frame, view.as_ref(), &status))?;
+        terminal.0.draw(|frame| draw_page(frame, view.as_ref(), &status))?;
         tokio::select! {
             wished = keys.recv() => match wished {
-                // Without a keyboard nobody is there.
-                None | Some(Wish::Leave) => return Ok(()),
-                // A question that waits already is this one.
-                Some(Wish::Ask) => drop(ask.try_send(())),
-                Some(Wish::Draw) => {}
+                // The keyboard is closed, so the operator is gone.
+                None | Some(UserAction::Quit) => return Ok(()),
+                // A request that waits already covers this one.
+                Some(UserAction::Refresh) => drop(ask.try_send(())),
+                Some(UserAction::Redraw) => {}
             },
-            said = told.recv() => match said {
-                Some(Told::View(fresh)) => {
+            event = receiver.recv() => match event {
+                Some(FetchEvent::Summary(fresh)) => {
                     view = Some(*fresh);
-                    status.trouble = None;
+                    status.problem = None;
                 }
-                Some(Told::Trouble { why, asked }) => {
+                Some(FetchEvent::Failed { reason: why, backend_name: query }) => {
                     let since = view.as_ref().map_or_else(String::new, |view| {
                         format!("this is of {}; ", view.at.format("%H:%M:%S UTC"))
                     });
-                    status.trouble = Some(format!("{since}no answer: {why}; asking {asked}"));
-                    status.asked = asked;
+                    status.problem = Some(format!("{since}no answer: {why}; asking {query}"));
+                    status.backend_name = query;
                 }
-                Some(Told::Refused(error)) => return Err(error),
+                Some(FetchEvent::Denied(error)) => return Err(error),
                 None => return Ok(()),
             },
-            () = signals.ended() => return Ok(()),
+            () = signals.wait() => return Ok(()),
         }
     }
 }
 
-/// Asks at every interval, and at once when somebody wants that.
-async fn read(
-    mut source: Source,
+/// Fetches at every interval, and at once on request.
+async fn fetch_loop(
+    mut source: Backend,
     interval: Duration,
     mut questions: mpsc::Receiver<()>,
-    tell: mpsc::Sender<Told>,
+    tell: mpsc::Sender<FetchEvent>,
 ) {
     loop {
         let began = Instant::now();
-        let answer = timeout(ANSWER, look(&source)).await;
-        let (said, wait) = match answer {
-            Ok(Ok(view)) => (Told::View(Box::new(view)), interval.saturating_sub(began.elapsed())),
-            Ok(Err(error @ CliError::Wrong(_))) => (Told::Refused(error), interval),
+        let answer = timeout(FETCH_TIMEOUT, fetch_summary(&source)).await;
+        let (event, wait) = match answer {
+            Ok(Ok(view)) => (FetchEvent::Summary(Box::new(view)), interval.saturating_sub(began.elapsed())),
+            Ok(Err(error @ CliError::Invalid(_))) => (FetchEvent::Denied(error), interval),
             failed => {
                 let why = match failed {
                     Ok(Err(error)) => error.to_string(),
-                    _ => format!("it took longer than {} s", ANSWER.as_secs()),
+                    _ => format!("it took longer than {} s", FETCH_TIMEOUT.as_secs()),
                 };
-                if let Source::Api(remote) = &mut source {
-                    // Where that fails so does the next question, which says so.
-                    let _ = remote.go_on().await;
+                if let Backend::Api(remote) = &mut source {
+                    // Ignored: if this fails, the next fetch fails too and reports it.
+                    let _ = remote.connect_to_next().await;
                 }
-                (Told::Trouble { why, asked: name(&source) }, interval.max(AGAIN))
+                (
+                    FetchEvent::Failed { reason: why, backend_name: backend_name(&source) },
+                    interval.max(MIN_RETRY_DELAY),
+                )
             }
         };
-        if tell.send(said).await.is_err() {
+        if tell.send(event).await.is_err() {
             return;
         }
         tokio::select! {
@@ -151,25 +154,26 @@ async fn read(
     }
 }
 
-/// Who is asked, for people.
-fn name(source: &Source) -> String {
+/// Address of the backend, for people.
+fn backend_name(source: &Backend) -> String {
     match source {
-        Source::Direct(bmdb) => bmdb.settings().place(),
-        Source::Api(remote) => remote.server().to_owned(),
+        Backend::Direct(bmdb) => bmdb.settings().address(),
+        Backend::Api(remote) => remote.current_server().to_owned(),
     }
 }
 
-/// Colours are for whoever has not asked for none: <https://no-color.org>.
-fn colours() -> bool {
+/// Colours are on unless `NO_COLOR` is set: <https://no-color.org>.
+fn colours_enabled() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// What keys wish, until there is no keyboard any more. The thread ends with the program, or at the key after.
-fn keys() -> mpsc::Receiver<Wish> {
+/// Starts a thread that sends the actions of keys until the keyboard is closed. The thread ends with the program, or
+/// at the next key after the receiver is dropped.
+fn spawn_key_reader() -> mpsc::Receiver<UserAction> {
     let (send, receive) = mpsc::channel(16);
     std::thread::spawn(move || {
         while let Ok(event) = event::read() {
-            if let Some(wish) = wish(&event)
+            if let Some(wish) = user_action(&event)
                 && send.blocking_send(wish).is_err()
             {
                 return;
@@ -179,25 +183,25 @@ fn keys() -> mpsc::Receiver<Wish> {
     receive
 }
 
-/// A terminal that is left as it was found.
-struct Restored(DefaultTerminal);
+/// Restores the terminal when dropped.
+struct TerminalGuard(DefaultTerminal);
 
-impl Drop for Restored {
+impl Drop for TerminalGuard {
     fn drop(&mut self) {
         ratatui::restore();
     }
 }
 
-/// A task that ends with what waits for it.
-struct Aborted(JoinHandle<()>);
+/// Aborts the task when dropped.
+struct AbortOnDrop(JoinHandle<()>);
 
-impl Drop for Aborted {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// What tells a program to end.
+/// The signals that end the program.
 struct Signals {
     terminate: Signal,
     hangup: Signal,
@@ -213,7 +217,7 @@ impl Signals {
         })
     }
 
-    async fn ended(&mut self) {
+    async fn wait(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.hangup.recv() => {}
@@ -227,19 +231,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_mean_what_the_page_says() {
+    fn keys_match_the_help_line() {
         let key = |code, modifiers| Event::Key(KeyEvent::new(code, modifiers));
         let plain = KeyModifiers::NONE;
         for (event, expected) in [
-            (key(KeyCode::Char('q'), plain), Some(Wish::Leave)),
-            (key(KeyCode::Esc, plain), Some(Wish::Leave)),
-            (key(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Wish::Leave)),
+            (key(KeyCode::Char('q'), plain), Some(UserAction::Quit)),
+            (key(KeyCode::Esc, plain), Some(UserAction::Quit)),
+            (key(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(UserAction::Quit)),
             (key(KeyCode::Char('c'), plain), None),
-            (key(KeyCode::Char(' '), plain), Some(Wish::Ask)),
-            (Event::Resize(80, 24), Some(Wish::Draw)),
+            (key(KeyCode::Char(' '), plain), Some(UserAction::Refresh)),
+            (Event::Resize(80, 24), Some(UserAction::Redraw)),
             (Event::FocusGained, None),
         ] {
-            assert_eq!(wish(&event), expected, "{event:?}");
+            assert_eq!(user_action(&event), expected, "{event:?}");
         }
     }
 }

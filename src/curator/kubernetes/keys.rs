@@ -1,49 +1,50 @@
-//! All keys that sign something in Kubernetes, and what is trusted beside them.
+//! The Kubernetes signing keys and their generation, in one record.
 //!
-//! They stand in one record, so that a step of a replacement is one write, and its *generation* says which step it was: a
-//! node that says the generation that its components act on has said all there is to know of them. It never begins anew.
-//! When Kubernetes is forgotten, the record stays with nothing but it: a node that was away meanwhile, and whose last word
-//! is of the Kubernetes before, must not be taken for one that knows this one's keys. For the same reason a cluster that is
-//! restored begins far above whatever it may have come to after the snapshot
-//! ([`restored`](Keys::restored)).
+//! All keys are in one record, so a step of a rotation is one write, and the record's *generation* counts these steps.
+//! A node that reports the generation of its running components has thereby reported everything about their keys.
+//!
+//! The generation never starts over. When Kubernetes is deleted, a record with nothing but the generation stays: a node
+//! that was away meanwhile, and whose last report is about the Kubernetes before, must not seem to run with the keys of
+//! the new one. For the same reason a cluster that is restored begins far above any generation that it may have reached
+//! after the snapshot ([`after_restore`](KubernetesKeys::after_restore)).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use prost::Message as _;
 
-use crate::curator::kubernetes::authority::{PublicPoint, Signer};
-use crate::curator::kubernetes::editions::{self, Edition};
-use crate::curator::kubernetes::refusal::Refusal;
-use crate::curator::kubernetes::rotation::{Replacement, Stage};
+use crate::curator::kubernetes::error::KubernetesError;
+use crate::curator::kubernetes::key_rotation::{KeyReplacement, RotationStage};
+use crate::curator::kubernetes::signer::{P256PublicKey, Signer};
+use crate::curator::kubernetes::trust_bundle::{self, TrustBundle};
 use crate::etcd::key_space::{KUBERNETES, KeyError};
-use crate::etcd::record::{self, RecordError, moment};
+use crate::etcd::record::{self, RecordError, parse_timestamp};
 use crate::proto::curator::v1 as wire;
 
-/// How many steps of replacements nobody makes between a snapshot and the loss of what followed it.
-const LOST_STEPS: u64 = 1 << 20;
+/// Added to the generation on restore: more rotation steps than happen between a snapshot and the loss of the cluster.
+const RESTORE_GENERATION_GAP: u64 = 1 << 20;
 
-/// What something is signed for.
+/// The purpose of a key: one of four authorities, or service accounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Which {
-    /// By it clients know API servers and kubelets.
+pub enum KeyPurpose {
+    /// Clients authenticate API servers and kubelets with it.
     Servers,
-    /// By it API servers and kubelets know clients.
+    /// API servers and kubelets authenticate clients with it.
     Clients,
-    /// By it aggregated API servers know that an API server asks them.
+    /// Aggregated API servers authenticate a calling API server with it.
     FrontProxy,
-    /// By it a node's etcd and its API server know each other.
+    /// A node's etcd and its API server authenticate each other with it.
     Etcd,
-    /// By it API servers know service accounts.
+    /// API servers verify service-account tokens with it.
     ServiceAccounts,
 }
 
-impl Which {
-    /// All of them, in order of their numbers.
+impl KeyPurpose {
+    /// All purposes, in order of their numbers.
     pub const ALL: [Self; 5] =
         [Self::Servers, Self::Clients, Self::FrontProxy, Self::Etcd, Self::ServiceAccounts];
 
-    /// Its name, for sentences and for certificates.
+    /// The name for messages and certificates.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -55,13 +56,13 @@ impl Which {
         }
     }
 
-    /// Whether it signs certificates.
+    /// Whether the key signs certificates.
     #[must_use]
     pub const fn is_authority(self) -> bool {
         !matches!(self, Self::ServiceAccounts)
     }
 
-    /// As it is sent.
+    /// The purpose as a number of the API.
     #[must_use]
     pub const fn to_wire(self) -> wire::KubernetesKeys {
         match self {
@@ -73,76 +74,79 @@ impl Which {
         }
     }
 
-    /// Reads what was sent.
-    pub fn from_wire(number: i32) -> Result<Self, Refusal> {
-        Self::ALL.into_iter().find(|which| i32::from(which.to_wire()) == number).ok_or(Refusal::Which(number))
+    /// The purpose with this number of the API.
+    pub fn from_wire(number: i32) -> Result<Self, KubernetesError> {
+        Self::ALL
+            .into_iter()
+            .find(|which| i32::from(which.to_wire()) == number)
+            .ok_or(KubernetesError::UnknownKeyPurpose(number))
     }
 }
 
-impl fmt::Display for Which {
+impl fmt::Display for KeyPurpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-/// What signs for one purpose.
+/// The keys of one purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ring {
-    /// What signs now.
-    pub signs: Signer,
-    /// What is being done to replace it, or what it replaced.
-    pub replacement: Option<Replacement>,
+pub struct KeyRing {
+    /// The key that signs now.
+    pub signer: Signer,
+    /// The rotation under way, with the second trusted key; `None` if there is no rotation.
+    pub replacement: Option<KeyReplacement>,
 }
 
-impl Ring {
-    /// Of a key that nothing is trusted beside.
+impl KeyRing {
+    /// A key without a rotation.
     #[must_use]
-    pub const fn of(signs: Signer) -> Self {
-        Self { signs, replacement: None }
+    pub const fn new(signs: Signer) -> Self {
+        Self { signer: signs, replacement: None }
     }
 
-    /// All that is trusted; the first one signs.
-    fn trusted(&self) -> impl Iterator<Item = &Signer> {
+    /// All trusted keys; the first one signs.
+    fn trusted_signers(&self) -> impl Iterator<Item = &Signer> {
         let beside = self.replacement.as_ref().map(|replacement| &replacement.trusted);
-        std::iter::once(&self.signs).chain(beside)
+        std::iter::once(&self.signer).chain(beside)
     }
 }
 
-/// All keys; none where Kubernetes was forgotten.
+/// All Kubernetes signing keys; without rings once Kubernetes was deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Keys {
+pub struct KubernetesKeys {
     /// Grows with each change of what signs or is trusted.
     pub generation: u64,
-    /// What signs for each purpose: for all of them, or for none.
-    pub rings: BTreeMap<Which, Ring>,
-    /// What was told in generations before, the oldest first, as far as a node was told nothing newer.
-    pub former: Vec<Edition>,
+    /// The keys by purpose: all purposes, or none.
+    pub rings: BTreeMap<KeyPurpose, KeyRing>,
+    /// Trust bundles of earlier generations, the oldest first, for nodes that are not assigned a newer one.
+    pub former: Vec<TrustBundle>,
 }
 
-/// Where they stand in etcd.
-pub fn keys_key() -> Result<String, KeyError> {
+/// The etcd key of the record.
+pub fn keys_record_key() -> Result<String, KeyError> {
     KUBERNETES.key("keys")
 }
 
-impl Keys {
-    /// The first ones of a Kubernetes, after whatever there was before.
+impl KubernetesKeys {
+    /// The first keys of a new Kubernetes; their generation continues that of the keys `before`.
     #[must_use]
-    pub fn first(before: Option<&Self>, signers: BTreeMap<Which, Signer>) -> Self {
-        let rings = signers.into_iter().map(|(which, signer)| (which, Ring::of(signer))).collect();
+    pub fn initial(before: Option<&Self>, signers: BTreeMap<KeyPurpose, Signer>) -> Self {
+        let rings = signers.into_iter().map(|(which, signer)| (which, KeyRing::new(signer))).collect();
         Self { generation: before.map_or(0, |keys| keys.generation) + 1, rings, former: Vec::new() }
     }
 
-    /// What stays when Kubernetes is forgotten.
+    /// What stays when Kubernetes is deleted: the generation.
     #[must_use]
-    pub fn forgotten(&self) -> Self {
+    pub fn without_keys(&self) -> Self {
         Self { generation: self.generation, ..Self::default() }
     }
 
-    /// The same keys in a cluster that is restored from a snapshot of them. Nothing that a node has said counts for them,
-    /// nor what one was told.
+    /// The same keys in a cluster that is restored from a snapshot of them. Nothing that a node has reported counts for
+    /// the new generation, and no former bundle is kept.
     #[must_use]
-    pub fn restored(mut self) -> Self {
-        self.generation = self.generation.saturating_add(LOST_STEPS);
+    pub fn after_restore(mut self) -> Self {
+        self.generation = self.generation.saturating_add(RESTORE_GENERATION_GAP);
         self.former.clear();
         for ring in self.rings.values_mut() {
             if let Some(replacement) = &mut ring.replacement {
@@ -153,57 +157,57 @@ impl Keys {
         self
     }
 
-    /// What signs for this purpose.
-    pub fn ring(&self, which: Which) -> Result<&Ring, Refusal> {
-        self.rings.get(&which).ok_or(Refusal::None)
+    /// The keys for this purpose.
+    pub fn key_ring(&self, which: KeyPurpose) -> Result<&KeyRing, KubernetesError> {
+        self.rings.get(&which).ok_or(KubernetesError::NotConfigured)
     }
 
-    /// The authorities as nodes see them, in order of their numbers.
+    /// The authorities as nodes get them, in order of their numbers.
     #[must_use]
     pub fn authorities(&self) -> Vec<wire::KubernetesAuthority> {
         let authorities = self.rings.iter().filter(|(which, _)| which.is_authority());
-        let told = authorities.map(|(which, ring)| wire::KubernetesAuthority {
+        let reports = authorities.map(|(which, ring)| wire::KubernetesAuthority {
             which: which.to_wire().into(),
-            trusted: ring.trusted().map(|signer| signer.certificate().to_vec()).collect(),
+            trusted: ring.trusted_signers().map(|signer| signer.certificate().to_vec()).collect(),
         });
-        told.collect()
+        reports.collect()
     }
 
-    /// By what tokens of service accounts are verified, the one that signs first.
+    /// The public keys that verify service-account tokens; the signing one is first.
     #[must_use]
-    pub fn service_account_keys(&self) -> Vec<PublicPoint> {
-        let ring = self.rings.get(&Which::ServiceAccounts);
-        ring.into_iter().flat_map(Ring::trusted).map(Signer::point).collect()
+    pub fn service_account_keys(&self) -> Vec<P256PublicKey> {
+        let ring = self.rings.get(&KeyPurpose::ServiceAccounts);
+        ring.into_iter().flat_map(KeyRing::trusted_signers).map(Signer::public_key).collect()
     }
 
-    /// What is told in this generation.
+    /// The trust bundle of the current generation.
     #[must_use]
-    pub fn edition(&self) -> Edition {
-        Edition {
+    pub fn trust_bundle(&self) -> TrustBundle {
+        TrustBundle {
             generation: self.generation,
             authorities: self.authorities(),
             service_account_keys: self.service_account_keys(),
         }
     }
 
-    /// What a node is told that may be told this generation: the next one that is known, if that one is not.
+    /// The bundle for a node assigned this generation. If that bundle is not stored, the next newer one.
     #[must_use]
-    pub fn edition_of(&self, generation: u64) -> Edition {
+    pub fn trust_bundle_for(&self, generation: u64) -> TrustBundle {
         let former = self.former.iter().find(|edition| edition.generation >= generation);
-        former.cloned().unwrap_or_else(|| self.edition())
+        former.cloned().unwrap_or_else(|| self.trust_bundle())
     }
 
-    /// The same without generations that no node is told: these are all that some node is.
+    /// Drops the former bundles that no node is assigned; the argument has the generations of all assignments.
     #[must_use]
-    pub fn keeping(mut self, told: impl IntoIterator<Item = u64>) -> Self {
-        let told: BTreeSet<u64> = told.into_iter().collect();
-        self.former.retain(|edition| told.contains(&edition.generation));
-        let surplus = self.former.len().saturating_sub(editions::MOST);
+    pub fn retain_bundles(mut self, reported: impl IntoIterator<Item = u64>) -> Self {
+        let numbers: BTreeSet<u64> = reported.into_iter().collect();
+        self.former.retain(|edition| numbers.contains(&edition.generation));
+        let surplus = self.former.len().saturating_sub(trust_bundle::MAX_FORMER_BUNDLES);
         self.former.drain(..surplus);
         self
     }
 
-    /// As they are stored. Secrets.
+    /// Encodes the record for etcd. The bytes are secret.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let key = |signer: &Signer| wire::KubernetesKey {
@@ -212,7 +216,7 @@ impl Keys {
         };
         let rings = self.rings.iter().map(|(which, ring)| wire::KubernetesKeyRing {
             which: which.to_wire().into(),
-            signs: Some(key(&ring.signs)),
+            signs: Some(key(&ring.signer)),
             replacement: ring.replacement.as_ref().map(|replacement| wire::KubernetesReplacement {
                 trusted: Some(key(&replacement.trusted)),
                 stage: replacement.stage.to_wire().into(),
@@ -225,19 +229,19 @@ impl Keys {
             format: record::FORMAT,
             generation: self.generation,
             rings: rings.collect(),
-            former: self.former.iter().map(Edition::to_wire).collect(),
+            former: self.former.iter().map(TrustBundle::to_wire).collect(),
         }
         .encode_to_vec()
     }
 
-    /// Reads what is stored under `key`. The error shows nothing of it.
+    /// Decodes the record that is stored under `key`. The error reveals none of the keys.
     pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
         let fault = |fault: String| RecordError::new(key, fault);
         let record = record::decode(key, bytes, |record: &wire::KubernetesKeysRecord| record.format)?;
         let mut rings = BTreeMap::new();
         for ring in record.rings {
-            let which =
-                Which::from_wire(ring.which).map_err(|_| fault(format!("it has keys for {}", ring.which)))?;
+            let which = KeyPurpose::from_wire(ring.which)
+                .map_err(|_| fault(format!("it has keys for {}", ring.which)))?;
             let signer = |kept: Option<wire::KubernetesKey>| {
                 let kept = kept.unwrap_or_default();
                 let signer = Signer::load(&kept.certificate, &kept.private_key);
@@ -251,27 +255,27 @@ impl Keys {
             };
             let replacement = match ring.replacement {
                 None => None,
-                Some(kept) => Some(Replacement {
+                Some(kept) => Some(KeyReplacement {
                     trusted: signer(kept.trusted)?,
-                    stage: Stage::from_wire(kept.stage)
+                    stage: RotationStage::from_wire(kept.stage)
                         .ok_or_else(|| fault(format!("{which}: its stage is {}", kept.stage)))?,
-                    since: moment("since", kept.since_ms).map_err(fault)?,
+                    since: parse_timestamp("since", kept.since_ms).map_err(fault)?,
                     generation: kept.generation,
                     settled_at: match kept.settled_at_ms {
                         0 => None,
-                        at => Some(moment("settled_at", at).map_err(fault)?),
+                        at => Some(parse_timestamp("settled_at", at).map_err(fault)?),
                     },
                 }),
             };
-            rings.insert(which, Ring { signs: signer(ring.signs)?, replacement });
+            rings.insert(which, KeyRing { signer: signer(ring.signs)?, replacement });
         }
-        if !rings.is_empty() && rings.len() < Which::ALL.len() {
+        if !rings.is_empty() && rings.len() < KeyPurpose::ALL.len() {
             return Err(fault("keys of some purposes are missing".to_owned()));
         }
         if record.generation == 0 {
             return Err(fault("it says no generation".to_owned()));
         }
-        let former = record.former.into_iter().map(Edition::from_wire).collect::<Result<Vec<_>, _>>();
+        let former = record.former.into_iter().map(TrustBundle::from_wire).collect::<Result<Vec<_>, _>>();
         let former = former.map_err(|error| fault(format!("a generation before: {error}")))?;
         let ascend = former.iter().map(|edition| edition.generation).is_sorted_by(|one, other| one < other);
         if !ascend || former.last().is_some_and(|last| last.generation >= record.generation) {
@@ -284,30 +288,30 @@ impl Keys {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::curator::kubernetes::authority::new_key;
-    use crate::curator::kubernetes::authority::tests::signer;
+    use crate::curator::kubernetes::signer::generate_key;
+    use crate::curator::kubernetes::signer::tests::signer;
     use crate::curator::node::tests::at;
 
-    pub(crate) fn new_signer(which: Which, number: u8) -> Signer {
+    pub(crate) fn new_signer(which: KeyPurpose, number: u8) -> Signer {
         if which.is_authority() {
             signer(which.as_str(), number)
         } else {
-            Signer::bare(&new_key().unwrap()).unwrap()
+            Signer::without_certificate(&generate_key().unwrap()).unwrap()
         }
     }
 
     /// Keys of generation 1.
-    pub(crate) fn keys() -> Keys {
-        let signers = Which::ALL.into_iter().map(|which| (which, new_signer(which, 1)));
-        Keys::first(None, signers.collect())
+    pub(crate) fn keys() -> KubernetesKeys {
+        let signers = KeyPurpose::ALL.into_iter().map(|which| (which, new_signer(which, 1)));
+        KubernetesKeys::initial(None, signers.collect())
     }
 
-    pub(crate) fn replacing(which: Which) -> Keys {
+    pub(crate) fn replacing(which: KeyPurpose) -> KubernetesKeys {
         let mut keys = keys();
         let ring = keys.rings.get_mut(&which).unwrap();
-        ring.replacement = Some(Replacement {
+        ring.replacement = Some(KeyReplacement {
             trusted: new_signer(which, 2),
-            stage: Stage::Signs,
+            stage: RotationStage::Signing,
             since: at(3),
             generation: 1,
             settled_at: Some(at(4)),
@@ -316,17 +320,17 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn record_reads_back_as_it_was_written() {
-        let key = keys_key().unwrap();
-        let mut all = vec![keys(), keys().forgotten(), later()];
-        all.extend(Which::ALL.map(replacing));
+    fn record_round_trips() {
+        let key = keys_record_key().unwrap();
+        let mut all = vec![keys(), keys().without_keys(), later()];
+        all.extend(KeyPurpose::ALL.map(replacing));
         for kept in all {
-            assert_eq!(Keys::decode(&key, &kept.encode()).unwrap(), kept);
+            assert_eq!(KubernetesKeys::decode(&key, &kept.encode()).unwrap(), kept);
         }
     }
 
     #[test]
-    fn record_that_cannot_be_used_is_told_by_its_fault_and_without_its_keys() {
+    fn invalid_record_error_names_the_fault_and_leaks_no_key() {
         type Change = fn(&mut wire::KubernetesKeysRecord);
         let cases: [(Change, &str); 11] = [
             (|record| record.format = 2, "format 2"),
@@ -344,76 +348,98 @@ pub(crate) mod tests {
             (|record| record.former.push(record.former[0].clone()), "not in their order"),
             (|record| record.former[0].generation = record.generation, "not in their order"),
         ];
-        for (change, said) in cases {
-            let kept = Keys { generation: 2, former: vec![keys().edition()], ..replacing(Which::Servers) };
+        for (change, text) in cases {
+            let kept = KubernetesKeys {
+                generation: 2,
+                former: vec![keys().trust_bundle()],
+                ..replacing(KeyPurpose::Servers)
+            };
             let mut record = wire::KubernetesKeysRecord::decode(kept.encode().as_slice()).unwrap();
             change(&mut record);
-            let error = Keys::decode(&keys_key().unwrap(), &record.encode_to_vec()).unwrap_err().to_string();
-            assert!(error.contains(said), "{said}: {error}");
+            let error = KubernetesKeys::decode(&keys_record_key().unwrap(), &record.encode_to_vec())
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(text), "{text}: {error}");
             assert!(
-                !error.contains(&hex::encode(&kept.rings[&Which::Servers].signs.pkcs8()[36..68])),
+                !error.contains(&hex::encode(&kept.rings[&KeyPurpose::Servers].signer.pkcs8()[36..68])),
                 "{error}"
             );
         }
     }
 
-    /// Keys of generation 3, with what was told before.
-    fn later() -> Keys {
-        let begun = keys().begin(Which::Clients, new_signer(Which::Clients, 2), at(0)).unwrap().unwrap();
-        begun.after(Which::Clients, crate::curator::kubernetes::rotation::Step::Sign, at(1)).unwrap()
+    /// Keys of generation 3, with the bundles before.
+    fn later() -> KubernetesKeys {
+        let begun = keys()
+            .begin_rotation(KeyPurpose::Clients, new_signer(KeyPurpose::Clients, 2), at(0))
+            .unwrap()
+            .unwrap();
+        begun
+            .apply_step(
+                KeyPurpose::Clients,
+                crate::curator::kubernetes::key_rotation::RotationStep::Sign,
+                at(1),
+            )
+            .unwrap()
     }
 
     #[test]
-    fn node_is_told_what_it_was_told_before_as_long_as_that_is_kept() {
+    fn node_keeps_its_trust_bundle_while_it_is_retained() {
         let later = later();
         let generations =
-            |keys: &Keys| keys.former.iter().map(|edition| edition.generation).collect::<Vec<_>>();
+            |keys: &KubernetesKeys| keys.former.iter().map(|edition| edition.generation).collect::<Vec<_>>();
         assert_eq!((later.generation, generations(&later)), (3, vec![1, 2]));
-        for (told, of) in [(0, 1), (1, 1), (2, 2), (3, 3), (4, 3)] {
-            assert_eq!(later.edition_of(told).generation, of, "{told}");
+        for (number, of) in [(0, 1), (1, 1), (2, 2), (3, 3), (4, 3)] {
+            assert_eq!(later.trust_bundle_for(number).generation, of, "{number}");
         }
-        let trusted = |told| later.edition_of(told).authorities[1].trusted.clone();
+        let trusted = |number| later.trust_bundle_for(number).authorities[1].trusted.clone();
         let (first, both, turned) = (trusted(1), trusted(2), trusted(3));
         assert_eq!((first.len(), &both[0], both.len()), (1, &first[0], 2));
         assert_eq!(turned, [both[1].clone(), both[0].clone()]);
-        for (told, kept) in
+        for (numbers, kept) in
             [(&[1, 3][..], &[1][..]), (&[2], &[2]), (&[3], &[]), (&[], &[]), (&[1, 2, 9], &[1, 2])]
         {
-            assert_eq!(generations(&later.clone().keeping(told.iter().copied())), kept, "{told:?}");
+            assert_eq!(
+                generations(&later.clone().retain_bundles(numbers.iter().copied())),
+                kept,
+                "{numbers:?}"
+            );
         }
-        // Whose own is not kept is told the next one, and never one before.
-        assert_eq!(later.clone().keeping([2]).edition_of(1).generation, 2);
-        assert!(later.clone().forgotten().former.is_empty() && later.restored().former.is_empty());
+        // A node whose own bundle is not stored gets the next newer one, never an older one.
+        assert_eq!(later.clone().retain_bundles([2]).trust_bundle_for(1).generation, 2);
+        assert!(later.clone().without_keys().former.is_empty() && later.after_restore().former.is_empty());
     }
 
     #[test]
-    fn generation_never_begins_anew() {
-        let kept = Keys { generation: 7, ..keys() };
-        let gone = kept.forgotten();
+    fn generation_never_restarts() {
+        let kept = KubernetesKeys { generation: 7, ..keys() };
+        let gone = kept.without_keys();
         assert_eq!((gone.generation, gone.rings.len()), (7, 0));
         assert_eq!(
-            Keys::first(Some(&gone), kept.rings.iter().map(|(w, r)| (*w, r.signs.clone())).collect())
-                .generation,
+            KubernetesKeys::initial(
+                Some(&gone),
+                kept.rings.iter().map(|(w, r)| (*w, r.signer.clone())).collect()
+            )
+            .generation,
             8
         );
-        let restored = Keys { generation: 7, ..replacing(Which::Clients) }.restored();
-        let replacement = restored.rings[&Which::Clients].replacement.clone().unwrap();
+        let restored = KubernetesKeys { generation: 7, ..replacing(KeyPurpose::Clients) }.after_restore();
+        let replacement = restored.rings[&KeyPurpose::Clients].replacement.clone().unwrap();
         assert!(restored.generation > 1_000_000);
         assert_eq!((replacement.generation, replacement.settled_at), (restored.generation, None));
     }
 
     #[test]
-    fn what_signs_is_told_first() {
-        let kept = replacing(Which::Clients);
-        let ring = &kept.rings[&Which::Clients];
-        let told = kept.authorities();
-        assert_eq!(told.len(), 4);
-        let both = [&ring.signs, &ring.replacement.as_ref().unwrap().trusted];
-        assert_eq!(told[1].trusted, both.map(|signer| signer.certificate().to_vec()));
-        assert_eq!(told[0].trusted.len(), 1);
-        let kept = replacing(Which::ServiceAccounts);
-        let ring = &kept.rings[&Which::ServiceAccounts];
-        let both = [ring.signs.point(), ring.replacement.as_ref().unwrap().trusted.point()];
+    fn current_signer_is_listed_first() {
+        let kept = replacing(KeyPurpose::Clients);
+        let ring = &kept.rings[&KeyPurpose::Clients];
+        let authorities = kept.authorities();
+        assert_eq!(authorities.len(), 4);
+        let both = [&ring.signer, &ring.replacement.as_ref().unwrap().trusted];
+        assert_eq!(authorities[1].trusted, both.map(|signer| signer.certificate().to_vec()));
+        assert_eq!(authorities[0].trusted.len(), 1);
+        let kept = replacing(KeyPurpose::ServiceAccounts);
+        let ring = &kept.rings[&KeyPurpose::ServiceAccounts];
+        let both = [ring.signer.public_key(), ring.replacement.as_ref().unwrap().trusted.public_key()];
         assert_eq!(kept.service_account_keys(), both);
     }
 }

@@ -1,4 +1,4 @@
-//! Operators' own roles.
+//! gRPC service Declarations: operators' own roles.
 
 use std::sync::Arc;
 
@@ -6,49 +6,49 @@ use futures::Stream;
 use tonic::{Code, Request, Response, Status};
 
 use crate::curator::node_id::NodeId;
-use crate::curator::service::failure::Failure;
-use crate::curator::service::leader::{Answers, Caller, Leading};
-use crate::curator::service::store::put;
-use crate::etcd::guard::{Change, Expected};
+use crate::curator::service::error::ServiceError;
+use crate::curator::service::leader_context::{Caller, LeaderContext, ResponseStream};
+use crate::curator::service::store::record_change;
+use crate::etcd::guard::{ExpectedRevision, KeyChange};
 use crate::etcd::key_space::DECLARATIONS;
-use crate::model::declaration::Declaration;
-use crate::model::role::{DeclaredRole, RoleNameError, told};
+use crate::model::node_role::{DeclaredRole, RoleNameError, join_names};
+use crate::model::role_declaration::RoleDeclaration;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::declarations_server;
 
-/// The service.
+/// Implements the gRPC service Declarations on the leader.
 #[derive(Clone, Debug)]
-pub struct DeclarationsService(pub Arc<Leading>);
+pub struct DeclarationsService(pub Arc<LeaderContext>);
 
 #[tonic::async_trait]
 impl declarations_server::Declarations for DeclarationsService {
-    type WatchOwnStream = Answers<wire::WatchOwnDeclarationsResponse>;
+    type WatchOwnStream = ResponseStream<wire::WatchOwnDeclarationsResponse>;
 
     async fn put(
         &self,
         request: Request<wire::PutDeclarationRequest>,
     ) -> Result<Response<wire::PutDeclarationResponse>, Status> {
-        let caller = Caller::of(&request)?;
-        let asked = request.into_inner();
-        let declared = Declaration::new(asked.declaration.unwrap_or_default())
-            .map_err(|error| Failure::invalid(error.to_string()))?;
+        let caller = Caller::from_request(&request)?;
+        let body = request.into_inner();
+        let declared = RoleDeclaration::new(body.declaration.unwrap_or_default())
+            .map_err(|error| ServiceError::invalid_argument(error.to_string()))?;
         let store = &self.0.store;
-        let written = store.decide(|| async {
+        let written = store.retry_on_conflict(|| async {
             let known = store.declaration(declared.role()).await?;
             let in_force = known.as_ref().map_or(0, |known| known.value.revision());
-            if asked.expected_revision.is_some_and(|expected| expected != in_force) {
+            if body.expected_revision.is_some_and(|expected| expected != in_force) {
                 let role = declared.role();
                 let sentence = format!(
                     "role {role} was not declared: revision {in_force} is in force, and {} was expected; look at it \
                      and declare it again",
-                    asked.expected_revision.unwrap_or_default()
+                    body.expected_revision.unwrap_or_default()
                 );
-                return Err(Failure::refused(Code::FailedPrecondition, sentence));
+                return Err(ServiceError::rejected(Code::FailedPrecondition, sentence));
             }
-            let Some(new) = declared.clone().replacing(known.as_ref().map(|known| &known.value)) else {
+            let Some(new) = declared.clone().into_next_revision(known.as_ref().map(|known| &known.value)) else {
                 return Ok((known.map(|known| known.value), false));
             };
-            let change = put(DECLARATIONS.key(new.role())?, new.encode(), known.as_ref());
+            let change = record_change(DECLARATIONS.key(new.role())?, new.encode(), known.as_ref());
             store.write(&[change]).await?;
             tracing::info!(role = %new.role(), revision = new.revision(), by = %caller.peer, "a role was declared");
             Ok((Some(new), true))
@@ -71,17 +71,17 @@ impl declarations_server::Declarations for DeclarationsService {
         &self,
         request: Request<wire::DeleteDeclarationRequest>,
     ) -> Result<Response<wire::DeleteDeclarationResponse>, Status> {
-        let caller = Caller::of(&request)?;
+        let caller = Caller::from_request(&request)?;
         let role: DeclaredRole = request
             .into_inner()
             .role
             .parse()
-            .map_err(|error: RoleNameError| Failure::refused(Code::NotFound, error.to_string()))?;
+            .map_err(|error: RoleNameError| ServiceError::rejected(Code::NotFound, error.to_string()))?;
         let leading = &self.0;
-        // Nobody is given the role between the look at the nodes and the deletion.
-        let _alone = leading.membership().await;
-        let deleted = leading.store.decide(|| async {
-            let none = || Failure::refused(Code::NotFound, format!("role {role} is not declared"));
+        // With the lock, nobody adds the role to a node between the check of the nodes and the deletion.
+        let _alone = leading.lock_membership().await;
+        let deleted = leading.store.retry_on_conflict(|| async {
+            let none = || ServiceError::rejected(Code::NotFound, format!("role {role} is not declared"));
             let known = leading.store.declaration(&role).await?.ok_or_else(none)?;
             let nodes = leading.store.nodes().await?.nodes;
             let with: Vec<&NodeId> = nodes
@@ -90,12 +90,14 @@ impl declarations_server::Declarations for DeclarationsService {
                 .map(|node| &node.id)
                 .collect();
             if !with.is_empty() {
-                let sentence =
-                    format!("role {role} was not forgotten: {} have it; take it from them first", told(with));
-                return Err(Failure::refused(Code::FailedPrecondition, sentence));
+                let sentence = format!(
+                    "role {role} was not forgotten: {} have it; take it from them first",
+                    join_names(with)
+                );
+                return Err(ServiceError::rejected(Code::FailedPrecondition, sentence));
             }
-            let expected = Expected::At(known.revision);
-            leading.store.write(&[Change::Delete { key: DECLARATIONS.key(&role)?, expected }]).await
+            let expected = ExpectedRevision::At(known.revision);
+            leading.store.write(&[KeyChange::Delete { key: DECLARATIONS.key(&role)?, expected }]).await
         });
         deleted.await?;
         tracing::info!(%role, by = %caller.peer, "a role was forgotten");
@@ -106,29 +108,29 @@ impl declarations_server::Declarations for DeclarationsService {
         &self,
         request: Request<wire::WatchOwnDeclarationsRequest>,
     ) -> Result<Response<Self::WatchOwnStream>, Status> {
-        let caller = Caller::of(&request)?;
-        let own = own(self.0.clone(), caller.node()?);
-        Ok(Response::new(self.0.stream(&caller, own)))
+        let caller = Caller::from_request(&request)?;
+        let own = watch_declarations_of(self.0.clone(), caller.require_node()?);
+        Ok(Response::new(self.0.guard_stream(&caller, own)))
     }
 }
 
-/// What a node is to run: now, and whenever it changes.
-fn own(
-    leading: Arc<Leading>,
+/// The declared roles of a node: now, and whenever they change.
+fn watch_declarations_of(
+    leading: Arc<LeaderContext>,
     node: NodeId,
 ) -> impl Stream<Item = Result<wire::WatchOwnDeclarationsResponse, Status>> {
-    let changes = leading.view.changes();
-    futures::stream::unfold((leading, changes, None), move |(leading, mut changes, told)| async move {
+    let changes = leading.cache.subscribe_changes();
+    futures::stream::unfold((leading, changes, None), move |(leading, mut changes, reported)| async move {
         loop {
-            let now: Vec<(DeclaredRole, Option<Arc<Declaration>>)> = {
-                let seen = leading.view.seen();
+            let now: Vec<(DeclaredRole, Option<Arc<RoleDeclaration>>)> = {
+                let seen = leading.cache.records();
                 let roles = seen.nodes.get(&node).map(|node| node.roles.declared.clone()).unwrap_or_default();
                 let seen = |role: &DeclaredRole| seen.declarations.get(role).cloned();
                 roles.into_iter().map(|role| (role.clone(), seen(&role))).collect()
             };
-            let same = |told: &Vec<(DeclaredRole, Option<Arc<Declaration>>)>| {
-                told.len() == now.len()
-                    && told.iter().zip(&now).all(|((one, first), (other, second))| {
+            let same = |reported: &Vec<(DeclaredRole, Option<Arc<RoleDeclaration>>)>| {
+                reported.len() == now.len()
+                    && reported.iter().zip(&now).all(|((one, first), (other, second))| {
                         one == other
                             && match (first, second) {
                                 (Some(first), Some(second)) => Arc::ptr_eq(first, second),
@@ -136,8 +138,8 @@ fn own(
                             }
                     })
             };
-            if !told.as_ref().is_some_and(same) {
-                return Some((Ok(answer(&now)), (leading, changes, Some(now))));
+            if !reported.as_ref().is_some_and(same) {
+                return Some((Ok(declarations_response(&now)), (leading, changes, Some(now))));
             }
             if changes.changed().await.is_err() {
                 return None;
@@ -146,9 +148,11 @@ fn own(
     })
 }
 
-/// What a node with these roles is told. A declaration is not forgotten while a node has the role, so one that is not
-/// seen is one that cannot be read.
-fn answer(roles: &[(DeclaredRole, Option<Arc<Declaration>>)]) -> wire::WatchOwnDeclarationsResponse {
+/// The response for a node with these roles. A declaration cannot be deleted while a node has the role, so one that is
+/// missing from the cache cannot be decoded.
+fn declarations_response(
+    roles: &[(DeclaredRole, Option<Arc<RoleDeclaration>>)],
+) -> wire::WatchOwnDeclarationsResponse {
     let declarations = roles.iter().filter_map(|(_, seen)| Some(seen.as_ref()?.to_wire().clone()));
     let unreadable = roles.iter().filter(|(_, seen)| seen.is_none()).map(|(role, _)| role.to_string());
     wire::WatchOwnDeclarationsResponse {
@@ -162,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn role_whose_declaration_is_not_seen_is_told_as_such() {
+    fn role_without_a_readable_declaration_is_reported() {
         let source = Some(wire::program::Source::Path("/bin/server".to_owned()));
         let service = wire::Service {
             name: "server".to_owned(),
@@ -171,9 +175,12 @@ mod tests {
             ..Default::default()
         };
         let declared = wire::Declaration { role: "web".to_owned(), services: vec![service], revision: 1 };
-        let declaration = Arc::new(Declaration::new(declared.clone()).unwrap());
-        let told = answer(&[("disk".parse().unwrap(), None), ("web".parse().unwrap(), Some(declaration))]);
-        assert_eq!(told.declarations, [declared]);
-        assert_eq!(told.unreadable, ["disk"]);
+        let declaration = Arc::new(RoleDeclaration::new(declared.clone()).unwrap());
+        let response = declarations_response(&[
+            ("disk".parse().unwrap(), None),
+            ("web".parse().unwrap(), Some(declaration)),
+        ]);
+        assert_eq!(response.declarations, [declared]);
+        assert_eq!(response.unreadable, ["disk"]);
     }
 }

@@ -1,4 +1,4 @@
-//! What Kubernetes of the cluster is to be, what each node is told of it, and what is signed for whom.
+//! gRPC service Kubernetes: settings, certificates, key rotation, node setup.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,101 +7,102 @@ use std::time::Duration;
 use futures::Stream;
 use tonic::{Code, Request, Response, Status};
 
-use crate::curator::kubernetes::allotment::{Allotment, Bundle};
-use crate::curator::kubernetes::authority::{PublicPoint, Signer, Subject, new_key};
-use crate::curator::kubernetes::certificates::{self, LIFETIME, Needs};
-use crate::curator::kubernetes::keys::{Keys, Which, keys_key};
-use crate::curator::kubernetes::refusal::Refusal;
-use crate::curator::kubernetes::settings::{Settings, check_bundle, settings_key};
-use crate::curator::kubernetes::setup::{self, Known};
-use crate::curator::kubernetes::users;
+use crate::curator::kubernetes::component_certificates::{self, COMPONENT_LIFETIME, KubernetesRole};
+use crate::curator::kubernetes::error::KubernetesError;
+use crate::curator::kubernetes::keys::{KeyPurpose, KubernetesKeys, keys_record_key};
+use crate::curator::kubernetes::node_allocation::{BundleRef, NodeAllocation};
+use crate::curator::kubernetes::node_setup::{self, SetupInputs};
+use crate::curator::kubernetes::settings::{KubernetesSettings, settings_record_key, validate_bundle};
+use crate::curator::kubernetes::signer::{CertificateSubject, P256PublicKey, Signer, generate_key};
+use crate::curator::kubernetes::user_certificates;
 use crate::curator::node::Node;
 use crate::curator::node_id::NodeId;
-use crate::curator::pki::{AUTHORITY_LIFETIME, Issued, Serial, Validity};
-use crate::curator::service::failure::Failure;
-use crate::curator::service::leader::{Answers, Caller, Leading};
-use crate::curator::service::nodes::parse_node;
-use crate::curator::service::store::{Stored, put};
-use crate::etcd::guard::{Change, Expected};
-use crate::model::role::told;
+use crate::curator::pki::{AUTHORITY_LIFETIME, IssuedCertificate, Serial, Validity};
+use crate::curator::service::error::ServiceError;
+use crate::curator::service::leader_context::{Caller, LeaderContext, ResponseStream};
+use crate::curator::service::nodes::parse_node_id;
+use crate::curator::service::store::{Versioned, record_change};
+use crate::etcd::guard::{ExpectedRevision, KeyChange};
+use crate::model::node_role::join_names;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::kubernetes_server;
 
-/// The service.
+/// Implements the gRPC service Kubernetes on the leader.
 #[derive(Clone, Debug)]
-pub struct KubernetesService(pub Arc<Leading>);
+pub struct KubernetesService(pub Arc<LeaderContext>);
 
 impl KubernetesService {
-    /// What Kubernetes is to be; there must be one.
-    async fn settings(&self) -> Result<Stored<Settings>, Failure> {
-        Ok(self.0.store.kubernetes().await?.ok_or(Refusal::None)?)
+    /// The Kubernetes settings; an error if there are none.
+    async fn load_settings(&self) -> Result<Versioned<KubernetesSettings>, ServiceError> {
+        Ok(self.0.store.kubernetes().await?.ok_or(KubernetesError::NotConfigured)?)
     }
 
-    /// What signs in it; there must be one.
-    async fn keys(&self) -> Result<Stored<Keys>, Failure> {
+    /// The Kubernetes keys; an error if there are none.
+    async fn load_keys(&self) -> Result<Versioned<KubernetesKeys>, ServiceError> {
         let keys = self.0.store.kubernetes_keys().await?.filter(|keys| !keys.value.rings.is_empty());
-        Ok(keys.ok_or(Refusal::None)?)
+        Ok(keys.ok_or(KubernetesError::NotConfigured)?)
     }
 
-    /// A new key for this purpose.
-    fn new_signer(&self, which: Which) -> Result<Signer, Failure> {
-        let key = new_key()?;
+    /// A new signing key for this purpose.
+    fn create_signer(&self, which: KeyPurpose) -> Result<Signer, ServiceError> {
+        let key = generate_key()?;
         if !which.is_authority() {
-            return Ok(Signer::bare(&key)?);
+            return Ok(Signer::without_certificate(&key)?);
         }
         let validity = Validity::starting(self.0.clock.now(), AUTHORITY_LIFETIME);
         let serial = Serial::new(rand::random());
-        Ok(Signer::authority(which.as_str(), self.0.cluster.id, &key, serial, validity)?)
+        Ok(Signer::new_authority(which.as_str(), self.0.cluster.id, &key, serial, validity)?)
     }
 
-    fn issue(
+    fn sign_certificate(
         &self,
-        keys: &Keys,
-        which: Which,
-        subject: &Subject,
-        key: &PublicPoint,
+        keys: &KubernetesKeys,
+        which: KeyPurpose,
+        subject: &CertificateSubject,
+        key: &P256PublicKey,
         lifetime: Duration,
-    ) -> Result<Issued, Failure> {
+    ) -> Result<IssuedCertificate, ServiceError> {
         let validity = Validity::starting(self.0.clock.now(), lifetime);
-        let signs = &keys.ring(which)?.signs;
-        Ok(signs.issue(subject, key, Serial::new(rand::random()), validity)?)
+        let signs = &keys.key_ring(which)?.signer;
+        Ok(signs.issue_certificate(subject, key, Serial::new(rand::random()), validity)?)
     }
 
-    /// The calling node as it is now, and whether its certificates are refused.
-    async fn node(&self, id: NodeId) -> Result<(Option<Node>, bool), Failure> {
+    /// The record of the calling node, and whether the node is revoked.
+    async fn load_node(&self, id: NodeId) -> Result<(Option<Node>, bool), ServiceError> {
         let node = self.0.store.node(&id).await?.map(|stored| stored.value);
-        Ok((node, self.0.store.is_revoked(id).await?))
+        Ok((node, self.0.store.is_node_revoked(id).await?))
     }
 }
 
 #[tonic::async_trait]
 impl kubernetes_server::Kubernetes for KubernetesService {
-    type WatchOwnStream = Answers<wire::WatchOwnKubernetesResponse>;
+    type WatchOwnStream = ResponseStream<wire::WatchOwnKubernetesResponse>;
 
     async fn put(
         &self,
         request: Request<wire::PutKubernetesRequest>,
     ) -> Result<Response<wire::PutKubernetesResponse>, Status> {
-        let caller = Caller::of(&request)?;
-        let asked = request.into_inner();
-        let said = Settings::new(asked.settings.unwrap_or_default()).map_err(Failure::from)?;
+        let caller = Caller::from_request(&request)?;
+        let body = request.into_inner();
+        let settings =
+            KubernetesSettings::new(body.settings.unwrap_or_default()).map_err(ServiceError::from)?;
         let leading = &self.0;
-        // Nothing of one that was before is looked at in the middle of this.
-        let _alone = leading.membership().await;
-        let written = leading.store.decide(|| async {
+        // With the lock, nobody reads allocations of a former Kubernetes in the middle of this.
+        let _alone = leading.lock_membership().await;
+        let written = leading.store.retry_on_conflict(|| async {
             let known = leading.store.kubernetes().await?;
             let in_force = known.as_ref().map(|known| &known.value);
-            let Some(new) = said.clone().replacing(in_force, asked.expected_revision)? else {
+            let Some(new) = settings.clone().into_next_revision(in_force, body.expected_revision)? else {
                 return Ok((known.map_or(0, |known| known.value.revision()), false));
             };
-            let mut changes = vec![put(settings_key()?, new.encode(), known.as_ref())];
+            let mut changes = vec![record_change(settings_record_key()?, new.encode(), known.as_ref())];
             if known.is_none() {
-                leading.forget_allotments().await?;
+                leading.delete_allocations().await?;
                 let before = leading.store.kubernetes_keys().await?;
-                let signers = Which::ALL.into_iter().map(|which| Ok((which, self.new_signer(which)?)));
-                let signers = signers.collect::<Result<BTreeMap<_, _>, Failure>>()?;
-                let first = Keys::first(before.as_ref().map(|before| &before.value), signers);
-                changes.push(put(keys_key()?, first.encode(), before.as_ref()));
+                let signers = KeyPurpose::ALL.into_iter().map(|which| Ok((which, self.create_signer(which)?)));
+                let signers = signers.collect::<Result<BTreeMap<_, _>, ServiceError>>()?;
+                let first = KubernetesKeys::initial(before.as_ref().map(|before| &before.value), signers);
+                changes.push(record_change(keys_record_key()?, first.encode(), before.as_ref()));
             }
             leading.store.write(&changes).await?;
             tracing::info!(revision = new.revision(), by = %caller.peer, "it was said what Kubernetes is to be");
@@ -116,20 +117,21 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         _: Request<wire::GetKubernetesRequest>,
     ) -> Result<Response<wire::GetKubernetesResponse>, Status> {
         let leading = &self.0;
-        let settings = self.settings().await?.value;
-        let keys = self.keys().await?.value;
-        let allotments = leading.store.allotments().await?.all;
+        let settings = self.load_settings().await?.value;
+        let keys = self.load_keys().await?.value;
+        let allotments = leading.store.allocations().await?.allocations;
         let nodes = leading.store.nodes().await?.nodes;
-        let rotations = keys.rotations(&leading.standings(&nodes, &allotments), leading.token_overlap);
+        let rotations =
+            keys.describe_rotations(&leading.node_progress(&nodes, &allotments), leading.token_overlap);
         let assigned = allotments.into_iter().filter(|(node, _)| nodes.contains_key(node));
         let assigned = assigned.filter_map(|(node, has)| Some((node.to_string(), has.bundle?.digest)));
         Ok(Response::new(wire::GetKubernetesResponse {
-            settings: Some(settings.said().clone()),
+            settings: Some(settings.spec().clone()),
             revision: settings.revision(),
             assigned: assigned.collect(),
             authorities: keys.authorities(),
             rotations,
-            api_servers: setup::api_servers(nodes.values()),
+            api_servers: node_setup::api_server_addresses(nodes.values()),
         }))
     }
 
@@ -137,11 +139,11 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         &self,
         request: Request<wire::DeleteKubernetesRequest>,
     ) -> Result<Response<wire::DeleteKubernetesResponse>, Status> {
-        let caller = Caller::of(&request)?;
+        let caller = Caller::from_request(&request)?;
         let leading = &self.0;
-        // Nobody is given a role of it between the look at the nodes and the deletion.
-        let _alone = leading.membership().await;
-        let deleted = leading.store.decide(|| async {
+        // With the lock, nobody adds a Kubernetes role to a node between the check of the nodes and the deletion.
+        let _alone = leading.lock_membership().await;
+        let deleted = leading.store.retry_on_conflict(|| async {
             let Some(known) = leading.store.kubernetes().await? else { return Ok(false) };
             let nodes = leading.store.nodes().await?.nodes;
             let with = nodes
@@ -150,12 +152,16 @@ impl kubernetes_server::Kubernetes for KubernetesService {
                 .map(|node| node.id);
             let with: Vec<NodeId> = with.collect();
             if !with.is_empty() {
-                return Err(Refusal::InUse { with: told(with) }.into());
+                return Err(KubernetesError::InUse { nodes: join_names(with) }.into());
             }
-            let expected = Expected::At(known.revision);
-            let mut changes = vec![Change::Delete { key: settings_key()?, expected }];
+            let expected = ExpectedRevision::At(known.revision);
+            let mut changes = vec![KeyChange::Delete { key: settings_record_key()?, expected }];
             if let Some(keys) = leading.store.kubernetes_keys().await? {
-                changes.push(put(keys_key()?, keys.value.forgotten().encode(), Some(&keys)));
+                changes.push(record_change(
+                    keys_record_key()?,
+                    keys.value.without_keys().encode(),
+                    Some(&keys),
+                ));
             }
             leading.store.write(&changes).await?;
             Ok(true)
@@ -163,7 +169,7 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         if deleted.await? {
             tracing::warn!(by = %caller.peer, "Kubernetes of the cluster was forgotten, with its authorities and keys");
         }
-        leading.forget_allotments().await?;
+        leading.delete_allocations().await?;
         Ok(Response::new(wire::DeleteKubernetesResponse {}))
     }
 
@@ -171,27 +177,27 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         &self,
         request: Request<wire::AssignBundleRequest>,
     ) -> Result<Response<wire::AssignBundleResponse>, Status> {
-        let caller = Caller::of(&request)?;
-        let asked = request.into_inner();
-        let id = parse_node(&asked.node_id)?;
-        let bundle = match asked.bundle.as_str() {
+        let caller = Caller::from_request(&request)?;
+        let body = request.into_inner();
+        let id = parse_node_id(&body.node_id)?;
+        let bundle = match body.bundle.as_str() {
             "" => None,
             digest => {
-                check_bundle(digest, &asked.url).map_err(Failure::from)?;
-                Some(Bundle { digest: digest.to_owned(), url: asked.url.clone() })
+                validate_bundle(digest, &body.url).map_err(ServiceError::from)?;
+                Some(BundleRef { digest: digest.to_owned(), url: body.url.clone() })
             }
         };
         let leading = &self.0;
-        let _alone = leading.membership().await;
-        let assigned = leading.store.decide(|| async {
-            self.settings().await?;
-            leading.store.node(&id).await?.ok_or(Refusal::Unknown(id))?;
-            let allotments = leading.store.allotments().await?;
-            let has = allotments.all.get(&id).cloned().unwrap_or_default();
-            let wanted = Allotment { bundle: bundle.clone(), ..has.clone() };
+        let _alone = leading.lock_membership().await;
+        let assigned = leading.store.retry_on_conflict(|| async {
+            self.load_settings().await?;
+            leading.store.node(&id).await?.ok_or(KubernetesError::UnknownNode(id))?;
+            let allotments = leading.store.allocations().await?;
+            let has = allotments.allocations.get(&id).cloned().unwrap_or_default();
+            let wanted = NodeAllocation { bundle: bundle.clone(), ..has.clone() };
             if wanted != has {
-                leading.store.write(&[allotments.put(&id, &wanted)?]).await?;
-                tracing::info!(node = %id, bundle = asked.bundle, by = %caller.peer, "a node has another bundle of Kubernetes");
+                leading.store.write(&[allotments.allocation_change(&id, &wanted)?]).await?;
+                tracing::info!(node = %id, bundle = body.bundle, by = %caller.peer, "a node has another bundle of Kubernetes");
             }
             Ok(())
         });
@@ -203,24 +209,30 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         &self,
         request: Request<wire::WatchOwnKubernetesRequest>,
     ) -> Result<Response<Self::WatchOwnStream>, Status> {
-        let caller = Caller::of(&request)?;
-        let own = own(self.0.clone(), caller.node()?);
-        Ok(Response::new(self.0.stream(&caller, own)))
+        let caller = Caller::from_request(&request)?;
+        let own = watch_setup_of(self.0.clone(), caller.require_node()?);
+        Ok(Response::new(self.0.guard_stream(&caller, own)))
     }
 
     async fn issue_certificate(
         &self,
         request: Request<wire::IssueKubernetesCertificateRequest>,
     ) -> Result<Response<wire::IssueKubernetesCertificateResponse>, Status> {
-        let id = Caller::of(&request)?.node()?;
-        let asked = request.into_inner();
-        let key = PublicPoint::from_spki(&asked.public_key).map_err(Failure::from)?;
-        let (node, revoked) = self.node(id).await?;
+        let id = Caller::from_request(&request)?.require_node()?;
+        let body = request.into_inner();
+        let key = P256PublicKey::from_spki(&body.public_key).map_err(ServiceError::from)?;
+        let (node, revoked) = self.load_node(id).await?;
         let settings = self.0.store.kubernetes().await?.map(|stored| stored.value);
-        let decided = certificates::decide(asked.component, node.as_ref(), id, revoked, settings.as_ref());
-        let (which, subject) = decided.map_err(Failure::from)?;
-        let keys = self.keys().await?.value;
-        let issued = self.issue(&keys, which, &subject, &key, LIFETIME)?;
+        let decided = component_certificates::resolve_certificate(
+            body.component,
+            node.as_ref(),
+            id,
+            revoked,
+            settings.as_ref(),
+        );
+        let (which, subject) = decided.map_err(ServiceError::from)?;
+        let keys = self.load_keys().await?.value;
+        let issued = self.sign_certificate(&keys, which, &subject, &key, COMPONENT_LIFETIME)?;
         tracing::debug!(node = %id, authority = %which, name = subject.name, serial = %issued.serial, "a component has a certificate");
         Ok(Response::new(wire::IssueKubernetesCertificateResponse {
             certificate: issued.certificate,
@@ -232,13 +244,19 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         &self,
         request: Request<wire::GetSigningKeyRequest>,
     ) -> Result<Response<wire::GetSigningKeyResponse>, Status> {
-        let id = Caller::of(&request)?.node()?;
-        let (node, revoked) = self.node(id).await?;
+        let id = Caller::from_request(&request)?.require_node()?;
+        let (node, revoked) = self.load_node(id).await?;
         let settings = self.0.store.kubernetes().await?.map(|stored| stored.value);
-        certificates::may_have(node.as_ref(), id, revoked, Needs::Controller, settings.as_ref())
-            .map_err(Failure::from)?;
-        let keys = self.keys().await?.value;
-        let signs = &keys.ring(Which::ServiceAccounts).map_err(Failure::from)?.signs;
+        component_certificates::authorize_node(
+            node.as_ref(),
+            id,
+            revoked,
+            KubernetesRole::Controller,
+            settings.as_ref(),
+        )
+        .map_err(ServiceError::from)?;
+        let keys = self.load_keys().await?.value;
+        let signs = &keys.key_ring(KeyPurpose::ServiceAccounts).map_err(ServiceError::from)?.signer;
         Ok(Response::new(wire::GetSigningKeyResponse {
             private_key: signs.pkcs8().to_vec(),
             generation: keys.generation,
@@ -249,12 +267,13 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         &self,
         request: Request<wire::IssueKubernetesUserRequest>,
     ) -> Result<Response<wire::IssueKubernetesUserResponse>, Status> {
-        let caller = Caller::of(&request)?;
-        let asked = request.into_inner();
-        let key = PublicPoint::from_spki(&asked.public_key).map_err(Failure::from)?;
-        let (subject, lifetime) = users::decide(&asked).map_err(Failure::from)?;
-        let keys = self.keys().await?.value;
-        let issued = self.issue(&keys, Which::Clients, &subject, &key, lifetime)?;
+        let caller = Caller::from_request(&request)?;
+        let body = request.into_inner();
+        let key = P256PublicKey::from_spki(&body.public_key).map_err(ServiceError::from)?;
+        let (subject, lifetime) =
+            user_certificates::plan_user_certificate(&body).map_err(ServiceError::from)?;
+        let keys = self.load_keys().await?.value;
+        let issued = self.sign_certificate(&keys, KeyPurpose::Clients, &subject, &key, lifetime)?;
         tracing::info!(
             user = subject.name, group = subject.organisation, serial = %issued.serial, by = %caller.peer,
             "a user of Kubernetes has a certificate"
@@ -267,8 +286,8 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         Ok(Response::new(wire::IssueKubernetesUserResponse {
             certificate: issued.certificate,
             servers: servers.map(|authority| authority.trusted).unwrap_or_default(),
-            api_servers: setup::api_servers(nodes.values()),
-            not_after_ms: issued.validity.until.timestamp_millis(),
+            api_servers: node_setup::api_server_addresses(nodes.values()),
+            not_after_ms: issued.validity.not_after.timestamp_millis(),
         }))
     }
 
@@ -276,22 +295,22 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         &self,
         request: Request<wire::RotateKubernetesRequest>,
     ) -> Result<Response<wire::RotateKubernetesResponse>, Status> {
-        let caller = Caller::of(&request)?;
+        let caller = Caller::from_request(&request)?;
         let number = request.into_inner().which;
-        let which = Which::from_wire(number).map_err(Failure::from)?;
+        let which = KeyPurpose::from_wire(number).map_err(ServiceError::from)?;
         let leading = &self.0;
-        // Nobody is told a generation meanwhile that is thought to be told to nobody.
-        let _alone = leading.membership().await;
-        let begun = leading.store.decide(|| async {
-            self.settings().await?;
-            let known = self.keys().await?;
-            let new = self.new_signer(which)?;
-            match known.value.begin(which, new, leading.clock.now())? {
+        // With the lock, no node is assigned a generation whose bundle is just being dropped as unused.
+        let _alone = leading.lock_membership().await;
+        let begun = leading.store.retry_on_conflict(|| async {
+            self.load_settings().await?;
+            let known = self.load_keys().await?;
+            let new = self.create_signer(which)?;
+            match known.value.begin_rotation(which, new, leading.clock.now())? {
                 None => Ok(known.value),
                 Some(begun) => {
-                    leading.tell_whoever_is_new().await?;
-                    let begun = begun.keeping(leading.store.allotments().await?.told());
-                    leading.store.write(&[put(keys_key()?, begun.encode(), Some(&known))]).await?;
+                    leading.assign_to_new_nodes().await?;
+                    let begun = begun.retain_bundles(leading.store.allocations().await?.assigned_generations());
+                    leading.store.write(&[record_change(keys_record_key()?, begun.encode(), Some(&known))]).await?;
                     tracing::warn!(%which, generation = begun.generation, by = %caller.peer, "keys of Kubernetes are being replaced");
                     Ok(begun)
                 }
@@ -299,30 +318,31 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         });
         let keys = begun.await?;
         let nodes = leading.store.nodes().await?.nodes;
-        let allotments = leading.store.allotments().await?.all;
-        let rotations = keys.rotations(&leading.standings(&nodes, &allotments), leading.token_overlap);
+        let allotments = leading.store.allocations().await?.allocations;
+        let rotations =
+            keys.describe_rotations(&leading.node_progress(&nodes, &allotments), leading.token_overlap);
         let rotation = rotations.into_iter().find(|rotation| rotation.which == number);
         Ok(Response::new(wire::RotateKubernetesResponse { rotation }))
     }
 }
 
-/// What a node is to run: now, and whenever it changes.
-fn own(
-    leading: Arc<Leading>,
+/// The setup of a node: now, and whenever it changes.
+fn watch_setup_of(
+    leading: Arc<LeaderContext>,
     node: NodeId,
 ) -> impl Stream<Item = Result<wire::WatchOwnKubernetesResponse, Status>> {
-    let changes = leading.view.changes();
+    let changes = leading.cache.subscribe_changes();
     futures::stream::unfold(Some((leading, changes, None)), move |state| async move {
-        let (leading, mut changes, told) = state?;
+        let (leading, mut changes, response) = state?;
         loop {
             changes.mark_unchanged();
-            match seen(&leading, &node) {
-                // It stops nothing because of what cannot be read: it is told nothing until it can.
+            match setup_response(&leading, &node) {
+                // An unreadable record must not make the node stop anything, so it gets an error and no setup.
                 Err(status) => return Some((Err(status), None)),
-                Ok(Some(now)) if told.as_ref() != Some(&now) => {
+                Ok(Some(now)) if response.as_ref() != Some(&now) => {
                     return Some((Ok(now.clone()), Some((leading, changes, Some(now)))));
                 }
-                // Nor because it is not written yet which generation it may be told.
+                // The same while no generation is assigned yet: send nothing.
                 Ok(_) => {}
             }
             if changes.changed().await.is_err() {
@@ -332,9 +352,12 @@ fn own(
     })
 }
 
-/// What a node is told that it is to run, by what is seen now; none while it may be told of no generation yet.
-fn seen(leading: &Leading, node: &NodeId) -> Result<Option<wire::WatchOwnKubernetesResponse>, Status> {
-    let seen = leading.view.seen();
+/// The setup of a node, from the cached records; `None` while it runs Kubernetes but no generation is assigned to it.
+fn setup_response(
+    leading: &LeaderContext,
+    node: &NodeId,
+) -> Result<Option<wire::WatchOwnKubernetesResponse>, Status> {
+    let seen = leading.cache.records();
     let of_kubernetes = &seen.kubernetes;
     if let Some(key) = of_kubernetes.unreadable_for(node) {
         return Err(Status::new(
@@ -347,11 +370,14 @@ fn seen(leading: &Leading, node: &NodeId) -> Result<Option<wire::WatchOwnKuberne
         return Ok(Some(nothing));
     };
     let Some(own) = seen.nodes.get(node) else { return Ok(Some(nothing)) };
-    let none = Allotment::default();
-    let allotment = of_kubernetes.allotments.get(node).unwrap_or(&none);
-    let nodes = seen.nodes.present().map(AsRef::as_ref);
-    let edition = allotment.told.map_or_else(|| keys.edition(), |told| keys.edition_of(told.generation));
-    let setup = setup::setup(Known { settings, edition: &edition }, own, allotment, nodes);
-    let may_be_told = setup.is_none() || allotment.told.is_some();
-    Ok(may_be_told.then_some(wire::WatchOwnKubernetesResponse { setup }))
+    let none = NodeAllocation::default();
+    let allotment = of_kubernetes.allocations.get(node).unwrap_or(&none);
+    let nodes = seen.nodes.nodes().map(AsRef::as_ref);
+    let edition = allotment
+        .assigned
+        .map_or_else(|| keys.trust_bundle(), |generation| keys.trust_bundle_for(generation.generation));
+    let setup =
+        node_setup::build_node_setup(SetupInputs { settings, trust_bundle: &edition }, own, allotment, nodes);
+    let may_be_notified = setup.is_none() || allotment.assigned.is_some();
+    Ok(may_be_notified.then_some(wire::WatchOwnKubernetesResponse { setup }))
 }

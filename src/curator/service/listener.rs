@@ -1,8 +1,8 @@
-//! Taking connections, and ending them all.
+//! The curator's TLS listener: handshakes, connection limits, cutting connections on a role change.
 //!
-//! When a curator becomes something else than it was, every connection to it ends: a call that came before must not be
-//! answered by what it is now, and whoever is connected must find out who leads. So calls under way are answered that it
-//! is over, and a moment later connections are cut, whatever still goes on in them.
+//! When a curator changes its role, every connection to it ends: a call that came before must not be served in the new
+//! role, and every client must find the leader again. So calls under way get the response that the leadership has
+//! ended, and a moment later the connections are cut, whatever is still going on in them.
 
 use std::convert::Infallible;
 use std::io;
@@ -21,53 +21,54 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
-use crate::curator::service::door::Door;
-use crate::curator::service::leader::ShownCertificates;
+use crate::curator::service::auth_router::AuthRouter;
+use crate::curator::service::leader_context::PeerCertificates;
 
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// Handshakes at once: whoever opens connections and says nothing keeps others out for less than that limit.
-const HANDSHAKES: usize = 1024;
-const GRACE: Duration = Duration::from_millis(500);
-/// Sooner than a node would count as silent.
-const KEEPALIVE: Duration = Duration::from_secs(5);
-const KEEPALIVE_ANSWER: Duration = Duration::from_secs(5);
-const CALLS_PER_CONNECTION: u32 = 256;
-const HEADER_LIMIT: u32 = 16 << 10;
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Most concurrent handshakes. A client that connects and sends nothing occupies one for [`HANDSHAKE_TIMEOUT`] at the
+/// most.
+const MAX_HANDSHAKES: usize = 1024;
+const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
+/// A dead connection is noticed after interval plus timeout, no later than a node counts as silent.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_CALLS_PER_CONNECTION: u32 = 256;
+const MAX_HEADER_BYTES: u32 = 16 << 10;
 
-/// Serves this door until `over`; all connections have ended when it returns.
-pub async fn serve(
+/// Serves `door` until `over` is cancelled. All connections have ended when it returns.
+pub async fn serve_connections(
     listener: Arc<TcpListener>,
     config: Arc<ServerConfig>,
-    door: Door,
+    door: AuthRouter,
     over: CancellationToken,
 ) {
     let cut = CancellationToken::new();
-    // Dropped half-way, this ends all connections too.
+    // If this future is dropped, all connections end too.
     let _cut_at_the_end = cut.clone().drop_guard();
     let acceptor = TlsAcceptor::from(config);
-    let handshake = |stream: TcpStream| let_in(acceptor.clone(), stream, cut.clone());
+    let handshake = |stream: TcpStream| accept_tls(acceptor.clone(), stream, cut.clone());
     let connections = futures::stream::unfold(listener, |listener| async {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => return Some((stream, listener)),
-                Err(error) => wait_for_room(&error).await,
+                Err(error) => pause_after_accept_error(&error).await,
             }
         }
     });
     let connections = connections
         .map(handshake)
-        .buffer_unordered(HANDSHAKES)
+        .buffer_unordered(MAX_HANDSHAKES)
         .filter_map(std::future::ready)
         .map(Ok::<_, Infallible>);
     let server = Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE))
-        .http2_keepalive_timeout(Some(KEEPALIVE_ANSWER))
-        .max_concurrent_streams(CALLS_PER_CONNECTION)
-        .http2_max_header_list_size(HEADER_LIMIT);
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
+        .http2_max_header_list_size(MAX_HEADER_BYTES);
     let serving = server.serve_with_incoming_shutdown(door, connections, over.cancelled());
     let cutting = async {
         over.cancelled().await;
-        tokio::time::sleep(GRACE).await;
+        tokio::time::sleep(SHUTDOWN_GRACE).await;
         cut.cancel();
         std::future::pending::<()>().await;
     };
@@ -79,24 +80,28 @@ pub async fn serve(
     }
 }
 
-/// Closes whatever connects: this curator does not know who leads, and nobody is to wait for it.
-pub async fn turn_away(listener: &TcpListener) {
+/// Closes every new connection: this curator knows no leader, and clients need not wait for it.
+pub async fn reject_connections(listener: &TcpListener) {
     loop {
         match listener.accept().await {
             Ok(connection) => drop(connection),
-            Err(error) => wait_for_room(&error).await,
+            Err(error) => pause_after_accept_error(&error).await,
         }
     }
 }
 
-/// Mostly "too many open files": the pause lets some of them end.
-async fn wait_for_room(error: &io::Error) {
+/// The usual error is "too many open files": the pause lets some files close.
+async fn pause_after_accept_error(error: &io::Error) {
     tracing::warn!(%error, "cannot take a connection to the curator");
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
-async fn let_in(acceptor: TlsAcceptor, stream: TcpStream, cut: CancellationToken) -> Option<Connection> {
-    let shaken = tokio::time::timeout(HANDSHAKE_LIMIT, async {
+async fn accept_tls(
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+    cut: CancellationToken,
+) -> Option<SeverableConnection> {
+    let shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, async {
         stream.set_nodelay(true)?;
         acceptor.accept(stream).await
     });
@@ -104,7 +109,11 @@ async fn let_in(acceptor: TlsAcceptor, stream: TcpStream, cut: CancellationToken
         Ok(Ok(stream)) => {
             let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
             let shown = shown.iter().map(|certificate| certificate.to_vec()).collect();
-            Some(Connection { stream, shown, cut: Box::pin(cut.cancelled_owned()) })
+            Some(SeverableConnection {
+                stream,
+                peer_certificates: shown,
+                severed: Box::pin(cut.cancelled_owned()),
+            })
         }
         Ok(Err(error)) => {
             tracing::debug!(%error, "a handshake with the curator failed");
@@ -117,48 +126,48 @@ async fn let_in(acceptor: TlsAcceptor, stream: TcpStream, cut: CancellationToken
     }
 }
 
-/// A connection that can be cut.
-struct Connection {
+/// A TLS connection that can be cut.
+struct SeverableConnection {
     stream: TlsStream<TcpStream>,
-    shown: ShownCertificates,
-    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    peer_certificates: PeerCertificates,
+    severed: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
-impl Connection {
-    fn is_cut(&mut self, context: &mut Context<'_>) -> bool {
+impl SeverableConnection {
+    fn is_severed(&mut self, context: &mut Context<'_>) -> bool {
         use std::future::Future as _;
-        self.cut.as_mut().poll(context).is_ready()
+        self.severed.as_mut().poll(context).is_ready()
     }
 }
 
-impl Connected for Connection {
-    type ConnectInfo = ShownCertificates;
+impl Connected for SeverableConnection {
+    type ConnectInfo = PeerCertificates;
 
-    fn connect_info(&self) -> ShownCertificates {
-        self.shown.clone()
+    fn connect_info(&self) -> PeerCertificates {
+        self.peer_certificates.clone()
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for SeverableConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         to: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.is_cut(context) {
+        if self.is_severed(context) {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
         Pin::new(&mut self.stream).poll_read(context, to)
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for SeverableConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         from: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.is_cut(context) {
+        if self.is_severed(context) {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
         Pin::new(&mut self.stream).poll_write(context, from)
@@ -169,7 +178,7 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.is_cut(context) {
+        if self.is_severed(context) {
             return Poll::Ready(Ok(()));
         }
         Pin::new(&mut self.stream).poll_shutdown(context)

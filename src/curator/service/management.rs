@@ -1,4 +1,6 @@
-//! What owners order of nodes, and what everybody may ask about the cluster.
+//! gRPC service Management: approve, roles, labels, decommission, delete.
+//!
+//! It also has the read-only calls about the cluster, its nodes and its etcd members.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,40 +8,40 @@ use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 use crate::curator::credential::Revocation;
-use crate::curator::filter::Filter;
-use crate::curator::kubernetes::allotment::{self, Allotment};
-use crate::curator::labels;
-use crate::curator::life_cycle::{self, Bypass, Outcome, Refusal};
-use crate::curator::membership::owners;
-use crate::curator::node::{Node, State};
+use crate::curator::kubernetes::node_allocation::{self, NodeAllocation};
+use crate::curator::membership::match_members_to_nodes;
+use crate::curator::node::{Node, NodeState};
+use crate::curator::node_filter::NodeFilter;
 use crate::curator::node_id::{NodeId, PublicKey};
-use crate::curator::roles::{Next, Order, evaluate};
-use crate::curator::service::failure::Failure;
-use crate::curator::service::leader::{Caller, Leading};
-use crate::curator::service::nodes::parse_node;
-use crate::curator::service::store::put_node;
-use crate::etcd::guard::{Change, Expected};
-use crate::model::role::{DeclaredRole, Role, RoleNameError};
+use crate::curator::node_labels;
+use crate::curator::node_lifecycle::{self, DeleteBypass, LifecycleError, NodeUpdate};
+use crate::curator::role_orders::{NextStep, RoleOrder, plan_role_change};
+use crate::curator::service::error::ServiceError;
+use crate::curator::service::leader_context::{Caller, LeaderContext};
+use crate::curator::service::nodes::parse_node_id;
+use crate::curator::service::store::node_change;
+use crate::etcd::guard::{ExpectedRevision, KeyChange};
+use crate::model::node_role::{DeclaredRole, NodeRole, RoleNameError};
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::management_server;
 
-/// The service.
+/// Implements the gRPC service Management on the leader.
 #[derive(Clone, Debug)]
-pub struct ManagementService(pub Arc<Leading>);
+pub struct ManagementService(pub Arc<LeaderContext>);
 
 impl ManagementService {
     /// Changes one node by a decision about its record alone.
-    async fn change(
+    async fn update_node(
         &self,
         id: NodeId,
-        decide: impl Fn(Option<&Node>) -> Result<Outcome, Failure>,
-    ) -> Result<Node, Failure> {
+        decide: impl Fn(Option<&Node>) -> Result<NodeUpdate, ServiceError>,
+    ) -> Result<Node, ServiceError> {
         let store = &self.0.store;
-        let changed = store.decide(|| async {
+        let changed = store.retry_on_conflict(|| async {
             let known = store.node(&id).await?;
             let outcome = decide(known.as_ref().map(|known| &known.value))?;
-            if let Outcome::Changed(node) = &outcome {
-                store.write(&[put_node(node, known.as_ref().map(|known| known.revision))?]).await?;
+            if let NodeUpdate::Changed(node) = &outcome {
+                store.write(&[node_change(node, known.as_ref().map(|known| known.revision))?]).await?;
             }
             Ok(outcome.node().clone())
         });
@@ -64,12 +66,12 @@ impl management_server::Management for ManagementService {
         &self,
         request: Request<wire::ListNodesRequest>,
     ) -> Result<Response<wire::ListNodesResponse>, Status> {
-        let filter = Filter::new(request.get_ref()).map_err(Failure::invalid)?;
+        let filter = NodeFilter::new(request.get_ref()).map_err(ServiceError::invalid_argument)?;
         let stored = self.0.store.nodes().await?;
-        let (heard, now) = (self.0.heartbeats(), self.0.clock.running());
+        let (tracker, now) = (self.0.lock_heartbeats(), self.0.clock.monotonic());
         let nodes = stored.nodes.values().filter_map(|node| {
-            let health = heard.health(node, now);
-            let shown = filter.shows(node, health);
+            let health = tracker.node_health(node, now);
+            let shown = filter.matches(node, health);
             shown.then(|| wire::ListedNode { node: Some(node.to_wire()), health: Some(health.to_wire()) })
         });
         Ok(Response::new(wire::ListNodesResponse { nodes: nodes.collect() }))
@@ -79,11 +81,12 @@ impl management_server::Management for ManagementService {
         &self,
         request: Request<wire::ApproveRequest>,
     ) -> Result<Response<wire::ApproveResponse>, Status> {
-        let caller = Caller::of(&request)?;
-        let key = PublicKey::from_slice(&request.get_ref().public_key).map_err(Failure::invalid)?;
-        let id = NodeId::of(&key);
+        let caller = Caller::from_request(&request)?;
+        let key =
+            PublicKey::from_slice(&request.get_ref().public_key).map_err(ServiceError::invalid_argument)?;
+        let id = NodeId::from_key(&key);
         let now = self.0.clock.now();
-        let node = self.change(id, |known| Ok(life_cycle::approve(known, &key, now)?)).await?;
+        let node = self.update_node(id, |known| Ok(node_lifecycle::approve_node(known, &key, now)?)).await?;
         tracing::info!(node = %id, by = %caller.peer, "a node was approved");
         Ok(Response::new(wire::ApproveResponse { node: Some(node.to_wire()) }))
     }
@@ -92,45 +95,45 @@ impl management_server::Management for ManagementService {
         &self,
         request: Request<wire::UpdateRolesRequest>,
     ) -> Result<Response<wire::UpdateRolesResponse>, Status> {
-        let caller = Caller::of(&request)?;
-        let asked = request.into_inner();
-        let id = parse_node(&asked.node_id)?;
-        let order = Order { give: roles(&asked.give)?, take: roles(&asked.take)? };
+        let caller = Caller::from_request(&request)?;
+        let body = request.into_inner();
+        let id = parse_node_id(&body.node_id)?;
+        let order = RoleOrder { add: parse_roles(&body.give)?, remove: parse_roles(&body.take)? };
         let leading = &self.0;
-        let _alone = leading.membership().await;
-        let node = leading.store.decide(|| async {
-            // Members first, as membership::sync wants it.
-            let mut members = leading.members().await?;
+        let _alone = leading.lock_membership().await;
+        let node = leading.store.retry_on_conflict(|| async {
+            // Members before nodes, as `membership::plan_sync` requires.
+            let mut members = leading.list_members().await?;
             let stored = leading.store.nodes().await?;
-            let node = stored.nodes.get(&id).ok_or(Refusal::Unknown(id))?;
+            let node = stored.nodes.get(&id).ok_or(LifecycleError::Unknown(id))?;
             let declared: BTreeSet<DeclaredRole> =
                 leading.store.declarations().await?.iter().map(|kept| kept.value.role().clone()).collect();
-            let plan = evaluate(node, &order, &members, &stored.nodes, &declared)?;
+            let plan = plan_role_change(node, &order, &members, &stored.nodes, &declared)?;
             let settings = leading.store.kubernetes().await?.map(|stored| stored.value);
-            let allotments = leading.store.allotments().await?;
-            let given = allotment::given(node, &order, settings.as_ref(), &allotments.all)?;
+            let allotments = leading.store.allocations().await?;
+            let given = node_allocation::plan_allocation(node, &order, settings.as_ref(), &allotments.allocations)?;
             let mut made = false;
             let changed = loop {
-                match plan.next(made, node, &members, &stored.nodes)? {
-                    Next::Membership(step) => {
-                        leading.step(&step).await?;
-                        members = leading.members().await?;
+                match plan.next_step(made, node, &members, &stored.nodes)? {
+                    NextStep::ChangeMembers(step) => {
+                        leading.change_members(&step).await?;
+                        members = leading.list_members().await?;
                         made = true;
                     }
-                    Next::Record(changed) => break *changed,
+                    NextStep::WriteRecord(changed) => break *changed,
                 }
             };
             if changed != *node {
-                let mut changes = vec![put_node(&changed, stored.revisions.get(&id).copied())?];
+                let mut changes = vec![node_change(&changed, stored.revisions.get(&id).copied())?];
                 if let Some(given) = given {
-                    changes.push(allotments.put(&id, &given)?);
-                    leading.store.write_while(&changes, &allotments.unchanged()).await?;
+                    changes.push(allotments.allocation_change(&id, &given)?);
+                    leading.store.write_if_unchanged(&changes, &allotments.unchanged_keys()).await?;
                 } else {
                     leading.store.write(&changes).await?;
                 }
-                let (before, now) = (crate::model::role::told(node.roles.names()), changed.roles.names());
+                let (before, now) = (crate::model::node_role::join_names(node.roles.names()), changed.roles.names());
                 tracing::info!(
-                    node = %id, by = %caller.peer, before, now = crate::model::role::told(now), "roles were changed"
+                    node = %id, by = %caller.peer, before, now = crate::model::node_role::join_names(now), "roles were changed"
                 );
             }
             Ok(changed)
@@ -142,15 +145,15 @@ impl management_server::Management for ManagementService {
         &self,
         request: Request<wire::UpdateLabelsRequest>,
     ) -> Result<Response<wire::UpdateLabelsResponse>, Status> {
-        let asked = request.into_inner();
-        let id = parse_node(&asked.node_id)?;
-        let changed = self.change(id, |known| {
-            let known = known.ok_or(Refusal::Unknown(id))?;
-            let labels = labels::change(&known.labels, &asked.set, &asked.remove)?;
+        let body = request.into_inner();
+        let id = parse_node_id(&body.node_id)?;
+        let changed = self.update_node(id, |known| {
+            let known = known.ok_or(LifecycleError::Unknown(id))?;
+            let labels = node_labels::apply_label_changes(&known.labels, &body.set, &body.remove)?;
             if labels == known.labels {
-                return Ok(Outcome::Unchanged(known.clone()));
+                return Ok(NodeUpdate::Unchanged(known.clone()));
             }
-            Ok(Outcome::Changed(Node { labels, ..known.clone() }))
+            Ok(NodeUpdate::Changed(Node { labels, ..known.clone() }))
         });
         Ok(Response::new(wire::UpdateLabelsResponse { node: Some(changed.await?.to_wire()) }))
     }
@@ -159,16 +162,18 @@ impl management_server::Management for ManagementService {
         &self,
         request: Request<wire::DecommissionRequest>,
     ) -> Result<Response<wire::DecommissionResponse>, Status> {
-        let caller = Caller::of(&request)?;
-        let id = parse_node(&request.get_ref().node_id)?;
+        let caller = Caller::from_request(&request)?;
+        let id = parse_node_id(&request.get_ref().node_id)?;
         let now = self.0.clock.now();
         let node = {
-            let _alone = self.0.membership().await;
-            self.change(id, |known| Ok(life_cycle::decommission(known, id, now)?)).await?
+            let _alone = self.0.lock_membership().await;
+            self.update_node(id, |known| Ok(node_lifecycle::decommission_node(known, id, now)?)).await?
         };
         tracing::warn!(node = %id, by = %caller.peer, "a node was decommissioned");
         self.0
-            .until_seen(|seen| seen.nodes.get(&id).is_none_or(|node| node.state == State::Decommissioned))
+            .wait_until_cached(|seen| {
+                seen.nodes.get(&id).is_none_or(|node| node.state == NodeState::Decommissioned)
+            })
             .await?;
         Ok(Response::new(wire::DecommissionResponse { node: Some(node.to_wire()) }))
     }
@@ -177,33 +182,52 @@ impl management_server::Management for ManagementService {
         &self,
         request: Request<wire::DeleteRequest>,
     ) -> Result<Response<wire::DeleteResponse>, Status> {
-        let caller = Caller::of(&request)?;
-        let asked = request.into_inner();
-        let id = parse_node(&asked.node_id)?;
-        let bypass =
-            Bypass { has_roles: asked.bypass_has_roles, not_decommissioned: asked.bypass_not_decommissioned };
+        let caller = Caller::from_request(&request)?;
+        let body = request.into_inner();
+        let id = parse_node_id(&body.node_id)?;
+        let bypass = DeleteBypass {
+            has_roles: body.bypass_has_roles,
+            not_decommissioned: body.bypass_not_decommissioned,
+        };
         let leading = &self.0;
         {
-            let _alone = leading.membership().await;
-            let deleted = leading.store.decide(|| async {
-                let members = leading.members().await?;
+            let _alone = leading.lock_membership().await;
+            let deleted = leading.store.retry_on_conflict(|| async {
+                let members = leading.list_members().await?;
                 let stored = leading.store.nodes().await?;
-                let step = life_cycle::delete(stored.nodes.get(&id), id, bypass, &members, &stored.nodes)?;
+                let step = node_lifecycle::plan_node_deletion(
+                    stored.nodes.get(&id),
+                    id,
+                    bypass,
+                    &members,
+                    &stored.nodes,
+                )?;
                 if let Some(step) = step {
-                    leading.step(&step).await?;
+                    leading.change_members(&step).await?;
                 }
-                let expected = stored.revisions.get(&id).map_or(Expected::Absent, |at| Expected::At(*at));
+                let expected = stored
+                    .revisions
+                    .get(&id)
+                    .map_or(ExpectedRevision::Absent, |at| ExpectedRevision::At(*at));
                 let changes = [
-                    Change::Delete { key: Node::etcd_key(&id)?, expected },
-                    Change::Delete { key: Revocation::Node(id).etcd_key()?, expected: Expected::Anything },
-                    Change::Delete { key: Allotment::etcd_key(&id)?, expected: Expected::Anything },
+                    KeyChange::Delete { key: Node::etcd_key(&id)?, expected },
+                    KeyChange::Delete {
+                        key: Revocation::Node(id).etcd_key()?,
+                        expected: ExpectedRevision::Any,
+                    },
+                    KeyChange::Delete {
+                        key: NodeAllocation::etcd_key(&id)?,
+                        expected: ExpectedRevision::Any,
+                    },
                 ];
                 leading.store.write(&changes).await
             });
             deleted.await?;
         }
         tracing::warn!(node = %id, by = %caller.peer, ?bypass, "a node was deleted");
-        leading.until_seen(|seen| seen.nodes.get(&id).is_none_or(|node| node.state == State::New)).await?;
+        leading
+            .wait_until_cached(|seen| seen.nodes.get(&id).is_none_or(|node| node.state == NodeState::New))
+            .await?;
         Ok(Response::new(wire::DeleteResponse {}))
     }
 
@@ -211,25 +235,27 @@ impl management_server::Management for ManagementService {
         &self,
         _: Request<wire::GetConsensusRequest>,
     ) -> Result<Response<wire::GetConsensusResponse>, Status> {
-        let members = self.0.members().await?;
+        let members = self.0.list_members().await?;
         let stored = self.0.store.nodes().await?;
-        let owners = owners(&members, &stored.nodes);
+        let owners = match_members_to_nodes(&members, &stored.nodes);
         let node_of = |member: u64| {
-            owners.of_node.iter().find(|(_, owned)| owned.id == member).map(|(node, _)| node.to_string())
+            owners.by_node.iter().find(|(_, owned)| owned.id == member).map(|(node, _)| node.to_string())
         };
         let members = members.iter().map(|member| wire::EtcdMember {
             member_id: member.id,
             node_id: node_of(member.id).unwrap_or_default(),
             peer_urls: member.peer_urls.clone(),
             learner: member.learner,
-            started: member.started(),
+            started: member.has_started(),
             reachable: member.reachable,
         });
         Ok(Response::new(wire::GetConsensusResponse { members: members.collect() }))
     }
 }
 
-fn roles(names: &[String]) -> Result<BTreeSet<Role>, Failure> {
-    let parsed = names.iter().map(|name| name.parse::<Role>());
-    parsed.collect::<Result<_, RoleNameError>>().map_err(|error| Failure::invalid(error.to_string()))
+fn parse_roles(names: &[String]) -> Result<BTreeSet<NodeRole>, ServiceError> {
+    let parsed = names.iter().map(|name| name.parse::<NodeRole>());
+    parsed
+        .collect::<Result<_, RoleNameError>>()
+        .map_err(|error| ServiceError::invalid_argument(error.to_string()))
 }

@@ -1,30 +1,32 @@
-//! What a curator serves, and how it comes to lead.
+//! The curator as a server: election, listeners, authorization, gRPC services.
 //!
-//! * [`curator`][]: the whole: standing for election, and serving what it is at the moment.
-//! * [`listener`][]: connections, and their end. [`door`][]: who is let in.
-//! * [`who_leads`][]: what every curator answers.
-//! * [`leader`][]: what one has for as long as it leads; [`store`][]: records, written under its guard; [`view`][] and
-//!   [`chronicle`][]: what everybody watches; [`members`][]: etcd's own; [`kubernetes_care`][]: what becomes of
-//!   Kubernetes by itself; [`failure`][]: what is answered instead.
+//! * [`curator_server`][]: stands for election, and serves in its role.
+//! * [`listener`][]: TLS connections, and cutting them. [`auth_router`][]: authorizes and routes calls.
+//! * [`leader_service`][]: the one service of every curator.
+//! * [`leader_context`][]: what a curator has while it leads. [`store`][]: records, written only while it leads.
+//!   [`record_cache`][] and [`node_watch_cache`][]: caches that serve all watches. [`etcd_members`][]: the members of
+//!   etcd. [`kubernetes_controller`][]: what the leader does about Kubernetes by itself. [`error`][]: errors and their
+//!   codes.
 //! * [`registration`][], [`nodes`][], [`declarations`][], [`kubernetes`][], [`management`][], [`tickets`][],
-//!   [`credentials`][], [`snapshots`][]: the services, one file each. They decide nothing: each reads, asks the decision it is named after, and writes.
+//!   [`credentials`][], [`snapshots`][]: the gRPC services, one file each. They decide nothing: each reads records,
+//!   calls the decision for them, and writes.
 
-pub mod chronicle;
+pub mod auth_router;
 pub mod credentials;
-pub mod curator;
+pub mod curator_server;
 pub mod declarations;
-pub mod door;
-pub mod failure;
+pub mod error;
+pub mod etcd_members;
 pub mod kubernetes;
-pub mod kubernetes_care;
-pub mod leader;
+pub mod kubernetes_controller;
+pub mod leader_context;
+pub mod leader_service;
 pub mod listener;
 pub mod management;
-pub mod members;
+pub mod node_watch_cache;
 pub mod nodes;
+pub mod record_cache;
 pub mod registration;
 pub mod snapshots;
 pub mod store;
 pub mod tickets;
-pub mod view;
-pub mod who_leads;

@@ -1,4 +1,4 @@
-//! What nodes ask and say: watches, status, heartbeats, certificates.
+//! gRPC service Nodes: watches, status reports, heartbeats, certificate renewal.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,66 +7,68 @@ use futures::{Stream, StreamExt as _};
 use prost::Message as _;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::curator::health;
-use crate::curator::life_cycle::{self, Outcome};
 use crate::curator::node;
+use crate::curator::node_health;
 use crate::curator::node_id::NodeId;
-use crate::curator::service::chronicle::News;
-use crate::curator::service::failure::Failure;
-use crate::curator::service::leader::{Answers, Caller, Leading};
-use crate::curator::service::store::put_node;
+use crate::curator::node_lifecycle::{self, NodeUpdate};
+use crate::curator::service::error::ServiceError;
+use crate::curator::service::leader_context::{Caller, LeaderContext, ResponseStream};
+use crate::curator::service::node_watch_cache::NodeEvent;
+use crate::curator::service::store::node_change;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::nodes_server;
 
-/// About how large a message of a watch is; a node more or less.
-const MESSAGE: usize = 2 << 20;
+/// Approximate size of one message of a watch, in bytes; a message exceeds it by less than one node.
+const MESSAGE_BYTES: usize = 2 << 20;
 
-/// The service.
+/// Implements the gRPC service Nodes on the leader.
 #[derive(Clone, Debug)]
-pub struct NodesService(pub Arc<Leading>);
+pub struct NodesService(pub Arc<LeaderContext>);
 
 #[tonic::async_trait]
 impl nodes_server::Nodes for NodesService {
-    type WatchStream = Answers<wire::WatchResponse>;
-    type WatchAllStream = Answers<wire::WatchAllResponse>;
-    type HeartbeatStream = Answers<wire::HeartbeatResponse>;
+    type WatchStream = ResponseStream<wire::WatchResponse>;
+    type WatchAllStream = ResponseStream<wire::WatchAllResponse>;
+    type HeartbeatStream = ResponseStream<wire::HeartbeatResponse>;
 
     async fn watch(
         &self,
         request: Request<wire::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let caller = Caller::of(&request)?;
-        let id = parse_node(&request.get_ref().node_id)?;
-        let watching = one(self.0.clone(), id);
-        Ok(Response::new(self.0.stream(&caller, watching)))
+        let caller = Caller::from_request(&request)?;
+        let id = parse_node_id(&request.get_ref().node_id)?;
+        let watching = watch_node(self.0.clone(), id);
+        Ok(Response::new(self.0.guard_stream(&caller, watching)))
     }
 
     async fn watch_all(
         &self,
         request: Request<wire::WatchAllRequest>,
     ) -> Result<Response<Self::WatchAllStream>, Status> {
-        let caller = Caller::of(&request)?;
-        Ok(Response::new(self.0.stream(&caller, all(self.0.clone()))))
+        let caller = Caller::from_request(&request)?;
+        Ok(Response::new(self.0.guard_stream(&caller, watch_all_nodes(self.0.clone()))))
     }
 
     async fn update_status(
         &self,
         request: Request<wire::UpdateStatusRequest>,
     ) -> Result<Response<wire::UpdateStatusResponse>, Status> {
-        let caller = Caller::of(&request)?;
-        let asked = request.into_inner();
-        let id = parse_node(&asked.node_id)?;
-        caller.may_act_on(id)?;
+        let caller = Caller::from_request(&request)?;
+        let body = request.into_inner();
+        let id = parse_node_id(&body.node_id)?;
+        caller.authorize_node(id)?;
         let leading = &self.0;
-        let status = asked.status.unwrap_or_default();
-        let status = node::Status::from_report(&status, leading.clock.now())
-            .map_err(|fault| Failure::invalid(format!("the status of {id} was not taken: {fault}")))?;
-        let written = leading.store.decide(|| async {
+        let status = body.status.unwrap_or_default();
+        let status = node::NodeStatus::from_report(&status, leading.clock.now()).map_err(|fault| {
+            ServiceError::invalid_argument(format!("the status of {id} was not taken: {fault}"))
+        })?;
+        let written = leading.store.retry_on_conflict(|| async {
             let known = leading.store.node(&id).await?;
-            let outcome = life_cycle::report(known.as_ref().map(|known| &known.value), id, &status)?;
-            if let Outcome::Changed(node) = &outcome {
+            let outcome =
+                node_lifecycle::apply_status_report(known.as_ref().map(|known| &known.value), id, &status)?;
+            if let NodeUpdate::Changed(node) = &outcome {
                 let revision = known.as_ref().map(|known| known.revision);
-                leading.store.write(&[put_node(node, revision)?]).await?;
+                leading.store.write(&[node_change(node, revision)?]).await?;
             }
             Ok(())
         });
@@ -78,31 +80,32 @@ impl nodes_server::Nodes for NodesService {
         &self,
         request: Request<Streaming<wire::HeartbeatRequest>>,
     ) -> Result<Response<Self::HeartbeatStream>, Status> {
-        let caller = Caller::of(&request)?;
-        let id = caller.node()?;
+        let caller = Caller::from_request(&request)?;
+        let id = caller.require_node()?;
         let leading = self.0.clone();
-        let interval_ms = u64::try_from(health::INTERVAL.as_millis()).unwrap_or(u64::MAX);
+        let interval_ms = u64::try_from(node_health::HEARTBEAT_INTERVAL.as_millis()).unwrap_or(u64::MAX);
         let answers = request.into_inner().map(move |beat| {
             beat.map(|wire::HeartbeatRequest {}| {
-                leading.heartbeats().hear(id, leading.clock.running());
+                leading.lock_heartbeats().record_heartbeat(id, leading.clock.monotonic());
                 wire::HeartbeatResponse { interval_ms }
             })
         });
-        Ok(Response::new(self.0.stream(&caller, answers)))
+        Ok(Response::new(self.0.guard_stream(&caller, answers)))
     }
 
     async fn renew_certificate(
         &self,
         request: Request<wire::RenewCertificateRequest>,
     ) -> Result<Response<wire::RenewCertificateResponse>, Status> {
-        let caller = Caller::of(&request)?;
-        let id = caller.node()?;
+        let caller = Caller::from_request(&request)?;
+        let id = caller.require_node()?;
         let leading = &self.0;
         let node = leading.store.node(&id).await?.map(|stored| stored.value);
-        let revoked = leading.store.is_revoked(id).await?;
-        let key = node.as_ref().ok_or(life_cycle::Refusal::Unknown(id)).map_err(Failure::from)?.key;
-        life_cycle::join(node.as_ref(), &key, revoked).map_err(Failure::from)?;
-        let (issued, change) = leading.issue_node(&key)?;
+        let revoked = leading.store.is_node_revoked(id).await?;
+        let key =
+            node.as_ref().ok_or(node_lifecycle::LifecycleError::Unknown(id)).map_err(ServiceError::from)?.key;
+        node_lifecycle::check_join(node.as_ref(), &key, revoked).map_err(ServiceError::from)?;
+        let (issued, change) = leading.issue_node_certificate(&key)?;
         leading.store.write(&[change]).await?;
         Ok(Response::new(wire::RenewCertificateResponse {
             certificate: issued.certificate,
@@ -114,49 +117,56 @@ impl nodes_server::Nodes for NodesService {
         &self,
         request: Request<wire::IssuePeerCertificateRequest>,
     ) -> Result<Response<wire::IssuePeerCertificateResponse>, Status> {
-        let id = Caller::of(&request)?.node()?;
+        let id = Caller::from_request(&request)?.require_node()?;
         let leading = &self.0;
         let node = leading.store.node(&id).await?.map(|stored| stored.value);
-        let revoked = leading.store.is_revoked(id).await?;
-        let key = node.as_ref().ok_or(life_cycle::Refusal::Unknown(id)).map_err(Failure::from)?.key;
-        let address = life_cycle::peer(node.as_ref(), &key, revoked).map_err(Failure::from)?;
-        let (issued, change) = leading.issue_peer(&key, address)?;
+        let revoked = leading.store.is_node_revoked(id).await?;
+        let key =
+            node.as_ref().ok_or(node_lifecycle::LifecycleError::Unknown(id)).map_err(ServiceError::from)?.key;
+        let address =
+            node_lifecycle::etcd_peer_address(node.as_ref(), &key, revoked).map_err(ServiceError::from)?;
+        let (issued, change) = leading.issue_etcd_peer_certificate(&key, address)?;
         leading.store.write(&[change]).await?;
         Ok(Response::new(wire::IssuePeerCertificateResponse { certificate: issued.certificate }))
     }
 }
 
-/// Reads the id of a node in a request.
-pub fn parse_node(text: &str) -> Result<NodeId, Failure> {
-    text.parse().map_err(|error: crate::curator::node_id::NoNodeId| Failure::invalid(error.to_string()))
+/// Parses the id of a node in a request.
+pub fn parse_node_id(text: &str) -> Result<NodeId, ServiceError> {
+    text.parse().map_err(|error: crate::curator::node_id::InvalidNodeId| {
+        ServiceError::invalid_argument(error.to_string())
+    })
 }
 
-fn event(news: &News) -> wire::NodeEvent {
+fn to_wire_event(news: &NodeEvent) -> wire::NodeEvent {
     let event = match news {
-        News::Present(node) => wire::node_event::Event::Present(node.to_wire()),
-        News::Deleted(id) => wire::node_event::Event::Deleted(id.to_string()),
+        NodeEvent::Present(node) => wire::node_event::Event::Present(node.to_wire()),
+        NodeEvent::Deleted(id) => wire::node_event::Event::Deleted(id.to_string()),
     };
     wire::NodeEvent { event: Some(event) }
 }
 
-/// One node: as it is, if it is there, and whenever it changes.
-fn one(leading: Arc<Leading>, id: NodeId) -> impl Stream<Item = Result<wire::WatchResponse, Status>> {
-    let changes = leading.view.changes();
-    // Every node that is there has changed since the zeroth change; one that was deleted before is not there.
+/// Watches one node: its state, if it exists, and every change.
+fn watch_node(
+    leading: Arc<LeaderContext>,
+    id: NodeId,
+) -> impl Stream<Item = Result<wire::WatchResponse, Status>> {
+    let changes = leading.cache.subscribe_changes();
+    // Every existing node has changed since change zero. The deletion of a node before the watch began is not sent.
     let start = (leading, changes, 0, true);
-    futures::stream::unfold(start, move |(leading, mut changes, mut told, mut first)| async move {
+    futures::stream::unfold(start, move |(leading, mut changes, mut number, mut first)| async move {
         loop {
             let (news, latest) = {
-                let seen = leading.view.seen();
-                (seen.nodes.news_of(&id, told), seen.nodes.latest())
+                let seen = leading.cache.records();
+                (seen.nodes.event_for(&id, number), seen.nodes.latest_change())
             };
             let first = std::mem::replace(&mut first, false);
-            told = latest;
+            number = latest;
             match news {
-                Some(News::Deleted(_)) if first => {}
+                Some(NodeEvent::Deleted(_)) if first => {}
                 Some(news) => {
-                    let answer = wire::WatchResponse { event: Some(event(&news)) };
-                    return Some((Ok(answer), (leading, changes, told, false)));
+                    let answer = wire::WatchResponse { event: Some(to_wire_event(&news)) };
+                    return Some((Ok(answer), (leading, changes, number, false)));
                 }
                 None => {}
             }
@@ -167,51 +177,53 @@ fn one(leading: Arc<Leading>, id: NodeId) -> impl Stream<Item = Result<wire::Wat
     })
 }
 
-/// What a watch of all nodes has to tell before it asks again.
-struct Telling {
-    leading: Arc<Leading>,
+/// The state of a watch of all nodes.
+struct WatchAllState {
+    leading: Arc<LeaderContext>,
     changes: tokio::sync::watch::Receiver<u64>,
-    pending: VecDeque<News>,
-    told: u64,
-    /// Whether all that was there at the beginning has been told.
+    pending: VecDeque<NodeEvent>,
+    last_sent: u64,
+    /// Whether all nodes that existed at the beginning have been sent.
     complete: bool,
 }
 
-/// All nodes: those there are, in parts, the last of which says so, and then whatever changes.
-fn all(leading: Arc<Leading>) -> impl Stream<Item = Result<wire::WatchAllResponse, Status>> {
-    let changes = leading.view.changes();
-    let (pending, told) = {
-        let seen = leading.view.seen();
-        (seen.nodes.present().cloned().map(News::Present).collect(), seen.nodes.latest())
+/// Watches all nodes: first those that exist, in parts, the last of which is marked, and then every change.
+fn watch_all_nodes(
+    leading: Arc<LeaderContext>,
+) -> impl Stream<Item = Result<wire::WatchAllResponse, Status>> {
+    let changes = leading.cache.subscribe_changes();
+    let (pending, number) = {
+        let seen = leading.cache.records();
+        (seen.nodes.nodes().cloned().map(NodeEvent::Present).collect(), seen.nodes.latest_change())
     };
-    let telling = Telling { leading, changes, pending, told, complete: false };
+    let telling = WatchAllState { leading, changes, pending, last_sent: number, complete: false };
     futures::stream::unfold(Some(telling), |telling| async move {
         let mut telling = telling?;
         while telling.pending.is_empty() && telling.complete {
             telling.changes.changed().await.ok()?;
             let news = {
-                let seen = telling.leading.view.seen();
-                seen.nodes.since(telling.told).map(|news| (news, seen.nodes.latest()))
+                let seen = telling.leading.cache.records();
+                seen.nodes.events_since(telling.last_sent).map(|news| (news, seen.nodes.latest_change()))
             };
             match news {
-                Ok((news, latest)) => (telling.pending, telling.told) = (news.into(), latest),
+                Ok((news, latest)) => (telling.pending, telling.last_sent) = (news.into(), latest),
                 Err(error) => return Some((Err(Status::unavailable(error.to_string())), None)),
             }
         }
-        let events = part(&mut telling.pending);
+        let events = next_batch(&mut telling.pending);
         let backlog_complete = !telling.complete && telling.pending.is_empty();
         telling.complete |= backlog_complete;
         Some((Ok(wire::WatchAllResponse { events, backlog_complete }), Some(telling)))
     })
 }
 
-/// As many as one message is to have, at least one if there is one.
-fn part(pending: &mut VecDeque<News>) -> Vec<wire::NodeEvent> {
+/// As many events as fit into one message, at least one if any is pending.
+fn next_batch(pending: &mut VecDeque<NodeEvent>) -> Vec<wire::NodeEvent> {
     let (mut events, mut size) = (Vec::new(), 0);
-    while size < MESSAGE
+    while size < MESSAGE_BYTES
         && let Some(news) = pending.pop_front()
     {
-        let event = event(&news);
+        let event = to_wire_event(&news);
         size += event.encoded_len();
         events.push(event);
     }

@@ -1,15 +1,16 @@
-//! The records of a cluster as its leader reads and writes them.
+//! Typed, guarded access to the cluster's records in etcd, with retry on conflict.
 //!
-//! Every write is guarded by the leader's lock, and by each record as it was read: between two calls of one leader there
-//! is no other order. Whoever finds that a record has changed meanwhile decides anew from the start.
+//! Every write is conditional on the leader's lock, and on the revision of each record as it was read: there is no
+//! other order between two calls of one leader. If a record has changed meanwhile, the call decides again from the
+//! start.
 //!
-//! # A crowd at one record
+//! # Many writers of one record
 //!
-//! Two hundred machines that register with one ticket all write its record. Were every one of them to try again beside the
-//! others, one would win each time, and the unlucky ones would lose until they are sent away. So whoever has lost a race
-//! decides alone from then on: the first look of everybody is made side by side, and losers have their turn one after the
-//! other, in the order in which they lost. Whoever comes later waits for those before him. That holds for all records
-//! and not for each: a decision takes two questions to etcd, and what it will read is not known before.
+//! Two hundred machines that register with one ticket all write its record. If all of them retried side by side, one
+//! would win each time, and the unlucky ones would lose until they are rejected. So a call that has lost a race decides
+//! alone from then on. First attempts run side by side, and losers take turns, in the order in which they lost. Later
+//! calls wait for those before them. The lock is for all records and not for each: a decision takes two requests to
+//! etcd, and which records it will read is not known before.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,267 +19,289 @@ use tokio::sync::RwLock;
 
 use crate::curator::cluster::{self, Cluster};
 use crate::curator::credential::{Credential, Revocation};
-use crate::curator::kubernetes::allotment::{Allotment, Allotments};
-use crate::curator::kubernetes::keys::{Keys as KubernetesKeys, keys_key};
-use crate::curator::kubernetes::settings::{Settings as KubernetesSettings, settings_key};
+use crate::curator::kubernetes::keys::{KubernetesKeys, keys_record_key};
+use crate::curator::kubernetes::node_allocation::{NodeAllocation, NodeAllocations};
+use crate::curator::kubernetes::settings::{KubernetesSettings, settings_record_key};
 use crate::curator::membership::Nodes;
 use crate::curator::node::Node;
 use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::pki::{Authority, Serial};
-use crate::curator::service::failure::Failure;
+use crate::curator::service::error::ServiceError;
 use crate::curator::tickets::{Ticket, TicketId};
 use crate::etcd::client::{Client, Record};
-use crate::etcd::guard::{Change, Expected, Guard, Unchanged};
+use crate::etcd::guard::{ExpectedRevision, KeyChange, LeaderGuard, UnchangedKeys};
 use crate::etcd::key_space::{
-    CERTIFICATES, DECLARATIONS, KUBERNETES_NODES, NODES, Prefix, REVOKED_CERTIFICATES, TICKETS,
+    CERTIFICATES, DECLARATIONS, KUBERNETES_NODES, KeyPrefix, NODES, REVOKED_CERTIFICATES, TICKETS,
 };
-use crate::etcd::namespace::Keys;
+use crate::etcd::namespace::KeySelector;
 use crate::etcd::record::RecordError;
-use crate::model::declaration::Declaration;
-use crate::model::role::DeclaredRole;
+use crate::model::node_role::DeclaredRole;
+use crate::model::role_declaration::RoleDeclaration;
 
-/// How often a decision is made, at most, because records changed while it was being made. Beside whoever decides alone
-/// there are only those who write without a decision.
-const TRIES: u32 = 10;
+/// Most attempts of one decision that finds its records changed. While a call decides alone, the only other writers are
+/// those that write without a decision.
+const MAX_ATTEMPTS: u32 = 10;
 
-/// A record as it was read.
+/// A record and the revision it was read at.
 #[derive(Clone, Debug)]
-pub struct Stored<T> {
-    /// What it says.
+pub struct Versioned<T> {
+    /// The record as it was decoded.
     pub value: T,
-    /// The store's revision of it.
+    /// etcd's mod revision of the record.
     pub revision: i64,
 }
 
-/// All nodes as they were at one moment.
+/// All nodes, read at one revision.
 #[derive(Clone, Debug, Default)]
 pub struct StoredNodes {
-    /// Their records.
+    /// The node records by their ids.
     pub nodes: Nodes,
-    /// The store's revision of each.
+    /// etcd's mod revision of each record.
     pub revisions: BTreeMap<NodeId, i64>,
 }
 
-/// What all nodes have of Kubernetes, as it was at one moment.
+/// The Kubernetes allocations of all nodes, read at one revision.
 #[derive(Clone, Debug, Default)]
-pub struct StoredAllotments {
-    /// Their records.
-    pub all: Allotments,
-    /// The store's revision of each.
+pub struct StoredAllocations {
+    /// The allocations by node id.
+    pub allocations: NodeAllocations,
+    /// etcd's mod revision of each record.
     pub revisions: BTreeMap<NodeId, i64>,
-    /// The store's revision at that moment.
-    pub at: i64,
+    /// etcd's revision of the listing.
+    pub revision: i64,
 }
 
-impl StoredAllotments {
-    /// A write of one of them, if it is as it was read. What no node has is no record.
-    pub fn put(&self, node: &NodeId, allotment: &Allotment) -> Result<Change, Failure> {
-        let expected = self.revisions.get(node).map_or(Expected::Absent, |at| Expected::At(*at));
-        let key = Allotment::etcd_key(node)?;
-        if *allotment == Allotment::default() {
-            return Ok(Change::Delete { key, expected });
+impl StoredAllocations {
+    /// A write of one allocation, on condition that it is unchanged. An empty allocation deletes the record.
+    pub fn allocation_change(
+        &self,
+        node: &NodeId,
+        allotment: &NodeAllocation,
+    ) -> Result<KeyChange, ServiceError> {
+        let expected =
+            self.revisions.get(node).map_or(ExpectedRevision::Absent, |at| ExpectedRevision::At(*at));
+        let key = NodeAllocation::etcd_key(node)?;
+        if *allotment == NodeAllocation::default() {
+            return Ok(KeyChange::Delete { key, expected });
         }
-        Ok(Change::Put { key, value: allotment.encode(), expected })
+        Ok(KeyChange::Put { key, value: allotment.encode(), expected })
     }
 
-    /// Which generations of authorities and keys nodes may be told.
-    pub fn told(&self) -> impl Iterator<Item = u64> + '_ {
-        self.all.values().filter_map(|allotment| allotment.told).map(|told| told.generation)
+    /// The key generations assigned to nodes, with duplicates.
+    pub fn assigned_generations(&self) -> impl Iterator<Item = u64> + '_ {
+        self.allocations
+            .values()
+            .filter_map(|allotment| allotment.assigned)
+            .map(|generation| generation.generation)
     }
 
-    /// That none of them was written since.
+    /// The condition that no allocation was written since they were read.
     #[must_use]
-    pub fn unchanged(&self) -> Unchanged {
-        Unchanged { keys: Keys::Under(KUBERNETES_NODES.range().start), since: self.at }
+    pub fn unchanged_keys(&self) -> UnchangedKeys {
+        UnchangedKeys { keys: KeySelector::Prefix(KUBERNETES_NODES.range().start), revision: self.revision }
     }
 }
 
-/// The records, as long as the guard holds.
+/// The records of the cluster, accessible while the guard holds.
 #[derive(Clone, Debug)]
 pub struct Store {
     client: Client,
-    guard: Guard,
-    /// Held by all who decide for the first time, and by one of those who have lost a race. Fair: tokio's is.
-    turns: Arc<RwLock<()>>,
+    guard: LeaderGuard,
+    /// Read-locked by first attempts, write-locked by one call that has lost a race. Tokio's lock is fair.
+    decision_lock: Arc<RwLock<()>>,
 }
 
 impl Store {
-    /// The records of the cluster that this client speaks to, under an election that was won.
+    /// The store of the cluster that this client is connected to, under a won election.
     #[must_use]
-    pub fn new(client: Client, guard: Guard) -> Self {
-        Self { client, guard, turns: Arc::default() }
+    pub fn new(client: Client, guard: LeaderGuard) -> Self {
+        Self { client, guard, decision_lock: Arc::default() }
     }
 
-    /// etcd itself.
+    /// The etcd client, without the guard.
     #[must_use]
     pub const fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The cluster.
-    pub async fn cluster(&self) -> Result<Option<Stored<Cluster>>, Failure> {
-        self.one(cluster::cluster_key()?, Cluster::decode).await
+    /// Reads the cluster's record.
+    pub async fn cluster(&self) -> Result<Option<Versioned<Cluster>>, ServiceError> {
+        self.read_one(cluster::cluster_record_key()?, Cluster::decode).await
     }
 
-    /// Its authority.
-    pub async fn authority(&self) -> Result<Option<Stored<Authority>>, Failure> {
-        self.one(cluster::authority_key()?, cluster::decode_authority).await
+    /// Reads the cluster's authority.
+    pub async fn authority(&self) -> Result<Option<Versioned<Authority>>, ServiceError> {
+        self.read_one(cluster::authority_record_key()?, cluster::decode_authority).await
     }
 
-    /// A node.
-    pub async fn node(&self, id: &NodeId) -> Result<Option<Stored<Node>>, Failure> {
-        self.one(Node::etcd_key(id)?, Node::decode).await
+    /// Reads the record of a node.
+    pub async fn node(&self, id: &NodeId) -> Result<Option<Versioned<Node>>, ServiceError> {
+        self.read_one(Node::etcd_key(id)?, Node::decode).await
     }
 
-    /// All nodes.
-    pub async fn nodes(&self) -> Result<StoredNodes, Failure> {
+    /// Reads the records of all nodes.
+    pub async fn nodes(&self) -> Result<StoredNodes, ServiceError> {
         let mut nodes = StoredNodes::default();
-        for stored in self.all(&NODES, Node::decode).await? {
+        for stored in self.read_all(&NODES, Node::decode).await? {
             nodes.revisions.insert(stored.value.id, stored.revision);
             nodes.nodes.insert(stored.value.id, stored.value);
         }
         Ok(nodes)
     }
 
-    /// A ticket.
-    pub async fn ticket(&self, id: TicketId) -> Result<Option<Stored<Ticket>>, Failure> {
-        self.one(TICKETS.key(id)?, Ticket::decode).await
+    /// Reads the record of a ticket.
+    pub async fn ticket(&self, id: TicketId) -> Result<Option<Versioned<Ticket>>, ServiceError> {
+        self.read_one(TICKETS.key(id)?, Ticket::decode).await
     }
 
-    /// All tickets.
-    pub async fn tickets(&self) -> Result<Vec<Stored<Ticket>>, Failure> {
-        self.all(&TICKETS, Ticket::decode).await
+    /// Reads the records of all tickets.
+    pub async fn tickets(&self) -> Result<Vec<Versioned<Ticket>>, ServiceError> {
+        self.read_all(&TICKETS, Ticket::decode).await
     }
 
-    /// The declaration of a role.
-    pub async fn declaration(&self, role: &DeclaredRole) -> Result<Option<Stored<Declaration>>, Failure> {
-        self.one(DECLARATIONS.key(role)?, Declaration::decode).await
+    /// Reads the declaration of a role.
+    pub async fn declaration(
+        &self,
+        role: &DeclaredRole,
+    ) -> Result<Option<Versioned<RoleDeclaration>>, ServiceError> {
+        self.read_one(DECLARATIONS.key(role)?, RoleDeclaration::decode).await
     }
 
-    /// All declarations, in order of their names.
-    pub async fn declarations(&self) -> Result<Vec<Stored<Declaration>>, Failure> {
-        self.all(&DECLARATIONS, Declaration::decode).await
+    /// Reads all declarations, in order of their names.
+    pub async fn declarations(&self) -> Result<Vec<Versioned<RoleDeclaration>>, ServiceError> {
+        self.read_all(&DECLARATIONS, RoleDeclaration::decode).await
     }
 
-    /// What is kept of a certificate.
-    pub async fn credential(&self, serial: Serial) -> Result<Option<Stored<Credential>>, Failure> {
-        self.one(Credential::etcd_key(serial)?, Credential::decode).await
+    /// Reads the record of an issued certificate.
+    pub async fn credential(&self, serial: Serial) -> Result<Option<Versioned<Credential>>, ServiceError> {
+        self.read_one(Credential::etcd_key(serial)?, Credential::decode).await
     }
 
-    /// What is kept of all certificates.
-    pub async fn credentials(&self) -> Result<Vec<Stored<Credential>>, Failure> {
-        self.all(&CERTIFICATES, Credential::decode).await
+    /// Reads the records of all issued certificates.
+    pub async fn credentials(&self) -> Result<Vec<Versioned<Credential>>, ServiceError> {
+        self.read_all(&CERTIFICATES, Credential::decode).await
     }
 
-    /// Whether all certificates of a node are refused.
-    pub async fn is_revoked(&self, node: NodeId) -> Result<bool, Failure> {
+    /// Whether all certificates of a node are revoked.
+    pub async fn is_node_revoked(&self, node: NodeId) -> Result<bool, ServiceError> {
         let key = Revocation::Node(node).etcd_key()?;
-        Ok(self.one(key, Revocation::decode).await?.is_some())
+        Ok(self.read_one(key, Revocation::decode).await?.is_some())
     }
 
-    /// Whether an owner's key was removed.
-    pub async fn is_removed(&self, owner: PublicKey) -> Result<bool, Failure> {
+    /// Whether an owner key was removed.
+    pub async fn is_owner_removed(&self, owner: PublicKey) -> Result<bool, ServiceError> {
         let key = Revocation::Owner(owner).etcd_key()?;
-        Ok(self.one(key, Revocation::decode).await?.is_some())
+        Ok(self.read_one(key, Revocation::decode).await?.is_some())
     }
 
-    /// Certificates that are refused.
-    pub async fn revoked_certificates(&self) -> Result<Vec<Stored<Revocation>>, Failure> {
-        self.all(&REVOKED_CERTIFICATES, Revocation::decode).await
+    /// Reads the revocations of single certificates.
+    pub async fn revoked_certificates(&self) -> Result<Vec<Versioned<Revocation>>, ServiceError> {
+        self.read_all(&REVOKED_CERTIFICATES, Revocation::decode).await
     }
 
-    /// What Kubernetes is to be.
-    pub async fn kubernetes(&self) -> Result<Option<Stored<KubernetesSettings>>, Failure> {
-        self.one(settings_key()?, KubernetesSettings::decode).await
+    /// Reads the Kubernetes settings.
+    pub async fn kubernetes(&self) -> Result<Option<Versioned<KubernetesSettings>>, ServiceError> {
+        self.read_one(settings_record_key()?, KubernetesSettings::decode).await
     }
 
-    /// What signs in Kubernetes.
-    pub async fn kubernetes_keys(&self) -> Result<Option<Stored<KubernetesKeys>>, Failure> {
-        self.one(keys_key()?, KubernetesKeys::decode).await
+    /// Reads the Kubernetes signing keys.
+    pub async fn kubernetes_keys(&self) -> Result<Option<Versioned<KubernetesKeys>>, ServiceError> {
+        self.read_one(keys_record_key()?, KubernetesKeys::decode).await
     }
 
-    /// What all nodes have of Kubernetes.
-    pub async fn allotments(&self) -> Result<StoredAllotments, Failure> {
-        let listing = self.client.list(&Keys::Under(KUBERNETES_NODES.range().start)).await?;
-        let mut stored = StoredAllotments { at: listing.revision, ..StoredAllotments::default() };
+    /// Reads the Kubernetes allocations of all nodes.
+    pub async fn allocations(&self) -> Result<StoredAllocations, ServiceError> {
+        let listing = self.client.list(&KeySelector::Prefix(KUBERNETES_NODES.range().start)).await?;
+        let mut stored = StoredAllocations { revision: listing.revision, ..StoredAllocations::default() };
         for record in &listing.records {
-            let node = Allotment::node_of(&record.key)?;
-            stored.all.insert(node, Allotment::decode(&record.key, &record.value)?);
+            let node = NodeAllocation::node_from_key(&record.key)?;
+            stored.allocations.insert(node, NodeAllocation::decode(&record.key, &record.value)?);
             stored.revisions.insert(node, record.mod_revision);
         }
         Ok(stored)
     }
 
-    /// Makes all these changes or none, and none if any of these was written meanwhile.
-    pub async fn write_while(&self, changes: &[Change], unchanged: &Unchanged) -> Result<(), Failure> {
-        self.client.write_while(&self.guard, changes, unchanged).await?;
+    /// Makes all these changes or none; none if any of the `unchanged` keys was written meanwhile.
+    pub async fn write_if_unchanged(
+        &self,
+        changes: &[KeyChange],
+        unchanged: &UnchangedKeys,
+    ) -> Result<(), ServiceError> {
+        self.client.write_if_unchanged(&self.guard, changes, unchanged).await?;
         Ok(())
     }
 
     /// Makes all these changes or none.
-    pub async fn write(&self, changes: &[Change]) -> Result<(), Failure> {
-        self.client.write(&self.guard, changes).await?;
+    pub async fn write(&self, changes: &[KeyChange]) -> Result<(), ServiceError> {
+        self.client.write_guarded(&self.guard, changes).await?;
         Ok(())
     }
 
-    /// Reads, decides and writes: all of it anew where a record changed between the look at it and the write, and then
-    /// beside nobody else who decides.
-    pub async fn decide<T, Deciding>(&self, attempt: impl Fn() -> Deciding) -> Result<T, Failure>
+    /// Runs `attempt`, which reads, decides and writes. If a record changed between read and write, it is run again,
+    /// and from then on no other decision runs beside it.
+    pub async fn retry_on_conflict<T, Deciding>(
+        &self,
+        attempt: impl Fn() -> Deciding,
+    ) -> Result<T, ServiceError>
     where
-        Deciding: Future<Output = Result<T, Failure>>,
+        Deciding: Future<Output = Result<T, ServiceError>>,
     {
         let first = {
-            let _beside_others = self.turns.read().await;
+            let _beside_others = self.decision_lock.read().await;
             attempt().await
         };
         let mut answer = first;
         let _alone = match &answer {
-            Err(Failure::Changed(_)) => self.turns.write().await,
+            Err(ServiceError::Conflict(_)) => self.decision_lock.write().await,
             _ => return answer,
         };
-        for tries in 1..TRIES {
-            let Err(Failure::Changed(keys)) = &answer else { break };
+        for tries in 1..MAX_ATTEMPTS {
+            let Err(ServiceError::Conflict(keys)) = &answer else { break };
             tracing::debug!(keys, tries, "a record changed while it was being written");
             answer = attempt().await;
         }
         answer
     }
 
-    async fn one<T>(
+    async fn read_one<T>(
         &self,
         key: String,
         decode: impl Fn(&str, &[u8]) -> Result<T, RecordError>,
-    ) -> Result<Option<Stored<T>>, Failure> {
-        let record = self.client.read(&self.guard, &key).await?;
-        Ok(record.map(|record| stored(&record, decode)).transpose()?)
+    ) -> Result<Option<Versioned<T>>, ServiceError> {
+        let record = self.client.read_guarded(&self.guard, &key).await?;
+        Ok(record.map(|record| decode_versioned(&record, decode)).transpose()?)
     }
 
-    async fn all<T>(
+    async fn read_all<T>(
         &self,
-        prefix: &Prefix,
+        prefix: &KeyPrefix,
         decode: impl Fn(&str, &[u8]) -> Result<T, RecordError>,
-    ) -> Result<Vec<Stored<T>>, Failure> {
-        let listing = self.client.list(&Keys::Under(prefix.range().start)).await?;
-        Ok(listing.records.iter().map(|record| stored(record, &decode)).collect::<Result<_, _>>()?)
+    ) -> Result<Vec<Versioned<T>>, ServiceError> {
+        let listing = self.client.list(&KeySelector::Prefix(prefix.range().start)).await?;
+        Ok(listing
+            .records
+            .iter()
+            .map(|record| decode_versioned(record, &decode))
+            .collect::<Result<_, _>>()?)
     }
 }
 
-fn stored<T>(
+fn decode_versioned<T>(
     record: &Record,
     decode: impl Fn(&str, &[u8]) -> Result<T, RecordError>,
-) -> Result<Stored<T>, RecordError> {
-    Ok(Stored { value: decode(&record.key, &record.value)?, revision: record.mod_revision })
+) -> Result<Versioned<T>, RecordError> {
+    Ok(Versioned { value: decode(&record.key, &record.value)?, revision: record.mod_revision })
 }
 
-/// A write of a record that was read as `known`.
+/// A write of a record, on condition that it still is as it was read in `known`.
 #[must_use]
-pub fn put<T>(key: String, value: Vec<u8>, known: Option<&Stored<T>>) -> Change {
-    let expected = known.map_or(Expected::Absent, |known| Expected::At(known.revision));
-    Change::Put { key, value, expected }
+pub fn record_change<T>(key: String, value: Vec<u8>, known: Option<&Versioned<T>>) -> KeyChange {
+    let expected = known.map_or(ExpectedRevision::Absent, |known| ExpectedRevision::At(known.revision));
+    KeyChange::Put { key, value, expected }
 }
 
-/// A write of a node's record that was read at this revision.
-pub fn put_node(node: &Node, revision: Option<i64>) -> Result<Change, Failure> {
-    let expected = revision.map_or(Expected::Absent, Expected::At);
-    Ok(Change::Put { key: Node::etcd_key(&node.id)?, value: node.encode()?, expected })
+/// A write of a node's record, on condition that it still has this revision.
+pub fn node_change(node: &Node, revision: Option<i64>) -> Result<KeyChange, ServiceError> {
+    let expected = revision.map_or(ExpectedRevision::Absent, ExpectedRevision::At);
+    Ok(KeyChange::Put { key: Node::etcd_key(&node.id)?, value: node.encode()?, expected })
 }

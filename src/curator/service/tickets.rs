@@ -1,4 +1,4 @@
-//! Making and ending tickets.
+//! gRPC service Tickets: create, list, revoke.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use tonic::{Code, Request, Response, Status};
 
-use crate::curator::service::failure::Failure;
-use crate::curator::service::leader::{Caller, Leading};
-use crate::curator::service::store::put;
-use crate::curator::tickets::{NoTicketId, Secret, Ticket, TicketId, Wanted};
+use crate::curator::service::error::ServiceError;
+use crate::curator::service::leader_context::{Caller, LeaderContext};
+use crate::curator::service::store::record_change;
+use crate::curator::tickets::{InvalidTicketId, Ticket, TicketId, TicketRequest, TicketSecret};
 use crate::etcd::key_space::TICKETS;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::tickets_server;
 
-/// The service.
+/// Implements the gRPC service Tickets on the leader.
 #[derive(Clone, Debug)]
-pub struct TicketsService(pub Arc<Leading>);
+pub struct TicketsService(pub Arc<LeaderContext>);
 
 #[tonic::async_trait]
 impl tickets_server::Tickets for TicketsService {
@@ -24,18 +24,18 @@ impl tickets_server::Tickets for TicketsService {
         &self,
         request: Request<wire::CreateTicketRequest>,
     ) -> Result<Response<wire::CreateTicketResponse>, Status> {
-        let caller = Caller::of(&request)?;
-        let asked = request.into_inner();
-        let secret = Secret::new(rand::random());
-        let wanted = Wanted {
+        let caller = Caller::from_request(&request)?;
+        let body = request.into_inner();
+        let secret = TicketSecret::new(rand::random());
+        let wanted = TicketRequest {
             created_by: caller.peer.to_string(),
-            lifetime: Duration::from_millis(asked.lifetime_ms),
-            uses: asked.uses,
-            purpose: asked.purpose,
+            lifetime: Duration::from_millis(body.lifetime_ms),
+            uses: body.uses,
+            purpose: body.purpose,
         };
-        let ticket = Ticket::new(&secret, wanted, self.0.clock.now()).map_err(Failure::from)?;
-        let key = TICKETS.key(ticket.id()).map_err(Failure::from)?;
-        self.0.store.write(&[put::<()>(key, ticket.encode(), None)]).await?;
+        let ticket = Ticket::new(&secret, wanted, self.0.clock.now()).map_err(ServiceError::from)?;
+        let key = TICKETS.key(ticket.id()).map_err(ServiceError::from)?;
+        self.0.store.write(&[record_change::<()>(key, ticket.encode(), None)]).await?;
         tracing::info!(ticket = %ticket.id(), by = ticket.created_by, "a ticket was made");
         Ok(Response::new(wire::CreateTicketResponse {
             secret: secret.reveal().to_vec(),
@@ -57,15 +57,18 @@ impl tickets_server::Tickets for TicketsService {
         &self,
         request: Request<wire::RevokeTicketRequest>,
     ) -> Result<Response<wire::RevokeTicketResponse>, Status> {
-        let asked = request.into_inner().ticket_id;
-        let none = || Failure::refused(Code::NotFound, format!("there is no ticket {asked:?}"));
-        let id: TicketId = asked.parse().map_err(|NoTicketId { .. }| none())?;
+        let query = request.into_inner().ticket_id;
+        let none = || ServiceError::rejected(Code::NotFound, format!("there is no ticket {query:?}"));
+        let id: TicketId = query.parse().map_err(|InvalidTicketId { .. }| none())?;
         let leading = &self.0;
-        let revoked = leading.store.decide(|| async {
+        let revoked = leading.store.retry_on_conflict(|| async {
             let known = leading.store.ticket(id).await?.ok_or_else(none)?;
-            let revoked = known.value.clone().revoked(leading.clock.now());
+            let revoked = known.value.clone().into_revoked(leading.clock.now());
             if revoked != known.value {
-                leading.store.write(&[put(TICKETS.key(id)?, revoked.encode(), Some(&known))]).await?;
+                leading
+                    .store
+                    .write(&[record_change(TICKETS.key(id)?, revoked.encode(), Some(&known))])
+                    .await?;
                 tracing::info!(ticket = %id, "a ticket was revoked");
             }
             Ok(revoked)

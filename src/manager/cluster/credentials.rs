@@ -1,27 +1,28 @@
-//! Certificates of people for clusters: signed and refused by their curators, as operators ordered.
+//! Signs and revokes client certificates of people for a cluster.
 //!
-//! A certificate that was signed and not written down is good for nobody but whoever has its key, and ends by itself; the
-//! next pass has another one signed for the same key, and who revokes it revokes all of that key.
+//! The cluster's curators sign and revoke; operators order it. If the shepherd dies after a certificate was signed and
+//! before it was recorded, the certificate is of use only to the holder of its key, and it expires by itself. The next
+//! pass has another one signed for the same key. A revocation covers all certificates of that key.
 
 use tonic::Code;
 
-use crate::manager::cluster::curators::{ANSWER, CuratorError, Way};
-use crate::manager::cluster::{PassError, Tending};
-use crate::model::cluster::credential::{Credential, Step, due};
+use crate::manager::cluster::curators::{CURATOR_TIMEOUT, CuratorCallError, CuratorClient};
+use crate::manager::cluster::{ClusterPassError, ClusterWorker};
+use crate::model::cluster::credential::{ClusterCredential, CredentialStep, due_steps};
 
-impl Tending<'_> {
-    /// Does what is due; the inner error is what stands in the way of that for now.
-    pub(super) async fn tend_credentials(&self) -> Result<Result<(), CuratorError>, PassError> {
-        let Some(way) = &self.way else { return Ok(Ok(())) };
+impl ClusterWorker<'_> {
+    /// Takes the steps that are due. The inner error is what prevents that for now.
+    pub(super) async fn process_credentials(&self) -> Result<Result<(), CuratorCallError>, ClusterPassError> {
+        let Some(way) = &self.curators else { return Ok(Ok(())) };
         let (credentials, now) = self.bmdb.cluster_credentials(self.cluster).await?;
-        for (credential, step) in due(&credentials, now) {
-            // It is renewed soon, or it is over; what is left is due in the next pass.
-            if self.session.remaining() <= ANSWER {
+        for (credential, step) in due_steps(&credentials, now) {
+            // The session is renewed soon, or it has ended. The remaining steps are due in the next pass.
+            if self.session.remaining() <= CURATOR_TIMEOUT {
                 return Ok(Ok(()));
             }
             let done = match step {
-                Step::Issue => self.issue(way, credential).await?,
-                Step::Revoke => self.revoke(way, credential).await?,
+                CredentialStep::Issue => self.issue_credential(way, credential).await?,
+                CredentialStep::Revoke => self.revoke_credential(way, credential).await?,
             };
             if let Err(error) = done {
                 return Ok(Err(error));
@@ -30,35 +31,39 @@ impl Tending<'_> {
         Ok(Ok(()))
     }
 
-    async fn issue(&self, way: &Way, credential: &Credential) -> Result<Result<(), CuratorError>, PassError> {
-        let Credential { id, holder, public_key, lifetime, .. } = credential;
-        match way.issue_owner(holder, *public_key, (*lifetime).into()).await {
+    async fn issue_credential(
+        &self,
+        way: &CuratorClient,
+        credential: &ClusterCredential,
+    ) -> Result<Result<(), CuratorCallError>, ClusterPassError> {
+        let ClusterCredential { id, holder, public_key, lifetime, .. } = credential;
+        match way.issue_owner_certificate(holder, *public_key, (*lifetime).into()).await {
             Ok(issued) => {
                 tracing::info!(cluster = self.name, credential = %id, holder, "a person's certificate is signed");
-                self.bmdb.credential_issued(&self.lease, *id, issued).await?;
+                self.bmdb.record_cluster_credential_issued(&self.lease, *id, issued).await?;
                 Ok(Ok(()))
             }
-            // Asked again, they would say so again.
-            Err(CuratorError::Said { status, .. }) if status.code() == Code::InvalidArgument => {
-                self.bmdb.credential_refused(&self.lease, *id, status.message()).await?;
+            // The curators would reject the same request again, so the rejection is final.
+            Err(CuratorCallError::Rejected { status, .. }) if status.code() == Code::InvalidArgument => {
+                self.bmdb.record_cluster_credential_rejected(&self.lease, *id, status.message()).await?;
                 Ok(Ok(()))
             }
             Err(error) => Ok(Err(error)),
         }
     }
 
-    async fn revoke(
+    async fn revoke_credential(
         &self,
-        way: &Way,
-        credential: &Credential,
-    ) -> Result<Result<(), CuratorError>, PassError> {
+        way: &CuratorClient,
+        credential: &ClusterCredential,
+    ) -> Result<Result<(), CuratorCallError>, ClusterPassError> {
         let serial = credential.issued.as_ref().map(|issued| issued.serial.as_str());
-        if let Err(error) = way.revoke_owner(credential.public_key, serial).await {
+        if let Err(error) = way.revoke_owner_certificates(credential.public_key, serial).await {
             return Ok(Err(error));
         }
         let (id, holder) = (credential.id, &credential.holder);
         tracing::info!(cluster = self.name, credential = %id, holder, "a person's certificate is refused from now on");
-        self.bmdb.credential_revoked(&self.lease, id).await?;
+        self.bmdb.record_cluster_credential_revoked(&self.lease, id).await?;
         Ok(Ok(()))
     }
 }

@@ -1,33 +1,35 @@
-//! Clusters: what operators asked for is made of the fleet's machines, and kept so.
+//! Cluster worker: one leased task per cluster that plans and executes.
 //!
-//! For each cluster a task, under a named lease, so that of any number of shepherds one at a time has it. A pass reads
-//! what the BMDB knows of the cluster and what its curators say, decides ([`crate::model::cluster::plan`]), does what was
-//! decided, and writes down what is waited for. Nothing is remembered between two passes but the way to the curators.
+//! Each cluster has a task under a named lease, so that only one of any number of shepherds works on it at a time. A
+//! pass reads what the BMDB knows of the cluster and what its curators report, decides
+//! ([`crate::model::cluster::plan::plan_cluster`]), executes the plan, and records what it waits for. Between two
+//! passes the task keeps only the connection to the curators.
 //!
 //! # A crash between any two steps
 //!
-//! * A machine that was chosen and asked nothing is asked in the next pass.
-//! * A ticket that was made and never handed on expires within the hour, and is good for one node.
-//! * An epoch that was drawn for a machine to restore the cluster, and never handed on, is nobody's.
-//! * What curators were told and answered to nobody is seen in what they say next.
-//! * A key that was made takes the place of the one in force in a later pass, or goes on doing so.
+//! * A machine that was chosen but got no order gets it in the next pass.
+//! * A ticket that was created but never sent expires within the hour, and admits one node only.
+//! * An epoch that was drawn for a machine to restore the cluster, but never sent, stays unused.
+//! * If a curator changed something but its answer was lost, the next pass observes the change.
+//! * A key that was created replaces the current one in a later pass, or continues to do so.
 //!
 //! # While the loop is paused
 //!
-//! A pass looks, writes down what it would do next, and takes no step. Snapshots are taken, certificates of people signed
-//! and refused, and the shepherd's key replaced, as ever: that disturbs nothing, and is wanted most when somebody has
-//! stopped the rest.
+//! A pass observes, records what it would do next, and takes no step. It still takes snapshots, signs and revokes
+//! certificates of people, and rotates the shepherd's key: none of that disrupts anything, and operators need it most
+//! while the rest is stopped.
 //!
-//! # Who may do it
+//! # Which shepherd may act
 //!
-//! Before anything goes out, the session must outlast the call: one who was frozen in between does no further step, finds
-//! its lease gone, and whoever has it by then decides anew. Curators know no fence, but each change there is guarded by what its leader
-//! knows, and can be made twice.
+//! Before each outward call, the remaining time of the session must be longer than the call. A shepherd that was frozen
+//! in between takes no further step and finds its lease gone, and the next holder of the lease plans from the new
+//! state. Curators know no fence, but their leader guards each change with what it knows, and each change can be
+//! repeated.
 
 mod credentials;
 pub mod curators;
-mod keys;
 mod kubernetes;
+mod owner_keys;
 mod snapshots;
 mod steps;
 
@@ -41,60 +43,60 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::bmdb::cluster::ClusterAndMachines;
-use crate::bmdb::cluster_work::{LEASE, Look, MachineLook};
+use crate::bmdb::cluster::ClusterDetails;
+use crate::bmdb::cluster_transitions::{ClusterObservation, LEASE_KIND, MachineObservation};
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
-use crate::bmdb::lease::NamedLease;
-use crate::bmdb::pause::Pauses;
+use crate::bmdb::loop_pause::PauseCache;
+use crate::bmdb::named_lease::NamedLease;
 use crate::bmdb::secret::SecretsKey;
 use crate::bmdb::session::{Session, Sessions};
-use crate::manager::cluster::curators::{ANSWER, CuratorError, Way};
-use crate::manager::control_loop::panic_text;
+use crate::manager::cluster::curators::{CURATOR_TIMEOUT, CuratorCallError, CuratorClient};
+use crate::manager::control_loop::panic_message;
 use crate::manager::failpoint;
 use crate::manager::metrics::ManagerMetrics;
-use crate::model::cluster::kubernetes::Known;
-use crate::model::cluster::kubernetes_view::Known as KnownView;
-use crate::model::cluster::plan::{Plan, plan};
-use crate::model::cluster::snapshot::due;
-use crate::model::cluster::spec::Part;
-use crate::model::cluster::state::{Cluster, Seen, View};
-use crate::model::pause::Loop;
+use crate::model::cluster::kubernetes::ObservedKubernetes;
+use crate::model::cluster::kubernetes_view::KubernetesStatusView as KnownView;
+use crate::model::cluster::plan::{ClusterPlan, plan_cluster};
+use crate::model::cluster::snapshot::snapshot_due;
+use crate::model::cluster::spec::ClusterPart;
+use crate::model::cluster::state::{Cluster, CuratorAnswer, ObservedCluster};
+use crate::model::pause::LoopKind;
 use crate::model::time::Timestamp;
 
-/// Who starts its sessions.
+/// Component name of its sessions.
 pub const COMPONENT: &str = "cluster";
-/// How often new clusters are looked for.
-const LOOK: Duration = Duration::from_secs(2);
-/// How often a cluster is looked at that is not as it is to be.
-const SOON: Duration = Duration::from_secs(2);
-/// How often a cluster is looked at that is.
-const SETTLED: Duration = Duration::from_secs(15);
-const PAUSE: Duration = Duration::from_secs(1);
-/// What its sessions last at the least, whatever those of others do: nothing is begun that an answer may outlast, so that
-/// under a session of less than an answer's time nothing would ever be.
-const LASTS: Duration = ANSWER.saturating_mul(3);
+/// Time between two searches for new clusters.
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(2);
+/// Time between two passes of a cluster that has not converged.
+const ACTIVE_INTERVAL: Duration = Duration::from_secs(2);
+/// Time between two passes of a converged cluster.
+const CONVERGED_INTERVAL: Duration = Duration::from_secs(15);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Minimum lifetime of its sessions, whatever the configured one is. No call starts that may outlast the session, so a
+/// session shorter than the time limit of a call would never do anything.
+const MIN_SESSION_TTL: Duration = CURATOR_TIMEOUT.saturating_mul(3);
 
-/// What it needs.
+/// What the cluster worker needs from the service.
 #[derive(Clone)]
 pub struct ClusterSettings {
-    /// What seals orders and owners' keys.
+    /// Key that seals orders and owner keys.
     pub secrets: Arc<SecretsKey>,
-    /// Where it counts.
+    /// Metrics that count its sessions.
     pub metrics: ManagerMetrics,
 }
 
 /// Why a pass ended early.
 #[derive(Debug, thiserror::Error)]
-enum PassError {
+enum ClusterPassError {
     #[error(transparent)]
     Bmdb(#[from] BmdbError),
     #[error(transparent)]
-    Curator(#[from] CuratorError),
+    Curator(#[from] CuratorCallError),
 }
 
-/// Tends every cluster until `stop`.
-pub async fn run(sessions: Sessions, settings: ClusterSettings, stop: CancellationToken) {
+/// Runs a task for every cluster until `stop`.
+pub async fn run_clusters(sessions: Sessions, settings: ClusterSettings, stop: CancellationToken) {
     let mut tended: BTreeSet<Uuid> = BTreeSet::new();
     let mut tasks: JoinSet<Uuid> = JoinSet::new();
     while !stop.is_cancelled() {
@@ -104,7 +106,7 @@ pub async fn run(sessions: Sessions, settings: ClusterSettings, stop: Cancellati
                     if tended.insert(cluster) {
                         let (sessions, settings, stop) = (sessions.clone(), settings.clone(), stop.clone());
                         tasks.spawn(async move {
-                            tend(&sessions, (cluster, &name), &settings, &stop).await;
+                            run_cluster(&sessions, (cluster, &name), &settings, &stop).await;
                             cluster
                         });
                     }
@@ -114,15 +116,15 @@ pub async fn run(sessions: Sessions, settings: ClusterSettings, stop: Cancellati
         }
         tokio::select! {
             () = stop.cancelled() => {}
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(DISCOVERY_INTERVAL) => {}
             Some(Ok(gone)) = tasks.join_next() => { tended.remove(&gone); }
         }
     }
     while tasks.join_next().await.is_some() {}
 }
 
-/// Tends one cluster until it is gone or `stop`. The lease is given back before it returns.
-async fn tend(
+/// Works on one cluster until it is deleted or until `stop`. Releases the lease before it returns.
+async fn run_cluster(
     sessions: &Sessions,
     (cluster, name): (Uuid, &str),
     settings: &ClusterSettings,
@@ -130,12 +132,12 @@ async fn tend(
 ) {
     let mut gone = false;
     while !gone && !stop.is_cancelled() {
-        // Never given up half-way: a session that commits after we have stopped would stay open.
+        // Never cancelled half-way: a session that commits after this task has stopped would stay open.
         let details = serde_json::json!({ "cluster": name });
-        match sessions.start_lasting(COMPONENT, details, LASTS).await {
+        match sessions.start_lasting_at_least(COMPONENT, details, MIN_SESSION_TTL).await {
             Ok(session) => {
-                settings.metrics.session_started(COMPONENT);
-                gone = passes(sessions.bmdb(), &session, (cluster, name), settings, stop).await;
+                settings.metrics.record_session_start(COMPONENT);
+                gone = run_under_session(sessions.bmdb(), &session, (cluster, name), settings, stop).await;
                 if !session.lost().is_cancelled()
                     && let Err(error) = sessions.close(&session, "the cluster is not tended any more").await
                 {
@@ -144,12 +146,12 @@ async fn tend(
             }
             Err(error) => tracing::warn!(cluster = name, %error, "cannot start a session to tend a cluster"),
         }
-        stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
+        stop.run_until_cancelled(tokio::time::sleep(RETRY_PAUSE)).await;
     }
 }
 
-/// Makes passes under one session, until it is over or `stop`; says whether the cluster is gone.
-async fn passes(
+/// Makes passes under one session until the session ends or until `stop`. Returns whether the cluster is gone.
+async fn run_under_session(
     bmdb: &Bmdb,
     session: &Session,
     (cluster, name): (Uuid, &str),
@@ -157,79 +159,80 @@ async fn passes(
     stop: &CancellationToken,
 ) -> bool {
     while !stop.is_cancelled() && !session.lost().is_cancelled() {
-        match bmdb.take_lease(session, LEASE, &cluster.to_string()).await {
+        match bmdb.acquire_named_lease(session, LEASE_KIND, &cluster.to_string()).await {
             Ok(Some(lease)) => {
                 tracing::info!(cluster = name, fence = lease.fence, "tending a cluster");
-                let mut tending = Tending {
+                let mut tending = ClusterWorker {
                     bmdb,
                     session,
                     lease,
                     settings,
-                    way: None,
-                    pauses: Pauses::default(),
+                    curators: None,
+                    pauses: PauseCache::default(),
                     cluster,
                     name,
                 };
-                let gone = tending.hold(stop).await;
-                if let Err(error) = bmdb.give_back_lease(&tending.lease).await {
+                let gone = tending.run_passes(stop).await;
+                if let Err(error) = bmdb.release_named_lease(&tending.lease).await {
                     tracing::warn!(cluster = name, %error, "cannot give back a lease; the reaper will");
                 }
                 return gone;
             }
-            // Whoever has it tends it.
-            Ok(None) => match bmdb.cluster(name).await {
+            // Another shepherd holds the lease and works on the cluster.
+            Ok(None) => match bmdb.read_cluster(name).await {
                 Ok(None) => return true,
-                _ => drop(stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await),
+                _ => drop(stop.run_until_cancelled(tokio::time::sleep(RETRY_PAUSE)).await),
             },
             Err(error) => {
                 tracing::warn!(cluster = name, %error, "cannot take a cluster's lease; trying again");
-                stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await;
+                stop.run_until_cancelled(tokio::time::sleep(RETRY_PAUSE)).await;
             }
         }
     }
     false
 }
 
-/// What a pass left.
-enum After {
-    /// There is no such cluster any more.
-    Gone,
-    /// It is looked at again after this long.
-    Again(Duration),
+/// What the worker does after a pass.
+enum ClusterPassOutcome {
+    /// The cluster does not exist any more.
+    Deleted,
+    /// The next pass starts after this time.
+    RequeueAfter(Duration),
 }
 
-struct Tending<'t> {
+struct ClusterWorker<'t> {
     bmdb: &'t Bmdb,
     session: &'t Session,
     lease: NamedLease,
     settings: &'t ClusterSettings,
-    way: Option<Way>,
-    pauses: Pauses,
+    curators: Option<CuratorClient>,
+    pauses: PauseCache,
     cluster: Uuid,
     name: &'t str,
 }
 
-impl Tending<'_> {
-    async fn hold(&mut self, stop: &CancellationToken) -> bool {
+impl ClusterWorker<'_> {
+    async fn run_passes(&mut self, stop: &CancellationToken) -> bool {
         let name = self.name.to_owned();
         loop {
             let lost = self.session.lost().clone();
-            // Dropped at its next wait when the session is over: what it had begun is begun anew by whoever is next.
+            // A pass is dropped at its next await when the session ends. The next holder of the lease starts its work
+            // over.
             let pause = tokio::select! {
                 () = stop.cancelled() => return false,
                 () = lost.cancelled() => return false,
-                result = AssertUnwindSafe(self.pass()).catch_unwind() => match result {
-                    Ok(Ok(After::Gone)) => return true,
-                    Ok(Ok(After::Again(pause))) => pause,
-                    Ok(Err(PassError::Bmdb(BmdbError::SessionOver | BmdbError::LeaseLost))) => return false,
+                result = AssertUnwindSafe(self.run_pass()).catch_unwind() => match result {
+                    Ok(Ok(ClusterPassOutcome::Deleted)) => return true,
+                    Ok(Ok(ClusterPassOutcome::RequeueAfter(pause))) => pause,
+                    Ok(Err(ClusterPassError::Bmdb(BmdbError::SessionEnded | BmdbError::LeaseLost))) => return false,
                     Ok(Err(error)) => {
                         tracing::warn!(cluster = name, %error, "a pass over a cluster failed");
-                        SOON
+                        ACTIVE_INTERVAL
                     }
                     Err(panic) => {
-                        let text = panic_text(&*panic);
+                        let text = panic_message(&*panic);
                         tracing::error!(cluster = name, text, "a pass over a cluster panicked; the next one is made");
-                        SOON
+                        ACTIVE_INTERVAL
                     }
                 },
             };
@@ -241,119 +244,137 @@ impl Tending<'_> {
         }
     }
 
-    async fn pass(&mut self) -> Result<After, PassError> {
-        let Some((found, now)) = self.bmdb.cluster(self.name).await? else { return Ok(After::Gone) };
+    async fn run_pass(&mut self) -> Result<ClusterPassOutcome, ClusterPassError> {
+        let Some((found, now)) = self.bmdb.read_cluster(self.name).await? else {
+            return Ok(ClusterPassOutcome::Deleted);
+        };
         if found.cluster.id != self.cluster {
-            return Ok(After::Gone);
+            return Ok(ClusterPassOutcome::Deleted);
         }
-        let view = self.view(&found).await?;
-        let cluster = found.cluster(view);
-        let lacking = Part::ALL.into_iter().any(|part| cluster.lacks(part) > 0);
+        let view = self.observe_curators(&found).await?;
+        let cluster = found.planning_state(view);
+        let lacking = ClusterPart::ALL.into_iter().any(|part| cluster.missing_members(part) > 0);
         let candidates =
             if lacking { self.bmdb.cluster_candidates(&cluster.spec.selector).await? } else { Vec::new() };
-        let mut planned = plan(&cluster, &candidates, &found.places(), now);
+        let mut planned = plan_cluster(&cluster, &candidates, &found.machine_locations(), now);
         let mut steps = std::mem::take(&mut planned.steps);
         if let Some(next) = steps.first()
-            && let Some((pause, at)) = self.pauses.of_all(self.bmdb, Loop::Cluster).await?
+            && let Some((pause, at)) = self.pauses.pause_of_loop(self.bmdb, LoopKind::Cluster).await?
         {
-            planned.waits.push(format!(
+            planned.wait_reasons.push(format!(
                 "{}; the next step would be: {next}; it goes on with: {}",
-                pause.sentence(at),
-                pause.resume()
+                pause.describe(at),
+                pause.resume_command()
             ));
             steps.clear();
         }
         let busy = !steps.is_empty();
         for step in steps {
-            failpoint::pass(COMPONENT, "step");
-            // It is renewed soon, or it is over; either way the rest is planned anew.
-            if self.session.remaining() <= ANSWER {
-                return Ok(After::Again(PAUSE));
+            failpoint::hit(COMPONENT, "step");
+            // The session is renewed soon, or it has ended. In both cases the remaining steps are planned again.
+            if self.session.remaining() <= CURATOR_TIMEOUT {
+                return Ok(ClusterPassOutcome::RequeueAfter(RETRY_PAUSE));
             }
-            if self.take(&found, &cluster, &step, &mut planned).await? {
-                return Ok(After::Gone);
+            if self.apply_step(&found, &cluster, &step, &mut planned).await? {
+                return Ok(ClusterPassOutcome::Deleted);
             }
         }
         let policy = self.bmdb.policy().1.cluster_snapshots;
-        if let View::Seen(seen) = &cluster.view
-            && let Some(why) = due(&found.cluster.snapshots, seen, &policy, now)
-            && let Err(error) = self.take_snapshot(why, seen, now).await?
+        if let CuratorAnswer::Observed(seen) = &cluster.observed
+            && let Some(why) = snapshot_due(&found.cluster.snapshots, seen, &policy, now)
+            && let Err(error) = self.store_snapshot(why, seen, now).await?
         {
-            planned.waits.push(format!("no snapshot of it could be taken: {error}"));
+            planned.wait_reasons.push(format!("no snapshot of it could be taken: {error}"));
         }
-        if let View::Seen(_) = &cluster.view
-            && let Err(error) = self.tend_credentials().await?
+        if let CuratorAnswer::Observed(_) = &cluster.observed
+            && let Err(error) = self.process_credentials().await?
         {
-            planned.waits.push(format!("certificates of people have to wait: {error}"));
+            planned.wait_reasons.push(format!("certificates of people have to wait: {error}"));
         }
-        if let View::Seen(_) = &cluster.view
-            && let Err(error) = self.tend_kubernetes_users().await?
+        if let CuratorAnswer::Observed(_) = &cluster.observed
+            && let Err(error) = self.sign_kubernetes_users().await?
         {
-            planned.waits.push(format!("certificates for API servers have to wait: {error}"));
+            planned.wait_reasons.push(format!("certificates for API servers have to wait: {error}"));
         }
-        let settled = !busy && planned.is_settled();
-        // Behind that: while it waits for its curators to be of a newer release, the cluster is as it is to be.
-        if let (View::Seen(_) | View::Away(_), Some(founded)) = (&cluster.view, &cluster.founded) {
-            planned.waits.extend(self.tend_keys(founded, cluster.epoch).await?);
+        let settled = !busy && planned.is_converged();
+        // This does not affect convergence: a cluster that waits for curators of a newer release has still converged.
+        if let (CuratorAnswer::Observed(_) | CuratorAnswer::Unreachable(_), Some(founded)) =
+            (&cluster.observed, &cluster.identity)
+        {
+            planned.wait_reasons.extend(self.rotate_owner_keys(founded, cluster.epoch).await?);
         }
         self.bmdb
-            .looked_at_cluster(&self.lease, self.cluster, &look_of(&cluster, &planned, settled, now))
+            .record_cluster_observation(
+                &self.lease,
+                self.cluster,
+                &build_observation(&cluster, &planned, settled, now),
+            )
             .await?;
-        Ok(After::Again(if settled { SETTLED } else { SOON }))
+        Ok(ClusterPassOutcome::RequeueAfter(if settled { CONVERGED_INTERVAL } else { ACTIVE_INTERVAL }))
     }
 
-    /// What the curators say; that none answers is what is known then, and no failure of the pass.
-    async fn view(&mut self, found: &ClusterAndMachines) -> Result<View, PassError> {
+    /// What the curators report. If none answers, that is the observation, and the pass does not fail.
+    async fn observe_curators(&mut self, found: &ClusterDetails) -> Result<CuratorAnswer, ClusterPassError> {
         let over = found.cluster.deleting.is_some() || found.cluster.restoring.is_some();
         let Some(founded) = found.cluster.founded.as_ref().filter(|_| !over) else {
-            self.way = None;
-            return Ok(View::Nobody);
+            self.curators = None;
+            return Ok(CuratorAnswer::NotQueried);
         };
-        if self.way.as_ref().is_some_and(Way::is_over) {
-            self.way = None;
+        if self.curators.as_ref().is_some_and(CuratorClient::needs_renewal) {
+            self.curators = None;
         }
-        let asked = async {
-            if self.way.is_none() {
-                self.way = Some(self.claim(founded, found.cluster.epoch).await?);
+        let requested = async {
+            if self.curators.is_none() {
+                self.curators = Some(self.connect_curators(founded, found.cluster.epoch).await?);
             }
-            match &self.way {
-                Some(way) => way.see(!found.declarations.is_empty(), found.kubernetes.is_some()).await,
-                None => Err(CuratorError::Odd("no way to it".to_owned())),
+            match &self.curators {
+                Some(way) => {
+                    way.observe_cluster(!found.declarations.is_empty(), found.kubernetes.is_some()).await
+                }
+                None => Err(CuratorCallError::InvalidResponse("no way to it".to_owned())),
             }
         };
-        match asked.await {
+        match requested.await {
             Ok((seen, curators)) => {
-                let epoch = self.way.as_ref().map_or(0, Way::epoch);
+                let epoch = self.curators.as_ref().map_or(0, CuratorClient::epoch);
                 let moved = !curators.is_empty() && curators != founded.curators;
                 if moved || epoch > found.cluster.epoch {
                     let curators = if moved { &curators } else { &founded.curators };
-                    self.bmdb.keep_curators(&self.lease, self.cluster, (curators, epoch)).await?;
+                    self.bmdb.store_curators(&self.lease, self.cluster, (curators, epoch)).await?;
                 }
-                Ok(View::Seen(seen))
+                Ok(CuratorAnswer::Observed(seen))
             }
             Err(error) => {
                 tracing::info!(cluster = self.name, %error, "the curators of a cluster say nothing");
-                self.way = None;
-                Ok(View::Away(error.to_string()))
+                self.curators = None;
+                Ok(CuratorAnswer::Unreachable(error.to_string()))
             }
         }
     }
 }
 
-/// What is written down of a pass. `asked_at`: a moment before the curators were asked, by the database's clock. What took
-/// long since then does not make their answer newer.
-fn look_of(cluster: &Cluster, planned: &Plan, settled: bool, asked_at: Timestamp) -> Look {
-    let none = Seen::default();
-    let (seen, answered) = match &cluster.view {
-        View::Seen(seen) => (seen, true),
-        View::Nobody | View::Away(_) => (&none, false),
+/// Builds the record of a pass. `asked_at` is a moment before the curators were queried, by the database's clock. Time
+/// that passed since then does not make their answer newer.
+fn build_observation(
+    cluster: &Cluster,
+    planned: &ClusterPlan,
+    settled: bool,
+    requested_at: Timestamp,
+) -> ClusterObservation {
+    let none = ObservedCluster::default();
+    let (seen, answered) = match &cluster.observed {
+        CuratorAnswer::Observed(seen) => (seen, true),
+        CuratorAnswer::NotQueried | CuratorAnswer::Unreachable(_) => (&none, false),
     };
-    let etcd: BTreeMap<&str, bool> =
-        seen.etcd.iter().filter_map(|member| Some((member.node.as_deref()?, !member.learner))).collect();
+    let etcd: BTreeMap<&str, bool> = seen
+        .etcd_members
+        .iter()
+        .filter_map(|member| Some((member.node.as_deref()?, !member.learner)))
+        .collect();
     let machines = cluster.members.iter().map(|member| {
-        let node = member.key().and_then(|key| seen.node_of(&key));
-        let look = MachineLook {
-            waits: planned.machines.get(&member.machine).cloned(),
+        let node = member.key().and_then(|key| seen.node_by_key(&key));
+        let look = MachineObservation {
+            wait_reason: planned.machine_waits.get(&member.machine).cloned(),
             node: node.map(|node| {
                 let roles = node.roles.iter().cloned().collect();
                 (node.id.clone(), node.state.as_str(), roles, node.health.as_str())
@@ -364,14 +385,14 @@ fn look_of(cluster: &Cluster, planned: &Plan, settled: bool, asked_at: Timestamp
         };
         (member.machine, look)
     });
-    Look {
-        waits: planned.waits.clone(),
-        settled,
-        seen: answered.then_some(asked_at),
-        votes: answered.then(|| seen.votes()),
+    ClusterObservation {
+        wait_reasons: planned.wait_reasons.clone(),
+        converged: settled,
+        observed_at: answered.then_some(requested_at),
+        votes: answered.then(|| seen.vote_counts()),
         kubernetes: match (&cluster.kubernetes, &seen.kubernetes) {
-            (Some(wanted), Known::Has(has)) => Some(KnownView::of(&wanted.kubernetes, has)),
-            (Some(_), Known::Nothing) => Some(KnownView::default()),
+            (Some(wanted), ObservedKubernetes::Present(has)) => Some(KnownView::new(&wanted.spec, has)),
+            (Some(_), ObservedKubernetes::Absent) => Some(KnownView::default()),
             _ => None,
         },
         machines: machines.collect(),

@@ -1,52 +1,53 @@
-//! Snapshots of clusters: taken from their curators, packed, sealed and kept.
+//! Takes, seals and stores snapshots of clusters.
 //!
-//! What a curator answers is looked at before it is kept: a snapshot that nothing could be restored from is none.
+//! The curators' answer is checked before it is stored: a snapshot that cannot be restored is rejected.
 
 use secrecy::SecretSlice;
 use uuid::Uuid;
 
 use crate::bmdb::cluster_snapshot::NewSnapshot;
-use crate::bmdb::sealed_snapshot::seal;
-use crate::curator::snapshot::digest_of;
-use crate::manager::cluster::curators::CuratorError;
-use crate::manager::cluster::{PassError, Tending};
-use crate::model::cluster::snapshot::{Why, voters};
-use crate::model::cluster::state::Seen;
+use crate::bmdb::sealed_snapshot::seal_snapshot;
+use crate::curator::cluster_snapshot::snapshot_digest;
+use crate::manager::cluster::curators::CuratorCallError;
+use crate::manager::cluster::{ClusterPassError, ClusterWorker};
+use crate::model::cluster::snapshot::{SnapshotReason, voting_nodes};
+use crate::model::cluster::state::ObservedCluster;
 use crate::model::time::Timestamp;
 
-impl Tending<'_> {
-    /// Takes a snapshot and keeps it; the inner error is what stands in the way of that for now.
-    pub(super) async fn take_snapshot(
+impl ClusterWorker<'_> {
+    /// Takes a snapshot and stores it. The inner error is what prevents that for now.
+    pub(super) async fn store_snapshot(
         &self,
-        why: Why,
-        seen: &Seen,
+        why: SnapshotReason,
+        seen: &ObservedCluster,
         now: Timestamp,
-    ) -> Result<Result<(), CuratorError>, PassError> {
-        let Some(way) = &self.way else { return Ok(Ok(())) };
-        let (snapshot, encoded) = match way.snapshot().await {
+    ) -> Result<Result<(), CuratorCallError>, ClusterPassError> {
+        let Some(way) = &self.curators else { return Ok(Ok(())) };
+        let (snapshot, encoded) = match way.fetch_snapshot().await {
             Ok(taken) => taken,
             Err(error) => return Ok(Err(error)),
         };
         if snapshot.cluster != self.cluster {
-            return Ok(Err(CuratorError::Odd("a snapshot of another cluster".to_owned())));
+            return Ok(Err(CuratorCallError::InvalidResponse("a snapshot of another cluster".to_owned())));
         }
-        let (bytes, digest) = (encoded.len(), digest_of(&encoded));
-        let sealed = seal(&self.settings.secrets, &SecretSlice::from(encoded)).map_err(CuratorError::from)?;
+        let (bytes, digest) = (encoded.len(), snapshot_digest(&encoded));
+        let sealed = seal_snapshot(&self.settings.secrets, &SecretSlice::from(encoded))
+            .map_err(CuratorCallError::from)?;
         let new = NewSnapshot {
             id: Uuid::new_v4(),
             taken_at: now,
-            why,
+            reason: why,
             revision: snapshot.revision,
             epoch: snapshot.epoch,
             bytes,
-            nodes: snapshot.nodes().map_err(CuratorError::from)?.len(),
-            members: snapshot.members().map_err(CuratorError::from)?.len(),
-            voters: voters(seen),
+            nodes: snapshot.nodes().map_err(CuratorCallError::from)?.len(),
+            members: snapshot.consensus_members().map_err(CuratorCallError::from)?.len(),
+            voters: voting_nodes(seen),
             digest,
             sealed,
         };
         let revision = new.revision;
-        let forgotten = self.bmdb.keep_snapshot(&self.lease, self.cluster, new).await?;
+        let forgotten = self.bmdb.store_cluster_snapshot(&self.lease, self.cluster, new).await?;
         tracing::info!(cluster = self.name, %why, revision, bytes, forgotten, "a snapshot of a cluster is kept");
         Ok(Ok(()))
     }

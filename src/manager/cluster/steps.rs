@@ -1,168 +1,175 @@
-//! Doing what was planned about a cluster.
+//! Executes the steps of a cluster plan.
 //!
-//! A step that a curator refuses or nobody answers is what is waited for; the next pass plans anew. What the BMDB cannot
-//! do ends the pass.
+//! If a curator rejects a step, or none answers, that becomes a wait reason, and the next pass plans again. An error of
+//! the BMDB ends the pass.
 
 use prost::Message as _;
 use secrecy::SecretSlice;
 
-use crate::bmdb::cluster::ClusterAndMachines;
-use crate::bmdb::cluster_key::current_secret;
-use crate::manager::cluster::curators::{CuratorError, Way, first_curator, is_authority_of, owner_key};
-use crate::manager::cluster::{PassError, Tending};
-use crate::model::cluster::labels::labels;
-use crate::model::cluster::plan::{Plan, Step, TICKET_LIFETIME};
-use crate::model::cluster::state::{Cluster, Founded, Wanted};
+use crate::bmdb::cluster::ClusterDetails;
+use crate::bmdb::cluster_key::current_secret_name;
+use crate::manager::cluster::curators::{
+    CuratorCallError, CuratorClient, curator_endpoint, is_authority_of, load_owner_key,
+};
+use crate::manager::cluster::{ClusterPassError, ClusterWorker};
+use crate::model::cluster::node_labels::node_labels;
+use crate::model::cluster::plan::{ClusterPlan, ClusterPlanStep, TICKET_LIFETIME};
+use crate::model::cluster::state::{Cluster, ClusterIdentity, MembershipOrder};
 use crate::model::ids::MachineId;
 use crate::proto::agent::v1 as wire;
 use crate::proto::agent::v1::cluster_order::What;
 
-/// The port of curators.
+/// TCP port of the curators on each node.
 const CURATOR_PORT: u16 = 7835;
-/// What orders are sealed as.
-const SEALED: &str = "an order about a cluster";
+/// Purpose that orders are sealed with.
+const ORDER_SEAL_PURPOSE: &str = "an order about a cluster";
 
-impl Tending<'_> {
-    /// Does one step; says whether the cluster is gone. What stands in the way is added to what is waited for.
-    pub(super) async fn take(
+impl ClusterWorker<'_> {
+    /// Applies one step. Returns whether the cluster is gone. What prevents the step is added to the plan's wait
+    /// reasons.
+    pub(super) async fn apply_step(
         &self,
-        found: &ClusterAndMachines,
+        found: &ClusterDetails,
         cluster: &Cluster,
-        step: &Step,
-        planned: &mut Plan,
-    ) -> Result<bool, PassError> {
+        step: &ClusterPlanStep,
+        planned: &mut ClusterPlan,
+    ) -> Result<bool, ClusterPassError> {
         tracing::info!(cluster = self.name, %step, "a step of a cluster");
         let about = (self.cluster, self.name);
         match step {
-            Step::Choose { machine, part } => {
-                self.bmdb.choose_for_cluster(&self.lease, about, *machine, *part).await?;
+            ClusterPlanStep::AddMember { machine, part } => {
+                self.bmdb.assign_to_cluster(&self.lease, about, *machine, *part).await?;
             }
-            Step::Ask { machine, what } => {
-                let order = match self.order(found, cluster, *machine, *what).await {
+            ClusterPlanStep::SendOrder { machine, order: what } => {
+                let order = match self.build_order(found, cluster, *machine, *what).await {
                     Ok(order) => order,
-                    Err(CuratorError::Bmdb(error)) => return Err(error.into()),
+                    Err(CuratorCallError::Bmdb(error)) => return Err(error.into()),
                     Err(error) => {
-                        planned.machines.insert(*machine, error.to_string());
+                        planned.machine_waits.insert(*machine, error.to_string());
                         return Ok(false);
                     }
                 };
                 let plain = SecretSlice::from(order.encode_to_vec());
-                let sealed = self.settings.secrets.seal(SEALED, &plain).map_err(CuratorError::from)?;
-                self.bmdb.ask_about_cluster(&self.lease, *machine, (*what, self.name), sealed).await?;
+                let sealed =
+                    self.settings.secrets.seal(ORDER_SEAL_PURPOSE, &plain).map_err(CuratorCallError::from)?;
+                self.bmdb.issue_cluster_order(&self.lease, *machine, (*what, self.name), sealed).await?;
             }
-            Step::Founded { machine } => self.note_founded(cluster, *machine, planned).await?,
-            Step::Approve { machine, key } => {
-                let approved = match &self.way {
-                    Some(way) => way.approve(*key).await,
+            ClusterPlanStep::RecordFounding { machine } => {
+                self.record_founding(cluster, *machine, planned).await?;
+            }
+            ClusterPlanStep::ApproveNode { machine, key } => {
+                let approved = match &self.curators {
+                    Some(way) => way.approve_node(*key).await,
                     None => Ok(()),
                 };
                 if let Err(error) = approved {
-                    planned.machines.insert(*machine, error.to_string());
+                    planned.machine_waits.insert(*machine, error.to_string());
                 }
             }
-            Step::Roles { node, give, take } => {
-                if let Some(way) = &self.way {
-                    note(planned, way.roles(node, give, take).await.err());
+            ClusterPlanStep::ChangeRoles { node, add: give, remove: take } => {
+                if let Some(way) = &self.curators {
+                    push_wait_reason(planned, way.update_roles(node, give, take).await.err());
                 }
             }
-            Step::Decommission { node } => {
-                if let Some(way) = &self.way {
-                    note(planned, way.decommission(node).await.err());
+            ClusterPlanStep::DecommissionNode { node } => {
+                if let Some(way) = &self.curators {
+                    push_wait_reason(planned, way.decommission_node(node).await.err());
                 }
             }
-            Step::Delete { node } => {
-                if let Some(way) = &self.way {
-                    note(planned, way.delete(node).await.err());
+            ClusterPlanStep::DeleteNode { node } => {
+                if let Some(way) = &self.curators {
+                    push_wait_reason(planned, way.delete_node(node).await.err());
                 }
             }
-            Step::Declare { role } => {
-                if let Some(way) = &self.way
-                    && let Some(kept) = self.bmdb.declaration_for_curators(self.cluster, role).await?
+            ClusterPlanStep::DeclareRole { role } => {
+                if let Some(way) = &self.curators
+                    && let Some(kept) = self.bmdb.encoded_declaration(self.cluster, role).await?
                 {
-                    note(planned, way.declare(&kept).await.err());
+                    push_wait_reason(planned, way.declare_role(&kept).await.err());
                 }
             }
-            Step::Undeclare { role } => {
-                if let Some(way) = &self.way {
-                    note(planned, way.undeclare(role).await.err());
+            ClusterPlanStep::UndeclareRole { role } => {
+                if let Some(way) = &self.curators {
+                    push_wait_reason(planned, way.delete_declaration(role).await.err());
                 }
             }
-            Step::ForgetDeclaration { role } => {
-                self.bmdb.forget_declaration(&self.lease, self.cluster, role).await?;
+            ClusterPlanStep::DeleteDeclaration { role } => {
+                self.bmdb.delete_declaration(&self.lease, self.cluster, role).await?;
             }
-            Step::PutKubernetes
-            | Step::DeleteKubernetes
-            | Step::ForgetKubernetes
-            | Step::Rotate { .. }
-            | Step::AssignBundle { .. }
-            | Step::ClearBundle { .. }
-            | Step::Upgrade(_) => self.take_kubernetes(cluster, step, planned).await?,
-            Step::Leaving { machine, why } => {
-                self.bmdb.leave_cluster(&self.lease, about, *machine, why).await?;
+            ClusterPlanStep::PutKubernetes
+            | ClusterPlanStep::DeleteKubernetes
+            | ClusterPlanStep::DeleteKubernetesRecord
+            | ClusterPlanStep::RotateKeys { .. }
+            | ClusterPlanStep::AssignBundle { .. }
+            | ClusterPlanStep::ClearBundle { .. }
+            | ClusterPlanStep::RecordUpgrade(_) => self.apply_kubernetes_step(cluster, step, planned).await?,
+            ClusterPlanStep::MarkLeaving { machine, reason: why } => {
+                self.bmdb.mark_leaving_cluster(&self.lease, about, *machine, why).await?;
             }
-            Step::Forget { machine, how } => {
-                self.bmdb.forget_in_cluster(&self.lease, about, *machine, how).await?;
+            ClusterPlanStep::RemoveMember { machine, reason: how } => {
+                self.bmdb.remove_from_cluster(&self.lease, about, *machine, how).await?;
             }
-            Step::Remove => {
-                let secrets = [current_secret(self.cluster)];
-                self.bmdb.remove_cluster(&self.lease, self.cluster, &secrets).await?;
+            ClusterPlanStep::DeleteCluster => {
+                let secrets = [current_secret_name(self.cluster)];
+                self.bmdb.purge_cluster(&self.lease, self.cluster, &secrets).await?;
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Writes down by what a cluster is known, as the machine reported it that founded it or brought it back.
-    async fn note_founded(
+    /// Records the identity of a cluster, as reported by the machine that founded or restored it.
+    async fn record_founding(
         &self,
         cluster: &Cluster,
         machine: MachineId,
-        planned: &mut Plan,
-    ) -> Result<(), PassError> {
+        planned: &mut ClusterPlan,
+    ) -> Result<(), ClusterPassError> {
         let report = cluster.members.iter().find(|member| member.machine == machine);
         let report = report.and_then(|member| member.report.clone()).unwrap_or_default();
         let certificate = report.ca_certificate.unwrap_or_default();
-        let curator = report.address.and_then(|address| first_curator(&address, CURATOR_PORT));
-        let said = match curator {
-            // What was restored has the authority of the snapshot, and that is the cluster's.
+        let curator = report.address.and_then(|address| curator_endpoint(&address, CURATOR_PORT));
+        let text = match curator {
+            // A restored cluster has the CA of its snapshot, which must be the one recorded for the cluster.
             Some(curator) if cluster.restoring.is_some() => {
-                let known = cluster.founded.as_ref().map(|founded| founded.ca_certificate.as_slice());
+                let known = cluster.identity.as_ref().map(|founded| founded.ca_certificate.as_slice());
                 if known == Some(certificate.as_slice()) && report.epoch == cluster.epoch {
-                    self.bmdb.cluster_restored(&self.lease, self.cluster, machine, &[curator]).await?;
+                    self.bmdb.record_cluster_restored(&self.lease, self.cluster, machine, &[curator]).await?;
                     return Ok(());
                 }
                 "it reports to have restored something else than this cluster; it has to leave it"
             }
             Some(curator) if is_authority_of(&certificate, self.cluster) => {
                 self.bmdb
-                    .cluster_founded(&self.lease, self.cluster, machine, &certificate, &[curator])
+                    .record_cluster_founded(&self.lease, self.cluster, machine, &certificate, &[curator])
                     .await?;
                 return Ok(());
             }
             _ => "it reports to be a node of another cluster; it has to leave that first",
         };
-        planned.machines.insert(machine, said.to_owned());
+        planned.machine_waits.insert(machine, text.to_owned());
         Ok(())
     }
 
-    /// The order that a machine is given. A ticket is made for it where it is to join.
-    async fn order(
+    /// Builds the order for a machine. If the machine is to join, a ticket is created for it.
+    async fn build_order(
         &self,
-        found: &ClusterAndMachines,
+        found: &ClusterDetails,
         cluster: &Cluster,
         machine: MachineId,
-        what: Wanted,
-    ) -> Result<wire::ClusterOrder, CuratorError> {
+        what: MembershipOrder,
+    ) -> Result<wire::ClusterOrder, CuratorCallError> {
         let what = match what {
-            Wanted::Leave => What::Leave(wire::LeaveCluster {}),
-            Wanted::Found => {
-                let owner = owner_key(self.bmdb, &self.settings.secrets, self.cluster).await?;
+            MembershipOrder::Leave => What::Leave(wire::LeaveCluster {}),
+            MembershipOrder::Found => {
+                let owner = load_owner_key(self.bmdb, &self.settings.secrets, self.cluster).await?;
                 let (snapshot_sha256, epoch) = match &cluster.restoring {
                     None => (Vec::new(), 0),
                     Some(restoring) => {
-                        let epoch = self.bmdb.next_epoch(&self.lease, self.cluster).await?;
-                        let over = CuratorError::Order("the cluster is not to be restored any more");
-                        let gone = CuratorError::Order(
+                        let epoch = self.bmdb.allocate_cluster_epoch(&self.lease, self.cluster).await?;
+                        let over =
+                            CuratorCallError::OrderUnavailable("the cluster is not to be restored any more");
+                        let gone = CuratorCallError::OrderUnavailable(
                             "the snapshot that the cluster is to be restored from is not kept any more; order it from \
                              another one with: shepherdctl cluster restore",
                         );
@@ -177,11 +184,11 @@ impl Tending<'_> {
                     epoch,
                 })
             }
-            Wanted::Join => {
-                let (way, founded) = self.founded(cluster)?;
+            MembershipOrder::Join => {
+                let (way, founded) = self.require_founded(cluster)?;
                 let purpose = format!("machine {machine}");
                 What::Join(wire::JoinCluster {
-                    ticket: way.ticket(purpose, TICKET_LIFETIME).await?,
+                    ticket: way.create_ticket(purpose, TICKET_LIFETIME).await?,
                     ca_certificate: founded.ca_certificate.clone(),
                     curators: founded.curators.clone(),
                     epoch: cluster.epoch,
@@ -189,7 +196,7 @@ impl Tending<'_> {
             }
         };
         let line = found.machines.iter().find(|line| line.member.machine == machine);
-        let labels = line.map(|line| labels(line.member.part, line.location.as_deref(), &line.hardware));
+        let labels = line.map(|line| node_labels(line.member.part, line.location.as_deref(), &line.hardware));
         Ok(wire::ClusterOrder {
             generation: 0,
             what: Some(what),
@@ -198,14 +205,17 @@ impl Tending<'_> {
         })
     }
 
-    fn founded<'c>(&self, cluster: &'c Cluster) -> Result<(&Way, &'c Founded), CuratorError> {
-        let way = self.way.as_ref().zip(cluster.founded.as_ref());
-        way.ok_or_else(|| CuratorError::Odd("the cluster is not founded".to_owned()))
+    fn require_founded<'c>(
+        &self,
+        cluster: &'c Cluster,
+    ) -> Result<(&CuratorClient, &'c ClusterIdentity), CuratorCallError> {
+        let way = self.curators.as_ref().zip(cluster.identity.as_ref());
+        way.ok_or_else(|| CuratorCallError::InvalidResponse("the cluster is not founded".to_owned()))
     }
 }
 
-fn note(planned: &mut Plan, error: Option<CuratorError>) {
+fn push_wait_reason(planned: &mut ClusterPlan, error: Option<CuratorCallError>) {
     if let Some(error) = error {
-        planned.waits.push(error.to_string());
+        planned.wait_reasons.push(error.to_string());
     }
 }

@@ -1,19 +1,15 @@
-//! The provisioner: brings providers' machines into the BMDB.
+//! Provisioner: reconciles providers' machine lists with the BMDB.
 //!
-//! For each provider one pass a minute, under a named lease, so that of any
-//! number of shepherds one at a time does it. A pass reads the provider's whole
-//! list and what the BMDB knows, decides ([`plan`]), and does it:
+//! Each provider gets one pass a minute under a named lease, so that only one of any number of shepherds makes it. A
+//! pass reads the provider's whole list and what the BMDB knows, decides ([`plan`]), and executes the plan:
 //!
-//! * Before the provider is asked for a machine, the intent is recorded, and
-//!   its id is given to the provider. A crash between the two leaves an open
-//!   intent; the next pass asks the provider what was made under it and adopts
-//!   that, so that creation is exactly-once. A shepherd that was frozen between
-//!   the two asks for nothing any more when it wakes: by then somebody else has
-//!   looked after its intent.
-//! * A list that cannot be read, or cannot be right, engages a brake: nothing is
-//!   created until a list looks right again.
-//! * A paused provisioner makes no pass, and one that is paused in the middle of a
-//!   pass creates nothing more.
+//! * Before a machine is created, the intent is recorded, and its id is passed to the provider. A crash between the two
+//!   leaves an open intent. The next pass queries the provider for what was made under it and adopts that, so that
+//!   creation is exactly-once. A shepherd that was frozen between the two creates nothing when it resumes: by then
+//!   another shepherd has resolved its intent.
+//! * A list that cannot be read, or cannot be right, engages a brake: nothing is created until a list looks right
+//!   again.
+//! * A paused provisioner makes no pass, and one that is paused in the middle of a pass creates nothing more.
 
 pub mod plan;
 
@@ -25,30 +21,32 @@ use std::time::Duration;
 use futures::FutureExt;
 use tokio_util::sync::CancellationToken;
 
-use crate::bmdb::change::{FactChange, HostKeySource};
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
+use crate::bmdb::fact_change::{FactChange, HostKeySource};
 use crate::bmdb::intent::OpenCreation;
-use crate::bmdb::lease::NamedLease;
-use crate::bmdb::pause::Pauses;
+use crate::bmdb::loop_pause::PauseCache;
+use crate::bmdb::named_lease::NamedLease;
 use crate::bmdb::provision::NewMachine;
 use crate::bmdb::retirement::RetirementChange;
 use crate::bmdb::session::{Session, Sessions, boot_time};
 use crate::bmdb::work::Decision;
-use crate::manager::breakers::{Admission, Call, ProviderBreaker};
-use crate::manager::control_loop::panic_text;
+use crate::manager::control_loop::panic_message;
 use crate::manager::failpoint;
 use crate::manager::limiter::Limiter;
 use crate::manager::metrics::ManagerMetrics;
-use crate::manager::provisioner::plan::{Limits, ProvisionPlan, lacks_any, note_leaving, plan_provisioning};
-use crate::manager::updater::details_of;
-use crate::model::breaker::Open;
+use crate::manager::provider_breakers::{Admission, ProviderBreaker, ProviderCall};
+use crate::manager::provisioner::plan::{
+    ProvisionPlan, ProvisionerLimits, is_any_missing, mark_retiring, plan_provisioning,
+};
+use crate::manager::updater::provider_details;
+use crate::model::circuit_breaker::BreakerOpen;
 use crate::model::facts::MachineFacts;
 use crate::model::ids::{IntentId, MachineId};
-use crate::model::pause::Loop;
-use crate::providers::provider::{CALL_LIMIT, Provider, ProviderError, ProviderMachine};
+use crate::model::pause::LoopKind;
+use crate::providers::provider::{MAX_CALL_TIME, Provider, ProviderError, ProviderMachine};
 
-/// Who starts its sessions.
+/// Component name of its sessions.
 const COMPONENT: &str = "provisioner";
 /// Kind of the named lease; its name is the provider's.
 const LEASE: &str = "provisioner";
@@ -57,30 +55,30 @@ const LEASE: &str = "provisioner";
 #[derive(Clone)]
 pub struct ProvisionerSettings {
     /// Bounds of one pass.
-    pub limits: Limits,
-    /// How often a provider is compared.
+    pub limits: ProvisionerLimits,
+    /// Limits how often a provider's list is compared.
     pub reconciler: Limiter,
-    /// How often a provider is asked for a machine.
+    /// Limits how often a machine is created.
     pub creation: Limiter,
-    /// Whether the provider is asked at all.
+    /// Decides whether the provider may be called at all.
     pub breaker: ProviderBreaker,
-    /// Where it counts.
+    /// Metrics that count its sessions.
     pub metrics: ManagerMetrics,
 }
 
 /// Why a pass ended early.
 #[derive(Debug, thiserror::Error)]
-enum PassError {
+enum ProvisionerPassError {
     #[error(transparent)]
     Bmdb(#[from] BmdbError),
     #[error("cannot list the machines of provider {provider}: {error}")]
     List { provider: String, error: ProviderError },
     #[error("provider {provider} is not listed: {reason}")]
-    LeftAlone { provider: String, reason: String },
+    ProviderUnavailable { provider: String, reason: String },
 }
 
-/// Provisions from one provider until `stop`. The lease is given back before it returns.
-pub async fn run(
+/// Provisions from one provider until `stop`. Releases the lease before it returns.
+pub async fn run_provisioner(
     sessions: Sessions,
     provider: Arc<dyn Provider>,
     settings: ProvisionerSettings,
@@ -89,13 +87,13 @@ pub async fn run(
     let name = provider.name().as_str().to_owned();
     while !stop.is_cancelled() {
         let details = serde_json::json!({ "provider": name });
-        // Never given up half-way: the statement goes on without us, and a session that commits after
-        // we have stopped stays open until the reaper finds it.
+        // Never cancelled half-way: the statement would continue, and a session that commits after this task has
+        // stopped would stay open until the reaper finds it.
         let session = sessions.start(COMPONENT, details).await;
         match session {
             Ok(session) => {
-                settings.metrics.session_started(COMPONENT);
-                passes(sessions.bmdb(), &session, &*provider, &settings, &stop).await;
+                settings.metrics.record_session_start(COMPONENT);
+                run_under_session(sessions.bmdb(), &session, &*provider, &settings, &stop).await;
                 if !session.lost().is_cancelled()
                     && let Err(error) = sessions.close(&session, "the provisioner stopped").await
                 {
@@ -106,19 +104,19 @@ pub async fn run(
                 tracing::warn!(provider = name, %error, "cannot start a session; trying again in a second");
             }
         }
-        pause(&stop, Duration::from_secs(1)).await;
+        sleep_unless_stopped(&stop, Duration::from_secs(1)).await;
     }
 }
 
-async fn pause(stop: &CancellationToken, duration: Duration) {
+async fn sleep_unless_stopped(stop: &CancellationToken, duration: Duration) {
     tokio::select! {
         () = stop.cancelled() => {}
         () = tokio::time::sleep(duration) => {}
     }
 }
 
-/// Makes passes under one session, until it is over or `stop`.
-async fn passes(
+/// Makes passes under one session until the session ends or until `stop`.
+async fn run_under_session(
     bmdb: &Bmdb,
     session: &Session,
     provider: &dyn Provider,
@@ -127,28 +125,28 @@ async fn passes(
 ) {
     let name = provider.name().as_str();
     while !stop.is_cancelled() && !session.lost().is_cancelled() {
-        // Never given up half-way either: the statement goes on without us, and a lease that is taken after
-        // we have looked away stays taken, by a session that is then closed.
-        match bmdb.take_lease(session, LEASE, name).await {
+        // Never cancelled half-way either: the statement would continue, and the lease would then be taken by a session
+        // that is already closed.
+        match bmdb.acquire_named_lease(session, LEASE, name).await {
             Ok(Some(lease)) => {
                 tracing::info!(provider = name, fence = lease.fence, "provisioning");
-                failpoint::pass(LEASE, "leased");
-                hold(bmdb, session, &lease, provider, settings, stop).await;
-                if let Err(error) = bmdb.give_back_lease(&lease).await {
+                failpoint::hit(LEASE, "leased");
+                run_passes(bmdb, session, &lease, provider, settings, stop).await;
+                if let Err(error) = bmdb.release_named_lease(&lease).await {
                     tracing::warn!(provider = name, %error, "cannot give back a lease; the reaper will");
                 }
                 return;
             }
-            Ok(None) => pause(stop, Duration::from_secs(1)).await,
+            Ok(None) => sleep_unless_stopped(stop, Duration::from_secs(1)).await,
             Err(error) => {
                 tracing::warn!(provider = name, %error, "cannot take the provisioner's lease; trying again in a second");
-                pause(stop, Duration::from_secs(1)).await;
+                sleep_unless_stopped(stop, Duration::from_secs(1)).await;
             }
         }
     }
 }
 
-async fn hold(
+async fn run_passes(
     bmdb: &Bmdb,
     session: &Session,
     lease: &NamedLease,
@@ -156,24 +154,24 @@ async fn hold(
     settings: &ProvisionerSettings,
     stop: &CancellationToken,
 ) {
-    let mut pauses = Pauses::default();
+    let mut pauses = PauseCache::default();
     loop {
-        // A pass is dropped at its next wait when the session is over: what it had begun is an
-        // open intent, which whoever holds the lease next looks after.
+        // A pass is dropped at its next await when the session ends. What it had started is an open intent, which the
+        // next holder of the lease resolves.
         let more = tokio::select! {
             () = stop.cancelled() => return,
             () = session.lost().cancelled() => return,
-            result = AssertUnwindSafe(pass(bmdb, session, lease, provider, settings, &mut pauses)).catch_unwind() => match result {
+            result = AssertUnwindSafe(run_pass(bmdb, session, lease, provider, settings, &mut pauses)).catch_unwind() => match result {
                 Ok(Ok(more)) => more,
-                Ok(Err(PassError::Bmdb(BmdbError::SessionOver | BmdbError::LeaseLost))) => return,
+                Ok(Err(ProvisionerPassError::Bmdb(BmdbError::SessionEnded | BmdbError::LeaseLost))) => return,
                 Ok(Err(error)) => {
                     tracing::warn!(provider = lease.name, %error, "a provisioning pass failed");
                     false
                 }
-                // Ended by it, this task would hold its lease for as long as the process lives, and nobody
+                // If a panic ended this task, it would hold its lease for as long as the process lives, and nobody
                 // would provision.
                 Err(panic) => {
-                    let text = panic_text(&*panic);
+                    let text = panic_message(&*panic);
                     tracing::error!(provider = lease.name, text, "a provisioning pass panicked; the next one is made");
                     false
                 }
@@ -190,56 +188,73 @@ async fn hold(
     }
 }
 
-/// One pass. Says whether another one would find more to create at once.
-async fn pass(
+/// Makes one pass. Returns whether the next pass would find more to create at once.
+async fn run_pass(
     bmdb: &Bmdb,
     session: &Session,
     lease: &NamedLease,
     provider: &dyn Provider,
     settings: &ProvisionerSettings,
-    pauses: &mut Pauses,
-) -> Result<bool, PassError> {
+    pauses: &mut PauseCache,
+) -> Result<bool, ProvisionerPassError> {
     let (name, kind) = (lease.name.as_str(), provider.kind());
     if is_paused(bmdb, pauses, name).await? {
         return Ok(false);
     }
-    // The BMDB first: a machine that is recorded between the two readings is then listed and
-    // unknown at the worst, and recording it again finds it.
-    let mut known = bmdb.known_machines(name).await?;
-    let left_alone = |open: Open| PassError::LeftAlone { provider: name.to_owned(), reason: open.reason };
-    let listed = settings.breaker.admit().map_err(left_alone)?.ask(Call::List, provider.list()).await;
-    // Frozen meanwhile: what was heard is old, and another shepherd's to say.
+    // The BMDB is read first. A machine that is recorded between the two reads is then listed and unknown at worst, and
+    // recording it again finds it.
+    let mut known = bmdb.list_recorded_machines(name).await?;
+    let left_alone = |open: BreakerOpen| ProvisionerPassError::ProviderUnavailable {
+        provider: name.to_owned(),
+        reason: open.reason,
+    };
+    let listed = settings
+        .breaker
+        .admit_call()
+        .map_err(left_alone)?
+        .call_provider(ProviderCall::List, provider.list())
+        .await;
+    // If this shepherd was frozen meanwhile, the list is old, and another shepherd provisions now.
     if session.remaining().is_zero() {
-        return Err(BmdbError::SessionOver.into());
+        return Err(BmdbError::SessionEnded.into());
     }
     let listed = match listed {
         Ok(listed) => listed,
         Err(error) => {
-            bmdb.provider_list_failed(lease, kind, &error.sentence).await?;
-            let reason = format!("brake: its list cannot be read: {}", error.sentence);
-            engage(bmdb, lease, Some(&reason)).await?;
-            return Err(PassError::List { provider: name.to_owned(), error });
+            bmdb.record_provider_list_failure(lease, kind, &error.message).await?;
+            let reason = format!("brake: its list cannot be read: {}", error.message);
+            record_brake(bmdb, lease, Some(&reason)).await?;
+            return Err(ProvisionerPassError::List { provider: name.to_owned(), error });
         }
     };
-    bmdb.provider_listed(lease, kind, listed.len()).await?;
-    failpoint::pass(LEASE, "listed");
-    if lacks_any(&listed, &known) {
-        note_leaving(&mut known, &bmdb.known_machines(name).await?);
+    bmdb.record_provider_list(lease, kind, listed.len()).await?;
+    failpoint::hit(LEASE, "listed");
+    if is_any_missing(&listed, &known) {
+        mark_retiring(&mut known, &bmdb.list_recorded_machines(name).await?);
     }
     let creations = bmdb.open_creations(name).await?;
     let open: BTreeSet<IntentId> = creations.iter().map(|creation| creation.intent).collect();
     let (_, policy) = bmdb.policy();
     let plan = plan_provisioning(&listed, &known, &open, &policy.provisioner_brake, settings.limits);
-    engage(bmdb, lease, plan.brake.as_deref()).await?;
-    settle_open(bmdb, lease, provider, &settings.breaker, &creations, &plan, policy.outward_limit.0).await?;
+    record_brake(bmdb, lease, plan.brake.as_deref()).await?;
+    resolve_open_creations(
+        bmdb,
+        lease,
+        provider,
+        &settings.breaker,
+        &creations,
+        &plan,
+        policy.outward_limit.0,
+    )
+    .await?;
     for (machine, reason) in &plan.quarantine {
-        quarantine(bmdb, lease, *machine, reason).await?;
+        quarantine_machine(bmdb, lease, *machine, reason).await?;
     }
-    for machine in plan.explained.iter().copied() {
+    for machine in plan.reappeared.iter().copied() {
         clear_quarantine(bmdb, lease, machine).await?;
     }
-    for (machine, listed) in plan.retired.iter().copied() {
-        tell_listed(bmdb, lease, machine, listed).await?;
+    for (machine, listed) in plan.retired_listing_changes.iter().copied() {
+        record_listed(bmdb, lease, machine, listed).await?;
     }
     for stranger in &plan.strangers {
         let reason = "the provider says it is in use, and it was not created from here";
@@ -247,7 +262,7 @@ async fn pass(
         new.changes.push(FactChange::Quarantined(reason.to_owned()));
         bmdb.record_machine(lease, None, &new).await?;
     }
-    if let Some(limited) = &plan.limited {
+    if let Some(limited) = &plan.limit_reason {
         tracing::debug!(provider = name, limited, "creation is limited");
     }
     let full_chunk = plan.create.len() >= settings.limits.chunk;
@@ -257,19 +272,19 @@ async fn pass(
         if is_paused(bmdb, pauses, name).await? {
             return Ok(false);
         }
-        // Before an intent is recorded for an order that would not be sent.
-        let admission = settings.breaker.admit().map_err(left_alone)?;
-        made += usize::from(create(bmdb, session, lease, provider, &admission, id).await?);
+        // Checked before an intent is recorded for an order that would not be sent.
+        let admission = settings.breaker.admit_call().map_err(left_alone)?;
+        made += usize::from(create_machine(bmdb, session, lease, provider, &admission, id).await?);
     }
-    // A provider that makes nothing is asked again at the reconciler's pace.
+    // If the provider made nothing, the next pass comes at the reconciler's pace.
     Ok(full_chunk && made > 0)
 }
 
-async fn is_paused(bmdb: &Bmdb, pauses: &mut Pauses, provider: &str) -> Result<bool, BmdbError> {
-    Ok(pauses.left(bmdb, Loop::Provisioner, &[provider.to_owned()]).await?.is_empty())
+async fn is_paused(bmdb: &Bmdb, pauses: &mut PauseCache, provider: &str) -> Result<bool, BmdbError> {
+    Ok(pauses.unpaused_providers(bmdb, LoopKind::Provisioner, &[provider.to_owned()]).await?.is_empty())
 }
 
-async fn engage(bmdb: &Bmdb, lease: &NamedLease, brake: Option<&str>) -> Result<(), BmdbError> {
+async fn record_brake(bmdb: &Bmdb, lease: &NamedLease, brake: Option<&str>) -> Result<(), BmdbError> {
     let provider = &lease.name;
     if bmdb.set_provisioner_brake(lease, brake).await? {
         if let Some(reason) = brake {
@@ -281,12 +296,12 @@ async fn engage(bmdb: &Bmdb, lease: &NamedLease, brake: Option<&str>) -> Result<
     Ok(())
 }
 
-/// Finds out what became of creations whose outcome was never written down.
+/// Resolves creations whose outcome was never recorded.
 ///
-/// What the provider has not made *yet* it may still make: the order of a shepherd that died can be
-/// on its way for as long as an outward call lasts (`limit`). Settled before that, the machine would
-/// turn up under an intent that nobody waits for, and be quarantined as a stranger.
-async fn settle_open(
+/// What the provider has not made *yet* it may still make: the order of a shepherd that died can be on its way for as
+/// long as an outward call lasts (`limit`). If the intent were resolved before that, the machine would appear under an
+/// intent that nobody waits for, and be quarantined as a stranger.
+async fn resolve_open_creations(
     bmdb: &Bmdb,
     lease: &NamedLease,
     provider: &dyn Provider,
@@ -296,18 +311,18 @@ async fn settle_open(
     limit: Duration,
 ) -> Result<(), BmdbError> {
     for (intent, machine) in &plan.adopt {
-        adopt(bmdb, lease, *intent, machine).await?;
+        adopt_machine(bmdb, lease, *intent, machine).await?;
     }
     let adopted: BTreeSet<IntentId> = plan.adopt.iter().map(|(intent, _)| *intent).collect();
     let Some(creation) = provider.creation() else { return Ok(()) };
     for OpenCreation { intent, age, .. } in open.iter().filter(|one| !adopted.contains(&one.intent)) {
-        // Unknown is not "nothing": asked again at a later pass.
-        let Ok(admission) = breaker.admit() else { return Ok(()) };
-        match admission.ask(Call::FindByIntent, creation.find_by_intent(*intent)).await {
-            Ok(Some(machine)) => adopt(bmdb, lease, *intent, &machine).await?,
+        // Unknown does not mean "nothing": a later pass queries again.
+        let Ok(admission) = breaker.admit_call() else { return Ok(()) };
+        match admission.call_provider(ProviderCall::FindByIntent, creation.find_by_intent(*intent)).await {
+            Ok(Some(machine)) => adopt_machine(bmdb, lease, *intent, &machine).await?,
             Ok(None) if *age < limit => {}
             Ok(None) => {
-                bmdb.settle_creation(lease, *intent, "nothing was made").await?;
+                bmdb.resolve_creation(lease, *intent, "nothing was made").await?;
             }
             Err(error) => {
                 tracing::warn!(provider = lease.name, %intent, %error, "cannot find out what a creation did");
@@ -317,7 +332,7 @@ async fn settle_open(
     Ok(())
 }
 
-async fn adopt(
+async fn adopt_machine(
     bmdb: &Bmdb,
     lease: &NamedLease,
     intent: IntentId,
@@ -328,9 +343,9 @@ async fn adopt(
     Ok(())
 }
 
-/// Creates one machine; says whether it did. A provider's error skips it and is told; the intent stays
-/// open, because the machine may have been made all the same.
-async fn create(
+/// Creates one machine and returns whether it did. A provider's error is logged and skips the machine. The intent stays
+/// open, because the machine may have been created all the same.
+async fn create_machine(
     bmdb: &Bmdb,
     session: &Session,
     lease: &NamedLease,
@@ -341,11 +356,15 @@ async fn create(
     let Some(creation) = provider.creation() else { return Ok(false) };
     let begun = boot_time();
     let intent = bmdb.begin_creation(lease, id).await?;
-    failpoint::pass(LEASE, "intended");
+    failpoint::hit(LEASE, "intended");
     let (_, policy) = bmdb.policy();
-    let limit = may_ask(session.remaining(), boot_time().saturating_sub(begun), policy.outward_limit.0)?;
-    let Ok(asked) =
-        tokio::time::timeout(limit, admission.ask(Call::Create, creation.create(intent, Some(id)))).await
+    let limit =
+        creation_time_limit(session.remaining(), boot_time().saturating_sub(begun), policy.outward_limit.0)?;
+    let Ok(result) = tokio::time::timeout(
+        limit,
+        admission.call_provider(ProviderCall::Create, creation.create(intent, Some(id))),
+    )
+    .await
     else {
         tracing::warn!(
             provider = lease.name,
@@ -354,13 +373,13 @@ async fn create(
         );
         return Ok(false);
     };
-    match asked {
+    match result {
         Ok(machine) => {
-            failpoint::pass(LEASE, "created");
+            failpoint::hit(LEASE, "created");
             let new = new_machine(&machine, "created");
             let recorded = bmdb.record_machine(lease, Some(intent), &new).await?;
             tracing::info!(provider = lease.name, provider_id = machine.id, machine = %recorded, "created");
-            failpoint::pass(LEASE, "recorded");
+            failpoint::hit(LEASE, "recorded");
             Ok(true)
         }
         Err(error) => {
@@ -370,18 +389,22 @@ async fn create(
     }
 }
 
-/// How long a provider may be asked for a machine whose intent was recorded `age` ago, under a session
-/// that lasts for another `remaining`. Fails when it may not be asked any more.
+/// How long the creation of a machine may take whose intent was recorded `age` ago, under a session that lasts for
+/// another `remaining`. Fails if it must not start any more.
 ///
-/// Whoever holds the lease after us takes an intent that is older than the policy's outward limit, and
-/// of which the provider knows nothing, for one that nothing became of. A machine that is made after that
-/// is a stranger. So the order must not be on its way for longer, and must not begin late: a process
-/// that was frozen right here would send it an hour afterwards.
-fn may_ask(remaining: Duration, age: Duration, outward_limit: Duration) -> Result<Duration, BmdbError> {
+/// The next holder of the lease resolves an intent that is older than the policy's outward limit, if the provider knows
+/// nothing of it, as one without result. A machine that is created after that is a stranger. So the order must not be
+/// on its way for longer, and must not start late: a process that was frozen right here would send it an hour
+/// afterwards.
+fn creation_time_limit(
+    remaining: Duration,
+    age: Duration,
+    outward_limit: Duration,
+) -> Result<Duration, BmdbError> {
     if remaining.is_zero() {
-        return Err(BmdbError::SessionOver);
+        return Err(BmdbError::SessionEnded);
     }
-    Ok(CALL_LIMIT.min(remaining.max(outward_limit.saturating_sub(age))))
+    Ok(MAX_CALL_TIME.min(remaining.max(outward_limit.saturating_sub(age))))
 }
 
 fn new_machine(machine: &ProviderMachine, detail: &str) -> NewMachine {
@@ -397,59 +420,62 @@ fn new_machine(machine: &ProviderMachine, detail: &str) -> NewMachine {
         .collect();
     NewMachine {
         provider_id: machine.id.clone(),
-        details: details_of(machine),
+        details: provider_details(machine),
         changes,
         detail: format!("{detail}: {}", machine.id),
     }
 }
 
-async fn quarantine(
+async fn quarantine_machine(
     bmdb: &Bmdb,
     lease: &NamedLease,
     machine: MachineId,
     reason: &str,
 ) -> Result<(), BmdbError> {
-    let said = reason.to_owned();
-    let done =
-        bmdb.change_machine_under(lease, machine, move |snapshot| lost(&snapshot.facts, &said)).await?;
+    let text = reason.to_owned();
+    let done = bmdb
+        .change_machine_under_lease(lease, machine, move |snapshot| {
+            quarantine_decision(&snapshot.facts, &text)
+        })
+        .await?;
     if done {
         tracing::warn!(%machine, reason, "quarantined");
     }
     Ok(())
 }
 
-/// What becomes of a machine that its provider lost, and whether anything does: one that was told to leave since
-/// the comparison is looked after by the retirer, whom a quarantine would keep from it.
-fn lost(facts: &MachineFacts, reason: &str) -> Decision<bool> {
+/// Decides whether to quarantine a machine that its provider lost; the output tells whether it was. A machine whose
+/// retirement was ordered since the comparison is left to the retirer, which a quarantine would stop.
+fn quarantine_decision(facts: &MachineFacts, reason: &str) -> Decision<bool> {
     if facts.retirement.is_some() {
         return Decision::default();
     }
-    // The phase that follows is told with its reason.
-    Decision { changes: vec![FactChange::Quarantined(reason.to_owned())], events: Vec::new(), answer: true }
+    // The change of phase is recorded with this reason.
+    Decision { changes: vec![FactChange::Quarantined(reason.to_owned())], events: Vec::new(), output: true }
 }
 
 async fn clear_quarantine(bmdb: &Bmdb, lease: &NamedLease, machine: MachineId) -> Result<(), BmdbError> {
     tracing::info!(%machine, "its discrepancy is explained");
-    bmdb.change_machine_under(lease, machine, |_| Decision {
+    bmdb.change_machine_under_lease(lease, machine, |_| Decision {
         changes: vec![FactChange::QuarantineCleared],
         events: vec![("QuarantineCleared".to_owned(), "the provider lists it again".to_owned())],
-        answer: (),
+        output: (),
     })
     .await
 }
 
-/// Writes down whether the provider lists a machine that is retired.
-async fn tell_listed(
+/// Records whether the provider lists a machine that is retired.
+async fn record_listed(
     bmdb: &Bmdb,
     lease: &NamedLease,
     machine: MachineId,
     listed: bool,
 ) -> Result<(), BmdbError> {
     tracing::info!(%machine, listed, "whether the provider lists a retired machine has changed");
-    bmdb.change_machine_under(lease, machine, move |_| Decision {
-        changes: vec![FactChange::Retirement(RetirementChange::Listed(listed))],
+    bmdb.change_machine_under_lease(lease, machine, move |_| Decision {
+        changes: vec![FactChange::Retirement(RetirementChange::ListedByProvider(listed))],
         events: Vec::new(),
-        answer: (),
+        output: (),
     })
     .await
 }
@@ -461,34 +487,34 @@ mod tests {
     use crate::model::time::Timestamp;
 
     #[test]
-    fn machine_that_was_told_to_leave_meanwhile_is_not_quarantined() {
+    fn machine_retired_meanwhile_is_not_quarantined() {
         let at = Timestamp::from_timestamp(1_800_000_000, 0).unwrap();
-        let mut facts = MachineFacts::unknown(MachineId::generate(), at);
-        let decided = lost(&facts, "it is not listed");
+        let mut facts = MachineFacts::empty(MachineId::generate(), at);
+        let decided = quarantine_decision(&facts, "it is not listed");
         assert_eq!(decided.changes, [FactChange::Quarantined("it is not listed".into())]);
-        assert!(decided.answer);
+        assert!(decided.output);
         facts.retirement = Some(Retirement::new("old".into(), "kim".into(), at));
-        let decided = lost(&facts, "it is not listed");
-        assert!(decided.changes.is_empty() && !decided.answer);
+        let decided = quarantine_decision(&facts, "it is not listed");
+        assert!(decided.changes.is_empty() && !decided.output);
     }
 
     #[test]
-    fn a_provider_is_asked_for_as_long_as_nobody_else_can_have_looked_after_the_intent() {
+    fn creation_call_ends_before_another_pass_may_resolve_its_intent() {
         let seconds = Duration::from_secs;
         for (remaining, age, outward_limit, expected) in [
-            // The policy's limit, less what has passed of it.
+            // The policy's limit, less the time that has passed.
             (27, 0, 60, Some(60)),
             (27, 20, 60, Some(40)),
-            // Nobody else can hold the lease before our session is over.
+            // Nobody else can hold the lease before this session ends.
             (27, 50, 60, Some(27)),
             (27, 500, 60, Some(27)),
             // Never for longer than any call may take.
             (27, 0, 600, Some(60)),
-            // Frozen after the intent, for longer than the session: somebody else may have settled it.
+            // Frozen after the intent, for longer than the session: another shepherd may have resolved it.
             (0, 0, 60, None),
             (0, 3600, 60, None),
         ] {
-            let granted = may_ask(seconds(remaining), seconds(age), seconds(outward_limit));
+            let granted = creation_time_limit(seconds(remaining), seconds(age), seconds(outward_limit));
             assert_eq!(granted.ok(), expected.map(seconds), "{remaining} {age} {outward_limit}");
         }
     }

@@ -1,62 +1,62 @@
-//! What to do about a provider's list, given what the BMDB knows of its machines.
+//! Provisioning plan: compares a provider's list with known machines.
 //!
-//! A list is compared as a whole. What does not agree is a *discrepancy*: that
-//! machine is quarantined and the others go on. But when too much does not
-//! agree at once, it is the list that is believed least: then nothing is
-//! created and nobody is quarantined until it looks right again.
+//! A list is compared as a whole. A mismatch is a *discrepancy*: that machine is quarantined and the others continue.
+//! But when too many mismatches occur at once, the list is the likeliest fault. Then nothing is created and nothing is
+//! quarantined until it looks right again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::bmdb::provision::KnownMachine;
+use crate::bmdb::provision::RecordedMachine;
 use crate::model::ids::{IntentId, MachineId};
 use crate::model::policy::ProvisionerBrake;
-use crate::model::provider_status::Usage;
+use crate::model::provider_status::MachineUsage;
 use crate::providers::provider::ProviderMachine;
 
 /// Bounds of one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Most machines of this provider; `None` without limit.
+pub struct ProvisionerLimits {
+    /// Most machines of this provider; `None` means no limit.
     pub max_machines: Option<usize>,
     /// Most creations in one pass.
     pub chunk: usize,
 }
 
-/// What one pass does.
+/// The actions of one pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProvisionPlan {
-    /// Why nothing is created and nobody is quarantined, if so.
+    /// Why nothing is created and nothing is quarantined; `None` if the brake is not engaged.
     pub brake: Option<String>,
     /// Machines made under an intent of ours whose outcome was never written down.
     pub adopt: Vec<(IntentId, ProviderMachine)>,
     /// Capacity to turn into machines: the provider's id of each.
     pub create: Vec<String>,
-    /// Machines that the BMDB has and the provider lost.
+    /// Machines that the BMDB has and the provider's list lacks, with the reason.
     pub quarantine: Vec<(MachineId, String)>,
-    /// Machines that the provider has in use and the BMDB never heard of.
+    /// Machines that the provider has in use and the BMDB has no record of.
     pub strangers: Vec<ProviderMachine>,
-    /// Machines whose discrepancy is over.
-    pub explained: Vec<MachineId>,
-    /// Retired machines of which something else is so now than was written down: whether the provider lists them.
-    pub retired: Vec<(MachineId, bool)>,
-    /// Why fewer are created than could be, for people.
-    pub limited: Option<String>,
+    /// Machines whose discrepancy has ended.
+    pub reappeared: Vec<MachineId>,
+    /// Retired machines whose listing differs from the record: whether the provider lists them now.
+    pub retired_listing_changes: Vec<(MachineId, bool)>,
+    /// Why fewer machines are created than possible, as text for people.
+    pub limit_reason: Option<String>,
 }
 
-/// Begins every reason for quarantine that a later list can explain.
-const LOST: &str = "the provider does not list it";
+/// Prefix of every quarantine reason that a later list can resolve.
+const LOST_REASON: &str = "the provider does not list it";
 
-/// Whether the list lacks somebody who is to be in it.
+/// Whether the list lacks a machine that should be in it.
 #[must_use]
-pub fn lacks_any(listed: &[ProviderMachine], known: &[KnownMachine]) -> bool {
+pub fn is_any_missing(listed: &[ProviderMachine], known: &[RecordedMachine]) -> bool {
     let ids: BTreeSet<&str> = listed.iter().map(|machine| machine.id.as_str()).collect();
     let mut missing = known.iter().filter(|machine| !ids.contains(machine.provider_id.as_str()));
     missing.any(|machine| !machine.retiring && machine.quarantine.is_none())
 }
 
-/// Notes who is on the way out by what was read after the list. A list may take long, and who was given back
-/// meanwhile is in none: that is no discrepancy. Nobody is given back who was not on the way out before.
-pub fn note_leaving(known: &mut [KnownMachine], since: &[KnownMachine]) {
+/// Marks the machines that are being retired, by records that were read after the list. Reading a list may take long,
+/// and a machine that was released meanwhile is not in it: that is no discrepancy. No machine is released that was not
+/// being retired before.
+pub fn mark_retiring(known: &mut [RecordedMachine], since: &[RecordedMachine]) {
     let leaving: BTreeSet<MachineId> =
         since.iter().filter(|machine| machine.retiring).map(|machine| machine.machine).collect();
     for machine in known {
@@ -64,25 +64,25 @@ pub fn note_leaving(known: &mut [KnownMachine], since: &[KnownMachine]) {
     }
 }
 
-/// Compares a whole list with what is known.
+/// Compares a whole list with the recorded machines.
 #[must_use]
 pub fn plan_provisioning(
     listed: &[ProviderMachine],
-    known: &[KnownMachine],
+    known: &[RecordedMachine],
     open_intents: &BTreeSet<IntentId>,
     brake: &ProvisionerBrake,
-    limits: Limits,
+    limits: ProvisionerLimits,
 ) -> ProvisionPlan {
     let by_id: BTreeMap<&str, &ProviderMachine> =
         listed.iter().map(|machine| (machine.id.as_str(), machine)).collect();
     let known_ids: BTreeSet<&str> = known.iter().map(|machine| machine.provider_id.as_str()).collect();
-    let ours: Vec<&KnownMachine> =
+    let ours: Vec<&RecordedMachine> =
         known.iter().filter(|machine| !machine.retiring && !machine.status.is_failed()).collect();
 
     let mut plan = ProvisionPlan::default();
-    let lost: Vec<&KnownMachine> =
+    let lost: Vec<&RecordedMachine> =
         ours.iter().copied().filter(|machine| !by_id.contains_key(machine.provider_id.as_str())).collect();
-    let newly_lost: Vec<&KnownMachine> =
+    let newly_lost: Vec<&RecordedMachine> =
         lost.iter().copied().filter(|machine| machine.quarantine.is_none()).collect();
     for machine in listed {
         if known_ids.contains(machine.id.as_str()) || machine.status.is_failed() {
@@ -90,38 +90,40 @@ pub fn plan_provisioning(
         }
         match (&machine.usage, machine.intent) {
             (_, Some(intent)) if open_intents.contains(&intent) => plan.adopt.push((intent, machine.clone())),
-            (Usage::KnownUsed, _) => plan.strangers.push(machine.clone()),
-            (Usage::PossiblyUsed | Usage::KnownUnused { .. }, _) => plan.create.push(machine.id.clone()),
+            (MachineUsage::KnownUsed, _) => plan.strangers.push(machine.clone()),
+            (MachineUsage::PossiblyUsed | MachineUsage::KnownUnused { .. }, _) => {
+                plan.create.push(machine.id.clone());
+            }
         }
     }
-    plan.explained = ours
+    plan.reappeared = ours
         .iter()
         .filter(|machine| by_id.contains_key(machine.provider_id.as_str()))
-        .filter(|machine| machine.quarantine.as_deref().is_some_and(|reason| reason.starts_with(LOST)))
+        .filter(|machine| machine.quarantine.as_deref().is_some_and(|reason| reason.starts_with(LOST_REASON)))
         .map(|machine| machine.machine)
         .collect();
 
-    plan.brake = judge(listed.len(), ours.len(), newly_lost.len(), plan.strangers.len(), brake);
+    plan.brake = evaluate_brake(listed.len(), ours.len(), newly_lost.len(), plan.strangers.len(), brake);
     if plan.brake.is_some() {
         plan.create.clear();
         plan.strangers.clear();
         return plan;
     }
-    // Never adopted again, and told: they may still be paid for.
+    // Never adopted again, but recorded: they may still be paid for.
     let retired = known.iter().filter(|machine| machine.retired);
     let retired = retired.map(|machine| (machine, by_id.contains_key(machine.provider_id.as_str())));
     let news = retired.filter(|(machine, listed)| machine.listed != *listed);
-    plan.retired = news.map(|(machine, listed)| (machine.machine, listed)).collect();
+    plan.retired_listing_changes = news.map(|(machine, listed)| (machine.machine, listed)).collect();
     plan.quarantine = newly_lost
         .iter()
-        .map(|machine| (machine.machine, format!("{LOST} any more, and it was not retired here")))
+        .map(|machine| (machine.machine, format!("{LOST_REASON} any more, and it was not retired here")))
         .collect();
-    // What was given back takes no room; what is on its way out does until then.
-    limit(&mut plan, known.iter().filter(|machine| !machine.retired).count(), limits);
+    // Released machines do not count against the limit. Machines that are being retired count until they are released.
+    apply_limits(&mut plan, known.iter().filter(|machine| !machine.retired).count(), limits);
     plan
 }
 
-fn judge(
+fn evaluate_brake(
     listed: usize,
     ours: usize,
     newly_lost: usize,
@@ -147,14 +149,14 @@ fn judge(
     None
 }
 
-fn limit(plan: &mut ProvisionPlan, known: usize, limits: Limits) {
+fn apply_limits(plan: &mut ProvisionPlan, known: usize, limits: ProvisionerLimits) {
     plan.create.sort();
     let wanted = plan.create.len();
     let taken = known + plan.adopt.len();
     if let Some(max) = limits.max_machines {
         let room = max.saturating_sub(taken);
         if wanted > room {
-            plan.limited =
+            plan.limit_reason =
                 Some(format!("{taken} of at most {max} machines are taken; {wanted} more could be had"));
             plan.create.truncate(room);
         }
@@ -167,10 +169,10 @@ mod tests {
     use super::*;
     use crate::model::provider_status::ProviderStatus;
 
-    const LIMITS: Limits = Limits { max_machines: None, chunk: 20 };
+    const LIMITS: ProvisionerLimits = ProvisionerLimits { max_machines: None, chunk: 20 };
     const BRAKE: ProvisionerBrake = ProvisionerBrake { discrepancies: 5, lost_fraction: 0.2 };
 
-    fn listed(id: usize, usage: Usage) -> ProviderMachine {
+    fn listed(id: usize, usage: MachineUsage) -> ProviderMachine {
         ProviderMachine {
             id: format!("m{id:03}"),
             usage,
@@ -184,12 +186,12 @@ mod tests {
         }
     }
 
-    fn list(ids: std::ops::Range<usize>, usage: &Usage) -> Vec<ProviderMachine> {
+    fn list(ids: std::ops::Range<usize>, usage: &MachineUsage) -> Vec<ProviderMachine> {
         ids.map(|id| listed(id, usage.clone())).collect()
     }
 
-    fn known(ids: std::ops::Range<usize>) -> Vec<KnownMachine> {
-        ids.map(|id| KnownMachine {
+    fn recorded_machines(ids: std::ops::Range<usize>) -> Vec<RecordedMachine> {
+        ids.map(|id| RecordedMachine {
             machine: MachineId::generate(),
             provider_id: format!("m{id:03}"),
             status: ProviderStatus::Running,
@@ -201,95 +203,114 @@ mod tests {
         .collect()
     }
 
-    fn plan(listed: &[ProviderMachine], known: &[KnownMachine]) -> ProvisionPlan {
+    fn plan(listed: &[ProviderMachine], known: &[RecordedMachine]) -> ProvisionPlan {
         plan_provisioning(listed, known, &BTreeSet::new(), &BRAKE, LIMITS)
     }
 
     #[test]
-    fn agreement_asks_for_nothing() {
-        assert_eq!(plan(&list(0..10, &Usage::PossiblyUsed), &known(0..10)), ProvisionPlan::default());
+    fn matching_list_needs_no_action() {
+        assert_eq!(
+            plan(&list(0..10, &MachineUsage::PossiblyUsed), &recorded_machines(0..10)),
+            ProvisionPlan::default()
+        );
     }
 
     #[test]
     fn unused_capacity_is_taken_in_chunks_up_to_the_limit() {
-        let offered = list(0..50, &Usage::PossiblyUsed);
+        let offered = list(0..50, &MachineUsage::PossiblyUsed);
         assert_eq!(plan(&offered, &[]).create.len(), 20);
-        let limits = Limits { max_machines: Some(12), chunk: 20 };
-        let limited = plan_provisioning(&offered, &known(0..10), &BTreeSet::new(), &BRAKE, limits);
+        let limits = ProvisionerLimits { max_machines: Some(12), chunk: 20 };
+        let limited =
+            plan_provisioning(&offered, &recorded_machines(0..10), &BTreeSet::new(), &BRAKE, limits);
         assert_eq!(limited.create, ["m010", "m011"]);
-        assert!(limited.limited.is_some());
+        assert!(limited.limit_reason.is_some());
     }
 
     #[test]
-    fn retired_machines_take_no_room_and_retiring_ones_do() {
-        let mut ours = known(0..10);
+    fn retired_machines_do_not_count_towards_the_limit() {
+        let mut ours = recorded_machines(0..10);
         for machine in &mut ours[..4] {
             machine.retiring = true;
         }
         for machine in &mut ours[..3] {
             machine.retired = true;
         }
-        let limits = Limits { max_machines: Some(12), chunk: 20 };
-        // The provider lists what it took back no more.
-        let offered = list(3..50, &Usage::PossiblyUsed);
+        let limits = ProvisionerLimits { max_machines: Some(12), chunk: 20 };
+        // The provider does not list released machines any more.
+        let offered = list(3..50, &MachineUsage::PossiblyUsed);
         let plan = plan_provisioning(&offered, &ours, &BTreeSet::new(), &BRAKE, limits);
         assert_eq!(plan.create, ["m010", "m011", "m012", "m013", "m014"]);
         assert!(plan.quarantine.is_empty());
     }
 
     #[test]
-    fn retired_machine_that_is_listed_is_told_and_never_taken_again() {
+    fn listed_retired_machine_is_recorded_and_not_adopted() {
         let with = |listed: bool| {
-            let mut ours = known(0..2);
+            let mut ours = recorded_machines(0..2);
             (ours[0].retiring, ours[0].retired, ours[0].listed) = (true, true, listed);
             ours
         };
-        for usage in [Usage::PossiblyUsed, Usage::KnownUsed] {
+        for usage in [MachineUsage::PossiblyUsed, MachineUsage::KnownUsed] {
             let ours = with(false);
-            let told = plan(&list(0..2, &usage), &ours);
-            assert_eq!(told, ProvisionPlan { retired: vec![(ours[0].machine, true)], ..Default::default() });
+            let provision_plan = plan(&list(0..2, &usage), &ours);
+            assert_eq!(
+                provision_plan,
+                ProvisionPlan {
+                    retired_listing_changes: vec![(ours[0].machine, true)],
+                    ..Default::default()
+                }
+            );
         }
         let ours = with(true);
-        assert_eq!(plan(&list(0..2, &Usage::PossiblyUsed), &ours), ProvisionPlan::default(), "told once");
-        let gone = plan(&list(1..2, &Usage::PossiblyUsed), &ours);
-        assert_eq!(gone, ProvisionPlan { retired: vec![(ours[0].machine, false)], ..Default::default() });
+        assert_eq!(
+            plan(&list(0..2, &MachineUsage::PossiblyUsed), &ours),
+            ProvisionPlan::default(),
+            "told once"
+        );
+        let gone = plan(&list(1..2, &MachineUsage::PossiblyUsed), &ours);
+        assert_eq!(
+            gone,
+            ProvisionPlan { retired_listing_changes: vec![(ours[0].machine, false)], ..Default::default() }
+        );
     }
 
     #[test]
-    fn who_was_given_back_while_the_list_was_read_is_no_discrepancy() {
-        let mut ours = known(0..10);
-        let half = list(5..10, &Usage::PossiblyUsed);
-        assert!(lacks_any(&half, &ours) && !lacks_any(&list(0..10, &Usage::PossiblyUsed), &ours));
+    fn machine_released_during_listing_is_no_discrepancy() {
+        let mut ours = recorded_machines(0..10);
+        let half = list(5..10, &MachineUsage::PossiblyUsed);
+        assert!(
+            is_any_missing(&half, &ours) && !is_any_missing(&list(0..10, &MachineUsage::PossiblyUsed), &ours)
+        );
         let mut since = ours.clone();
         since[..5].iter_mut().for_each(|machine| (machine.retiring, machine.retired) = (true, true));
-        note_leaving(&mut ours, &since);
-        assert!(!lacks_any(&half, &ours));
+        mark_retiring(&mut ours, &since);
+        assert!(!is_any_missing(&half, &ours));
         assert_eq!(plan(&half, &ours), ProvisionPlan::default());
     }
 
     #[test]
-    fn one_discrepancy_quarantines_its_machine_and_the_others_go_on() {
-        let ours = known(0..20);
-        let one_lost = plan(&list(1..25, &Usage::PossiblyUsed), &ours);
+    fn one_discrepancy_quarantines_only_its_machine() {
+        let ours = recorded_machines(0..20);
+        let one_lost = plan(&list(1..25, &MachineUsage::PossiblyUsed), &ours);
         assert_eq!(one_lost.brake, None);
         assert_eq!(one_lost.quarantine.len(), 1);
         assert_eq!(one_lost.quarantine[0].0, ours[0].machine);
         assert_eq!(one_lost.create.len(), 5);
-        let mut with_stranger = list(0..20, &Usage::KnownUsed);
-        with_stranger.push(listed(77, Usage::KnownUsed));
+        let mut with_stranger = list(0..20, &MachineUsage::KnownUsed);
+        with_stranger.push(listed(77, MachineUsage::KnownUsed));
         let plan = plan(&with_stranger, &ours);
         assert_eq!((plan.brake, plan.strangers.len()), (None, 1));
     }
 
     #[test]
-    fn list_that_cannot_be_right_stops_creation_and_quarantines_nobody() {
-        let ours = known(0..20);
+    fn implausible_list_engages_the_brake_and_quarantines_nothing() {
+        let ours = recorded_machines(0..20);
         let empty = plan(&[], &ours);
-        let mut half = list(0..15, &Usage::PossiblyUsed);
-        half.extend(list(30..40, &Usage::PossiblyUsed));
+        let mut half = list(0..15, &MachineUsage::PossiblyUsed);
+        half.extend(list(30..40, &MachineUsage::PossiblyUsed));
         let half = plan(&half, &ours);
-        let mut strangers = list(0..20, &Usage::KnownUsed);
-        strangers.extend(list(30..36, &Usage::KnownUsed));
+        let mut strangers = list(0..20, &MachineUsage::KnownUsed);
+        strangers.extend(list(30..36, &MachineUsage::KnownUsed));
         let strangers = plan(&strangers, &ours);
         for plan in [empty, half, strangers] {
             assert!(plan.brake.is_some());
@@ -304,18 +325,18 @@ mod tests {
 
     #[test]
     fn failed_machine_is_ignored_on_both_sides() {
-        let mut failed = listed(1, Usage::KnownUsed);
+        let mut failed = listed(1, MachineUsage::KnownUsed);
         failed.status = ProviderStatus::ProvisioningFailedPermanent;
         assert_eq!(plan(&[failed], &[]), ProvisionPlan::default());
-        let mut ours = known(0..2);
+        let mut ours = recorded_machines(0..2);
         ours[0].status = ProviderStatus::ProvisioningFailedPermanent;
-        assert_eq!(plan(&list(1..2, &Usage::PossiblyUsed), &ours), ProvisionPlan::default());
+        assert_eq!(plan(&list(1..2, &MachineUsage::PossiblyUsed), &ours), ProvisionPlan::default());
     }
 
     #[test]
     fn machine_made_under_an_open_intent_is_adopted() {
         let intent = IntentId::generate();
-        let mut made = listed(3, Usage::KnownUsed);
+        let mut made = listed(3, MachineUsage::KnownUsed);
         made.intent = Some(intent);
         let plan = plan_provisioning(&[made.clone()], &[], &BTreeSet::from([intent]), &BRAKE, LIMITS);
         assert_eq!(plan.adopt, [(intent, made)]);
@@ -323,11 +344,11 @@ mod tests {
     }
 
     #[test]
-    fn machine_that_is_listed_again_is_explained() {
-        let mut ours = known(0..3);
-        ours[0].quarantine = Some(format!("{LOST} any more, and it was not retired here"));
+    fn machine_that_is_listed_again_leaves_quarantine() {
+        let mut ours = recorded_machines(0..3);
+        ours[0].quarantine = Some(format!("{LOST_REASON} any more, and it was not retired here"));
         ours[1].quarantine = Some("a person said so".into());
-        let plan = plan(&list(0..3, &Usage::PossiblyUsed), &ours);
-        assert_eq!(plan.explained, [ours[0].machine]);
+        let plan = plan(&list(0..3, &MachineUsage::PossiblyUsed), &ours);
+        assert_eq!(plan.reappeared, [ours[0].machine]);
     }
 }

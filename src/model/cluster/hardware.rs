@@ -1,14 +1,14 @@
-//! What of a machine's hardware it is chosen and labelled by.
+//! Hardware facts that select and label cluster members.
 
-/// What is known of a machine's hardware.
+/// Hardware of a machine; `None` for what is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hardware {
-    /// Who made it.
+    /// Manufacturer's name, from the hardware report.
     pub manufacturer: Option<String>,
-    /// What it is.
+    /// Product name, from the hardware report.
     pub product: Option<String>,
-    /// Bytes of memory.
+    /// Size of the memory in bytes.
     pub memory: Option<u64>,
-    /// Threads of its processors.
+    /// Number of processor threads.
     pub cpus: Option<u64>,
 }

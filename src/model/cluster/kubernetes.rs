@@ -1,88 +1,88 @@
-//! Kubernetes of a cluster: what an operator wants of it, what its curators have, and what follows.
+//! Kubernetes of a cluster: desired spec, observed state, next steps.
 //!
-//! What is wanted stands in the BMDB. The curators are told when they have something else, and again when they lost it, as
-//! with declared roles: nobody has to remember what they were told. Which nodes run it follows from their parts: members of
-//! the control plane run its control plane, workers run its pods. When it goes, roles are taken first, of workers before
-//! controllers, so that the last API server is there for as long as anybody asks it.
+//! The desired spec is in the BMDB. The curators get it when they have a different one or have lost it, as with
+//! declared roles: no shepherd has to remember what it sent. Which nodes run Kubernetes follows from their parts:
+//! members of the control plane run its control plane, workers run its pods. When Kubernetes is removed, roles are
+//! taken from workers before controllers, so that the last API server stays for as long as it has clients.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::cluster::plan::Step;
-use crate::model::cluster::state::{Node, Seen};
-use crate::model::cluster::upgrade::Upgrade;
-use crate::model::kubernetes::ranges::Ranges;
+use crate::model::cluster::plan::ClusterPlanStep;
+use crate::model::cluster::state::{ClusterNode, ObservedCluster};
+use crate::model::cluster::upgrade::ClusterUpgrade;
+use crate::model::kubernetes::address_ranges::ClusterRanges;
 use crate::model::process::UnknownName;
 use crate::model::time::Timestamp;
 use crate::proto::curator::v1 as wire;
 
-/// The role of nodes that run its control plane.
-pub const CONTROLLER: &str = "kubernetes-controller";
-/// The role of nodes that run its pods.
-pub const WORKER: &str = "kubernetes-worker";
+/// Role of nodes that run the control plane of Kubernetes.
+pub const CONTROLLER_ROLE: &str = "kubernetes-controller";
+/// Role of nodes that run pods.
+pub const WORKER_ROLE: &str = "kubernetes-worker";
 /// Most add-ons of one cluster.
-pub const MOST_ADD_ONS: usize = 64;
-const LONGEST_NAME: usize = 63;
+pub const MAX_ADD_ONS: usize = 64;
+const MAX_NAME_CHARS: usize = 63;
 
-/// What Kubernetes of a cluster is to be.
+/// Desired Kubernetes of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Kubernetes {
+pub struct KubernetesSpec {
     /// SHA-256 of the bundle that its nodes run, 64 hexadecimal digits.
     pub bundle: String,
-    /// Version of Kubernetes in it.
+    /// Version of Kubernetes in the bundle.
     pub version: String,
-    /// From which services get their addresses.
+    /// IPv4 range of service addresses (CIDR).
     pub service_range: String,
-    /// From which nodes get theirs for pods.
+    /// IPv4 range that is divided among nodes for their pods (CIDR).
     pub pod_range: String,
-    /// How long the prefix of one node's range is.
+    /// Prefix length of one node's part of `pod_range`.
     pub node_prefix: u32,
-    /// In which services have names.
+    /// DNS domain of service names.
     pub domain: String,
-    /// Digests of files with objects, by names.
+    /// Digests of files with Kubernetes objects, by add-on name.
     pub add_ons: BTreeMap<String, String>,
-    /// Who makes volumes.
-    pub storage: Option<Storage>,
+    /// Driver that provisions volumes; `None` for no storage.
+    pub storage: Option<VolumeDriver>,
 }
 
-/// Who makes volumes.
+/// A driver that provisions volumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Storage {
-    /// Name of the driver (CSI).
+pub struct VolumeDriver {
+    /// Name of the CSI driver.
     pub driver: String,
-    /// Name of the class of storage that asks it.
+    /// Name of the storage class that uses the driver.
     pub class: String,
 }
 
-/// The ranges and the domain of a cluster whose operator says nothing of them.
-pub const SERVICE_RANGE: &str = "10.96.0.0/16";
-/// From which nodes get ranges for pods.
-pub const POD_RANGE: &str = "10.128.0.0/12";
-/// How long the prefix of one node's is.
-pub const NODE_PREFIX: u32 = 24;
-/// In which services have names.
-pub const DOMAIN: &str = "cluster.local";
+/// Range of services if the operator sets none.
+pub const DEFAULT_SERVICE_RANGE: &str = "10.96.0.0/16";
+/// Range of pods if the operator sets none.
+pub const DEFAULT_POD_RANGE: &str = "10.128.0.0/12";
+/// Prefix length of a node's range if the operator sets none.
+pub const DEFAULT_NODE_PREFIX: u32 = 24;
+/// DNS domain of services if the operator sets none.
+pub const DEFAULT_DOMAIN: &str = "cluster.local";
 
-impl Kubernetes {
-    /// Checks it; the error is a sentence.
-    pub fn check(&self) -> Result<(), String> {
-        Ranges::new(&self.service_range, &self.pod_range, self.node_prefix)
+impl KubernetesSpec {
+    /// Validates the spec; the error is a sentence.
+    pub fn validate(&self) -> Result<(), String> {
+        ClusterRanges::new(&self.service_range, &self.pod_range, self.node_prefix)
             .map_err(|faults| faults.join("; "))?;
-        if !self.domain.split('.').all(is_label) || self.domain.len() > 200 {
+        if !self.domain.split('.').all(is_dns_label) || self.domain.len() > 200 {
             return Err(format!("{:?} is no domain; write it as cluster.local", self.domain));
         }
-        if self.add_ons.len() > MOST_ADD_ONS {
-            return Err(format!("{} add-ons are too many: {MOST_ADD_ONS} are enough", self.add_ons.len()));
+        if self.add_ons.len() > MAX_ADD_ONS {
+            return Err(format!("{} add-ons are too many: {MAX_ADD_ONS} are enough", self.add_ons.len()));
         }
-        if let Some(name) = self.add_ons.keys().find(|name| !is_label(name)) {
+        if let Some(name) = self.add_ons.keys().find(|name| !is_dns_label(name)) {
             return Err(format!(
-                "{name:?} names no add-on: it has 1 to {LONGEST_NAME} lower-case letters, digits and dashes"
+                "{name:?} names no add-on: it has 1 to {MAX_NAME_CHARS} lower-case letters, digits and dashes"
             ));
         }
-        if let Some(Storage { driver, class }) = &self.storage {
+        if let Some(VolumeDriver { driver, class }) = &self.storage {
             for (what, name) in [("a driver of storage", driver), ("a class of storage", class)] {
-                if name.is_empty() || name.len() > LONGEST_NAME || !name.split('.').all(is_label) {
+                if name.is_empty() || name.len() > MAX_NAME_CHARS || !name.split('.').all(is_dns_label) {
                     return Err(format!("{name:?} names no {}; write it as csi.example.org", &what[2..]));
                 }
             }
@@ -90,9 +90,9 @@ impl Kubernetes {
         Ok(())
     }
 
-    /// As curators are told: without addresses, because its nodes fetch from shepherds what a digest names.
+    /// The settings for the curators. They have no URLs, because nodes fetch files from shepherds by digest.
     #[must_use]
-    pub fn settings(&self) -> wire::KubernetesSettings {
+    pub fn to_settings(&self) -> wire::KubernetesSettings {
         wire::KubernetesSettings {
             bundle: self.bundle.clone(),
             bundle_url: String::new(),
@@ -115,10 +115,11 @@ impl Kubernetes {
     }
 }
 
-/// What curators were told; no version is in that, and where a file is fetched without shepherds is nothing that we say.
+/// The spec in the settings of curators. Its version is empty, because settings have none. URLs are dropped, because
+/// shepherds never set them.
 #[must_use]
-pub fn told(settings: wire::KubernetesSettings) -> Kubernetes {
-    Kubernetes {
+pub fn spec_from_settings(settings: wire::KubernetesSettings) -> KubernetesSpec {
+    KubernetesSpec {
         bundle: settings.bundle,
         version: String::new(),
         service_range: settings.service_range,
@@ -126,35 +127,36 @@ pub fn told(settings: wire::KubernetesSettings) -> Kubernetes {
         node_prefix: settings.node_prefix,
         domain: settings.domain,
         add_ons: settings.add_ons.into_iter().map(|add_on| (add_on.name, add_on.digest)).collect(),
-        storage: (settings.storage).map(|storage| Storage { driver: storage.driver, class: storage.class }),
+        storage: (settings.storage)
+            .map(|storage| VolumeDriver { driver: storage.driver, class: storage.class }),
     }
 }
 
-fn is_label(text: &str) -> bool {
+fn is_dns_label(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    (1..=LONGEST_NAME).contains(&text.len())
+    (1..=MAX_NAME_CHARS).contains(&text.len())
         && text.chars().all(|c| inner(c) || c == '-')
         && text.starts_with(inner)
         && text.ends_with(inner)
 }
 
-/// What of its certificates and keys can be replaced.
+/// A set of certificates and keys that can be rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Keys {
-    /// By which clients know API servers and kubelets.
+pub enum RotatableKeys {
+    /// Keys by which clients authenticate API servers and kubelets.
     Servers,
-    /// By which those know clients.
+    /// Keys by which API servers and kubelets authenticate clients.
     Clients,
-    /// By which aggregated API servers know that an API server asks them.
+    /// Keys by which aggregated API servers recognise requests of an API server.
     FrontProxy,
-    /// By which a node's etcd and its API server know each other.
+    /// Keys by which a node's etcd and its API server authenticate each other.
     Etcd,
-    /// What tokens of service accounts are signed with.
+    /// Keys that sign tokens of service accounts.
     ServiceAccounts,
 }
 
-impl Keys {
-    /// All of them.
+impl RotatableKeys {
+    /// All sets of keys, in display order.
     pub const ALL: [Self; 5] =
         [Self::Servers, Self::Clients, Self::FrontProxy, Self::Etcd, Self::ServiceAccounts];
 
@@ -170,7 +172,7 @@ impl Keys {
         }
     }
 
-    /// As curators call it.
+    /// The set as the curators' protocol names it.
     #[must_use]
     pub const fn to_wire(self) -> wire::KubernetesKeys {
         match self {
@@ -182,14 +184,14 @@ impl Keys {
         }
     }
 
-    /// What curators call so; none for what nobody here knows.
+    /// The set for a value of the curators' protocol; `None` for an unknown value.
     #[must_use]
-    pub fn of_wire(keys: wire::KubernetesKeys) -> Option<Self> {
+    pub fn from_wire(keys: wire::KubernetesKeys) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.to_wire() == keys)
     }
 }
 
-impl std::str::FromStr for Keys {
+impl std::str::FromStr for RotatableKeys {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
@@ -201,259 +203,276 @@ impl std::str::FromStr for Keys {
     }
 }
 
-/// What is wanted of a cluster's Kubernetes.
+/// Desired state of a cluster's Kubernetes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// What it is to be.
-    pub kubernetes: Kubernetes,
-    /// Whether it is to go.
+pub struct DesiredKubernetes {
+    /// The desired spec, as the operator set it.
+    pub spec: KubernetesSpec,
+    /// Whether Kubernetes has to be removed.
     pub removing: bool,
-    /// What is to be replaced, as long as no curator was told.
-    pub rotate: Vec<Keys>,
+    /// Rotations that an operator requested and no curator has accepted yet.
+    pub pending_rotations: Vec<RotatableKeys>,
 }
 
-/// What the curators know of it.
+/// What the curators have of a cluster's Kubernetes.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[expect(
     clippy::large_enum_variant,
     reason = "there is one in a pass over a cluster, and most have the largest"
 )]
-pub enum Known {
-    /// They were not asked.
+pub enum ObservedKubernetes {
+    /// The curators were not queried.
     #[default]
-    NotAsked,
-    /// They do not say, and why.
-    Away(String),
-    /// There is none.
-    Nothing,
-    /// There is one.
-    Has(Has),
+    NotQueried,
+    /// The curators gave no answer; the text is the reason.
+    Unavailable(String),
+    /// The cluster has no Kubernetes.
+    Absent,
+    /// The cluster has Kubernetes with this state.
+    Present(CuratorKubernetes),
 }
 
-/// What the curators have.
+/// Kubernetes of a cluster as its curators have it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Has {
-    /// What it is to be, as they were told; of the version they know nothing.
-    pub settings: Kubernetes,
-    /// Bundles of nodes that were given one of their own, by node id.
-    pub assigned: BTreeMap<String, String>,
-    /// What is being replaced.
-    pub rotations: Vec<Rotation>,
+pub struct CuratorKubernetes {
+    /// The spec that the curators have; its version is empty.
+    pub spec: KubernetesSpec,
+    /// Bundles assigned to single nodes, by node id.
+    pub assigned_bundles: BTreeMap<String, String>,
+    /// Rotations of keys that are under way.
+    pub rotations: Vec<KubernetesKeyRotation>,
     /// `host:port` of API servers.
     pub api_servers: Vec<String>,
 }
 
-impl Has {
-    /// By which bundle a node is to run.
+impl CuratorKubernetes {
+    /// Digest of the bundle that a node has to run.
     #[must_use]
     pub fn bundle_of(&self, node: &str) -> &str {
-        self.assigned.get(node).map_or(self.settings.bundle.as_str(), String::as_str)
+        self.assigned_bundles.get(node).map_or(self.spec.bundle.as_str(), String::as_str)
     }
 }
 
-/// A replacement that is under way.
+/// A rotation of keys that is under way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rotation {
-    /// Of what: a name of [`Keys`].
-    pub what: String,
-    /// `trusted` or `signs`.
+pub struct KubernetesKeyRotation {
+    /// The keys: a name of [`RotatableKeys`].
+    #[serde(rename = "what")]
+    pub keys: String,
+    /// Stage of the rotation: `trusted` or `signs`.
     pub stage: String,
-    /// Since when.
+    /// When the stage began, if that is known.
     pub since: Option<Timestamp>,
     /// Nodes that do not act on this stage yet.
     pub waits_for: Vec<String>,
-    /// Until when it waits for what was signed before to end.
+    /// When everything that the old key signed has expired; `None`: the stage does not wait for that.
     pub until: Option<Timestamp>,
-    /// Nodes that are waited for now: nobody else is told meanwhile. None by curators of releases before.
+    /// Nodes that block the rotation now: no further node is notified meanwhile. Empty from older curators.
     #[serde(default)]
-    pub held_by: Vec<String>,
-    /// When a node was told of this stage last.
+    #[serde(rename = "held_by")]
+    pub blocked_by: Vec<String>,
+    /// When a node was last notified of this stage; `None` if none was yet.
     #[serde(default)]
-    pub told_at: Option<Timestamp>,
+    #[serde(rename = "told_at")]
+    pub notified_at: Option<Timestamp>,
 }
 
-/// What a node runs of Kubernetes, as it said last.
+/// Kubernetes of one node, from the node's last report.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct OnNode {
-    /// SHA-256 of its bundle; empty while nothing runs.
+pub struct NodeKubernetes {
+    /// SHA-256 of the node's bundle; empty while nothing runs.
     pub bundle: String,
-    /// Version of Kubernetes in it.
+    /// Version of Kubernetes in the bundle.
     pub version: String,
-    /// Its components, in order of their names.
-    pub components: Vec<Component>,
-    /// What all of it waits for; empty where it waits for nothing.
-    pub waits: String,
-    /// Whether it keeps the built-in objects.
+    /// Its components, ordered by name.
+    pub components: Vec<ComponentStatus>,
+    /// What the node as a whole waits for; empty if it waits for nothing.
+    #[serde(rename = "waits")]
+    pub wait_reason: String,
+    /// Whether this node maintains the built-in objects.
     #[serde(default)]
-    pub reconciles: bool,
-    /// Objects that it could not make because of somebody else's.
+    #[serde(rename = "reconciles")]
+    pub is_reconciler: bool,
+    /// Objects that it could not create because objects of others are in the way.
     #[serde(default)]
-    pub clashes: Vec<Clash>,
+    #[serde(rename = "clashes")]
+    pub conflicts: Vec<ObjectConflict>,
 }
 
-/// How a component does.
+/// Status of one component of Kubernetes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Component {
-    /// Its name.
+pub struct ComponentStatus {
+    /// Name of the component.
     pub name: String,
-    /// What it does: as services of roles say it.
+    /// State, as in [`crate::model::cluster::declaration_sync::ServiceView`].
     pub state: String,
-    /// Since when, by the node's clock.
+    /// When the state began, by the node's clock.
     pub since: Option<Timestamp>,
-    /// How often it was started again.
+    /// How often it was restarted.
     pub restarts: u32,
-    /// Why it is not running, or not well; empty when it is.
+    /// Why it is not running or not healthy; empty if it is healthy.
     pub message: String,
 }
 
-/// An object that could not be made because somebody else's has its name.
+/// An object that could not be created because an object of someone else has its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Clash {
-    /// Its kind.
+pub struct ObjectConflict {
+    /// Kind of the object.
     pub kind: String,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// What is in the way and what to do.
+    /// What is in the way, and what to do.
     pub message: String,
 }
 
-impl OnNode {
-    /// Why it is not well, a part of a sentence; none where it is.
+impl NodeKubernetes {
+    /// Why the node is not healthy (part of a sentence); `None` if it is.
     #[must_use]
-    pub fn unwell(&self) -> Option<String> {
+    pub fn unhealthy_reason(&self) -> Option<String> {
         if self.bundle.is_empty() || self.components.is_empty() {
-            return Some(if self.waits.is_empty() {
+            return Some(if self.wait_reason.is_empty() {
                 "it runs nothing of Kubernetes yet".to_owned()
             } else {
-                self.waits.clone()
+                self.wait_reason.clone()
             });
         }
         let ill = self.components.iter().find(|component| component.state != "healthy");
-        ill.map(Component::said).or_else(|| Some(self.waits.clone()).filter(|waits| !waits.is_empty()))
+        ill.map(ComponentStatus::summary)
+            .or_else(|| Some(self.wait_reason.clone()).filter(|waits| !waits.is_empty()))
     }
 }
 
-impl Component {
-    /// How it does, a part of a sentence.
+impl ComponentStatus {
+    /// The component's state as a part of a sentence.
     #[must_use]
-    pub fn said(&self) -> String {
+    pub fn summary(&self) -> String {
         let because = if self.message.is_empty() { String::new() } else { format!(": {}", self.message) };
         format!("{} is {}{because}", self.name, self.state)
     }
 }
 
-/// What the curators are to be told of Kubernetes, and what is waited for, sentences. Upgrades have a plan of their own.
+/// The steps towards the desired Kubernetes, and what they wait for (one sentence each). Upgrades are planned by
+/// [`crate::model::cluster::upgrade`].
 #[must_use]
-pub fn next(wanted: Option<&Wanted>, upgrade: Option<&Upgrade>, seen: &Seen) -> (Vec<Step>, Vec<String>) {
+pub fn plan_kubernetes(
+    wanted: Option<&DesiredKubernetes>,
+    upgrade: Option<&ClusterUpgrade>,
+    seen: &ObservedCluster,
+) -> (Vec<ClusterPlanStep>, Vec<String>) {
     let (mut steps, mut waits) = (Vec::new(), Vec::new());
     let Some(wanted) = wanted else { return (steps, waits) };
     let has = match &seen.kubernetes {
-        Known::NotAsked => return (steps, waits),
-        Known::Away(why) => {
+        ObservedKubernetes::NotQueried => return (steps, waits),
+        ObservedKubernetes::Unavailable(why) => {
             waits.push(format!("what its curators have of Kubernetes is not known: {why}"));
             return (steps, waits);
         }
-        Known::Nothing => None,
-        Known::Has(has) => Some(has),
+        ObservedKubernetes::Absent => None,
+        ObservedKubernetes::Present(has) => Some(has),
     };
     if wanted.removing {
-        let with = seen.nodes.iter().filter(|node| runs(node.roles.iter())).count();
+        let with = seen.nodes.iter().filter(|node| has_kubernetes_role(node.roles.iter())).count();
         match (has, with) {
-            (None, _) => steps.push(Step::ForgetKubernetes),
-            (Some(_), 0) => steps.push(Step::DeleteKubernetes),
+            (None, _) => steps.push(ClusterPlanStep::DeleteKubernetesRecord),
+            (Some(_), 0) => steps.push(ClusterPlanStep::DeleteKubernetes),
             (Some(_), with) => {
                 waits.push(format!("Kubernetes is to go, and {with} of its nodes have roles of it still"));
             }
         }
         return (steps, waits);
     }
-    let Some(has) = has.filter(|has| is_told(&wanted.kubernetes, has)) else {
-        match has.and_then(|has| all_at_once(&wanted.kubernetes, has, seen)) {
+    let Some(has) = has.filter(|has| is_in_sync(&wanted.spec, has)) else {
+        match has.and_then(|has| bundle_change_objection(&wanted.spec, has, seen)) {
             Some(why) => waits.push(why),
-            None => steps.push(Step::PutKubernetes),
+            None => steps.push(ClusterPlanStep::PutKubernetes),
         }
         return (steps, waits);
     };
-    for keys in &wanted.rotate {
-        steps.push(Step::Rotate { keys: *keys });
+    for keys in &wanted.pending_rotations {
+        steps.push(ClusterPlanStep::RotateKeys { keys: *keys });
     }
     for rotation in &has.rotations {
         if !rotation.waits_for.is_empty() {
             waits.push(format!(
                 "{} of Kubernetes are replaced, and {} {} not act on it yet",
-                rotation.what,
+                rotation.keys,
                 rotation.waits_for.join(", "),
                 if rotation.waits_for.len() == 1 { "does" } else { "do" }
             ));
         }
     }
     if upgrade.is_none() {
-        // What was assigned on the way to what is everybody's now.
-        let same = has.assigned.iter().filter(|(_, bundle)| **bundle == has.settings.bundle);
-        steps.extend(same.map(|(node, _)| Step::ClearBundle { node: node.clone() }));
+        // Assignments of an upgrade that ended: this bundle is the cluster's now.
+        let same = has.assigned_bundles.iter().filter(|(_, bundle)| **bundle == has.spec.bundle);
+        steps.extend(same.map(|(node, _)| ClusterPlanStep::ClearBundle { node: node.clone() }));
     }
     (steps, waits)
 }
 
-/// Why the curators are not told of another bundle than they have: nodes run that, and would change all at once. So it is
-/// where this database or the cluster was brought back from what was kept of it, and the other was not.
-fn all_at_once(wanted: &Kubernetes, has: &Has, seen: &Seen) -> Option<String> {
-    let runs_other = |node: &&Node| {
+/// Why the curators do not get another bundle than they have: nodes run the old one and would all change at once. This
+/// happens after a restore of this database without the cluster, or of the cluster without this database.
+fn bundle_change_objection(
+    wanted: &KubernetesSpec,
+    has: &CuratorKubernetes,
+    seen: &ObservedCluster,
+) -> Option<String> {
+    let runs_other = |node: &&ClusterNode| {
         node.kubernetes.as_ref().is_some_and(|kubernetes| !kubernetes.bundle.is_empty())
-            && runs(node.roles.iter())
+            && has_kubernetes_role(node.roles.iter())
             && has.bundle_of(&node.id) != wanted.bundle
     };
     let others = seen.nodes.iter().filter(runs_other).count();
     let short = |digest: &str| digest.get(..16).unwrap_or(digest).to_owned();
-    (has.settings.bundle != wanted.bundle && others > 0).then(|| {
+    (has.spec.bundle != wanted.bundle && others > 0).then(|| {
         format!(
             "its curators have the bundle {}, and {} is wanted here; {others} of its nodes would change at once. They go one \
              by one with: shepherdctl cluster upgrade NAME --kubernetes BUNDLE",
-            short(&has.settings.bundle),
+            short(&has.spec.bundle),
             short(&wanted.bundle)
         )
     })
 }
 
-/// Whether the curators have what is wanted.
+/// Whether the curators have the desired spec.
 #[must_use]
-pub fn is_told(wanted: &Kubernetes, has: &Has) -> bool {
-    Kubernetes { version: String::new(), ..wanted.clone() } == has.settings
+pub fn is_in_sync(wanted: &KubernetesSpec, has: &CuratorKubernetes) -> bool {
+    KubernetesSpec { version: String::new(), ..wanted.clone() } == has.spec
 }
 
-fn runs<'r>(mut roles: impl Iterator<Item = &'r String>) -> bool {
-    roles.any(|role| role == CONTROLLER || role == WORKER)
+fn has_kubernetes_role<'r>(mut roles: impl Iterator<Item = &'r String>) -> bool {
+    roles.any(|role| role == CONTROLLER_ROLE || role == WORKER_ROLE)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::model::cluster::state::{Health, NodeState};
+    use crate::model::cluster::state::{NodeHealth, NodeState};
 
-    pub(crate) fn kubernetes() -> Kubernetes {
-        Kubernetes {
+    pub(crate) fn kubernetes() -> KubernetesSpec {
+        KubernetesSpec {
             bundle: "a".repeat(64),
             version: "1.30.1".to_owned(),
-            service_range: SERVICE_RANGE.to_owned(),
-            pod_range: POD_RANGE.to_owned(),
-            node_prefix: NODE_PREFIX,
-            domain: DOMAIN.to_owned(),
+            service_range: DEFAULT_SERVICE_RANGE.to_owned(),
+            pod_range: DEFAULT_POD_RANGE.to_owned(),
+            node_prefix: DEFAULT_NODE_PREFIX,
+            domain: DEFAULT_DOMAIN.to_owned(),
             add_ons: BTreeMap::new(),
             storage: None,
         }
     }
 
-    fn with(change: impl FnOnce(&mut Kubernetes)) -> Kubernetes {
+    fn with(change: impl FnOnce(&mut KubernetesSpec)) -> KubernetesSpec {
         let mut changed = kubernetes();
         change(&mut changed);
         changed
     }
 
     #[test]
-    fn what_cannot_be_is_refused_in_words() {
+    fn invalid_specs_are_rejected_with_a_reason() {
         let add_on = |name: &str| BTreeMap::from([(name.to_owned(), "b".repeat(64))]);
-        let storage = |driver: &str| Some(Storage { driver: driver.to_owned(), class: "fast".to_owned() });
-        for (asked, expected) in [
+        let storage =
+            |driver: &str| Some(VolumeDriver { driver: driver.to_owned(), class: "fast".to_owned() });
+        for (spec, expected) in [
             (kubernetes(), ""),
             (with(|k| k.add_ons = add_on("dns")), ""),
             (with(|k| k.storage = storage("csi.example.org")), ""),
@@ -480,126 +499,159 @@ pub(crate) mod tests {
             (with(|k| k.add_ons = add_on("DNS")), "\"DNS\" names no add-on"),
             (with(|k| k.storage = storage("")), "\"\" names no driver of storage"),
         ] {
-            let said = asked.check().err().unwrap_or_default();
+            let output = spec.validate().err().unwrap_or_default();
             assert!(
-                said.starts_with(expected) && said.is_empty() == expected.is_empty(),
-                "{expected}: {said}"
+                output.starts_with(expected) && output.is_empty() == expected.is_empty(),
+                "{expected}: {output}"
             );
         }
     }
 
-    fn seen(known: Known, roles: &[&str]) -> Seen {
-        let node = Node {
+    fn observed(known: ObservedKubernetes, roles: &[&str]) -> ObservedCluster {
+        let node = ClusterNode {
             id: "node-1".to_owned(),
             key: [1; 32],
             machine: None,
             state: NodeState::Up,
             roles: roles.iter().map(|&role| role.to_owned()).collect(),
-            health: Health::Healthy,
+            health: NodeHealth::Healthy,
             services: Vec::new(),
             kubernetes: None,
         };
-        Seen { nodes: vec![node], kubernetes: known, ..Seen::default() }
+        ObservedCluster { nodes: vec![node], kubernetes: known, ..ObservedCluster::default() }
     }
 
     #[test]
-    fn curators_are_told_what_they_do_not_have_and_forget_what_nobody_runs() {
-        let has = |kubernetes: &Kubernetes| {
-            Known::Has(Has { settings: told(kubernetes.settings()), ..Has::default() })
+    fn curators_get_the_spec_and_drop_what_no_node_runs() {
+        let has = |kubernetes: &KubernetesSpec| {
+            ObservedKubernetes::Present(CuratorKubernetes {
+                spec: spec_from_settings(kubernetes.to_settings()),
+                ..CuratorKubernetes::default()
+            })
         };
         let other = with(|k| k.bundle = "b".repeat(64));
-        let wanted = |removing, rotate: &[Keys]| Wanted {
-            kubernetes: kubernetes(),
+        let wanted = |removing, rotate: &[RotatableKeys]| DesiredKubernetes {
+            spec: kubernetes(),
             removing,
-            rotate: rotate.to_vec(),
+            pending_rotations: rotate.to_vec(),
         };
         for (wanted, known, roles, steps, waits) in [
-            (wanted(false, &[]), Known::Nothing, vec![], vec![Step::PutKubernetes], 0),
-            (wanted(false, &[]), has(&other), vec![WORKER], vec![Step::PutKubernetes], 0),
-            (wanted(false, &[]), has(&kubernetes()), vec![WORKER], vec![], 0),
-            (wanted(false, &[]), Known::Away("busy".into()), vec![], vec![], 1),
-            (wanted(true, &[]), Known::Away("busy".into()), vec![], vec![], 1),
-            (wanted(false, &[]), Known::NotAsked, vec![], vec![], 0),
+            (wanted(false, &[]), ObservedKubernetes::Absent, vec![], vec![ClusterPlanStep::PutKubernetes], 0),
+            (wanted(false, &[]), has(&other), vec![WORKER_ROLE], vec![ClusterPlanStep::PutKubernetes], 0),
+            (wanted(false, &[]), has(&kubernetes()), vec![WORKER_ROLE], vec![], 0),
+            (wanted(false, &[]), ObservedKubernetes::Unavailable("busy".into()), vec![], vec![], 1),
+            (wanted(true, &[]), ObservedKubernetes::Unavailable("busy".into()), vec![], vec![], 1),
+            (wanted(false, &[]), ObservedKubernetes::NotQueried, vec![], vec![], 0),
             (
-                wanted(false, &[Keys::Etcd]),
+                wanted(false, &[RotatableKeys::Etcd]),
                 has(&kubernetes()),
                 vec![],
-                vec![Step::Rotate { keys: Keys::Etcd }],
+                vec![ClusterPlanStep::RotateKeys { keys: RotatableKeys::Etcd }],
                 0,
             ),
-            // Not before they have it: there is nothing to be replaced.
-            (wanted(false, &[Keys::Etcd]), Known::Nothing, vec![], vec![Step::PutKubernetes], 0),
-            (wanted(true, &[]), has(&kubernetes()), vec![WORKER], vec![], 1),
-            (wanted(true, &[]), has(&kubernetes()), vec![CONTROLLER], vec![], 1),
-            (wanted(true, &[]), has(&kubernetes()), vec!["web"], vec![Step::DeleteKubernetes], 0),
-            (wanted(true, &[]), Known::Nothing, vec![], vec![Step::ForgetKubernetes], 0),
+            // Not before the curators have Kubernetes: there is nothing to replace.
+            (
+                wanted(false, &[RotatableKeys::Etcd]),
+                ObservedKubernetes::Absent,
+                vec![],
+                vec![ClusterPlanStep::PutKubernetes],
+                0,
+            ),
+            (wanted(true, &[]), has(&kubernetes()), vec![WORKER_ROLE], vec![], 1),
+            (wanted(true, &[]), has(&kubernetes()), vec![CONTROLLER_ROLE], vec![], 1),
+            (wanted(true, &[]), has(&kubernetes()), vec!["web"], vec![ClusterPlanStep::DeleteKubernetes], 0),
+            (
+                wanted(true, &[]),
+                ObservedKubernetes::Absent,
+                vec![],
+                vec![ClusterPlanStep::DeleteKubernetesRecord],
+                0,
+            ),
         ] {
-            let (planned, waited) = next(Some(&wanted), None, &seen(known.clone(), &roles));
+            let (planned, waited) = plan_kubernetes(Some(&wanted), None, &observed(known.clone(), &roles));
             assert_eq!((planned, waited.len()), (steps, waits), "{wanted:?} {known:?} {roles:?}");
         }
-        assert_eq!(next(None, None, &seen(has(&other), &[WORKER])), (vec![], vec![]), "theirs is left alone");
+        assert_eq!(
+            plan_kubernetes(None, None, &observed(has(&other), &[WORKER_ROLE])),
+            (vec![], vec![]),
+            "theirs is left alone"
+        );
     }
 
     #[test]
-    fn another_bundle_is_not_put_while_nodes_run_the_one_that_curators_have() {
-        let wanted = Wanted { kubernetes: kubernetes(), removing: false, rotate: Vec::new() };
+    fn other_bundle_is_not_sent_while_nodes_run_the_curators_one() {
+        let wanted = DesiredKubernetes { spec: kubernetes(), removing: false, pending_rotations: Vec::new() };
         let other = with(|k| k.bundle = "b".repeat(64));
-        let mut has = Has { settings: told(other.settings()), ..Has::default() };
-        let world = |has: &Has, runs: &str| {
-            let mut seen = seen(Known::Has(has.clone()), &[WORKER]);
-            seen.nodes[0].kubernetes = Some(OnNode { bundle: runs.to_owned(), ..OnNode::default() });
-            next(Some(&wanted), None, &seen)
+        let mut has = CuratorKubernetes {
+            spec: spec_from_settings(other.to_settings()),
+            ..CuratorKubernetes::default()
+        };
+        let world = |has: &CuratorKubernetes, runs: &str| {
+            let mut seen = observed(ObservedKubernetes::Present(has.clone()), &[WORKER_ROLE]);
+            seen.nodes[0].kubernetes =
+                Some(NodeKubernetes { bundle: runs.to_owned(), ..NodeKubernetes::default() });
+            plan_kubernetes(Some(&wanted), None, &seen)
         };
         let (steps, waits) = world(&has, &other.bundle);
         assert_eq!(steps, []);
         assert!(waits[0].contains("1 of its nodes would change at once"), "{waits:?}");
-        assert_eq!(world(&has, "").0, [Step::PutKubernetes], "nothing runs yet");
-        has.assigned.insert("node-1".to_owned(), kubernetes().bundle);
-        assert_eq!(world(&has, &other.bundle).0, [Step::PutKubernetes], "an upgrade has brought it there");
+        assert_eq!(world(&has, "").0, [ClusterPlanStep::PutKubernetes], "nothing runs yet");
+        has.assigned_bundles.insert("node-1".to_owned(), kubernetes().bundle);
+        assert_eq!(
+            world(&has, &other.bundle).0,
+            [ClusterPlanStep::PutKubernetes],
+            "an upgrade has brought it there"
+        );
     }
 
     #[test]
-    fn what_was_assigned_on_the_way_is_cleared_when_everybody_has_it() {
-        let wanted = Wanted { kubernetes: kubernetes(), removing: false, rotate: Vec::new() };
+    fn assigned_bundles_are_cleared_once_all_nodes_have_them() {
+        let wanted = DesiredKubernetes { spec: kubernetes(), removing: false, pending_rotations: Vec::new() };
         let assigned =
             [("node-1", "a"), ("node-2", "b")].map(|(node, bundle)| (node.to_owned(), bundle.repeat(64)));
-        let has =
-            Has { settings: told(kubernetes().settings()), assigned: assigned.into(), ..Has::default() };
-        let steps = next(Some(&wanted), None, &seen(Known::Has(has), &[])).0;
-        assert_eq!(steps, [Step::ClearBundle { node: "node-1".to_owned() }]);
+        let has = CuratorKubernetes {
+            spec: spec_from_settings(kubernetes().to_settings()),
+            assigned_bundles: assigned.into(),
+            ..CuratorKubernetes::default()
+        };
+        let steps = plan_kubernetes(Some(&wanted), None, &observed(ObservedKubernetes::Present(has), &[])).0;
+        assert_eq!(steps, [ClusterPlanStep::ClearBundle { node: "node-1".to_owned() }]);
     }
 
     #[test]
-    fn node_is_well_when_all_of_it_is() {
-        let component = |name: &str, state: &str, message: &str| Component {
+    fn node_is_healthy_when_all_components_are() {
+        let component = |name: &str, state: &str, message: &str| ComponentStatus {
             name: name.to_owned(),
             state: state.to_owned(),
             since: None,
             restarts: 0,
             message: message.to_owned(),
         };
-        let well = OnNode {
+        let well = NodeKubernetes {
             bundle: "a".repeat(64),
             components: vec![component("kubelet", "healthy", "")],
-            ..OnNode::default()
+            ..NodeKubernetes::default()
         };
-        assert_eq!(well.unwell(), None);
-        let said = |node: OnNode| node.unwell().unwrap_or_default();
-        assert_eq!(said(OnNode::default()), "it runs nothing of Kubernetes yet");
-        assert_eq!(said(OnNode { waits: "it fetches".into(), ..OnNode::default() }), "it fetches");
-        assert_eq!(said(OnNode { waits: "it drains".into(), ..well.clone() }), "it drains");
+        assert_eq!(well.unhealthy_reason(), None);
+        let reported = |node: NodeKubernetes| node.unhealthy_reason().unwrap_or_default();
+        assert_eq!(reported(NodeKubernetes::default()), "it runs nothing of Kubernetes yet");
+        assert_eq!(
+            reported(NodeKubernetes { wait_reason: "it fetches".into(), ..NodeKubernetes::default() }),
+            "it fetches"
+        );
+        assert_eq!(reported(NodeKubernetes { wait_reason: "it drains".into(), ..well.clone() }), "it drains");
         let ill =
             vec![component("containerd", "healthy", ""), component("kubelet", "unhealthy", "no answer")];
-        assert_eq!(said(OnNode { components: ill, ..well }), "kubelet is unhealthy: no answer");
+        assert_eq!(reported(NodeKubernetes { components: ill, ..well }), "kubelet is unhealthy: no answer");
     }
 
     #[test]
-    fn keys_have_names() {
-        for keys in Keys::ALL {
-            assert_eq!(keys.as_str().parse::<Keys>().unwrap(), keys);
-            assert_eq!(Keys::of_wire(keys.to_wire()), Some(keys));
+    fn key_sets_round_trip_by_name() {
+        for keys in RotatableKeys::ALL {
+            assert_eq!(keys.as_str().parse::<RotatableKeys>().unwrap(), keys);
+            assert_eq!(RotatableKeys::from_wire(keys.to_wire()), Some(keys));
         }
-        assert!("ca".parse::<Keys>().is_err());
-        assert_eq!(Keys::of_wire(wire::KubernetesKeys::Unspecified), None);
+        assert!("ca".parse::<RotatableKeys>().is_err());
+        assert_eq!(RotatableKeys::from_wire(wire::KubernetesKeys::Unspecified), None);
     }
 }

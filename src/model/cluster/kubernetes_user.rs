@@ -1,8 +1,9 @@
-//! Certificates of people for the API servers of a cluster's Kubernetes: what becomes of each.
+//! Client certificates of people for Kubernetes API servers.
 //!
-//! A person has a key, and asks for a certificate for its public half. Whoever holds the cluster's lease has the curators
-//! sign it; what nobody could have signed within an hour has lapsed. Kubernetes asks nobody whether a certificate was
-//! revoked, so there is no ending one: it is good for hours, and all of them end when the authority of clients is replaced.
+//! A person has a key and requests a certificate for its public half. The shepherd that holds the cluster's lease has
+//! the curators sign it. A request that is not signed within an hour lapses. API servers do not check revocation, so
+//! such a certificate cannot be revoked. It is valid for a limited time, and all certificates end when the authority of
+//! clients is rotated.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,37 +12,37 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::model::cluster::credential::SHORTEST_LIFETIME;
+use crate::model::cluster::credential::MIN_LIFETIME;
 use crate::model::process::UnknownName;
 use crate::model::time::{Span, Timestamp, after, between};
 
-/// Most of one cluster that are remembered.
-pub const MOST: usize = 100;
-/// Length of a public key of ECDSA P-256 as it is asked with: what stands before the point, and the point.
-pub const PUBLIC_KEY: usize = PREFIX.len() + 65;
-/// What stands before the point of such a key (`SubjectPublicKeyInfo`, RFC 5480).
-pub const PREFIX: [u8; 26] = [
+/// Most certificates stored per cluster.
+pub const MAX_USERS: usize = 100;
+/// Length of a requested public key (ECDSA P-256): the prefix before the point, and the point.
+pub const PUBLIC_KEY_BYTES: usize = SPKI_PREFIX.len() + 65;
+/// Encoding before the point of such a key (`SubjectPublicKeyInfo`, RFC 5480).
+pub const SPKI_PREFIX: [u8; 26] = [
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
     0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
 /// Longest lifetime of such a certificate: no API server can check whether one was revoked. Curators enforce it too.
 pub const LONGEST_LIFETIME: Span = Span::hours(7 * 24);
-/// How long the curators may take to sign what was asked for.
-const LAPSES: Duration = Duration::from_hours(1);
-/// How long one that is over is shown.
-const SHOWN: Duration = Duration::from_hours(24);
+/// How long the curators may take to sign a request.
+const SIGNING_TIMEOUT: Duration = Duration::from_hours(1);
+/// How long a certificate is listed after it ended.
+const RETENTION: Duration = Duration::from_hours(24);
 
-/// What somebody may do in Kubernetes.
+/// What the holder of a certificate may do in Kubernetes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// All.
+pub enum KubernetesAccess {
+    /// Everything, as cluster administrator.
     Owner,
-    /// Look, but at no secret.
+    /// Read everything except secrets.
     Viewer,
 }
 
-impl Access {
-    /// Both.
+impl KubernetesAccess {
+    /// Both levels of access.
     pub const ALL: [Self; 2] = [Self::Owner, Self::Viewer];
 
     /// The name used everywhere.
@@ -54,13 +55,13 @@ impl Access {
     }
 }
 
-impl fmt::Display for Access {
+impl fmt::Display for KubernetesAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Access {
+impl FromStr for KubernetesAccess {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
@@ -72,135 +73,142 @@ impl FromStr for Access {
     }
 }
 
-/// A certificate that was asked for.
+/// A request for a certificate, and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct User {
-    /// Which.
+pub struct KubernetesUser {
+    /// Identifier of the request.
     pub id: Uuid,
-    /// The key, `SubjectPublicKeyInfo`, DER.
+    /// Public key of the holder (`SubjectPublicKeyInfo`, DER).
     pub public_key: Vec<u8>,
-    /// Whose it is.
+    /// Name of the certificate's holder.
     pub holder: String,
-    /// What that one may do.
-    pub access: Access,
-    /// How long it is to be good.
+    /// What the holder may do.
+    pub access: KubernetesAccess,
+    /// Requested lifetime of the certificate.
     pub lifetime: Span,
-    /// When it was asked for.
-    pub asked_at: Timestamp,
-    /// By whom.
-    pub asked_by: String,
-    /// What the curators signed.
-    pub issued: Option<Issued>,
-    /// Why they did not.
-    pub refused: Option<String>,
+    /// When the certificate was requested.
+    pub requested_at: Timestamp,
+    /// Operator who requested the certificate.
+    pub requested_by: String,
+    /// The certificate; `None` until the curators sign it.
+    pub issued: Option<IssuedUserCertificate>,
+    /// Why the curators rejected the request, if they did.
+    pub rejection: Option<String>,
 }
 
-/// A certificate, and where it is good.
+/// A signed certificate, and the API servers that accept it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Issued {
-    /// DER.
+pub struct IssuedUserCertificate {
+    /// The signed certificate (DER).
     pub certificate: Vec<u8>,
-    /// Authorities by which API servers are known, DER.
-    pub servers: Vec<Vec<u8>>,
+    /// Authorities that sign certificates of API servers, DER.
+    pub server_authorities: Vec<Vec<u8>>,
     /// `host:port` of API servers.
     pub api_servers: Vec<String>,
-    /// When it ends.
+    /// When the certificate expires.
     pub expires_at: Timestamp,
 }
 
-/// As people see it.
+/// A certificate as the API and `shepherdctl` show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UserView {
-    /// UUID.
+pub struct KubernetesUserView {
+    /// UUID of the request.
     pub id: String,
-    /// Whose.
+    /// Name of the certificate's holder.
     pub holder: String,
-    /// `owner` or `viewer`.
+    /// Access: `owner` or `viewer`.
     pub access: String,
-    /// The key, `SubjectPublicKeyInfo`, DER, in hexadecimal digits.
+    /// Public key of the holder (`SubjectPublicKeyInfo`, DER) in hexadecimal digits.
     pub public_key: String,
-    /// `asked`, `lapsed`, `refused`, `good` or `expired`.
+    /// State at the time of the query, as [`user_state`] returns it.
     pub state: String,
-    /// When it was asked for.
-    pub asked_at: Timestamp,
-    /// By whom.
-    pub asked_by: String,
-    /// When it ends.
+    /// When the certificate was requested.
+    pub requested_at: Timestamp,
+    /// Operator who requested the certificate.
+    pub requested_by: String,
+    /// When the certificate expires; `None` until signed.
     pub expires_at: Option<Timestamp>,
-    /// Why its curators did not sign it.
-    pub refused: Option<String>,
-    /// DER, in hexadecimal digits.
+    /// Why the curators rejected the request, if they did.
+    pub rejection: Option<String>,
+    /// DER in hexadecimal digits; `None` until signed.
     pub certificate: Option<String>,
-    /// Authorities by which API servers are known, DER, in hexadecimal digits.
-    pub servers: Vec<String>,
+    /// Authorities that sign certificates of API servers, DER in hexadecimal digits.
+    pub server_authorities: Vec<String>,
     /// `host:port` of API servers.
     pub api_servers: Vec<String>,
 }
 
-/// What becomes of one.
+/// State of a certificate at `now`, as people see it.
 #[must_use]
-pub fn state(user: &User, now: Timestamp) -> &'static str {
+pub fn user_state(user: &KubernetesUser, now: Timestamp) -> &'static str {
     match &user.issued {
         Some(issued) if issued.expires_at <= now => "expired",
         Some(_) => "good",
-        None if user.refused.is_some() => "refused",
-        None if after(user.asked_at, LAPSES) <= now => "lapsed",
+        None if user.rejection.is_some() => "refused",
+        None if after(user.requested_at, SIGNING_TIMEOUT) <= now => "lapsed",
         None => "asked",
     }
 }
 
-/// Those that are to be signed, oldest first.
+/// Requests that the curators have to sign, oldest first.
 #[must_use]
-pub fn due(users: &[User], now: Timestamp) -> Vec<&User> {
-    let mut due: Vec<&User> = users.iter().filter(|user| state(user, now) == "asked").collect();
-    due.sort_by_key(|user| (user.asked_at, user.id));
+pub fn users_to_sign(users: &[KubernetesUser], now: Timestamp) -> Vec<&KubernetesUser> {
+    let mut due: Vec<&KubernetesUser> =
+        users.iter().filter(|user| user_state(user, now) == "asked").collect();
+    due.sort_by_key(|user| (user.requested_at, user.id));
     due
 }
 
-/// Those that are over for so long that they are shown no more.
+/// Certificates and requests that ended at least a day ago.
 #[must_use]
-pub fn to_forget(users: &[User], now: Timestamp) -> Vec<Uuid> {
-    let over = |user: &&User| {
-        let ended =
-            user.issued.as_ref().map_or_else(|| after(user.asked_at, LAPSES), |issued| issued.expires_at);
-        ended <= now && between(ended, now) >= SHOWN
+pub fn users_to_delete(users: &[KubernetesUser], now: Timestamp) -> Vec<Uuid> {
+    let over = |user: &&KubernetesUser| {
+        let ended = user
+            .issued
+            .as_ref()
+            .map_or_else(|| after(user.requested_at, SIGNING_TIMEOUT), |issued| issued.expires_at);
+        ended <= now && between(ended, now) >= RETENTION
     };
     users.iter().filter(over).map(|user| user.id).collect()
 }
 
-/// As people see it.
+/// Builds the view of a certificate.
 #[must_use]
-pub fn view(user: &User, now: Timestamp) -> UserView {
+pub fn user_view(user: &KubernetesUser, now: Timestamp) -> KubernetesUserView {
     let issued = user.issued.as_ref();
-    UserView {
+    KubernetesUserView {
         id: user.id.to_string(),
         holder: user.holder.clone(),
         access: user.access.to_string(),
         public_key: hex::encode(&user.public_key),
-        state: state(user, now).to_owned(),
-        asked_at: user.asked_at,
-        asked_by: user.asked_by.clone(),
+        state: user_state(user, now).to_owned(),
+        requested_at: user.requested_at,
+        requested_by: user.requested_by.clone(),
         expires_at: issued.map(|issued| issued.expires_at),
-        refused: user.refused.clone(),
+        rejection: user.rejection.clone(),
         certificate: issued.map(|issued| hex::encode(&issued.certificate)),
-        servers: issued.map(|issued| issued.servers.iter().map(hex::encode).collect()).unwrap_or_default(),
+        server_authorities: issued
+            .map(|issued| issued.server_authorities.iter().map(hex::encode).collect())
+            .unwrap_or_default(),
         api_servers: issued.map(|issued| issued.api_servers.clone()).unwrap_or_default(),
     }
 }
 
-/// Whether this is a public key that API servers accept; if not, a sentence.
-pub fn check_key(public_key: &[u8]) -> Result<(), String> {
-    // An uncompressed point; whether it is on the curve the curators look at.
-    (public_key.len() == PUBLIC_KEY && public_key.starts_with(&PREFIX) && public_key[PREFIX.len()] == 4)
+/// Checks that API servers accept this public key; the error is a sentence.
+pub fn check_public_key(public_key: &[u8]) -> Result<(), String> {
+    // An uncompressed point. The curators check that it is on the curve.
+    (public_key.len() == PUBLIC_KEY_BYTES
+        && public_key.starts_with(&SPKI_PREFIX)
+        && public_key[SPKI_PREFIX.len()] == 4)
         .then_some(())
         .ok_or_else(|| "it is no public key of ECDSA P-256 (`SubjectPublicKeyInfo`, DER)".to_owned())
 }
 
-/// Checks the lifetime that a request has; the error is a sentence.
+/// Checks the lifetime of a request; the error is a sentence.
 pub fn check_lifetime(lifetime: Span) -> Result<(), String> {
-    if lifetime < SHORTEST_LIFETIME || lifetime > LONGEST_LIFETIME {
+    if lifetime < MIN_LIFETIME || lifetime > LONGEST_LIFETIME {
         return Err(format!(
-            "a certificate for API servers is valid for {SHORTEST_LIFETIME} to {LONGEST_LIFETIME}, not for {lifetime}: no \
+            "a certificate for API servers is valid for {MIN_LIFETIME} to {LONGEST_LIFETIME}, not for {lifetime}: no \
              API server can check whether one was revoked"
         ));
     }
@@ -215,27 +223,27 @@ mod tests {
         Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
     }
 
-    fn user(issued: Option<i64>, refused: Option<&str>) -> User {
-        User {
+    fn user(issued: Option<i64>, refused: Option<&str>) -> KubernetesUser {
+        KubernetesUser {
             id: Uuid::from_u128(1),
             public_key: Vec::new(),
             holder: "kim".to_owned(),
-            access: Access::Viewer,
+            access: KubernetesAccess::Viewer,
             lifetime: Span::hours(8),
-            asked_at: at(0),
-            asked_by: "kim".to_owned(),
-            issued: issued.map(|end| Issued {
+            requested_at: at(0),
+            requested_by: "kim".to_owned(),
+            issued: issued.map(|end| IssuedUserCertificate {
                 certificate: vec![1],
-                servers: vec![vec![2]],
+                server_authorities: vec![vec![2]],
                 api_servers: vec!["10.0.0.1:6443".to_owned()],
                 expires_at: at(end),
             }),
-            refused: refused.map(str::to_owned),
+            rejection: refused.map(str::to_owned),
         }
     }
 
     #[test]
-    fn what_nobody_signed_lapses_and_what_is_over_is_forgotten_a_day_later() {
+    fn unsigned_requests_lapse_and_ended_ones_are_deleted_after_a_day() {
         const DAY: i64 = 24 * 3_600;
         for (user, now, expected, to_sign, forgotten) in [
             (user(None, None), 3_599, "asked", 1, 0),
@@ -248,13 +256,13 @@ mod tests {
         ] {
             let now = at(now);
             let users = [user];
-            assert_eq!(state(&users[0], now), expected);
+            assert_eq!(user_state(&users[0], now), expected);
             assert_eq!(
-                (due(&users, now).len(), to_forget(&users, now).len()),
+                (users_to_sign(&users, now).len(), users_to_delete(&users, now).len()),
                 (to_sign, forgotten),
                 "{expected}"
             );
-            assert_eq!(view(&users[0], now).state, expected);
+            assert_eq!(user_view(&users[0], now).state, expected);
         }
     }
 
@@ -272,13 +280,13 @@ mod tests {
     }
 
     #[test]
-    fn only_a_key_of_p_256_is_taken() {
-        let key = [&PREFIX[..], &[4], &[7; 64]].concat();
-        assert_eq!(check_key(&key), Ok(()));
-        for other in [&key[..90], &[&PREFIX[..], &[2], &[7; 64]].concat(), &[7; 91], &[][..]] {
-            assert!(check_key(other).is_err(), "{other:?}");
+    fn only_p256_keys_are_accepted() {
+        let key = [&SPKI_PREFIX[..], &[4], &[7; 64]].concat();
+        assert_eq!(check_public_key(&key), Ok(()));
+        for other in [&key[..90], &[&SPKI_PREFIX[..], &[2], &[7; 64]].concat(), &[7; 91], &[][..]] {
+            assert!(check_public_key(other).is_err(), "{other:?}");
         }
-        assert_eq!("owner".parse::<Access>().unwrap(), Access::Owner);
-        assert!("admin".parse::<Access>().is_err());
+        assert_eq!("owner".parse::<KubernetesAccess>().unwrap(), KubernetesAccess::Owner);
+        assert!("admin".parse::<KubernetesAccess>().is_err());
     }
 }

@@ -1,32 +1,33 @@
-//! Clusters of the fleet: what an operator asked for, and what becomes of it.
+//! Clusters: spec, state, plan, restore, upgrade and credentials.
 //!
-//! * [`spec`][]: what was asked for. [`selector`][]: which machines may be chosen.
-//! * [`state`][]: what is known of a cluster, its machines and its nodes at one time.
-//! * [`plan`][]: what is to be done next, and what each machine waits for.
-//! * [`foresee`][]: all that will be done, step by step, before any of it is.
-//! * [`choice`][]: which machines are chosen, and which go first.
-//! * [`declared`][]: roles that operators declare to it.
-//! * [`kubernetes`][]: what it is to run of Kubernetes, and what its curators are told of that.
-//! * [`kubernetes_user`][]: certificates of people for its API servers. [`kubernetes_view`][]: what people are shown of it.
-//! * [`upgrade`][]: which of its nodes becomes another release next, and when to stand still.
-//! * [`view`][]: what people are shown.
-//! * [`disturb`][]: what a cluster says to disturbing one of its machines.
-//! * [`credential`][]: certificates of people for it. [`key`][]: the key of the shepherd, and when another takes its place.
-//! * [`restore`][]: whether it may be brought back from such a snapshot.
-//! * [`snapshot`][]: when its records are taken to be kept elsewhere, and which of them are kept.
-//! * [`quorum`][]: how many members may be disturbed.
+//! * [`spec`][]: what an operator requests. [`selector`][]: which machines may be chosen.
+//! * [`state`][]: spec, members and nodes of a cluster at one time.
+//! * [`plan`][]: the next steps, and what each machine waits for.
+//! * [`forecast`][]: all steps to come, before any of them is taken.
+//! * [`placement`][]: which machines are chosen, and which are removed first.
+//! * [`hardware`][]: facts that select and label members. [`node_labels`][]: labels that a node gets when it joins.
+//! * [`declaration_sync`][]: roles that operators declare to a cluster.
+//! * [`kubernetes`][]: desired and observed Kubernetes of a cluster, and the steps between them.
+//! * [`kubernetes_user`][]: certificates of people for API servers. [`kubernetes_view`][]: Kubernetes as shown.
+//! * [`upgrade`][]: which node gets another release next, and when to pause.
+//! * [`view`][]: a cluster as shown.
+//! * [`disruption`][]: a cluster's objection to disrupting one of its machines.
+//! * [`credential`][]: certificates of people for a cluster. [`owner_key`][]: the shepherd's own key and its rotation.
+//! * [`restore`][]: whether a cluster may be restored from a snapshot.
+//! * [`snapshot`][]: when a cluster's records are copied elsewhere, and which of these copies are kept.
+//! * [`quorum`][]: majority and tolerated failures.
 
-pub mod choice;
 pub mod credential;
-pub mod declared;
-pub mod disturb;
-pub mod foresee;
+pub mod declaration_sync;
+pub mod disruption;
+pub mod forecast;
 pub mod hardware;
-pub mod key;
 pub mod kubernetes;
 pub mod kubernetes_user;
 pub mod kubernetes_view;
-pub mod labels;
+pub mod node_labels;
+pub mod owner_key;
+pub mod placement;
 pub mod plan;
 pub mod quorum;
 pub mod restore;

@@ -1,14 +1,14 @@
-//! How many machines of a cluster may be disturbed at once.
+//! Quorum arithmetic: majority, tolerated failures.
 
-/// Members that must be left so that most of all members are.
+/// The smallest majority of so many members.
 #[must_use]
 pub const fn majority(members: usize) -> usize {
     members / 2 + 1
 }
 
-/// Whether one of `members` may go for a while when `others_up` of the other members are well.
+/// Whether one of `members` may fail or be disrupted while `others_up` of the other members are healthy.
 #[must_use]
-pub const fn bears_the_loss_of_one(members: usize, others_up: usize) -> bool {
+pub const fn tolerates_one_failure(members: usize, others_up: usize) -> bool {
     others_up >= majority(members)
 }
 
@@ -17,9 +17,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn most_of_all_members_are_left() {
+    fn majority_remains_after_one_failure() {
         for (members, others_up, expected) in [
-            // One member alone is the whole cluster: nobody but a person stops it.
+            // A single member is the whole cluster: only a person may stop it.
             (1, 0, false),
             (2, 1, false),
             (3, 2, true),
@@ -29,7 +29,7 @@ mod tests {
             (5, 3, true),
             (5, 2, false),
         ] {
-            assert_eq!(bears_the_loss_of_one(members, others_up), expected, "{members} {others_up}");
+            assert_eq!(tolerates_one_failure(members, others_up), expected, "{members} {others_up}");
         }
     }
 }

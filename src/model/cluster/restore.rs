@@ -1,76 +1,80 @@
-//! May a cluster be brought back from a snapshot? Only when its control plane is known not to work.
+//! Restore check: is the control plane known to be lost?
 //!
-//! Silence counts as evidence for the time in which somebody asked. A cluster that no shepherd looked at for a while may be
-//! as well as ever, and so may one whose curators were asked once by a shepherd that has just begun. Whoever knows better
-//! than we says so with the order.
+//! A cluster may be restored from a snapshot only if its control plane is known not to work. Silence is evidence only
+//! for the time in which a shepherd queried. A cluster that no shepherd polled for a while may be healthy, and so may
+//! one whose curators were queried once by a shepherd that has just started. An operator who knows more bypasses the
+//! check with a flag of the order.
 
 use std::time::Duration;
 
-use crate::model::cluster::disturb::FRESH;
+use crate::model::cluster::disruption::OBSERVATION_TTL;
 use crate::model::cluster::quorum::majority;
-use crate::model::telling::relative;
+use crate::model::humanize::relative_time;
 use crate::model::time::{Span, Timestamp, between};
 
-/// How far an epoch may be beyond the highest that is known of, to be believed.
-pub const EPOCHS_AHEAD: u64 = 1_000;
+/// How far an epoch may exceed the highest known epoch before it is rejected.
+pub const MAX_EPOCH_LEAD: u64 = 1_000;
 
-/// What is known of a cluster's control plane.
+/// Observations of a cluster's control plane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Evidence {
-    /// Whether it was ever founded.
+pub struct ControlPlaneEvidence {
+    /// Whether the cluster was ever founded.
     pub founded: bool,
-    /// When a shepherd last looked.
-    pub looked_at: Option<Timestamp>,
+    /// When a shepherd last polled its curators; `None` if none ever did.
+    pub polled_at: Option<Timestamp>,
     /// When its curators last answered.
-    pub seen_at: Option<Timestamp>,
-    /// Since when they have been asked without a pause, and not answered.
-    pub away_since: Option<Timestamp>,
-    /// Members of etcd that vote, and how many of them were reached when the curators last answered.
+    pub answered_at: Option<Timestamp>,
+    /// Start of the present series of polls without an answer; `None` if there is none.
+    pub unreachable_since: Option<Timestamp>,
+    /// Voting members of etcd, and how many of them the last answer reported as reached.
     pub votes: Option<(usize, usize)>,
 }
 
-/// Why a cluster is not brought back: a name for programs, and what people are told after the cluster's name.
-pub type Objection = (&'static str, String);
+/// Why a cluster is not restored: a code for programs, and a text that continues a sentence after the cluster's name.
+pub type RestoreObjection = (&'static str, String);
 
-/// Whether its control plane is lost, as far as anybody can know; if not, why nothing is done.
-pub fn may_be_restored(evidence: &Evidence, now: Timestamp) -> Result<(), Objection> {
-    let fresh = |at: Option<Timestamp>| at.filter(|at| between(*at, now) <= FRESH);
+/// Checks that the control plane is lost, as far as anyone can know; the error is why nothing is done.
+pub fn check_restore_allowed(
+    evidence: &ControlPlaneEvidence,
+    now: Timestamp,
+) -> Result<(), RestoreObjection> {
+    let fresh = |at: Option<Timestamp>| at.filter(|at| between(*at, now) <= OBSERVATION_TTL);
     let bypass = "If it is to be restored all the same, say so with --bypass_quorum";
     if !evidence.founded {
         return Err(("NOT_FOUNDED", "cannot be restored: it was never founded".to_owned()));
     }
-    if fresh(evidence.seen_at).is_some()
+    if fresh(evidence.answered_at).is_some()
         && let Some((voters, reached)) = evidence.votes
     {
         if reached < majority(voters) {
             return Ok(());
         }
-        let said = format!(
+        let text = format!(
             "is not restored: {reached} of the {voters} members of its control plane answered within a minute, and \
              whatever was changed since its snapshot would be lost. Members that are lost are replaced without that. \
              {bypass}"
         );
-        return Err(("QUORUM_ANSWERS", said));
+        return Err(("QUORUM_ANSWERS", text));
     }
-    if fresh(evidence.looked_at).is_none() {
-        let since = match evidence.looked_at {
-            Some(at) => format!("a shepherd last looked at it {}", relative(at, now)),
+    if fresh(evidence.polled_at).is_none() {
+        let since = match evidence.polled_at {
+            Some(at) => format!("a shepherd last looked at it {}", relative_time(at, now)),
             None => "no shepherd ever looked at it".to_owned(),
         };
-        let said = format!(
+        let text = format!(
             "is not restored: {since}, so that nobody knows whether its control plane works. See that a shepherd runs \
              with the loop cluster. {bypass}"
         );
-        return Err(("NOBODY_LOOKED", said));
+        return Err(("NOBODY_LOOKED", text));
     }
-    let silent = evidence.away_since.map_or(Duration::ZERO, |since| between(since, now));
-    if silent < FRESH {
-        let said = format!(
+    let silent = evidence.unreachable_since.map_or(Duration::ZERO, |since| between(since, now));
+    if silent < OBSERVATION_TTL {
+        let text = format!(
             "is not restored yet: its curators have been asked in vain for {}, and after a minute of that its control \
              plane counts as lost. {bypass}",
             Span(Duration::from_secs(silent.as_secs()))
         );
-        return Err(("SILENT_TOO_SHORTLY", said));
+        return Err(("SILENT_TOO_SHORTLY", text));
     }
     Ok(())
 }
@@ -85,18 +89,18 @@ mod tests {
 
     const NOW: i64 = 10_000;
 
-    fn evidence(seen: Option<i64>, away: Option<i64>, votes: Option<(usize, usize)>) -> Evidence {
-        Evidence {
+    fn evidence(seen: Option<i64>, away: Option<i64>, votes: Option<(usize, usize)>) -> ControlPlaneEvidence {
+        ControlPlaneEvidence {
             founded: true,
-            looked_at: Some(at(NOW - 3)),
-            seen_at: seen.map(at),
-            away_since: away.map(at),
+            polled_at: Some(at(NOW - 3)),
+            answered_at: seen.map(at),
+            unreachable_since: away.map(at),
             votes,
         }
     }
 
     #[test]
-    fn control_plane_is_lost_when_it_says_so_or_was_asked_in_vain_for_a_minute() {
+    fn control_plane_is_lost_without_quorum_or_after_a_minute_of_silence() {
         let well = evidence(Some(NOW - 3), None, Some((3, 3)));
         let gone = evidence(Some(NOW - 70), Some(NOW - 60), Some((3, 3)));
         for (what, evidence, expected) in [
@@ -107,7 +111,7 @@ mod tests {
             ("nobody answers", gone.clone(), Ok(())),
             (
                 "since a moment",
-                Evidence { away_since: Some(at(NOW - 59)), ..gone.clone() },
+                ControlPlaneEvidence { unreachable_since: Some(at(NOW - 59)), ..gone.clone() },
                 Err("SILENT_TOO_SHORTLY"),
             ),
             (
@@ -115,31 +119,39 @@ mod tests {
                 evidence(Some(NOW - 61), Some(NOW - 59), Some((3, 1))),
                 Err("SILENT_TOO_SHORTLY"),
             ),
-            ("nobody ever looked", Evidence { looked_at: None, ..gone.clone() }, Err("NOBODY_LOOKED")),
+            (
+                "nobody ever looked",
+                ControlPlaneEvidence { polled_at: None, ..gone.clone() },
+                Err("NOBODY_LOOKED"),
+            ),
             (
                 "nobody looks any more",
-                Evidence { looked_at: Some(at(NOW - 61)), ..gone.clone() },
+                ControlPlaneEvidence { polled_at: Some(at(NOW - 61)), ..gone.clone() },
                 Err("NOBODY_LOOKED"),
             ),
             (
                 "nor when it was well",
-                Evidence { looked_at: Some(at(NOW - 99)), seen_at: Some(at(NOW - 99)), ..well },
+                ControlPlaneEvidence {
+                    polled_at: Some(at(NOW - 99)),
+                    answered_at: Some(at(NOW - 99)),
+                    ..well
+                },
                 Err("NOBODY_LOOKED"),
             ),
             ("it was restored just now", evidence(None, None, None), Err("SILENT_TOO_SHORTLY")),
             ("and its curators are away again", evidence(None, Some(NOW - 60), None), Ok(())),
-            ("never founded", Evidence { founded: false, ..gone }, Err("NOT_FOUNDED")),
+            ("never founded", ControlPlaneEvidence { founded: false, ..gone }, Err("NOT_FOUNDED")),
         ] {
-            let decided = may_be_restored(&evidence, at(NOW));
+            let decided = check_restore_allowed(&evidence, at(NOW));
             assert_eq!(
                 decided.as_ref().map_err(|(reason, _)| *reason),
                 expected.as_ref().map(|()| &()).map_err(|reason| *reason),
                 "{what}"
             );
-            let said = decided.err().map(|(_, said)| said).unwrap_or_default();
+            let text = decided.err().map(|(_, text)| text).unwrap_or_default();
             assert!(
-                said.is_empty() || said.contains("--bypass_quorum") || said.contains("never founded"),
-                "{said}"
+                text.is_empty() || text.contains("--bypass_quorum") || text.contains("never founded"),
+                "{text}"
             );
         }
     }

@@ -1,7 +1,7 @@
-//! Which machines may be chosen for a cluster: `location=ams,memory>=64GiB,label.rack=7`.
+//! Machine selector: `location=ams,memory>=64GiB,label.rack=7`.
 //!
-//! All terms must hold. A machine of which something is not known (its memory, before it sent a hardware report) is not
-//! chosen by a term about it.
+//! A machine must meet all terms. A term about an unknown fact (such as the memory before the first hardware report) is
+//! not met.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,71 +9,75 @@ use std::str::FromStr;
 use crate::model::cluster::hardware::Hardware;
 use crate::model::label::{self, Labels};
 
-/// A machine, as far as it can be chosen by.
+/// The facts of a machine that a selector can use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Traits {
-    /// Whose it is.
+pub struct MachineTraits {
+    /// Provider that the machine belongs to.
     pub provider: String,
-    /// Where it stands, if that is known.
+    /// Location of the machine; `None` if unknown.
     pub location: Option<String>,
     /// Its hardware, as far as it is known.
     pub hardware: Hardware,
-    /// Its labels.
+    /// Labels that operators set on it.
     pub labels: Labels,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Term {
-    Word(Word, String),
-    AtLeast(Number, u64),
-    Label(label::Wanted),
+    Text(TextKey, String),
+    AtLeast(NumericKey, u64),
+    Label(label::LabelFilter),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Word {
+enum TextKey {
     Provider,
-    /// As everywhere a location is filtered by: whatever begins so.
+    /// A prefix, as in every filter by location.
     Location,
     Manufacturer,
     Product,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Number {
+enum NumericKey {
     Memory,
     Cpus,
 }
 
-/// Terms that a machine must meet, all of them. None is met by every machine.
+/// Terms that a machine must meet, all of them. A selector without terms matches every machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
     terms: Vec<Term>,
-    said: String,
+    source: String,
 }
 
 impl Selector {
-    /// Whether the machine may be chosen.
+    /// Whether the machine meets all terms.
     #[must_use]
-    pub fn holds(&self, machine: &Traits) -> bool {
+    pub fn matches(&self, machine: &MachineTraits) -> bool {
         self.terms.iter().all(|term| match term {
-            Term::Word(Word::Provider, wanted) => machine.provider == *wanted,
-            Term::Word(Word::Location, wanted) => {
+            Term::Text(TextKey::Provider, wanted) => machine.provider == *wanted,
+            Term::Text(TextKey::Location, wanted) => {
                 machine.location.as_ref().is_some_and(|found| found.starts_with(wanted.as_str()))
             }
-            Term::Word(Word::Manufacturer, wanted) => machine.hardware.manufacturer.as_ref() == Some(wanted),
-            Term::Word(Word::Product, wanted) => machine.hardware.product.as_ref() == Some(wanted),
-            Term::AtLeast(Number::Memory, least) => {
+            Term::Text(TextKey::Manufacturer, wanted) => {
+                machine.hardware.manufacturer.as_ref() == Some(wanted)
+            }
+            Term::Text(TextKey::Product, wanted) => machine.hardware.product.as_ref() == Some(wanted),
+            Term::AtLeast(NumericKey::Memory, least) => {
                 machine.hardware.memory.is_some_and(|found| found >= *least)
             }
-            Term::AtLeast(Number::Cpus, least) => machine.hardware.cpus.is_some_and(|found| found >= *least),
-            Term::Label(wanted) => wanted.holds(&machine.labels),
+            Term::AtLeast(NumericKey::Cpus, least) => {
+                machine.hardware.cpus.is_some_and(|found| found >= *least)
+            }
+            Term::Label(wanted) => wanted.matches(&machine.labels),
         })
     }
 }
 
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.said)
+        f.write_str(&self.source)
     }
 }
 
@@ -81,40 +85,42 @@ impl FromStr for Selector {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let said = text.trim();
-        let terms = said.split(',').map(str::trim).filter(|term| !term.is_empty()).map(term);
-        Ok(Self { terms: terms.collect::<Result<_, _>>()?, said: said.to_owned() })
+        let message = text.trim();
+        let terms = message.split(',').map(str::trim).filter(|term| !term.is_empty()).map(parse_term);
+        Ok(Self { terms: terms.collect::<Result<_, _>>()?, source: message.to_owned() })
     }
 }
 
-const KNOWN: &str = "provider=, location=, manufacturer=, product=, label.KEY=, memory>= and cpus>=";
+const SUPPORTED_TERMS: &str =
+    "provider=, location=, manufacturer=, product=, label.KEY=, memory>= and cpus>=";
 
-fn term(text: &str) -> Result<Term, String> {
+fn parse_term(text: &str) -> Result<Term, String> {
     if let Some((name, least)) = text.split_once(">=") {
         let number = match name.trim() {
-            "memory" => Number::Memory,
-            "cpus" => Number::Cpus,
-            other => return Err(format!("{other:?} cannot be chosen by with >=; known are {KNOWN}")),
+            "memory" => NumericKey::Memory,
+            "cpus" => NumericKey::Cpus,
+            other => {
+                return Err(format!("{other:?} cannot be chosen by with >=; known are {SUPPORTED_TERMS}"));
+            }
         };
         let least = least.trim();
         let count = match number {
-            Number::Memory => {
-                bytes(least).ok_or_else(|| format!("{least:?} is no amount of memory; write it as 64GiB"))?
-            }
-            Number::Cpus => least.parse().map_err(|_| format!("{least:?} is no number of threads"))?,
+            NumericKey::Memory => parse_bytes(least)
+                .ok_or_else(|| format!("{least:?} is no amount of memory; write it as 64GiB"))?,
+            NumericKey::Cpus => least.parse().map_err(|_| format!("{least:?} is no number of threads"))?,
         };
         return Ok(Term::AtLeast(number, count));
     }
     if let Some(wanted) = text.strip_prefix("label.") {
-        return Ok(Term::Label(label::Wanted::read(wanted)?));
+        return Ok(Term::Label(label::LabelFilter::parse(wanted)?));
     }
-    let unknown = || format!("{text:?} is nothing to choose machines by; known are {KNOWN}");
+    let unknown = || format!("{text:?} is nothing to choose machines by; known are {SUPPORTED_TERMS}");
     let (name, wanted) = text.split_once('=').ok_or_else(unknown)?;
     let word = match name.trim() {
-        "provider" => Word::Provider,
-        "location" => Word::Location,
-        "manufacturer" => Word::Manufacturer,
-        "product" => Word::Product,
+        "provider" => TextKey::Provider,
+        "location" => TextKey::Location,
+        "manufacturer" => TextKey::Manufacturer,
+        "product" => TextKey::Product,
         "memory" | "cpus" => return Err(format!("{text:?} would hardly ever be met; write >= for =")),
         _ => return Err(unknown()),
     };
@@ -122,12 +128,12 @@ fn term(text: &str) -> Result<Term, String> {
     if wanted.is_empty() || wanted.chars().any(char::is_control) {
         return Err(format!("{text:?} says nothing that a machine could be"));
     }
-    Ok(Term::Word(word, wanted.to_owned()))
+    Ok(Term::Text(word, wanted.to_owned()))
 }
 
-/// Reads `64GiB`, `512MiB`, `1TiB` or a number of bytes; none where it is neither.
+/// Parses `64GiB`, `512MiB`, `1TiB` or a number of bytes; `None` for any other text, or on overflow.
 #[must_use]
-pub fn bytes(text: &str) -> Option<u64> {
+pub fn parse_bytes(text: &str) -> Option<u64> {
     let (number, shift) = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)]
         .into_iter()
         .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)))
@@ -139,8 +145,8 @@ pub fn bytes(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn machine() -> Traits {
-        Traits {
+    fn machine() -> MachineTraits {
+        MachineTraits {
             provider: "rack".to_owned(),
             location: Some("ams-1/r7".to_owned()),
             hardware: Hardware {
@@ -154,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_is_chosen_when_every_term_holds() {
+    fn machine_matches_when_every_term_does() {
         for (text, expected) in [
             ("", true),
             (" , ", true),
@@ -173,15 +179,15 @@ mod tests {
             ("label.rack", false),
         ] {
             let selector: Selector = text.parse().unwrap();
-            assert_eq!(selector.holds(&machine()), expected, "{text}");
+            assert_eq!(selector.matches(&machine()), expected, "{text}");
             assert_eq!(selector.to_string().parse::<Selector>().unwrap(), selector, "{text}");
         }
-        let unknown = Traits { hardware: Hardware::default(), ..machine() };
-        assert!(!"memory>=1KiB".parse::<Selector>().unwrap().holds(&unknown));
+        let unknown = MachineTraits { hardware: Hardware::default(), ..machine() };
+        assert!(!"memory>=1KiB".parse::<Selector>().unwrap().matches(&unknown));
     }
 
     #[test]
-    fn what_cannot_be_chosen_by_is_said() {
+    fn invalid_terms_are_reported() {
         for (text, part) in [
             ("colour=red", "is nothing to choose machines by; known are provider=, location="),
             ("memory=64GiB", "write >= for ="),
@@ -193,8 +199,8 @@ mod tests {
             ("label.=x", "is no key of a label"),
             ("location", "is nothing to choose machines by"),
         ] {
-            let said = text.parse::<Selector>().unwrap_err();
-            assert!(said.contains(part), "{text}: {said}");
+            let message = text.parse::<Selector>().unwrap_err();
+            assert!(message.contains(part), "{text}: {message}");
         }
     }
 }

@@ -1,10 +1,11 @@
-//! When a cluster's snapshot is taken, and which of them are kept.
+//! Snapshot schedule and retention of a cluster.
 //!
-//! One is taken when a person asks for it, when the cluster has none, when other members vote in etcd than did when the
-//! last one was taken, and when the last one is as old as the policy says. While a member learns, or is not reached,
-//! nothing has changed for good, and a change is not yet a reason; the interval is.
+//! A snapshot is taken when an operator orders it, when the cluster has none, when the voting members of etcd differ
+//! from those of the last snapshot, and when the last one is as old as the policy says. While a member learns or is not
+//! reached, a change of members is not final, and only an order or the interval counts.
 //!
-//! Kept are the newest ones, and of each day the newest of that day, so that a mistake that is found late can be undone.
+//! The newest snapshots are kept, and the newest one of each day, so that a mistake can be undone even if it is found
+//! late.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,23 +14,23 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::model::cluster::state::Seen;
+use crate::model::cluster::state::ObservedCluster;
 use crate::model::time::{Span, Timestamp, between};
 
-/// The most snapshots of one kind that may be kept of a cluster.
-pub const MOST_KEPT: u32 = 1_000;
-/// After so many intervals without a snapshot somebody should look.
-pub const MISSED: u32 = 3;
+/// Highest `newest` and `days` of a policy.
+pub const MAX_RETAINED: u32 = 1_000;
+/// A snapshot is overdue after so many intervals: then a person should look.
+pub const OVERDUE_INTERVALS: u32 = 3;
 
 /// How often snapshots are taken, and how many are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotPolicy {
-    /// The next one is taken when the last one is this old.
+    /// Age of the last snapshot at which the next one is taken.
     pub interval: Span,
-    /// So many of the newest are kept.
+    /// How many of the newest snapshots are kept; at least one always is.
     pub newest: u32,
-    /// Of each of so many days the newest one is kept.
+    /// For how many days the newest snapshot of each day is kept.
     pub days: u32,
 }
 
@@ -40,47 +41,47 @@ impl Default for SnapshotPolicy {
 }
 
 impl SnapshotPolicy {
-    /// How old the last snapshot may be before somebody should look.
+    /// Age of the last snapshot from which on a person should look.
     #[must_use]
     pub fn overdue_after(&self) -> Duration {
-        self.interval.0.saturating_mul(MISSED)
+        self.interval.0.saturating_mul(OVERDUE_INTERVALS)
     }
 }
 
 /// The last snapshot of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastSnapshot {
-    /// Which.
+    /// Identifier of the snapshot.
     pub id: Uuid,
-    /// When it was taken.
+    /// When the snapshot was taken.
     pub at: Timestamp,
-    /// Nodes whose members voted in etcd then.
+    /// Nodes whose members of etcd voted at that time.
     pub voters: BTreeSet<String>,
 }
 
-/// What is known of a cluster's snapshots.
+/// The record of a cluster's snapshots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Snapshots {
-    /// The last one.
+pub struct ClusterSnapshots {
+    /// The last snapshot; `None` if there is none.
     pub last: Option<LastSnapshot>,
-    /// When a person last asked for one.
-    pub asked: Option<Timestamp>,
+    /// When an operator last ordered one.
+    pub requested_at: Option<Timestamp>,
 }
 
-/// Why one is taken.
+/// Why a snapshot is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// A person asked for it.
+pub enum SnapshotReason {
+    /// An operator ordered it.
     Ordered,
-    /// There is none.
+    /// The cluster has no snapshot.
     First,
-    /// Other members vote than did.
+    /// The voting members have changed since the last one.
     Members,
-    /// The last one is old.
+    /// The last snapshot is as old as the policy's interval.
     Interval,
 }
 
-impl Why {
+impl SnapshotReason {
     /// The name used in the database.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -93,37 +94,55 @@ impl Why {
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for SnapshotReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-/// Nodes whose members vote in etcd.
+/// Nodes whose members of etcd vote.
 #[must_use]
-pub fn voters(seen: &Seen) -> BTreeSet<String> {
-    seen.etcd.iter().filter(|member| !member.learner).filter_map(|member| member.node.clone()).collect()
+pub fn voting_nodes(seen: &ObservedCluster) -> BTreeSet<String> {
+    seen.etcd_members
+        .iter()
+        .filter(|member| !member.learner)
+        .filter_map(|member| member.node.clone())
+        .collect()
 }
 
-/// Whether a snapshot is to be taken now, and why.
+/// Why a snapshot is due now; `None` if none is.
 #[must_use]
-pub fn due(known: &Snapshots, seen: &Seen, policy: &SnapshotPolicy, now: Timestamp) -> Option<Why> {
+pub fn snapshot_due(
+    known: &ClusterSnapshots,
+    seen: &ObservedCluster,
+    policy: &SnapshotPolicy,
+    now: Timestamp,
+) -> Option<SnapshotReason> {
     let Some(last) = &known.last else {
-        return Some(if known.asked.is_some() { Why::Ordered } else { Why::First });
+        return Some(if known.requested_at.is_some() {
+            SnapshotReason::Ordered
+        } else {
+            SnapshotReason::First
+        });
     };
-    let at_rest = seen.etcd.iter().all(|member| !member.learner && member.reachable && member.node.is_some());
-    if known.asked.is_some_and(|asked| asked > last.at) {
-        Some(Why::Ordered)
-    } else if at_rest && voters(seen) != last.voters {
-        Some(Why::Members)
+    let at_rest =
+        seen.etcd_members.iter().all(|member| !member.learner && member.reachable && member.node.is_some());
+    if known.requested_at.is_some_and(|requested_at| requested_at > last.at) {
+        Some(SnapshotReason::Ordered)
+    } else if at_rest && voting_nodes(seen) != last.voters {
+        Some(SnapshotReason::Members)
     } else {
-        (between(last.at, now) >= policy.interval.0).then_some(Why::Interval)
+        (between(last.at, now) >= policy.interval.0).then_some(SnapshotReason::Interval)
     }
 }
 
-/// Which of these snapshots are not kept any more.
+/// Snapshots that the policy does not keep any more.
 #[must_use]
-pub fn to_forget(taken: &[(Uuid, Timestamp)], policy: &SnapshotPolicy, now: Timestamp) -> Vec<Uuid> {
+pub fn snapshots_to_delete(
+    taken: &[(Uuid, Timestamp)],
+    policy: &SnapshotPolicy,
+    now: Timestamp,
+) -> Vec<Uuid> {
     let mut newest_first = taken.to_vec();
     newest_first.sort_by_key(|(id, at)| (std::cmp::Reverse(*at), *id));
     let newest = usize::try_from(policy.newest.max(1)).unwrap_or(usize::MAX);
@@ -131,7 +150,7 @@ pub fn to_forget(taken: &[(Uuid, Timestamp)], policy: &SnapshotPolicy, now: Time
     let mut forgotten = Vec::new();
     for (place, (id, at)) in newest_first.into_iter().enumerate() {
         let age = (now.date_naive() - at.date_naive()).num_days();
-        // Whether or not it is among the newest: a day has one, and not one more besides those.
+        // This counts also if it is among the newest: a day keeps one snapshot, not one more besides those.
         let of_its_day = age < i64::from(policy.days) && days.insert(at.date_naive());
         if place >= newest && !of_its_day {
             forgotten.push(id);
@@ -140,26 +159,26 @@ pub fn to_forget(taken: &[(Uuid, Timestamp)], policy: &SnapshotPolicy, now: Time
     forgotten
 }
 
-/// A snapshot as people see it.
+/// A snapshot as the API and `shepherdctl` show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotView {
-    /// UUID.
+    /// UUID of the snapshot.
     pub id: String,
     /// When it was taken.
     pub taken_at: Timestamp,
-    /// `ordered`, `first`, `members` or `interval`.
-    pub why: String,
-    /// etcd's revision.
+    /// Why it was taken: `ordered`, `first`, `members` or `interval`.
+    pub reason: String,
+    /// Revision of etcd in it.
     pub revision: i64,
     /// How often the cluster had been restored by then.
     pub epoch: u64,
-    /// Its size, encoded, in bytes.
+    /// Encoded size in bytes.
     pub bytes: u64,
-    /// Nodes in it.
+    /// Number of nodes in it.
     pub nodes: u32,
-    /// Nodes in it that were members of etcd.
+    /// Number of nodes in it that were members of etcd.
     pub members: u32,
-    /// SHA-256, hexadecimal digits.
+    /// SHA-256 of the snapshot, in hexadecimal digits.
     pub digest: String,
 }
 
@@ -179,12 +198,12 @@ mod tests {
         EtcdMember { node: Some(node.to_owned()), learner: false, reachable: true }
     }
 
-    fn seen(etcd: Vec<EtcdMember>) -> Seen {
-        Seen { etcd, ..Seen::default() }
+    fn observed(etcd: Vec<EtcdMember>) -> ObservedCluster {
+        ObservedCluster { etcd_members: etcd, ..ObservedCluster::default() }
     }
 
     #[test]
-    fn snapshot_is_taken_when_there_is_a_reason_and_not_otherwise() {
+    fn snapshot_is_taken_only_for_a_reason() {
         let last = |second: i64| {
             Some(LastSnapshot {
                 id: Uuid::nil(),
@@ -192,33 +211,34 @@ mod tests {
                 voters: ["a", "b"].map(str::to_owned).into(),
             })
         };
-        let known = |last, asked: Option<i64>| Snapshots { last, asked: asked.map(at) };
-        let same = seen(vec![member("a"), member("b")]);
-        let grown = seen(vec![member("a"), member("b"), member("c")]);
-        let learning = seen(vec![member("a"), member("b"), EtcdMember { learner: true, ..member("c") }]);
-        let shrunk = seen(vec![member("a")]);
-        let cut_off = seen(vec![member("a"), member("b"), EtcdMember { reachable: false, ..member("c") }]);
+        let known = |last, requested: Option<i64>| ClusterSnapshots { last, requested_at: requested.map(at) };
+        let same = observed(vec![member("a"), member("b")]);
+        let grown = observed(vec![member("a"), member("b"), member("c")]);
+        let learning = observed(vec![member("a"), member("b"), EtcdMember { learner: true, ..member("c") }]);
+        let shrunk = observed(vec![member("a")]);
+        let cut_off =
+            observed(vec![member("a"), member("b"), EtcdMember { reachable: false, ..member("c") }]);
         let policy = SnapshotPolicy::default();
         for (name, known, seen, now, expected) in [
-            ("none yet", known(None, None), &same, 0, Some(Why::First)),
-            ("none yet, and asked for", known(None, Some(0)), &same, 0, Some(Why::Ordered)),
+            ("none yet", known(None, None), &same, 0, Some(SnapshotReason::First)),
+            ("none yet, and asked for", known(None, Some(0)), &same, 0, Some(SnapshotReason::Ordered)),
             ("fresh", known(last(0), None), &same, HOUR - 1, None),
-            ("as old as the interval", known(last(0), None), &same, HOUR, Some(Why::Interval)),
-            ("asked for since", known(last(0), Some(1)), &same, 2, Some(Why::Ordered)),
+            ("as old as the interval", known(last(0), None), &same, HOUR, Some(SnapshotReason::Interval)),
+            ("asked for since", known(last(0), Some(1)), &same, 2, Some(SnapshotReason::Ordered)),
             ("asked for before", known(last(2), Some(1)), &same, 3, None),
-            ("one more votes", known(last(0), None), &grown, 1, Some(Why::Members)),
-            ("one votes no more", known(last(0), None), &shrunk, 1, Some(Why::Members)),
+            ("one more votes", known(last(0), None), &grown, 1, Some(SnapshotReason::Members)),
+            ("one votes no more", known(last(0), None), &shrunk, 1, Some(SnapshotReason::Members)),
             ("one learns", known(last(0), None), &learning, 1, None),
-            ("one learns for long", known(last(0), None), &learning, HOUR, Some(Why::Interval)),
+            ("one learns for long", known(last(0), None), &learning, HOUR, Some(SnapshotReason::Interval)),
             ("one more, not reached", known(last(0), None), &cut_off, 1, None),
             ("taken by a clock ahead", known(last(100), None), &same, 1, None),
         ] {
-            assert_eq!(due(&known, seen, &policy, at(now)), expected, "{name}");
+            assert_eq!(snapshot_due(&known, seen, &policy, at(now)), expected, "{name}");
         }
     }
 
     #[test]
-    fn newest_are_kept_and_one_of_each_day() {
+    fn newest_and_daily_snapshots_are_retained() {
         let policy = SnapshotPolicy { interval: Span::hours(1), newest: 2, days: 3 };
         let day = 24 * HOUR;
         let id = |number: usize| Uuid::from_u128(u128::try_from(number).unwrap());
@@ -227,7 +247,7 @@ mod tests {
             ("no more than the newest", vec![0, 1], 10, vec![]),
             ("one of today more", vec![0, 1, 2], 10, vec![0]),
             ("in any order", vec![2, 0, 1], 10, vec![1]),
-            // The day's newest is kept, and of the day before as well; of that before none.
+            // The newest of that day and of the day before are kept; of earlier days none.
             ("days", vec![-3 * day, -2 * day, -2 * day + 5, -day, 1, 2], 10, vec![0, 1]),
             ("a day without one", vec![-2 * day, 1, 2, 3], 10, vec![1]),
             ("all of them old", vec![-9 * day, -8 * day, -7 * day], 10, vec![0]),
@@ -235,12 +255,16 @@ mod tests {
         ] {
             let taken: Vec<(Uuid, Timestamp)> =
                 seconds.iter().enumerate().map(|(number, second)| (id(number), at(*second))).collect();
-            let mut found = to_forget(&taken, &policy, at(now));
+            let mut found = snapshots_to_delete(&taken, &policy, at(now));
             found.sort_unstable();
             let expected: Vec<Uuid> = forgotten.into_iter().map(id).collect();
             assert_eq!(found, expected, "{name}");
         }
         let none = SnapshotPolicy { newest: 0, days: 0, ..policy };
-        assert_eq!(to_forget(&[(id(0), at(0)), (id(1), at(1))], &none, at(2)), [id(0)], "never the last one");
+        assert_eq!(
+            snapshots_to_delete(&[(id(0), at(0)), (id(1), at(1))], &none, at(2)),
+            [id(0)],
+            "never the last one"
+        );
     }
 }

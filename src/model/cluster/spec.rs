@@ -1,4 +1,4 @@
-//! What an operator asks a cluster to be.
+//! Cluster spec and its validation.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,31 +6,31 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::cluster::kubernetes::{CONTROLLER, WORKER};
+use crate::model::cluster::kubernetes::{CONTROLLER_ROLE, WORKER_ROLE};
 use crate::model::cluster::selector::Selector;
 use crate::model::process::UnknownName;
 
-/// Longest name, in characters: it is part of names of hosts.
-const LONGEST_NAME: usize = 63;
-/// Numbers of members that etcd is run with: an even one bears no more losses than the odd one before it.
-pub const CONTROL_PLANES: [u32; 4] = [1, 3, 5, 7];
-/// Most workers; the curator watches each of them.
-pub const MOST_WORKERS: u32 = 5_000;
-const MOST_ROLES: usize = 64;
+/// Longest name in characters: host names contain it.
+const MAX_NAME_CHARS: usize = 63;
+/// Permitted numbers of etcd members: an even number tolerates no more failures than the odd one before it.
+pub const CONTROL_PLANE_SIZES: [u32; 4] = [1, 3, 5, 7];
+/// Most workers of one cluster; the curator watches each of them.
+pub const MAX_WORKERS: u32 = 5_000;
+const MAX_ROLES: usize = 64;
 
-/// Who lets a machine's key into the cluster.
+/// Who approves a machine's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Approval {
-    /// The shepherd: exactly the key that the machine reported over its pinned agent channel.
+pub enum JoinApproval {
+    /// The shepherd approves exactly the key that the machine reported over its pinned agent channel.
     #[default]
     Automatic,
-    /// A person, one by one.
+    /// A person approves each key.
     Manual,
 }
 
-impl Approval {
-    /// Both.
+impl JoinApproval {
+    /// Both kinds of approval.
     pub const ALL: [Self; 2] = [Self::Automatic, Self::Manual];
 
     /// The name used everywhere.
@@ -43,7 +43,7 @@ impl Approval {
     }
 }
 
-impl FromStr for Approval {
+impl FromStr for JoinApproval {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
@@ -55,18 +55,18 @@ impl FromStr for Approval {
     }
 }
 
-/// What a machine is for in its cluster.
+/// The part that a machine plays in its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Part {
+pub enum ClusterPart {
     /// A member of etcd, with a curator.
     ControlPlane,
-    /// Runs the roles of workers.
+    /// A node with the roles of workers.
     Worker,
 }
 
-impl Part {
-    /// Both, the first one first.
+impl ClusterPart {
+    /// Both parts; members of the control plane are chosen first.
     pub const ALL: [Self; 2] = [Self::ControlPlane, Self::Worker];
 
     /// The name used everywhere.
@@ -79,13 +79,13 @@ impl Part {
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for ClusterPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Part {
+impl FromStr for ClusterPart {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
@@ -97,112 +97,112 @@ impl FromStr for Part {
     }
 }
 
-/// What a cluster is to be.
+/// Desired state of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Spec {
-    /// Its name.
+pub struct ClusterSpec {
+    /// Name of the cluster, a DNS label.
     pub name: String,
-    /// Members of etcd.
+    /// Number of etcd members.
     pub control_plane: u32,
-    /// Other nodes.
+    /// Number of nodes that are not members of etcd.
     pub workers: u32,
     /// Which machines may be chosen.
     pub selector: Selector,
     /// Roles of every worker, as they are declared to the cluster.
     pub roles: BTreeSet<String>,
-    /// Who lets machines in.
-    pub approval: Approval,
+    /// Who approves the keys of machines.
+    pub approval: JoinApproval,
 }
 
-impl Spec {
-    /// Checks it; the error is a sentence.
-    pub fn check(&self) -> Result<(), String> {
-        check_name(&self.name)?;
-        if !CONTROL_PLANES.contains(&self.control_plane) {
+impl ClusterSpec {
+    /// Validates the spec; the error is a sentence.
+    pub fn validate(&self) -> Result<(), String> {
+        check_cluster_name(&self.name)?;
+        if !CONTROL_PLANE_SIZES.contains(&self.control_plane) {
             return Err(format!(
                 "a control plane of {} cannot be: it has 1, 3, 5 or 7 members, because an even number bears no \
                  more losses than the odd one before it",
                 self.control_plane
             ));
         }
-        if self.workers > MOST_WORKERS {
+        if self.workers > MAX_WORKERS {
             return Err(format!(
-                "{} workers are too many: a cluster has at most {MOST_WORKERS}",
+                "{} workers are too many: a cluster has at most {MAX_WORKERS}",
                 self.workers
             ));
         }
-        if self.roles.len() > MOST_ROLES {
-            return Err(format!("{} roles are too many: {MOST_ROLES} are enough", self.roles.len()));
+        if self.roles.len() > MAX_ROLES {
+            return Err(format!("{} roles are too many: {MAX_ROLES} are enough", self.roles.len()));
         }
         for role in &self.roles {
-            check_role(role)?;
+            check_worker_role(role)?;
         }
         Ok(())
     }
 
-    /// What it is with a change; the error is a sentence.
-    pub fn with(&self, change: &Change) -> Result<Self, String> {
+    /// Returns the changed spec, validated; the error is a sentence.
+    pub fn apply_change(&self, change: &ClusterSpecChange) -> Result<Self, String> {
         let mut changed = self.clone();
         changed.control_plane = change.control_plane.unwrap_or(self.control_plane);
         changed.workers = change.workers.unwrap_or(self.workers);
-        changed.roles.extend(change.give.iter().cloned());
-        changed.roles.retain(|role| !change.take.contains(role));
-        changed.check().map(|()| changed)
+        changed.roles.extend(change.add_roles.iter().cloned());
+        changed.roles.retain(|role| !change.remove_roles.contains(role));
+        changed.validate().map(|()| changed)
     }
 
-    /// How many are wanted of a part.
+    /// Desired number of machines of a part.
     #[must_use]
-    pub const fn wanted(&self, part: Part) -> u32 {
+    pub const fn desired_count(&self, part: ClusterPart) -> u32 {
         match part {
-            Part::ControlPlane => self.control_plane,
-            Part::Worker => self.workers,
+            ClusterPart::ControlPlane => self.control_plane,
+            ClusterPart::Worker => self.workers,
         }
     }
 }
 
-/// A change of what a cluster is to be; what is absent stays.
+/// A change of a cluster spec; absent fields stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Change {
-    /// Members of etcd.
+pub struct ClusterSpecChange {
+    /// New number of etcd members.
     pub control_plane: Option<u32>,
-    /// Other nodes.
+    /// New number of other nodes.
     pub workers: Option<u32>,
-    /// Roles of workers to give.
-    pub give: BTreeSet<String>,
-    /// Roles of workers to take.
-    pub take: BTreeSet<String>,
+    /// Roles that workers get.
+    pub add_roles: BTreeSet<String>,
+    /// Roles that workers lose.
+    pub remove_roles: BTreeSet<String>,
 }
 
-/// Whether this can be a cluster's name; if not, a sentence.
-pub fn check_name(name: &str) -> Result<(), String> {
-    is_label(name).then_some(()).ok_or_else(|| {
+/// Checks a cluster's name; the error is a sentence.
+pub fn check_cluster_name(name: &str) -> Result<(), String> {
+    is_dns_label(name).then_some(()).ok_or_else(|| {
         format!(
-            "{name:?} is no name of a cluster: it has 1 to {LONGEST_NAME} lower-case letters, digits and dashes, and \
+            "{name:?} is no name of a cluster: it has 1 to {MAX_NAME_CHARS} lower-case letters, digits and dashes, and \
              begins and ends with a letter or a digit"
         )
     })
 }
 
-fn check_role(role: &str) -> Result<(), String> {
+fn check_worker_role(role: &str) -> Result<(), String> {
     if role == "consensus-member" {
         return Err(
             "consensus-member is given to the control plane by itself; say --control-plane N".to_owned()
         );
     }
-    if role == CONTROLLER || role == WORKER {
+    if role == CONTROLLER_ROLE || role == WORKER_ROLE {
         return Err(format!(
             "{role} is given by itself where a cluster has Kubernetes; say --kubernetes BUNDLE, or: shepherdctl cluster \
              kubernetes set"
         ));
     }
-    is_label(role)
+    is_dns_label(role)
         .then_some(())
         .ok_or_else(|| format!("{role:?} is no role: it has 1 to 63 lower-case letters, digits and dashes"))
 }
 
-fn is_label(text: &str) -> bool {
+fn is_dns_label(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    (1..=LONGEST_NAME).contains(&text.len())
+    (1..=MAX_NAME_CHARS).contains(&text.len())
         && text.chars().all(|c| inner(c) || c == '-')
         && text.starts_with(inner)
         && text.ends_with(inner)
@@ -212,24 +212,24 @@ fn is_label(text: &str) -> bool {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn spec(control_plane: u32, workers: u32) -> Spec {
-        Spec {
+    pub(crate) fn spec(control_plane: u32, workers: u32) -> ClusterSpec {
+        ClusterSpec {
             name: "ams".to_owned(),
             control_plane,
             workers,
             selector: Selector::default(),
             roles: BTreeSet::new(),
-            approval: Approval::Automatic,
+            approval: JoinApproval::Automatic,
         }
     }
 
     #[test]
-    fn what_cannot_be_is_refused_in_words() {
-        let roles = |roles: &[&str]| Spec {
+    fn invalid_specs_are_rejected_with_a_reason() {
+        let roles = |roles: &[&str]| ClusterSpec {
             roles: roles.iter().map(|role| (*role).to_owned()).collect(),
             ..spec(3, 1)
         };
-        for (asked, expected) in [
+        for (cluster_spec, expected) in [
             (spec(3, 5), ""),
             (spec(1, 0), ""),
             (roles(&["web"]), ""),
@@ -240,12 +240,12 @@ pub(crate) mod tests {
             (roles(&["consensus-member"]), "consensus-member is given to the control plane by itself"),
             (roles(&["Web"]), "\"Web\" is no role"),
             (roles(&["kubernetes-worker"]), "kubernetes-worker is given by itself"),
-            (Spec { name: "Ams".to_owned(), ..spec(3, 1) }, "\"Ams\" is no name of a cluster"),
-            (Spec { name: String::new(), ..spec(3, 1) }, "\"\" is no name of a cluster"),
-            (Spec { name: "-a".to_owned(), ..spec(3, 1) }, "\"-a\" is no name"),
+            (ClusterSpec { name: "Ams".to_owned(), ..spec(3, 1) }, "\"Ams\" is no name of a cluster"),
+            (ClusterSpec { name: String::new(), ..spec(3, 1) }, "\"\" is no name of a cluster"),
+            (ClusterSpec { name: "-a".to_owned(), ..spec(3, 1) }, "\"-a\" is no name"),
         ] {
-            let said = asked.check().err().unwrap_or_default();
-            assert!(said.starts_with(expected) && said.is_empty() == expected.is_empty(), "{said}");
+            let output = cluster_spec.validate().err().unwrap_or_default();
+            assert!(output.starts_with(expected) && output.is_empty() == expected.is_empty(), "{output}");
         }
     }
 }

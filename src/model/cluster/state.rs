@@ -1,5 +1,4 @@
-//! What is known of a cluster at one time: what was asked for, its machines as the database has them, and its nodes as
-//! its curators say.
+//! Cluster state: spec, members from the database, nodes from the curators.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,31 +7,31 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::model::cluster::declared::{Declared, Digest, ServiceView};
+use crate::model::cluster::declaration_sync::{DesiredDeclaration, Digest, ServiceView};
 use crate::model::cluster::kubernetes;
-use crate::model::cluster::spec::{Part, Spec};
-use crate::model::cluster::upgrade::Upgrade;
+use crate::model::cluster::spec::{ClusterPart, ClusterSpec};
+use crate::model::cluster::upgrade::ClusterUpgrade;
 use crate::model::ids::MachineId;
 use crate::model::phase::Phase;
 use crate::model::process::UnknownName;
 use crate::model::time::Timestamp;
 
-/// The role of the control plane.
-pub const CONSENSUS_MEMBER: &str = "consensus-member";
+/// Role of control plane nodes: a member of etcd and a curator.
+pub const CONSENSUS_MEMBER_ROLE: &str = "consensus-member";
 
-/// What a machine was asked last.
+/// An order about a machine's membership of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// To be the first node.
+pub enum MembershipOrder {
+    /// Found the cluster as its first node.
     Found,
-    /// To be one more.
+    /// Join the cluster as another node.
     Join,
-    /// To be none any more.
+    /// Leave the cluster and stop being a node.
     Leave,
 }
 
-impl Wanted {
-    /// All of them.
+impl MembershipOrder {
+    /// All kinds of membership orders.
     pub const ALL: [Self; 3] = [Self::Found, Self::Join, Self::Leave];
 
     /// The name used in the database.
@@ -46,13 +45,13 @@ impl Wanted {
     }
 }
 
-impl fmt::Display for Wanted {
+impl fmt::Display for MembershipOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Wanted {
+impl FromStr for MembershipOrder {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
@@ -64,89 +63,89 @@ impl FromStr for Wanted {
     }
 }
 
-/// An order that was given to a machine.
+/// The last membership order of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
-    /// What.
-    pub what: Wanted,
-    /// Which of its orders; they grow.
+pub struct LastOrder {
+    /// What the machine has to do.
+    pub order: MembershipOrder,
+    /// Number of the order; each order of a machine has a larger one.
     pub generation: i64,
-    /// When.
-    pub at: Timestamp,
+    /// When the order was sent.
+    pub sent_at: Timestamp,
 }
 
-/// Where a machine stands, as its agent said last.
+/// State of a machine as a node, from its agent's last report.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Report {
-    /// The newest order that it has.
+pub struct MemberReport {
+    /// Generation of the newest order that the machine has taken.
     pub generation: i64,
-    /// Its key as a node.
+    /// Public key of its node; `None` while it is not a node.
     pub key: Option<[u8; 32]>,
-    /// The certificate of the authority of the cluster that it is a node of, DER.
+    /// Certificate of the authority of the cluster whose node it is (DER).
     pub ca_certificate: Option<Vec<u8>>,
-    /// Where other nodes reach it.
+    /// Address at which other nodes reach it.
     pub address: Option<String>,
-    /// What stands in its way.
+    /// Error that keeps it from executing its order.
     pub error: Option<String>,
-    /// The highest epoch of its cluster that it has heard of.
+    /// The highest epoch of its cluster that it has learned of.
     pub epoch: u64,
 }
 
-/// A machine of the cluster.
+/// A machine that belongs to the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
-    /// Which.
+pub struct ClusterMember {
+    /// Identifier of the machine.
     pub machine: MachineId,
-    /// Its provider's name for it, for people.
+    /// The provider's name for the machine, for people.
     pub name: String,
-    /// What it is for.
-    pub part: Part,
+    /// Its part in the cluster.
+    pub part: ClusterPart,
     /// When it was chosen.
     pub chosen_at: Timestamp,
-    /// The key that a person let in, if one did.
-    pub approved: Option<[u8; 32]>,
-    /// Why it is to leave, if it is.
-    pub leaving: Option<String>,
-    /// What it was asked last.
-    pub asked: Option<Asked>,
-    /// What it said last.
-    pub report: Option<Report>,
-    /// Where it is in its life as a machine.
+    /// The key that a person approved, if one did.
+    pub approved_key: Option<[u8; 32]>,
+    /// Why it has to leave; `None` if it stays.
+    pub leave_reason: Option<String>,
+    /// Its last order, if it got one.
+    pub last_order: Option<LastOrder>,
+    /// Its last report, if it sent one.
+    pub report: Option<MemberReport>,
+    /// Phase of the machine.
     pub phase: Phase,
-    /// Whether somebody retires it.
+    /// Whether an operator retires it.
     pub retiring: bool,
 }
 
-impl Member {
-    /// Its key as a node, as it reported it.
+impl ClusterMember {
+    /// The key of its node, from its report.
     #[must_use]
     pub fn key(&self) -> Option<[u8; 32]> {
         self.report.as_ref()?.key
     }
 
-    /// Whether it was asked this, and has taken it.
+    /// Whether this was its last order and it has taken it.
     #[must_use]
-    pub fn has_taken(&self, what: Wanted) -> bool {
-        self.asked.is_some_and(|asked| {
-            asked.what == what
-                && self.report.as_ref().is_some_and(|report| report.generation == asked.generation)
+    pub fn has_acknowledged(&self, what: MembershipOrder) -> bool {
+        self.last_order.is_some_and(|order| {
+            order.order == what
+                && self.report.as_ref().is_some_and(|report| report.generation == order.generation)
         })
     }
 
-    /// Whether nothing of a node is left on it, as it says.
+    /// Whether it reports that nothing of its node is left.
     #[must_use]
     pub fn has_left(&self) -> bool {
-        self.has_taken(Wanted::Leave) && self.key().is_none()
+        self.has_acknowledged(MembershipOrder::Leave) && self.key().is_none()
     }
 
-    /// Whether whoever helps machines has given this one up.
+    /// Whether the control loops have given the machine up: it needs a person, is quarantined or is retired.
     #[must_use]
     pub const fn is_given_up(&self) -> bool {
         matches!(self.phase, Phase::NeedsHuman | Phase::Quarantined | Phase::Retired)
     }
 }
 
-/// Where a node is in its life, as the curator says.
+/// State of a node, as the curator reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeState {
     /// It registered and waits for approval.
@@ -155,12 +154,12 @@ pub enum NodeState {
     Standby,
     /// It is part of the cluster.
     Up,
-    /// It is so no more.
+    /// It was removed from the cluster for ever.
     Decommissioned,
 }
 
 impl NodeState {
-    /// All of them.
+    /// All states of a node.
     pub const ALL: [Self; 4] = [Self::New, Self::Standby, Self::Up, Self::Decommissioned];
 
     /// The name used in the database.
@@ -175,19 +174,19 @@ impl NodeState {
     }
 }
 
-/// How a node does, as the curator that leads says.
+/// Health of a node, as the leading curator reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Health {
-    /// Nobody listened for long enough.
+pub enum NodeHealth {
+    /// The leading curator has not listened for long enough to tell.
     Unknown,
-    /// It was not heard for this long.
+    /// It has not reported to the curator for this long.
     Silent(Duration),
-    /// It is heard.
+    /// It reports to the curator.
     Healthy,
 }
 
-impl Health {
-    /// The name used in the database, which does not keep for how long.
+impl NodeHealth {
+    /// The name used in the database, which does not store the duration.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -200,37 +199,37 @@ impl Health {
 
 /// A node of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
-    /// Its id.
+pub struct ClusterNode {
+    /// ID of the node, from the curators.
     pub id: String,
-    /// Its key.
+    /// Public key of the node.
     pub key: [u8; 32],
-    /// The machine that it said to be.
+    /// The machine that the node claims to run on.
     pub machine: Option<MachineId>,
-    /// Where it is in its life.
+    /// State of the node in its life cycle.
     pub state: NodeState,
-    /// Its roles.
+    /// Names of the roles that it has.
     pub roles: BTreeSet<String>,
-    /// How it does.
-    pub health: Health,
-    /// What it runs of operators' roles, as it said last.
+    /// Health by the leading curator.
+    pub health: NodeHealth,
+    /// Services of operators' roles, from its last report.
     pub services: Vec<ServiceView>,
-    /// What it runs of Kubernetes, as it said last.
-    pub kubernetes: Option<kubernetes::OnNode>,
+    /// Kubernetes on it, from its last report.
+    pub kubernetes: Option<kubernetes::NodeKubernetes>,
 }
 
-impl Node {
-    /// Whether it runs a control plane.
+impl ClusterNode {
+    /// Whether it has the role of a control plane node.
     #[must_use]
-    pub fn is_member(&self) -> bool {
-        self.roles.contains(CONSENSUS_MEMBER)
+    pub fn is_etcd_member(&self) -> bool {
+        self.roles.contains(CONSENSUS_MEMBER_ROLE)
     }
 }
 
 /// A member of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdMember {
-    /// Its node; none when it has not started yet.
+    /// ID of its node; `None` while the member has not started.
     pub node: Option<String>,
     /// Whether it has no vote yet.
     pub learner: bool,
@@ -238,139 +237,140 @@ pub struct EtcdMember {
     pub reachable: bool,
 }
 
-/// What the curator that leads said.
+/// A cluster as its leading curator reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Seen {
-    /// Every node.
-    pub nodes: Vec<Node>,
-    /// Every member of etcd.
-    pub etcd: Vec<EtcdMember>,
-    /// Roles that are declared, by what they are known.
-    pub declared: BTreeMap<String, Digest>,
-    /// What they have of Kubernetes.
-    pub kubernetes: kubernetes::Known,
+pub struct ObservedCluster {
+    /// All nodes that the curator has a record of.
+    pub nodes: Vec<ClusterNode>,
+    /// All members of etcd.
+    pub etcd_members: Vec<EtcdMember>,
+    /// Digests of declared roles, by role.
+    pub declared_digests: BTreeMap<String, Digest>,
+    /// What the curators have of Kubernetes.
+    pub kubernetes: kubernetes::ObservedKubernetes,
 }
 
-impl Seen {
-    /// The node that has this key.
+impl ObservedCluster {
+    /// The node with this key, if there is one.
     #[must_use]
-    pub fn node_of(&self, key: &[u8; 32]) -> Option<&Node> {
+    pub fn node_by_key(&self, key: &[u8; 32]) -> Option<&ClusterNode> {
         self.nodes.iter().find(|node| node.key == *key)
     }
 
-    /// How many members of etcd there are, and how many of them vote and are reached.
+    /// The number of voting members of etcd, and how many of them are reached.
     #[must_use]
-    pub fn votes(&self) -> (usize, usize) {
-        let voters = self.etcd.iter().filter(|member| !member.learner);
+    pub fn vote_counts(&self) -> (usize, usize) {
+        let voters = self.etcd_members.iter().filter(|member| !member.learner);
         (voters.clone().count(), voters.filter(|member| member.reachable).count())
     }
 }
 
-/// What is known of a cluster's nodes.
+/// Result of a query of the curators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::large_enum_variant,
     reason = "there is one in a pass over a cluster, and most have the largest"
 )]
-pub enum View {
-    /// There is nobody to ask yet.
-    Nobody,
-    /// Nobody answered, and why.
-    Away(String),
-    /// As the leader said.
-    Seen(Seen),
+pub enum CuratorAnswer {
+    /// There is no curator to query yet.
+    NotQueried,
+    /// No curator answered; the text is the reason.
+    Unreachable(String),
+    /// The answer of the leading curator.
+    Observed(ObservedCluster),
 }
 
-/// By what the cluster is known since it was founded.
+/// Identity of a cluster since it was founded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Founded {
-    /// The certificate of its authority, DER.
+pub struct ClusterIdentity {
+    /// Certificate of its authority (DER).
     pub ca_certificate: Vec<u8>,
-    /// `host:port` of curators.
+    /// `host:port` of its curators.
     pub curators: Vec<String>,
-    /// When.
-    pub at: Timestamp,
+    /// When the cluster was founded.
+    pub founded_at: Timestamp,
 }
 
-/// That the cluster is to be brought back from a snapshot.
+/// A pending restore of the cluster from a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Restoring {
-    /// Since when. Whoever was of the control plane before is of the old one.
-    pub since: Timestamp,
-    /// The machine that is to restore it, if a person said one.
-    pub onto: Option<MachineId>,
-    /// SHA-256 of the snapshot; none when that is not kept any more.
+pub struct PendingRestore {
+    /// When the restore was requested. Members that were chosen before belong to the old control plane.
+    pub requested_at: Timestamp,
+    /// The machine that has to restore it, if the operator named one.
+    pub target_machine: Option<MachineId>,
+    /// SHA-256 of the snapshot; `None` if it is no longer stored.
     pub digest: Option<Digest>,
 }
 
-/// A cluster at one time.
+/// Everything known of a cluster at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// Its id.
+    /// UUID of the cluster.
     pub id: Uuid,
-    /// What it is to be.
-    pub spec: Spec,
-    /// Whether it is to end.
+    /// Desired state, as the operator set it.
+    pub spec: ClusterSpec,
+    /// Whether it is being deleted.
     pub deleting: bool,
-    /// By what it is known, once it is founded.
-    pub founded: Option<Founded>,
-    /// How often it was restored, or is to have been.
+    /// Its identity; `None` until it is founded.
+    pub identity: Option<ClusterIdentity>,
+    /// How often it was restored, including a pending restore.
     pub epoch: u64,
-    /// When it was restored last.
+    /// When it was last restored.
     pub restored_at: Option<Timestamp>,
-    /// Whether it is to be brought back.
-    pub restoring: Option<Restoring>,
+    /// The pending restore, if there is one.
+    pub restoring: Option<PendingRestore>,
     /// Roles that operators declared to it.
-    pub declared: Vec<Declared>,
-    /// What is wanted of Kubernetes.
-    pub kubernetes: Option<kubernetes::Wanted>,
+    pub declared_roles: Vec<DesiredDeclaration>,
+    /// Desired state of its Kubernetes.
+    pub kubernetes: Option<kubernetes::DesiredKubernetes>,
     /// The upgrade that is under way.
-    pub upgrade: Option<Upgrade>,
+    pub upgrade: Option<ClusterUpgrade>,
     /// Its machines, in the order in which they were chosen.
-    pub members: Vec<Member>,
-    /// Keys of nodes that left it, as far back as its snapshots go: one that is restored brings them back.
-    pub left: BTreeSet<Digest>,
-    /// Its nodes.
-    pub view: View,
+    pub members: Vec<ClusterMember>,
+    /// Keys of nodes that left it, as far back as its snapshots go: a restore may bring these nodes back.
+    pub departed_keys: BTreeSet<Digest>,
+    /// Result of the last query of its curators.
+    pub observed: CuratorAnswer,
 }
 
 impl Cluster {
-    /// One that was just asked for, and has nothing yet.
+    /// A newly requested cluster without members.
     #[must_use]
-    pub fn asked_for(id: Uuid, spec: Spec) -> Self {
+    pub fn new(id: Uuid, spec: ClusterSpec) -> Self {
         Self {
             id,
             spec,
             deleting: false,
-            founded: None,
+            identity: None,
             epoch: 0,
             restored_at: None,
             restoring: None,
-            declared: Vec::new(),
+            declared_roles: Vec::new(),
             kubernetes: None,
             upgrade: None,
             members: Vec::new(),
-            left: BTreeSet::new(),
-            view: View::Nobody,
+            departed_keys: BTreeSet::new(),
+            observed: CuratorAnswer::NotQueried,
         }
     }
 
-    /// How many machines it lacks of a part; those that leave do not count.
+    /// How many machines of a part are missing; machines that leave do not count as present.
     #[must_use]
-    pub fn lacks(&self, part: Part) -> u32 {
-        let staying = self.members.iter().filter(|member| member.part == part && member.leaving.is_none());
+    pub fn missing_members(&self, part: ClusterPart) -> u32 {
+        let staying =
+            self.members.iter().filter(|member| member.part == part && member.leave_reason.is_none());
         let staying = u32::try_from(staying.count()).unwrap_or(u32::MAX);
-        if self.deleting { 0 } else { self.spec.wanted(part).saturating_sub(staying) }
+        if self.deleting { 0 } else { self.spec.desired_count(part).saturating_sub(staying) }
     }
 }
 
 /// A machine that may be chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    /// Which.
+pub struct CandidateMachine {
+    /// Identifier of the machine.
     pub machine: MachineId,
-    /// Its provider's name for it, for people.
+    /// The provider's name for it, for people.
     pub name: String,
-    /// Where it stands, if that is known.
+    /// Location of the machine; `None` if unknown.
     pub location: Option<String>,
 }

@@ -1,15 +1,15 @@
-//! A cluster as people see it: the same from the database and through the API.
+//! Cluster view for the API and `shepherdctl`.
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::cluster::declared::{DeclarationView, ServiceView};
-use crate::model::cluster::kubernetes::OnNode;
+use crate::model::cluster::declaration_sync::{DeclarationView, ServiceView};
+use crate::model::cluster::kubernetes::NodeKubernetes;
 use crate::model::cluster::kubernetes_view::{KubernetesView, UpgradeView};
 use crate::model::time::Timestamp;
 
-/// How far a cluster has come that is not being restored.
+/// Stage of a cluster that is not being restored.
 #[must_use]
-pub fn stage(deleting: bool, founded: bool, machines: usize, settled: bool) -> &'static str {
+pub fn cluster_stage(deleting: bool, founded: bool, machines: usize, settled: bool) -> &'static str {
     match (deleting, founded, settled) {
         (true, ..) => "ending",
         (false, false, _) if machines == 0 => "waiting for machines",
@@ -19,77 +19,77 @@ pub fn stage(deleting: bool, founded: bool, machines: usize, settled: bool) -> &
     }
 }
 
-/// All that [`stage`] says, and what a cluster is in that is being restored.
+/// All results of [`cluster_stage`], and the stage of a cluster that is being restored.
 pub const STAGES: [&str; 6] =
-    ["waiting for machines", "founding", "changing", "settled", RESTORING, "ending"];
-/// The stage of a cluster that is being restored and does not end.
-pub const RESTORING: &str = "restoring";
+    ["waiting for machines", "founding", "changing", "settled", RESTORING_STAGE, "ending"];
+/// Stage of a cluster that is being restored and not deleted.
+pub const RESTORING_STAGE: &str = "restoring";
 
-/// A cluster.
+/// A cluster as the API and `shepherdctl` show it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClusterView {
-    /// Its name.
+    /// Name of the cluster.
     pub name: String,
-    /// UUID.
+    /// UUID of the cluster.
     pub id: String,
-    /// `waiting for machines`, `founding`, `changing`, `settled`, `restoring` or `ending`.
+    /// Stage: `waiting for machines`, `founding`, `changing`, `settled`, `restoring` or `ending`.
     pub stage: String,
-    /// Members of etcd that are wanted.
+    /// Desired number of etcd members.
     pub control_plane: u32,
-    /// Other nodes that are wanted.
+    /// Desired number of other nodes.
     pub workers: u32,
-    /// Which machines may be chosen.
-    pub select: String,
+    /// Which machines may be chosen, as text.
+    pub selector: String,
     /// Roles of every worker.
     pub roles: Vec<String>,
-    /// `automatic` or `manual`.
+    /// Approval of keys: `automatic` or `manual`.
     pub approval: String,
-    /// When it was asked for, and by whom.
+    /// When the cluster was requested.
     pub created_at: Timestamp,
-    /// By whom.
+    /// Operator who requested the cluster.
     pub created_by: String,
-    /// Who said that it is to end.
-    pub deleting_by: Option<String>,
-    /// Where its curators are.
+    /// Operator who requested its deletion; `None` if it stays.
+    pub deletion_requested_by: Option<String>,
+    /// `host:port` of its curators.
     pub curators: Vec<String>,
     /// When its curators last answered.
-    pub seen_at: Option<Timestamp>,
-    /// Members of etcd that vote, and those that were reached.
+    pub observed_at: Option<Timestamp>,
+    /// Number of voting members of etcd, by the last answer of the curators.
     pub voters: Option<u32>,
     /// How many of them were reached.
     pub voters_reached: Option<u32>,
-    /// When the last snapshot of it was taken.
+    /// When its last snapshot was taken.
     #[serde(default)]
     pub snapshot_at: Option<Timestamp>,
-    /// How often it was restored from a snapshot, or is to have been.
+    /// How often it was restored, including a pending restore.
     #[serde(default)]
     pub epoch: u64,
-    /// When it was restored last.
+    /// When it was last restored.
     #[serde(default)]
     pub restored_at: Option<Timestamp>,
-    /// From which snapshot it is being restored.
+    /// The snapshot from which it is being restored.
     #[serde(default)]
     pub restoring_from: Option<String>,
-    /// As whom.
+    /// Operator who requested the pending restore.
     #[serde(default)]
-    pub restoring_by: Option<String>,
-    /// Since when the shepherd's key for it is in force.
+    pub restore_requested_by: Option<String>,
+    /// When the shepherd's current owner key became the current one.
     #[serde(default)]
     pub key_since: Option<Timestamp>,
-    /// Who wants that replaced.
+    /// Operator who ordered a rotation of that key, if one is pending.
     #[serde(default)]
-    pub key_asked_by: Option<String>,
-    /// Since when its curators refuse every key that the shepherd has for it.
+    pub key_rotation_requested_by: Option<String>,
+    /// When its curators began to refuse every owner key of the shepherd.
     #[serde(default)]
-    pub keys_refused_since: Option<Timestamp>,
-    /// What it waits for as a whole.
-    pub waits: Vec<String>,
+    pub keys_rejected_since: Option<Timestamp>,
+    /// What the cluster as a whole waits for.
+    pub wait_reasons: Vec<String>,
     /// Its machines, in the order in which they were chosen.
     pub machines: Vec<ClusterMachineView>,
-    /// Roles that were declared to it, in order of their names.
+    /// Declared roles, ordered by name.
     #[serde(default)]
     pub declarations: Vec<DeclarationView>,
-    /// What it is to run of Kubernetes.
+    /// Its Kubernetes: desired spec and observed status.
     #[serde(default)]
     pub kubernetes: Option<KubernetesView>,
     /// The upgrade that is under way, or else the newest one.
@@ -97,100 +97,101 @@ pub struct ClusterView {
     pub upgrade: Option<UpgradeView>,
 }
 
-/// A machine of a cluster.
+/// A machine of a cluster as the API and `shepherdctl` show it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClusterMachineView {
-    /// UUID.
+    /// UUID of the machine.
     pub machine: String,
-    /// Its provider's name for it.
+    /// The provider's name for it.
     pub name: String,
-    /// `control-plane` or `worker`.
+    /// Part in the cluster: `control-plane` or `worker`.
     pub part: String,
-    /// Where it stands.
+    /// Location of the machine; `None` if unknown.
     pub location: Option<String>,
-    /// Where it is in its life as a machine.
+    /// Phase of the machine.
     pub phase: String,
-    /// Its node, once it is one.
+    /// ID of its node; `None` while it is not a node.
     pub node: Option<String>,
-    /// `new`, `standby`, `up` or `decommissioned`, as the curator said.
+    /// State of the node by its curator: `new`, `standby`, `up` or `decommissioned`.
     pub state: Option<String>,
-    /// `healthy`, `silent` or `unknown`, as the curator said.
+    /// Health of the node by its curator: `healthy`, `silent` or `unknown`.
     pub health: Option<String>,
-    /// Its roles.
+    /// Roles of its node.
     pub roles: Vec<String>,
-    /// Why it leaves, if it does.
-    pub leaving: Option<String>,
-    /// What it waits for.
-    pub waits: Option<String>,
-    /// What it runs of operators' roles.
+    /// Why it leaves; `None` if it stays.
+    pub leave_reason: Option<String>,
+    /// What it waits for; `None` if it waits for nothing.
+    pub wait_reason: Option<String>,
+    /// Services of operators' roles on it.
     #[serde(default)]
     pub services: Vec<ServiceView>,
-    /// What it runs of Kubernetes.
+    /// Kubernetes on it, from its node's last report.
     #[serde(default)]
-    pub kubernetes: Option<OnNode>,
+    pub kubernetes: Option<NodeKubernetes>,
 }
 
-/// What a machine is in its cluster.
+/// Membership of a machine in its cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PartOfCluster {
-    /// The cluster's name.
+pub struct ClusterMembership {
+    /// Name of the cluster.
     pub name: String,
-    /// `control-plane` or `worker`.
+    /// Part: `control-plane` or `worker`.
     pub part: String,
-    /// Why it leaves, if it does.
-    pub leaving: Option<String>,
-    /// What it waits for.
-    pub waits: Option<String>,
-    /// How its node does, as the curator said.
+    /// Why the machine leaves; `None` if it stays.
+    pub leave_reason: Option<String>,
+    /// What it waits for; `None` if it waits for nothing.
+    pub wait_reason: Option<String>,
+    /// Health of its node by the curator.
     pub health: Option<String>,
-    /// What it runs of Kubernetes, as it said.
-    pub kubernetes: Option<OnNode>,
+    /// Kubernetes on it, from its node's last report.
+    pub kubernetes: Option<NodeKubernetes>,
 }
 
-impl PartOfCluster {
-    /// What bears on the machine, a part of a sentence without its end.
+impl ClusterMembership {
+    /// Describes the membership, as a part of a sentence without its end.
     #[must_use]
-    pub fn note(&self) -> String {
-        let mut said = format!("it is of the {} of cluster {}", self.part, self.name);
+    pub fn describe(&self) -> String {
+        let mut text = format!("it is of the {} of cluster {}", self.part, self.name);
         if self.part == "worker" {
-            said = format!("it is a worker of cluster {}", self.name);
+            text = format!("it is a worker of cluster {}", self.name);
         }
-        if let Some(why) = &self.leaving {
-            said.push_str(", and leaves it: ");
-            said.push_str(why);
+        if let Some(why) = &self.leave_reason {
+            text.push_str(", and leaves it: ");
+            text.push_str(why);
         }
-        match (&self.waits, &self.health) {
+        match (&self.wait_reason, &self.health) {
             (Some(waits), _) => {
-                said.push_str("; there it waits: ");
-                said.push_str(waits);
+                text.push_str("; there it waits: ");
+                text.push_str(waits);
             }
             (None, Some(health)) => {
-                said.push_str("; its node is ");
-                said.push_str(health);
-                said.push_str(" to its curator");
+                text.push_str("; its node is ");
+                text.push_str(health);
+                text.push_str(" to its curator");
             }
             (None, None) => {}
         }
-        match self.kubernetes.as_ref().map(|kubernetes| (&kubernetes.version, kubernetes.unwell())) {
+        match self.kubernetes.as_ref().map(|kubernetes| (&kubernetes.version, kubernetes.unhealthy_reason()))
+        {
             Some((version, None)) => {
-                said.push_str("; Kubernetes ");
-                said.push_str(version);
-                said.push_str(" is well on it");
+                text.push_str("; Kubernetes ");
+                text.push_str(version);
+                text.push_str(" is well on it");
             }
             Some((_, Some(why))) => {
-                said.push_str("; Kubernetes is not well on it: ");
-                said.push_str(&why);
+                text.push_str("; Kubernetes is not well on it: ");
+                text.push_str(&why);
             }
             None => {}
         }
-        said
+        text
     }
 }
 
 impl ClusterView {
-    /// How many of its machines are nodes that are heard.
+    /// How many of its machines are healthy nodes.
     #[must_use]
-    pub fn healthy(&self) -> usize {
+    pub fn healthy_nodes(&self) -> usize {
         self.machines.iter().filter(|machine| machine.health.as_deref() == Some("healthy")).count()
     }
 }
@@ -200,45 +201,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn note_tells_what_a_machine_waits_for() {
+    fn description_says_what_a_machine_waits_for() {
         let worker =
-            PartOfCluster { name: "ams".to_owned(), part: "worker".to_owned(), ..Default::default() };
+            ClusterMembership { name: "ams".to_owned(), part: "worker".to_owned(), ..Default::default() };
         let text = |text: &str| Some(text.to_owned());
         for (part, expected) in [
             (worker.clone(), "it is a worker of cluster ams"),
             (
-                PartOfCluster { health: text("healthy"), ..worker.clone() },
+                ClusterMembership { health: text("healthy"), ..worker.clone() },
                 "it is a worker of cluster ams; its node is healthy to its curator",
             ),
             (
-                PartOfCluster {
+                ClusterMembership {
                     part: "control-plane".to_owned(),
-                    waits: text("it learns"),
+                    wait_reason: text("it learns"),
                     ..worker.clone()
                 },
                 "it is of the control-plane of cluster ams; there it waits: it learns",
             ),
             (
-                PartOfCluster {
-                    kubernetes: Some(OnNode {
-                        waits: "it fetches the bundle".to_owned(),
-                        ..OnNode::default()
+                ClusterMembership {
+                    kubernetes: Some(NodeKubernetes {
+                        wait_reason: "it fetches the bundle".to_owned(),
+                        ..NodeKubernetes::default()
                     }),
                     ..worker.clone()
                 },
                 "it is a worker of cluster ams; Kubernetes is not well on it: it fetches the bundle",
             ),
             (
-                PartOfCluster { leaving: text("it is being retired"), ..worker },
+                ClusterMembership { leave_reason: text("it is being retired"), ..worker },
                 "it is a worker of cluster ams, and leaves it: it is being retired",
             ),
         ] {
-            assert_eq!(part.note(), expected);
+            assert_eq!(part.describe(), expected);
         }
     }
 
     #[test]
-    fn stage_tells_the_most_important() {
+    fn stage_shows_the_most_important_state() {
         for (deleting, founded, machines, settled, expected) in [
             (true, true, 3, true, "ending"),
             (false, false, 0, false, "waiting for machines"),
@@ -246,7 +247,7 @@ mod tests {
             (false, true, 3, false, "changing"),
             (false, true, 3, true, "settled"),
         ] {
-            assert_eq!(stage(deleting, founded, machines, settled), expected);
+            assert_eq!(cluster_stage(deleting, founded, machines, settled), expected);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a machine counts for, line by line.
+//! Tests: what one machine adds to a count.
 
 use super::*;
 
@@ -6,8 +6,8 @@ fn at(seconds: i64) -> Timestamp {
     Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
 }
 
-fn machine(phase: &str) -> SeenMachine {
-    SeenMachine {
+fn machine(phase: &str) -> SampledMachine {
+    SampledMachine {
         at: at(1_000),
         phase: phase.to_owned(),
         phase_since: at(900),
@@ -18,79 +18,87 @@ fn machine(phase: &str) -> SeenMachine {
         location: Some("here".to_owned()),
         agent_started: true,
         heartbeat_at: Some(at(980)),
-        installation: Installation::None,
-        held: false,
+        installation: InstallationState::None,
+        is_held: false,
         hardware: Some((64, 8)),
     }
 }
 
-fn count(machines: &[SeenMachine]) -> FleetSample {
-    let mut tally = Tally::new(Policy::default());
+fn count(machines: &[SampledMachine]) -> FleetSample {
+    let mut tally = FleetTally::new(Policy::default());
     for machine in machines {
-        tally.add(machine);
+        tally.add_machine(machine);
     }
-    tally.finish(Vec::new(), Vec::new())
+    tally.into_sample(Vec::new(), Vec::new())
 }
 
 #[test]
 fn a_fleet_is_counted_once_in_each_minute() {
-    assert_eq!(minute_of(at(59)), at(0));
-    assert_eq!(minute_of(at(60)), at(60));
+    assert_eq!(truncate_to_minute(at(59)), at(0));
+    assert_eq!(truncate_to_minute(at(60)), at(60));
     for (latest, now, due) in [
         (None, at(0), true),
         (Some(at(0)), at(59), false),
         (Some(at(0)), at(60), true),
         (Some(at(600)), at(60), false),
     ] {
-        assert_eq!(is_due(latest, now), due, "{latest:?} at {now}");
+        assert_eq!(is_sample_due(latest, now), due, "{latest:?} at {now}");
     }
 }
 
 #[test]
-fn machines_stand_under_their_phase_with_the_oldest_and_those_over_their_deadline() {
-    let old = SeenMachine { phase_since: at(400), deadline: Some(at(999)), ..machine("Recovering") };
-    let exactly = SeenMachine { deadline: Some(at(1_000)), ..machine("Recovering") };
+fn machines_are_counted_by_phase_with_oldest_and_overdue() {
+    let old = SampledMachine { phase_since: at(400), deadline: Some(at(999)), ..machine("Recovering") };
+    let exactly = SampledMachine { deadline: Some(at(1_000)), ..machine("Recovering") };
     let sample = count(&[machine("Ready"), old, exactly, machine("Napping")]);
-    let phase = |machines, oldest_seconds, over_deadline| InPhase { machines, oldest_seconds, over_deadline };
+    let phase =
+        |machines, oldest_seconds, over_deadline| PhaseSample { machines, oldest_seconds, over_deadline };
     assert_eq!(sample.phases["Ready"], phase(1, 100.0, 0));
     assert_eq!(sample.phases["Recovering"], phase(2, 600.0, 1));
     assert_eq!(sample.phases[OTHER], phase(1, 100.0, 0));
-    assert_eq!(sample.phases["Silent"], InPhase::default());
+    assert_eq!(sample.phases["Silent"], PhaseSample::default());
     assert_eq!(sample.phases.len(), Phase::ALL.len() + 1);
 }
 
 #[test]
-fn work_waits_when_it_could_be_done_and_nobody_does_it() {
-    let lane = |process: &str, ready: i64| SeenLane {
+fn due_work_counts_as_waiting_until_it_is_claimed() {
+    let lane = |process: &str, ready: i64| SampledLane {
         process: Some(process.to_owned()),
         ready_at: Some(at(ready)),
-        ..SeenLane::default()
+        ..SampledLane::default()
     };
     let mut seen = machine("Ready");
     seen.lanes = vec![
         lane("Update", 940),
         lane("Update", 999),
         lane("Update", 1_001),
-        SeenLane { leased: true, ..lane("AgentStart", 900) },
-        SeenLane { timer: true, ..lane("Recovery", 900) },
+        SampledLane { is_leased: true, ..lane("AgentStart", 900) },
+        SampledLane { timer: true, ..lane("Recovery", 900) },
         lane("Polishing", 1_000),
     ];
     seen.backoffs = vec!["AgentStart".to_owned(), "Polishing".to_owned()];
     let sample = count(&[seen]);
-    assert_eq!(sample.due["Update"], Waiting { machines: 2, oldest_seconds: 60.0 });
-    assert_eq!(sample.due["AgentStart"], Waiting::default());
-    assert_eq!(sample.due["Recovery"], Waiting::default());
-    assert_eq!(sample.due[OTHER], Waiting { machines: 1, oldest_seconds: 0.0 });
+    assert_eq!(sample.due["Update"], DueSample { machines: 2, oldest_seconds: 60.0 });
+    assert_eq!(sample.due["AgentStart"], DueSample::default());
+    assert_eq!(sample.due["Recovery"], DueSample::default());
+    assert_eq!(sample.due[OTHER], DueSample { machines: 1, oldest_seconds: 0.0 });
     assert_eq!((sample.backoffs["AgentStart"], sample.backoffs[OTHER]), (1, 1));
 }
 
 #[test]
 fn heartbeats_count_by_their_age_and_only_of_machines_with_an_agent() {
     let silence = i64::try_from(Policy::default().recovery_silence_timeout.0.as_secs()).unwrap();
-    let heard = |seconds| SeenMachine { heartbeat_at: Some(at(1_000 - seconds)), ..machine("Ready") };
-    let gone = SeenMachine { agent_started: false, ..heard(1) };
-    let sample =
-        count(&[heard(0), heard(1), heard(2), heard(silence - 1), heard(silence), heard(9_000), gone]);
+    let observed = |seconds| SampledMachine { heartbeat_at: Some(at(1_000 - seconds)), ..machine("Ready") };
+    let gone = SampledMachine { agent_started: false, ..observed(1) };
+    let sample = count(&[
+        observed(0),
+        observed(1),
+        observed(2),
+        observed(silence - 1),
+        observed(silence),
+        observed(9_000),
+        gone,
+    ]);
     assert_eq!(sample.facts["heartbeating"], 4);
     assert_eq!(sample.facts["agent-started"], 6);
     let ages = &sample.heartbeat_ages;
@@ -101,26 +109,26 @@ fn heartbeats_count_by_their_age_and_only_of_machines_with_an_agent() {
 
 #[test]
 fn retired_machine_is_counted_in_its_phase_and_nowhere_else() {
-    let retired = SeenMachine { held: true, heartbeat_at: Some(at(-900_000)), ..machine("Retired") };
-    let nowhere = SeenMachine { provider: None, ..retired.clone() };
+    let retired = SampledMachine { is_held: true, heartbeat_at: Some(at(-900_000)), ..machine("Retired") };
+    let nowhere = SampledMachine { provider: None, ..retired.clone() };
     let sample = count(&[retired, nowhere]);
     assert_eq!(sample.phases["Retired"].machines, 2);
     assert!(sample.facts.values().all(|machines| *machines == 0), "{:?}", sample.facts);
     assert_eq!(sample.heartbeat_ages, count(&[]).heartbeat_ages);
     assert!(sample.places.is_empty());
-    // On its way out it is there.
+    // A retiring machine still counts.
     assert_eq!(count(&[machine("Retiring")]).facts["agent-started"], 1);
 }
 
 #[test]
-fn hardware_is_added_up_by_place_and_places_are_bounded() {
-    let elsewhere = |location: String| SeenMachine { location: Some(location), ..machine("Ready") };
+fn hardware_is_summed_by_location_and_locations_are_bounded() {
+    let elsewhere = |location: String| SampledMachine { location: Some(location), ..machine("Ready") };
     let mut machines = vec![machine("Ready"), machine("Ready"), machine("Retired")];
-    machines.push(SeenMachine { hardware: None, ..machine("Ready") });
-    machines.push(SeenMachine { location: None, ..machine("New") });
-    machines.push(SeenMachine { provider: None, ..machine("New") });
+    machines.push(SampledMachine { hardware: None, ..machine("Ready") });
+    machines.push(SampledMachine { location: None, ..machine("New") });
+    machines.push(SampledMachine { provider: None, ..machine("New") });
     let sample = count(&machines);
-    let place = |location: &str, machines, memory_bytes, cpu_threads| Place {
+    let place = |location: &str, machines, memory_bytes, cpu_threads| LocationSample {
         provider: "rack".to_owned(),
         location: location.to_owned(),
         machines,
@@ -134,23 +142,23 @@ fn hardware_is_added_up_by_place_and_places_are_bounded() {
     machines.push(elsewhere("x".repeat(1_000)));
     machines.push(elsewhere(OTHER.to_owned()));
     let sample = count(&machines);
-    assert_eq!(sample.places.len(), MOST_PLACES, "the rest stands under the place that is called so");
+    assert_eq!(sample.places.len(), MAX_LOCATIONS, "the rest stands under the place that is called so");
     let all: u64 = sample.places.iter().map(|place| place.machines).sum();
     assert_eq!(all, 4 + 502);
     assert!(sample.places.contains(&place("here", 3, 128, 16)));
-    assert!(sample.places.iter().all(|place| place.location.len() <= LONGEST_PLACE));
+    assert!(sample.places.iter().all(|place| place.location.len() <= MAX_LOCATION_CHARS));
     assert!(!sample.places.iter().any(|place| place.location.contains('\n')));
 }
 
 #[test]
-fn a_sample_reads_back_and_one_of_another_release_too() {
-    let brake = |kind: &str, scope: &str| BrakeOn { kind: kind.to_owned(), scope: scope.to_owned() };
-    let mut tally = Tally::new(Policy::default());
-    tally.add(&machine("Ready"));
+fn samples_of_this_and_other_releases_deserialize() {
+    let brake = |kind: &str, scope: &str| SampledBrake { kind: kind.to_owned(), scope: scope.to_owned() };
+    let mut tally = FleetTally::new(Policy::default());
+    tally.add_machine(&machine("Ready"));
     let work = vec![("Update".to_owned(), 2), ("Polishing".to_owned(), 1)];
-    let sample = tally.finish(work, vec![brake("recovery", "far"), brake("unheard-of", "rack")]);
+    let sample = tally.into_sample(work, vec![brake("recovery", "far"), brake("unheard-of", "rack")]);
     assert_eq!(sample.brakes, [brake("recovery", "far")]);
-    assert_eq!(sample.scopes(), ["*", "far", "rack"]);
+    assert_eq!(sample.brake_scopes(), ["*", "far", "rack"]);
     assert_eq!((sample.work["Update"], sample.work[OTHER]), (2, 1));
     let text = serde_json::to_string(&sample).unwrap();
     assert_eq!(serde_json::from_str::<FleetSample>(&text).unwrap(), sample);
@@ -159,17 +167,17 @@ fn a_sample_reads_back_and_one_of_another_release_too() {
 }
 
 #[test]
-fn clusters_are_counted_by_their_stage_and_only_those_that_live_must_be_heard() {
-    let cluster = |stage, lives, seen: Option<i64>, snapshot: Option<i64>| SeenCluster {
+fn clusters_are_counted_by_stage_and_only_active_ones_must_answer() {
+    let cluster = |stage, lives, seen: Option<i64>, snapshot: Option<i64>| SampledCluster {
         at: at(1_000),
         stage,
-        lives,
-        seen_at: seen.map(at),
+        is_active: lives,
+        observed_at: seen.map(at),
         snapshot_at: snapshot.map(at),
         kubernetes: None,
         upgrade_paused: None,
     };
-    let mut tally = Tally::new(Policy::default());
+    let mut tally = FleetTally::new(Policy::default());
     for cluster in [
         cluster("settled", true, Some(990), Some(400)),
         cluster("settled", true, Some(940), Some(900)),
@@ -181,7 +189,7 @@ fn clusters_are_counted_by_their_stage_and_only_those_that_live_must_be_heard() 
     ] {
         tally.add_cluster(&cluster);
     }
-    let clusters = tally.finish(Vec::new(), Vec::new()).clusters;
+    let clusters = tally.into_sample(Vec::new(), Vec::new()).clusters;
     let stages: Vec<(&str, u64)> =
         clusters.stages.iter().map(|(stage, count)| (stage.as_str(), *count)).collect();
     let expected = [
@@ -198,8 +206,8 @@ fn clusters_are_counted_by_their_stage_and_only_those_that_live_must_be_heard() 
 }
 
 #[test]
-fn kubernetes_is_counted_of_clusters_that_live() {
-    let mut tally = Tally::new(Policy::default());
+fn kubernetes_is_counted_for_active_clusters() {
+    let mut tally = FleetTally::new(Policy::default());
     for (lives, kubernetes, upgrade_paused) in [
         (true, Some((1, 2)), Some(true)),
         (true, Some((0, 3)), Some(false)),
@@ -207,23 +215,26 @@ fn kubernetes_is_counted_of_clusters_that_live() {
         (true, None, Some(false)),
         (false, Some((70, 70)), Some(true)),
     ] {
-        tally.add_cluster(&SeenCluster {
+        tally.add_cluster(&SampledCluster {
             at: at(1_000),
             stage: "settled",
-            lives,
-            seen_at: Some(at(990)),
+            is_active: lives,
+            observed_at: Some(at(990)),
             snapshot_at: None,
-            kubernetes: kubernetes.map(|(unwell, behind)| SeenKubernetes { unwell, behind }),
+            kubernetes: kubernetes.map(|(unwell, behind)| SampledKubernetes {
+                unhealthy_components: unwell,
+                nodes_behind: behind,
+            }),
             upgrade_paused,
         });
     }
-    let clusters = tally.finish(Vec::new(), Vec::new()).clusters;
+    let clusters = tally.into_sample(Vec::new(), Vec::new()).clusters;
     assert_eq!((clusters.kubernetes, clusters.components_unwell, clusters.nodes_behind), (3, 5, 5));
     assert_eq!((clusters.upgrades_going, clusters.upgrades_paused), (2, 1));
 }
 
 #[test]
-fn stages_of_clusters_are_known_by_their_labels() {
+fn cluster_stages_match_their_labels() {
     for stage in STAGES {
         assert_eq!(stage_label(stage), stage.replace(' ', "-"));
     }
@@ -234,7 +245,7 @@ fn stages_of_clusters_are_known_by_their_labels() {
         (false, true, 1, false),
         (false, true, 1, true),
     ] {
-        let stage = crate::model::cluster::view::stage(deleting, founded, machines, settled);
+        let stage = crate::model::cluster::view::cluster_stage(deleting, founded, machines, settled);
         assert!(STAGES.contains(&stage), "{stage}");
     }
 }

@@ -1,22 +1,24 @@
-//! What is wrong with a cluster: that nobody could bring it back as it is now, or that it lets us in no more.
+//! Issues of clusters: old snapshots, rejected owner keys.
 
-use crate::model::issues::evidence::{ClusterEvidence, Evidence};
-use crate::model::issues::{Issue, Kind};
-use crate::model::telling::rough;
+use crate::model::humanize::humanize_duration;
+use crate::model::issues::inputs::{ClusterIssueInputs, IssueInputs};
+use crate::model::issues::{Issue, IssueKind};
 use crate::model::time::{after, between};
 
-/// Everything of this kind.
-pub(super) fn found(evidence: &Evidence) -> Vec<Issue> {
-    let of = |cluster: &ClusterEvidence| [snapshot_old(cluster, evidence), key_refused(cluster, evidence)];
+/// All issues of this file.
+pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
+    let of = |cluster: &ClusterIssueInputs| {
+        [cluster_snapshot_old(cluster, evidence), cluster_key_refused(cluster, evidence)]
+    };
     evidence.clusters.iter().flat_map(of).flatten().collect()
 }
 
-/// Its curators take none of the keys that we have for it.
-fn key_refused(cluster: &ClusterEvidence, evidence: &Evidence) -> Option<Issue> {
-    let since = cluster.keys_refused_since?;
-    let (name, lasts) = (&cluster.name, rough(between(since, evidence.at)));
+/// Issue: the curators reject every key that we have for the cluster.
+fn cluster_key_refused(cluster: &ClusterIssueInputs, evidence: &IssueInputs) -> Option<Issue> {
+    let since = cluster.keys_rejected_since?;
+    let (name, lasts) = (&cluster.name, humanize_duration(between(since, evidence.at)));
     Some(Issue::new(
-        Kind::ClusterKeyRefused,
+        IssueKind::ClusterKeyRefused,
         format!("cluster {name}"),
         format!("its curators have refused every key that the shepherd has for it for {lasts}"),
         Some(since),
@@ -27,15 +29,15 @@ fn key_refused(cluster: &ClusterEvidence, evidence: &Evidence) -> Option<Issue> 
     ))
 }
 
-/// Its last snapshot is older than several of the policy's intervals, or there never was one.
-fn snapshot_old(cluster: &ClusterEvidence, evidence: &Evidence) -> Option<Issue> {
+/// Issue: the last snapshot is older than the policy allows, or none was ever taken.
+fn cluster_snapshot_old(cluster: &ClusterIssueInputs, evidence: &IssueInputs) -> Option<Issue> {
     let policy = &evidence.policy.cluster_snapshots;
     let since = cluster.snapshot_at.unwrap_or(cluster.founded_at);
     if between(since, evidence.at) < policy.overdue_after() {
         return None;
     }
-    let age = rough(between(since, evidence.at));
-    let said = match cluster.snapshot_at {
+    let age = humanize_duration(between(since, evidence.at));
+    let text = match cluster.snapshot_at {
         Some(_) => {
             format!("its last snapshot is {age} old, and one is to be taken every {}", policy.interval)
         }
@@ -43,9 +45,9 @@ fn snapshot_old(cluster: &ClusterEvidence, evidence: &Evidence) -> Option<Issue>
     };
     let name = &cluster.name;
     Some(Issue::new(
-        Kind::ClusterSnapshotOld,
+        IssueKind::ClusterSnapshotOld,
         format!("cluster {name}"),
-        said,
+        text,
         Some(after(since, policy.overdue_after())),
         format!(
             "`shepherdctl cluster describe {name}` says what its curators answer; a shepherd has to reach them"

@@ -1,41 +1,40 @@
-//! What is wrong: issues, derived from the facts each time that somebody asks.
+//! Issues: problems derived from the facts each time they are queried.
 //!
-//! Nothing stores an issue, so none is ever stale: [`issues`] is a pure function of one look at the fleet
-//! ([`Evidence`]), the policy that it holds and its moment. An issue goes when its cause does.
+//! Nothing stores an issue, so none is ever stale. [`find_issues`] is a pure function of one snapshot of the fleet
+//! ([`IssueInputs`]), which includes the policy and the time. An issue disappears when its cause does.
 //!
-//! Each kind has a name that never changes ([`Kind::id`]) and a page of that name, `docs/issues/ID.md`,
-//! that says what it means, how it is found and what to do; a test holds pages and kinds together.
+//! Each kind has a name that never changes ([`IssueKind::id`]) and a page of that name, `docs/issues/ID.md`, that says
+//! what it means, how it is found and what to do. A test checks that every kind has its page.
 //!
-//! * [`evidence`]: what is looked at.
-//! * `clusters`: what is wrong with a cluster. `kubernetes`: with its Kubernetes.
-//! * `machines`: what is wrong with one machine.
-//! * `leaving`: what is wrong with one on its way out, or out.
-//! * `pairs`: what two machines have in common and must not.
-//! * `surroundings`: what is wrong with providers, the database, shepherds and ourselves.
+//! * [`inputs`]: the snapshot that issues are derived from.
+//! * `clusters`: issues of clusters. `kubernetes`: issues of their Kubernetes.
+//! * `machines`: issues of single machines.
+//! * `retirement`: issues of machines that are retiring or retired.
+//! * `duplicates`: values that two machines share and must not.
+//! * `infrastructure`: issues of providers, the database, shepherds and ourselves.
 //!
-//! # For the next kind
+//! # How to add a kind
 //!
-//! Add it to [`Kind`], with its page; give it a rule in the file that its cause belongs to. What is the
-//! same for many machines at once is one issue that counts them: a list of ten thousand lines tells
-//! nobody anything.
+//! Add it to [`IssueKind`], with its page, and add a rule to the file that its cause belongs to. If many machines have
+//! the same problem at once, report one issue that counts them: nobody reads a list of ten thousand lines.
 
 use serde::Serialize;
 
-use crate::model::issues::evidence::Evidence;
+use crate::model::issues::inputs::IssueInputs;
 use crate::model::machine_view::MachineName;
 use crate::model::time::Timestamp;
 
 mod clusters;
-pub mod evidence;
+mod duplicates;
+mod infrastructure;
+pub mod inputs;
 mod kubernetes;
-mod leaving;
 mod machines;
-mod pairs;
-mod surroundings;
+mod retirement;
 #[cfg(test)]
 mod tests;
 
-/// How soon somebody should look.
+/// How soon an operator should look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -48,7 +47,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// The word for it.
+    /// Its name in the API and on the command line.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -59,10 +58,10 @@ impl Severity {
     }
 }
 
-/// What can be wrong.
+/// Kinds of issues, sorted by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "each is its name, and has a page that says what it means")]
-pub enum Kind {
+pub enum IssueKind {
     AddressConflict,
     Brake,
     BudgetExhausted,
@@ -97,7 +96,7 @@ pub enum Kind {
     WorkFails,
 }
 
-impl Kind {
+impl IssueKind {
     /// Every kind, by name.
     pub const ALL: [Self; 32] = [
         Self::AddressConflict,
@@ -134,7 +133,7 @@ impl Kind {
         Self::WorkFails,
     ];
 
-    /// Its name, which is that of its page too.
+    /// Its name, which is the name of its page too.
     #[must_use]
     pub const fn id(self) -> &'static str {
         match self {
@@ -173,7 +172,7 @@ impl Kind {
         }
     }
 
-    /// How soon somebody should look.
+    /// How soon an operator should look.
     #[must_use]
     pub const fn severity(self) -> Severity {
         match self {
@@ -212,82 +211,88 @@ impl Kind {
     }
 }
 
-/// Something that is wrong.
+/// A problem that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Issue {
-    /// Its kind's name.
+    /// Name of its kind, by [`IssueKind::id`].
     pub id: &'static str,
-    /// How soon somebody should look.
+    /// How soon an operator should look.
     pub severity: Severity,
-    /// What it is about: a machine, several, a provider, a host, the database.
-    pub about: String,
-    /// The machines, at most [`NAMED`] of them.
+    /// What it concerns: a machine, several, a provider, a host, the database.
+    pub subject: String,
+    /// The machines concerned, at most [`MAX_NAMED_MACHINES`] of them.
     pub machines: Vec<MachineName>,
     /// What was found, as a sentence.
-    pub evidence: String,
-    /// Since when, where that is known.
+    pub message: String,
+    /// Since when the problem exists, where that is known.
     pub since: Option<Timestamp>,
-    /// What to do.
+    /// What an operator should do, as a sentence.
     pub remedy: String,
-    /// The page that says more.
+    /// The documentation page of its kind.
     pub page: String,
 }
 
-/// Machines that an issue names at most.
-pub const NAMED: usize = 5;
+/// Most machines that an issue names.
+pub const MAX_NAMED_MACHINES: usize = 5;
 
 impl Issue {
-    fn new(kind: Kind, about: String, evidence: String, since: Option<Timestamp>, remedy: String) -> Self {
+    fn new(
+        kind: IssueKind,
+        about: String,
+        evidence: String,
+        since: Option<Timestamp>,
+        remedy: String,
+    ) -> Self {
         Self {
             id: kind.id(),
             severity: kind.severity(),
-            about,
+            subject: about,
             machines: Vec::new(),
-            evidence,
+            message: evidence,
             since,
             remedy,
             page: format!("docs/issues/{}.md", kind.id()),
         }
     }
 
-    /// About one machine.
-    fn of(
-        kind: Kind,
+    /// An issue of one machine.
+    fn for_machine(
+        kind: IssueKind,
         name: &MachineName,
         evidence: String,
         since: Option<Timestamp>,
         remedy: String,
     ) -> Self {
-        Self { machines: vec![name.clone()], ..Self::new(kind, name.short(), evidence, since, remedy) }
+        Self { machines: vec![name.clone()], ..Self::new(kind, name.short_name(), evidence, since, remedy) }
     }
 
-    /// About several machines, of which it names the first.
-    fn of_several(
-        kind: Kind,
+    /// An issue of several machines, of which it names the first.
+    fn for_machines(
+        kind: IssueKind,
         mut names: Vec<MachineName>,
         evidence: String,
         since: Option<Timestamp>,
         remedy: String,
     ) -> Self {
         let count = names.len();
-        names.truncate(NAMED);
-        let mut about: Vec<String> = names.iter().map(MachineName::short).collect();
-        if count > NAMED {
-            about.push(format!("and {} more", count - NAMED));
+        names.truncate(MAX_NAMED_MACHINES);
+        let mut about: Vec<String> = names.iter().map(MachineName::short_name).collect();
+        if count > MAX_NAMED_MACHINES {
+            about.push(format!("and {} more", count - MAX_NAMED_MACHINES));
         }
         Self { machines: names, ..Self::new(kind, about.join(", "), evidence, since, remedy) }
     }
 }
 
-/// Everything that is wrong, most urgent first, then by kind and by what it is about.
+/// All issues, most urgent first, then by kind and by subject.
 #[must_use]
-pub fn issues(evidence: &Evidence) -> Vec<Issue> {
-    let mut found = machines::found(evidence);
-    found.extend(leaving::found(evidence));
-    found.extend(pairs::found(evidence));
-    found.extend(clusters::found(evidence));
-    found.extend(kubernetes::found(evidence));
-    found.extend(surroundings::found(evidence));
-    found.sort_by(|a, b| (a.severity, a.id, &a.about).cmp(&(b.severity, b.id, &b.about)));
+pub fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
+    let mut found = machines::find_issues(evidence);
+    found.extend(retirement::find_issues(evidence));
+    found.extend(duplicates::find_issues(evidence));
+    found.extend(clusters::find_issues(evidence));
+    found.extend(kubernetes::find_issues(evidence));
+    found.extend(infrastructure::find_issues(evidence));
+    found.sort_by(|a, b| (a.severity, a.id, &a.subject).cmp(&(b.severity, b.id, &b.subject)));
     found
 }

@@ -1,4 +1,4 @@
-//! Each kind of issue, just found and just not.
+//! Tests: each kind of issue, just within its limit and just beyond.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,26 +6,28 @@ use std::time::Duration;
 
 use super::*;
 use crate::model::backoff::BackoffFact;
-use crate::model::cluster::kubernetes::{Clash, Component, OnNode, Rotation};
+use crate::model::cluster::kubernetes::{
+    ComponentStatus, KubernetesKeyRotation, NodeKubernetes, ObjectConflict,
+};
 use crate::model::facts::{
-    AgentStarted, Heartbeat, MachineFacts, NeedsHuman, Postponement, Provided, Quarantine, Recovery,
-    Retirement,
+    AgentStarted, HeartbeatFact, MachineFacts, NeedsHuman, Postponement, ProviderRecord, Quarantine,
+    Recovery, Retirement,
 };
 use crate::model::ids::MachineId;
-use crate::model::issues::evidence::{
-    ClusterEvidence, ExpiredSessions, Lately, MachineEvidence, ProviderEvidence, SessionEvidence,
-    StorageEvidence,
+use crate::model::issues::inputs::{
+    ClusterIssueInputs, ExpiredSessions, MachineIssueInputs, ProviderIssueInputs, RecentHistory,
+    SessionIssueInputs, StorageIssueInputs,
 };
-use crate::model::issues::evidence::{KubernetesEvidence, NodeEvidence};
-use crate::model::machine_view::BrakeLine;
+use crate::model::issues::inputs::{KubernetesIssueInputs, NodeIssueInputs};
+use crate::model::machine_view::EngagedBrake;
 use crate::model::needs_human::Obstacle;
-use crate::model::newer_fence::NewerFence;
-use crate::model::pause::{Loop, Pause};
-use crate::model::plan::Disturbed;
-use crate::model::policy::{Budget, Disturbance, Policy};
+use crate::model::pause::{LoopKind, Pause};
+use crate::model::plan::RecordedDisruption;
+use crate::model::policy::{Budget, DisruptionKind, Policy};
 use crate::model::process::Process;
 use crate::model::provider_status::ProviderStatus;
 use crate::model::time::Span;
+use crate::model::unknown_fence::UnknownFence;
 
 const NOW: i64 = 1_000_000;
 
@@ -33,11 +35,11 @@ fn at(seconds: i64) -> Timestamp {
     Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
 }
 
-/// The healthy machine number `number`, heard five seconds ago.
-fn machine(number: u8) -> MachineEvidence {
-    let mut facts = MachineFacts::unknown(MachineId(uuid::Uuid::from_u128(u128::from(number))), at(0));
+/// The healthy machine number `number`, which reported five seconds ago.
+fn machine(number: u8) -> MachineIssueInputs {
+    let mut facts = MachineFacts::empty(MachineId(uuid::Uuid::from_u128(u128::from(number))), at(0));
     facts.listening_since = Some(at(0));
-    facts.provided = Some(Provided {
+    facts.provider_record = Some(ProviderRecord {
         provider: "rack-a".into(),
         provider_id: number.to_string(),
         reservation: None,
@@ -46,50 +48,50 @@ fn machine(number: u8) -> MachineEvidence {
         ssh_user: None,
         location: None,
         status: ProviderStatus::Running,
-        at: at(0),
-        looked_at: Some(at(NOW - 60)),
+        acquired_at: at(0),
+        polled_at: Some(at(NOW - 60)),
         unchanged: true,
     });
     facts.agent_started =
-        Some(AgentStarted { at: at(10), public_key: vec![number; 32], boot_id: None, fence: 1 });
+        Some(AgentStarted { started_at: at(10), public_key: vec![number; 32], boot_id: None, fence: 1 });
     facts.heartbeat = Some(heartbeat(NOW - 5));
-    MachineEvidence {
+    MachineIssueInputs {
         facts,
         phase_since: at(100),
-        losses: 2,
+        lost_sessions: 2,
         drift: None,
         agent_version: Some("1.2.0+special".into()),
         serial_number: Some(format!("S{number}00")),
         macs: vec![format!("00:00:5e:00:53:{number:02x}")],
-        host_key_refused_at: None,
-        newer_fence: None,
-        lately: Lately { boots: 2, ..Lately::default() },
+        host_key_rejected_at: None,
+        unknown_fence: None,
+        recent: RecentHistory { unordered_boots: 2, ..RecentHistory::default() },
     }
 }
 
-fn heartbeat(seconds: i64) -> Heartbeat {
-    Heartbeat { at: at(seconds), boot_id: "b".into(), incarnation: "i".into(), sequence: 1 }
+fn heartbeat(seconds: i64) -> HeartbeatFact {
+    HeartbeatFact { received_at: at(seconds), boot_id: "b".into(), incarnation: "i".into(), sequence: 1 }
 }
 
-fn session(host: &str) -> SessionEvidence {
-    SessionEvidence {
+fn session(host: &str) -> SessionIssueInputs {
+    SessionIssueInputs {
         component: "callback".into(),
         host: host.into(),
         version: Some("1.2.0".into()),
         started_at: at(500),
         host_clock: Some(at(529)),
-        certificate_ends: Some(at(NOW + 6 * 86_400 + 1)),
+        certificate_expires_at: Some(at(NOW + 6 * 86_400 + 1)),
     }
 }
 
-/// Two healthy machines, one shepherd, and nothing wrong, if only just.
-fn well() -> Evidence {
-    Evidence {
+/// Two healthy machines, one shepherd, and values just within every limit.
+fn healthy_inputs() -> IssueInputs {
+    IssueInputs {
         at: at(NOW),
         policy: Arc::new(Policy::default()),
         machines: vec![machine(1), machine(2)],
-        disturbed: Vec::new(),
-        providers: vec![ProviderEvidence {
+        recent_disruptions: Vec::new(),
+        providers: vec![ProviderIssueInputs {
             provider: "rack-a".into(),
             listed_at: Some(at(NOW - 60)),
             error: None,
@@ -100,7 +102,7 @@ fn well() -> Evidence {
         brakes: Vec::new(),
         pauses: Vec::new(),
         sessions: vec![session("a")],
-        expired: vec![ExpiredSessions {
+        expired_sessions: vec![ExpiredSessions {
             component: "updater".into(),
             host: "a".into(),
             count: 4,
@@ -109,56 +111,57 @@ fn well() -> Evidence {
         listening_since: Some(at(0)),
         clusters: Vec::new(),
         kubernetes: Vec::new(),
-        storage: Some(StorageEvidence {
+        storage: Some(StorageIssueInputs {
             rows: vec![("session".into(), 99_999, 5), ("history".into(), 200_000, 200_000)],
             oldest_snapshot: Duration::from_mins(10),
         }),
     }
 }
 
-fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterEvidence {
-    ClusterEvidence {
+fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterIssueInputs {
+    ClusterIssueInputs {
         name: "ams".into(),
         founded_at: at(founded),
         snapshot_at: snapshot.map(at),
-        keys_refused_since: None,
+        keys_rejected_since: None,
     }
 }
 
-/// Kubernetes of a cluster with one node, of which a component does this since then.
-fn kubernetes(state: &str, since: i64) -> KubernetesEvidence {
-    let component = Component {
+/// Kubernetes of a cluster with one node, whose component has been in this state since `since`.
+fn kubernetes(state: &str, since: i64) -> KubernetesIssueInputs {
+    let component = ComponentStatus {
         name: "kubelet".into(),
         state: state.into(),
         since: Some(at(since)),
         restarts: 0,
         message: String::new(),
     };
-    let runs = OnNode { bundle: "a".into(), components: vec![component], ..OnNode::default() };
-    let node = NodeEvidence { machine: "m1".into(), node: Some("node-1".into()), runs };
-    KubernetesEvidence { name: "ams".into(), rotations: Vec::new(), nodes: vec![node] }
+    let runs =
+        NodeKubernetes { bundle: "a".into(), components: vec![component], ..NodeKubernetes::default() };
+    let node = NodeIssueInputs { machine: "m1".into(), node: Some("node-1".into()), kubernetes: runs };
+    KubernetesIssueInputs { name: "ams".into(), rotations: Vec::new(), nodes: vec![node] }
 }
 
-/// The same, whose keys are being replaced since then.
-fn rotating(since: i64, waits_for: &[&str]) -> KubernetesEvidence {
-    let rotation = Rotation {
-        what: "clients".into(),
+/// The same, with a key rotation under way since `since`.
+fn rotating(since: i64, waits_for: &[&str]) -> KubernetesIssueInputs {
+    let rotation = KubernetesKeyRotation {
+        keys: "clients".into(),
         stage: "trusted".into(),
         since: Some(at(since)),
         waits_for: waits_for.iter().map(|&node| node.into()).collect(),
         until: None,
-        held_by: Vec::new(),
-        told_at: None,
+        blocked_by: Vec::new(),
+        notified_at: None,
     };
-    KubernetesEvidence { rotations: vec![rotation], ..kubernetes("healthy", 0) }
+    KubernetesIssueInputs { rotations: vec![rotation], ..kubernetes("healthy", 0) }
 }
 
-fn called(obstacle: Obstacle) -> NeedsHuman {
-    NeedsHuman { since: at(900), reason: "nothing helped".into(), obstacle, heard_since: None }
+fn needs_human(obstacle: Obstacle) -> NeedsHuman {
+    NeedsHuman { since: at(900), reason: "nothing helped".into(), obstacle, reporting_since: None }
 }
 
-/// A case: what is changed of a world in which all is well, and what is then wrong, with whom.
-type Case = (&'static str, fn(&mut Evidence), &'static [(&'static str, &'static str)]);
+/// A case: a change of the healthy inputs, and the issues that follow from it, with their subjects.
+type Case = (&'static str, fn(&mut IssueInputs), &'static [(&'static str, &'static str)]);
 
 const CASES: &[Case] = &[
     ("all is well", |_| {}, &[]),
@@ -188,7 +191,7 @@ const CASES: &[Case] = &[
         |e| {
             let refused = Some(at(NOW - 1));
             e.clusters
-                .push(ClusterEvidence { keys_refused_since: refused, ..cluster(NOW - 9, Some(NOW - 2)) });
+                .push(ClusterIssueInputs { keys_rejected_since: refused, ..cluster(NOW - 9, Some(NOW - 2)) });
         },
         &[("cluster-key-refused", "cluster ams")],
     ),
@@ -210,7 +213,7 @@ const CASES: &[Case] = &[
         "keys of which one node after the other is told",
         |e| {
             let mut rotating = rotating(NOW - 9000, &["node-1", "node-2"]);
-            rotating.rotations[0].told_at = Some(at(NOW - 899));
+            rotating.rotations[0].notified_at = Some(at(NOW - 899));
             e.kubernetes.push(rotating);
         },
         &[],
@@ -219,7 +222,7 @@ const CASES: &[Case] = &[
         "keys that the node holds up that was told last",
         |e| {
             let mut rotating = rotating(NOW - 9000, &["node-1", "node-2"]);
-            rotating.rotations[0].told_at = Some(at(NOW - 900));
+            rotating.rotations[0].notified_at = Some(at(NOW - 900));
             e.kubernetes.push(rotating);
         },
         &[("kubernetes-rotation-held", "cluster ams")],
@@ -228,8 +231,11 @@ const CASES: &[Case] = &[
         "an object of somebody else",
         |e| {
             let mut clashing = kubernetes("healthy", 0);
-            clashing.nodes[0].runs.clashes =
-                vec![Clash { kind: "Role".into(), name: "a".into(), message: "it has no label".into() }];
+            clashing.nodes[0].kubernetes.conflicts = vec![ObjectConflict {
+                kind: "Role".into(),
+                name: "a".into(),
+                message: "it has no label".into(),
+            }];
             e.kubernetes.push(clashing);
         },
         &[("kubernetes-object-clash", "cluster ams")],
@@ -241,9 +247,9 @@ const CASES: &[Case] = &[
             e.machines[0].facts.recovery = Some(Recovery {
                 started_at: at(900),
                 rung: 0,
-                acted: None,
-                tries: 0,
-                next_at: at(901),
+                last_action: None,
+                attempts: 0,
+                next_check_at: at(901),
                 note: "tried".into(),
                 obstacle: None,
             });
@@ -254,8 +260,8 @@ const CASES: &[Case] = &[
         "being retired, and everything else wrong with it",
         |e| {
             e.machines[0].facts.heartbeat = None;
-            e.machines[0].facts.needs_human = Some(called(Obstacle::LoginRefused));
-            e.machines[0].losses = 9;
+            e.machines[0].facts.needs_human = Some(needs_human(Obstacle::LoginRefused));
+            e.machines[0].lost_sessions = 9;
             e.machines[0].serial_number = Some("S200".into());
             e.machines[0].facts.retirement = Some(retiring(NOW - 3599));
         },
@@ -264,7 +270,7 @@ const CASES: &[Case] = &[
     (
         "being retired, and it has seen newer orders",
         |e| {
-            e.machines[0].newer_fence = Some(NewerFence { heard: at(1), fence: 20 });
+            e.machines[0].unknown_fence = Some(UnknownFence { reported_at: at(1), fence: 20 });
             e.machines[0].facts.retirement = Some(retiring(NOW));
         },
         &[("newer-fence", "rack-a/1")],
@@ -272,7 +278,7 @@ const CASES: &[Case] = &[
     (
         "retired, and it had seen newer orders",
         |e| {
-            e.machines[0].newer_fence = Some(NewerFence { heard: at(1), fence: 20 });
+            e.machines[0].unknown_fence = Some(UnknownFence { reported_at: at(1), fence: 20 });
             let over = Retirement { finished_at: Some(at(2)), ..retiring(1) };
             e.machines[0].facts.retirement = Some(over);
         },
@@ -303,41 +309,41 @@ const CASES: &[Case] = &[
     ),
     (
         "left to a person",
-        |e| e.machines[0].facts.needs_human = Some(called(Obstacle::LadderExhausted)),
+        |e| e.machines[0].facts.needs_human = Some(needs_human(Obstacle::LadderExhausted)),
         &[("needs-human", "rack-a/1")],
     ),
     (
         "refused as an older database",
-        |e| e.machines[0].facts.needs_human = Some(called(Obstacle::StaleFence)),
+        |e| e.machines[0].facts.needs_human = Some(needs_human(Obstacle::StaleFence)),
         &[("newer-fence", "rack-a/1")],
     ),
     (
         "heard of a newer fence",
-        |e| e.machines[0].newer_fence = Some(NewerFence { heard: at(900), fence: 17 }),
+        |e| e.machines[0].unknown_fence = Some(UnknownFence { reported_at: at(900), fence: 17 }),
         &[("newer-fence", "rack-a/1")],
     ),
     (
         "heard of a newer fence, and left to a person for it",
         |e| {
-            e.machines[0].newer_fence = Some(NewerFence { heard: at(900), fence: 17 });
-            e.machines[0].facts.needs_human = Some(called(Obstacle::StaleFence));
+            e.machines[0].unknown_fence = Some(UnknownFence { reported_at: at(900), fence: 17 });
+            e.machines[0].facts.needs_human = Some(needs_human(Obstacle::StaleFence));
         },
         &[("newer-fence", "rack-a/1")],
     ),
     (
         "another host key",
         |e| {
-            e.machines[0].facts.needs_human = Some(called(Obstacle::HostKeyChanged));
-            e.machines[0].host_key_refused_at = Some(at(900));
+            e.machines[0].facts.needs_human = Some(needs_human(Obstacle::HostKeyChanged));
+            e.machines[0].host_key_rejected_at = Some(at(900));
         },
         &[("host-key-changed", "rack-a/1")],
     ),
     (
         "another host key once, and the right one since",
-        |e| e.machines[0].facts.needs_human = Some(called(Obstacle::HostKeyChanged)),
+        |e| e.machines[0].facts.needs_human = Some(needs_human(Obstacle::HostKeyChanged)),
         &[("needs-human", "rack-a/1")],
     ),
-    ("rebooted three times", |e| e.machines[1].lately.boots = 3, &[("crash-loop", "rack-a/2")]),
+    ("rebooted three times", |e| e.machines[1].recent.unordered_boots = 3, &[("crash-loop", "rack-a/2")]),
     (
         "quarantined",
         |e| {
@@ -348,22 +354,22 @@ const CASES: &[Case] = &[
     ),
     (
         "lost by its provider",
-        |e| e.machines[0].facts.provided.as_mut().unwrap().status = ProviderStatus::Missing,
+        |e| e.machines[0].facts.provider_record.as_mut().unwrap().status = ProviderStatus::Missing,
         &[("provider-discrepancy", "rack-a/1")],
     ),
     ("failed twice", |e| fail(e, 2), &[]),
     ("failed three times", |e| fail(e, 3), &[("work-fails", "rack-a/1")]),
-    ("lost three workers", |e| e.machines[0].losses = 3, &[("lost-workers", "rack-a/1")]),
+    ("lost three workers", |e| e.machines[0].lost_sessions = 3, &[("lost-workers", "rack-a/1")]),
     ("drifted", |e| e.machines[0].drift = Some("it says x".into()), &[("drift", "rack-a/1")]),
     (
         "one address",
-        |e| e.machines[1].facts.provided.as_mut().unwrap().address = Some("192.0.2.1".into()),
+        |e| e.machines[1].facts.provider_record.as_mut().unwrap().address = Some("192.0.2.1".into()),
         &[("address-conflict", "rack-a/1, rack-a/2")],
     ),
     (
         "one address, two ports",
         |e| {
-            let provided = e.machines[1].facts.provided.as_mut().unwrap();
+            let provided = e.machines[1].facts.provider_record.as_mut().unwrap();
             (provided.address, provided.ssh_port) = (Some("192.0.2.1".into()), Some(2222));
         },
         &[],
@@ -421,12 +427,12 @@ const CASES: &[Case] = &[
     (
         "recovery is held",
         |e| {
-            e.brakes.push(BrakeLine {
+            e.brakes.push(EngagedBrake {
                 kind: "recovery".into(),
                 scope: "*".into(),
                 reason: "brake: 40 of 50".into(),
                 engaged_at: at(900),
-                seen_at: at(NOW),
+                confirmed_at: at(NOW),
             });
         },
         &[("brake", "all machines")],
@@ -438,18 +444,18 @@ const CASES: &[Case] = &[
     ("a clock behind", |e| e.sessions[0].host_clock = Some(at(469)), &[("clock-skew", "host a")]),
     (
         "a certificate ends in six days",
-        |e| e.sessions[0].certificate_ends = Some(at(NOW + 6 * 86_400)),
+        |e| e.sessions[0].certificate_expires_at = Some(at(NOW + 6 * 86_400)),
         &[("certificate-ends", "host a")],
     ),
     (
         "the certificate of an API ends in six days",
         |e| {
             e.sessions[0].component = "api".into();
-            e.sessions[0].certificate_ends = Some(at(NOW + 6 * 86_400));
+            e.sessions[0].certificate_expires_at = Some(at(NOW + 6 * 86_400));
         },
         &[("certificate-ends", "host a")],
     ),
-    ("five sessions expired", |e| e.expired[0].count = 5, &[("session-flapping", "updater on a")]),
+    ("five sessions expired", |e| e.expired_sessions[0].count = 5, &[("session-flapping", "updater on a")]),
     (
         "older agents",
         |e| e.machines.iter_mut().for_each(|m| m.agent_version = Some("1.1.0".into())),
@@ -459,7 +465,7 @@ const CASES: &[Case] = &[
         "an upgrade half-way",
         |e| {
             e.machines[0].agent_version = Some("1.1.0".into());
-            e.sessions.push(SessionEvidence { version: Some("1.1.0".into()), ..session("b") });
+            e.sessions.push(SessionIssueInputs { version: Some("1.1.0".into()), ..session("b") });
         },
         &[],
     ),
@@ -480,92 +486,94 @@ fn retiring(since: i64) -> Retirement {
 
 fn paused(since: i64) -> Pause {
     let (provider, reason, by) = (Some("rack-a".into()), "its switch is changed".into(), "kim".into());
-    Pause { of: Loop::Recoverer, provider, reason, by, since: at(since), until: None }
+    Pause { loop_kind: LoopKind::Recoverer, provider, reason, by, since: at(since), until: None }
 }
 
-fn fail(evidence: &mut Evidence, failures: u32) {
+fn fail(evidence: &mut IssueInputs, failures: u32) {
     let cause = "no route to host".to_owned();
     let fact = BackoffFact { failures, last_interval: Duration::from_mins(5), until: at(NOW + 60), cause };
     evidence.machines[0].facts.backoffs.insert(Process::Recovery, fact);
 }
 
-/// Two reboots are allowed in ten minutes; `count` were begun so many seconds ago, and one machine waits.
-fn disturb(evidence: &mut Evidence, count: usize, ago: i64) {
+/// The budget allows two reboots in ten minutes. `count` started so many seconds ago, and one machine waits.
+fn disturb(evidence: &mut IssueInputs, count: usize, ago: i64) {
     let mut policy = Policy::default();
-    policy.budgets.insert(Disturbance::Reboot, Budget { count: 2, window: Span::minutes(10) });
+    policy.budgets.insert(DisruptionKind::Reboot, Budget { count: 2, window: Span::minutes(10) });
     evidence.policy = Arc::new(policy);
-    let done = Disturbed {
-        step: Disturbance::Reboot,
+    let done = RecordedDisruption {
+        step: DisruptionKind::Reboot,
         machine: evidence.machines[0].facts.machine,
         provider: "rack-a".into(),
         at: at(NOW - ago),
     };
-    evidence.disturbed = vec![done; count];
+    evidence.recent_disruptions = vec![done; count];
     let reason = "the budget to reboot the machine is used up (2 in 10m)".to_owned();
     let wait = Postponement { until: at(NOW + 1), reason, decided_at: String::new() };
     evidence.machines[1].facts.postponements.insert(Process::Recovery, wait);
 }
 
 #[test]
-fn what_is_wrong_is_found_and_nothing_else() {
+fn each_case_finds_exactly_its_issues() {
     for (name, change, expected) in CASES {
-        let mut evidence = well();
+        let mut evidence = healthy_inputs();
         change(&mut evidence);
-        let found = issues(&evidence);
-        let told: Vec<(&str, &str)> = found.iter().map(|issue| (issue.id, issue.about.as_str())).collect();
-        assert_eq!(told, *expected, "{name}: {found:#?}");
+        let found = find_issues(&evidence);
+        let reported: Vec<(&str, &str)> =
+            found.iter().map(|issue| (issue.id, issue.subject.as_str())).collect();
+        assert_eq!(reported, *expected, "{name}: {found:#?}");
         for issue in &found {
-            assert!(!issue.evidence.is_empty() && !issue.remedy.is_empty(), "{name}: {issue:#?}");
+            assert!(!issue.message.is_empty() && !issue.remedy.is_empty(), "{name}: {issue:#?}");
             assert_eq!(issue.page, format!("docs/issues/{}.md", issue.id), "{name}");
         }
     }
 }
 
 #[test]
-fn machine_that_does_not_leave_is_told_with_what_keeps_it() {
+fn stuck_retirement_names_its_obstacle() {
     let put_off = |reason: &str| Postponement {
         until: at(NOW + 1),
         reason: reason.to_owned(),
         decided_at: String::new(),
     };
-    let told = |change: &dyn Fn(&mut Evidence)| {
-        let mut evidence = well();
+    let reported = |change: &dyn Fn(&mut IssueInputs)| {
+        let mut evidence = healthy_inputs();
         evidence.machines[0].facts.retirement = Some(retiring(NOW - 3600));
         change(&mut evidence);
-        let found = issues(&evidence);
+        let found = find_issues(&evidence);
         let stuck = found.iter().find(|issue| issue.id == "retirement-stuck");
-        stuck.map(|issue| issue.evidence.clone()).unwrap_or_default()
+        stuck.map(|issue| issue.message.clone()).unwrap_or_default()
     };
-    let works =
-        |e: &mut Evidence| e.sessions.push(SessionEvidence { component: "retirer".into(), ..session("b") });
-    let postponed = |e: &mut Evidence| {
+    let works = |e: &mut IssueInputs| {
+        e.sessions.push(SessionIssueInputs { component: "retirer".into(), ..session("b") });
+    };
+    let postponed = |e: &mut IssueInputs| {
         works(e);
         let wait = put_off("the budget to give machines back is used up (100 in 10m)");
         e.machines[0].facts.postponements.insert(Process::Retirement, wait);
     };
-    for (name, expected, said) in [
-        ("nobody", "no shepherd runs a retirer", told(&|_| {})),
-        ("not come to yet", "its provider is to take it back", told(&works)),
-        ("put off", "the budget to give machines back is used up", told(&postponed)),
+    for (name, expected, text) in [
+        ("nobody", "no shepherd runs a retirer", reported(&|_| {})),
+        ("not come to yet", "its provider is to take it back", reported(&works)),
+        ("put off", "the budget to give machines back is used up", reported(&postponed)),
         (
             "paused",
             "the retirer of rack-a was paused by kim",
-            told(&|e| {
+            reported(&|e| {
                 postponed(e);
-                e.pauses = vec![Pause { of: Loop::Retirer, ..paused(NOW) }];
+                e.pauses = vec![Pause { loop_kind: LoopKind::Retirer, ..paused(NOW) }];
             }),
         ),
         (
             "failed",
             "no route to host",
-            told(&|e| {
+            reported(&|e| {
                 fail(e, 1);
                 let failed = e.machines[0].facts.backoffs.remove(&Process::Recovery).unwrap();
                 e.machines[0].facts.backoffs.insert(Process::Retirement, failed);
             }),
         ),
     ] {
-        assert!(said.contains(expected), "{name}: {said}");
+        assert!(text.contains(expected), "{name}: {text}");
     }
 }
 
@@ -573,30 +581,30 @@ fn machine_that_does_not_leave_is_told_with_what_keeps_it() {
 fn every_kind_is_found_in_some_case() {
     let expected: BTreeSet<&str> =
         CASES.iter().flat_map(|(_, _, expected)| expected.iter().map(|(id, _)| *id)).collect();
-    let all: BTreeSet<&str> = Kind::ALL.into_iter().map(Kind::id).collect();
+    let all: BTreeSet<&str> = IssueKind::ALL.into_iter().map(IssueKind::id).collect();
     assert_eq!(expected, all);
 }
 
 #[test]
-fn many_alike_are_one_issue_that_counts_them() {
-    let mut evidence = well();
+fn similar_issues_are_counted_in_one() {
+    let mut evidence = healthy_inputs();
     evidence.machines = (1..=12).map(machine).collect();
     for machine in &mut evidence.machines {
         machine.agent_version = Some("1.1.0".into());
     }
-    let found = issues(&evidence);
+    let found = find_issues(&evidence);
     assert_eq!(found.len(), 1, "{found:#?}");
-    assert_eq!(found[0].machines.len(), NAMED);
-    assert_eq!(found[0].about, "rack-a/1, rack-a/2, rack-a/3, rack-a/4, rack-a/5, and 7 more");
-    assert!(found[0].evidence.starts_with("12 agents"), "{}", found[0].evidence);
+    assert_eq!(found[0].machines.len(), MAX_NAMED_MACHINES);
+    assert_eq!(found[0].subject, "rack-a/1, rack-a/2, rack-a/3, rack-a/4, rack-a/5, and 7 more");
+    assert!(found[0].message.starts_with("12 agents"), "{}", found[0].message);
 }
 
 #[test]
-fn the_most_urgent_is_told_first() {
-    let mut evidence = well();
+fn issues_are_sorted_by_severity() {
+    let mut evidence = healthy_inputs();
     fail(&mut evidence, 3);
-    evidence.machines[1].facts.needs_human = Some(called(Obstacle::LoginRefused));
+    evidence.machines[1].facts.needs_human = Some(needs_human(Obstacle::LoginRefused));
     evidence.storage.as_mut().unwrap().rows[0].1 = 100_000;
-    let told: Vec<&str> = issues(&evidence).iter().map(|issue| issue.id).collect();
-    assert_eq!(told, ["needs-human", "work-fails", "dead-rows"]);
+    let messages: Vec<&str> = find_issues(&evidence).iter().map(|issue| issue.id).collect();
+    assert_eq!(messages, ["needs-human", "work-fails", "dead-rows"]);
 }

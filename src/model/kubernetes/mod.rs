@@ -1,18 +1,19 @@
-//! Kubernetes, as far as it is decided and not done.
+//! Kubernetes bundles, versions and address ranges.
 //!
-//! Clusters run Kubernetes from *bundles*: one file with all programs of a release, known by its digest like every other
-//! artefact. Nothing of what a node runs comes from what a distribution happens to have installed there, so a node of today
-//! and one of next year run the same programs, and going back means naming the digest of before.
+//! This module decides and does not act. Clusters run Kubernetes from *bundles*: one file with all programs of a
+//! release, identified by its digest like every other artefact. No program of a node comes from its distribution. So a
+//! node installed today and one installed next year run the same programs, and a rollback only names the previous
+//! digest.
 //!
 //! * [`version`][]: versions of Kubernetes, three numbers.
-//! * [`skew`][]: which of them may run beside each other in one cluster.
-//! * [`ranges`][]: from which addresses services and pods get theirs.
-//! * [`bundle`][]: what a bundle says that it holds. [`manifest`][]: how that is written, and what is wrong with it.
-//! * [`archive`][]: how a bundle is laid out as a file, so that what it says can be read from its first piece alone.
+//! * [`skew`][]: which versions may run together in one cluster.
+//! * [`address_ranges`][]: ranges from which services and pods get their addresses.
+//! * [`bundle_manifest`][]: contents of a bundle. [`manifest_parser`][]: how a manifest is parsed and validated.
+//! * [`archive`][]: file format of a bundle, whose manifest can be read from its first piece alone.
 
+pub mod address_ranges;
 pub mod archive;
-pub mod bundle;
-pub mod manifest;
-pub mod ranges;
+pub mod bundle_manifest;
+pub mod manifest_parser;
 pub mod skew;
 pub mod version;

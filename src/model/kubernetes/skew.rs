@@ -1,71 +1,75 @@
-//! Which versions of Kubernetes may run beside each other in one cluster, and so which way an upgrade may go.
+//! Version skew policy: which versions may run together.
 //!
-//! The rules are those of Kubernetes' own policy (<https://kubernetes.io/releases/version-skew-policy/>), as far as they bear
-//! on bundles, of which each node runs one as a whole:
+//! The rules are Kubernetes' own (<https://kubernetes.io/releases/version-skew-policy/>), as far as they concern
+//! bundles, of which each node runs one as a whole:
 //!
-//! * API servers of one cluster are of one minor version or of two that follow each other. So no minor is skipped, not even
-//!   where there is only one API server: what it stored is converted from one minor to the next.
+//! * API servers of one cluster have one minor version, or two consecutive ones. So no minor is skipped, not even with
+//!   a single API server: what it stored is converted from one minor to the next.
 //! * A kubelet, and the proxy beside it, is never newer than any API server, and at most three minors older.
-//! * The controller manager and the scheduler are never newer than an API server that they ask, and at most one minor older.
-//!   They ask the one of their own node, which is of the same bundle.
+//! * The controller manager and the scheduler are never newer than their API server, and at most one minor older. They
+//!   use the API server of their own node, which is from the same bundle.
 //!
-//! Beside it stands a rule of ours: an older version than now is come to by a rollback alone. What a newer API server has
-//! stored an older one may not be able to read; that it could be read just before is known only of what ran just before.
+//! One more rule is ours: only a rollback leads to an older version. An older API server may be unable to read what a
+//! newer one has stored. Only for the version that ran just before is it known that it could read the data just before.
 
-use crate::model::kubernetes::version::Version;
+use crate::model::kubernetes::version::ReleaseVersion;
 
 /// How many minors a kubelet may be older than an API server.
-pub const KUBELET_MINORS: u32 = 3;
-/// The first minor of which that is so; before, it was one fewer.
-const SINCE: Version = Version::new(1, 28, 0);
+pub const MAX_KUBELET_SKEW: u32 = 3;
+/// The first version for which that holds; before it, one minor fewer was allowed.
+const WIDE_SKEW_SINCE: ReleaseVersion = ReleaseVersion::new(1, 28, 0);
 
-/// What a node runs, or is to run.
+/// A node and the version that it runs or has to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Runs {
-    /// Its name, for people.
+pub struct NodeVersion {
+    /// Name of the node, for people.
     pub name: String,
     /// Whether it runs an API server.
     pub controller: bool,
-    /// Of which version.
-    pub version: Version,
+    /// Version of its bundle.
+    pub version: ReleaseVersion,
 }
 
-/// Whether a cluster of which each node runs this, and which is to be of `from`, may become `to`; if not, all that is in the
-/// way, sentences.
-pub fn may_upgrade(nodes: &[Runs], from: Version, to: Version) -> Result<(), Vec<String>> {
-    let mut said = Vec::new();
+/// Checks that a cluster with these nodes and the desired version `from` may change to `to`; the error lists all
+/// objections, one sentence each.
+pub fn check_upgrade_path(
+    nodes: &[NodeVersion],
+    from: ReleaseVersion,
+    to: ReleaseVersion,
+) -> Result<(), Vec<String>> {
+    let mut messages = Vec::new();
     if to.major != from.major {
-        said.push(format!(
+        messages.push(format!(
             "{from} and {to} are of two major versions; no policy says that they can follow each other"
         ));
     } else if to < from {
-        said.push(format!(
+        messages.push(format!(
             "{to} is older than {from}, which the cluster runs: an older version may not be able to read what a newer one \
              stored; back to what ran before leads --rollback"
         ));
     } else if to.minor > from.minor + 1 {
-        said.push(format!(
+        messages.push(format!(
             "from {from} to {to} minor versions would be skipped; upgrade to a {}.{} first",
             from.major,
             from.minor + 1
         ));
     }
-    if said.is_empty() {
-        said.extend(beside(nodes, to));
+    if messages.is_empty() {
+        messages.extend(skew_violations(nodes, to));
     }
-    if said.is_empty() { Ok(()) } else { Err(said) }
+    if messages.is_empty() { Ok(()) } else { Err(messages) }
 }
 
-/// Whether API servers of `to` may run beside what nodes run; sentences where not. This is asked of a rollback as well.
+/// Reasons why API servers of `to` may not run beside these nodes, one sentence each. Rollbacks are checked as well.
 #[must_use]
-pub fn beside(nodes: &[Runs], to: Version) -> Vec<String> {
+pub fn skew_violations(nodes: &[NodeVersion], to: ReleaseVersion) -> Vec<String> {
     nodes
         .iter()
-        .filter_map(|node| if node.controller { controller(node, to) } else { worker(node, to) })
+        .filter_map(|node| if node.controller { check_controller(node, to) } else { check_worker(node, to) })
         .collect()
 }
 
-fn controller(node: &Runs, to: Version) -> Option<String> {
+fn check_controller(node: &NodeVersion, to: ReleaseVersion) -> Option<String> {
     let (version, name) = (node.version, &node.name);
     (version.major != to.major || version.minor.abs_diff(to.minor) > 1).then(|| {
         format!(
@@ -74,11 +78,11 @@ fn controller(node: &Runs, to: Version) -> Option<String> {
     })
 }
 
-fn worker(node: &Runs, to: Version) -> Option<String> {
+fn check_worker(node: &NodeVersion, to: ReleaseVersion) -> Option<String> {
     let (version, name) = (node.version, &node.name);
-    let allowed = if to < SINCE { KUBELET_MINORS - 1 } else { KUBELET_MINORS };
+    let allowed = if to < WIDE_SKEW_SINCE { MAX_KUBELET_SKEW - 1 } else { MAX_KUBELET_SKEW };
     if version.major != to.major || version.minor > to.minor {
-        // Of a rollback: workers go first, so it is told where they have not.
+        // This happens in a rollback: workers go first, and this one has not gone yet.
         return Some(format!(
             "{name} runs a kubelet of {version}, which would be newer than an API server of {to}"
         ));
@@ -95,12 +99,12 @@ fn worker(node: &Runs, to: Version) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn version(text: &str) -> Version {
+    fn version(text: &str) -> ReleaseVersion {
         text.parse().unwrap()
     }
 
-    fn runs(nodes: &[(&str, &str)]) -> Vec<Runs> {
-        let node = |(name, runs): &(&str, &str)| Runs {
+    fn node_versions(nodes: &[(&str, &str)]) -> Vec<NodeVersion> {
+        let node = |(name, runs): &(&str, &str)| NodeVersion {
             name: (*name).to_owned(),
             controller: name.starts_with('c'),
             version: version(runs),
@@ -109,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn way_of_an_upgrade_follows_the_policy() {
+    fn upgrade_path_follows_the_skew_policy() {
         for (from, to, expected) in [
             ("1.30.1", "1.30.1", ""),
             ("1.30.1", "1.30.9", ""),
@@ -123,16 +127,17 @@ mod tests {
             ("1.31.0", "1.30.9", "1.30.9 is older than 1.31.0"),
             ("1.30.2", "1.30.1", "1.30.1 is older than 1.30.2"),
         ] {
-            let said = may_upgrade(&[], version(from), version(to)).err().unwrap_or_default().join("; ");
+            let text =
+                check_upgrade_path(&[], version(from), version(to)).err().unwrap_or_default().join("; ");
             assert!(
-                said.starts_with(expected) && said.is_empty() == expected.is_empty(),
-                "{from} {to}: {said}"
+                text.starts_with(expected) && text.is_empty() == expected.is_empty(),
+                "{from} {to}: {text}"
             );
         }
     }
 
     #[test]
-    fn what_nodes_run_may_be_in_the_way() {
+    fn node_versions_can_block_an_upgrade() {
         for (nodes, to, expected) in [
             (&[("c1", "1.30.1"), ("w1", "1.28.0")][..], "1.31.0", ""),
             (
@@ -143,7 +148,7 @@ mod tests {
             (&[("w1", "1.24.0")], "1.27.0", "w1 runs a kubelet of 1.24.0"),
             (&[("w1", "1.25.0")], "1.27.0", ""),
             (&[("c1", "1.29.3")], "1.31.0", "c1 runs an API server of 1.29.3"),
-            // Half-way back: a worker that has not gone yet.
+            // Half of a rollback: one worker still has to go back.
             (
                 &[("c1", "1.31.0"), ("w1", "1.31.0")],
                 "1.30.1",
@@ -151,14 +156,17 @@ mod tests {
             ),
             (&[("c1", "1.31.0"), ("w1", "1.30.1")], "1.30.1", ""),
         ] {
-            let said = beside(&runs(nodes), version(to)).join("; ");
+            let text = skew_violations(&node_versions(nodes), version(to)).join("; ");
             assert!(
-                said.starts_with(expected) && said.is_empty() == expected.is_empty(),
-                "{nodes:?} {to}: {said}"
+                text.starts_with(expected) && text.is_empty() == expected.is_empty(),
+                "{nodes:?} {to}: {text}"
             );
         }
-        let told =
-            may_upgrade(&runs(&[("w1", "1.26.0"), ("w2", "1.25.0")]), version("1.30.1"), version("1.30.2"));
-        assert_eq!(told.unwrap_err().len(), 2, "all of them are told");
+        let result = check_upgrade_path(
+            &node_versions(&[("w1", "1.26.0"), ("w2", "1.25.0")]),
+            version("1.30.1"),
+            version("1.30.2"),
+        );
+        assert_eq!(result.unwrap_err().len(), 2, "all of them are told");
     }
 }

@@ -1,7 +1,7 @@
-//! Two plans beside each other: what a change of the policy would change for whom.
+//! Plan diff: what a policy change would change.
 //!
-//! The work items of one machine and process are matched in their order, so that one that comes later
-//! is told as moved and not as gone and come.
+//! The work items of one machine and process are matched in their order, so that an item that moves later is one
+//! difference, not a removal and an addition.
 
 use std::collections::BTreeMap;
 
@@ -9,61 +9,60 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::model::machine_view::MachineName;
-use crate::model::plan::{Plan, Row};
+use crate::model::plan::{FleetPlan, PlanRow};
 use crate::model::time::Timestamp;
 
-/// One difference.
+/// One difference between two plans.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Difference {
-    /// On which machine.
+pub struct PlanDifference {
+    /// Names of the machine.
     #[serde(flatten)]
     pub name: MachineName,
-    /// By which process.
+    /// Name of the process.
     pub process: &'static str,
-    /// What it does: in the new plan, where it is in that.
-    pub what: String,
-    /// When, as things are; `null` for what the new plan adds.
+    /// The action, as the new plan has it; as the old plan has it for a removed item.
+    pub action: String,
+    /// When it happens by the present policy; `null` for an item that the new plan adds.
     pub before: Option<Timestamp>,
-    /// When, by the new plan; `null` for what it leaves out.
+    /// When it happens by the new policy; `null` for an item that it removes.
     pub after: Option<Timestamp>,
 }
 
-/// What differs, in the order of time. What either plan leaves out because there was too much of it
-/// takes part in neither.
+/// The differences, in the order of time. Only the time that both plans cover is compared, as either may be truncated.
 #[must_use]
-pub fn differences(before: &Plan, after: &Plan) -> Vec<Difference> {
+pub fn diff_plans(before: &FleetPlan, after: &FleetPlan) -> Vec<PlanDifference> {
     let until = before.until.min(after.until);
-    let (mut old, new) = (by_work(before, until), by_work(after, until));
+    let (mut old, new) = (group_by_work(before, until), group_by_work(after, until));
     let mut found = Vec::new();
     for (work, rows) in new {
         let old_rows = old.remove(&work).unwrap_or_default();
         for number in 0..rows.len().max(old_rows.len()) {
             let (was, is) = (old_rows.get(number), rows.get(number));
-            found.extend(difference(was.copied(), is.copied()));
+            found.extend(diff_row(was.copied(), is.copied()));
         }
     }
     for rows in old.into_values() {
-        found.extend(rows.into_iter().filter_map(|row| difference(Some(row), None)));
+        found.extend(rows.into_iter().filter_map(|row| diff_row(Some(row), None)));
     }
     found.sort_by_key(|one| (one.before.into_iter().chain(one.after).min(), one.name.machine, one.process));
     found
 }
 
-fn by_work(plan: &Plan, until: Timestamp) -> BTreeMap<(Uuid, &'static str), Vec<&Row>> {
-    let mut rows: BTreeMap<_, Vec<&Row>> = BTreeMap::new();
+fn group_by_work(plan: &FleetPlan, until: Timestamp) -> BTreeMap<(Uuid, &'static str), Vec<&PlanRow>> {
+    let mut rows: BTreeMap<_, Vec<&PlanRow>> = BTreeMap::new();
     for row in plan.rows.iter().filter(|row| row.at <= until) {
         rows.entry((row.name.machine, row.process)).or_default().push(row);
     }
     rows
 }
 
-fn difference(was: Option<&Row>, is: Option<&Row>) -> Option<Difference> {
-    let told = is.or(was)?;
-    let same = was.zip(is).is_some_and(|(was, is)| was.at == is.at && was.what == is.what);
-    (!same).then(|| Difference {
-        name: told.name.clone(),
-        process: told.process,
-        what: told.what.clone(),
+fn diff_row(was: Option<&PlanRow>, is: Option<&PlanRow>) -> Option<PlanDifference> {
+    let plan_row = is.or(was)?;
+    let same = was.zip(is).is_some_and(|(was, is)| was.at == is.at && was.action == is.action);
+    (!same).then(|| PlanDifference {
+        name: plan_row.name.clone(),
+        process: plan_row.process,
+        action: plan_row.action.clone(),
         before: was.map(|row| row.at),
         after: is.map(|row| row.at),
     })
@@ -77,43 +76,43 @@ mod tests {
         Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
     }
 
-    fn plan(rows: &[(i64, u128, &'static str)]) -> Plan {
-        let row = |&(seconds, machine, process): &(i64, u128, &'static str)| Row {
+    fn plan(rows: &[(i64, u128, &'static str)]) -> FleetPlan {
+        let row = |&(seconds, machine, process): &(i64, u128, &'static str)| PlanRow {
             at: at(seconds),
             name: MachineName { machine: Uuid::from_u128(machine), provider: None, provider_id: None },
             process,
-            what: "do it".to_owned(),
-            under_way: false,
+            action: "do it".to_owned(),
+            in_progress: false,
         };
-        Plan {
+        FleetPlan {
             at: at(0),
             until: at(100),
-            cut: false,
+            truncated: false,
             rows: rows.iter().map(row).collect(),
-            paused: Vec::new(),
+            pauses: Vec::new(),
         }
     }
 
     #[test]
-    fn work_is_matched_in_its_order_by_machine_and_process() {
+    fn work_is_matched_in_order_by_machine_and_process() {
         let before = plan(&[(1, 1, "Update"), (5, 2, "Update"), (6, 1, "Update"), (7, 3, "Recovery")]);
         let after = plan(&[(1, 1, "Update"), (9, 1, "Update"), (5, 2, "Update"), (50, 1, "Update")]);
-        let told: Vec<_> = differences(&before, &after)
+        let reported: Vec<_> = diff_plans(&before, &after)
             .into_iter()
             .map(|one| (one.name.machine.as_u128(), one.before, one.after))
             .collect();
         assert_eq!(
-            told,
+            reported,
             [(1, Some(at(6)), Some(at(9))), (3, Some(at(7)), None), (1, None, Some(at(50)))],
             "moved, gone, come"
         );
-        assert!(differences(&before, &before).is_empty());
+        assert!(diff_plans(&before, &before).is_empty());
     }
 
     #[test]
-    fn what_only_one_plan_had_room_for_is_no_difference() {
+    fn truncated_rows_are_no_difference() {
         let whole = plan(&[(1, 1, "Update"), (90, 2, "Update")]);
-        let cut = Plan { until: at(50), ..plan(&[(1, 1, "Update")]) };
-        assert!(differences(&whole, &cut).is_empty() && differences(&cut, &whole).is_empty());
+        let cut = FleetPlan { until: at(50), ..plan(&[(1, 1, "Update")]) };
+        assert!(diff_plans(&whole, &cut).is_empty() && diff_plans(&cut, &whole).is_empty());
     }
 }

@@ -1,104 +1,121 @@
-//! The fleet that all machines of a plan share: budgets that one uses up for the others, and brakes that
-//! are engaged by what happens to many.
+//! Shared state of a plan: budgets used and brakes engaged.
 //!
-//! The counts are those that the loops take from the database, by the same words: `sql/intent/count_budget_use.sql`,
+//! All machines of a plan share it: one machine uses up a budget for the others, and many silent machines engage a
+//! brake. The counts are those that the loops take from the database: `sql/intent/count_budget_use.sql`,
 //! `sql/recovery/count_recently_silent.sql` and `sql/recovery/count_watched.sql`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::model::brake::{ALL, verdicts};
-use crate::model::cluster::disturb::InCluster;
-use crate::model::disturb::Circumstances;
+use crate::model::brake::{ALL_PROVIDERS, engaged_brakes};
+use crate::model::cluster::disruption::ClusterContext;
+use crate::model::disruption::DisruptionContext;
 use crate::model::facts::MachineFacts;
 use crate::model::ids::MachineId;
 use crate::model::phase::Phase;
-use crate::model::plan::{Disturbed, Passing};
-use crate::model::policy::{Disturbance, Policy};
+use crate::model::plan::{PlanMachine, RecordedDisruption};
+use crate::model::policy::{DisruptionKind, Policy};
 use crate::model::time::{Timestamp, before};
 
-/// Every machine, and what was done to them lately.
+/// Every machine, and the recent disruptions and releases.
 #[derive(Debug)]
-pub(crate) struct Fleet {
-    pub(crate) machines: Vec<Passing>,
-    pub(crate) disturbed: Vec<Disturbed>,
-    /// When providers were told to take machines back.
-    pub(crate) released: Vec<Timestamp>,
+pub(crate) struct PlanFleet {
+    pub(crate) machines: Vec<PlanMachine>,
+    pub(crate) recent_disruptions: Vec<RecordedDisruption>,
+    /// When releases to providers were ordered.
+    pub(crate) recent_releases: Vec<Timestamp>,
 }
 
-impl Fleet {
-    /// What the fleet goes through, as far as a step to be taken on a machine at `now` needs it.
-    pub(crate) fn circumstances(
+impl PlanFleet {
+    /// The state of the fleet that a step on a machine at `now` is checked against.
+    pub(crate) fn disruption_context(
         &self,
         machine: usize,
-        step: Disturbance,
+        step: DisruptionKind,
         policy: &Policy,
         now: Timestamp,
-    ) -> Circumstances {
+    ) -> DisruptionContext {
         let window = policy.budgets.get(&step).map(|budget| budget.window).unwrap_or_default();
         let since = before(now, window.0);
-        let used = self.disturbed.iter().filter(|done| done.step == step && done.at > since);
+        let used = self.recent_disruptions.iter().filter(|done| done.step == step && done.at > since);
         let machine = &self.machines[machine];
-        Circumstances {
-            begun_in_window: u32::try_from(used.clone().count()).unwrap_or(u32::MAX),
+        DisruptionContext {
+            started_in_window: u32::try_from(used.clone().count()).unwrap_or(u32::MAX),
             oldest_in_window: used.map(|done| done.at).min(),
-            brake: self.brake(&provider_of(&machine.facts), policy, now),
-            newer_fence: machine.newer_fence,
-            cluster: self.cluster_of(machine, now),
+            brake: self.recovery_brake(&provider_name(&machine.facts), policy, now),
+            unknown_fence: machine.unknown_fence,
+            cluster: self.cluster_context(machine, now),
         }
     }
 
-    /// What its cluster says to disturbing a machine: as its curators said last, and whom the plan disturbs by then.
-    fn cluster_of(&self, machine: &Passing, now: Timestamp) -> Option<InCluster> {
+    /// The cluster's state for the disruption check: as its curators last reported it, and the member that the plan
+    /// disrupts by then.
+    fn cluster_context(&self, machine: &PlanMachine, now: Timestamp) -> Option<ClusterContext> {
         let cluster = machine.cluster.as_ref()?;
-        let same = |other: &&Passing| {
+        let same = |other: &&PlanMachine| {
             other.facts.machine != machine.facts.machine
                 && other.cluster.as_ref().is_some_and(|of| of.name == cluster.name)
-                && other.facts.recovery.as_ref().is_some_and(|recovery| recovery.acted.is_some())
+                && other.facts.recovery.as_ref().is_some_and(|recovery| recovery.last_action.is_some())
         };
         let disturbed = self.machines.iter().find(same).map(|other| {
-            let provided = other.facts.provided.as_ref();
+            let provided = other.facts.provider_record.as_ref();
             provided.map_or_else(|| other.facts.machine.to_string(), |provided| provided.provider_id.clone())
         });
-        let seen_at = if machine.curators_answer { Some(now) } else { cluster.seen_at };
-        Some(InCluster { seen_at, disturbed, ..cluster.clone() })
+        let seen_at = if machine.curators_answer { Some(now) } else { cluster.observed_at };
+        Some(ClusterContext { observed_at: seen_at, other_disrupted: disturbed, ..cluster.clone() })
     }
 
-    /// The same for a machine that is to be given back.
-    pub(crate) fn releasing(&self, machine: usize, policy: &Policy, now: Timestamp) -> Circumstances {
+    /// The same for a machine that is being released.
+    pub(crate) fn release_context(
+        &self,
+        machine: usize,
+        policy: &Policy,
+        now: Timestamp,
+    ) -> DisruptionContext {
         let since = before(now, policy.release_budget.window.0);
-        let used = self.released.iter().copied().filter(|at| *at > since);
-        Circumstances {
-            begun_in_window: u32::try_from(used.clone().count()).unwrap_or(u32::MAX),
+        let used = self.recent_releases.iter().copied().filter(|at| *at > since);
+        DisruptionContext {
+            started_in_window: u32::try_from(used.clone().count()).unwrap_or(u32::MAX),
             oldest_in_window: used.min(),
             brake: None,
-            newer_fence: self.machines[machine].newer_fence,
+            unknown_fence: self.machines[machine].unknown_fence,
             cluster: None,
         }
     }
 
-    /// Records that a step was begun.
-    pub(crate) fn disturb(&mut self, machine: MachineId, provider: &str, step: Disturbance, now: Timestamp) {
-        self.disturbed.push(Disturbed { step, machine, provider: provider.to_owned(), at: now });
+    /// Records that a step was started.
+    pub(crate) fn record_disruption(
+        &mut self,
+        machine: MachineId,
+        provider: &str,
+        step: DisruptionKind,
+        now: Timestamp,
+    ) {
+        self.recent_disruptions.push(RecordedDisruption {
+            step,
+            machine,
+            provider: provider.to_owned(),
+            at: now,
+        });
     }
 
-    /// Why new ladders of a provider's machines are held, if they are.
-    fn brake(&self, provider: &str, policy: &Policy, now: Timestamp) -> Option<String> {
+    /// Why a brake holds new ladders of a provider's machines; `None` when none does.
+    fn recovery_brake(&self, provider: &str, policy: &Policy, now: Timestamp) -> Option<String> {
         let since = before(now, policy.recovery_brake.window.0);
         let (mut watched, mut lately) = (BTreeMap::new(), BTreeMap::<String, BTreeSet<MachineId>>::new());
         for machine in &self.machines {
             let phase = machine.phase.as_str();
-            if !WATCHED.iter().any(|watched| watched.as_str() == phase) {
+            if !MONITORED_PHASES.iter().any(|watched| watched.as_str() == phase) {
                 continue;
             }
-            *watched.entry(provider_of(&machine.facts)).or_default() += 1;
+            *watched.entry(provider_name(&machine.facts)).or_default() += 1;
             let fell_silent =
                 [Phase::Silent, Phase::Recovering].iter().any(|silent| silent.as_str() == phase);
             let ladder = machine.facts.recovery.as_ref().map(|recovery| recovery.started_at);
             if fell_silent && ladder.unwrap_or(machine.phase_since) > since {
-                lately.entry(provider_of(&machine.facts)).or_default().insert(machine.facts.machine);
+                lately.entry(provider_name(&machine.facts)).or_default().insert(machine.facts.machine);
             }
         }
-        for done in self.disturbed.iter().filter(|done| done.at > since) {
+        for done in self.recent_disruptions.iter().filter(|done| done.at > since) {
             let found = self.machines.binary_search_by_key(&done.machine, |machine| machine.facts.machine);
             let ladder = found.ok().and_then(|found| self.machines[found].facts.recovery.as_ref());
             if ladder.is_none_or(|recovery| recovery.started_at > since) {
@@ -107,16 +124,16 @@ impl Fleet {
         }
         let lately =
             lately.into_iter().map(|(provider, machines)| (provider, machines.len() as u64)).collect();
-        let mut on = verdicts(&watched, &lately, &policy.recovery_brake);
-        on.remove(provider).or_else(|| on.remove(ALL))
+        let mut on = engaged_brakes(&watched, &lately, &policy.recovery_brake);
+        on.remove(provider).or_else(|| on.remove(ALL_PROVIDERS))
     }
 }
 
-/// Phases in which an agent is expected to be heard.
-const WATCHED: [Phase; 5] =
+/// Phases in which an agent should report.
+const MONITORED_PHASES: [Phase; 5] =
     [Phase::AgentStarting, Phase::Ready, Phase::Installing, Phase::Silent, Phase::Recovering];
 
-/// Whose a machine is, as the database counts it.
-pub(crate) fn provider_of(facts: &MachineFacts) -> String {
-    facts.provided.as_ref().map_or_else(String::new, |provided| provided.provider.clone())
+/// Name of a machine's provider, as the database counts it; empty for none.
+pub(crate) fn provider_name(facts: &MachineFacts) -> String {
+    facts.provider_record.as_ref().map_or_else(String::new, |provided| provided.provider.clone())
 }

@@ -1,25 +1,28 @@
-//! The commands that would help one machine, ready to be pasted.
+//! Commands that would help a machine, ready to be pasted.
 
 use crate::model::machine_view::MachineView;
 use crate::model::needs_human::Obstacle;
-use crate::model::retirement::{may_waive, next};
-use crate::model::schedule::Due;
+use crate::model::retirement::{check_waiver, retirement_state};
+use crate::model::schedule::DueWork;
 use crate::model::time::Timestamp;
-use crate::model::why::notes::{is_over, paused};
-use crate::model::why::{Advice, obstacle};
+use crate::model::why::notes::{brake_applies, relevant_pauses};
+use crate::model::why::{Advice, current_obstacle};
 
-/// What would help; `word` is the machine's name as one word of a shell.
-pub(super) fn advice(view: &MachineView, due: &Due, word: &str, now: Timestamp) -> Vec<Advice> {
+/// Commands that would help; `word` is the machine's name, quoted for a shell.
+pub(super) fn collect_advice(view: &MachineView, due: &DueWork, word: &str, now: Timestamp) -> Vec<Advice> {
     let facts = &view.facts;
-    let mut advice = leaving(view, word, now);
+    let mut advice = retirement_advice(view, word, now);
     let mut add = |command: String, when: &str| advice.push(Advice { command, when: when.to_owned() });
-    for pause in paused(view, due, now) {
-        add(pause.resume(), "when the pause has served its purpose: what came due meanwhile is then begun");
+    for pause in relevant_pauses(view, due, now) {
+        add(
+            pause.resume_command(),
+            "when the pause has served its purpose: what came due meanwhile is then begun",
+        );
     }
-    // On its way out it waits for nobody to bring it back.
+    // A retiring machine does not wait for recovery.
     let stays = facts.retirement.is_none();
     let needs_human = stays && facts.needs_human.is_some();
-    let refused = view.host_keys.as_ref().and_then(|keys| keys.refused.as_ref()).filter(|_| stays);
+    let refused = view.host_keys.as_ref().and_then(|keys| keys.rejected.as_ref()).filter(|_| stays);
     if let Some((offered, _)) = refused {
         add(
             format!("shepherdctl allow host-key {word} --fingerprint {}", offered.fingerprint()),
@@ -30,7 +33,7 @@ pub(super) fn advice(view: &MachineView, due: &Due, word: &str, now: Timestamp) 
             add(format!("shepherdctl retry {word}"), "when it shows the pinned key again");
         }
     }
-    let held = facts.hold.as_ref().is_some_and(|hold| hold.holds_at(now));
+    let held = facts.hold.as_ref().is_some_and(|hold| hold.is_active_at(now));
     if needs_human && !held {
         add(
             format!("shepherdctl hold {word} --reason 'WHAT FOR'"),
@@ -45,7 +48,7 @@ pub(super) fn advice(view: &MachineView, due: &Due, word: &str, now: Timestamp) 
     }
     if needs_human && refused.is_none() {
         add(format!("shepherdctl timeline {word}"), "to see what was tried");
-        let when = match obstacle(facts) {
+        let when = match current_obstacle(facts) {
             Some(Obstacle::LoginRefused) => "when that line is in place: everything begins anew",
             _ => "when you have helped: everything begins anew",
         };
@@ -53,30 +56,30 @@ pub(super) fn advice(view: &MachineView, due: &Due, word: &str, now: Timestamp) 
     } else if facts.backoffs.iter().any(|(_, fact)| fact.until > now) && refused.is_none() {
         add(format!("shepherdctl retry {word}"), "when the cause is gone: tries again at once");
     }
-    if view.newer_fence.is_some() {
+    if view.unknown_fence.is_some() {
         add(
             "shepherdctl declare restored --reason 'WHICH BACKUP, AND WHY'".to_owned(),
             "when this database was restored from that backup, is the one that counts, and every shepherd is stopped",
         );
     }
-    if view.brakes.iter().any(|brake| is_over(brake, facts)) {
+    if view.brakes.iter().any(|brake| brake_applies(brake, facts)) {
         add("shepherdctl get providers".to_owned(), "to see every brake that is on; they release themselves");
     }
     advice
 }
 
-/// What helps a machine on its way out.
-fn leaving(view: &MachineView, word: &str, now: Timestamp) -> Vec<Advice> {
+/// Commands that would help a retiring machine.
+fn retirement_advice(view: &MachineView, word: &str, now: Timestamp) -> Vec<Advice> {
     let (facts, policy) = (&view.facts, &view.policy);
     let Some(retirement) = facts.retirement.as_ref().filter(|fact| fact.finished_at.is_none()) else {
         return Vec::new();
     };
     let mut advice = Vec::new();
-    let stage = next(retirement, policy).stage;
-    if may_waive(facts, policy, stage, now).is_ok() {
+    let stage = retirement_state(retirement, policy).stage;
+    if check_waiver(facts, policy, stage, now).is_ok() {
         advice.push(Advice {
             command: format!(
-                "shepherdctl retire waive {word} {stage} --i_know 'WHAT REMAINS UNDONE' --reason 'WHY'"
+                "shepherdctl retire waive {word} {stage} --confirm 'WHAT REMAINS UNDONE' --reason 'WHY'"
             ),
             when: "when this stage cannot be done and need not be; it says what to type".to_owned(),
         });
@@ -94,29 +97,34 @@ fn leaving(view: &MachineView, word: &str, now: Timestamp) -> Vec<Advice> {
 mod tests {
     use std::sync::Arc;
 
-    use crate::model::facts::{AgentStarted, Heartbeat, MachineFacts, NeedsHuman, Retirement};
+    use crate::model::facts::{AgentStarted, HeartbeatFact, MachineFacts, NeedsHuman, Retirement};
     use crate::model::ids::MachineId;
     use crate::model::machine_view::MachineView;
     use crate::model::needs_human::Obstacle;
     use crate::model::policy::Policy;
     use crate::model::time::Timestamp;
-    use crate::model::why::explain;
+    use crate::model::why::explain_machine;
 
     #[test]
-    fn machine_on_its_way_out_waits_for_nobody_to_bring_it_back() {
+    fn retiring_machine_gets_no_recovery_advice() {
         let at = |seconds: i64| Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
-        let mut facts = MachineFacts::unknown(MachineId::generate(), at(0));
-        facts.agent_started = Some(AgentStarted { at: at(0), public_key: vec![1], boot_id: None, fence: 1 });
-        facts.heartbeat =
-            Some(Heartbeat { at: at(95), boot_id: "b".into(), incarnation: "i".into(), sequence: 1 });
+        let mut facts = MachineFacts::empty(MachineId::generate(), at(0));
+        facts.agent_started =
+            Some(AgentStarted { started_at: at(0), public_key: vec![1], boot_id: None, fence: 1 });
+        facts.heartbeat = Some(HeartbeatFact {
+            received_at: at(95),
+            boot_id: "b".into(),
+            incarnation: "i".into(),
+            sequence: 1,
+        });
         facts.needs_human = Some(NeedsHuman {
             since: at(1),
             reason: "tried in vain".into(),
             obstacle: Obstacle::LadderExhausted,
-            heard_since: Some(at(90)),
+            reporting_since: Some(at(90)),
         });
         let why = |facts: &MachineFacts| {
-            explain(&MachineView {
+            explain_machine(&MachineView {
                 facts: facts.clone(),
                 at: at(100),
                 policy: Arc::new(Policy::default()),
@@ -126,21 +134,21 @@ mod tests {
                 brakes: Vec::new(),
                 pauses: Vec::new(),
                 open_sessions: 1,
-                newer_fence: None,
+                unknown_fence: None,
                 cluster: None,
-                release: None,
+                roll_out_note: None,
             })
         };
         let stays = why(&facts);
         assert_eq!(stays.obstacle.as_deref(), Some("ladder-exhausted"));
-        assert!(stays.deadline.is_some_and(|deadline| deadline.then.contains("taken back")));
+        assert!(stays.deadline.is_some_and(|deadline| deadline.consequence.contains("taken back")));
         assert_eq!(stays.advice.len(), 3, "{:?}", stays.advice);
 
         let mut retirement = Retirement::new("old".into(), "kim".into(), at(50));
         facts.retirement = Some(retirement.clone());
         let leaves = why(&facts);
         assert_eq!(leaves.obstacle, None);
-        assert!(leaves.deadline.is_some_and(|deadline| deadline.then.contains("overdue")));
+        assert!(leaves.deadline.is_some_and(|deadline| deadline.consequence.contains("overdue")));
         let commands: Vec<&str> = leaves.advice.iter().map(|advice| advice.command.as_str()).collect();
         assert!(
             matches!(commands[..], [one] if one.starts_with("shepherdctl retire cancel ")),

@@ -1,23 +1,29 @@
-//! An explanation as text for people.
+//! An explanation as text.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::model::layout::labelled;
-use crate::model::telling::{absolute, both, rough};
+use crate::model::humanize::{absolute_time, humanize_duration, relative_and_absolute_time};
+use crate::model::text_layout::format_labelled;
 use crate::model::time::{Span, between};
-use crate::model::why::Why;
+use crate::model::why::Explanation;
 
-/// The answer for people, in lines of at most `width` columns.
+/// Formats the explanation for people, in lines of at most `width` columns.
 #[must_use]
-pub fn render(why: &Why, width: Option<usize>) -> String {
+pub fn render_explanation(why: &Explanation, width: Option<usize>) -> String {
     let now = why.at;
-    let short = why.name.short();
+    let short = why.name.short_name();
     let id = why.name.machine.to_string();
     let mut text = if short == id { format!("{id}\n") } else { format!("{short}  {id}\n") };
     let _ = match why.since {
         Some(since) if since <= now => {
-            write!(text, "{} for {}, since {}\n\n", why.phase, rough(between(since, now)), absolute(since))
+            write!(
+                text,
+                "{} for {}, since {}\n\n",
+                why.phase,
+                humanize_duration(between(since, now)),
+                absolute_time(since)
+            )
         }
         _ => write!(text, "{}\n\n", why.phase),
     };
@@ -30,11 +36,14 @@ pub fn render(why: &Why, width: Option<usize>) -> String {
     if let Some(obstacle) = &why.obstacle {
         add("obstacle", obstacle.clone());
     }
-    if let Some(next) = next_line(why) {
+    if let Some(next) = format_next_work(why) {
         add("next", next);
     }
     if let Some(deadline) = &why.deadline {
-        add("deadline", format!("{}; then {}", both(deadline.at, now), deadline.then));
+        add(
+            "deadline",
+            format!("{}; then {}", relative_and_absolute_time(deadline.at, now), deadline.consequence),
+        );
     }
     for failure in &why.failures {
         let times =
@@ -49,28 +58,32 @@ pub fn render(why: &Why, width: Option<usize>) -> String {
         add("note", note.clone());
     }
     add("decided at", why.decided_at.clone());
-    text.push_str(&labelled(2, &lines, width));
+    text.push_str(&format_labelled(2, &lines, width));
     if !why.advice.is_empty() {
         text.push_str("\nWhat would help:\n");
         for advice in &why.advice {
             let _ = writeln!(text, "  {}", advice.command);
-            text.push_str(&labelled(4, &[(String::new(), advice.when.clone())], width));
+            text.push_str(&format_labelled(4, &[(String::new(), advice.when.clone())], width));
         }
     }
     text
 }
 
-/// What happens next, unless that is under way and was said.
-fn next_line(why: &Why) -> Option<String> {
+/// The next work, unless it is already listed as under way.
+fn format_next_work(why: &Explanation) -> Option<String> {
     let Some(next) = &why.next else { return Some("nothing happens by time alone".to_owned()) };
     if why.work.iter().any(|work| work.starts_with(next.process)) {
         return None;
     }
     Some(if next.at > why.at {
-        // Of a healthy machine this must not read as if it were about to be recovered.
+        // For a healthy machine this must not read as if it were about to be recovered.
         let unless = if next.timer { ", unless its agent reports before" } else { "" };
-        format!("{} {}{unless}", next.process, both(next.at, why.at))
+        format!("{} {}{unless}", next.process, relative_and_absolute_time(next.at, why.at))
     } else {
-        format!("{} as soon as a worker is free; due {}", next.process, both(next.at, why.at))
+        format!(
+            "{} as soon as a worker is free; due {}",
+            next.process,
+            relative_and_absolute_time(next.at, why.at)
+        )
     })
 }

@@ -1,122 +1,134 @@
-//! What the add-ons of a cluster want, kind by kind.
+//! Resolves the objects of add-ons to the kinds that the API server serves.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::reconciler::objects::kind::{Key, Kind, Resource};
-use crate::reconciler::objects::manifest::{self, Declared};
-use crate::reconciler::objects::plan::Wanted;
-use crate::reconciler::objects::served::Served;
-use crate::reconciler::objects::trouble::{Subject, Trouble};
-use crate::reconciler::objects::wishes::AddOn;
+use crate::reconciler::objects::add_on_manifest::{self, ManifestObject};
+use crate::reconciler::objects::cluster_config::AddOn;
+use crate::reconciler::objects::discovery::ApiDiscovery;
+use crate::reconciler::objects::object_kind::{ObjectKey, ObjectKind, ResourceType};
+use crate::reconciler::objects::object_plan::DesiredObject;
+use crate::reconciler::objects::problem::{Problem, ProblemSubject};
 
-/// Where an object goes that is to be in a namespace and does not say in which: where kubectl would put it.
+/// The namespace of namespaced objects that name none, as kubectl would choose it.
 const DEFAULT_NAMESPACE: &str = "default";
-/// What others need before they can be made, in this order; all else comes after it.
-const FIRST: [&str; 2] = ["Namespace", "CustomResourceDefinition"];
+/// Kinds that others depend on, in the order of creation. All other kinds come after them.
+const PREREQUISITE_KINDS: [&str; 2] = ["Namespace", "CustomResourceDefinition"];
 
-/// The manifests of a cluster, read.
+/// The parsed manifests of a cluster's add-ons.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Manifests {
-    read: Vec<(String, Vec<Declared>)>,
-    unread: BTreeSet<String>,
-    troubles: Vec<Trouble>,
+pub struct AddOnManifests {
+    parsed: Vec<(String, Vec<ManifestObject>)>,
+    unreadable: BTreeSet<String>,
+    problems: Vec<Problem>,
 }
 
-/// What add-ons want of the kinds that a server serves.
+/// The desired objects of add-ons, by the kinds that a server serves.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Asked {
-    /// By what is listed once; each with the version of the first object of it.
-    pub kinds: BTreeMap<Resource, (Kind, BTreeMap<Key, Wanted>)>,
-    /// Add-ons of which something is not known: nothing that they made is deleted.
-    pub unread: BTreeSet<String>,
-    /// What cannot be done.
-    pub troubles: Vec<Trouble>,
+pub struct AddOnObjects {
+    /// By listable type, each with the version that its first object uses.
+    pub kinds: BTreeMap<ResourceType, (ObjectKind, BTreeMap<ObjectKey, DesiredObject>)>,
+    /// Add-ons with an unknown part: nothing that they created is deleted.
+    pub unreadable: BTreeSet<String>,
+    /// Problems that only a person can solve.
+    pub problems: Vec<Problem>,
 }
 
-impl Manifests {
-    /// Reads them all.
+impl AddOnManifests {
+    /// Parses the manifests of all add-ons.
     #[must_use]
-    pub fn read(add_ons: &[AddOn]) -> Self {
+    pub fn parse(add_ons: &[AddOn]) -> Self {
         let mut manifests = Self::default();
         let mut names = BTreeSet::new();
         for add_on in add_ons {
             let name = add_on.name.clone();
             let read = if names.insert(name.clone()) {
-                manifest::read(add_on)
+                add_on_manifest::parse_manifest(add_on)
             } else {
                 Err("it is declared twice".to_owned())
             };
             match read {
-                Ok(declared) => manifests.read.push((name, declared)),
+                Ok(declared) => manifests.parsed.push((name, declared)),
                 Err(why) => {
                     let remedy = "correct it; until then what it has made stays as it is".to_owned();
-                    manifests.troubles.push(Trouble { subject: Subject::AddOn(name.clone()), why, remedy });
-                    manifests.unread.insert(name);
+                    manifests.problems.push(Problem {
+                        subject: ProblemSubject::AddOn(name.clone()),
+                        reason: why,
+                        remedy,
+                    });
+                    manifests.unreadable.insert(name);
                 }
             }
         }
         manifests
     }
 
-    /// The kinds that they speak of, as their objects call them.
+    /// The kinds of all their objects, as API version and kind.
     #[must_use]
     pub fn kinds(&self) -> BTreeSet<(String, String)> {
-        let declared = self.read.iter().flat_map(|(_, declared)| declared);
+        let declared = self.parsed.iter().flat_map(|(_, declared)| declared);
         declared.map(|object| (object.api_version.clone(), object.kind.clone())).collect()
     }
 
-    /// Finds out where their objects are. `taken` says what belongs to the release.
+    /// Resolves their objects to served kinds. `taken` returns whether an object belongs to the release.
     #[must_use]
-    pub fn ask(&self, served: &Served, taken: impl Fn(&Resource, &Key) -> bool) -> Asked {
-        let mut asked =
-            Asked { unread: self.unread.clone(), troubles: self.troubles.clone(), ..Asked::default() };
-        for (add_on, declared) in &self.read {
+    pub fn resolve_kinds(
+        &self,
+        served: &ApiDiscovery,
+        taken: impl Fn(&ResourceType, &ObjectKey) -> bool,
+    ) -> AddOnObjects {
+        let mut objects = AddOnObjects {
+            unreadable: self.unreadable.clone(),
+            problems: self.problems.clone(),
+            ..AddOnObjects::default()
+        };
+        for (add_on, declared) in &self.parsed {
             for object in declared {
-                if let Err(trouble) = ask_for(&mut asked, add_on, object, served, &taken) {
-                    asked.troubles.push(*trouble);
+                if let Err(trouble) = resolve_object(&mut objects, add_on, object, served, &taken) {
+                    objects.problems.push(*trouble);
                 }
             }
         }
-        asked
+        objects
     }
 }
 
-fn ask_for(
-    asked: &mut Asked,
+fn resolve_object(
+    objects: &mut AddOnObjects,
     add_on: &str,
-    declared: &Declared,
-    served: &Served,
-    taken: impl Fn(&Resource, &Key) -> bool,
-) -> Result<(), Box<Trouble>> {
-    let Declared { api_version, kind, name, .. } = declared;
+    declared: &ManifestObject,
+    served: &ApiDiscovery,
+    taken: impl Fn(&ResourceType, &ObjectKey) -> bool,
+) -> Result<(), Box<Problem>> {
+    let ManifestObject { api_version, kind, name, .. } = declared;
     let Some(kind) = served.find(api_version, kind) else {
-        return Err(Box::new(Trouble {
-            subject: Subject::AddOn(add_on.to_owned()),
-            why: format!("this cluster has no kind {kind} of {api_version}, of which it declares {name}"),
+        return Err(Box::new(Problem {
+            subject: ProblemSubject::AddOn(add_on.to_owned()),
+            reason: format!("this cluster has no kind {kind} of {api_version}, of which it declares {name}"),
             remedy: "declare what brings the kind, or wait until it has".to_owned(),
         }));
     };
     let namespace =
         kind.namespaced.then(|| declared.namespace.clone().unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()));
-    let key = Key { namespace, name: name.clone() };
-    let (resource, object) = (kind.resource(), placed(&declared.object, key.namespace.as_deref()));
-    let (_, wanted) = asked.kinds.entry(resource.clone()).or_insert_with(|| (kind.clone(), BTreeMap::new()));
+    let key = ObjectKey { namespace, name: name.clone() };
+    let (resource, object) = (kind.resource(), with_namespace(&declared.object, key.namespace.as_deref()));
+    let (_, wanted) =
+        objects.kinds.entry(resource.clone()).or_insert_with(|| (kind.clone(), BTreeMap::new()));
     if taken(&resource, &key) || wanted.contains_key(&key) {
-        return Err(Box::new(Trouble {
-            subject: Subject::object(Some(add_on), &resource, &key),
-            why: "it belongs to the release, or to another add-on".to_owned(),
+        return Err(Box::new(Problem {
+            subject: ProblemSubject::for_object(Some(add_on), &resource, &key),
+            reason: "it belongs to the release, or to another add-on".to_owned(),
             remedy: "take it out of the manifest, or give it another name".to_owned(),
         }));
     }
     let (add_on, kind, digest) = (add_on.to_owned(), kind.clone(), declared.digest.clone());
-    wanted.insert(key, Wanted::Applied { add_on, kind, object, digest });
+    wanted.insert(key, DesiredObject::Applied { add_on, kind, object, digest });
     Ok(())
 }
 
-/// An object in the namespace that it belongs into.
-fn placed(object: &Value, namespace: Option<&str>) -> Value {
+/// A copy of the object in its namespace; without one for a kind that is not namespaced.
+fn with_namespace(object: &Value, namespace: Option<&str>) -> Value {
     let mut object = object.clone();
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         match namespace {
@@ -127,8 +139,8 @@ fn placed(object: &Value, namespace: Option<&str>) -> Value {
     object
 }
 
-/// The order in which kinds are looked at.
+/// The position of a kind in the order of processing.
 #[must_use]
-pub fn rank(kind: &Kind) -> usize {
-    FIRST.iter().position(|first| *first == kind.kind).unwrap_or(FIRST.len())
+pub fn kind_order(kind: &ObjectKind) -> usize {
+    PREREQUISITE_KINDS.iter().position(|first| *first == kind.kind).unwrap_or(PREREQUISITE_KINDS.len())
 }

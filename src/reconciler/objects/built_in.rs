@@ -1,23 +1,23 @@
-//! The objects that every cluster of this release has.
+//! The built-in Kubernetes objects of this release.
 //!
-//! Whoever changes them looks at the two numbers of [`program`](crate::reconciler::program), too. An object that is taken
-//! out here is deleted in every cluster: it carries the label and nobody wants it.
+//! A change of them may require a change of the two numbers of [`program`](crate::reconciler::program). An object that
+//! is removed here is deleted in every cluster: it has the label and no release needs it.
 //!
-//! Each says everything that its kind can say, also where the server would fill in the same, and says what is to be empty
-//! as an empty list: what is not said is not kept. `tests/all/objects` has the server fill in the rest and demands that
-//! there is none. Names of ours begin with `shepherd`, except where others have to know them: a runtime class is called by
-//! pods, and a storage class by claims.
+//! Each object sets every field that its kind has, even to the server's default, and sets empty lists explicitly: a
+//! field that is not set is not reconciled. `tests/all/objects` has the server fill in defaults and fails if there are
+//! any. Our names start with `shepherd`, except names that others refer to: pods name runtime classes, and claims name
+//! storage classes.
 //!
 //! | object | for |
 //! | --- | --- |
 //! | role binding `shepherd:owners` | owners of the cluster may do everything |
-//! | role binding `shepherd:viewers` | its viewers may look at everything but secrets |
-//! | role binding `shepherd:kube-apiserver-kubelet-client` | API servers ask kubelets for logs, and run commands through them |
-//! | role and binding `shepherd:storage-provisioner` | what makes volumes, where a driver is declared |
-//! | priority class `shepherd-cluster-services` | what others cannot do without: names, the pod network |
-//! | priority class `shepherd-spare-time` | what may run while nobody needs the place |
-//! | a runtime class for each handler | pods choose what runs them |
-//! | a storage class, a CSI driver | where a driver is declared |
+//! | role binding `shepherd:viewers` | viewers of the cluster may read everything but secrets |
+//! | role binding `shepherd:kube-apiserver-kubelet-client` | API servers read logs and run commands through kubelets |
+//! | role and binding `shepherd:storage-provisioner` | the volume provisioner, if a driver is declared |
+//! | priority class `shepherd-cluster-services` | services that others depend on: DNS, the pod network |
+//! | priority class `shepherd-spare-time` | pods that may run while nothing else needs the capacity |
+//! | a runtime class for each handler | pods choose their runtime |
+//! | a storage class, a CSI driver | if a driver is declared |
 
 use std::collections::BTreeMap;
 
@@ -32,82 +32,92 @@ use k8s_openapi::{ClusterResourceScope, Resource};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::reconciler::objects::kind::{BUILT_IN, KEPT, Kind};
-use crate::reconciler::objects::wishes::{StorageDriver, Wishes};
+use crate::reconciler::objects::cluster_config::{ClusterConfig, StorageDriver};
+use crate::reconciler::objects::object_kind::{MANAGED_BUILT_IN, MANAGED_LABEL, ObjectKind};
 
 /// The group of a cluster's owners, in their certificates.
-pub const OWNERS: &str = "shepherd:owners";
-/// The group of those who may look.
-pub const VIEWERS: &str = "shepherd:viewers";
-/// As whom API servers speak to kubelets.
-pub const KUBELET_CLIENT: &str = "shepherd:kube-apiserver-kubelet-client";
-/// The group of what makes volumes.
+pub const OWNERS_GROUP: &str = "shepherd:owners";
+/// The group of a cluster's viewers, in their certificates.
+pub const VIEWERS_GROUP: &str = "shepherd:viewers";
+/// The user as which API servers call kubelets.
+pub const KUBELET_CLIENT_USER: &str = "shepherd:kube-apiserver-kubelet-client";
+/// The group of the volume provisioner.
 pub const STORAGE_PROVISIONER: &str = "shepherd:storage-provisioner";
-/// The priority of what others cannot do without: the highest that is not Kubernetes' own.
-pub const CLUSTER_SERVICES: &str = "shepherd-cluster-services";
-/// The priority of what may wait.
-pub const SPARE_TIME: &str = "shepherd-spare-time";
+/// The priority of services that others depend on: the highest that is not Kubernetes' own.
+pub const CLUSTER_SERVICES_PRIORITY: &str = "shepherd-cluster-services";
+/// The priority of pods that may wait.
+pub const SPARE_TIME_PRIORITY: &str = "shepherd-spare-time";
 
-const RBAC: &str = "rbac.authorization.k8s.io";
-/// What marks the class of claims that name none.
-const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
+const RBAC_GROUP: &str = "rbac.authorization.k8s.io";
+/// The annotation of the storage class for claims that name none.
+const DEFAULT_CLASS_ANNOTATION: &str = "storageclass.kubernetes.io/is-default-class";
 
-/// An object that is wanted, as JSON.
+/// A desired object as JSON.
 #[derive(Clone, Debug, PartialEq)]
-pub struct BuiltIn {
-    /// Its kind.
-    pub kind: Kind,
-    /// What it is to be.
+pub struct BuiltInObject {
+    /// The kind of the object.
+    pub kind: ObjectKind,
+    /// The desired content of the object.
     pub object: Value,
 }
 
-/// The kinds that there may be built-in objects of, in the order in which they are made: what components may do comes
-/// first. They are all looked at, also where none of a kind is wanted: some may be left of another release.
+/// The kinds that may have built-in objects, in the order of creation: what components may do comes first. All of them
+/// are listed, even if no object of a kind is desired: objects of another release may remain.
 #[must_use]
-pub fn kinds() -> [Kind; 6] {
+pub fn built_in_kinds() -> [ObjectKind; 6] {
     [
-        kind::<ClusterRole>(),
-        kind::<ClusterRoleBinding>(),
-        kind::<PriorityClass>(),
-        kind::<RuntimeClass>(),
-        kind::<CSIDriver>(),
-        kind::<StorageClass>(),
+        kind_of_type::<ClusterRole>(),
+        kind_of_type::<ClusterRoleBinding>(),
+        kind_of_type::<PriorityClass>(),
+        kind_of_type::<RuntimeClass>(),
+        kind_of_type::<CSIDriver>(),
+        kind_of_type::<StorageClass>(),
     ]
 }
 
-/// All that is wanted in a cluster.
-pub fn built_in(wishes: &Wishes) -> Result<Vec<BuiltIn>, serde_json::Error> {
+/// All built-in objects of a cluster with this configuration.
+pub fn built_in_objects(wishes: &ClusterConfig) -> Result<Vec<BuiltInObject>, serde_json::Error> {
     let mut objects = vec![
-        object(&binding("shepherd:owners", "cluster-admin", "Group", OWNERS))?,
-        object(&binding("shepherd:viewers", "view", "Group", VIEWERS))?,
-        object(&binding(KUBELET_CLIENT, "system:kubelet-api-admin", "User", KUBELET_CLIENT))?,
-        object(&priority(
-            CLUSTER_SERVICES,
+        to_built_in(&cluster_role_binding("shepherd:owners", "cluster-admin", "Group", OWNERS_GROUP))?,
+        to_built_in(&cluster_role_binding("shepherd:viewers", "view", "Group", VIEWERS_GROUP))?,
+        to_built_in(&cluster_role_binding(
+            KUBELET_CLIENT_USER,
+            "system:kubelet-api-admin",
+            "User",
+            KUBELET_CLIENT_USER,
+        ))?,
+        to_built_in(&priority_class(
+            CLUSTER_SERVICES_PRIORITY,
             1_000_000_000,
             "PreemptLowerPriority",
             "What others cannot do without.",
         ))?,
-        object(&priority(SPARE_TIME, -1000, "Never", "What may run while nobody needs the place."))?,
+        to_built_in(&priority_class(
+            SPARE_TIME_PRIORITY,
+            -1000,
+            "Never",
+            "What may run while nobody needs the place.",
+        ))?,
     ];
     for handler in &wishes.runtime_handlers {
-        objects.push(object(&runtime_class(handler))?);
+        objects.push(to_built_in(&runtime_class(handler))?);
     }
     if let Some(driver) = &wishes.storage_driver {
-        objects.push(object(&storage_provisioner())?);
-        objects.push(object(&binding(
+        objects.push(to_built_in(&storage_provisioner_role())?);
+        objects.push(to_built_in(&cluster_role_binding(
             STORAGE_PROVISIONER,
             STORAGE_PROVISIONER,
             "Group",
             STORAGE_PROVISIONER,
         ))?);
-        objects.push(object(&csi_driver(driver))?);
-        objects.push(object(&storage_class(driver))?);
+        objects.push(to_built_in(&csi_driver(driver))?);
+        objects.push(to_built_in(&storage_class(driver))?);
     }
     Ok(objects)
 }
 
-fn kind<T: Resource<Scope = ClusterResourceScope>>() -> Kind {
-    Kind {
+fn kind_of_type<T: Resource<Scope = ClusterResourceScope>>() -> ObjectKind {
+    ObjectKind {
         group: T::GROUP.to_owned(),
         version: T::VERSION.to_owned(),
         kind: T::KIND.to_owned(),
@@ -116,31 +126,31 @@ fn kind<T: Resource<Scope = ClusterResourceScope>>() -> Kind {
     }
 }
 
-fn object<T>(typed: &T) -> Result<BuiltIn, serde_json::Error>
+fn to_built_in<T>(typed: &T) -> Result<BuiltInObject, serde_json::Error>
 where
     T: Resource<Scope = ClusterResourceScope> + Serialize,
 {
-    Ok(BuiltIn { kind: kind::<T>(), object: serde_json::to_value(typed)? })
+    Ok(BuiltInObject { kind: kind_of_type::<T>(), object: serde_json::to_value(typed)? })
 }
 
-fn named(name: &str) -> ObjectMeta {
+fn object_meta(name: &str) -> ObjectMeta {
     ObjectMeta {
         name: Some(name.to_owned()),
-        labels: Some(BTreeMap::from([(KEPT.to_owned(), BUILT_IN.to_owned())])),
+        labels: Some(BTreeMap::from([(MANAGED_LABEL.to_owned(), MANAGED_BUILT_IN.to_owned())])),
         ..ObjectMeta::default()
     }
 }
 
-fn binding(name: &str, role: &str, subject: &str, whose: &str) -> ClusterRoleBinding {
+fn cluster_role_binding(name: &str, role: &str, subject: &str, whose: &str) -> ClusterRoleBinding {
     ClusterRoleBinding {
-        metadata: named(name),
+        metadata: object_meta(name),
         role_ref: RoleRef {
-            api_group: RBAC.to_owned(),
+            api_group: RBAC_GROUP.to_owned(),
             kind: "ClusterRole".to_owned(),
             name: role.to_owned(),
         },
         subjects: Some(vec![Subject {
-            api_group: Some(RBAC.to_owned()),
+            api_group: Some(RBAC_GROUP.to_owned()),
             kind: subject.to_owned(),
             name: whose.to_owned(),
             namespace: None,
@@ -148,8 +158,8 @@ fn binding(name: &str, role: &str, subject: &str, whose: &str) -> ClusterRoleBin
     }
 }
 
-/// Leave to do this to those; whichever they are, and to nothing that is no object.
-fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
+/// A rule that allows these verbs on these resources, whatever their names, and on no other URLs.
+fn policy_rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
     let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
     PolicyRule {
         api_groups: Some(vec![group.to_owned()]),
@@ -160,26 +170,26 @@ fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
     }
 }
 
-fn storage_provisioner() -> ClusterRole {
+fn storage_provisioner_role() -> ClusterRole {
     let read = ["get", "list", "watch"];
     ClusterRole {
-        metadata: named(STORAGE_PROVISIONER),
+        metadata: object_meta(STORAGE_PROVISIONER),
         aggregation_rule: Some(AggregationRule::default()),
         rules: Some(vec![
-            rule("", &["events"], &["get", "list", "watch", "create", "update", "patch"]),
-            rule("storage.k8s.io", &["storageclasses"], &read),
-            rule("", &["nodes"], &read),
-            rule("storage.k8s.io", &["csinodes"], &read),
-            rule("", &["persistentvolumes"], &["get", "list", "watch", "create", "patch", "delete"]),
-            rule("", &["persistentvolumeclaims"], &read),
-            rule("", &["persistentvolumeclaims/status"], &["patch"]),
+            policy_rule("", &["events"], &["get", "list", "watch", "create", "update", "patch"]),
+            policy_rule("storage.k8s.io", &["storageclasses"], &read),
+            policy_rule("", &["nodes"], &read),
+            policy_rule("storage.k8s.io", &["csinodes"], &read),
+            policy_rule("", &["persistentvolumes"], &["get", "list", "watch", "create", "patch", "delete"]),
+            policy_rule("", &["persistentvolumeclaims"], &read),
+            policy_rule("", &["persistentvolumeclaims/status"], &["patch"]),
         ]),
     }
 }
 
-fn priority(name: &str, value: i32, preemption: &str, description: &str) -> PriorityClass {
+fn priority_class(name: &str, value: i32, preemption: &str, description: &str) -> PriorityClass {
     PriorityClass {
-        metadata: named(name),
+        metadata: object_meta(name),
         description: Some(description.to_owned()),
         global_default: Some(false),
         preemption_policy: Some(preemption.to_owned()),
@@ -187,10 +197,10 @@ fn priority(name: &str, value: i32, preemption: &str, description: &str) -> Prio
     }
 }
 
-/// The class is called as its handler is; gVisor's is known by another name than its program.
+/// The class has the name of its handler, except gVisor's, which is known by another name than its program.
 fn runtime_class(handler: &str) -> RuntimeClass {
     RuntimeClass {
-        metadata: named(if handler == "runsc" { "gvisor" } else { handler }),
+        metadata: object_meta(if handler == "runsc" { "gvisor" } else { handler }),
         handler: handler.to_owned(),
         overhead: Some(Overhead::default()),
         scheduling: Some(Scheduling::default()),
@@ -199,10 +209,10 @@ fn runtime_class(handler: &str) -> RuntimeClass {
 
 fn csi_driver(driver: &StorageDriver) -> CSIDriver {
     CSIDriver {
-        metadata: named(&driver.name),
+        metadata: object_meta(&driver.name),
         spec: CSIDriverSpec {
-            attach_required: Some(driver.attaches),
-            // Then the kubelet hands a volume's files over to a pod's group, as often as the pod asks for.
+            attach_required: Some(driver.needs_attach),
+            // The kubelet gives the files of a volume to a pod's group, as often as the pod requests it.
             fs_group_policy: Some("File".to_owned()),
             node_allocatable_update_period_seconds: None,
             pod_info_on_mount: Some(false),
@@ -215,10 +225,10 @@ fn csi_driver(driver: &StorageDriver) -> CSIDriver {
     }
 }
 
-/// The class of claims that name none. Volumes are made where their first pod is to run.
+/// The class of claims that name none. Volumes are created where their first pod is scheduled.
 fn storage_class(driver: &StorageDriver) -> StorageClass {
-    let mut metadata = named(&driver.class);
-    metadata.annotations = Some(BTreeMap::from([(DEFAULT_CLASS.to_owned(), "true".to_owned())]));
+    let mut metadata = object_meta(&driver.class);
+    metadata.annotations = Some(BTreeMap::from([(DEFAULT_CLASS_ANNOTATION.to_owned(), "true".to_owned())]));
     StorageClass {
         metadata,
         allow_volume_expansion: Some(driver.can_expand),
@@ -236,48 +246,48 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::reconciler::objects::kind::{Key, label};
+    use crate::reconciler::objects::object_kind::{ObjectKey, label};
 
-    fn everything() -> Wishes {
-        Wishes {
+    fn everything() -> ClusterConfig {
+        ClusterConfig {
             runtime_handlers: ["runc", "runsc"].map(str::to_owned).into(),
             storage_driver: Some(StorageDriver {
                 name: "disks.example".to_owned(),
                 class: "disks".to_owned(),
                 parameters: BTreeMap::from([("tier".to_owned(), "fast".to_owned())]),
                 can_expand: true,
-                attaches: false,
+                needs_attach: false,
             }),
             add_ons: Vec::new(),
         }
     }
 
     #[test]
-    fn no_two_of_a_kind_have_one_name_and_all_are_of_kinds_that_are_looked_at() {
+    fn built_in_names_are_unique_and_their_kinds_are_listed() {
         let mut seen = BTreeSet::new();
-        for BuiltIn { kind, object } in built_in(&everything()).unwrap() {
-            assert!(kinds().contains(&kind), "{kind:?} would never be found again");
-            let key = Key::of(&object);
+        for BuiltInObject { kind, object } in built_in_objects(&everything()).unwrap() {
+            assert!(built_in_kinds().contains(&kind), "{kind:?} would never be found again");
+            let key = ObjectKey::from_object(&object);
             assert!(!key.name.is_empty() && key.namespace.is_none(), "{object}");
             assert!(seen.insert((kind, key)), "twice: {object}");
         }
         let of_each: BTreeSet<_> = seen.iter().map(|(kind, _)| kind.clone()).collect();
-        assert_eq!(of_each.len(), kinds().len(), "every kind has an object where all is wished for");
+        assert_eq!(of_each.len(), built_in_kinds().len(), "every kind has an object where all is wished for");
     }
 
     #[test]
-    fn all_carry_the_label_by_which_they_are_found() {
-        for BuiltIn { kind, object } in built_in(&everything()).unwrap() {
-            assert_eq!(label(&object, KEPT), Some(BUILT_IN), "{object}");
+    fn every_built_in_object_carries_the_managed_label() {
+        for BuiltInObject { kind, object } in built_in_objects(&everything()).unwrap() {
+            assert_eq!(label(&object, MANAGED_LABEL), Some(MANAGED_BUILT_IN), "{object}");
             assert_eq!(object["kind"], kind.kind.as_str());
             assert_eq!(object["apiVersion"], kind.api_version());
         }
     }
 
     #[test]
-    fn what_nobody_has_is_not_made() {
-        let plain = built_in(&Wishes::default()).unwrap();
-        let names: Vec<String> = plain.iter().map(|made| Key::of(&made.object).name).collect();
+    fn unconfigured_objects_are_not_created() {
+        let plain = built_in_objects(&ClusterConfig::default()).unwrap();
+        let names: Vec<String> = plain.iter().map(|made| ObjectKey::from_object(&made.object).name).collect();
         assert_eq!(
             names,
             [

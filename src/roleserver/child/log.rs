@@ -1,41 +1,42 @@
-//! What a program writes, in a file that does not grow for ever.
+//! Output log of a child, truncated when it grows too large (copy and truncate).
 //!
-//! A program outlives the role server that started it, so it writes to a file and not to that one. Both add to its end: a
-//! file that has grown too long is copied and cut short under its writer, and a few last lines may be in both or lost.
+//! A program outlives the role server that started it, so it writes to a file instead of a pipe. Both append to the
+//! file. A file that has grown too large is copied and truncated under its writer, and a few last lines may be in both
+//! files or lost.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Result, Seek as _, SeekFrom};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-/// Bytes after which a file is cut short.
-pub const LIMIT: u64 = 4 << 20;
-/// Bytes of a last part that may be shown to somebody.
-const TAIL: u64 = 2000;
+/// Size in bytes above which a file is truncated.
+pub const MAX_LOG_BYTES: u64 = 4 << 20;
+/// Bytes at the end of a file that are read for its last lines.
+const TAIL_BYTES: u64 = 2000;
 
-/// Opens it for writing at its end.
-pub fn open(path: &Path) -> Result<File> {
+/// Opens a log for appending, creating it with mode 0600.
+pub fn open_log(path: &Path) -> Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
-/// Cuts it short if it is longer than [`LIMIT`]; what was in it stays in `….1` until the next time.
-pub fn limit(path: &Path) -> Result<()> {
-    if std::fs::metadata(path).is_ok_and(|data| data.size() > LIMIT) {
+/// Truncates a log longer than [`MAX_LOG_BYTES`]; its content stays in `….1` until the next time.
+pub fn truncate_if_large(path: &Path) -> Result<()> {
+    if std::fs::metadata(path).is_ok_and(|data| data.size() > MAX_LOG_BYTES) {
         std::fs::copy(path, path.with_extension("log.1"))?;
         OpenOptions::new().write(true).open(path)?.set_len(0)?;
     }
     Ok(())
 }
 
-/// Its last lines, at most `most`, on one line; nothing where there is nothing to read.
+/// The last lines of a log, at most `most`, joined into one; empty if there is nothing to read.
 #[must_use]
 pub fn last_lines(path: &Path, most: usize) -> String {
     let read = || -> Result<Vec<u8>> {
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
         let mut bytes = Vec::new();
-        file.take(TAIL).read_to_end(&mut bytes)?;
+        file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
     let bytes = read().unwrap_or_default();
@@ -55,19 +56,22 @@ mod tests {
     fn file_is_cut_short_under_its_writer() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("output.log");
-        let mut writer = open(&path).unwrap();
+        let mut writer = open_log(&path).unwrap();
         writer.write_all(&vec![b'x'; 4 << 20]).unwrap();
-        limit(&path).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().len(), LIMIT, "not longer than it may be");
+        truncate_if_large(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), MAX_LOG_BYTES, "not longer than it may be");
         writer.write_all(b"more").unwrap();
-        limit(&path).unwrap();
+        truncate_if_large(&path).unwrap();
         writer.write_all(b"after\n").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "after\n");
-        assert_eq!(std::fs::metadata(directory.path().join("output.log.1")).unwrap().len(), LIMIT + 4);
+        assert_eq!(
+            std::fs::metadata(directory.path().join("output.log.1")).unwrap().len(),
+            MAX_LOG_BYTES + 4
+        );
     }
 
     #[test]
-    fn last_lines_are_told_on_one() {
+    fn last_lines_are_joined_into_one() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("output.log");
         assert_eq!(last_lines(&path, 3), "");

@@ -1,4 +1,4 @@
-//! What is to run.
+//! Child specification and resource limits.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,92 +7,96 @@ use std::time::Duration;
 use ring::digest;
 use serde::{Deserialize, Serialize};
 
-use crate::supervisor::name::{Name, NameError};
+use crate::supervisor::name::{RunnableName, RunnableNameError};
 
 /// One program, with all that it is started with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spec {
-    /// Its name on this node, as that of a runnable. Two of one name never run at once.
+pub struct ChildSpec {
+    /// Its name on this node, a valid runnable name. Two children of one name never run at once.
     pub name: String,
-    /// The file to run.
+    /// The absolute path of the program file.
     pub program: PathBuf,
-    /// What follows the program's name on its command line.
+    /// The arguments, without the program's name.
     pub arguments: Vec<String>,
-    /// All of its environment: nothing of the role server's own.
+    /// Its whole environment: nothing of the role server's own is inherited.
     pub environment: BTreeMap<String, String>,
-    /// Where it runs.
+    /// Its working directory, an absolute path.
     pub directory: PathBuf,
-    /// As whom it runs; as the role server itself when none is named.
+    /// The user it runs as; `None` means the role server's own.
     pub user: Option<User>,
-    /// Further groups that it is in, where a user is named.
+    /// Supplementary groups, used only together with `user`.
     #[serde(default)]
     pub groups: Vec<u32>,
-    /// How much it may use.
-    pub limits: Limits,
-    /// Files that one which was killed leaves behind, and that would keep the next from starting: its sockets. They are
-    /// removed before it starts, when nothing of it runs any more.
-    pub stale: Vec<PathBuf>,
-    /// What the names begin with of programs that it starts and that go on when it ends or is started again. The next one
-    /// of it knows them; whoever forgets it ends them.
+    /// The limits of its control group.
+    pub limits: ResourceLimits,
+    /// Files that a killed program leaves behind and that would keep the next from starting, such as sockets. They are
+    /// removed before a start, when no process of the child runs any more.
+    pub stale_files: Vec<PathBuf>,
+    /// File name prefix of programs that the child starts and that go on when it ends or is restarted. The next
+    /// instance of the child recognizes them. If it is `None`, they are killed.
     #[serde(default)]
-    pub spared: Option<String>,
-    /// How long it may take to end after SIGTERM, before it is killed.
+    pub survivor_prefix: Option<String>,
+    /// How long it may take to end after SIGTERM before it is killed.
     pub stop_time: Duration,
 }
 
-/// A user and a group, by number: there need not be names for them on a machine.
+/// A user and a group, by number: a machine need not have names for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
-    /// User id.
+    /// Numeric user id (uid).
     pub uid: u32,
-    /// Group id.
+    /// Numeric group id (gid).
     pub gid: u32,
 }
 
-/// Limits of a control group. What is none is not limited.
+/// Limits of a control group. `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
-    /// Bytes of memory; beyond that the kernel ends something in the group.
+pub struct ResourceLimits {
+    /// Bytes of memory; above it the kernel kills a process in the group.
     pub memory_bytes: Option<u64>,
-    /// Thousandths of one processor.
+    /// Processor time in thousandths of one processor.
     pub cpu_millis: Option<u64>,
-    /// Processes and threads.
+    /// Highest number of processes and threads.
     pub tasks: Option<u64>,
 }
 
-/// Why something cannot be run.
+/// Why a child specification is invalid.
 #[derive(Debug, thiserror::Error)]
-pub enum SpecError {
-    /// The name is none.
+pub enum ChildSpecError {
+    /// The name is not a valid runnable name.
     #[error(transparent)]
-    Name(#[from] NameError),
-    /// A path is relative: to what, nobody could say.
+    Name(#[from] RunnableNameError),
+    /// A path is relative, without a directory that it would be relative to.
     #[error("{what} of {name} is {path:?}, which is no absolute path; give one that begins with /")]
-    Relative {
-        /// Whose.
+    RelativePath {
+        /// The name of the child.
         name: String,
-        /// Which path.
+        /// The field with the path, for the message.
         what: &'static str,
-        /// The path.
+        /// The path that was rejected.
         path: PathBuf,
     },
-    /// Something that the kernel takes no zero byte in has one.
+    /// A text with a zero byte, which the kernel does not take.
     #[error("{name} has a zero byte in its {what}")]
-    Zero {
-        /// Whose.
+    NulByte {
+        /// The name of the child.
         name: String,
-        /// In what.
+        /// The field with the zero byte, for the message.
         what: &'static str,
     },
 }
 
-impl Spec {
-    /// Whether this can be run at all.
-    pub fn check(&self) -> Result<(), SpecError> {
-        Name::new(&self.name)?;
+impl ChildSpec {
+    /// Checks that the kernel can run this specification.
+    pub fn validate(&self) -> Result<(), ChildSpecError> {
+        RunnableName::new(&self.name)?;
         for (what, path) in [("the program", &self.program), ("the directory", &self.directory)] {
             if !path.is_absolute() {
-                return Err(SpecError::Relative { name: self.name.clone(), what, path: path.clone() });
+                return Err(ChildSpecError::RelativePath {
+                    name: self.name.clone(),
+                    what,
+                    path: path.clone(),
+                });
             }
         }
         let zero = |text: &String| text.contains('\0');
@@ -100,28 +104,29 @@ impl Spec {
             self.environment.iter().any(|(key, value)| zero(key) || zero(value) || key.contains('='));
         for (what, has) in [("arguments", self.arguments.iter().any(zero)), ("environment", environment)] {
             if has {
-                return Err(SpecError::Zero { name: self.name.clone(), what });
+                return Err(ChildSpecError::NulByte { name: self.name.clone(), what });
             }
         }
         Ok(())
     }
 
-    /// Tells two of them apart: what runs with one digest is not what another digest asks for. The time that it may take
-    /// to end is not part of it, nor what is spared, and neither are limits, which can be changed while it runs, nor further
-    /// groups, which are the host's affair.
+    /// The digest of everything whose change requires a restart. The stop time and the survivor prefix are not part of
+    /// it, nor the limits, which can be changed while the child runs, nor the supplementary groups, which are the
+    /// host's affair.
     #[must_use]
     pub fn digest(&self) -> String {
-        let told =
+        let reported =
             (&self.name, &self.program, &self.arguments, &self.environment, &self.directory, self.user);
-        // Of strings and numbers alone; a path that is no UTF-8 is told by what stands for it.
-        let bytes = serde_json::to_vec(&told).unwrap_or_else(|_| format!("{told:?}").into_bytes());
+        // These are strings and numbers alone. A path that is not UTF-8 cannot be JSON, and is represented by its debug
+        // text.
+        let bytes = serde_json::to_vec(&reported).unwrap_or_else(|_| format!("{reported:?}").into_bytes());
         hex::encode(digest::digest(&digest::SHA256, &bytes))
     }
 }
 
 #[cfg(test)]
-pub(super) fn sample(name: &str, program: &str, arguments: &[&str]) -> Spec {
-    Spec {
+pub(super) fn sample(name: &str, program: &str, arguments: &[&str]) -> ChildSpec {
+    ChildSpec {
         name: name.to_owned(),
         program: program.into(),
         arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
@@ -129,9 +134,9 @@ pub(super) fn sample(name: &str, program: &str, arguments: &[&str]) -> Spec {
         directory: "/".into(),
         user: None,
         groups: Vec::new(),
-        limits: Limits::default(),
-        stale: Vec::new(),
-        spared: None,
+        limits: ResourceLimits::default(),
+        stale_files: Vec::new(),
+        survivor_prefix: None,
         stop_time: Duration::from_secs(10),
     }
 }
@@ -141,14 +146,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digest_tells_apart_what_would_have_to_be_started_anew() {
+    fn digest_changes_with_what_requires_a_restart() {
         let spec = sample("web", "/bin/web", &["a", "b"]);
         assert_eq!(spec.digest(), spec.clone().digest());
         let mut same = spec.clone();
         same.stop_time = Duration::from_secs(1);
         same.limits.memory_bytes = Some(1);
         assert_eq!(spec.digest(), same.digest());
-        let others: [fn(&mut Spec); 6] = [
+        let others: [fn(&mut ChildSpec); 6] = [
             |spec| spec.name = "web2".into(),
             |spec| spec.program = "/bin/other".into(),
             |spec| spec.arguments = vec!["a b".into()],
@@ -164,20 +169,21 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_run_is_said() {
+    fn invalid_spec_is_rejected_with_a_reason() {
         let good = sample("web", "/bin/web", &[]);
-        good.check().unwrap();
-        let said = |change: fn(&mut Spec)| {
+        good.validate().unwrap();
+        let reported = |change: fn(&mut ChildSpec)| {
             let mut spec = good.clone();
             change(&mut spec);
-            spec.check().unwrap_err().to_string()
+            spec.validate().unwrap_err().to_string()
         };
-        assert!(said(|spec| spec.name = "we.b".into()).contains("no name"));
-        assert!(said(|spec| spec.program = "web".into()).contains("\"web\", which is no absolute path"));
-        assert!(said(|spec| spec.directory = "var".into()).contains("the directory of web"));
-        assert!(said(|spec| spec.arguments = vec!["a\0".into()]).contains("zero byte in its arguments"));
+        assert!(reported(|spec| spec.name = "we.b".into()).contains("no name"));
+        assert!(reported(|spec| spec.program = "web".into()).contains("\"web\", which is no absolute path"));
+        assert!(reported(|spec| spec.directory = "var".into()).contains("the directory of web"));
+        assert!(reported(|spec| spec.arguments = vec!["a\0".into()]).contains("zero byte in its arguments"));
         assert!(
-            said(|spec| drop(spec.environment.insert("A=B".into(), String::new()))).contains("environment")
+            reported(|spec| drop(spec.environment.insert("A=B".into(), String::new())))
+                .contains("environment")
         );
     }
 }

@@ -1,21 +1,22 @@
-//! The program etcd of this host: where it is, which version it is, and which flags that version takes.
+//! The program etcd of this host: its path, its version, and the flags that the version supports.
 //!
-//! etcd 3.4 to 3.7 are supported. They take the same flags but for one, which 3.7 knows by another name only. So the
-//! program is asked for its version before it is started.
+//! etcd 3.4 to 3.7 are supported. They take the same flags except one, which 3.7 knows by another name only. So the
+//! program's version is read before it is started.
 //!
 //! # What decides
 //!
-//! [`flags_of`] decides by the version alone, and [`running_flags`] by what runs already; both are pure. A name that
-//! changes on the command line changes the digest of what runs, and another digest restarts a process. Hence:
+//! [`flags_of`] decides by the version alone, and [`running_flags`] by the process that already runs; both are pure. A
+//! renamed flag on the command line changes the digest of the specification, and another digest restarts the process.
+//! Hence:
 //!
 //! * Up to 3.6 the older name is used, although 3.6 knows both: an update of the role server restarts no etcd.
-//! * An etcd that runs is adopted by either name, and its program is not asked. Somebody who replaces the program restarts
-//!   nothing by that either. The new one runs from the next start on.
+//! * A running etcd is adopted with either name, and the program's version is not read. Replacing the program does not
+//!   restart anything either. The new program runs from the next start on.
 //!
-//! # When the program is asked
+//! # When the version is read
 //!
-//! Before each start of etcd, and never otherwise. That is once in the life of a machine, as a rule. A cache of the answer
-//! would save some milliseconds, and would be wrong where the program is a script in front of another file.
+//! Before each start of etcd, and never otherwise. That is usually once in the life of a machine. A cache of the
+//! version would save some milliseconds, and would be wrong if the program is a script that runs another file.
 
 use std::fmt;
 use std::io;
@@ -29,23 +30,23 @@ use tokio::process::Command;
 
 /// How long the program may take to print its version.
 pub const VERSION_DEADLINE: Duration = Duration::from_secs(10);
-/// As much as is read of what it prints.
+/// Bytes that are read at most of each output of the program.
 const VERSION_BYTES: u64 = 4096;
-/// As much of that as a sentence quotes.
+/// Characters of the output that an error quotes at most.
 const QUOTED_CHARACTERS: usize = 120;
-/// The oldest version that knows the flag which a peer with several addresses needs.
+/// The oldest version that has the flag that a peer with several addresses needs.
 const OLDEST: Version = Version { major: 3, minor: 4, patch: 16 };
-/// The first version that does not know it by its experimental name.
+/// The first version that no longer accepts the experimental name of that flag.
 const NO_EXPERIMENTAL_FLAGS: Version = Version { major: 3, minor: 7, patch: 0 };
 
 /// A version of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// 3.
+    /// Major version, 3 for all supported releases.
     pub major: u64,
-    /// Of a minor release, which may change flags.
+    /// Minor version; a minor release may change flags.
     pub minor: u64,
-    /// Of a patch release.
+    /// Number of the patch release.
     pub patch: u64,
 }
 
@@ -55,17 +56,17 @@ impl fmt::Display for Version {
     }
 }
 
-/// The names of flags that differ from version to version.
+/// Names of the flags that differ between versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flags {
-    /// As 3.4 to 3.6 know them.
+    /// The names that 3.4 to 3.6 accept.
     Experimental,
-    /// As 3.6 and later know them.
+    /// The names that 3.6 and later accept.
     Stable,
 }
 
 impl Flags {
-    /// All of them.
+    /// All sets of flag names.
     pub const ALL: [Self; 2] = [Self::Experimental, Self::Stable];
 
     /// The flag by which a member does not compare the address of a peer with those in the peer's certificate.
@@ -78,7 +79,7 @@ impl Flags {
     }
 }
 
-/// Why etcd cannot be started. Each is a sentence that says what to do.
+/// Why etcd cannot be started. The text of each error is a sentence that names the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// The file does not exist.
@@ -87,50 +88,50 @@ pub enum ProgramError {
         .0.display()
     )]
     Missing(PathBuf),
-    /// The file exists and is not executed.
+    /// The file exists, but could not be executed.
     #[error("{} cannot be started ({source}): install etcd, 3.4.16 or later, in its place", program.display())]
     NotStarted {
-        /// The program.
+        /// Path of the program etcd.
         program: PathBuf,
-        /// Why the kernel refused it.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// It printed no version in time, and was killed.
+    /// It did not end before the deadline, and was killed.
     #[error(
         "{} --version did not end within {} s and was killed: find out what it waits for, or install etcd, 3.4.16 or \
          later, in its place",
         program.display(), within.as_secs_f64()
     )]
     Hangs {
-        /// The program.
+        /// Path of the program etcd.
         program: PathBuf,
-        /// The deadline.
+        /// The deadline that it missed.
         within: Duration,
     },
-    /// It printed something else, or failed.
+    /// It printed no version, or failed.
     #[error(
         "{} --version printed no version of etcd ({status}, {printed:?}): install etcd, 3.4.16 or later, in its place",
         program.display()
     )]
     NoVersion {
-        /// The program.
+        /// Path of the program etcd.
         program: PathBuf,
-        /// How it ended.
+        /// Exit status of the program.
         status: ExitStatus,
-        /// The beginning of what it printed.
+        /// The beginning of its output, up to 120 characters.
         printed: String,
     },
-    /// It lacks a flag.
+    /// It is older than 3.4.16 and lacks a required flag.
     #[error("{} is etcd {version}, which is too old: install 3.4.16 or later", program.display())]
     TooOld {
-        /// The program.
+        /// Path of the program etcd.
         program: PathBuf,
-        /// Its version.
+        /// The version that it printed.
         version: Version,
     },
 }
 
-/// The program etcd of this host: the first of that name where programs are looked for.
+/// Path of the program etcd: the first one in `PATH`, or else `/usr/bin/etcd`.
 #[must_use]
 pub fn program() -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -139,8 +140,8 @@ pub fn program() -> PathBuf {
     found.next().unwrap_or_else(|| PathBuf::from("/usr/bin/etcd"))
 }
 
-/// The flags for a version; none where no flags would do. A version after the last one that is supported gets the flags
-/// of that one.
+/// The flags for a version; `None` if the version is too old. A version newer than the last supported one gets the
+/// flags of that one.
 #[must_use]
 pub fn flags_of(version: Version) -> Option<Flags> {
     if version < OLDEST {
@@ -152,16 +153,18 @@ pub fn flags_of(version: Version) -> Option<Flags> {
     }
 }
 
-/// The flags by which an etcd runs already; none where it runs otherwise, and is to be started again.
+/// The flags that an etcd already runs with; `None` if its specification differs otherwise, so that it has to be
+/// restarted.
 ///
-/// `running` is the digest of what runs, and `digest` computes that of what the flags ask for.
+/// `running` is the digest of the running child, and `digest` computes the digest of the specification with these
+/// flags.
 #[must_use]
 pub fn running_flags(running: &str, digest: impl Fn(Flags) -> String) -> Option<Flags> {
     Flags::ALL.into_iter().find(|flags| digest(*flags) == running)
 }
 
-/// Reads what `etcd --version` prints: `etcd Version: 3.7.3` and more lines. What follows the numbers, as in `3.7.0-rc.1`,
-/// does not count.
+/// Parses the output of `etcd --version`: `etcd Version: 3.7.3` and further lines. A suffix such as `-rc.1` in
+/// `3.7.0-rc.1` is ignored.
 #[must_use]
 pub fn parse_version(printed: &str) -> Option<Version> {
     let version = printed.lines().find_map(|line| line.strip_prefix("etcd Version:"))?.trim();
@@ -171,7 +174,7 @@ pub fn parse_version(printed: &str) -> Option<Version> {
     numbers.next().is_none().then_some(version)
 }
 
-/// Asks the program for its version and gives the flags for it.
+/// Reads the program's version and returns the flags for it.
 pub async fn ask_flags(program: &Path, deadline: Duration) -> Result<Flags, ProgramError> {
     let version = ask_version(program, deadline).await?;
     let flags = flags_of(version);
@@ -179,11 +182,11 @@ pub async fn ask_flags(program: &Path, deadline: Duration) -> Result<Flags, Prog
     flags.ok_or_else(|| ProgramError::TooOld { program: program.to_owned(), version })
 }
 
-/// Asks the program for its version.
+/// Runs `etcd --version` and parses the output.
 pub async fn ask_version(program: &Path, deadline: Duration) -> Result<Version, ProgramError> {
     let named = || program.to_owned();
     let mut command = Command::new(program);
-    // In a process group of its own, which ends with the deadline. Without our environment, as it will run.
+    // In its own process group, which is killed at the deadline. With an empty environment, like the real start.
     command.arg("--version").env_clear().current_dir("/").process_group(0).kill_on_drop(true);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|source| match source.kind() {
@@ -199,7 +202,7 @@ pub async fn ask_version(program: &Path, deadline: Duration) -> Result<Version, 
     let answered = tokio::time::timeout(deadline, answer).await;
     let Ok(answered) = answered else {
         if let Some(group) = group {
-            // Its leader is not waited for yet, so the number is nobody else's.
+            // The group leader has not been waited for yet, so its number has not been reused.
             let _ = kill_process_group(group, Signal::KILL);
         }
         return Err(ProgramError::Hangs { program: named(), within: deadline });
@@ -216,7 +219,7 @@ pub async fn ask_version(program: &Path, deadline: Duration) -> Result<Version, 
     }
 }
 
-/// The beginning of what comes, up to the limit. What cannot be read counts as the end.
+/// Reads the output up to the limit. A read error counts as the end.
 async fn read_text(from: Option<impl AsyncRead + Unpin>) -> String {
     let mut bytes = Vec::new();
     if let Some(from) = from {
@@ -278,7 +281,7 @@ mod tests {
         assert_eq!(running_flags("another", digest), None);
     }
 
-    /// A program in a directory of its own.
+    /// Creates an executable script in its own directory.
     fn script(text: &str) -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("etcd");
@@ -289,7 +292,8 @@ mod tests {
 
     async fn ask(text: &str, deadline: Duration) -> Result<Flags, String> {
         let (_directory, path) = script(text);
-        // Another test may fork while this file is open for writing, and the kernel runs none that is open so.
+        // Another test may fork while this file is open for writing, and the kernel executes no file that is open for
+        // writing.
         loop {
             match ask_flags(&path, deadline).await {
                 Err(ProgramError::NotStarted { source, .. })
@@ -300,28 +304,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn program_is_asked_and_its_failure_is_a_sentence() {
+    async fn program_is_queried_and_its_failure_is_a_sentence() {
         let long = Duration::from_mins(5);
         let says = |text: &str| format!("#!/bin/sh\n[ \"$*\" = --version ] || exit 9\necho '{text}'\n");
         assert_eq!(ask(&says("etcd Version: 3.6.1"), long).await, Ok(Flags::Experimental));
         assert_eq!(ask(&says("etcd Version: 3.7.3"), long).await, Ok(Flags::Stable));
-        let told = ask(&says("etcd Version: 3.3.1"), long).await.unwrap_err();
-        assert!(told.ends_with("is etcd 3.3.1, which is too old: install 3.4.16 or later"), "{told}");
-        let told = ask(&says("hello"), long).await.unwrap_err();
-        assert!(told.contains("printed no version of etcd (exit status: 0, \"hello\"): install"), "{told}");
-        let told =
+        let message = ask(&says("etcd Version: 3.3.1"), long).await.unwrap_err();
+        assert!(message.ends_with("is etcd 3.3.1, which is too old: install 3.4.16 or later"), "{message}");
+        let message = ask(&says("hello"), long).await.unwrap_err();
+        assert!(
+            message.contains("printed no version of etcd (exit status: 0, \"hello\"): install"),
+            "{message}"
+        );
+        let message =
             ask("#!/bin/sh\necho etcd Version: 3.7.3\necho broken >&2\nexit 3\n", long).await.unwrap_err();
-        assert!(told.contains("(exit status: 3, \"etcd Version: 3.7.3\")"), "{told}");
-        let told = ask("#!/bin/sh\necho broken >&2\nexit 3\n", long).await.unwrap_err();
-        assert!(told.contains("(exit status: 3, \"broken\")"), "{told}");
-        let told = ask("#!/nowhere/sh\n", long).await.unwrap_err();
-        assert!(told.contains("there is no program"), "{told}");
+        assert!(message.contains("(exit status: 3, \"etcd Version: 3.7.3\")"), "{message}");
+        let message = ask("#!/bin/sh\necho broken >&2\nexit 3\n", long).await.unwrap_err();
+        assert!(message.contains("(exit status: 3, \"broken\")"), "{message}");
+        let message = ask("#!/nowhere/sh\n", long).await.unwrap_err();
+        assert!(message.contains("there is no program"), "{message}");
         let (directory, path) = script("");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-        let told = ask_flags(&path, long).await.unwrap_err().to_string();
-        assert!(told.contains("cannot be started (Permission denied"), "{told}");
-        let told = ask_flags(&directory.path().join("no"), long).await.unwrap_err().to_string();
-        assert!(told.starts_with("there is no program /") && told.contains("/no: install etcd"), "{told}");
+        let message = ask_flags(&path, long).await.unwrap_err().to_string();
+        assert!(message.contains("cannot be started (Permission denied"), "{message}");
+        let message = ask_flags(&directory.path().join("no"), long).await.unwrap_err().to_string();
+        assert!(
+            message.starts_with("there is no program /") && message.contains("/no: install etcd"),
+            "{message}"
+        );
     }
 
     #[tokio::test]
@@ -330,9 +340,9 @@ mod tests {
         let pid = place.path().join("pid");
         let hangs =
             format!("#!/bin/sh\nsleep 600 &\necho $! > {0}.new; mv {0}.new {0}\nwait\n", pid.display());
-        let told = ask(&hangs, Duration::from_secs(2)).await.unwrap_err();
-        assert!(told.contains("--version did not end within 2 s and was killed"), "{told}");
-        // Where the deadline came first, nothing was started yet.
+        let text = ask(&hangs, Duration::from_secs(2)).await.unwrap_err();
+        assert!(text.contains("--version did not end within 2 s and was killed"), "{text}");
+        // If the deadline came first, the script has not started anything.
         if let Ok(pid) = std::fs::read_to_string(&pid) {
             let stat = format!("/proc/{}/stat", pid.trim());
             let runs = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
@@ -345,7 +355,7 @@ mod tests {
             assert!(!runs(), "it goes on");
         }
         let floods = ask("#!/bin/sh\nwhile :; do echo no version; done\n", Duration::from_mins(5)).await;
-        let told = floods.unwrap_err();
-        assert!(told.contains("printed no version of etcd"), "{told}");
+        let text = floods.unwrap_err();
+        assert!(text.contains("printed no version of etcd"), "{text}");
     }
 }

@@ -1,46 +1,48 @@
 //! The node's part in a cluster.
 //!
-//! A machine is asked to found a cluster or to join one by a file in its state directory ([`order`][]), written by the
-//! shepherd that holds it or by whoever sits at it. From there on everything follows from what is on its disk and from
-//! what the curator says, and the first node goes through the same code as the hundredth.
+//! A machine is ordered to found a cluster or to join one by a file in its state directory ([`node_order`][]), which
+//! its shepherd or an operator at the machine writes. From there on everything follows from the files on its disk and
+//! from the curator, and the first node runs the same code as the hundredth.
 //!
 //! # How the files fit
 //!
-//! * [`asked`][]: what comes over the agent channel, and what is reported there.
-//! * [`order`][]: what was asked. [`files`][]: what is kept, and in which order it comes to be.
-//! * [`facts`][]: the values that the parts below tell each other.
-//! * [`enrolment`][]: becoming a node, or coming back as one.
-//! * [`control_plane`][]: etcd as a program beside us, and the curator in this process; [`startup`][]: whether both run,
-//!   which follows from founding or from roles. [`etcd`][]: how etcd is started. [`etcd_program`][]: which version it is.
-//! * [`roles`][]: what the node is to do, from disk first and from the curator then.
-//! * [`status`][]: what the node says of itself. [`heartbeat`][]: that it lives.
-//! * [`certificate`][]: another one in time. [`directory`][]: where curators are, for the next start.
-//! * [`services`][]: what the node runs of operators' own roles. [`kubernetes`][]: what it runs of Kubernetes.
-//! * [`worker`][]: all of it as one runnable.
+//! * [`order_inbox`][]: orders from the agent channel, and the reports on them.
+//! * [`node_order`][]: the order of this machine. [`files`][]: the stored files, and the order in which they are
+//!   written.
+//! * [`node_facts`][]: watch cells that the parts below share.
+//! * [`node_enrolment`][]: founds, joins or rejoins a cluster.
+//! * [`control_plane`][]: etcd as a child, and the curator in this process. [`startup`][]: decides whether both run,
+//!   from founding or from roles. [`etcd_member`][]: how etcd is started. [`etcd_program`][]: the version of etcd.
+//! * [`roles`][]: the roles of the node, from the disk first and then from the curator.
+//! * [`node_status`][]: reports the node's status. [`node_heartbeat`][]: reports that it is alive.
+//! * [`certificate_renewal`][]: renews the node's certificate. [`curator_directory`][]: stores the addresses of
+//!   curators.
+//! * [`services`][]: runs services of operators' roles. [`kubernetes`][]: runs Kubernetes components.
+//! * [`cluster_node`][]: the root runnable.
 //!
-//! # The order in which things come to be on disk
+//! # The order of writes
 //!
-//! A node that is cut off between any two of these does the rest when it comes back:
+//! A node that is interrupted between any two of these writes continues there after its next start:
 //!
-//! * founding: its key; the authority; etcd's data; the records in etcd; its roles; its certificate, by which it is a
-//!   node from then on. The authority's key is removed last: it lives in etcd.
-//! * joining: its key; its certificate and where curators are. Nothing sends a heartbeat before both are durable, or a
-//!   node would be taken for healthy that cannot come back after a reboot.
+//! * founding: its key; the authority; etcd's data; the records in etcd; its roles; its certificate, which makes it a
+//!   node. The stored authority and the snapshot are removed last, because their content is in etcd by then.
+//! * joining: its key; the addresses of curators; its certificate. It sends no heartbeat before both are durable, or a
+//!   node would count as healthy that cannot come back after a reboot.
 
-pub mod asked;
-pub mod certificate;
+pub mod certificate_renewal;
+pub mod cluster_node;
 pub mod control_plane;
-pub mod directory;
-pub mod enrolment;
-pub mod etcd;
+pub mod curator_directory;
+pub mod etcd_member;
 pub mod etcd_program;
-pub mod facts;
 pub mod files;
-pub mod heartbeat;
 pub mod kubernetes;
-pub mod order;
+pub mod node_enrolment;
+pub mod node_facts;
+pub mod node_heartbeat;
+pub mod node_order;
+pub mod node_status;
+pub mod order_inbox;
 pub mod roles;
 pub mod services;
 pub mod startup;
-pub mod status;
-pub mod worker;

@@ -1,115 +1,131 @@
-//! What of the control plane is to run on this node, and what becomes of what ran.
+//! Decide whether the control plane runs, and whether existing etcd data is reused (pure).
 //!
-//! It follows from founding, or else from roles and from having a way to the leader. What exactly a role says may change
-//! as often as it likes without anything being started again, as long as it is about the same membership, and etcd has
-//! begun with it. No I/O: `control_plane.rs` carries it out.
+//! The decision follows from founding, or else from the node's roles and its connection to the leader. A change in the
+//! details of a role restarts nothing as long as the membership stays the same and etcd has data of it.
+//! `control_plane.rs` executes the decision.
 
-use crate::curator::node::{ConsensusMember, Roles};
-use crate::roleserver::cluster::etcd::Begun;
-use crate::roleserver::cluster::facts::{Connection, Facts, ToFound};
-use crate::roleserver::cluster::files::Membership;
-use crate::supervisor::reduce::Inputs;
+use crate::curator::node::{ConsensusMember, NodeRoles};
+use crate::roleserver::cluster::etcd_member::EtcdDataState;
+use crate::roleserver::cluster::files::EtcdMembership;
+use crate::roleserver::cluster::node_facts::{ClusterFounding, CuratorConnection, NodeFacts};
+use crate::supervisor::combine::CombinedInputs;
 
-/// What is to run, as far as it decides whether something is started again.
+/// What the control plane should run as.
 #[derive(Clone, Debug)]
-pub enum Startup {
-    /// Nothing.
+pub enum ControlPlaneStartup {
+    /// Neither etcd nor a curator.
     Nothing,
     /// The first member of a cluster that is being founded.
-    Founding(ToFound),
-    /// A member.
-    Member(ConsensusMember, Connection),
+    Founding(ClusterFounding),
+    /// A member of the cluster's etcd.
+    Member(ConsensusMember, CuratorConnection),
 }
 
-/// What is known of this node.
+/// Inputs of the decision.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
-    /// A cluster to be founded.
-    pub to_found: Option<ToFound>,
-    /// What it is to do.
-    pub roles: Option<Roles>,
-    /// Its way to the leader.
-    pub connection: Option<Connection>,
+pub struct ControlPlaneInputs {
+    /// The cluster that this node is founding.
+    pub founding: Option<ClusterFounding>,
+    /// Roles of the node; `None` while they are unknown.
+    pub roles: Option<NodeRoles>,
+    /// Connection to the leader; `None` until this machine is a node.
+    pub connection: Option<CuratorConnection>,
 }
 
-/// Decides what is to run; nothing new is decided while too little is known.
+/// Decides what should run; `None` while too little is known, which changes nothing.
 #[must_use]
-pub fn decide(known: &Known) -> Option<Startup> {
-    if let Some(to_found) = &known.to_found {
-        return Some(Startup::Founding(to_found.clone()));
+pub fn decide_startup(known: &ControlPlaneInputs) -> Option<ControlPlaneStartup> {
+    if let Some(to_found) = &known.founding {
+        return Some(ControlPlaneStartup::Founding(to_found.clone()));
     }
     let (roles, connection) = (known.roles.as_ref()?, known.connection.as_ref()?);
     Some(match &roles.consensus_member {
-        None => Startup::Nothing,
-        Some(role) => Startup::Member(role.clone(), connection.clone()),
+        None => ControlPlaneStartup::Nothing,
+        Some(role) => ControlPlaneStartup::Member(role.clone(), connection.clone()),
     })
 }
 
-/// Whether what runs is what is to run: by its presence and the number of the membership, and by nothing else.
+/// Whether what runs is what should run. Only the member ID counts.
 ///
-/// `running` is the number of the membership that runs; none when nothing does.
+/// `running` is the ID of the member that runs; `None` if none does.
 #[must_use]
-pub fn is_as_it_should(running: Option<u64>, startup: &Startup) -> bool {
+pub fn matches_running(running: Option<u64>, startup: &ControlPlaneStartup) -> bool {
     match startup {
-        Startup::Nothing => running.is_none(),
-        // Whose founding is not over is not told its roles yet.
-        Startup::Founding(_) => running.is_some(),
-        Startup::Member(role, _) => running == Some(role.member),
+        ControlPlaneStartup::Nothing => running.is_none(),
+        // While founding is not complete, the roles do not count yet.
+        ControlPlaneStartup::Founding(_) => running.is_some(),
+        ControlPlaneStartup::Member(role, _) => running == Some(role.member_id),
     }
 }
 
-/// What to do with the membership that was carried out last, before this one is.
+/// What happens with the data of the last membership before another one starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Inheritance {
-    /// It is this one: go on with its data.
-    GoOn,
-    /// It is over: remove its data.
+pub enum EtcdDataAction {
+    /// It is the same membership: continue with its data.
+    Reuse,
+    /// The membership has ended: remove its data.
     Remove,
 }
 
-/// Decides about the membership that was carried out last, whose etcd has `begun` like that.
+/// Decides about the data of the last membership. `begun` is the state of etcd's data.
 ///
-/// What etcd has begun as counts, and not what it was started for: a member that was removed and added again before etcd
-/// had come to begin is begun as the one that etcd found under its address by then. And where etcd has not begun at all,
-/// what it was to begin with may be old: nobody starts in a cluster who was told other members than there are.
+/// What etcd started as counts, and not what it was launched for: if a member was removed and added again before etcd
+/// started, etcd starts as the one that it then finds under its address. If etcd has no data, its arguments may be
+/// outdated: etcd does not join a cluster with a list of members that differs from the current one.
 #[must_use]
-pub fn inherit(last: &Membership, begun: Begun, startup: &Startup) -> Inheritance {
+pub fn decide_etcd_data(
+    last: &EtcdMembership,
+    begun: EtcdDataState,
+    startup: &ControlPlaneStartup,
+) -> EtcdDataAction {
     let member = match begun {
-        Begun::As(member) => Some(member),
-        Begun::Unknown => last.member,
-        Begun::NotYet => None,
+        EtcdDataState::Member(member) => Some(member),
+        EtcdDataState::Unknown => last.member,
+        EtcdDataState::Empty => None,
     };
     match startup {
-        Startup::Founding(to_found) if last.new_cluster && last.epoch == to_found.founding.epoch() => {
-            Inheritance::GoOn
+        ControlPlaneStartup::Founding(to_found)
+            if last.new_cluster && last.epoch == to_found.founding.epoch() =>
+        {
+            EtcdDataAction::Reuse
         }
-        Startup::Member(role, _) if member == Some(role.member) => Inheritance::GoOn,
-        Startup::Nothing | Startup::Founding(_) | Startup::Member(..) => Inheritance::Remove,
+        ControlPlaneStartup::Member(role, _) if member == Some(role.member_id) => EtcdDataAction::Reuse,
+        ControlPlaneStartup::Nothing | ControlPlaneStartup::Founding(_) | ControlPlaneStartup::Member(..) => {
+            EtcdDataAction::Remove
+        }
     }
 }
 
-/// Whether what is beginning is to begin anew, because `next` is to run instead: another membership, or the same where
-/// etcd has not begun and others are members by now.
+/// Whether a start in progress has to be repeated because `next` should run: for another membership, or for the same
+/// one if etcd has no data yet and the list of peers has changed.
 #[must_use]
-pub fn begins_anew(beginning: &Startup, begun: Begun, next: &Startup) -> bool {
+pub fn must_restart(
+    beginning: &ControlPlaneStartup,
+    begun: EtcdDataState,
+    next: &ControlPlaneStartup,
+) -> bool {
     match (beginning, next) {
-        // It is over when it says so itself.
-        (Startup::Founding(_), _) => false,
-        (Startup::Nothing, _) => !is_as_it_should(None, next),
-        (Startup::Member(role, _), Startup::Member(other, _)) if role.member == other.member => {
-            begun == Begun::NotYet && role.peers != other.peers
+        // Founding ends by itself.
+        (ControlPlaneStartup::Founding(_), _) => false,
+        (ControlPlaneStartup::Nothing, _) => !matches_running(None, next),
+        (ControlPlaneStartup::Member(role, _), ControlPlaneStartup::Member(other, _))
+            if role.member_id == other.member_id =>
+        {
+            begun == EtcdDataState::Empty && role.peers != other.peers
         }
-        (Startup::Member(role, _), _) => !is_as_it_should(Some(role.member), next),
+        (ControlPlaneStartup::Member(role, _), _) => !matches_running(Some(role.member_id), next),
     }
 }
 
-/// What it follows from, together.
+/// Combines the inputs of the decision.
 #[must_use]
-pub fn inputs(facts: &Facts) -> Inputs<Known> {
-    Inputs::new(Known::default())
-        .with(&facts.to_found, |known: &mut Known, to_found| known.to_found = to_found)
-        .with(&facts.roles, |known: &mut Known, roles| known.roles = Some(roles))
-        .with(&facts.connection, |known: &mut Known, connection| known.connection = Some(connection))
+pub fn startup_inputs(facts: &NodeFacts) -> CombinedInputs<ControlPlaneInputs> {
+    CombinedInputs::new(ControlPlaneInputs::default())
+        .with(&facts.founding, |known: &mut ControlPlaneInputs, to_found| known.founding = to_found)
+        .with(&facts.roles, |known: &mut ControlPlaneInputs, roles| known.roles = Some(roles))
+        .with(&facts.connection, |known: &mut ControlPlaneInputs, connection| {
+            known.connection = Some(connection);
+        })
 }
 
 #[cfg(test)]
@@ -118,14 +134,14 @@ mod tests {
 
     use super::*;
     use crate::curator::clock::Clock;
-    use crate::curator::tls::certified;
+    use crate::curator::tls::certified_key;
 
     fn role(member: u64) -> ConsensusMember {
-        ConsensusMember { member, peers: std::collections::BTreeMap::new() }
+        ConsensusMember { member_id: member, peers: std::collections::BTreeMap::new() }
     }
 
-    fn last(member: Option<u64>, new_cluster: bool) -> Membership {
-        Membership {
+    fn last(member: Option<u64>, new_cluster: bool) -> EtcdMembership {
+        EtcdMembership {
             member,
             data: "x".to_owned(),
             address: Ipv4Addr::LOCALHOST.into(),
@@ -135,99 +151,113 @@ mod tests {
         }
     }
 
-    fn connection() -> Connection {
-        use crate::roleserver::cluster::facts::Shown;
+    fn connection() -> CuratorConnection {
+        use crate::roleserver::cluster::node_facts::CurrentCertificate;
         let key = crate::curator::identity::Identity::generate().unwrap();
         let authority = crate::curator::pki::tests::authority(1);
-        let shown = Shown::new(certified(key.certificate_der(), key.pkcs8()).unwrap());
-        let clock = Clock::host();
-        Connection {
-            id: crate::roleserver::cluster::facts::id_of(&key),
+        let shown = CurrentCertificate::new(certified_key(key.certificate_der(), key.pkcs8()).unwrap());
+        let clock = Clock::system();
+        CuratorConnection {
+            id: crate::roleserver::cluster::node_facts::node_id_of_key(&key),
             anchor: authority.anchor().clone(),
-            curators: crate::roleserver::cluster::facts::way(
+            curators: crate::roleserver::cluster::node_facts::curator_channel(
                 authority.anchor(),
                 &shown,
-                &crate::roleserver::cluster::files::Files::of(std::path::Path::new("/nonexistent")),
+                &crate::roleserver::cluster::files::ClusterFiles::in_state_directory(std::path::Path::new(
+                    "/nonexistent",
+                )),
                 &clock,
             )
             .unwrap(),
-            shown,
+            certificate: shown,
         }
     }
 
     #[test]
-    fn nothing_is_decided_before_roles_and_the_way_are_known() {
-        let roles =
-            |member: Option<u64>| Some(Roles { consensus_member: member.map(role), ..Roles::default() });
-        let known = |roles, connection| Known { to_found: None, roles, connection };
-        assert!(decide(&known(None, None)).is_none());
-        assert!(decide(&known(roles(Some(1)), None)).is_none());
-        assert!(decide(&known(None, Some(connection()))).is_none());
-        assert!(matches!(decide(&known(roles(None), Some(connection()))), Some(Startup::Nothing)));
-        let member = decide(&known(roles(Some(7)), Some(connection())));
-        assert!(matches!(member, Some(Startup::Member(role, _)) if role.member == 7));
+    fn nothing_is_decided_before_roles_and_the_connection_are_known() {
+        let roles = |member: Option<u64>| {
+            Some(NodeRoles { consensus_member: member.map(role), ..NodeRoles::default() })
+        };
+        let known = |roles, connection| ControlPlaneInputs { founding: None, roles, connection };
+        assert!(decide_startup(&known(None, None)).is_none());
+        assert!(decide_startup(&known(roles(Some(1)), None)).is_none());
+        assert!(decide_startup(&known(None, Some(connection()))).is_none());
+        assert!(matches!(
+            decide_startup(&known(roles(None), Some(connection()))),
+            Some(ControlPlaneStartup::Nothing)
+        ));
+        let member = decide_startup(&known(roles(Some(7)), Some(connection())));
+        assert!(matches!(member, Some(ControlPlaneStartup::Member(role, _)) if role.member_id == 7));
     }
 
     #[test]
     fn only_another_membership_starts_the_control_plane_again() {
-        let member = |number| Startup::Member(role(number), connection());
+        let member = |number| ControlPlaneStartup::Member(role(number), connection());
         for (running, startup, as_it_should) in [
-            (None, Startup::Nothing, true),
-            (Some(7), Startup::Nothing, false),
+            (None, ControlPlaneStartup::Nothing, true),
+            (Some(7), ControlPlaneStartup::Nothing, false),
             (None, member(7), false),
             (Some(7), member(7), true),
             (Some(7), member(8), false),
         ] {
-            assert_eq!(is_as_it_should(running, &startup), as_it_should, "{running:?} {startup:?}");
+            assert_eq!(matches_running(running, &startup), as_it_should, "{running:?} {startup:?}");
         }
         let mut with_peers = role(7);
         with_peers
             .peers
             .insert(crate::curator::node_id::tests::node_id(2), "https://10.0.0.2:7834".to_owned());
         assert!(
-            is_as_it_should(Some(7), &Startup::Member(with_peers, connection())),
+            matches_running(Some(7), &ControlPlaneStartup::Member(with_peers, connection())),
             "that another one came is nothing"
         );
     }
 
     #[test]
-    fn data_of_another_membership_is_never_started() {
-        let member = |number| Startup::Member(role(number), connection());
+    fn data_of_another_membership_is_never_used() {
+        let member = |number| ControlPlaneStartup::Member(role(number), connection());
         for (last, begun, startup, expected) in [
-            (last(Some(7), true), Begun::As(7), member(7), Inheritance::GoOn),
-            (last(Some(7), false), Begun::As(7), member(7), Inheritance::GoOn),
-            (last(Some(7), false), Begun::Unknown, member(7), Inheritance::GoOn),
-            (last(Some(7), false), Begun::As(7), member(8), Inheritance::Remove),
-            (last(Some(7), false), Begun::Unknown, member(8), Inheritance::Remove),
-            (last(None, true), Begun::Unknown, member(8), Inheritance::Remove),
-            (last(Some(7), true), Begun::As(7), Startup::Nothing, Inheritance::Remove),
-            // Started for a membership that is over, and begun as the next one.
-            (last(Some(7), false), Begun::As(8), member(8), Inheritance::GoOn),
-            (last(Some(7), false), Begun::As(8), member(7), Inheritance::Remove),
-            // There is nothing to lose, and what it would begin with may be old.
-            (last(Some(7), false), Begun::NotYet, member(7), Inheritance::Remove),
+            (last(Some(7), true), EtcdDataState::Member(7), member(7), EtcdDataAction::Reuse),
+            (last(Some(7), false), EtcdDataState::Member(7), member(7), EtcdDataAction::Reuse),
+            (last(Some(7), false), EtcdDataState::Unknown, member(7), EtcdDataAction::Reuse),
+            (last(Some(7), false), EtcdDataState::Member(7), member(8), EtcdDataAction::Remove),
+            (last(Some(7), false), EtcdDataState::Unknown, member(8), EtcdDataAction::Remove),
+            (last(None, true), EtcdDataState::Unknown, member(8), EtcdDataAction::Remove),
+            (
+                last(Some(7), true),
+                EtcdDataState::Member(7),
+                ControlPlaneStartup::Nothing,
+                EtcdDataAction::Remove,
+            ),
+            // Launched for a membership that has ended, and started as the next one.
+            (last(Some(7), false), EtcdDataState::Member(8), member(8), EtcdDataAction::Reuse),
+            (last(Some(7), false), EtcdDataState::Member(8), member(7), EtcdDataAction::Remove),
+            // There is no data to lose, and the list of members may be outdated.
+            (last(Some(7), false), EtcdDataState::Empty, member(7), EtcdDataAction::Remove),
         ] {
-            assert_eq!(inherit(&last, begun, &startup), expected, "{last:?} {begun:?} {startup:?}");
+            assert_eq!(decide_etcd_data(&last, begun, &startup), expected, "{last:?} {begun:?} {startup:?}");
         }
     }
 
     #[test]
-    fn what_is_beginning_begins_anew_with_other_peers_and_what_has_begun_does_not() {
+    fn start_is_repeated_with_other_peers_until_etcd_has_data() {
         let member = |number, peer: u8| {
             let peers = [(crate::curator::node_id::tests::node_id(peer), "https://10.0.0.2:7834".to_owned())];
-            Startup::Member(ConsensusMember { member: number, peers: peers.into() }, connection())
+            ControlPlaneStartup::Member(
+                ConsensusMember { member_id: number, peers: peers.into() },
+                connection(),
+            )
         };
         for (beginning, begun, next, expected) in [
-            (member(7, 2), Begun::NotYet, member(7, 2), false),
-            (member(7, 2), Begun::NotYet, member(7, 3), true),
-            (member(7, 2), Begun::As(7), member(7, 3), false),
-            (member(7, 2), Begun::Unknown, member(7, 3), false),
-            (member(7, 2), Begun::As(7), member(8, 2), true),
-            (member(7, 2), Begun::As(7), Startup::Nothing, true),
-            (Startup::Nothing, Begun::NotYet, member(7, 2), true),
-            (Startup::Nothing, Begun::NotYet, Startup::Nothing, false),
+            (member(7, 2), EtcdDataState::Empty, member(7, 2), false),
+            (member(7, 2), EtcdDataState::Empty, member(7, 3), true),
+            (member(7, 2), EtcdDataState::Member(7), member(7, 3), false),
+            (member(7, 2), EtcdDataState::Unknown, member(7, 3), false),
+            (member(7, 2), EtcdDataState::Member(7), member(8, 2), true),
+            (member(7, 2), EtcdDataState::Member(7), ControlPlaneStartup::Nothing, true),
+            (ControlPlaneStartup::Nothing, EtcdDataState::Empty, member(7, 2), true),
+            (ControlPlaneStartup::Nothing, EtcdDataState::Empty, ControlPlaneStartup::Nothing, false),
         ] {
-            assert_eq!(begins_anew(&beginning, begun, &next), expected, "{beginning:?} {begun:?} {next:?}");
+            assert_eq!(must_restart(&beginning, begun, &next), expected, "{beginning:?} {begun:?} {next:?}");
         }
     }
 }

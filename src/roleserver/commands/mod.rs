@@ -1,7 +1,6 @@
-//! The verbs of the `roleserver` program.
+//! Subcommands of `roleserver`.
 //!
-//! The binary parses flags and calls one of these; each returns its error as a
-//! sentence, and none prints it.
+//! The binary parses flags and calls one of these. Each returns its error as a sentence, and none prints it.
 
 pub mod enroll;
 pub mod metrics;
@@ -10,19 +9,19 @@ pub mod run;
 pub mod status;
 pub mod supervise;
 
-/// Why a verb did not do what it was called for.
+/// Why a subcommand failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// The caller got something wrong.
+    /// The caller's flags or input are wrong.
     #[error("{0}")]
     Usage(String),
-    /// Something failed.
+    /// The operation failed; the text is the whole message.
     #[error("{0}")]
     Failed(String),
 }
 
 impl CommandError {
-    /// What the program exits with: 2 for the caller's mistakes, 1 for failures.
+    /// The exit code of the program: 2 for the caller's mistakes, 1 for failures.
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
@@ -31,8 +30,8 @@ impl CommandError {
         }
     }
 
-    /// A failure, from whatever says it.
-    pub fn failed(error: impl std::fmt::Display) -> Self {
+    /// A failure with the text of any error.
+    pub fn from_error(error: impl std::fmt::Display) -> Self {
         Self::Failed(error.to_string())
     }
 }

@@ -1,77 +1,77 @@
-//! `roleserver status`: what the role server on this machine knows.
+//! `roleserver status`: print the state of this machine's role server.
 //!
-//! Never lies and prints what can be printed: a file that cannot be read is a
-//! line of its own, and the rest goes on.
+//! It prints everything that can be read: a file that cannot be read is a line of its own, and the rest goes on.
 
 use std::fmt::{Display, Write as _};
 use std::path::Path;
 
-use crate::roleserver::clock::{BootClock as _, HostClock};
+use crate::roleserver::boot_clock::{BootClock as _, HostClock};
 use crate::roleserver::commands::CommandError;
-use crate::roleserver::running::Process;
+use crate::roleserver::process::ProcessRecord;
 use crate::roleserver::state_directory::{LastHeartbeat, StateDirectory, StateError};
-use crate::roleserver::told;
+use crate::roleserver::status_socket;
 
-/// The status as text, one fact a line, and what runs in the agent as a tree.
-pub fn text(state_directory: &Path) -> Result<String, CommandError> {
-    let clock = HostClock::read().map_err(CommandError::failed)?;
-    let state = StateDirectory::at(state_directory.to_owned());
-    let mut page = Page(String::new());
-    page.line("state directory", state.path().display());
-    match state.enrolment() {
+/// The status as text, one fact a line, with the tree of the agent's runnables.
+pub fn render_text(state_directory: &Path) -> Result<String, CommandError> {
+    let clock = HostClock::read().map_err(CommandError::from_error)?;
+    let state = StateDirectory::from_path(state_directory.to_owned());
+    let mut page = StatusPage(String::new());
+    page.add_line("state directory", state.path().display());
+    match state.read_enrolment() {
         Ok(Some(enrolment)) => {
-            page.line("machine", enrolment.machine_id);
-            page.line("database", enrolment.bmdb_id);
+            page.add_line("machine", enrolment.machine_id);
+            page.add_line("database", enrolment.bmdb_id);
             for (lane, fence) in &enrolment.fences {
-                page.line("fence", format_args!("{lane} {fence}"));
+                page.add_line("fence", format_args!("{lane} {fence}"));
             }
-            let learned = page.take("learned settings", state.learned(enrolment.revision));
+            let learned =
+                page.value_or_line("learned settings", state.read_learned_settings(enrolment.revision));
             let settings = learned.map_or(enrolment.settings, |learned| learned.settings);
-            page.line("endpoints", settings.endpoints.join(", "));
+            page.add_line("endpoints", settings.endpoints.join(", "));
             let trust = match settings.ca_certificates.len() {
                 0 => "this machine's own trust store".to_owned(),
                 1 => "1 certificate".to_owned(),
                 count => format!("{count} certificates"),
             };
-            page.line("trusts", trust);
-            page.line("interval", format_args!("{} s", settings.heartbeat_interval().as_secs()));
+            page.add_line("trusts", trust);
+            page.add_line("interval", format_args!("{} s", settings.heartbeat_interval().as_secs()));
         }
-        Ok(None) => page.line("machine", "not enrolled; a shepherd enrols it"),
-        Err(error) => page.line("machine", error),
+        Ok(None) => page.add_line("machine", "not enrolled; a shepherd enrols it"),
+        Err(error) => page.add_line("machine", error),
     }
-    if let Some(identity) = page.take("public key", state.identity()) {
-        page.line("public key", hex::encode(identity.public_key()));
+    if let Some(identity) = page.value_or_line("public key", state.read_identity()) {
+        page.add_line("public key", hex::encode(identity.public_key()));
     }
-    let agent = page.take("agent", state.agent());
-    page.line("agent", process(agent.as_ref()));
-    if let Some(supervisor) = page.take("supervisor", state.supervisor()) {
-        page.line("supervisor", process(Some(&supervisor)));
+    let agent = page.value_or_line("agent", state.read_agent_process());
+    page.add_line("agent", format_process(agent.as_ref()));
+    if let Some(supervisor) = page.value_or_line("supervisor", state.read_supervisor_process()) {
+        page.add_line("supervisor", format_process(Some(&supervisor)));
     }
-    if let Some(last) = page.take("heartbeat", state.last_heartbeat()) {
-        page.line("heartbeat", heartbeat(&last, &clock.boot_id(), clock.milliseconds()));
+    if let Some(last) = page.value_or_line("heartbeat", state.read_last_heartbeat()) {
+        page.add_line("heartbeat", format_heartbeat(&last, &clock.boot_id(), clock.milliseconds()));
     }
-    if let Ok(tree) = told::ask(state.path(), told::STATUS) {
+    if let Ok(tree) = status_socket::read_page(state.path(), status_socket::STATUS_SOCKET) {
         let _ = write!(page.0, "\n{tree}");
     }
     Ok(page.0)
 }
 
-struct Page(String);
+struct StatusPage(String);
 
-impl Page {
-    fn line(&mut self, name: &str, value: impl Display) {
+impl StatusPage {
+    fn add_line(&mut self, name: &str, value: impl Display) {
         let _ = writeln!(self.0, "{name:<16} {value}");
     }
 
-    fn take<T>(&mut self, name: &str, read: Result<Option<T>, StateError>) -> Option<T> {
+    fn value_or_line<T>(&mut self, name: &str, read: Result<Option<T>, StateError>) -> Option<T> {
         read.unwrap_or_else(|error| {
-            self.line(name, error);
+            self.add_line(name, error);
             None
         })
     }
 }
 
-fn process(process: Option<&Process>) -> String {
+fn format_process(process: Option<&ProcessRecord>) -> String {
     match process {
         Some(process) if process.is_alive() => format!("runs as process {}", process.pid),
         Some(_) => "does not run".to_owned(),
@@ -79,7 +79,7 @@ fn process(process: Option<&Process>) -> String {
     }
 }
 
-fn heartbeat(last: &LastHeartbeat, boot_id: &str, now: u64) -> String {
+fn format_heartbeat(last: &LastHeartbeat, boot_id: &str, now: u64) -> String {
     if last.boot_id != boot_id {
         return "none since this boot".to_owned();
     }
@@ -114,11 +114,11 @@ mod tests {
             error: None,
             delivered_at_milliseconds: Some(10_000),
         };
-        assert_eq!(heartbeat(&last, "b", 12_500), "delivered 2 s ago to a:1");
-        assert_eq!(heartbeat(&last, "c", 12_500), "none since this boot");
+        assert_eq!(format_heartbeat(&last, "b", 12_500), "delivered 2 s ago to a:1");
+        assert_eq!(format_heartbeat(&last, "c", 12_500), "none since this boot");
         let failed = LastHeartbeat { error: Some("no".to_owned()), ..last };
         assert_eq!(
-            heartbeat(&failed, "b", 70_000),
+            format_heartbeat(&failed, "b", 70_000),
             "not delivered 60 s ago to a:1: no (last delivered 60 s ago)"
         );
     }
@@ -127,7 +127,7 @@ mod tests {
     fn damaged_file_does_not_hide_the_rest() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("agent.json"), "{").unwrap();
-        let text = text(directory.path()).unwrap();
+        let text = render_text(directory.path()).unwrap();
         assert!(text.contains("not enrolled"), "{text}");
         assert!(text.contains("agent.json is damaged"), "{text}");
     }

@@ -1,14 +1,14 @@
-//! ATA disks behind the kernel's SCSI translation: identification and health.
+//! ATA disks: identification, error statistics, SMART status.
 //!
-//! Commands travel in ATA PASS-THROUGH(16) (SAT), layouts are those of ACS:
-//! IDENTIFY DEVICE, SMART RETURN STATUS, and two pages of the device statistics
-//! log, which say the same on every maker's disk, unlike SMART attributes.
+//! The disks are behind the kernel's SCSI translation. Commands travel in ATA PASS-THROUGH(16) (SAT), layouts are those
+//! of ACS: IDENTIFY DEVICE, SMART RETURN STATUS, and two pages of the device statistics log, which mean the same on
+//! every maker's disk, unlike SMART attributes.
 
 use std::fs::File;
 
 use crate::proto::hardware::v1::BlockDevice;
 use crate::roleserver::hardware::ioctl;
-use crate::roleserver::hardware::scsi::ascii;
+use crate::roleserver::hardware::scsi::printable_ascii;
 
 const IDENTIFY_DEVICE: u8 = 0xec;
 const READ_LOG_EXT: u8 = 0x2f;
@@ -18,29 +18,29 @@ const DEVICE_STATISTICS: u8 = 0x04;
 const GENERAL_ERRORS: u8 = 0x04;
 const SOLID_STATE: u8 = 0x07;
 
-/// Asks the disk, filling what it tells; each failure is returned in words.
-pub fn ask(disk: &File, device: &mut BlockDevice) -> Vec<String> {
+/// Queries the disk and fills in the device; each failure is returned as a sentence.
+pub fn query_device(disk: &File, device: &mut BlockDevice) -> Vec<String> {
     let mut failures = Vec::new();
-    let mut sector = |what: &str, command: [u8; 16]| match ioctl::scsi(disk, &command, 512) {
+    let mut sector = |what: &str, command: [u8; 16]| match ioctl::scsi_command(disk, &command, 512) {
         Ok(answer) if answer.status == 0 && answer.data.len() == 512 => Some(answer.data),
-        // What a disk does not support it refuses, which is no failure.
+        // A disk rejects what it does not support; that is not a failure.
         Ok(_) => None,
         Err(error) => {
             failures.push(format!("{what} failed: {error}"));
             None
         }
     };
-    if let Some(data) = sector("identifying the ATA disk", read(IDENTIFY_DEVICE, 0, 0)) {
-        identify(&data, device);
+    if let Some(data) = sector("identifying the ATA disk", read_command(IDENTIFY_DEVICE, 0, 0)) {
+        fill_identity(&data, device);
     }
-    let statistics = |page| read(READ_LOG_EXT, DEVICE_STATISTICS, page);
+    let statistics = |page| read_command(READ_LOG_EXT, DEVICE_STATISTICS, page);
     if let Some(data) = sector("reading ATA error statistics", statistics(GENERAL_ERRORS)) {
         device.media_errors = statistic(&data, GENERAL_ERRORS, 8).map(|value| value & 0xffff_ffff);
     }
     if let Some(data) = sector("reading ATA wear statistics", statistics(SOLID_STATE)) {
-        device.wear_ratio = statistic(&data, SOLID_STATE, 8).map(percent);
+        device.wear_ratio = statistic(&data, SOLID_STATE, 8).map(as_ratio);
     }
-    match ioctl::scsi(disk, &RETURN_STATUS, 0) {
+    match ioctl::scsi_command(disk, &RETURN_STATUS, 0) {
         Ok(answer) => device.critical_warning = threshold_exceeded(&answer.sense),
         Err(error) => failures.push(format!("reading the SMART status failed: {error}")),
     }
@@ -48,35 +48,35 @@ pub fn ask(disk: &File, device: &mut BlockDevice) -> Vec<String> {
 }
 
 /// ATA PASS-THROUGH(16), protocol PIO data-in, 48-bit, one sector from the device.
-const fn read(command: u8, log: u8, page: u8) -> [u8; 16] {
+const fn read_command(command: u8, log: u8, page: u8) -> [u8; 16] {
     let extended = if command == READ_LOG_EXT { 1 } else { 0 };
     [0x85, (4 << 1) | extended, 0x0e, 0, 0, 0, 1, 0, log, 0, page, 0, 0, 0, command, 0]
 }
 
-/// SMART RETURN STATUS, without data, with its registers given back in the sense data.
+/// SMART RETURN STATUS without data, with its registers returned in the sense data.
 const RETURN_STATUS: [u8; 16] =
     [0x85, 3 << 1, 0x20, 0, SMART_RETURN_STATUS, 0, 0, 0, 0, 0, 0x4f, 0, 0xc2, 0, SMART, 0];
 
-fn word(data: &[u8], index: usize) -> u16 {
+fn read_word(data: &[u8], index: usize) -> u16 {
     data.get(index * 2..index * 2 + 2).map_or(0, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
 }
 
-/// Text in IDENTIFY DEVICE has each pair of bytes the other way round.
-fn swapped(data: &[u8], words: std::ops::Range<usize>) -> String {
-    ascii(&words.flat_map(|index| word(data, index).to_be_bytes()).collect::<Vec<_>>())
+/// Text in IDENTIFY DEVICE has the bytes of each pair swapped.
+fn swapped_text(data: &[u8], words: std::ops::Range<usize>) -> String {
+    printable_ascii(&words.flat_map(|index| read_word(data, index).to_be_bytes()).collect::<Vec<_>>())
 }
 
-/// Takes what IDENTIFY DEVICE answered.
-pub fn identify(data: &[u8], device: &mut BlockDevice) {
+/// Fills in the fields of an IDENTIFY DEVICE response.
+pub fn fill_identity(data: &[u8], device: &mut BlockDevice) {
     for (field, words) in [(&mut device.serial_number, 10..20), (&mut device.model, 27..47)] {
-        let text = swapped(data, words);
+        let text = swapped_text(data, words);
         if !text.is_empty() {
             *field = text;
         }
     }
-    // Word 87, valid when its top bits are 01, has bit 8 for a World Wide Name.
-    let has_name = word(data, 87) & 0xc100 == 0x4100;
-    let name: Vec<u8> = (108..112).flat_map(|index| word(data, index).to_be_bytes()).collect();
+    // Word 87 is valid when its top bits are 01; its bit 8 announces a World Wide Name.
+    let has_name = read_word(data, 87) & 0xc100 == 0x4100;
+    let name: Vec<u8> = (108..112).flat_map(|index| read_word(data, index).to_be_bytes()).collect();
     if has_name && name.iter().any(|byte| *byte != 0) {
         device.wwn = name;
     }
@@ -92,17 +92,17 @@ pub fn statistic(page: &[u8], number: u8, offset: usize) -> Option<u64> {
     (value >> 62 == 0b11).then_some(value & 0x00ff_ffff_ffff_ffff)
 }
 
-fn percent(value: u64) -> f32 {
+fn as_ratio(value: u64) -> f32 {
     f32::from(u8::try_from(value & 0xff).unwrap_or(u8::MAX)) / 100.0
 }
 
-/// What SMART RETURN STATUS left in the registers LBA(15:8) and LBA(23:16), by the sense data.
+/// Whether a SMART threshold was exceeded, from the registers LBA(15:8) and LBA(23:16) in the sense data.
 #[must_use]
 pub fn threshold_exceeded(sense: &[u8]) -> Option<bool> {
     let registers = match sense.first()? & 0x7f {
-        0x72 => in_descriptor(sense.get(8..)?)?,
-        // As translations in the firmware of host adapters answer; the additional sense code says
-        // that these are registers ("ATA pass through information available").
+        0x72 => registers_in_descriptor(sense.get(8..)?)?,
+        // The format of translations in the firmware of host adapters; the additional sense code marks these as
+        // registers ("ATA pass through information available").
         0x70 if sense.get(12..14)? == [0x00, 0x1d] => (sense[10], sense[11]),
         _ => return None,
     };
@@ -113,8 +113,8 @@ pub fn threshold_exceeded(sense: &[u8]) -> Option<bool> {
     }
 }
 
-/// The registers in the ATA status return descriptor (SAT), if it is there.
-fn in_descriptor(mut descriptors: &[u8]) -> Option<(u8, u8)> {
+/// The registers in the ATA status return descriptor (SAT), if it exists.
+fn registers_in_descriptor(mut descriptors: &[u8]) -> Option<(u8, u8)> {
     while let [kind, length, ..] = *descriptors {
         let (descriptor, rest) = descriptors.split_at_checked(usize::from(length) + 2)?;
         if kind == 0x09 && descriptor.len() >= 14 {
@@ -147,13 +147,13 @@ mod tests {
             data[(108 + index) * 2..(109 + index) * 2].copy_from_slice(&value.to_le_bytes());
         }
         let mut device = BlockDevice::default();
-        identify(&data, &mut device);
+        fill_identity(&data, &mut device);
         assert_eq!(device.serial_number, "S3Z8NB0K");
         assert_eq!(device.model, "Samsung SSD 860 EVO 1TB");
         assert_eq!(hex::encode(&device.wwn), "5002538e40000001");
         data[175] = 0;
         let mut nameless = BlockDevice::default();
-        identify(&data, &mut nameless);
+        fill_identity(&data, &mut nameless);
         assert!(nameless.wwn.is_empty());
     }
 
@@ -162,7 +162,7 @@ mod tests {
         let mut page = vec![0; 512];
         page[2] = SOLID_STATE;
         page[8..16].copy_from_slice(&(0xc0_u64 << 56 | 7).to_le_bytes());
-        assert_eq!(statistic(&page, SOLID_STATE, 8).map(percent), Some(0.07));
+        assert_eq!(statistic(&page, SOLID_STATE, 8).map(as_ratio), Some(0.07));
         assert_eq!(statistic(&page, GENERAL_ERRORS, 8), None);
         page[15] = 0x80;
         assert_eq!(statistic(&page, SOLID_STATE, 8), None, "supported, but not valid");

@@ -1,58 +1,61 @@
-//! Processors, one for each physical package.
+//! Processors from `/proc/cpuinfo` and sysfs topology.
 //!
-//! `/proc/cpuinfo` names them, sysfs says which threads share a core and which
-//! cores a package; a kernel without topology leaves the ids of `/proc/cpuinfo`,
-//! and arm64 has none there at all.
+//! There is one entry for each physical package. `/proc/cpuinfo` has the names, sysfs shows which threads share a core
+//! and which cores share a package. A kernel without topology has only the ids of `/proc/cpuinfo`, and arm64 has none
+//! there at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::proto::hardware::v1 as wire;
 use crate::proto::hardware::v1::cpu::{Architecture, Arm, X86};
-use crate::roleserver::hardware::{Sources, Warnings, cut, text};
+use crate::roleserver::hardware::{Sources, Warnings, read_text, truncate_text};
 
-/// Reads all packages, in the order of their ids.
-pub fn read(sources: &Sources, warnings: &mut Warnings) -> Vec<wire::Cpu> {
-    let cpuinfo = warnings.text(&sources.proc.join("cpuinfo"));
-    let threads = parse(&cpuinfo);
+/// Reads all packages, sorted by id.
+pub fn read_cpus(sources: &Sources, warnings: &mut Warnings) -> Vec<wire::Cpu> {
+    let cpuinfo = warnings.read_required_text(&sources.proc.join("cpuinfo"));
+    let threads = parse_cpuinfo(&cpuinfo);
     if threads.is_empty() {
-        warnings.add("/proc/cpuinfo names no processor");
+        warnings.add_warning("/proc/cpuinfo names no processor");
     }
     let mut packages: BTreeMap<i64, (Thread<'_>, BTreeSet<String>, u32)> = BTreeMap::new();
     for thread in threads {
         let topology = sources.sys.join(format!("devices/system/cpu/cpu{}/topology", thread.number));
-        let package = text(&topology.join("physical_package_id")).and_then(|id| id.parse().ok());
-        // -1 is what arm64 firmware without a topology leaves.
+        let package = read_text(&topology.join("physical_package_id")).and_then(|id| id.parse().ok());
+        // arm64 firmware without a topology leaves -1.
         let package = package.filter(|id| *id >= 0).or(thread.package).unwrap_or(0);
         // A core's id repeats in each die, the list of its threads does not.
-        let core = text(&topology.join("core_cpus_list"))
-            .or_else(|| text(&topology.join("thread_siblings_list")))
+        let core = read_text(&topology.join("core_cpus_list"))
+            .or_else(|| read_text(&topology.join("thread_siblings_list")))
             .or_else(|| thread.core.map(str::to_owned))
             .unwrap_or_else(|| thread.number.to_string());
         let entry = packages.entry(package).or_insert_with(|| (thread, BTreeSet::new(), 0));
         entry.1.insert(core);
         entry.2 += 1;
     }
-    packages.into_values().map(|(thread, cores, threads)| describe(&thread, cores.len(), threads)).collect()
+    packages
+        .into_values()
+        .map(|(thread, cores, threads)| describe_cpu(&thread, cores.len(), threads))
+        .collect()
 }
 
-fn describe(thread: &Thread<'_>, cores: usize, threads: u32) -> wire::Cpu {
+fn describe_cpu(thread: &Thread<'_>, cores: usize, threads: u32) -> wire::Cpu {
     let cores = u32::try_from(cores).unwrap_or(u32::MAX);
     let field = |name: &str| thread.fields.get(name).copied();
     let (vendor, model, architecture) = if let Some(implementer) = field("CPU implementer") {
         let arm = Arm {
-            implementer: hexadecimal(implementer),
-            part: field("CPU part").map_or(0, hexadecimal),
-            variant: field("CPU variant").map_or(0, hexadecimal),
+            implementer: parse_hexadecimal(implementer),
+            part: field("CPU part").map_or(0, parse_hexadecimal),
+            variant: field("CPU variant").map_or(0, parse_hexadecimal),
             revision: field("CPU revision").and_then(|text| text.parse().ok()).unwrap_or(0),
         };
-        let model = field("model name").map_or_else(|| format!("part {:#x}", arm.part), cut);
+        let model = field("model name").map_or_else(|| format!("part {:#x}", arm.part), truncate_text);
         (arm_vendor(arm.implementer), model, Some(Architecture::Arm64(arm)))
     } else {
         let decimal = |name| field(name).and_then(|text| text.parse().ok());
         let architecture = decimal("cpu family").zip(decimal("model")).map(|(family, model)| {
             Architecture::X8664(X86 { family, model, stepping: decimal("stepping").unwrap_or(0) })
         });
-        let text = |name| field(name).map(cut).unwrap_or_default();
+        let text = |name| field(name).map(truncate_text).unwrap_or_default();
         (text("vendor_id"), text("model name"), architecture)
     };
     wire::Cpu { vendor, model, cores, threads, architecture }
@@ -81,7 +84,7 @@ fn arm_vendor(implementer: u32) -> String {
     .to_owned()
 }
 
-fn hexadecimal(text: &str) -> u32 {
+fn parse_hexadecimal(text: &str) -> u32 {
     u32::from_str_radix(text.trim_start_matches("0x"), 16).unwrap_or(0)
 }
 
@@ -92,7 +95,7 @@ struct Thread<'a> {
     fields: BTreeMap<&'a str, &'a str>,
 }
 
-fn parse(cpuinfo: &str) -> Vec<Thread<'_>> {
+fn parse_cpuinfo(cpuinfo: &str) -> Vec<Thread<'_>> {
     fn block(block: &str) -> Option<Thread<'_>> {
         let fields: BTreeMap<_, _> = block
             .lines()
@@ -117,7 +120,7 @@ mod tests {
 
     fn machine(cpuinfo: &str, topology: &[(u32, &str, &str)]) -> Vec<wire::Cpu> {
         let root = tempfile::tempdir().unwrap();
-        let sources = Sources::under(root.path());
+        let sources = Sources::in_directory(root.path());
         std::fs::create_dir_all(&sources.proc).unwrap();
         std::fs::write(sources.proc.join("cpuinfo"), cpuinfo).unwrap();
         for (number, package, siblings) in topology {
@@ -126,7 +129,7 @@ mod tests {
             std::fs::write(directory.join("physical_package_id"), package).unwrap();
             std::fs::write(directory.join("core_cpus_list"), siblings).unwrap();
         }
-        read(&sources, &mut Warnings::default())
+        read_cpus(&sources, &mut Warnings::default())
     }
 
     fn xeon(packages: u32, cores: u32) -> String {

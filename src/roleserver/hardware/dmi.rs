@@ -1,28 +1,27 @@
-//! What the firmware says of the machine: the DMI table.
+//! DMI/SMBIOS table: manufacturer, product, serial number, memory modules.
 //!
-//! Structures as the SMBIOS reference specification (DMTF DSP0134) lays them
-//! out: type, length and handle, the formatted part, then its strings, ended by
-//! an empty one. The raw table is for root; the few fields that the kernel hands
-//! out as text are the fallback.
+//! Structures have the layout of the SMBIOS reference specification (DMTF DSP0134): type, length and handle, the
+//! formatted part, then its strings, ended by an empty one. Only root can read the raw table; the few fields that the
+//! kernel publishes as text are the fallback.
 
-use crate::roleserver::hardware::{Sources, TABLE_LIMIT_BYTES, Warnings, beginning, text};
+use crate::roleserver::hardware::{Sources, TABLE_LIMIT_BYTES, Warnings, read_prefix, read_text};
 
-/// What the report wants of the table.
+/// The fields of the table that the report needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dmi {
-    /// Type 1.
+    /// Maker of the system (type 1); empty if unknown.
     pub manufacturer: String,
-    /// Type 1.
+    /// Product name of the system (type 1); empty if unknown.
     pub product: String,
-    /// Type 1.
+    /// Serial number of the system (type 1); empty if unknown.
     pub serial_number: String,
-    /// Sum of type 17; none when no module says its size.
+    /// Sum of the modules' sizes (type 17); `None` if no module states its size.
     pub memory_bytes: Option<u64>,
-    /// Type 0: whether the firmware can do UEFI; none when it does not say.
+    /// Whether the firmware supports UEFI (type 0); `None` if it does not state it.
     pub uefi: Option<bool>,
 }
 
-/// What makers write when they write nothing.
+/// Texts that makers leave in unused fields.
 const FILLERS: [&str; 11] = [
     "to be filled by o.e.m.",
     "default string",
@@ -37,13 +36,13 @@ const FILLERS: [&str; 11] = [
     "n/a",
 ];
 
-/// Reads the table, or what the kernel hands out of it.
-pub fn read(sources: &Sources, warnings: &mut Warnings) -> Dmi {
+/// Reads the table, or the fields that the kernel publishes.
+pub fn read_dmi(sources: &Sources, warnings: &mut Warnings) -> Dmi {
     let path = sources.sys.join("firmware/dmi/tables/DMI");
-    let mut dmi = match beginning(&path, TABLE_LIMIT_BYTES) {
-        Ok(table) => parse(&table, warnings),
+    let mut dmi = match read_prefix(&path, TABLE_LIMIT_BYTES) {
+        Ok(table) => parse_table(&table, warnings),
         Err(error) => {
-            warnings.add(format!("the DMI table {} cannot be read: {error}", path.display()));
+            warnings.add_warning(format!("the DMI table {} cannot be read: {error}", path.display()));
             Dmi::default()
         }
     };
@@ -54,22 +53,23 @@ pub fn read(sources: &Sources, warnings: &mut Warnings) -> Dmi {
         (&mut dmi.serial_number, "product_serial", "serial number"),
     ] {
         if field.is_empty() {
-            *field = text(&id.join(name)).filter(|text| !is_filler(text)).unwrap_or_default();
+            *field = read_text(&id.join(name)).filter(|text| !is_filler(text)).unwrap_or_default();
         }
         if field.is_empty() {
-            warnings.add(format!("the firmware does not tell this machine's {what}"));
+            warnings.add_warning(format!("the firmware does not tell this machine's {what}"));
         }
     }
     dmi
 }
 
-/// Parses a table; what is cut off is a warning, what stands before it counts.
-pub fn parse(table: &[u8], warnings: &mut Warnings) -> Dmi {
+/// Parses a table. A cut table is a warning; what precedes the cut counts.
+pub fn parse_table(table: &[u8], warnings: &mut Warnings) -> Dmi {
     let mut dmi = Dmi::default();
     let mut rest = table;
     while !rest.is_empty() {
         let Some((structure, after)) = Structure::split(rest) else {
-            warnings.add("the DMI table is cut off or damaged; what stands before the damage is used");
+            warnings
+                .add_warning("the DMI table is cut off or damaged; what stands before the damage is used");
             break;
         };
         rest = after;
@@ -92,15 +92,15 @@ pub fn parse(table: &[u8], warnings: &mut Warnings) -> Dmi {
     dmi
 }
 
-/// Size of a memory device; none for an empty slot, an unknown size and for what is no RAM.
+/// Size of a memory device; `None` for an empty slot, an unknown size, and a device that is not RAM.
 fn module_bytes(structure: &Structure<'_>) -> Option<u64> {
-    // ROM, flash and EEPROM of all kinds: the firmware's own chips; and those parts of a module
-    // that are no memory to the kernel.
+    // ROM, flash and EEPROM of all kinds are the firmware's own chips or parts of a module that the kernel does not use
+    // as memory.
     if matches!(structure.byte(0x12), Some(0x08..=0x0c | 0x1f)) {
         return None;
     }
-    // Modules that keep their content, of which the kernel has as memory what is not kept
-    // (version 3.2: technology, and sizes by what becomes of the content).
+    // Non-volatile modules: the kernel uses only their volatile part as memory (version 3.2: technology, and sizes by
+    // volatility).
     if matches!(structure.byte(0x28), Some(0x04..=0x07)) {
         return structure.quad_word(0x3c).filter(|bytes| !matches!(*bytes, 0 | u64::MAX));
     }
@@ -148,7 +148,7 @@ impl<'a> Structure<'a> {
         Some(u64::from_le_bytes(self.formatted.get(offset..offset + 8)?.try_into().ok()?))
     }
 
-    /// The string whose number stands at `offset`; empty for none and for fillers.
+    /// The string whose number is at `offset`; empty for none and for fillers.
     fn string(&self, offset: usize) -> String {
         let Some(index) = self.byte(offset).and_then(|number| usize::from(number).checked_sub(1)) else {
             return String::new();
@@ -204,9 +204,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn table_tells_maker_serial_modules_and_firmware() {
+    fn table_has_maker_serial_modules_and_firmware() {
         let mut warnings = Warnings::default();
-        let dmi = parse(&table(), &mut warnings);
+        let dmi = parse_table(&table(), &mut warnings);
         assert_eq!(dmi.manufacturer, "Supermicro");
         assert_eq!(dmi.product, "SYS-1029U");
         assert_eq!(dmi.serial_number, "S123456X");
@@ -229,7 +229,8 @@ pub(crate) mod tests {
             ];
             structure(17, 0x5c, &bytes, &["DIMM"])
         };
-        let memory = |tables: &[Vec<u8>]| parse(&tables.concat(), &mut Warnings::default()).memory_bytes;
+        let memory =
+            |tables: &[Vec<u8>]| parse_table(&tables.concat(), &mut Warnings::default()).memory_bytes;
         assert_eq!(memory(&[module(0x03, 0)]), Some(128 << 30), "DRAM counts by its size");
         assert_eq!(memory(&[module(0x03, 128), module(0x07, 0)]), Some(128 << 30));
         assert_eq!(memory(&[module(0x07, 96)]), Some(96 << 30), "what is used as memory counts");
@@ -241,7 +242,7 @@ pub(crate) mod tests {
     fn fillers_are_no_names() {
         let text = ["To Be Filled By O.E.M.", "x-product", "Default string", "0000000000"];
         let table = structure(1, 0x1b, &[(4, &[1, 2, 3, 4])], &text);
-        let dmi = parse(&table, &mut Warnings::default());
+        let dmi = parse_table(&table, &mut Warnings::default());
         assert_eq!((dmi.manufacturer.as_str(), dmi.serial_number.as_str()), ("", ""));
         assert_eq!(dmi.product, "x-product");
     }
@@ -251,12 +252,12 @@ pub(crate) mod tests {
         let table = table();
         for end in 0..table.len() {
             let mut warnings = Warnings::default();
-            let dmi = parse(&table[..end], &mut warnings);
+            let dmi = parse_table(&table[..end], &mut warnings);
             assert!(dmi.memory_bytes.unwrap_or(0) <= 48 << 30);
         }
         let mut warnings = Warnings::default();
-        assert_eq!(parse(&table[..200], &mut warnings).manufacturer, "Supermicro");
+        assert_eq!(parse_table(&table[..200], &mut warnings).manufacturer, "Supermicro");
         assert_eq!(warnings.into_sentences().len(), 1);
-        assert_eq!(parse(&[1, 0, 0, 0, 0, 0], &mut Warnings::default()), Dmi::default());
+        assert_eq!(parse_table(&[1, 0, 0, 0, 0, 0], &mut Warnings::default()), Dmi::default());
     }
 }

@@ -1,16 +1,16 @@
-//! Whether the firmware is UEFI and whether this boot went through it.
+//! UEFI support of the firmware and of this boot.
 
 use crate::proto::hardware::v1::EfiSupport;
 use crate::roleserver::hardware::Sources;
 use crate::roleserver::hardware::dmi::Dmi;
 
-/// The kernel knows what this boot did, the firmware what it could have done.
+/// The kernel knows how this boot went, the firmware what it supports.
 #[must_use]
-pub fn read(sources: &Sources, dmi: &Dmi) -> EfiSupport {
-    decide(sources.sys.join("firmware/efi").is_dir(), dmi.uefi)
+pub fn read_efi_support(sources: &Sources, dmi: &Dmi) -> EfiSupport {
+    decide_efi_support(sources.sys.join("firmware/efi").is_dir(), dmi.uefi)
 }
 
-const fn decide(booted: bool, capable: Option<bool>) -> EfiSupport {
+const fn decide_efi_support(booted: bool, capable: Option<bool>) -> EfiSupport {
     match (booted, capable) {
         (true, _) => EfiSupport::Enabled,
         (false, Some(true)) => EfiSupport::Disabled,
@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn boot_and_firmware_together_tell() {
+    fn support_follows_from_boot_and_firmware() {
         for (booted, capable, expected) in [
             (true, None, EfiSupport::Enabled),
             (true, Some(false), EfiSupport::Enabled),
@@ -32,7 +32,7 @@ mod tests {
             (false, Some(false), EfiSupport::Unsupported),
             (false, None, EfiSupport::Unknown),
         ] {
-            assert_eq!(decide(booted, capable), expected);
+            assert_eq!(decide_efi_support(booted, capable), expected);
         }
     }
 }

@@ -1,8 +1,7 @@
-//! The three kernel calls that ask devices themselves. The only unsafe code.
+//! Read-only ioctls for NVMe, SCSI and ethtool; the only unsafe code of the inventory.
 //!
-//! Each takes and gives plain bytes; the layouts are those of
-//! `<linux/nvme_ioctl.h>`, `<scsi/sg.h>` and `<linux/ethtool.h>`, which the kernel
-//! never changes. All go one way: from the device.
+//! Each takes and returns plain bytes. The layouts are those of `<linux/nvme_ioctl.h>`, `<scsi/sg.h>` and
+//! `<linux/ethtool.h>`, which the kernel never changes. All data goes one way: from the device.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -19,7 +18,7 @@ const SG_DXFER_NONE: i32 = -1;
 const SG_DXFER_FROM_DEV: i32 = -3;
 const SIOCETHTOOL: u32 = 0x8946;
 
-/// `struct nvme_admin_cmd`.
+/// Layout of the kernel's `struct nvme_admin_cmd`.
 #[repr(C)]
 #[derive(Default)]
 struct NvmeAdminCommand {
@@ -39,14 +38,14 @@ struct NvmeAdminCommand {
 
 const _: () = assert!(size_of::<NvmeAdminCommand>() == 72);
 
-/// Whether an NVMe admin command only reads: get log page, identify. The same
-/// call formats drives, so nothing else leaves this program.
+/// Whether an NVMe admin command only reads: get log page, identify. The same call formats drives, so no other command
+/// is sent.
 const fn nvme_only_reads(opcode: u8) -> bool {
     matches!(opcode, 0x02 | 0x06)
 }
 
-/// Whether a SCSI command only reads: INQUIRY, LOG SENSE, and of ATA those that
-/// identify, read a log or return the SMART status.
+/// Whether a SCSI command only reads: INQUIRY, LOG SENSE, and the ATA commands that identify, read a log or return the
+/// SMART status.
 const fn scsi_only_reads(command: &[u8]) -> bool {
     match command {
         [0x12 | 0x4d, ..] => true,
@@ -78,8 +77,8 @@ pub fn nvme_admin(
         timeout_milliseconds: TIMEOUT_MILLISECONDS,
         ..Default::default()
     };
-    // SAFETY: the descriptor is open for the whole call, `command` is the structure this request
-    // wants, and its address and length describe `data`, which lives until after the call.
+    // SAFETY: the descriptor is open for the whole call, `command` is the structure that this request takes, and its
+    // address and length describe `data`, which lives until after the call.
     let status = unsafe {
         libc::ioctl(device.as_raw_fd(), NVME_IOCTL_ADMIN_CMD.into(), std::ptr::from_mut(&mut command))
     };
@@ -90,7 +89,7 @@ pub fn nvme_admin(
     }
 }
 
-/// `struct sg_io_hdr`.
+/// Layout of the kernel's `struct sg_io_hdr`.
 #[repr(C)]
 struct SgIoHeader {
     interface_id: i32,
@@ -117,19 +116,19 @@ struct SgIoHeader {
     info: u32,
 }
 
-/// What a SCSI command brought.
+/// The response to a SCSI command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ScsiAnswer {
-    /// The data, without what the device did not send.
+pub struct ScsiResponse {
+    /// The data, without the part of the buffer that the device did not fill.
     pub data: Vec<u8>,
-    /// Sense data, if any.
+    /// Sense data; empty if there is none.
     pub sense: Vec<u8>,
-    /// SCSI status byte; 0 is good, 2 means look at the sense data.
+    /// SCSI status byte; 0 is good, 2 means that the sense data has the reason.
     pub status: u8,
 }
 
 /// Sends a SCSI command that only reads.
-pub fn scsi(device: &File, command: &[u8], length: u16) -> Result<ScsiAnswer> {
+pub fn scsi_command(device: &File, command: &[u8], length: u16) -> Result<ScsiResponse> {
     if !scsi_only_reads(command) {
         return Err(ErrorKind::InvalidInput.into());
     }
@@ -159,9 +158,8 @@ pub fn scsi(device: &File, command: &[u8], length: u16) -> Result<ScsiAnswer> {
         duration: 0,
         info: 0,
     };
-    // SAFETY: the descriptor is open for the whole call, `header` is the structure this request
-    // wants, and each pointer in it is to a buffer of the length that stands beside it, which
-    // lives until after the call.
+    // SAFETY: the descriptor is open for the whole call, `header` is the structure that this request takes, and each
+    // pointer in it is to a buffer of the length beside it, which lives until after the call.
     let status = unsafe { libc::ioctl(device.as_raw_fd(), SG_IO.into(), std::ptr::from_mut(&mut header)) };
     if status != 0 {
         return Err(Error::last_os_error());
@@ -172,7 +170,7 @@ pub fn scsi(device: &File, command: &[u8], length: u16) -> Result<ScsiAnswer> {
     let unsent = usize::try_from(header.residual).unwrap_or(0).min(data.len());
     data.truncate(data.len() - unsent);
     let sense = sense[..usize::from(header.sense_written).min(sense.len())].to_vec();
-    Ok(ScsiAnswer { data, sense, status: header.status })
+    Ok(ScsiResponse { data, sense, status: header.status })
 }
 
 /// `struct ifreq` as `SIOCETHTOOL` reads it.
@@ -183,11 +181,10 @@ struct InterfaceRequest {
     rest: [u8; 16],
 }
 
-/// Sends an ethtool command in `buffer`, which the kernel answers in place.
+/// Sends an ethtool command in `buffer`; the kernel writes its response in place.
 ///
-/// The buffer must be as long as the command in its first four bytes and the
-/// sizes in it make the kernel write; it is checked here for the two that this
-/// program sends.
+/// The buffer must be as long as the command in its first four bytes and the sizes in it make the kernel write. That
+/// holds for the two commands that [`EthtoolBuffer`] can hold.
 pub fn ethtool(socket: &OwnedFd, interface: &str, buffer: &mut EthtoolBuffer) -> Result<()> {
     let mut name = [0; 16];
     let bytes = interface.as_bytes();
@@ -206,7 +203,7 @@ pub fn ethtool(socket: &OwnedFd, interface: &str, buffer: &mut EthtoolBuffer) ->
     if status == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
 
-/// An ethtool command and room for its answer.
+/// An ethtool command and room for its response.
 #[repr(C, align(8))]
 #[derive(Clone)]
 pub struct EthtoolBuffer([u8; 2048]);
@@ -221,7 +218,7 @@ impl EthtoolBuffer {
         buffer
     }
 
-    /// `ETHTOOL_GLINKSETTINGS` with masks of so many words; 0 asks how many there are.
+    /// `ETHTOOL_GLINKSETTINGS` with masks of this many words; 0 queries how many there are.
     #[must_use]
     pub fn link_settings(mask_words: i8) -> Self {
         let mut buffer = Self([0; 2048]);
@@ -230,7 +227,7 @@ impl EthtoolBuffer {
         buffer
     }
 
-    /// What stands in it.
+    /// The bytes of the command, or of the response after the call.
     #[must_use]
     pub const fn bytes(&self) -> &[u8] {
         &self.0
@@ -248,14 +245,14 @@ mod tests {
         // Format NVM, FORMAT UNIT, WRITE(10), ATA SECURITY ERASE UNIT.
         assert!(refused(nvme_admin(&nowhere, 0x80, 1, 0, 0).unwrap_err()));
         for opcode in [0x04, 0x2a] {
-            assert!(refused(scsi(&nowhere, &[opcode, 0, 0, 0, 0, 0], 0).unwrap_err()));
+            assert!(refused(scsi_command(&nowhere, &[opcode, 0, 0, 0, 0, 0], 0).unwrap_err()));
         }
         let mut erase = [0; 16];
         (erase[0], erase[14]) = (0x85, 0xf4);
-        assert!(refused(scsi(&nowhere, &erase, 0).unwrap_err()));
-        // What reads is sent, and answered by whatever the file is.
+        assert!(refused(scsi_command(&nowhere, &erase, 0).unwrap_err()));
+        // A command that only reads is sent, and fails by whatever the file is.
         assert!(!refused(nvme_admin(&nowhere, 0x06, 0, 1, 4096).unwrap_err()));
-        assert!(!refused(scsi(&nowhere, &[0x12, 0, 0, 0, 36, 0], 36).unwrap_err()));
+        assert!(!refused(scsi_command(&nowhere, &[0x12, 0, 0, 0, 36, 0], 36).unwrap_err()));
     }
 
     #[test]

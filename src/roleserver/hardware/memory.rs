@@ -1,21 +1,21 @@
-//! How much memory is installed, and how much of it the kernel can use.
+//! Installed and usable memory.
 //!
-//! A machine that boots with half its memory mapped out looks healthy in every
-//! other way; the ratio shows it.
+//! A machine that boots with half its memory mapped out looks healthy in every other way; the ratio of the two shows
+//! it.
 
 use crate::proto::hardware::v1 as wire;
 use crate::roleserver::hardware::dmi::Dmi;
-use crate::roleserver::hardware::{Sources, Warnings, names, text};
+use crate::roleserver::hardware::{Sources, Warnings, list_names, read_text};
 
 /// Reads installed and usable memory.
-pub fn read(sources: &Sources, dmi: &Dmi, warnings: &mut Warnings) -> wire::Memory {
-    let installed = dmi.memory_bytes.filter(|bytes| *bytes > 0).or_else(|| blocks(sources));
-    let usable = mem_total(&warnings.text(&sources.proc.join("meminfo")));
+pub fn read_memory(sources: &Sources, dmi: &Dmi, warnings: &mut Warnings) -> wire::Memory {
+    let installed = dmi.memory_bytes.filter(|bytes| *bytes > 0).or_else(|| memory_block_bytes(sources));
+    let usable = parse_mem_total(&warnings.read_required_text(&sources.proc.join("meminfo")));
     if installed.is_none() {
-        warnings.add("neither the firmware nor the kernel tells how much memory is installed");
+        warnings.add_warning("neither the firmware nor the kernel tells how much memory is installed");
     }
     let installed_bytes = installed.unwrap_or(0);
-    wire::Memory { installed_bytes, usable_ratio: ratio(usable.unwrap_or(0), installed_bytes) }
+    wire::Memory { installed_bytes, usable_ratio: usable_ratio(usable.unwrap_or(0), installed_bytes) }
 }
 
 #[expect(
@@ -23,22 +23,22 @@ pub fn read(sources: &Sources, dmi: &Dmi, warnings: &mut Warnings) -> wire::Memo
     clippy::cast_possible_truncation,
     reason = "a ratio that people read; its seventh digit means nothing"
 )]
-fn ratio(part: u64, whole: u64) -> f32 {
+fn usable_ratio(part: u64, whole: u64) -> f32 {
     if whole == 0 { 0.0 } else { (part as f64 / whole as f64) as f32 }
 }
 
-/// Memory blocks that the kernel knows, times their size.
-fn blocks(sources: &Sources) -> Option<u64> {
+/// The size of all memory blocks of the kernel.
+fn memory_block_bytes(sources: &Sources) -> Option<u64> {
     let directory = sources.sys.join("devices/system/memory");
-    let size = u64::from_str_radix(&text(&directory.join("block_size_bytes"))?, 16).ok()?;
+    let size = u64::from_str_radix(&read_text(&directory.join("block_size_bytes"))?, 16).ok()?;
     let is_block = |name: &&String| {
         name.strip_prefix("memory").is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
     };
-    let count = names(&directory).iter().filter(is_block).count();
+    let count = list_names(&directory).iter().filter(is_block).count();
     u64::try_from(count).ok()?.checked_mul(size).filter(|bytes| *bytes > 0)
 }
 
-fn mem_total(meminfo: &str) -> Option<u64> {
+fn parse_mem_total(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
@@ -49,7 +49,7 @@ mod tests {
 
     fn machine() -> (tempfile::TempDir, Sources) {
         let root = tempfile::tempdir().unwrap();
-        let sources = Sources::under(root.path());
+        let sources = Sources::in_directory(root.path());
         let memory = sources.sys.join("devices/system/memory");
         for name in ["memory0", "memory1", "memory32", "power"] {
             std::fs::create_dir_all(memory.join(name)).unwrap();
@@ -64,14 +64,14 @@ mod tests {
     fn firmware_is_believed_before_blocks() {
         let (_root, sources) = machine();
         let dmi = Dmi { memory_bytes: Some(256 << 20), ..Dmi::default() };
-        let memory = read(&sources, &dmi, &mut Warnings::default());
+        let memory = read_memory(&sources, &dmi, &mut Warnings::default());
         assert_eq!(memory, wire::Memory { installed_bytes: 256 << 20, usable_ratio: 0.75 });
     }
 
     #[test]
     fn blocks_are_counted_where_the_firmware_is_silent() {
         let (_root, sources) = machine();
-        let memory = read(&sources, &Dmi::default(), &mut Warnings::default());
+        let memory = read_memory(&sources, &Dmi::default(), &mut Warnings::default());
         assert_eq!(memory, wire::Memory { installed_bytes: 384 << 20, usable_ratio: 0.5 });
     }
 }

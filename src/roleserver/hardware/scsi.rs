@@ -1,35 +1,34 @@
-//! SCSI disks: identification and health.
+//! SCSI disks: vital product data, error counters, wear.
 //!
-//! Vital product data pages 80h (serial) and 83h (designators) as SPC lays them
-//! out; the kernel keeps copies in sysfs, and a disk is asked only for what is
-//! missing there. Health by LOG SENSE: error counters (SPC), the informational
-//! exceptions page, and the solid state media page (SBC).
+//! Vital product data pages 80h (serial number) and 83h (designators) have the layout of SPC. The kernel keeps copies
+//! in sysfs, and a disk is queried only for what is missing there. Health comes from LOG SENSE: error counters (SPC),
+//! the informational exceptions page, and the solid state media page (SBC).
 
 use std::fs::File;
 use std::path::Path;
 
 use crate::proto::hardware::v1::BlockDevice;
-use crate::roleserver::hardware::attribute;
-use crate::roleserver::hardware::ioctl::{self, ScsiAnswer};
+use crate::roleserver::hardware::ioctl::{self, ScsiResponse};
+use crate::roleserver::hardware::read_attribute;
 
 const PAGE_LIMIT: u16 = 1024;
 
 /// Fills serial and WWN from sysfs' copies of the pages.
-pub fn from_sysfs(directory: &Path, device: &mut BlockDevice) {
-    if let Ok(page) = attribute(&directory.join("vpd_pg80")) {
+pub fn fill_from_sysfs(directory: &Path, device: &mut BlockDevice) {
+    if let Ok(page) = read_attribute(&directory.join("vpd_pg80")) {
         fill_serial(&page, device);
     }
-    if let Ok(page) = attribute(&directory.join("vpd_pg83")) {
+    if let Ok(page) = read_attribute(&directory.join("vpd_pg83")) {
         fill_wwn(&page, device);
     }
 }
 
-/// Asks the disk for what is missing, and for its health; each failure is returned in words.
-pub fn ask(disk: &File, device: &mut BlockDevice) -> Vec<String> {
+/// Queries the disk for what is missing, and for its health; each failure is returned as a sentence.
+pub fn query_device(disk: &File, device: &mut BlockDevice) -> Vec<String> {
     let mut failures = Vec::new();
-    let mut data = |what: &str, command: &[u8]| match ioctl::scsi(disk, command, PAGE_LIMIT) {
-        Ok(ScsiAnswer { status: 0, data, .. }) => Some(data),
-        // What a disk does not support it refuses, which is no failure.
+    let mut data = |what: &str, command: &[u8]| match ioctl::scsi_command(disk, command, PAGE_LIMIT) {
+        Ok(ScsiResponse { status: 0, data, .. }) => Some(data),
+        // A disk rejects what it does not support; that is not a failure.
         Ok(_) => None,
         Err(error) => {
             failures.push(format!("{what} failed: {error}"));
@@ -37,76 +36,77 @@ pub fn ask(disk: &File, device: &mut BlockDevice) -> Vec<String> {
         }
     };
     if device.serial_number.is_empty()
-        && let Some(page) = data("asking for the serial number", &inquiry(0x80))
+        && let Some(page) = data("asking for the serial number", &inquiry_command(0x80))
     {
         fill_serial(&page, device);
     }
     if device.wwn.is_empty()
-        && let Some(page) = data("asking for the World Wide Name", &inquiry(0x83))
+        && let Some(page) = data("asking for the World Wide Name", &inquiry_command(0x83))
     {
         fill_wwn(&page, device);
     }
     let mut errors = None;
     for page in [0x02, 0x03, 0x05] {
-        let counted = data("reading error counters", &log_sense(page)).and_then(|page| uncorrected(&page));
+        let counted = data("reading error counters", &log_sense_command(page))
+            .and_then(|page| uncorrected_errors(&page));
         errors = errors.map_or(counted, |sum: u64| Some(sum.saturating_add(counted.unwrap_or(0))));
     }
     device.media_errors = errors;
-    device.critical_warning = data("reading informational exceptions", &log_sense(0x2f))
-        .and_then(|page| parameter(&page, 0).and_then(|value| value.first().copied()))
+    device.critical_warning = data("reading informational exceptions", &log_sense_command(0x2f))
+        .and_then(|page| log_parameter(&page, 0).and_then(|value| value.first().copied()))
         .map(|code| code != 0);
-    device.wear_ratio = data("reading solid state media wear", &log_sense(0x11))
-        .and_then(|page| parameter(&page, 1).and_then(|value| value.get(3).copied()))
+    device.wear_ratio = data("reading solid state media wear", &log_sense_command(0x11))
+        .and_then(|page| log_parameter(&page, 1).and_then(|value| value.get(3).copied()))
         .map(|percent| f32::from(percent) / 100.0);
     failures
 }
 
-/// Printable ASCII, trimmed.
+/// The printable ASCII characters of a field, trimmed.
 #[must_use]
-pub fn ascii(bytes: &[u8]) -> String {
+pub fn printable_ascii(bytes: &[u8]) -> String {
     let text: String =
         bytes.iter().filter(|byte| (0x20..0x7f).contains(*byte)).map(|byte| char::from(*byte)).collect();
     text.trim().to_owned()
 }
 
 /// INQUIRY for a vital product data page.
-fn inquiry(page: u8) -> [u8; 6] {
+fn inquiry_command(page: u8) -> [u8; 6] {
     let [high, low] = PAGE_LIMIT.to_be_bytes();
     [0x12, 0x01, page, high, low, 0]
 }
 
 /// LOG SENSE for the cumulative values of a page.
-fn log_sense(page: u8) -> [u8; 10] {
+fn log_sense_command(page: u8) -> [u8; 10] {
     let [high, low] = PAGE_LIMIT.to_be_bytes();
     [0x4d, 0, 0x40 | page, 0, 0, 0, 0, high, low, 0]
 }
 
-/// Takes the serial number of vital product data page 80h.
+/// Fills in the serial number of vital product data page 80h.
 pub fn fill_serial(page: &[u8], device: &mut BlockDevice) {
-    if let Some(bytes) = vital(page, 0x80) {
-        let serial = ascii(bytes);
+    if let Some(bytes) = vpd_page_data(page, 0x80) {
+        let serial = printable_ascii(bytes);
         if !serial.is_empty() {
             device.serial_number = serial;
         }
     }
 }
 
-/// Takes the World Wide Name of vital product data page 83h.
+/// Fills in the World Wide Name of vital product data page 83h.
 pub fn fill_wwn(page: &[u8], device: &mut BlockDevice) {
-    if let Some(wwn) = vital(page, 0x83).and_then(designator) {
+    if let Some(wwn) = vpd_page_data(page, 0x83).and_then(best_designator) {
         device.wwn = wwn.to_vec();
     }
 }
 
 /// The content of a vital product data page.
-fn vital(page: &[u8], code: u8) -> Option<&[u8]> {
+fn vpd_page_data(page: &[u8], code: u8) -> Option<&[u8]> {
     let header = page.get(..4).filter(|header| header[1] == code)?;
     let length = usize::from(u16::from_be_bytes([header[2], header[3]]));
     page.get(4..)?.get(..length)
 }
 
 /// The best binary name of the logical unit: NAA before EUI-64.
-fn designator(mut list: &[u8]) -> Option<&[u8]> {
+fn best_designator(mut list: &[u8]) -> Option<&[u8]> {
     let mut best: Option<(u8, &[u8])> = None;
     while let Some((header, rest)) = list.split_at_checked(4) {
         let Some((value, rest)) = rest.split_at_checked(header[3].into()) else { break };
@@ -122,7 +122,7 @@ fn designator(mut list: &[u8]) -> Option<&[u8]> {
 
 /// A parameter of a log page.
 #[must_use]
-pub fn parameter(page: &[u8], code: u16) -> Option<&[u8]> {
+pub fn log_parameter(page: &[u8], code: u16) -> Option<&[u8]> {
     let length = usize::from(u16::from_be_bytes(page.get(2..4)?.try_into().ok()?));
     let mut rest = page.get(4..)?;
     rest = rest.get(..length).unwrap_or(rest);
@@ -138,8 +138,8 @@ pub fn parameter(page: &[u8], code: u16) -> Option<&[u8]> {
 
 /// Total uncorrected errors of an error counter page.
 #[must_use]
-pub fn uncorrected(page: &[u8]) -> Option<u64> {
-    let value = parameter(page, 0x0006)?;
+pub fn uncorrected_errors(page: &[u8]) -> Option<u64> {
+    let value = log_parameter(page, 0x0006)?;
     value.iter().try_fold(0_u64, |sum, byte| Some(sum.checked_mul(256)? + u64::from(*byte)))
 }
 
@@ -160,7 +160,7 @@ mod tests {
         std::fs::write(directory.path().join("vpd_pg80"), SERIAL).unwrap();
         std::fs::write(directory.path().join("vpd_pg83"), DESIGNATORS).unwrap();
         let mut device = BlockDevice::default();
-        from_sysfs(directory.path(), &mut device);
+        fill_from_sysfs(directory.path(), &mut device);
         assert_eq!(device.serial_number, "ZC1A2B3C0000C9080XYZ");
         assert_eq!(hex::encode(device.wwn), "5000c500a1b2c3d4");
     }
@@ -168,10 +168,10 @@ mod tests {
     #[test]
     fn counters_and_wear_are_found_by_their_code() {
         let counters = b"\x03\x00\x00\x10\x00\x05\x00\x04\x00\x00\x00\x09\x00\x06\x00\x04\x00\x00\x01\x02";
-        assert_eq!(uncorrected(counters), Some(258));
+        assert_eq!(uncorrected_errors(counters), Some(258));
         let wear = b"\x11\x00\x00\x08\x00\x01\x03\x04\x00\x00\x00\x2a";
-        assert_eq!(parameter(wear, 1).unwrap()[3], 42);
-        assert_eq!(parameter(wear, 2), None);
+        assert_eq!(log_parameter(wear, 1).unwrap()[3], 42);
+        assert_eq!(log_parameter(wear, 2), None);
     }
 
     #[test]
@@ -184,6 +184,6 @@ mod tests {
                 assert_eq!(device, BlockDevice::default());
             }
         }
-        assert_eq!(parameter(b"\x03\x00\x00\x10\x00\x06\x00\x04\x00", 6), None);
+        assert_eq!(log_parameter(b"\x03\x00\x00\x10\x00\x06\x00\x04\x00", 6), None);
     }
 }

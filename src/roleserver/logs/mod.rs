@@ -1,29 +1,30 @@
-//! Bringing logs to shepherds: the role server's own, and those of what it runs.
+//! Upload logs that a shepherd requests.
 //!
-//! Which logs are wanted comes with the answer to a heartbeat, and again with each answer until all of it was brought; what
-//! is asked for is brought by calls of the machine, over the channel on which both sides know each other's keys. A machine
-//! opens no port for it: whoever could connect to one would have to be known there, and a node that is asked by the
-//! certificates of its cluster cannot tell an owner that was revoked from one that was not, while its curator is away. So
-//! whoever wants to look at a log asks a shepherd, which knows who they are, whether they still may, and writes it down.
+//! Logs are the role server's own, and those of what it runs. The response to a heartbeat carries the open requests,
+//! and repeats each until all of its log was uploaded. Uploads are calls of the machine, over the channel on which both
+//! sides know each other's keys. A machine opens no port for them. A client of such a port would have to be
+//! authenticated there, and a node that relies on its cluster's certificates cannot distinguish a revoked owner from a
+//! valid one while its curator is away. So operators read logs through a shepherd, which knows who they are and whether
+//! they still may, and records it.
 //!
 //! # How the files fit
 //!
-//! * [`own`][]: the role server's own log, in a file that does not grow for ever.
+//! * [`own_log`][]: the role server's own log, in a file of bounded size.
 //! * [`ring`][]: the same in memory, for machines that have no disk: simulated ones.
-//! * [`there`][]: which logs there are, and where.
-//! * [`tail`][]: the last lines of one, and what is added.
-//! * [`mod@bring`][]: from there to a shepherd.
+//! * [`sources`][]: the logs of the machine, and where they are.
+//! * [`tail`][]: the last lines of a log, and the lines that are appended.
+//! * [`upload`][]: from there to a shepherd.
 //!
 //! # Bounds
 //!
-//! Four requests at a time, a MiB of lines each at the most, in parts of 64 KiB; what is followed is followed for as long
-//! as a shepherd says that it is wanted. Nothing of this waits in the heartbeat loop.
+//! Four requests at a time, each of at most a MiB of lines, in parts of 64 KiB. A log is followed for as long as a
+//! shepherd reports that it is wanted. Nothing of this waits in the heartbeat loop.
 
-pub mod bring;
-pub mod own;
+pub mod own_log;
 pub mod ring;
+pub mod sources;
 pub mod tail;
-pub mod there;
+pub mod upload;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,81 +32,87 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::model::log_request::MOST_OF_A_MACHINE;
+use crate::model::log_request::MAX_REQUESTS_PER_MACHINE;
 use crate::proto::agent::v1::LogRequest;
-use crate::roleserver::logs::bring::{Bringer, bring};
-use crate::roleserver::logs::there::Source;
-use crate::roleserver::shepherds::Shepherds;
+use crate::roleserver::logs::sources::LogSources;
+use crate::roleserver::logs::upload::{LogUploader, upload_log};
+use crate::roleserver::server_pool::ServerPool;
 use crate::supervisor::context::{Runnable, Starting};
-use crate::supervisor::value::Value;
+use crate::supervisor::watch_cell::WatchCell;
 
 /// Requests that are remembered, so that none is carried out twice.
-const REMEMBERED: usize = 100;
+const MAX_REMEMBERED: usize = 100;
 
 #[derive(Debug, Default)]
-struct Known {
+struct LogUploadState {
     begun: VecDeque<String>,
     running: i64,
 }
 
-/// What is asked of one role server, and what it does about it; cheap to clone.
+/// The log requests of one role server, and their uploads; cheap to clone.
 #[derive(Clone)]
-pub struct Logs {
-    source: Arc<Source>,
-    shepherds: Shepherds,
+pub struct LogUploads {
+    source: Arc<LogSources>,
+    server_pool: ServerPool,
     incarnation: Uuid,
-    wanted: Value<Vec<LogRequest>>,
-    known: Arc<Mutex<Known>>,
+    requests: WatchCell<Vec<LogRequest>>,
+    state: Arc<Mutex<LogUploadState>>,
 }
 
-/// A place among the requests that are carried out at a time.
+/// One of the slots for requests that run at a time; freed when it is dropped.
 #[derive(Debug)]
-struct Place(Arc<Mutex<Known>>);
+struct UploadSlot(Arc<Mutex<LogUploadState>>);
 
-fn locked(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+fn lock_state(known: &Mutex<LogUploadState>) -> MutexGuard<'_, LogUploadState> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Drop for Place {
+impl Drop for UploadSlot {
     fn drop(&mut self) {
-        locked(&self.0).running -= 1;
+        lock_state(&self.0).running -= 1;
     }
 }
 
-impl Logs {
-    /// Of this start of a role server, whose logs are in `source`, brought to these shepherds.
+impl LogUploads {
+    /// The uploads of this start of a role server, from the logs in `source` to these shepherds.
     #[must_use]
-    pub fn new(source: Source, shepherds: Shepherds, incarnation: Uuid) -> Self {
+    pub fn new(source: LogSources, shepherds: ServerPool, incarnation: Uuid) -> Self {
         let source = Arc::new(source);
-        Self { source, shepherds, incarnation, wanted: Value::new(), known: Arc::default() }
+        Self {
+            source,
+            server_pool: shepherds,
+            incarnation,
+            requests: WatchCell::new(),
+            state: Arc::default(),
+        }
     }
 
-    /// Hears which logs are wanted: all that were not brought to their end.
-    pub fn hear(&self, requests: &[LogRequest]) {
-        self.wanted.set(requests.to_vec());
+    /// Sets the open requests: all whose logs were not uploaded to their end.
+    pub fn set_requests(&self, requests: &[LogRequest]) {
+        self.requests.set(requests.to_vec());
     }
 
-    /// What is to be done for requests that are new, as far as there is room: each ends when its log was brought, or nobody
-    /// wants it any more. The others come again with the next heartbeat.
+    /// Starts the new requests for which there is a free slot, and returns their futures. Each ends when its log was
+    /// uploaded or is no longer wanted. The other requests come again with the next heartbeat.
     #[must_use]
-    pub fn begin(&self, requests: &[LogRequest]) -> Vec<impl Future<Output = ()> + Send + 'static> {
+    pub fn start_uploads(&self, requests: &[LogRequest]) -> Vec<impl Future<Output = ()> + Send + 'static> {
         let mut begun = Vec::new();
         for request in requests {
-            let mut known = locked(&self.known);
-            if known.running >= MOST_OF_A_MACHINE || known.begun.contains(&request.request) {
+            let mut known = lock_state(&self.state);
+            if known.running >= MAX_REQUESTS_PER_MACHINE || known.begun.contains(&request.request) {
                 continue;
             }
             known.running += 1;
             known.begun.push_back(request.request.clone());
-            if known.begun.len() > REMEMBERED {
+            if known.begun.len() > MAX_REMEMBERED {
                 known.begun.pop_front();
             }
-            let place = Place(self.known.clone());
-            let bringer = Bringer::new(self.shepherds.clone(), self.incarnation);
+            let place = UploadSlot(self.state.clone());
+            let bringer = LogUploader::new(self.server_pool.clone(), self.incarnation);
             let (source, request) = (self.source.clone(), request.clone());
             begun.push(async move {
                 let _place = place;
-                bring(&request, &source, bringer).await;
+                upload_log(&request, &source, bringer).await;
             });
         }
         begun
@@ -113,21 +120,21 @@ impl Logs {
 
     /// The runnable that carries requests out.
     #[must_use]
-    pub fn carry_out(&self) -> Runnable {
+    pub fn run_uploads(&self) -> Runnable {
         let logs = self.clone();
         Runnable::new(move |starting: Starting| {
             let logs = logs.clone();
-            let mut wanted = logs.wanted.watch();
+            let mut wanted = logs.requests.watch();
             async move {
-                let healthy = starting.healthy();
+                let healthy = starting.mark_healthy();
                 let scope = healthy.scope();
-                // What is under way ends with this.
+                // Running uploads end with this run.
                 let mut running = JoinSet::new();
                 loop {
                     tokio::select! {
                         cancelled = scope.cancelled() => return Err(cancelled.into()),
                         requests = wanted.next() => {
-                            for work in logs.begin(&requests) {
+                            for work in logs.start_uploads(&requests) {
                                 running.spawn(work);
                             }
                         }
@@ -147,7 +154,7 @@ impl Logs {
 mod tests {
     use super::*;
 
-    use crate::roleserver::logs::ring::Ring;
+    use crate::roleserver::logs::ring::LogRing;
 
     fn request(id: u32) -> LogRequest {
         LogRequest { request: id.to_string(), ..LogRequest::default() }
@@ -155,19 +162,23 @@ mod tests {
 
     #[tokio::test]
     async fn request_is_carried_out_once_and_no_more_than_four_at_a_time() {
-        let logs = Logs::new(Source::of_ring(Ring::default(), None), Shepherds::default(), Uuid::new_v4());
-        let asked: Vec<_> = (0..6).map(request).collect();
-        let mut begun = logs.begin(&asked);
+        let logs = LogUploads::new(
+            LogSources::of_ring(LogRing::default(), None),
+            ServerPool::default(),
+            Uuid::new_v4(),
+        );
+        let requests: Vec<_> = (0..6).map(request).collect();
+        let mut begun = logs.start_uploads(&requests);
         assert_eq!(begun.len(), 4);
-        assert_eq!(logs.begin(&asked).len(), 0, "all places are taken");
-        // Whatever ends one, its place is free then.
+        assert_eq!(logs.start_uploads(&requests).len(), 0, "all places are taken");
+        // However an upload ends, its slot is free then.
         begun.truncate(2);
-        assert_eq!(logs.begin(&asked).len(), 2, "the two that had no place");
+        assert_eq!(logs.start_uploads(&requests).len(), 2, "the two that had no place");
         drop(begun);
-        assert_eq!(logs.begin(&asked).len(), 0, "all of them were begun before");
+        assert_eq!(logs.start_uploads(&requests).len(), 0, "all of them were begun before");
         for id in 10..200 {
-            assert_eq!(logs.begin(&[request(id)]).len(), 1);
+            assert_eq!(logs.start_uploads(&[request(id)]).len(), 1);
         }
-        assert!(locked(&logs.known).begun.len() <= REMEMBERED);
+        assert!(lock_state(&logs.state).begun.len() <= MAX_REMEMBERED);
     }
 }

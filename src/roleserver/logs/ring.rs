@@ -1,4 +1,4 @@
-//! The last lines of something, in memory.
+//! A ring buffer of log lines in memory, for simulated machines.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,45 +6,45 @@ use std::time::SystemTime;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 
-/// Most lines that are kept.
-const LINES: usize = 50;
-/// Most characters of one.
-const LONGEST: usize = 300;
+/// Most lines that are stored.
+const MAX_LINES: usize = 50;
+/// Most characters of one line.
+const MAX_LINE_CHARS: usize = 300;
 
 #[derive(Debug, Default)]
-struct Kept {
+struct RingState {
     lines: VecDeque<String>,
-    gone: u64,
+    dropped: u64,
 }
 
-/// Its last lines; cheap to clone.
+/// The last lines of a log; cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Ring(Arc<Mutex<Kept>>);
+pub struct LogRing(Arc<Mutex<RingState>>);
 
-impl Ring {
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+impl LogRing {
+    fn lock_state(&self) -> MutexGuard<'_, RingState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a line of now.
-    pub fn say(&self, what: &str) {
+    /// Appends a line with the current time.
+    pub fn append_line(&self, what: &str) {
         let at = DateTime::<Utc>::from(SystemTime::now()).to_rfc3339_opts(SecondsFormat::Micros, true);
-        let line: String = format!("{at}  INFO {what}").chars().take(LONGEST).collect();
-        let mut kept = self.kept();
+        let line: String = format!("{at}  INFO {what}").chars().take(MAX_LINE_CHARS).collect();
+        let mut kept = self.lock_state();
         kept.lines.push_back(line);
-        if kept.lines.len() > LINES {
+        if kept.lines.len() > MAX_LINES {
             kept.lines.pop_front();
-            kept.gone += 1;
+            kept.dropped += 1;
         }
     }
 
-    /// The lines from that place on, counted from the first one ever, and the place behind them.
+    /// The lines from a position on, counted from the first line ever, and the position behind them.
     #[must_use]
-    pub fn from(&self, place: u64) -> (Vec<String>, u64) {
-        let kept = self.kept();
-        let skipped = usize::try_from(place.saturating_sub(kept.gone)).unwrap_or(usize::MAX);
+    pub fn lines_from(&self, place: u64) -> (Vec<String>, u64) {
+        let kept = self.lock_state();
+        let skipped = usize::try_from(place.saturating_sub(kept.dropped)).unwrap_or(usize::MAX);
         let lines = kept.lines.iter().skip(skipped).cloned().collect();
-        let end = kept.gone + u64::try_from(kept.lines.len()).unwrap_or_default();
+        let end = kept.dropped + u64::try_from(kept.lines.len()).unwrap_or_default();
         (lines, end)
     }
 }
@@ -54,16 +54,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_lines_are_kept_and_told_from_a_place_on() {
-        let ring = Ring::default();
+    fn last_lines_are_stored_and_read_from_a_position() {
+        let ring = LogRing::default();
         for number in 0..60 {
-            ring.say(&format!("line {number}"));
+            ring.append_line(&format!("line {number}"));
         }
-        let (lines, end) = ring.from(0);
-        assert_eq!((lines.len(), end), (LINES, 60));
+        let (lines, end) = ring.lines_from(0);
+        assert_eq!((lines.len(), end), (MAX_LINES, 60));
         assert!(lines[0].ends_with("INFO line 10"), "{lines:?}");
-        assert_eq!(ring.from(end), (Vec::new(), 60));
-        ring.say("one more");
-        assert!(ring.from(end).0[0].ends_with("one more"));
+        assert_eq!(ring.lines_from(end), (Vec::new(), 60));
+        ring.append_line("one more");
+        assert!(ring.lines_from(end).0[0].ends_with("one more"));
     }
 }

@@ -1,8 +1,8 @@
-//! What is written down of releases, and which program file has which name.
+//! Files of a self-update: trial, result, candidate, previous program.
 //!
-//! In the state directory: `update.json`, what is on trial; `release.json`, how the newest order ended; `release.part`,
-//! what was fetched so far. Beside the program at the stable path: `….candidate`, what is or was tried, and `….previous`,
-//! what was there before it. All of these replace each other whole.
+//! In the state directory: `update.json`, the release on trial; `release.json`, the outcome of the newest order;
+//! `release.part`, the part of a release that was fetched so far. Beside the program at the stable path: `….candidate`,
+//! the program that is or was tried, and `….previous`, the one before it. Each of these files is replaced as a whole.
 
 use std::fs::{File, Permissions};
 use std::io::ErrorKind;
@@ -12,92 +12,93 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::roleserver::durable::{self, Durability};
-use crate::roleserver::running::program_digest;
-use crate::roleserver::update::decision::{Concluded, Trial};
+use crate::roleserver::atomic_file::{self, Durability};
+use crate::roleserver::process::program_digest;
+use crate::roleserver::update::decision::{Trial, UpdateResult};
 
-/// Names of a state directory and beside a program.
+/// The files in a state directory and beside a program.
 #[derive(Clone, Debug)]
 pub struct UpdateFiles {
     directory: PathBuf,
 }
 
-/// A program's name with something after it, in the same directory.
-fn beside(program: &Path, what: &str) -> PathBuf {
+/// The path of a program with a suffix, in the same directory.
+fn sibling_path(program: &Path, what: &str) -> PathBuf {
     let mut name = program.as_os_str().to_owned();
     name.push(what);
     PathBuf::from(name)
 }
 
 impl UpdateFiles {
-    /// Those of this state directory.
+    /// The files of this state directory.
     #[must_use]
-    pub fn of(state_directory: &Path) -> Self {
+    pub fn in_state_directory(state_directory: &Path) -> Self {
         Self { directory: state_directory.to_owned() }
     }
 
-    fn update(&self) -> PathBuf {
+    fn trial_path(&self) -> PathBuf {
         self.directory.join("update.json")
     }
 
-    fn concluded_path(&self) -> PathBuf {
+    fn result_path(&self) -> PathBuf {
         self.directory.join("release.json")
     }
 
-    /// Where a release is fetched to.
+    /// Path of the file that a release is fetched to.
     #[must_use]
-    pub fn part(&self) -> PathBuf {
+    pub fn part_path(&self) -> PathBuf {
         self.directory.join("release.part")
     }
 
-    /// What is on trial. A file that is damaged says nothing: then the program that was started is what it is.
+    /// Reads the trial. A damaged file counts as none: then the program that was started stays.
     #[must_use]
-    pub fn trial(&self) -> Option<Trial> {
-        read(&self.update())
+    pub fn read_trial(&self) -> Option<Trial> {
+        read_json(&self.trial_path())
     }
 
-    /// Writes down what is on trial; it is on the disk when this returns.
+    /// Writes the trial; it is durable when this returns.
     pub fn write_trial(&self, trial: &Trial) -> std::io::Result<()> {
-        write(&self.update(), trial)
+        write_json(&self.trial_path(), trial)
     }
 
-    /// Forgets what was on trial.
-    pub fn end_trial(&self) -> std::io::Result<()> {
-        match std::fs::remove_file(self.update()) {
+    /// Removes the record of the trial.
+    pub fn remove_trial(&self) -> std::io::Result<()> {
+        match std::fs::remove_file(self.trial_path()) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             other => other?,
         }
         File::open(&self.directory)?.sync_all()
     }
 
-    /// How the newest order ended.
+    /// Reads the outcome of the newest order.
     #[must_use]
-    pub fn concluded(&self) -> Concluded {
-        read(&self.concluded_path()).unwrap_or_default()
+    pub fn read_result(&self) -> UpdateResult {
+        read_json(&self.result_path()).unwrap_or_default()
     }
 
-    /// Writes down how an order ended; it is on the disk when this returns.
-    pub fn conclude(&self, concluded: &Concluded) -> std::io::Result<()> {
-        write(&self.concluded_path(), concluded)
+    /// Writes the outcome of an order; it is durable when this returns.
+    pub fn write_result(&self, concluded: &UpdateResult) -> std::io::Result<()> {
+        write_json(&self.result_path(), concluded)
     }
 
-    /// Puts what was fetched beside the program at `stable`, ready to be run; gives its path. It has this digest.
+    /// Copies the fetched release beside the program at `stable`, ready to run, and verifies its digest. Returns its
+    /// path.
     ///
-    /// The directory is that of the stable program, so that it can take its name in one step, and is known by then to be
-    /// one that can be written to and that programs can be run from.
-    pub fn stage(&self, stable: &Path, sha256: &str) -> Result<PathBuf, String> {
-        let candidate = beside(stable, ".candidate");
+    /// It is in the directory of the stable program, so that it can take its name in one step. That directory is then
+    /// known to be writable, and programs can be run from it.
+    pub fn stage_candidate(&self, stable: &Path, sha256: &str) -> Result<PathBuf, String> {
+        let candidate = sibling_path(stable, ".candidate");
         let staged = || -> std::io::Result<String> {
-            remove(&candidate)?;
-            std::fs::copy(self.part(), &candidate)?;
+            remove_file(&candidate)?;
+            std::fs::copy(self.part_path(), &candidate)?;
             std::fs::set_permissions(&candidate, Permissions::from_mode(0o755))?;
             File::open(&candidate)?.sync_all()?;
             program_digest(&candidate)
         };
         match staged() {
             Ok(digest) if digest == sha256 => {
-                // What is left of it is in nobody's way.
-                let _ = remove(&self.part());
+                // A leftover of the download does no harm.
+                let _ = remove_file(&self.part_path());
                 Ok(candidate)
             }
             Ok(_) => Err(format!("{} is another file by now", candidate.display())),
@@ -106,23 +107,25 @@ impl UpdateFiles {
     }
 
     /// Removes a candidate that has failed.
-    pub fn unstage(&self, stable: &Path) {
-        if let Err(error) = remove(&beside(stable, ".candidate")).and_then(|()| remove(&self.part())) {
+    pub fn remove_candidate(&self, stable: &Path) {
+        if let Err(error) =
+            remove_file(&sibling_path(stable, ".candidate")).and_then(|()| remove_file(&self.part_path()))
+        {
             tracing::warn!(%error, "a release that is not tried any more stays on the disk");
         }
     }
 }
 
-/// Gives the candidate the stable program's name, in one step; the former one is kept as `….previous`.
-pub fn promote(trial: &Trial) -> std::io::Result<()> {
+/// Gives the candidate the stable program's name in one step; the former program stays as `….previous`.
+pub fn promote_candidate(trial: &Trial) -> std::io::Result<()> {
     let directory = trial.stable.parent().unwrap_or_else(|| Path::new("/"));
     if program_digest(&trial.candidate)? != trial.sha256 {
         let why = format!("{} is not what was tried", trial.candidate.display());
         return Err(std::io::Error::new(ErrorKind::InvalidData, why));
     }
-    let previous = beside(&trial.stable, ".previous");
-    remove(&previous)?;
-    // Where a filesystem knows no links, there is none kept: that is no reason to stay with the former one.
+    let previous = sibling_path(&trial.stable, ".previous");
+    remove_file(&previous)?;
+    // A filesystem without hard links keeps no former program; that is no reason to stay with it.
     if let Err(error) = std::fs::hard_link(&trial.stable, &previous) {
         tracing::warn!(%error, "the former release is not kept");
     }
@@ -130,44 +133,47 @@ pub fn promote(trial: &Trial) -> std::io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-fn remove(path: &Path) -> std::io::Result<()> {
+fn remove_file(path: &Path) -> std::io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         other => other,
     }
 }
 
-fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
+fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
     let bytes = std::fs::read(path).ok()?;
     serde_json::from_slice(&bytes)
         .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "a damaged file is passed over"))
         .ok()
 }
 
-fn write(path: &Path, value: &impl Serialize) -> std::io::Result<()> {
-    durable::replace(path, &serde_json::to_vec_pretty(value)?, Durability::Durable)
+fn write_json(path: &Path, value: &impl Serialize) -> std::io::Result<()> {
+    atomic_file::replace_file(path, &serde_json::to_vec_pretty(value)?, Durability::Durable)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::roleserver::running::Instance;
+    use crate::roleserver::process::ProcessInstance;
 
     fn digest(bytes: &[u8]) -> String {
         hex::encode(ring::digest::digest(&ring::digest::SHA256, bytes))
     }
 
     #[test]
-    fn candidate_takes_the_stable_name_whole_and_the_former_one_is_kept() {
+    fn candidate_replaces_the_stable_program_which_is_kept_as_previous() {
         let directory = tempfile::tempdir().unwrap();
-        let files = UpdateFiles::of(directory.path());
+        let files = UpdateFiles::in_state_directory(directory.path());
         let stable = directory.path().join("roleserver");
         std::fs::write(&stable, "old").unwrap();
-        assert!(files.stage(&stable, &digest(b"new")).unwrap_err().contains("failed"), "nothing was fetched");
-        std::fs::write(files.part(), "odd").unwrap();
-        assert!(files.stage(&stable, &digest(b"new")).unwrap_err().contains("another file"));
-        std::fs::write(files.part(), "new").unwrap();
-        let candidate = files.stage(&stable, &digest(b"new")).unwrap();
+        assert!(
+            files.stage_candidate(&stable, &digest(b"new")).unwrap_err().contains("failed"),
+            "nothing was fetched"
+        );
+        std::fs::write(files.part_path(), "odd").unwrap();
+        assert!(files.stage_candidate(&stable, &digest(b"new")).unwrap_err().contains("another file"));
+        std::fs::write(files.part_path(), "new").unwrap();
+        let candidate = files.stage_candidate(&stable, &digest(b"new")).unwrap();
         assert_eq!(std::fs::metadata(&candidate).unwrap().permissions().mode() & 0o777, 0o755);
         assert_eq!(std::fs::read(&stable).unwrap(), b"old", "the stable path changes only when it is proven");
         let trial = Trial {
@@ -179,22 +185,22 @@ mod tests {
             boot_id: "b".to_owned(),
             until_ms: 1,
             patience_ms: 1,
-            instance: Instance { pid: 1, start_time: 1, boot_id: "b".to_owned() },
+            instance: ProcessInstance { pid: 1, start_time: 1, boot_id: "b".to_owned() },
         };
         files.write_trial(&trial).unwrap();
-        assert_eq!(files.trial(), Some(trial.clone()));
-        promote(&trial).unwrap();
+        assert_eq!(files.read_trial(), Some(trial.clone()));
+        promote_candidate(&trial).unwrap();
         assert_eq!(std::fs::read(&stable).unwrap(), b"new");
-        assert_eq!(std::fs::read(beside(&stable, ".previous")).unwrap(), b"old");
-        assert!(promote(&trial).is_err(), "there is nothing more to promote");
-        files.end_trial().unwrap();
-        files.end_trial().unwrap();
-        assert_eq!(files.trial(), None);
-        let concluded = Concluded { generation: 1, error: None };
-        files.conclude(&concluded).unwrap();
-        assert_eq!(files.concluded(), concluded);
+        assert_eq!(std::fs::read(sibling_path(&stable, ".previous")).unwrap(), b"old");
+        assert!(promote_candidate(&trial).is_err(), "there is nothing more to promote");
+        files.remove_trial().unwrap();
+        files.remove_trial().unwrap();
+        assert_eq!(files.read_trial(), None);
+        let concluded = UpdateResult { generation: 1, error: None };
+        files.write_result(&concluded).unwrap();
+        assert_eq!(files.read_result(), concluded);
         std::fs::write(directory.path().join("update.json"), "{").unwrap();
         std::fs::write(directory.path().join("release.json"), "{").unwrap();
-        assert_eq!((files.trial(), files.concluded()), (None, Concluded::default()));
+        assert_eq!((files.read_trial(), files.read_result()), (None, UpdateResult::default()));
     }
 }

@@ -1,28 +1,29 @@
-//! Replacing this program by another release of it, and coming back from one that is no good.
+//! Self-update: try another release, keep it once a heartbeat was answered, roll back otherwise.
 //!
 //! The program at the *stable path*, which the init system or the supervisor starts, stays the proven release until the
-//! other one has proven itself. The other one, the *candidate*, is put beside it, and this process becomes it by `execve`:
-//! pid and arguments stay, and so does everything that runs beside a role server, which finds it as after any restart. It
-//! has proven itself when a shepherd has answered a heartbeat of it; then it takes the stable path's name, in one step.
-//! Until then whatever ends it brings the former one back: the supervisor starts what is at the stable path.
+//! other one has proven itself. The other one, the *candidate*, is put beside it, and this process becomes it by
+//! `execve`: pid and arguments stay, and so do the children of the role server, which the candidate finds as after any
+//! restart. It has proven itself when a shepherd has acknowledged one of its heartbeats; then it takes the stable
+//! path's name, in one step. Until then any exit brings the former release back: the supervisor starts the program at
+//! the stable path.
 //!
-//! * [`decision`][]: what a role server does when it starts, and what with an order (pure).
-//! * [`files`][]: what is written down, and which file has which name.
-//! * [`release`][]: the role server's side: hears orders, fetches, hands over, proves itself.
-//! * [`watch`][]: the process of the former release that ends a candidate which says nothing.
+//! * [`decision`][]: what a role server does when it starts, and with an order (pure).
+//! * [`files`][]: the files of an update and their names.
+//! * [`self_updater`][]: the role server's side: takes orders, fetches, hands over, proves itself.
+//! * [`watchdog`][]: the process of the former release that kills a silent candidate.
 //!
 //! # A crash after each step
 //!
-//! | what is done | what a start then finds |
+//! | after the step | a start then finds |
 //! | --- | --- |
-//! | the candidate lies beside the stable program | the former release, and nothing on trial |
-//! | `update.json` says what is on trial | the former release: the candidate has failed |
-//! | the watchdog runs, the process is the candidate | the same; it was not heard |
-//! | the candidate has the stable path's name | the candidate, which is proven and says so |
-//! | `release.json` says how it ended | the same |
-//! | `update.json` is gone | nothing on trial |
+//! | the candidate is beside the stable program | the former release, and nothing on trial |
+//! | `update.json` names the trial | the former release: the candidate has failed |
+//! | the watchdog runs, the process is the candidate | the same: no heartbeat of it was acknowledged |
+//! | the candidate has the stable path's name | the candidate, which is proven and records that |
+//! | `release.json` has the outcome | the same |
+//! | `update.json` is removed | nothing on trial |
 
 pub mod decision;
 pub mod files;
-pub mod release;
-pub mod watch;
+pub mod self_updater;
+pub mod watchdog;

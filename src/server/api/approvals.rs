@@ -1,22 +1,22 @@
-//! The service `Approvals`.
+//! gRPC service Approvals: two-person rule.
 
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
-use crate::bmdb::approval::{ApprovalLine, RPC, approvals};
-use crate::model::second_person::Person;
+use crate::bmdb::approval::{ApprovalRecord, RPC, list_approvals};
+use crate::model::two_person_rule::Principal;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::approvals_server::Approvals;
-use crate::server::api::convert::at;
-use crate::server::api::door::caller;
-use crate::server::api::orders::{Said, answer, of_no_version};
-use crate::server::api::refusal::{of_bmdb, wrong};
-use crate::server::api::site::Site;
+use crate::server::api::api_error::{bmdb_status, invalid_argument};
+use crate::server::api::auth::caller_of;
+use crate::server::api::context::ApiContext;
+use crate::server::api::convert::encode_timestamp;
+use crate::server::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
 
-/// The service.
+/// The gRPC service `Approvals`.
 pub struct ApprovalsService {
-    /// What it stands on.
-    pub site: Site,
+    /// Context shared by all services.
+    pub context: ApiContext,
 }
 
 #[tonic::async_trait]
@@ -25,11 +25,11 @@ impl Approvals for ApprovalsService {
         &self,
         _: Request<v1::ListApprovalsRequest>,
     ) -> Result<Response<v1::ListApprovalsResponse>, Status> {
-        let look = self.site.looks.look(|tx| Box::pin(async move { approvals(tx).await }));
-        let (found, now) = look.await.map_err(of_bmdb)?;
+        let look = self.context.read_pool.read(|tx| Box::pin(async move { list_approvals(tx).await }));
+        let (found, now) = look.await.map_err(bmdb_status)?;
         Ok(Response::new(v1::ListApprovalsResponse {
-            approvals: found.into_iter().map(told).collect(),
-            at: Some(at(now)),
+            approvals: found.into_iter().map(encode_approval).collect(),
+            at: Some(encode_timestamp(now)),
         }))
     }
 
@@ -37,33 +37,35 @@ impl Approvals for ApprovalsService {
         &self,
         request: Request<v1::ApproveRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let approval = Uuid::try_parse(&asked.approval)
-            .map_err(|_| wrong("approval", format!("{:?} is no approval's UUID", asked.approval)))?;
-        let order = Said { rpc: RPC, request: asked, order: asked.order.as_ref() }
-            .read(&caller, format!("approval {approval}"))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let approval = Uuid::try_parse(&body.approval).map_err(|_| {
+            invalid_argument("approval", format!("{:?} is no approval's UUID", body.approval))
+        })?;
+        let order = IncomingOrder { rpc: RPC, request: body, order: body.order.as_ref() }
+            .parse(&caller, format!("approval {approval}"))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let by = Person { name: caller.credential().name.clone(), credential: Some(caller.credential().id) };
-        let carried = self.site.bmdb.approve(order, approval, by).await.map_err(of_bmdb)?;
-        Ok(Response::new(answer(None, dry_run, &carried)))
+        let by =
+            Principal { name: caller.credential().name.clone(), credential: Some(caller.credential().id) };
+        let carried = self.context.bmdb.approve_order(order, approval, by).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
     }
 }
 
-fn told(line: ApprovalLine) -> v1::Approval {
+fn encode_approval(line: ApprovalRecord) -> v1::Approval {
     v1::Approval {
-        approval: line.approval.to_string(),
+        approval: line.approval_id.to_string(),
         state: line.state,
-        asked_by: line.asked_by,
+        asked_by: line.requested_by,
         rpc: line.rpc,
         target: line.target,
         reason: line.reason,
-        asked_at: Some(at(line.asked_at)),
-        expires_at: Some(at(line.expires_at)),
+        asked_at: Some(encode_timestamp(line.requested_at)),
+        expires_at: Some(encode_timestamp(line.expires_at)),
         approved_by: line.approved_by,
-        approved_at: line.approved_at.map(at),
+        approved_at: line.approved_at.map(encode_timestamp),
         approve_reason: line.approve_reason,
-        used_at: line.used_at.map(at),
+        used_at: line.used_at.map(encode_timestamp),
     }
 }

@@ -1,36 +1,36 @@
-//! The service `Artefacts`.
+//! gRPC service Artefacts: piecewise upload of files.
 
 use tonic::{Request, Response, Status};
 
-use crate::bmdb::artefact::{Begun, artefacts, target};
-use crate::model::artefact::{ArtefactView, check_name, check_size, read_digest};
-use crate::model::declaration::Sha256;
+use crate::bmdb::artefact::{UploadState, list_artefacts, order_target};
+use crate::model::artefact::{ArtefactView, check_name, check_size, parse_digest};
+use crate::model::role_declaration::Sha256;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::artefacts_server::Artefacts;
-use crate::server::api::convert::at;
-use crate::server::api::door::caller;
-use crate::server::api::orders::{Said, answer, of_no_version};
-use crate::server::api::refusal::{of_bmdb, wrong};
-use crate::server::api::site::Site;
-use crate::server::api::texts::line;
+use crate::server::api::api_error::{bmdb_status, invalid_argument};
+use crate::server::api::auth::caller_of;
+use crate::server::api::context::ApiContext;
+use crate::server::api::convert::encode_timestamp;
+use crate::server::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::server::api::validate::single_line;
 
 const ADD: &str = "shepherd.fleet.v1.Artefacts/Add";
 const DELETE: &str = "shepherd.fleet.v1.Artefacts/Delete";
-/// The call that brings a piece, whose requests are larger than others.
+/// The call that uploads a piece; its requests are larger than others.
 pub const PUT: &str = "shepherd.fleet.v1.Artefacts/Put";
-/// Largest request of it: a piece of 256 KiB, in JSON a third more.
+/// Largest request of that call: a piece of 256 KiB is a third larger in JSON.
 pub const PUT_LIMIT: usize = 384 << 10;
 /// Longest name of an artefact in a request, in characters.
-const LONGEST: usize = 100;
+const MAX_NAME_CHARS: usize = 100;
 
-/// The service.
+/// The gRPC service `Artefacts`.
 pub struct ArtefactsService {
-    /// What it stands on.
-    pub site: Site,
+    /// Context shared by all services.
+    pub context: ApiContext,
 }
 
-fn digest(said: &str) -> Result<Sha256, Status> {
-    read_digest(said).map_err(|said| wrong("sha256", said))
+fn parse_digest_field(text: &str) -> Result<Sha256, Status> {
+    parse_digest(text).map_err(|reason| invalid_argument("sha256", reason))
 }
 
 #[tonic::async_trait]
@@ -39,23 +39,23 @@ impl Artefacts for ArtefactsService {
         &self,
         _: Request<v1::ListArtefactsRequest>,
     ) -> Result<Response<v1::ListArtefactsResponse>, Status> {
-        let look = self.site.looks.look(|tx| Box::pin(async move { artefacts(tx).await }));
-        let (found, now) = look.await.map_err(of_bmdb)?;
-        let artefacts = found.into_iter().map(artefact).collect();
-        Ok(Response::new(v1::ListArtefactsResponse { artefacts, at: Some(at(now)) }))
+        let look = self.context.read_pool.read(|tx| Box::pin(async move { list_artefacts(tx).await }));
+        let (found, now) = look.await.map_err(bmdb_status)?;
+        let artefacts = found.into_iter().map(encode_artefact).collect();
+        Ok(Response::new(v1::ListArtefactsResponse { artefacts, at: Some(encode_timestamp(now)) }))
     }
 
     async fn begin(
         &self,
         request: Request<v1::BeginArtefactRequest>,
     ) -> Result<Response<v1::BeginArtefactResponse>, Status> {
-        let asked = request.get_ref();
-        let sha256 = digest(&asked.sha256)?;
-        check_size(asked.size).map_err(|said| wrong("size", said))?;
-        let begun = self.site.bmdb.begin_artefact(sha256, asked.size).await.map_err(of_bmdb)?;
+        let body = request.get_ref();
+        let sha256 = parse_digest_field(&body.sha256)?;
+        check_size(body.size).map_err(|reason| invalid_argument("size", reason))?;
+        let begun = self.context.bmdb.begin_artefact_upload(sha256, body.size).await.map_err(bmdb_status)?;
         Ok(Response::new(match begun {
-            Begun::Whole => v1::BeginArtefactResponse { whole: true, missing: Vec::new() },
-            Begun::Missing(missing) => v1::BeginArtefactResponse { whole: false, missing },
+            UploadState::Complete => v1::BeginArtefactResponse { whole: true, missing: Vec::new() },
+            UploadState::Missing(missing) => v1::BeginArtefactResponse { whole: false, missing },
         }))
     }
 
@@ -63,10 +63,10 @@ impl Artefacts for ArtefactsService {
         &self,
         request: Request<v1::PutPieceRequest>,
     ) -> Result<Response<v1::PutPieceResponse>, Status> {
-        let asked = request.into_inner();
-        let sha256 = digest(&asked.sha256)?;
-        let piece = asked.piece.unwrap_or_default().bytes;
-        self.site.bmdb.put_piece(sha256, asked.number, piece).await.map_err(of_bmdb)?;
+        let body = request.into_inner();
+        let sha256 = parse_digest_field(&body.sha256)?;
+        let piece = body.piece.unwrap_or_default().bytes;
+        self.context.bmdb.store_artefact_piece(sha256, body.number, piece).await.map_err(bmdb_status)?;
         Ok(Response::new(v1::PutPieceResponse {}))
     }
 
@@ -74,42 +74,42 @@ impl Artefacts for ArtefactsService {
         &self,
         request: Request<v1::AddArtefactRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let sha256 = digest(&asked.sha256)?;
-        check_name(&asked.name).map_err(|said| wrong("name", said))?;
-        let order = Said { rpc: ADD, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let sha256 = parse_digest_field(&body.sha256)?;
+        check_name(&body.name).map_err(|reason| invalid_argument("name", reason))?;
+        let order = IncomingOrder { rpc: ADD, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
         let carried =
-            self.site.bmdb.add_artefact(order, sha256, asked.name.clone()).await.map_err(of_bmdb)?;
-        Ok(Response::new(answer(None, dry_run, &carried)))
+            self.context.bmdb.add_artefact(order, sha256, body.name.clone()).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
     }
 
     async fn delete(
         &self,
         request: Request<v1::DeleteArtefactRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let artefact = line("artefact", &asked.artefact, LONGEST)?.to_owned();
-        let order = Said { rpc: DELETE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&artefact))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let artefact = single_line("artefact", &body.artefact, MAX_NAME_CHARS)?.to_owned();
+        let order = IncomingOrder { rpc: DELETE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&artefact))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let carried = self.site.bmdb.delete_artefact(order, artefact).await.map_err(of_bmdb)?;
-        Ok(Response::new(answer(None, dry_run, &carried)))
+        let carried = self.context.bmdb.delete_artefact(order, artefact).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
     }
 }
 
-fn artefact(view: ArtefactView) -> v1::Artefact {
+fn encode_artefact(view: ArtefactView) -> v1::Artefact {
     v1::Artefact {
         sha256: view.sha256,
         size: view.size,
         name: view.name.unwrap_or_default(),
-        begun_at: Some(at(view.begun_at)),
-        added_at: view.added_at.map(at),
+        begun_at: Some(encode_timestamp(view.upload_started_at)),
+        added_at: view.added_at.map(encode_timestamp),
         added_by: view.added_by.unwrap_or_default(),
         pieces: view.pieces,
         kubernetes: view.kubernetes,

@@ -1,23 +1,23 @@
-//! The service `Audit`.
+//! gRPC service Audit: list the audit log.
 
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
-use crate::bmdb::audit::{self, AuditLine};
-use crate::bmdb::find::id_of;
+use crate::bmdb::audit::{self, AuditRecord};
+use crate::bmdb::machine_lookup::machine_id;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::audit_server::Audit;
-use crate::server::api::convert::{at, optional_structure};
-use crate::server::api::door::caller;
-use crate::server::api::fleet::{drop_surplus, read_moment, write_moment};
-use crate::server::api::pages;
-use crate::server::api::refusal::of_bmdb;
-use crate::server::api::site::Site;
+use crate::server::api::api_error::bmdb_status;
+use crate::server::api::auth::caller_of;
+use crate::server::api::context::ApiContext;
+use crate::server::api::convert::{encode_optional_struct, encode_timestamp};
+use crate::server::api::fleet::{drop_surplus, encode_time_cursor, parse_time_cursor};
+use crate::server::api::pagination;
 
-/// The service.
+/// The gRPC service `Audit`.
 pub struct AuditService {
-    /// What it stands on.
-    pub site: Site,
+    /// Context shared by all services.
+    pub context: ApiContext,
 }
 
 #[tonic::async_trait]
@@ -26,44 +26,47 @@ impl Audit for AuditService {
         &self,
         request: Request<v1::ListAuditRequest>,
     ) -> Result<Response<v1::ListAuditResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.into_inner();
-        let size = pages::size(asked.page_size, 100, "page_size")?;
-        let after = match pages::read("audit", &asked.page_token)? {
+        let caller = caller_of(&request)?;
+        let body = request.into_inner();
+        let size = pagination::parse_page_size(body.page_size, 100, "page_size")?;
+        let after = match pagination::decode_page_token("audit", &body.page_token)? {
             None => None,
-            Some(place) => Some(read_moment(&place).ok_or_else(|| pages::no_place("audit"))?),
+            Some(place) => {
+                Some(parse_time_cursor(&place).ok_or_else(|| pagination::invalid_page_token("audit"))?)
+            }
         };
-        let machine = match asked.machine.as_str() {
+        let machine = match body.machine.as_str() {
             "" => None,
-            text => Some(id_of(&self.site.find(&caller, text).await?)),
+            text => Some(machine_id(&self.context.find_machine(&caller, text).await?)),
         };
         let mut lines = self
-            .site
-            .looks
-            .look(move |tx| {
+            .context
+            .read_pool
+            .read(move |tx| {
                 Box::pin(async move {
                     let after = match after {
                         Some(after) => after,
-                        None => (crate::bmdb::inspect::now(tx).await?, Uuid::max()),
+                        None => (crate::bmdb::inspect::database_now(tx).await?, Uuid::max()),
                     };
-                    audit::lines(tx, machine, after, size + 1).await
+                    audit::list_audit(tx, machine, after, size + 1).await
                 })
             })
             .await
-            .map_err(of_bmdb)?;
+            .map_err(bmdb_status)?;
         let more = drop_surplus(&mut lines, size);
-        let next = lines.last().filter(|_| more).map(|line| write_moment(line.at, line.audit_id));
+        let next = lines.last().filter(|_| more).map(|line| encode_time_cursor(line.at, line.audit_id));
         Ok(Response::new(v1::ListAuditResponse {
-            orders: lines.into_iter().map(line).collect(),
-            next_page_token: next.map_or_else(String::new, |place| pages::write("audit", &place)),
+            orders: lines.into_iter().map(encode_audit_line).collect(),
+            next_page_token: next
+                .map_or_else(String::new, |place| pagination::encode_page_token("audit", &place)),
         }))
     }
 }
 
-fn line(line: AuditLine) -> v1::AuditLine {
+fn encode_audit_line(line: AuditRecord) -> v1::AuditLine {
     v1::AuditLine {
         audit: line.audit_id.to_string(),
-        at: Some(at(line.at)),
+        at: Some(encode_timestamp(line.at)),
         actor: line.actor,
         credential: line.credential_id.map(|credential| credential.to_string()),
         rpc: line.rpc,
@@ -73,7 +76,7 @@ fn line(line: AuditLine) -> v1::AuditLine {
         dry_run: line.dry_run,
         outcome: line.outcome,
         said: line.said,
-        before: optional_structure(line.before.as_ref()),
-        after: optional_structure(line.after.as_ref()),
+        before: encode_optional_struct(line.before.as_ref()),
+        after: encode_optional_struct(line.after.as_ref()),
     }
 }

@@ -1,24 +1,24 @@
-//! The service `Budgets`.
+//! gRPC service Budgets: disruption budgets and brakes.
 
 use tonic::{Request, Response, Status};
 
-use crate::bmdb::budget::bounds;
-use crate::model::budget::{BrakeState, BudgetChange, BudgetKind, BudgetLine};
+use crate::bmdb::budget::read_budgets_and_brakes;
+use crate::model::budget::{BrakeState, BudgetChange, BudgetKind, BudgetStatus};
 use crate::model::process::UnknownName;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::budgets_server::Budgets;
-use crate::server::api::convert::at;
-use crate::server::api::door::caller;
-use crate::server::api::orders::{Said, answer, of_no_version};
-use crate::server::api::refusal::{of_bmdb, wrong};
-use crate::server::api::site::Site;
+use crate::server::api::api_error::{bmdb_status, invalid_argument};
+use crate::server::api::auth::caller_of;
+use crate::server::api::context::ApiContext;
+use crate::server::api::convert::encode_timestamp;
+use crate::server::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
 
 const SET: &str = "shepherd.fleet.v1.Budgets/Set";
 
-/// The service.
+/// The gRPC service `Budgets`.
 pub struct BudgetsService {
-    /// What it stands on.
-    pub site: Site,
+    /// Context shared by all services.
+    pub context: ApiContext,
 }
 
 #[tonic::async_trait]
@@ -27,18 +27,18 @@ impl Budgets for BudgetsService {
         &self,
         _: Request<v1::ListBudgetsRequest>,
     ) -> Result<Response<v1::ListBudgetsResponse>, Status> {
-        let bmdb = self.site.looks.bmdb();
-        bmdb.read_policy().await.map_err(of_bmdb)?;
+        let bmdb = self.context.read_pool.bmdb();
+        bmdb.read_policy().await.map_err(bmdb_status)?;
         let (_, policy) = bmdb.policy();
-        let look = self.site.looks.look(move |tx| {
+        let look = self.context.read_pool.read(move |tx| {
             let policy = policy.clone();
-            Box::pin(async move { bounds(tx, &policy).await })
+            Box::pin(async move { read_budgets_and_brakes(tx, &policy).await })
         });
-        let found = look.await.map_err(of_bmdb)?;
+        let found = look.await.map_err(bmdb_status)?;
         Ok(Response::new(v1::ListBudgetsResponse {
-            budgets: found.budgets.into_iter().map(budget).collect(),
-            brakes: found.brakes.into_iter().map(brake).collect(),
-            at: Some(at(found.at)),
+            budgets: found.budgets.into_iter().map(encode_budget).collect(),
+            brakes: found.brakes.into_iter().map(encode_brake).collect(),
+            at: Some(encode_timestamp(found.at)),
         }))
     }
 
@@ -46,44 +46,47 @@ impl Budgets for BudgetsService {
         &self,
         request: Request<v1::SetBudgetRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
         let kind: BudgetKind =
-            asked.kind.parse().map_err(|error: UnknownName| wrong("kind", error.to_string()))?;
-        let window = match asked.window.as_str() {
+            body.kind.parse().map_err(|error: UnknownName| invalid_argument("kind", error.to_string()))?;
+        let window = match body.window.as_str() {
             "" => None,
-            said => Some(said.parse().map_err(|_| {
-                wrong("window", format!("{said:?} is no length of time; write for example 10m, 2h or 1d"))
+            text => Some(text.parse().map_err(|_| {
+                invalid_argument(
+                    "window",
+                    format!("{text:?} is no length of time; write for example 10m, 2h or 1d"),
+                )
             })?),
         };
-        let change = BudgetChange { most: asked.most, window };
-        let order = Said { rpc: SET, request: asked, order: asked.order.as_ref() }
-            .read(&caller, kind.target())
-            .and_then(of_no_version)?;
+        let change = BudgetChange { max_count: body.most, window };
+        let order = IncomingOrder { rpc: SET, request: body, order: body.order.as_ref() }
+            .parse(&caller, kind.audit_target())
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let carried = self.site.bmdb.set_budget(order, kind, change).await.map_err(of_bmdb)?;
-        Ok(Response::new(answer(None, dry_run, &carried)))
+        let carried = self.context.bmdb.set_budget(order, kind, change).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
     }
 }
 
-fn budget(line: BudgetLine) -> v1::Budget {
+fn encode_budget(line: BudgetStatus) -> v1::Budget {
     v1::Budget {
         kind: line.budget,
-        most: line.most,
+        most: line.max_count,
         window: line.window.map(|window| window.to_string()),
         used: line.used,
-        free: line.free,
-        free_at: line.free_at.map(at),
+        free: line.available,
+        free_at: line.available_at.map(encode_timestamp),
     }
 }
 
-fn brake(state: BrakeState) -> v1::BrakeState {
+fn encode_brake(state: BrakeState) -> v1::BrakeState {
     v1::BrakeState {
         kind: state.kind,
         scope: state.scope,
-        holds: state.holds,
-        since: state.since.map(at),
+        holds: state.engaged,
+        since: state.since.map(encode_timestamp),
         reason: state.reason,
-        engaged_by: state.engaged_by,
+        engaged_by: state.engages_when,
     }
 }

@@ -1,41 +1,49 @@
-//! The service `ClusterCredentials`.
+//! gRPC service `ClusterCredentials`: certificates for curators.
 
 use tonic::{Request, Response, Status};
 
-use crate::bmdb::cluster::target;
-use crate::bmdb::cluster_credential::{NewCredential, credentials_of};
-use crate::model::cluster::credential::{CredentialView, DEFAULT_LIFETIME, check_holder, check_lifetime};
+use crate::bmdb::cluster::order_target;
+use crate::bmdb::cluster_credential::{ClusterCredentialRequest, list_cluster_credentials};
+use crate::model::cluster::credential::{
+    ClusterCredentialView, DEFAULT_LIFETIME, check_holder, check_lifetime,
+};
 use crate::model::time::Span;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::cluster_credentials_server::ClusterCredentials;
-use crate::server::api::convert::at;
-use crate::server::api::door::caller;
-use crate::server::api::orders::{Said, answer, of_no_version};
-use crate::server::api::refusal::{of_bmdb, wrong};
-use crate::server::api::site::Site;
+use crate::server::api::api_error::{bmdb_status, invalid_argument};
+use crate::server::api::auth::caller_of;
+use crate::server::api::context::ApiContext;
+use crate::server::api::convert::encode_timestamp;
+use crate::server::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
 
 const ISSUE: &str = "shepherd.fleet.v1.ClusterCredentials/Issue";
 const REVOKE: &str = "shepherd.fleet.v1.ClusterCredentials/Revoke";
 
-/// The service.
+/// The gRPC service `ClusterCredentials`.
 pub struct ClusterCredentialsService {
-    /// What it stands on.
-    pub site: Site,
+    /// Context shared by all services.
+    pub context: ApiContext,
 }
 
-fn new(asked: &v1::IssueClusterCredentialRequest) -> Result<NewCredential, Status> {
-    let public_key = hex::decode(&asked.public_key).ok().and_then(|key| key.try_into().ok());
-    let public_key = public_key
-        .ok_or_else(|| wrong("public_key", "it has not 64 hexadecimal digits: a key of Ed25519"))?;
-    check_holder(&asked.holder).map_err(|said| wrong("holder", said))?;
-    let lifetime = match asked.lifetime.as_str() {
+fn parse_credential_request(
+    request: &v1::IssueClusterCredentialRequest,
+) -> Result<ClusterCredentialRequest, Status> {
+    let public_key = hex::decode(&request.public_key).ok().and_then(|key| key.try_into().ok());
+    let public_key = public_key.ok_or_else(|| {
+        invalid_argument("public_key", "it has not 64 hexadecimal digits: a key of Ed25519")
+    })?;
+    check_holder(&request.holder).map_err(|reason| invalid_argument("holder", reason))?;
+    let lifetime = match request.lifetime.as_str() {
         "" => DEFAULT_LIFETIME,
-        said => said.parse::<Span>().map_err(|_| {
-            wrong("lifetime", format!("{said:?} is no length of time; write for example 8h or 30d"))
+        text => text.parse::<Span>().map_err(|_| {
+            invalid_argument(
+                "lifetime",
+                format!("{text:?} is no length of time; write for example 8h or 30d"),
+            )
         })?,
     };
-    check_lifetime(lifetime).map_err(|said| wrong("lifetime", said))?;
-    Ok(NewCredential { public_key, holder: asked.holder.clone(), lifetime })
+    check_lifetime(lifetime).map_err(|reason| invalid_argument("lifetime", reason))?;
+    Ok(ClusterCredentialRequest { public_key, holder: request.holder.clone(), lifetime })
 }
 
 #[tonic::async_trait]
@@ -45,18 +53,18 @@ impl ClusterCredentials for ClusterCredentialsService {
         request: Request<v1::ListClusterCredentialsRequest>,
     ) -> Result<Response<v1::ListClusterCredentialsResponse>, Status> {
         let name = request.into_inner().name;
-        let look = self.site.looks.look(move |tx| {
+        let look = self.context.read_pool.read(move |tx| {
             let name = name.clone();
-            Box::pin(async move { credentials_of(tx, &name).await })
+            Box::pin(async move { list_cluster_credentials(tx, &name).await })
         });
-        let found = look.await.map_err(of_bmdb)?;
+        let found = look.await.map_err(bmdb_status)?;
         let (ca_certificate, curators) =
             found.founded.map(|founded| (founded.ca_certificate, founded.curators)).unwrap_or_default();
         Ok(Response::new(v1::ListClusterCredentialsResponse {
-            credentials: found.credentials.into_iter().map(credential).collect(),
+            credentials: found.credentials.into_iter().map(encode_credential).collect(),
             ca_certificate,
             curators,
-            at: Some(at(found.at)),
+            at: Some(encode_timestamp(found.at)),
         }))
     }
 
@@ -64,44 +72,44 @@ impl ClusterCredentials for ClusterCredentialsService {
         &self,
         request: Request<v1::IssueClusterCredentialRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let new = new(asked)?;
-        let order = Said { rpc: ISSUE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let new = parse_credential_request(body)?;
+        let order = IncomingOrder { rpc: ISSUE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let issued = self.site.bmdb.ask_for_credential(order, asked.name.clone(), new);
-        Ok(Response::new(answer(None, dry_run, &issued.await.map_err(of_bmdb)?)))
+        let issued = self.context.bmdb.request_cluster_credential(order, body.name.clone(), new);
+        Ok(Response::new(encode_order_response(None, dry_run, &issued.await.map_err(bmdb_status)?)))
     }
 
     async fn revoke(
         &self,
         request: Request<v1::RevokeClusterCredentialRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let order = Said { rpc: REVOKE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc: REVOKE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
         let revoked =
-            self.site.bmdb.revoke_cluster_credential(order, asked.name.clone(), asked.credential.clone());
-        Ok(Response::new(answer(None, dry_run, &revoked.await.map_err(of_bmdb)?)))
+            self.context.bmdb.revoke_cluster_credential(order, body.name.clone(), body.credential.clone());
+        Ok(Response::new(encode_order_response(None, dry_run, &revoked.await.map_err(bmdb_status)?)))
     }
 }
 
-fn credential(view: CredentialView) -> v1::ClusterCredential {
+fn encode_credential(view: ClusterCredentialView) -> v1::ClusterCredential {
     v1::ClusterCredential {
         id: view.id,
         holder: view.holder,
         public_key: view.public_key,
         state: view.state,
-        asked_at: Some(at(view.asked_at)),
-        asked_by: view.asked_by,
+        asked_at: Some(encode_timestamp(view.requested_at)),
+        asked_by: view.requested_by,
         serial: view.serial,
-        expires_at: view.expires_at.map(at),
-        refused: view.refused,
+        expires_at: view.expires_at.map(encode_timestamp),
+        refused: view.rejection,
         revoked_by: view.revoked_by,
         certificate: view.certificate,
     }

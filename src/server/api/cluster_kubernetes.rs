@@ -1,26 +1,30 @@
-//! The service `ClusterKubernetes`.
+//! gRPC service `ClusterKubernetes`: Kubernetes settings, users, key rotation, upgrades.
 
 use tonic::{Request, Response, Status};
 
-use crate::bmdb::cluster::target;
-use crate::bmdb::cluster_kubernetes::Wish;
-use crate::bmdb::cluster_kubernetes_user::{NewUser, kubernetes_users};
+use crate::bmdb::cluster::order_target;
+use crate::bmdb::cluster_kubernetes::KubernetesPatch;
+use crate::bmdb::cluster_kubernetes_user::{KubernetesUserRequest, list_kubernetes_users};
 use crate::bmdb::cluster_upgrade::{NewUpgrade, UpgradeChange};
 use crate::model::cluster::credential::{DEFAULT_LIFETIME, check_holder};
-use crate::model::cluster::kubernetes::{Clash, Component, Keys, OnNode, Rotation, Storage};
-use crate::model::cluster::kubernetes_user::{Access, UserView, check_key, check_lifetime};
+use crate::model::cluster::kubernetes::{
+    ComponentStatus, KubernetesKeyRotation, NodeKubernetes, ObjectConflict, RotatableKeys, VolumeDriver,
+};
+use crate::model::cluster::kubernetes_user::{
+    KubernetesAccess, KubernetesUserView, check_lifetime, check_public_key,
+};
 use crate::model::cluster::kubernetes_view::{BundleView, KubernetesView, UpgradeView};
-use crate::model::cluster::upgrade::DEADLINE;
+use crate::model::cluster::upgrade::DEFAULT_NODE_DEADLINE_SECONDS;
 use crate::model::process::UnknownName;
 use crate::model::time::Span;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::cluster_kubernetes_server::ClusterKubernetes;
-use crate::server::api::convert::at;
-use crate::server::api::door::caller;
-use crate::server::api::orders::{Said, answer, of_no_version};
-use crate::server::api::refusal::{of_bmdb, wrong};
-use crate::server::api::site::Site;
-use crate::server::api::texts::line;
+use crate::server::api::api_error::{bmdb_status, invalid_argument};
+use crate::server::api::auth::caller_of;
+use crate::server::api::context::ApiContext;
+use crate::server::api::convert::encode_timestamp;
+use crate::server::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::server::api::validate::single_line;
 
 const SET: &str = "shepherd.fleet.v1.ClusterKubernetes/Set";
 const REMOVE: &str = "shepherd.fleet.v1.ClusterKubernetes/Remove";
@@ -32,71 +36,76 @@ const PAUSE: &str = "shepherd.fleet.v1.ClusterKubernetes/PauseUpgrade";
 const RESUME: &str = "shepherd.fleet.v1.ClusterKubernetes/ResumeUpgrade";
 const ABORT: &str = "shepherd.fleet.v1.ClusterKubernetes/AbortUpgrade";
 /// Longest name of an artefact in a request, in characters.
-const LONGEST: usize = 100;
+const MAX_NAME_CHARS: usize = 100;
 
-/// The service.
+/// The gRPC service `ClusterKubernetes`.
 pub struct ClusterKubernetesService {
-    /// What it stands on.
-    pub site: Site,
+    /// Context shared by all services.
+    pub context: ApiContext,
 }
 
-/// What is said, once its form is right.
-pub(super) fn wish(said: &v1::KubernetesWish) -> Result<Wish, Status> {
+/// Validates and decodes a change of the Kubernetes settings.
+pub(super) fn parse_patch(wish: &v1::KubernetesWish) -> Result<KubernetesPatch, Status> {
     let some = |field: &str, text: &str| -> Result<Option<String>, Status> {
-        Ok(Some(line(field, text, LONGEST)?.to_owned()).filter(|text| !text.is_empty()))
+        Ok(Some(single_line(field, text, MAX_NAME_CHARS)?.to_owned()).filter(|text| !text.is_empty()))
     };
-    let storage = said.storage.as_ref().map(|storage| -> Result<Storage, Status> {
-        Ok(Storage {
-            driver: line("storage.driver", &storage.driver, LONGEST)?.to_owned(),
-            class: line("storage.class", &storage.class, LONGEST)?.to_owned(),
+    let storage = wish.storage.as_ref().map(|storage| -> Result<VolumeDriver, Status> {
+        Ok(VolumeDriver {
+            driver: single_line("storage.driver", &storage.driver, MAX_NAME_CHARS)?.to_owned(),
+            class: single_line("storage.class", &storage.class, MAX_NAME_CHARS)?.to_owned(),
         })
     });
-    let add_ons = said.add_ons.iter().map(|(name, artefact)| -> Result<(String, String), Status> {
-        Ok((line("add_ons", name, LONGEST)?.to_owned(), line("add_ons", artefact, LONGEST)?.to_owned()))
+    let add_ons = wish.add_ons.iter().map(|(name, artefact)| -> Result<(String, String), Status> {
+        Ok((
+            single_line("add_ons", name, MAX_NAME_CHARS)?.to_owned(),
+            single_line("add_ons", artefact, MAX_NAME_CHARS)?.to_owned(),
+        ))
     });
-    Ok(Wish {
-        bundle: some("bundle", &said.bundle)?,
-        service_range: some("service_range", &said.service_range)?,
-        pod_range: some("pod_range", &said.pod_range)?,
-        node_prefix: Some(said.node_prefix).filter(|prefix| *prefix != 0),
-        domain: some("domain", &said.domain)?,
+    Ok(KubernetesPatch {
+        bundle: some("bundle", &wish.bundle)?,
+        service_range: some("service_range", &wish.service_range)?,
+        pod_range: some("pod_range", &wish.pod_range)?,
+        node_prefix: Some(wish.node_prefix).filter(|prefix| *prefix != 0),
+        domain: some("domain", &wish.domain)?,
         add_ons: add_ons.collect::<Result<_, _>>()?,
-        remove_add_ons: said.remove_add_ons.iter().cloned().collect(),
+        remove_add_ons: wish.remove_add_ons.iter().cloned().collect(),
         storage: storage.transpose()?,
     })
 }
 
-fn new_user(asked: &v1::IssueClusterKubernetesUserRequest) -> Result<NewUser, Status> {
-    let none = || wrong("public_key", "it is no public key of ECDSA P-256, in hexadecimal digits");
-    let public_key = hex::decode(&asked.public_key).map_err(|_| none())?;
-    check_key(&public_key).map_err(|said| wrong("public_key", said))?;
-    check_holder(&asked.holder).map_err(|said| wrong("holder", said))?;
-    let access: Access =
-        asked.access.parse().map_err(|error: UnknownName| wrong("access", error.to_string()))?;
-    let lifetime = match asked.lifetime.as_str() {
+fn parse_user_request(
+    request: &v1::IssueClusterKubernetesUserRequest,
+) -> Result<KubernetesUserRequest, Status> {
+    let none = || invalid_argument("public_key", "it is no public key of ECDSA P-256, in hexadecimal digits");
+    let public_key = hex::decode(&request.public_key).map_err(|_| none())?;
+    check_public_key(&public_key).map_err(|reason| invalid_argument("public_key", reason))?;
+    check_holder(&request.holder).map_err(|reason| invalid_argument("holder", reason))?;
+    let access: KubernetesAccess =
+        request.access.parse().map_err(|error: UnknownName| invalid_argument("access", error.to_string()))?;
+    let lifetime = match request.lifetime.as_str() {
         "" => DEFAULT_LIFETIME,
-        said => said.parse::<Span>().map_err(|_| {
-            wrong("lifetime", format!("{said:?} is no length of time; write for example 8h or 7d"))
+        text => text.parse::<Span>().map_err(|_| {
+            invalid_argument("lifetime", format!("{text:?} is no length of time; write for example 8h or 7d"))
         })?,
     };
-    check_lifetime(lifetime).map_err(|said| wrong("lifetime", said))?;
-    Ok(NewUser { public_key, holder: asked.holder.clone(), access, lifetime })
+    check_lifetime(lifetime).map_err(|reason| invalid_argument("lifetime", reason))?;
+    Ok(KubernetesUserRequest { public_key, holder: request.holder.clone(), access, lifetime })
 }
 
 impl ClusterKubernetesService {
-    async fn change(
+    async fn change_upgrade(
         &self,
         request: Request<v1::ChangeClusterUpgradeRequest>,
         (rpc, change): (&'static str, UpgradeChange),
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let order = Said { rpc, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let changed = self.site.bmdb.change_upgrade(order, asked.name.clone(), change);
-        Ok(Response::new(answer(None, dry_run, &changed.await.map_err(of_bmdb)?)))
+        let changed = self.context.bmdb.change_upgrade(order, body.name.clone(), change);
+        Ok(Response::new(encode_order_response(None, dry_run, &changed.await.map_err(bmdb_status)?)))
     }
 }
 
@@ -106,44 +115,45 @@ impl ClusterKubernetes for ClusterKubernetesService {
         &self,
         request: Request<v1::SetClusterKubernetesRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let wish = wish(&asked.wish.clone().unwrap_or_default())?;
-        let order = Said { rpc: SET, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let wish = parse_patch(&body.wish.clone().unwrap_or_default())?;
+        let order = IncomingOrder { rpc: SET, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let set = self.site.bmdb.set_kubernetes(order, asked.name.clone(), wish);
-        Ok(Response::new(answer(None, dry_run, &set.await.map_err(of_bmdb)?)))
+        let set = self.context.bmdb.set_kubernetes(order, body.name.clone(), wish);
+        Ok(Response::new(encode_order_response(None, dry_run, &set.await.map_err(bmdb_status)?)))
     }
 
     async fn remove(
         &self,
         request: Request<v1::RemoveClusterKubernetesRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let order = Said { rpc: REMOVE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc: REMOVE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let removed = self.site.bmdb.remove_kubernetes(order, asked.name.clone());
-        Ok(Response::new(answer(None, dry_run, &removed.await.map_err(of_bmdb)?)))
+        let removed = self.context.bmdb.remove_kubernetes(order, body.name.clone());
+        Ok(Response::new(encode_order_response(None, dry_run, &removed.await.map_err(bmdb_status)?)))
     }
 
     async fn rotate(
         &self,
         request: Request<v1::RotateClusterKubernetesRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let keys: Keys = asked.what.parse().map_err(|error: UnknownName| wrong("what", error.to_string()))?;
-        let order = Said { rpc: ROTATE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let keys: RotatableKeys =
+            body.what.parse().map_err(|error: UnknownName| invalid_argument("what", error.to_string()))?;
+        let order = IncomingOrder { rpc: ROTATE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let rotated = self.site.bmdb.rotate_kubernetes(order, asked.name.clone(), keys);
-        Ok(Response::new(answer(None, dry_run, &rotated.await.map_err(of_bmdb)?)))
+        let rotated = self.context.bmdb.rotate_kubernetes_keys(order, body.name.clone(), keys);
+        Ok(Response::new(encode_order_response(None, dry_run, &rotated.await.map_err(bmdb_status)?)))
     }
 
     async fn list_users(
@@ -151,109 +161,113 @@ impl ClusterKubernetes for ClusterKubernetesService {
         request: Request<v1::ListClusterKubernetesUsersRequest>,
     ) -> Result<Response<v1::ListClusterKubernetesUsersResponse>, Status> {
         let name = request.into_inner().name;
-        let look = self.site.looks.look(move |tx| {
+        let look = self.context.read_pool.read(move |tx| {
             let name = name.clone();
-            Box::pin(async move { kubernetes_users(tx, &name).await })
+            Box::pin(async move { list_kubernetes_users(tx, &name).await })
         });
-        let (found, now) = look.await.map_err(of_bmdb)?;
-        let users = found.into_iter().map(user).collect();
-        Ok(Response::new(v1::ListClusterKubernetesUsersResponse { users, at: Some(at(now)) }))
+        let (found, now) = look.await.map_err(bmdb_status)?;
+        let users = found.into_iter().map(encode_user).collect();
+        Ok(Response::new(v1::ListClusterKubernetesUsersResponse { users, at: Some(encode_timestamp(now)) }))
     }
 
     async fn issue_user(
         &self,
         request: Request<v1::IssueClusterKubernetesUserRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let new = new_user(asked)?;
-        let order = Said { rpc: ISSUE_USER, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let new = parse_user_request(body)?;
+        let order = IncomingOrder { rpc: ISSUE_USER, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let issued = self.site.bmdb.ask_for_kubernetes_user(order, asked.name.clone(), new);
-        Ok(Response::new(answer(None, dry_run, &issued.await.map_err(of_bmdb)?)))
+        let issued = self.context.bmdb.request_kubernetes_user(order, body.name.clone(), new);
+        Ok(Response::new(encode_order_response(None, dry_run, &issued.await.map_err(bmdb_status)?)))
     }
 
     async fn upgrade(
         &self,
         request: Request<v1::UpgradeClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
         let some = |field: &str, text: &str| -> Result<Option<String>, Status> {
-            Ok(Some(line(field, text, LONGEST)?.to_owned()).filter(|text| !text.is_empty()))
+            Ok(Some(single_line(field, text, MAX_NAME_CHARS)?.to_owned()).filter(|text| !text.is_empty()))
         };
         let new = NewUpgrade {
-            kubernetes: some("kubernetes", &asked.kubernetes)?,
-            roleserver: some("roleserver", &asked.roleserver)?,
-            parallelism: asked.parallelism.max(1),
-            deadline_seconds: if asked.deadline_seconds == 0 { DEADLINE } else { asked.deadline_seconds },
+            kubernetes: some("kubernetes", &body.kubernetes)?,
+            roleserver: some("roleserver", &body.roleserver)?,
+            parallelism: body.parallelism.max(1),
+            deadline_seconds: if body.deadline_seconds == 0 {
+                DEFAULT_NODE_DEADLINE_SECONDS
+            } else {
+                body.deadline_seconds
+            },
         };
-        let order = Said { rpc: UPGRADE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let order = IncomingOrder { rpc: UPGRADE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let upgraded = self.site.bmdb.upgrade_cluster(order, asked.name.clone(), new);
-        Ok(Response::new(answer(None, dry_run, &upgraded.await.map_err(of_bmdb)?)))
+        let upgraded = self.context.bmdb.upgrade_cluster(order, body.name.clone(), new);
+        Ok(Response::new(encode_order_response(None, dry_run, &upgraded.await.map_err(bmdb_status)?)))
     }
 
     async fn roll_back(
         &self,
         request: Request<v1::ChangeClusterUpgradeRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        self.change(request, (ROLL_BACK, UpgradeChange::RollBack)).await
+        self.change_upgrade(request, (ROLL_BACK, UpgradeChange::RollBack)).await
     }
 
     async fn pause_upgrade(
         &self,
         request: Request<v1::ChangeClusterUpgradeRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        self.change(request, (PAUSE, UpgradeChange::Pause)).await
+        self.change_upgrade(request, (PAUSE, UpgradeChange::Pause)).await
     }
 
     async fn resume_upgrade(
         &self,
         request: Request<v1::ChangeClusterUpgradeRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        self.change(request, (RESUME, UpgradeChange::Resume)).await
+        self.change_upgrade(request, (RESUME, UpgradeChange::Resume)).await
     }
 
     async fn abort_upgrade(
         &self,
         request: Request<v1::ChangeClusterUpgradeRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        self.change(request, (ABORT, UpgradeChange::Abort)).await
+        self.change_upgrade(request, (ABORT, UpgradeChange::Abort)).await
     }
 }
 
-fn user(view: UserView) -> v1::ClusterKubernetesUser {
+fn encode_user(view: KubernetesUserView) -> v1::ClusterKubernetesUser {
     v1::ClusterKubernetesUser {
         id: view.id,
         holder: view.holder,
         access: view.access,
         public_key: view.public_key,
         state: view.state,
-        asked_at: Some(at(view.asked_at)),
-        asked_by: view.asked_by,
-        expires_at: view.expires_at.map(at),
-        refused: view.refused,
+        asked_at: Some(encode_timestamp(view.requested_at)),
+        asked_by: view.requested_by,
+        expires_at: view.expires_at.map(encode_timestamp),
+        refused: view.rejection,
         certificate: view.certificate,
-        servers: view.servers,
+        servers: view.server_authorities,
         api_servers: view.api_servers,
     }
 }
 
-/// Kubernetes of a cluster.
-pub(super) fn state(view: KubernetesView) -> v1::ClusterKubernetesState {
-    let rotation = |rotation: Rotation| v1::ClusterRotation {
-        what: rotation.what,
+/// Encodes the Kubernetes state of a cluster.
+pub(super) fn encode_kubernetes(view: KubernetesView) -> v1::ClusterKubernetesState {
+    let rotation = |rotation: KubernetesKeyRotation| v1::ClusterRotation {
+        what: rotation.keys,
         stage: rotation.stage,
-        since: rotation.since.map(at),
+        since: rotation.since.map(encode_timestamp),
         waits_for: rotation.waits_for,
-        until: rotation.until.map(at),
-        held_by: rotation.held_by,
-        told_at: rotation.told_at.map(at),
+        until: rotation.until.map(encode_timestamp),
+        held_by: rotation.blocked_by,
+        told_at: rotation.notified_at.map(encode_timestamp),
     };
     v1::ClusterKubernetesState {
         bundle: view.bundle,
@@ -265,18 +279,18 @@ pub(super) fn state(view: KubernetesView) -> v1::ClusterKubernetesState {
         add_ons: view.add_ons.into_iter().collect(),
         storage: (view.storage)
             .map(|storage| v1::ClusterStorage { driver: storage.driver, class: storage.class }),
-        asked_at: Some(at(view.asked_at)),
-        asked_by: view.asked_by,
-        removing_by: view.removing_by,
-        rotate: view.rotate,
-        told: view.known.told,
-        assigned: view.known.assigned.into_iter().collect(),
-        rotations: view.known.rotations.into_iter().map(rotation).collect(),
-        api_servers: view.known.api_servers,
+        asked_at: Some(encode_timestamp(view.requested_at)),
+        asked_by: view.requested_by,
+        removing_by: view.removal_requested_by,
+        rotate: view.pending_rotations,
+        told: view.status.in_sync,
+        assigned: view.status.assigned_bundles.into_iter().collect(),
+        rotations: view.status.rotations.into_iter().map(rotation).collect(),
+        api_servers: view.status.api_servers,
     }
 }
 
-/// An upgrade of a cluster.
+/// Encodes an upgrade of a cluster.
 pub(super) fn upgrade(view: UpgradeView) -> v1::ClusterUpgrade {
     let named = |bundle: Option<BundleView>| bundle.map(|b| (b.sha256, b.version)).unwrap_or_default();
     let (from, to) = (named(view.from), named(view.to));
@@ -288,38 +302,41 @@ pub(super) fn upgrade(view: UpgradeView) -> v1::ClusterUpgrade {
         to_version: to.1,
         release: view.release,
         roll_out: view.roll_out,
-        released: view.released,
-        back: view.back,
+        released: view.release_done,
+        back: view.rolling_back,
         parallelism: view.parallelism,
         deadline_seconds: view.deadline_seconds,
-        created_at: Some(at(view.created_at)),
+        created_at: Some(encode_timestamp(view.created_at)),
         created_by: view.created_by,
         reason: view.reason,
-        paused: view.paused,
-        ended_at: view.ended_at.map(at),
-        ended: view.ended,
-        asked: view.asked,
-        through: view.through,
+        paused: view.pause_reason,
+        ended_at: view.ended_at.map(encode_timestamp),
+        ended: view.outcome,
+        asked: view.requested_count,
+        through: view.completed_count,
     }
 }
 
-/// What a node runs of it.
-pub(super) fn on_node(view: OnNode) -> v1::ClusterNodeKubernetes {
-    let component = |component: Component| v1::ClusterComponent {
+/// Encodes the Kubernetes components of a node.
+pub(super) fn encode_node_kubernetes(view: NodeKubernetes) -> v1::ClusterNodeKubernetes {
+    let component = |component: ComponentStatus| v1::ClusterComponent {
         name: component.name,
         state: component.state,
-        since: component.since.map(at),
+        since: component.since.map(encode_timestamp),
         restarts: component.restarts,
         message: component.message,
     };
-    let clash =
-        |clash: Clash| v1::ClusterClash { kind: clash.kind, name: clash.name, message: clash.message };
+    let clash = |clash: ObjectConflict| v1::ClusterClash {
+        kind: clash.kind,
+        name: clash.name,
+        message: clash.message,
+    };
     v1::ClusterNodeKubernetes {
         bundle: view.bundle,
         version: view.version,
         components: view.components.into_iter().map(component).collect(),
-        waits: view.waits,
-        reconciles: view.reconciles,
-        clashes: view.clashes.into_iter().map(clash).collect(),
+        waits: view.wait_reason,
+        reconciles: view.is_reconciler,
+        clashes: view.conflicts.into_iter().map(clash).collect(),
     }
 }

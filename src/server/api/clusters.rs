@@ -1,26 +1,26 @@
-//! The service `Clusters`.
+//! gRPC service Clusters: create, change, plan, snapshot, restore.
 
 use tonic::{Request, Response, Status};
 
-use crate::bmdb::cluster::{no_such, target, view, with_machines};
-use crate::bmdb::cluster_foresight::{Foresight, Supposed};
-use crate::bmdb::cluster_restore::Restore;
-use crate::bmdb::cluster_snapshot::snapshots_of;
-use crate::model::cluster::declared::{DeclarationView, ServiceView};
-use crate::model::cluster::foresee::{ASSUMPTIONS, Foreseen};
+use crate::bmdb::cluster::{cluster_view, list_cluster_details, no_such_cluster, order_target};
+use crate::bmdb::cluster_forecast::{ForecastResult, Hypothesis};
+use crate::bmdb::cluster_restore::RestoreRequest;
+use crate::bmdb::cluster_snapshot::list_cluster_snapshots;
+use crate::model::cluster::declaration_sync::{DeclarationView, ServiceView};
+use crate::model::cluster::forecast::{ASSUMPTIONS, Forecast};
 use crate::model::cluster::snapshot::SnapshotView;
-use crate::model::cluster::spec::{Approval, Change, Spec};
+use crate::model::cluster::spec::{ClusterSpec, ClusterSpecChange, JoinApproval};
 use crate::model::cluster::view::{ClusterMachineView, ClusterView};
-use crate::model::declaration::Declaration;
 use crate::model::process::UnknownName;
+use crate::model::role_declaration::RoleDeclaration;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::clusters_server::Clusters;
+use crate::server::api::api_error::{bmdb_status, invalid_argument};
+use crate::server::api::auth::caller_of;
 use crate::server::api::cluster_kubernetes;
-use crate::server::api::convert::at;
-use crate::server::api::door::caller;
-use crate::server::api::orders::{Said, answer, of_no_version};
-use crate::server::api::refusal::{of_bmdb, wrong};
-use crate::server::api::site::Site;
+use crate::server::api::context::ApiContext;
+use crate::server::api::convert::encode_timestamp;
+use crate::server::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
 
 const CREATE: &str = "shepherd.fleet.v1.Clusters/Create";
 const CHANGE: &str = "shepherd.fleet.v1.Clusters/Change";
@@ -32,10 +32,10 @@ const RESTORE: &str = "shepherd.fleet.v1.Clusters/Restore";
 const APPROVE: &str = "shepherd.fleet.v1.Clusters/Approve";
 const DELETE: &str = "shepherd.fleet.v1.Clusters/Delete";
 
-/// The service.
+/// The gRPC service `Clusters`.
 pub struct ClustersService {
-    /// What it stands on.
-    pub site: Site,
+    /// Context shared by all services.
+    pub context: ApiContext,
 }
 
 #[tonic::async_trait]
@@ -45,164 +45,172 @@ impl Clusters for ClustersService {
         request: Request<v1::ListClustersRequest>,
     ) -> Result<Response<v1::ListClustersResponse>, Status> {
         let name = Some(request.into_inner().name).filter(|name| !name.is_empty());
-        let look = self.site.looks.look(move |tx| {
+        let look = self.context.read_pool.read(move |tx| {
             let name = name.clone();
-            Box::pin(async move { with_machines(tx, name.as_deref()).await })
+            Box::pin(async move { list_cluster_details(tx, name.as_deref()).await })
         });
-        let (found, now) = look.await.map_err(of_bmdb)?;
-        let clusters = found.iter().map(|found| cluster(view(found))).collect();
-        Ok(Response::new(v1::ListClustersResponse { clusters, at: Some(at(now)) }))
+        let (found, now) = look.await.map_err(bmdb_status)?;
+        let clusters = found.iter().map(|found| encode_cluster(cluster_view(found))).collect();
+        Ok(Response::new(v1::ListClustersResponse { clusters, at: Some(encode_timestamp(now)) }))
     }
 
     async fn plan(
         &self,
         request: Request<v1::PlanClusterRequest>,
     ) -> Result<Response<v1::PlanClusterResponse>, Status> {
-        let asked = request.into_inner();
-        let select = match asked.select.as_str() {
+        let body = request.into_inner();
+        let select = match body.select.as_str() {
             "" => None,
-            said => Some(said.parse().map_err(|said: String| wrong("select", said))?),
+            text => Some(text.parse().map_err(|reason: String| invalid_argument("select", reason))?),
         };
-        let change = Change {
-            control_plane: asked.control_plane,
-            workers: asked.workers,
-            give: asked.give.into_iter().collect(),
-            take: asked.take.into_iter().collect(),
+        let change = ClusterSpecChange {
+            control_plane: body.control_plane,
+            workers: body.workers,
+            add_roles: body.give.into_iter().collect(),
+            remove_roles: body.take.into_iter().collect(),
         };
-        let supposed = Supposed { change, select, delete: asked.delete };
-        let foresight =
-            self.site.looks.bmdb().foresee_cluster(&asked.name, &supposed).await.map_err(of_bmdb)?;
-        let exists = matches!(foresight, Foresight::Of(_));
-        let (Foresight::Of(foreseen) | Foresight::IfAskedFor(foreseen)) = foresight else {
-            return Err(of_bmdb(no_such(&asked.name)));
+        let supposed = Hypothesis { change, select, delete: body.delete };
+        let forecast = self
+            .context
+            .read_pool
+            .bmdb()
+            .forecast_cluster(&body.name, &supposed)
+            .await
+            .map_err(bmdb_status)?;
+        let exists = matches!(forecast, ForecastResult::Existing(_));
+        let (ForecastResult::Existing(prediction) | ForecastResult::Hypothetical(prediction)) = forecast
+        else {
+            return Err(bmdb_status(no_such_cluster(&body.name)));
         };
-        Ok(Response::new(planned(foreseen, exists)))
+        Ok(Response::new(encode_forecast(prediction, exists)))
     }
 
     async fn create(
         &self,
         request: Request<v1::CreateClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let approval = match asked.approval.as_str() {
-            "" => Approval::default(),
-            said => said.parse().map_err(|error: UnknownName| wrong("approval", error.to_string()))?,
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let approval = match body.approval.as_str() {
+            "" => JoinApproval::default(),
+            text => {
+                text.parse().map_err(|error: UnknownName| invalid_argument("approval", error.to_string()))?
+            }
         };
-        let spec = Spec {
-            name: asked.name.clone(),
-            control_plane: asked.control_plane,
-            workers: asked.workers,
-            selector: asked.select.parse().map_err(|said: String| wrong("select", said))?,
-            roles: asked.roles.iter().cloned().collect(),
+        let spec = ClusterSpec {
+            name: body.name.clone(),
+            control_plane: body.control_plane,
+            workers: body.workers,
+            selector: body.select.parse().map_err(|reason: String| invalid_argument("select", reason))?,
+            roles: body.roles.iter().cloned().collect(),
             approval,
         };
-        let order = Said { rpc: CREATE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let order = IncomingOrder { rpc: CREATE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let kubernetes = asked.kubernetes.as_ref().map(cluster_kubernetes::wish).transpose()?;
-        let carried = self.site.bmdb.create_cluster(order, spec, kubernetes).await.map_err(of_bmdb)?;
-        Ok(Response::new(answer(None, dry_run, &carried)))
+        let kubernetes = body.kubernetes.as_ref().map(cluster_kubernetes::parse_patch).transpose()?;
+        let carried = self.context.bmdb.create_cluster(order, spec, kubernetes).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
     }
 
     async fn change(
         &self,
         request: Request<v1::ChangeClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let change = Change {
-            control_plane: asked.control_plane,
-            workers: asked.workers,
-            give: asked.give.iter().cloned().collect(),
-            take: asked.take.iter().cloned().collect(),
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let change = ClusterSpecChange {
+            control_plane: body.control_plane,
+            workers: body.workers,
+            add_roles: body.give.iter().cloned().collect(),
+            remove_roles: body.take.iter().cloned().collect(),
         };
-        let order = Said { rpc: CHANGE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let order = IncomingOrder { rpc: CHANGE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
         let carried =
-            self.site.bmdb.change_cluster(order, asked.name.clone(), change).await.map_err(of_bmdb)?;
-        Ok(Response::new(answer(None, dry_run, &carried)))
+            self.context.bmdb.change_cluster(order, body.name.clone(), change).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
     }
 
     async fn declare(
         &self,
         request: Request<v1::DeclareInClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let declaration = Declaration::new(asked.declaration.clone().unwrap_or_default())
-            .map_err(|error| wrong("declaration", error.to_string()))?;
-        let order = Said { rpc: DECLARE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let declaration = RoleDeclaration::new(body.declaration.clone().unwrap_or_default())
+            .map_err(|error| invalid_argument("declaration", error.to_string()))?;
+        let order = IncomingOrder { rpc: DECLARE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let declared = self.site.bmdb.declare_in_cluster(order, asked.name.clone(), declaration);
-        Ok(Response::new(answer(None, dry_run, &declared.await.map_err(of_bmdb)?)))
+        let declared = self.context.bmdb.declare_cluster_role(order, body.name.clone(), declaration);
+        Ok(Response::new(encode_order_response(None, dry_run, &declared.await.map_err(bmdb_status)?)))
     }
 
     async fn undeclare(
         &self,
         request: Request<v1::UndeclareInClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let order = Said { rpc: UNDECLARE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc: UNDECLARE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let withdrawn = self.site.bmdb.undeclare_in_cluster(order, asked.name.clone(), asked.role.clone());
-        Ok(Response::new(answer(None, dry_run, &withdrawn.await.map_err(of_bmdb)?)))
+        let withdrawn = self.context.bmdb.undeclare_cluster_role(order, body.name.clone(), body.role.clone());
+        Ok(Response::new(encode_order_response(None, dry_run, &withdrawn.await.map_err(bmdb_status)?)))
     }
 
     async fn snapshot(
         &self,
         request: Request<v1::SnapshotClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let order = Said { rpc: SNAPSHOT, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc: SNAPSHOT, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let asked = self.site.bmdb.ask_for_snapshot(order, asked.name.clone());
-        Ok(Response::new(answer(None, dry_run, &asked.await.map_err(of_bmdb)?)))
+        let requested = self.context.bmdb.request_cluster_snapshot(order, body.name.clone());
+        Ok(Response::new(encode_order_response(None, dry_run, &requested.await.map_err(bmdb_status)?)))
     }
 
     async fn restore(
         &self,
         request: Request<v1::RestoreClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let said = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
-        let restore = Restore {
-            snapshot: said(&asked.snapshot),
-            onto: said(&asked.onto),
-            bypass_quorum: asked.bypass_quorum,
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let reported = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let restore = RestoreRequest {
+            snapshot: reported(&body.snapshot),
+            target_machine: reported(&body.onto),
+            bypass_quorum: body.bypass_quorum,
         };
-        let order = Said { rpc: RESTORE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let order = IncomingOrder { rpc: RESTORE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let restored = self.site.bmdb.restore_cluster(order, asked.name.clone(), restore);
-        Ok(Response::new(answer(None, dry_run, &restored.await.map_err(of_bmdb)?)))
+        let restored = self.context.bmdb.restore_cluster(order, body.name.clone(), restore);
+        Ok(Response::new(encode_order_response(None, dry_run, &restored.await.map_err(bmdb_status)?)))
     }
 
     async fn rotate_key(
         &self,
         request: Request<v1::RotateClusterKeyRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let order = Said { rpc: ROTATE_KEY, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc: ROTATE_KEY, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let rotated = self.site.bmdb.rotate_cluster_key(order, asked.name.clone());
-        Ok(Response::new(answer(None, dry_run, &rotated.await.map_err(of_bmdb)?)))
+        let rotated = self.context.bmdb.rotate_cluster_key(order, body.name.clone());
+        Ok(Response::new(encode_order_response(None, dry_run, &rotated.await.map_err(bmdb_status)?)))
     }
 
     async fn list_snapshots(
@@ -210,89 +218,91 @@ impl Clusters for ClustersService {
         request: Request<v1::ListSnapshotsRequest>,
     ) -> Result<Response<v1::ListSnapshotsResponse>, Status> {
         let name = request.into_inner().name;
-        let look = self.site.looks.look(move |tx| {
+        let look = self.context.read_pool.read(move |tx| {
             let name = name.clone();
-            Box::pin(async move { snapshots_of(tx, &name).await })
+            Box::pin(async move { list_cluster_snapshots(tx, &name).await })
         });
-        let (found, now) = look.await.map_err(of_bmdb)?;
+        let (found, now) = look.await.map_err(bmdb_status)?;
         let snapshots = found.into_iter().map(snapshot).collect();
-        Ok(Response::new(v1::ListSnapshotsResponse { snapshots, at: Some(at(now)) }))
+        Ok(Response::new(v1::ListSnapshotsResponse { snapshots, at: Some(encode_timestamp(now)) }))
     }
 
     async fn approve(
         &self,
         request: Request<v1::ApproveInClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let order = Said { rpc: APPROVE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc: APPROVE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let approved = self.site.bmdb.approve_in_cluster(order, asked.name.clone(), asked.machine.clone());
-        Ok(Response::new(answer(None, dry_run, &approved.await.map_err(of_bmdb)?)))
+        let approved =
+            self.context.bmdb.approve_cluster_member(order, body.name.clone(), body.machine.clone());
+        Ok(Response::new(encode_order_response(None, dry_run, &approved.await.map_err(bmdb_status)?)))
     }
 
     async fn delete(
         &self,
         request: Request<v1::DeleteClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let order = Said { rpc: DELETE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, target(&asked.name))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc: DELETE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let carried = self.site.bmdb.delete_cluster(order, asked.name.clone()).await.map_err(of_bmdb)?;
-        Ok(Response::new(answer(None, dry_run, &carried)))
+        let carried =
+            self.context.bmdb.delete_cluster(order, body.name.clone()).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
     }
 }
 
-fn planned(foreseen: Foreseen, exists: bool) -> v1::PlanClusterResponse {
+fn encode_forecast(forecast: Forecast, exists: bool) -> v1::PlanClusterResponse {
     v1::PlanClusterResponse {
-        at: Some(at(foreseen.at)),
+        at: Some(encode_timestamp(forecast.at)),
         exists,
-        steps: (foreseen.steps.into_iter())
-            .map(|step| v1::ClusterStep { machine: step.machine, name: step.name, what: step.what })
+        steps: (forecast.steps.into_iter())
+            .map(|step| v1::ClusterStep { machine: step.machine, name: step.name, what: step.action })
             .collect(),
-        end: foreseen.end.as_str().to_owned(),
-        waits: foreseen.waits,
-        machines: (foreseen.machines.into_iter())
+        end: forecast.end.as_str().to_owned(),
+        waits: forecast.wait_reasons,
+        machines: (forecast.machine_waits.into_iter())
             .map(|(name, waits)| v1::ClusterMachineWait { name, waits })
             .collect(),
         assumptions: ASSUMPTIONS.map(str::to_owned).to_vec(),
     }
 }
 
-fn cluster(view: ClusterView) -> v1::Cluster {
+fn encode_cluster(view: ClusterView) -> v1::Cluster {
     v1::Cluster {
         name: view.name,
         id: view.id,
         stage: view.stage,
         control_plane: view.control_plane,
         workers: view.workers,
-        select: view.select,
+        select: view.selector,
         roles: view.roles,
         approval: view.approval,
-        created_at: Some(at(view.created_at)),
+        created_at: Some(encode_timestamp(view.created_at)),
         created_by: view.created_by,
-        deleting_by: view.deleting_by,
+        deleting_by: view.deletion_requested_by,
         curators: view.curators,
-        seen_at: view.seen_at.map(at),
+        seen_at: view.observed_at.map(encode_timestamp),
         voters: view.voters,
         voters_reached: view.voters_reached,
-        waits: view.waits,
-        machines: view.machines.into_iter().map(machine).collect(),
-        declarations: view.declarations.into_iter().map(declaration).collect(),
-        snapshot_at: view.snapshot_at.map(at),
+        waits: view.wait_reasons,
+        machines: view.machines.into_iter().map(encode_machine).collect(),
+        declarations: view.declarations.into_iter().map(encode_declaration).collect(),
+        snapshot_at: view.snapshot_at.map(encode_timestamp),
         epoch: view.epoch,
-        restored_at: view.restored_at.map(at),
+        restored_at: view.restored_at.map(encode_timestamp),
         restoring_from: view.restoring_from,
-        restoring_by: view.restoring_by,
-        key_since: view.key_since.map(at),
-        key_asked_by: view.key_asked_by,
-        keys_refused_since: view.keys_refused_since.map(at),
-        kubernetes: view.kubernetes.map(cluster_kubernetes::state),
+        restoring_by: view.restore_requested_by,
+        key_since: view.key_since.map(encode_timestamp),
+        key_asked_by: view.key_rotation_requested_by,
+        keys_refused_since: view.keys_rejected_since.map(encode_timestamp),
+        kubernetes: view.kubernetes.map(cluster_kubernetes::encode_kubernetes),
         upgrade: view.upgrade.map(cluster_kubernetes::upgrade),
     }
 }
@@ -300,8 +310,8 @@ fn cluster(view: ClusterView) -> v1::Cluster {
 fn snapshot(view: SnapshotView) -> v1::ClusterSnapshot {
     v1::ClusterSnapshot {
         id: view.id,
-        taken_at: Some(at(view.taken_at)),
-        why: view.why,
+        taken_at: Some(encode_timestamp(view.taken_at)),
+        why: view.reason,
         revision: view.revision,
         epoch: view.epoch,
         bytes: view.bytes,
@@ -311,29 +321,29 @@ fn snapshot(view: SnapshotView) -> v1::ClusterSnapshot {
     }
 }
 
-fn declaration(view: DeclarationView) -> v1::ClusterDeclaration {
+fn encode_declaration(view: DeclarationView) -> v1::ClusterDeclaration {
     v1::ClusterDeclaration {
         role: view.role,
         services: view.services,
         digest: view.digest,
-        declared_at: Some(at(view.declared_at)),
+        declared_at: Some(encode_timestamp(view.declared_at)),
         declared_by: view.declared_by,
         withdrawn: view.withdrawn,
     }
 }
 
-fn service(view: ServiceView) -> v1::ClusterService {
+fn encode_service(view: ServiceView) -> v1::ClusterService {
     v1::ClusterService {
         role: view.role,
         service: view.service,
         state: view.state,
-        since: view.since.map(at),
+        since: view.since.map(encode_timestamp),
         restarts: view.restarts,
         message: view.message,
     }
 }
 
-fn machine(view: ClusterMachineView) -> v1::ClusterMachine {
+fn encode_machine(view: ClusterMachineView) -> v1::ClusterMachine {
     v1::ClusterMachine {
         machine: view.machine,
         name: view.name,
@@ -344,9 +354,9 @@ fn machine(view: ClusterMachineView) -> v1::ClusterMachine {
         state: view.state,
         health: view.health,
         roles: view.roles,
-        leaving: view.leaving,
-        waits: view.waits,
-        services: view.services.into_iter().map(service).collect(),
-        kubernetes: view.kubernetes.map(cluster_kubernetes::on_node),
+        leaving: view.leave_reason,
+        waits: view.wait_reason,
+        services: view.services.into_iter().map(encode_service).collect(),
+        kubernetes: view.kubernetes.map(cluster_kubernetes::encode_node_kubernetes),
     }
 }

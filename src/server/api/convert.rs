@@ -1,40 +1,42 @@
-//! What the BMDB tells, as messages.
+//! Encode BMDB types as messages of the API.
 
 use prost_types::value::Kind;
 use prost_types::{ListValue, Struct, Value};
 
-use crate::bmdb::credential::Credential;
-use crate::bmdb::inspect::{HistoryLine, ProviderLine, SessionLine, WorkLine};
-use crate::bmdb::listing::Listed;
-use crate::bmdb::statistics::{Backlog, ClassCount, Counted, Pace, PhaseAge, Statistics};
-use crate::model::machine_view::{BrakeLine, Holder, LaneView, MachineName};
+use crate::bmdb::credential::AccessCredential;
+use crate::bmdb::inspect::{HistoryEntry, ProviderSummary, SessionSummary, WorkSummary};
+use crate::bmdb::listing::ListedMachine;
+use crate::bmdb::statistics::{
+    Backlog, ClassCount, PhaseAge, ProcessThroughput, SampledStatistics, Statistics,
+};
+use crate::model::machine_view::{EngagedBrake, LaneView, MachineName, WorkHolder};
 use crate::model::time::Timestamp;
-use crate::model::waits::Wait;
-use crate::model::why::Why;
+use crate::model::waits::ProcessWait;
+use crate::model::why::Explanation;
 use crate::proto::fleet::v1;
 
-/// The last second of the year 9999: what ends later cannot be written as JSON says moments.
-const LAST_SECOND: i64 = 253_402_300_799;
+/// The last second of the year 9999, the latest time of ProtoJSON.
+const MAX_TIMESTAMP_SECONDS: i64 = 253_402_300_799;
 
-/// A moment; the last one that a message can hold for whatever is later.
+/// Encodes a timestamp; a later one becomes the last that a message can contain.
 #[must_use]
-pub fn at(at: Timestamp) -> prost_types::Timestamp {
-    if at.timestamp() > LAST_SECOND {
-        return prost_types::Timestamp { seconds: LAST_SECOND, nanos: 999_999_999 };
+pub fn encode_timestamp(at: Timestamp) -> prost_types::Timestamp {
+    if at.timestamp() > MAX_TIMESTAMP_SECONDS {
+        return prost_types::Timestamp { seconds: MAX_TIMESTAMP_SECONDS, nanos: 999_999_999 };
     }
     let nanos = i32::try_from(at.timestamp_subsec_nanos().min(999_999_999)).unwrap_or_default();
     prost_types::Timestamp { seconds: at.timestamp(), nanos }
 }
 
-/// A moment that somebody said.
+/// Decodes a timestamp of a request; `None` if it is out of range.
 #[must_use]
-pub fn moment(said: prost_types::Timestamp) -> Option<Timestamp> {
-    Timestamp::from_timestamp(said.seconds, u32::try_from(said.nanos).ok()?)
+pub fn decode_timestamp(time: prost_types::Timestamp) -> Option<Timestamp> {
+    Timestamp::from_timestamp(time.seconds, u32::try_from(time.nanos).ok()?)
 }
 
-/// A JSON value.
+/// Encodes a JSON value as Protobuf.
 #[must_use]
-pub fn value(json: &serde_json::Value) -> Value {
+pub fn encode_json_value(json: &serde_json::Value) -> Value {
     let kind = match json {
         serde_json::Value::Null => Kind::NullValue(0),
         serde_json::Value::Bool(truth) => Kind::BoolValue(*truth),
@@ -44,28 +46,28 @@ pub fn value(json: &serde_json::Value) -> Value {
         },
         serde_json::Value::String(text) => Kind::StringValue(text.clone()),
         serde_json::Value::Array(values) => {
-            Kind::ListValue(ListValue { values: values.iter().map(value).collect() })
+            Kind::ListValue(ListValue { values: values.iter().map(encode_json_value).collect() })
         }
-        serde_json::Value::Object(object) => Kind::StructValue(structure(object)),
+        serde_json::Value::Object(object) => Kind::StructValue(encode_struct(object)),
     };
     Value { kind: Some(kind) }
 }
 
-/// A JSON object.
+/// Encodes a JSON object as a Protobuf struct.
 #[must_use]
-pub fn structure(object: &serde_json::Map<String, serde_json::Value>) -> Struct {
-    Struct { fields: object.iter().map(|(key, json)| (key.clone(), value(json))).collect() }
+pub fn encode_struct(object: &serde_json::Map<String, serde_json::Value>) -> Struct {
+    Struct { fields: object.iter().map(|(key, json)| (key.clone(), encode_json_value(json))).collect() }
 }
 
-/// A JSON object, where it is one.
+/// Encodes a JSON object; `None` for any other value.
 #[must_use]
-pub fn optional_structure(json: Option<&serde_json::Value>) -> Option<Struct> {
-    json.and_then(serde_json::Value::as_object).map(structure)
+pub fn encode_optional_struct(json: Option<&serde_json::Value>) -> Option<Struct> {
+    json.and_then(serde_json::Value::as_object).map(encode_struct)
 }
 
-/// Names of a machine.
+/// Encodes the names of a machine.
 #[must_use]
-pub fn name(name: &MachineName) -> v1::MachineName {
+pub fn encode_machine_name(name: &MachineName) -> v1::MachineName {
     v1::MachineName {
         machine: name.machine.to_string(),
         provider: name.provider.clone(),
@@ -73,20 +75,20 @@ pub fn name(name: &MachineName) -> v1::MachineName {
     }
 }
 
-/// A machine of a list.
+/// Encodes a machine of a list.
 #[must_use]
-pub fn machine(listed: &Listed) -> v1::Machine {
-    let line = &listed.line;
+pub fn encode_machine(listed: &ListedMachine) -> v1::Machine {
+    let line = &listed.summary;
     v1::Machine {
-        name: Some(name(&line.name)),
+        name: Some(encode_machine_name(&line.name)),
         phase: line.phase.clone(),
-        phase_since: Some(at(line.phase_since)),
+        phase_since: Some(encode_timestamp(line.phase_since)),
         address: line.address.clone(),
         location: line.location.clone(),
-        heartbeat_at: line.heartbeat_at.map(at),
+        heartbeat_at: line.heartbeat_at.map(encode_timestamp),
         working: line.working.clone(),
         process: line.process.clone(),
-        ready_at: line.ready_at.map(at),
+        ready_at: line.ready_at.map(encode_timestamp),
         reason: line.reason.clone(),
         manufacturer: listed.manufacturer.clone(),
         product: listed.product.clone(),
@@ -95,63 +97,63 @@ pub fn machine(listed: &Listed) -> v1::Machine {
     }
 }
 
-/// Who works.
+/// Encodes the process that works on an item.
 #[must_use]
-pub fn holder(holder: &Holder) -> v1::Holder {
+pub fn encode_holder(holder: &WorkHolder) -> v1::Holder {
     v1::Holder {
         process: holder.process.clone(),
         fence: holder.fence,
-        since: Some(at(holder.since)),
+        since: Some(encode_timestamp(holder.since)),
         session: holder.session.to_string(),
         component: holder.component.clone(),
         host: holder.host.clone(),
         pid: holder.pid,
-        session_deadline: holder.session_deadline.map(at),
-        session_closed_at: holder.session_closed_at.map(at),
+        session_deadline: holder.session_deadline.map(encode_timestamp),
+        session_closed_at: holder.session_closed_at.map(encode_timestamp),
     }
 }
 
-/// A lane of a schedule.
+/// Encodes a lane of a schedule.
 #[must_use]
-pub fn lane(lane: &LaneView) -> v1::Lane {
+pub fn encode_lane(lane: &LaneView) -> v1::Lane {
     v1::Lane {
         lane: lane.lane.clone(),
         process: lane.process.clone(),
-        ready_at: lane.ready_at.map(at),
+        ready_at: lane.ready_at.map(encode_timestamp),
         timer: lane.timer,
         reason: lane.reason.clone(),
         decided_at: lane.decided_at.clone(),
-        deadline: lane.deadline.map(at),
+        deadline: lane.deadline.map(encode_timestamp),
         priority: lane.priority,
         fence: lane.fence,
         losses: lane.losses,
-        not_before: lane.not_before.map(at),
-        work: lane.work.as_ref().map(holder),
+        not_before: lane.not_before.map(encode_timestamp),
+        work: lane.work.as_ref().map(encode_holder),
         phase_index: lane.phase_index.clone(),
-        phase_since: Some(at(lane.phase_since)),
+        phase_since: Some(encode_timestamp(lane.phase_since)),
         rules_version: lane.rules_version,
         policy_version: lane.policy_version,
     }
 }
 
-/// A process that waits.
+/// Encodes a process that waits.
 #[must_use]
-pub fn wait(wait: Wait) -> v1::Wait {
+pub fn encode_wait(wait: ProcessWait) -> v1::Wait {
     v1::Wait {
         process: wait.process.to_owned(),
         active: wait.active,
-        until: Some(at(wait.until)),
+        until: Some(encode_timestamp(wait.until)),
         failures: wait.failures,
         reason: wait.reason,
         last_interval_seconds: wait.last_interval_seconds,
     }
 }
 
-/// A line of history.
+/// Encodes an entry of a machine's history.
 #[must_use]
-pub fn event(line: HistoryLine) -> v1::Event {
+pub fn encode_event(line: HistoryEntry) -> v1::Event {
     v1::Event {
-        at: Some(at(line.at)),
+        at: Some(encode_timestamp(line.at)),
         event: line.event,
         lane: line.lane,
         fence: line.fence,
@@ -163,25 +165,26 @@ pub fn event(line: HistoryLine) -> v1::Event {
     }
 }
 
-/// Why a machine is as it is.
+/// Encodes the explanation of a machine's state.
 #[must_use]
-pub fn why(why: Why) -> v1::WhyResponse {
+pub fn encode_explanation(why: Explanation) -> v1::WhyResponse {
     v1::WhyResponse {
-        name: Some(name(&why.name)),
+        name: Some(encode_machine_name(&why.name)),
         phase: why.phase.to_owned(),
-        since: why.since.map(at),
-        at: Some(at(why.at)),
+        since: why.since.map(encode_timestamp),
+        at: Some(encode_timestamp(why.at)),
         waits_for: why.waits_for,
         obstacle: why.obstacle,
         decided_at: why.decided_at,
         next: why.next.map(|next| v1::Next {
             process: next.process.to_owned(),
-            at: Some(at(next.at)),
+            at: Some(encode_timestamp(next.at)),
             timer: next.timer,
         }),
-        deadline: why
-            .deadline
-            .map(|deadline| v1::Deadline { at: Some(at(deadline.at)), then: deadline.then }),
+        deadline: why.deadline.map(|deadline| v1::Deadline {
+            at: Some(encode_timestamp(deadline.at)),
+            then: deadline.consequence,
+        }),
         failures: why
             .failures
             .into_iter()
@@ -189,7 +192,7 @@ pub fn why(why: Why) -> v1::WhyResponse {
                 process: failure.process.to_owned(),
                 count: failure.count,
                 cause: failure.cause,
-                until: Some(at(failure.until)),
+                until: Some(encode_timestamp(failure.until)),
                 next_wait_seconds: failure.next_wait_seconds,
             })
             .collect(),
@@ -203,9 +206,9 @@ pub fn why(why: Why) -> v1::WhyResponse {
     }
 }
 
-/// An open session.
+/// Encodes an open session of a process.
 #[must_use]
-pub fn session(line: SessionLine) -> v1::Session {
+pub fn encode_session(line: SessionSummary) -> v1::Session {
     v1::Session {
         session: line.session.to_string(),
         process: line.process.to_string(),
@@ -213,93 +216,101 @@ pub fn session(line: SessionLine) -> v1::Session {
         host: line.host,
         pid: line.pid,
         version: line.version,
-        started_at: Some(at(line.started_at)),
-        deadline: Some(at(line.deadline)),
+        started_at: Some(encode_timestamp(line.started_at)),
+        deadline: Some(encode_timestamp(line.deadline)),
         work: line.work,
     }
 }
 
-/// A live work item.
+/// Encodes a live work item.
 #[must_use]
-pub fn work(line: &WorkLine) -> v1::WorkItem {
-    v1::WorkItem { name: Some(name(&line.name)), lane: line.lane.clone(), work: Some(holder(&line.work)) }
-}
-
-/// A provider.
-#[must_use]
-pub fn provider(line: ProviderLine) -> v1::Provider {
-    v1::Provider {
-        provider: line.provider,
-        kind: line.kind,
-        listed_at: line.listed_at.map(at),
-        machines: line.machines,
-        error: line.error,
-        error_at: line.error_at.map(at),
-        brake: line.brake,
-        brake_since: line.brake_since.map(at),
+pub fn encode_work(line: &WorkSummary) -> v1::WorkItem {
+    v1::WorkItem {
+        name: Some(encode_machine_name(&line.name)),
+        lane: line.lane.clone(),
+        work: Some(encode_holder(&line.work)),
     }
 }
 
-/// A brake.
+/// Encodes a provider with the result of its last call.
 #[must_use]
-pub fn brake(line: BrakeLine) -> v1::Brake {
+pub fn encode_provider(line: ProviderSummary) -> v1::Provider {
+    v1::Provider {
+        provider: line.provider,
+        kind: line.kind,
+        listed_at: line.listed_at.map(encode_timestamp),
+        machines: line.machines,
+        error: line.error,
+        error_at: line.error_at.map(encode_timestamp),
+        brake: line.brake,
+        brake_since: line.brake_since.map(encode_timestamp),
+    }
+}
+
+/// Encodes a brake that is engaged.
+#[must_use]
+pub fn encode_brake(line: EngagedBrake) -> v1::Brake {
     v1::Brake {
         kind: line.kind,
         scope: line.scope,
         reason: line.reason,
-        engaged_at: Some(at(line.engaged_at)),
-        seen_at: Some(at(line.seen_at)),
+        engaged_at: Some(encode_timestamp(line.engaged_at)),
+        seen_at: Some(encode_timestamp(line.confirmed_at)),
     }
 }
 
-/// A credential.
+/// Encodes a credential without its secret.
 #[must_use]
-pub fn credential(of: &Credential) -> v1::Credential {
+pub fn encode_credential(of: &AccessCredential) -> v1::Credential {
     v1::Credential {
         credential: of.id.to_string(),
         kind: of.kind.clone(),
         name: of.name.clone(),
         role: of.role.as_str().to_owned(),
         providers: of.scope.providers(),
-        created_at: Some(at(of.created_at)),
+        created_at: Some(encode_timestamp(of.created_at)),
         created_by: of.created_by.clone(),
-        expires_at: of.expires_at.map(at),
-        revoked_at: of.revoked_at.map(at),
+        expires_at: of.expires_at.map(encode_timestamp),
+        revoked_at: of.revoked_at.map(encode_timestamp),
         revoked_by: of.revoked_by.clone(),
         active: of.active,
     }
 }
 
-/// The fleet in figures.
+/// Encodes the statistics of the fleet.
 #[must_use]
-pub fn statistics(found: Statistics) -> v1::GetStatisticsResponse {
-    let Statistics { counts, paces, counted, at: now } = found;
+pub fn encode_statistics(found: Statistics) -> v1::GetStatisticsResponse {
+    let Statistics { counts, throughput: paces, sampled: counted, at: now } = found;
     v1::GetStatisticsResponse {
-        counts: counts.into_iter().map(class_count).collect(),
-        at: Some(at(now)),
-        paces: paces.into_iter().map(pace).collect(),
-        counted: counted.map(fleet_count),
+        counts: counts.into_iter().map(encode_class_count).collect(),
+        at: Some(encode_timestamp(now)),
+        paces: paces.into_iter().map(encode_throughput).collect(),
+        counted: counted.map(encode_fleet_count),
     }
 }
 
-fn class_count(found: ClassCount) -> v1::PhaseCount {
+fn encode_class_count(found: ClassCount) -> v1::PhaseCount {
     let ClassCount { phase, provider, machines, at_least } = found;
     v1::PhaseCount { phase, provider, machines, at_least }
 }
 
-fn pace(found: Pace) -> v1::Pace {
-    let Pace { process, finished, failed, put_off, lost, mean_seconds } = found;
+fn encode_throughput(found: ProcessThroughput) -> v1::Pace {
+    let ProcessThroughput { process, finished, failed, postponed: put_off, lost, mean_seconds } = found;
     v1::Pace { process, finished, failed, put_off, lost, mean_seconds }
 }
 
-fn fleet_count(found: Counted) -> v1::FleetCount {
+fn encode_fleet_count(found: SampledStatistics) -> v1::FleetCount {
     let phases = found.phases.into_iter().map(|PhaseAge { phase, oldest_seconds, over_deadline }| {
         v1::PhaseAge { phase, oldest_seconds, over_deadline }
     });
-    let waiting = found.waiting.into_iter().map(|Backlog { process, machines, oldest_seconds }| {
+    let waiting = found.backlogs.into_iter().map(|Backlog { process, machines, oldest_seconds }| {
         v1::Backlog { process, machines, oldest_seconds }
     });
-    v1::FleetCount { at: Some(at(found.at)), phases: phases.collect(), waiting: waiting.collect() }
+    v1::FleetCount {
+        at: Some(encode_timestamp(found.at)),
+        phases: phases.collect(),
+        waiting: waiting.collect(),
+    }
 }
 
 #[cfg(test)]
@@ -307,12 +318,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_go_there_and_back() {
+    fn timestamps_round_trip() {
         let moment_of: Timestamp = "2026-11-20T18:00:00.123456Z".parse().unwrap();
-        assert_eq!(moment(at(moment_of)), Some(moment_of));
-        let held_for_ever = at(Timestamp::MAX_UTC);
-        assert_eq!(moment(held_for_ever).unwrap().to_string(), "9999-12-31 23:59:59.999999999 UTC");
-        assert_eq!(moment(prost_types::Timestamp { seconds: 0, nanos: -1 }), None);
-        assert_eq!(moment(prost_types::Timestamp { seconds: i64::MAX, nanos: 0 }), None);
+        assert_eq!(decode_timestamp(encode_timestamp(moment_of)), Some(moment_of));
+        let held_for_ever = encode_timestamp(Timestamp::MAX_UTC);
+        assert_eq!(decode_timestamp(held_for_ever).unwrap().to_string(), "9999-12-31 23:59:59.999999999 UTC");
+        assert_eq!(decode_timestamp(prost_types::Timestamp { seconds: 0, nanos: -1 }), None);
+        assert_eq!(decode_timestamp(prost_types::Timestamp { seconds: i64::MAX, nanos: 0 }), None);
     }
 }

@@ -1,12 +1,12 @@
-//! The services about the fleet as a whole: sessions, work, schedule, backoffs, providers, policy, counts.
+//! gRPC services for fleet-wide lists: sessions, work, schedule, backoffs, providers, policy, statistics.
 
 use chrono::{DateTime, Utc};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
-use crate::bmdb::inspect::WorkPlace;
-use crate::bmdb::statistics::statistics;
-use crate::bmdb::{inspect, waiting};
+use crate::bmdb::inspect::WorkCursor;
+use crate::bmdb::statistics::read_statistics;
+use crate::bmdb::{inspect, queues};
 use crate::model::process::Process;
 use crate::model::time::Timestamp;
 use crate::proto::fleet::v1;
@@ -17,17 +17,17 @@ use crate::proto::fleet::v1::schedule_server::Schedule;
 use crate::proto::fleet::v1::sessions_server::Sessions;
 use crate::proto::fleet::v1::statistics_server::Statistics;
 use crate::proto::fleet::v1::work_server::Work;
-use crate::server::api::convert::{self, at};
-use crate::server::api::door::caller;
-use crate::server::api::pages;
-use crate::server::api::refusal::{of_bmdb, refused, wrong};
-use crate::server::api::site::Site;
+use crate::server::api::api_error::{bmdb_status, error_status, invalid_argument};
+use crate::server::api::auth::caller_of;
+use crate::server::api::context::ApiContext;
+use crate::server::api::convert::{self, encode_timestamp};
+use crate::server::api::pagination;
 
-/// All of these services.
+/// Implements all of these services.
 #[derive(Clone)]
 pub struct FleetService {
-    /// What they stand on.
-    pub site: Site,
+    /// Context shared by all services.
+    pub context: ApiContext,
 }
 
 #[tonic::async_trait]
@@ -36,25 +36,26 @@ impl Sessions for FleetService {
         &self,
         request: Request<v1::ListSessionsRequest>,
     ) -> Result<Response<v1::ListSessionsResponse>, Status> {
-        let asked = request.into_inner();
-        let size = pages::size(asked.page_size, 100, "page_size")?;
-        let after = match pages::read("sessions", &asked.page_token)? {
+        let body = request.into_inner();
+        let size = pagination::parse_page_size(body.page_size, 100, "page_size")?;
+        let after = match pagination::decode_page_token("sessions", &body.page_token)? {
             None => Uuid::nil(),
-            Some(place) => Uuid::try_parse(&place).map_err(|_| pages::no_place("sessions"))?,
+            Some(place) => Uuid::try_parse(&place).map_err(|_| pagination::invalid_page_token("sessions"))?,
         };
-        let look = self.site.looks.look(move |tx| {
-            Box::pin(
-                async move { Ok((inspect::sessions(tx, after, size + 1).await?, inspect::now(tx).await?)) },
-            )
+        let look = self.context.read_pool.read(move |tx| {
+            Box::pin(async move {
+                Ok((inspect::list_sessions(tx, after, size + 1).await?, inspect::database_now(tx).await?))
+            })
         });
-        let (mut sessions, now) = look.await.map_err(of_bmdb)?;
+        let (mut sessions, now) = look.await.map_err(bmdb_status)?;
         let more = drop_surplus(&mut sessions, size);
         let next = sessions.last().filter(|_| more).map(|line| line.session.to_string());
         Ok(Response::new(v1::ListSessionsResponse {
-            sessions: sessions.into_iter().map(convert::session).collect(),
+            sessions: sessions.into_iter().map(convert::encode_session).collect(),
             more,
-            at: Some(at(now)),
-            next_page_token: next.map_or_else(String::new, |place| pages::write("sessions", &place)),
+            at: Some(encode_timestamp(now)),
+            next_page_token: next
+                .map_or_else(String::new, |place| pagination::encode_page_token("sessions", &place)),
         }))
     }
 }
@@ -65,26 +66,32 @@ impl Work for FleetService {
         &self,
         request: Request<v1::ListWorkRequest>,
     ) -> Result<Response<v1::ListWorkResponse>, Status> {
-        let asked = request.into_inner();
-        let size = pages::size(asked.page_size, 100, "page_size")?;
-        let after = match pages::read("work", &asked.page_token)? {
+        let body = request.into_inner();
+        let size = pagination::parse_page_size(body.page_size, 100, "page_size")?;
+        let after = match pagination::decode_page_token("work", &body.page_token)? {
             None => None,
-            Some(place) => Some(read_item(&place).ok_or_else(|| pages::no_place("work"))?),
+            Some(place) => {
+                Some(parse_work_cursor(&place).ok_or_else(|| pagination::invalid_page_token("work"))?)
+            }
         };
-        let look = self.site.looks.look(move |tx| {
+        let look = self.context.read_pool.read(move |tx| {
             let after = after.clone();
             Box::pin(async move {
-                Ok((inspect::work(tx, after.as_ref(), size + 1).await?, inspect::now(tx).await?))
+                Ok((
+                    inspect::list_work(tx, after.as_ref(), size + 1).await?,
+                    inspect::database_now(tx).await?,
+                ))
             })
         });
-        let (mut work, now) = look.await.map_err(of_bmdb)?;
+        let (mut work, now) = look.await.map_err(bmdb_status)?;
         let more = drop_surplus(&mut work, size);
-        let next = work.last().filter(|_| more).map(|line| write_item(&WorkPlace::of(line)));
+        let next = work.last().filter(|_| more).map(|line| encode_work_cursor(&WorkCursor::of(line)));
         Ok(Response::new(v1::ListWorkResponse {
-            work: work.iter().map(convert::work).collect(),
+            work: work.iter().map(convert::encode_work).collect(),
             more,
-            at: Some(at(now)),
-            next_page_token: next.map_or_else(String::new, |place| pages::write("work", &place)),
+            at: Some(encode_timestamp(now)),
+            next_page_token: next
+                .map_or_else(String::new, |place| pagination::encode_page_token("work", &place)),
         }))
     }
 }
@@ -95,45 +102,52 @@ impl Schedule for FleetService {
         &self,
         request: Request<v1::ListScheduleRequest>,
     ) -> Result<Response<v1::ListScheduleResponse>, Status> {
-        let asked = request.into_inner();
-        let process: Process = asked
-            .process
-            .parse()
-            .map_err(|error: crate::model::process::UnknownName| wrong("process", error.to_string()))?;
-        let size = pages::size(asked.page_size, 100, "page_size")?;
-        let after = match pages::read("schedule", &asked.page_token)? {
+        let body = request.into_inner();
+        let process: Process =
+            body.process.parse().map_err(|error: crate::model::process::UnknownName| {
+                invalid_argument("process", error.to_string())
+            })?;
+        let size = pagination::parse_page_size(body.page_size, 100, "page_size")?;
+        let after = match pagination::decode_page_token("schedule", &body.page_token)? {
             None => (DateTime::<Utc>::UNIX_EPOCH, Uuid::nil()),
-            Some(place) => read_moment(&place).ok_or_else(|| pages::no_place("schedule"))?,
+            Some(place) => {
+                parse_time_cursor(&place).ok_or_else(|| pagination::invalid_page_token("schedule"))?
+            }
         };
         let (mut due, now) = self
-            .site
-            .looks
-            .look(move |tx| {
+            .context
+            .read_pool
+            .read(move |tx| {
                 Box::pin(async move {
-                    Ok((waiting::due(tx, process.as_str(), after, size + 1).await?, inspect::now(tx).await?))
+                    Ok((
+                        queues::list_due(tx, process.as_str(), after, size + 1).await?,
+                        inspect::database_now(tx).await?,
+                    ))
                 })
             })
             .await
-            .map_err(of_bmdb)?;
+            .map_err(bmdb_status)?;
         let more = drop_surplus(&mut due, size);
-        let next = due.last().filter(|_| more).map(|line| write_moment(line.ready_at, line.name.machine));
+        let next =
+            due.last().filter(|_| more).map(|line| encode_time_cursor(line.ready_at, line.name.machine));
         Ok(Response::new(v1::ListScheduleResponse {
             due: due
                 .iter()
                 .map(|line| v1::DueItem {
-                    name: Some(convert::name(&line.name)),
+                    name: Some(convert::encode_machine_name(&line.name)),
                     lane: line.lane.clone(),
                     process: line.process.clone(),
-                    ready_at: Some(at(line.ready_at)),
-                    not_before: line.not_before.map(at),
+                    ready_at: Some(encode_timestamp(line.ready_at)),
+                    not_before: line.not_before.map(encode_timestamp),
                     timer: line.timer,
                     priority: line.priority,
                     reason: line.reason.clone(),
                     decided_at: line.decided_at.clone(),
                 })
                 .collect(),
-            next_page_token: next.map_or_else(String::new, |place| pages::write("schedule", &place)),
-            at: Some(at(now)),
+            next_page_token: next
+                .map_or_else(String::new, |place| pagination::encode_page_token("schedule", &place)),
+            at: Some(encode_timestamp(now)),
         }))
     }
 }
@@ -144,27 +158,30 @@ impl Backoffs for FleetService {
         &self,
         request: Request<v1::ListBackoffsRequest>,
     ) -> Result<Response<v1::ListBackoffsResponse>, Status> {
-        let asked = request.into_inner();
-        let size = pages::size(asked.page_size, 100, "page_size")?;
-        let (machine, process) = match pages::read("backoffs", &asked.page_token)? {
+        let body = request.into_inner();
+        let size = pagination::parse_page_size(body.page_size, 100, "page_size")?;
+        let (machine, process) = match pagination::decode_page_token("backoffs", &body.page_token)? {
             None => (Uuid::nil(), String::new()),
             Some(place) => place
                 .split_once(' ')
                 .filter(|(_, process)| !process.chars().any(char::is_control))
                 .and_then(|(machine, process)| Some((Uuid::try_parse(machine).ok()?, process.to_owned())))
-                .ok_or_else(|| pages::no_place("backoffs"))?,
+                .ok_or_else(|| pagination::invalid_page_token("backoffs"))?,
         };
         let (mut lines, now) = self
-            .site
-            .looks
-            .look(move |tx| {
+            .context
+            .read_pool
+            .read(move |tx| {
                 let process = process.clone();
                 Box::pin(async move {
-                    Ok((waiting::backoffs(tx, (machine, &process), size + 1).await?, inspect::now(tx).await?))
+                    Ok((
+                        queues::list_backoffs(tx, (machine, &process), size + 1).await?,
+                        inspect::database_now(tx).await?,
+                    ))
                 })
             })
             .await
-            .map_err(of_bmdb)?;
+            .map_err(bmdb_status)?;
         let more = drop_surplus(&mut lines, size);
         let next =
             lines.last().filter(|_| more).map(|line| format!("{} {}", line.name.machine, line.process));
@@ -172,15 +189,16 @@ impl Backoffs for FleetService {
             backoffs: lines
                 .iter()
                 .map(|line| v1::Backoff {
-                    name: Some(convert::name(&line.name)),
+                    name: Some(convert::encode_machine_name(&line.name)),
                     process: line.process.clone(),
                     failures: line.failures,
-                    until: Some(at(line.until)),
+                    until: Some(encode_timestamp(line.until)),
                     cause: line.cause.clone(),
                 })
                 .collect(),
-            next_page_token: next.map_or_else(String::new, |place| pages::write("backoffs", &place)),
-            at: Some(at(now)),
+            next_page_token: next
+                .map_or_else(String::new, |place| pagination::encode_page_token("backoffs", &place)),
+            at: Some(encode_timestamp(now)),
         }))
     }
 }
@@ -192,19 +210,23 @@ impl Providers for FleetService {
         _: Request<v1::ListProvidersRequest>,
     ) -> Result<Response<v1::ListProvidersResponse>, Status> {
         let (providers, brakes, now) = self
-            .site
-            .looks
-            .look(|tx| {
+            .context
+            .read_pool
+            .read(|tx| {
                 Box::pin(async move {
-                    Ok((inspect::providers(tx).await?, inspect::brakes(tx).await?, inspect::now(tx).await?))
+                    Ok((
+                        inspect::list_providers(tx).await?,
+                        inspect::list_brakes(tx).await?,
+                        inspect::database_now(tx).await?,
+                    ))
                 })
             })
             .await
-            .map_err(of_bmdb)?;
+            .map_err(bmdb_status)?;
         Ok(Response::new(v1::ListProvidersResponse {
-            providers: providers.into_iter().map(convert::provider).collect(),
-            brakes: brakes.into_iter().map(convert::brake).collect(),
-            at: Some(at(now)),
+            providers: providers.into_iter().map(convert::encode_provider).collect(),
+            brakes: brakes.into_iter().map(convert::encode_brake).collect(),
+            at: Some(encode_timestamp(now)),
         }))
     }
 }
@@ -212,16 +234,20 @@ impl Providers for FleetService {
 #[tonic::async_trait]
 impl Policy for FleetService {
     async fn get(&self, _: Request<v1::GetPolicyRequest>) -> Result<Response<v1::GetPolicyResponse>, Status> {
-        let bmdb = self.site.looks.bmdb();
-        bmdb.read_policy().await.map_err(of_bmdb)?;
+        let bmdb = self.context.read_pool.bmdb();
+        bmdb.read_policy().await.map_err(bmdb_status)?;
         let (version, policy) = bmdb.policy();
         let policy = serde_json::to_value(&*policy).map_err(|error| {
             tracing::error!(%error, "the policy is no JSON");
-            refused(tonic::Code::Internal, "INTERNAL", "this shepherd failed to answer; its log says why")
+            error_status(
+                tonic::Code::Internal,
+                "INTERNAL",
+                "this shepherd failed to answer; its log says why",
+            )
         })?;
         Ok(Response::new(v1::GetPolicyResponse {
             version,
-            policy: convert::optional_structure(Some(&policy)),
+            policy: convert::encode_optional_struct(Some(&policy)),
         }))
     }
 }
@@ -232,16 +258,16 @@ impl Statistics for FleetService {
         &self,
         request: Request<v1::GetStatisticsRequest>,
     ) -> Result<Response<v1::GetStatisticsResponse>, Status> {
-        let scope = caller(&request)?.scope().clone();
-        let look = self.site.looks.look(move |tx| {
+        let scope = caller_of(&request)?.scope().clone();
+        let look = self.context.read_pool.read(move |tx| {
             let scope = scope.clone();
-            Box::pin(async move { statistics(tx, &scope).await })
+            Box::pin(async move { read_statistics(tx, &scope).await })
         });
-        Ok(Response::new(convert::statistics(look.await.map_err(of_bmdb)?)))
+        Ok(Response::new(convert::encode_statistics(look.await.map_err(bmdb_status)?)))
     }
 }
 
-/// Cuts the line that was read too many, and says whether there was one.
+/// Removes the surplus line that was read beyond the limit, and returns whether there was one.
 pub(super) fn drop_surplus<T>(lines: &mut Vec<T>, size: i64) -> bool {
     let size = usize::try_from(size).unwrap_or(usize::MAX);
     let more = lines.len() > size;
@@ -249,30 +275,30 @@ pub(super) fn drop_surplus<T>(lines: &mut Vec<T>, size: i64) -> bool {
     more
 }
 
-/// A place in a list that goes by time and then by id.
-pub(super) fn write_moment(at: Timestamp, id: Uuid) -> String {
+/// Encodes the cursor of a list that is sorted by time and then by id.
+pub(super) fn encode_time_cursor(at: Timestamp, id: Uuid) -> String {
     format!("{} {id}", at.timestamp_micros())
 }
 
-/// Reads what [`write_moment`] wrote.
-pub(super) fn read_moment(place: &str) -> Option<(Timestamp, Uuid)> {
+/// Parses a cursor of [`encode_time_cursor`].
+pub(super) fn parse_time_cursor(place: &str) -> Option<(Timestamp, Uuid)> {
     let (at, id) = place.split_once(' ')?;
-    // Nothing that is listed is older, and the database knows no moment that is much older.
+    // No listed row is older than 1970, and the database supports no much earlier time.
     let at: i64 = at.parse().ok().filter(|at| *at >= 0)?;
     Some((DateTime::from_timestamp_micros(at)?, Uuid::try_parse(id).ok()?))
 }
 
-/// A place in the list of live work.
-fn write_item(place: &WorkPlace) -> String {
-    format!("{} {}", write_moment(place.since, place.machine), place.lane)
+/// Encodes the cursor of the list of live work.
+fn encode_work_cursor(place: &WorkCursor) -> String {
+    format!("{} {}", encode_time_cursor(place.since, place.machine), place.lane)
 }
 
-/// Reads what [`write_item`] wrote.
-fn read_item(text: &str) -> Option<WorkPlace> {
+/// Parses a cursor of [`encode_work_cursor`].
+fn parse_work_cursor(text: &str) -> Option<WorkCursor> {
     let (moment, lane) = text.rsplit_once(' ')?;
-    let (since, machine) = read_moment(moment)?;
+    let (since, machine) = parse_time_cursor(moment)?;
     let lane = Some(lane).filter(|lane| !lane.chars().any(char::is_control))?;
-    Some(WorkPlace { since, machine, lane: lane.to_owned() })
+    Some(WorkCursor { since, machine, lane: lane.to_owned() })
 }
 
 #[cfg(test)]
@@ -280,19 +306,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn place_in_the_work_reads_back() {
+    fn work_cursor_round_trips() {
         let since = "2026-11-20T18:00:00.123456Z".parse().unwrap();
-        let place = WorkPlace { since, machine: Uuid::from_u128(7), lane: "access".to_owned() };
-        assert_eq!(read_item(&write_item(&place)), Some(place));
+        let place = WorkCursor { since, machine: Uuid::from_u128(7), lane: "access".to_owned() };
+        assert_eq!(parse_work_cursor(&encode_work_cursor(&place)), Some(place));
         for odd in ["", "access", "1 access", "1 00000000-0000-0000-0000-000000000007 a\0"] {
-            assert_eq!(read_item(odd), None, "{odd}");
+            assert_eq!(parse_work_cursor(odd), None, "{odd}");
         }
     }
 
     #[test]
-    fn place_by_time_reads_back() {
+    fn time_cursor_round_trips() {
         let place = ("2026-11-20T18:00:00.123456Z".parse().unwrap(), Uuid::from_u128(7));
-        assert_eq!(read_moment(&write_moment(place.0, place.1)), Some(place));
+        assert_eq!(parse_time_cursor(&encode_time_cursor(place.0, place.1)), Some(place));
         for odd in [
             "",
             "1",
@@ -300,7 +326,7 @@ mod tests {
             "-1 00000000-0000-0000-0000-000000000007",
             "9223372036854775807 00000000-0000-0000-0000-000000000007",
         ] {
-            assert_eq!(read_moment(odd), None, "{odd}");
+            assert_eq!(parse_time_cursor(odd), None, "{odd}");
         }
     }
 }

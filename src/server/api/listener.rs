@@ -1,9 +1,9 @@
-//! Taking operators' connections: TLS 1.3, with a client certificate or without.
+//! Accept operators' TLS connections, limited in total and per source.
 //!
-//! As for agents, the loop that takes connections never waits for a peer: each handshake is a task with a
-//! deadline, and there is an end to how many connections there may be. Far fewer come here, so whoever is
-//! one too many is refused; and because a connection needs no credential, one source has only a part of
-//! them, and can keep nobody else out.
+//! The connections use TLS 1.3, with or without a client certificate. As for agents, the accept loop never waits for a
+//! peer: each handshake is a task with a deadline, and the number of connections is bounded. Operators have far fewer
+//! connections than agents, so one above the limit is rejected. A connection needs no credential, so one source gets
+//! only a part of them and cannot lock out the others.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -18,64 +18,64 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use crate::server::api::door::key_of_address;
-use crate::server::carried::Carried;
+use crate::server::api::auth::source_key;
+use crate::server::tracked_connection::TrackedConnection;
 
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// Which part of all connections one source may have: a quarter.
-const PART_OF_ONE: usize = 4;
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The inverse share of all connections that one source may have: a quarter.
+const SOURCE_SHARE: usize = 4;
 
-/// Who is at the other end of a connection.
+/// The peer of a connection.
 #[derive(Clone, Debug)]
 pub struct ApiPeer {
-    /// SHA-256 of the certificate it showed and proved, DER.
+    /// SHA-256 of the client certificate whose key the peer has proven, DER; `None` without one.
     pub certificate: Option<[u8; 32]>,
-    /// Where it connects from.
+    /// The network address of the peer.
     pub address: SocketAddr,
 }
 
-/// A connection, with its place.
-pub type ApiStream = Carried<ApiPeer, Place>;
+/// A connection with its permit.
+pub type ApiStream = TrackedConnection<ApiPeer, SourcePermit>;
 
-/// How many connections, or calls that need no credential, there are, of all and of each source.
-pub(super) struct Places {
+/// Limits connections, or calls without a credential, in total and per source.
+pub(super) struct SourceLimiter {
     permits: Arc<Semaphore>,
     by_source: Mutex<HashMap<[u8; 32], usize>>,
-    of_one: usize,
+    max_per_source: usize,
 }
 
-/// A place among those there may be, until it is dropped.
-pub struct Place {
-    places: Arc<Places>,
+/// A permit that is released when it is dropped.
+pub struct SourcePermit {
+    limiter: Arc<SourceLimiter>,
     source: [u8; 32],
     _permit: OwnedSemaphorePermit,
 }
 
-impl Places {
+impl SourceLimiter {
     pub(super) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self {
             permits: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
             by_source: Mutex::default(),
-            of_one: most.div_ceil(PART_OF_ONE),
+            max_per_source: most.div_ceil(SOURCE_SHARE),
         })
     }
 
-    /// A place for somebody from there, if there is one.
-    pub(super) fn take(self: &Arc<Self>, source: [u8; 32]) -> Option<Place> {
+    /// Acquires a permit for a source; `None` if it or the total is at the limit.
+    pub(super) fn try_acquire(self: &Arc<Self>, source: [u8; 32]) -> Option<SourcePermit> {
         let permit = self.permits.clone().try_acquire_owned().ok()?;
         let mut by_source = self.by_source.lock().unwrap_or_else(PoisonError::into_inner);
         let held = by_source.entry(source).or_default();
-        if *held >= self.of_one {
+        if *held >= self.max_per_source {
             return None;
         }
         *held += 1;
-        Some(Place { places: self.clone(), source, _permit: permit })
+        Some(SourcePermit { limiter: self.clone(), source, _permit: permit })
     }
 }
 
-impl Drop for Place {
+impl Drop for SourcePermit {
     fn drop(&mut self) {
-        let mut by_source = self.places.by_source.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_source = self.limiter.by_source.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(held) = by_source.get_mut(&self.source) {
             *held -= 1;
             if *held == 0 {
@@ -85,8 +85,8 @@ impl Drop for Place {
     }
 }
 
-/// Takes connections until `stop`, `most` at once, and hands on those whose handshake succeeds.
-pub async fn accept(
+/// Accepts up to `most` connections at once until `stop`, and passes on those whose handshake succeeds.
+pub async fn accept_operators(
     listener: TcpListener,
     config: Arc<ServerConfig>,
     most: usize,
@@ -94,8 +94,8 @@ pub async fn accept(
     stop: CancellationToken,
 ) {
     let acceptor = TlsAcceptor::from(config);
-    let places = Places::new(most);
-    // Dropped at the end, and with it every handshake still under way.
+    let places = SourceLimiter::new(most);
+    // Dropped at the end, which aborts every handshake in progress.
     let mut handshakes: JoinSet<()> = JoinSet::new();
     loop {
         tokio::select! {
@@ -103,13 +103,13 @@ pub async fn accept(
             Some(_) = handshakes.join_next() => {}
             connection = listener.accept() => match connection {
                 Ok((stream, address)) => {
-                    let Some(place) = places.take(key_of_address(address.ip())) else {
+                    let Some(place) = places.try_acquire(source_key(address.ip())) else {
                         tracing::warn!(%address, most, "too many connections to the API; one was refused");
                         continue;
                     };
-                    handshakes.spawn(let_in(acceptor.clone(), stream, address, place, accepted.clone()));
+                    handshakes.spawn(handle_connection(acceptor.clone(), stream, address, place, accepted.clone()));
                 }
-                // Mostly "too many open files": the pause lets some of them end.
+                // Usually "too many open files". The pause lets some connections end.
                 Err(error) => {
                     tracing::warn!(%error, "cannot take a connection to the API");
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -119,23 +119,23 @@ pub async fn accept(
     }
 }
 
-async fn let_in(
+async fn handle_connection(
     acceptor: TlsAcceptor,
     stream: TcpStream,
     address: SocketAddr,
-    place: Place,
+    place: SourcePermit,
     accepted: mpsc::Sender<ApiStream>,
 ) {
-    let shaken = tokio::time::timeout(HANDSHAKE_LIMIT, async {
+    let shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, async {
         stream.set_nodelay(true)?;
         acceptor.accept(stream).await
     });
     match shaken.await {
         Ok(Ok(stream)) => {
             let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-            let peer = ApiPeer { certificate: certificate.map(|der| fingerprint(der)), address };
-            // The receiver is gone when the server is being stopped.
-            drop(accepted.send(Carried::new(stream, peer, CancellationToken::new(), place)).await);
+            let peer = ApiPeer { certificate: certificate.map(|der| certificate_fingerprint(der)), address };
+            // The receiver is dropped when the server is stopping.
+            drop(accepted.send(TrackedConnection::new(stream, peer, CancellationToken::new(), place)).await);
         }
         Ok(Err(error)) => tracing::debug!(%address, %error, "a handshake with an operator failed"),
         Err(_) => tracing::debug!(%address, "a handshake with an operator took too long"),
@@ -144,7 +144,7 @@ async fn let_in(
 
 /// SHA-256 of a certificate, DER.
 #[must_use]
-pub fn fingerprint(der: &[u8]) -> [u8; 32] {
+pub fn certificate_fingerprint(der: &[u8]) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes.copy_from_slice(digest::digest(&digest::SHA256, der).as_ref());
     bytes
@@ -155,15 +155,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_source_keeps_nobody_else_out() {
-        let places = Places::new(8);
-        let held = [places.take([1; 32]), places.take([1; 32])];
+    fn one_source_cannot_take_all_permits() {
+        let places = SourceLimiter::new(8);
+        let held = [places.try_acquire([1; 32]), places.try_acquire([1; 32])];
         assert!(held.iter().all(Option::is_some));
-        assert!(places.take([1; 32]).is_none(), "a quarter is enough for one");
-        let others: Vec<Option<Place>> = (2..10).map(|source| places.take([source; 32])).collect();
+        assert!(places.try_acquire([1; 32]).is_none(), "a quarter is enough for one");
+        let others: Vec<Option<SourcePermit>> =
+            (2..10).map(|source| places.try_acquire([source; 32])).collect();
         assert_eq!(others.iter().flatten().count(), 6, "and there is an end to all of them");
         drop((held, others));
-        assert!(places.take([1; 32]).is_some());
+        assert!(places.try_acquire([1; 32]).is_some());
         assert!(places.by_source.lock().unwrap().is_empty(), "nothing is remembered of who has gone");
     }
 }

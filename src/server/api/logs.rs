@@ -1,63 +1,67 @@
-//! The service `Logs`.
+//! gRPC service Logs: request and read logs of machines.
 
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
-use crate::bmdb::find::id_of;
-use crate::bmdb::log_request::{Reading, request_of};
-use crate::model::log_request::{DEFAULT_LINES, State, Wanted};
+use crate::bmdb::log_request::{LogReadResult, request_id_of};
+use crate::bmdb::machine_lookup::machine_id;
+use crate::model::log_request::{DEFAULT_LINES, LogQuery, LogRequestState};
 use crate::model::time::Span;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::logs_server::Logs;
-use crate::server::api::convert::at;
-use crate::server::api::door::caller;
-use crate::server::api::orders::{Said, answer};
-use crate::server::api::refusal::{of_bmdb, wrong};
-use crate::server::api::site::Site;
+use crate::server::api::api_error::{bmdb_status, invalid_argument};
+use crate::server::api::auth::caller_of;
+use crate::server::api::context::ApiContext;
+use crate::server::api::convert::encode_timestamp;
+use crate::server::api::incoming_order::{IncomingOrder, encode_order_response};
 
 const ASK: &str = "shepherd.fleet.v1.Logs/Ask";
 
-/// The service.
+/// The gRPC service `Logs`.
 pub struct LogsService {
-    /// What it stands on.
-    pub site: Site,
+    /// Context shared by all services.
+    pub context: ApiContext,
 }
 
-/// What a request wants.
-fn wanted(asked: &v1::AskLogRequest) -> Result<Wanted, Status> {
-    let since = match asked.since.as_str() {
+/// Decodes the query of a log request.
+fn parse_log_query(request: &v1::AskLogRequest) -> Result<LogQuery, Status> {
+    let since = match request.since.as_str() {
         "" => None,
-        said => Some(said.parse::<Span>().map_err(|_| {
-            wrong("since", format!("{said:?} is no length of time; write for example 10m or 2h"))
+        text => Some(text.parse::<Span>().map_err(|_| {
+            invalid_argument("since", format!("{text:?} is no length of time; write for example 10m or 2h"))
         })?),
     };
-    let lines = if asked.lines == 0 { DEFAULT_LINES } else { asked.lines };
-    let wanted = Wanted { log: asked.log.clone(), lines, since, follow: asked.follow };
-    wanted.check().map_err(|(field, said)| wrong(field, said))?;
+    let lines = if request.lines == 0 { DEFAULT_LINES } else { request.lines };
+    let wanted = LogQuery { log: request.log.clone(), lines, since, follow: request.follow };
+    wanted.validate().map_err(|(field, text)| invalid_argument(field, text))?;
     Ok(wanted)
 }
 
 #[tonic::async_trait]
 impl Logs for LogsService {
     async fn ask(&self, request: Request<v1::AskLogRequest>) -> Result<Response<v1::AskLogResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let wanted = wanted(asked)?;
-        let name = self.site.find(&caller, &asked.machine).await?;
-        let order =
-            Said { rpc: ASK, request: asked, order: asked.order.as_ref() }.read(&caller, name.short())?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let wanted = parse_log_query(body)?;
+        let name = self.context.find_machine(&caller, &body.machine).await?;
+        let order = IncomingOrder { rpc: ASK, request: body, order: body.order.as_ref() }
+            .parse(&caller, name.short_name())?;
         if order.expected_version.is_some() {
-            return Err(wrong(
+            return Err(invalid_argument(
                 "order.expected_version",
                 "a log is read of a machine of any version; leave it out here",
             ));
         }
         let dry_run = order.dry_run;
-        let carried =
-            self.site.bmdb.ask_for_log(order, (id_of(&name), name.short()), wanted).await.map_err(of_bmdb)?;
-        let id = request_of(&carried).filter(|_| !dry_run);
+        let carried = self
+            .context
+            .bmdb
+            .request_log(order, (machine_id(&name), name.short_name()), wanted)
+            .await
+            .map_err(bmdb_status)?;
+        let id = request_id_of(&carried).filter(|_| !dry_run);
         Ok(Response::new(v1::AskLogResponse {
-            order: Some(answer(Some(&name), dry_run, &carried)),
+            order: Some(encode_order_response(Some(&name), dry_run, &carried)),
             request: id.map(|id| id.to_string()).unwrap_or_default(),
         }))
     }
@@ -66,37 +70,40 @@ impl Logs for LogsService {
         &self,
         request: Request<v1::ReadLogRequest>,
     ) -> Result<Response<v1::ReadLogResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let id = Uuid::try_parse(&asked.request)
-            .map_err(|_| wrong("request", format!("{:?} is no UUID of a request", asked.request)))?;
-        let taken = i64::try_from(asked.taken)
-            .map_err(|_| wrong("taken", "nobody has as many parts; it is what the answer before said"))?;
-        let name = self.site.find(&caller, &asked.machine).await?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let id = Uuid::try_parse(&body.request).map_err(|_| {
+            invalid_argument("request", format!("{:?} is no UUID of a request", body.request))
+        })?;
+        let taken = i64::try_from(body.taken).map_err(|_| {
+            invalid_argument("taken", "nobody has as many parts; it is what the answer before said")
+        })?;
+        let name = self.context.find_machine(&caller, &body.machine).await?;
         let who = caller.actor().name;
-        let read = self.site.bmdb.read_log(id_of(&name), id, who, taken).await.map_err(of_bmdb)?;
-        Ok(Response::new(told(read)))
+        let read =
+            self.context.bmdb.read_log(machine_id(&name), id, who, taken).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_log_read(read)))
     }
 }
 
-fn told(read: Reading) -> v1::ReadLogResponse {
-    let (state, said) = match read.state {
-        State::Waits(said) => ("waiting", said),
-        State::Comes => ("coming", String::new()),
-        State::Ended(said) => ("ended", said.unwrap_or_default()),
+fn encode_log_read(read: LogReadResult) -> v1::ReadLogResponse {
+    let (state, text) = match read.state {
+        LogRequestState::Waiting(text) => ("waiting", text),
+        LogRequestState::Receiving => ("coming", String::new()),
+        LogRequestState::Ended(text) => ("ended", text.unwrap_or_default()),
     };
     v1::ReadLogResponse {
         state: state.to_owned(),
-        said,
+        said: text,
         lines: read.lines.lines().map(str::to_owned).collect(),
-        taken: u64::try_from(read.taken).unwrap_or_default(),
+        taken: u64::try_from(read.parts_read).unwrap_or_default(),
         logs: read
-            .there
+            .available_logs
             .into_iter()
             .map(|there| v1::MachineLog { log: there.log, bytes: there.bytes })
             .collect(),
         note: read.note.unwrap_or_default(),
-        at: Some(at(read.at)),
+        at: Some(encode_timestamp(read.at)),
     }
 }
 
@@ -105,15 +112,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_out_has_a_value_and_what_is_odd_is_refused_by_its_field() {
+    fn defaults_apply_and_invalid_fields_are_named() {
         let whole = v1::AskLogRequest { log: "etcd".into(), since: "2h".into(), ..Default::default() };
-        assert_eq!(wanted(&whole).unwrap().lines, DEFAULT_LINES);
+        assert_eq!(parse_log_query(&whole).unwrap().lines, DEFAULT_LINES);
         for (field, odd) in [
             ("since", v1::AskLogRequest { since: "soon".into(), ..whole.clone() }),
             ("lines", v1::AskLogRequest { lines: 10_001, ..whole.clone() }),
             ("log", v1::AskLogRequest { log: "../../etc/passwd\n".into(), ..whole }),
         ] {
-            let status = wanted(&odd).unwrap_err();
+            let status = parse_log_query(&odd).unwrap_err();
             let details = tonic_types::StatusExt::get_error_details(&status);
             assert_eq!(details.bad_request().unwrap().field_violations[0].field, field);
         }

@@ -1,27 +1,27 @@
-//! The service `Loops`.
+//! gRPC service Loops: list and pause control loops.
 
 use tonic::{Request, Response, Status};
 
-use crate::bmdb::action::Until;
-use crate::bmdb::pause::{NewPause, loops};
-use crate::model::pause::{Loop, Pause, what};
+use crate::bmdb::action::Expiry;
+use crate::bmdb::loop_pause::{NewPause, list_loops};
+use crate::model::pause::{LoopKind, Pause, describe_target};
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::loops_server::Loops;
-use crate::server::api::convert::{at, moment};
-use crate::server::api::door::caller;
-use crate::server::api::orders::{Said, answer, of_no_version};
-use crate::server::api::refusal::{of_bmdb, wrong};
-use crate::server::api::site::Site;
-use crate::server::api::texts::line;
+use crate::server::api::api_error::{bmdb_status, invalid_argument};
+use crate::server::api::auth::caller_of;
+use crate::server::api::context::ApiContext;
+use crate::server::api::convert::{decode_timestamp, encode_timestamp};
+use crate::server::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::server::api::validate::single_line;
 
 const PAUSE: &str = "shepherd.fleet.v1.Loops/Pause";
 const RESUME: &str = "shepherd.fleet.v1.Loops/Resume";
-const LONGEST_PROVIDER: usize = 100;
+const MAX_PROVIDER_CHARS: usize = 100;
 
-/// The service.
+/// The gRPC service `Loops`.
 pub struct LoopsService {
-    /// What it stands on.
-    pub site: Site,
+    /// Context shared by all services.
+    pub context: ApiContext,
 }
 
 #[tonic::async_trait]
@@ -30,79 +30,88 @@ impl Loops for LoopsService {
         &self,
         _: Request<v1::ListLoopsRequest>,
     ) -> Result<Response<v1::ListLoopsResponse>, Status> {
-        let (loops, now) =
-            self.site.looks.look(|tx| Box::pin(async move { loops(tx).await })).await.map_err(of_bmdb)?;
+        let (loops, now) = self
+            .context
+            .read_pool
+            .read(|tx| Box::pin(async move { list_loops(tx).await }))
+            .await
+            .map_err(bmdb_status)?;
         let loops = loops.iter().map(|state| v1::Loop {
-            name: state.of.as_str().to_owned(),
+            name: state.loop_kind.as_str().to_owned(),
             workers: state.workers,
-            pauses: state.pauses.iter().map(told).collect(),
+            pauses: state.pauses.iter().map(encode_pause).collect(),
         });
-        Ok(Response::new(v1::ListLoopsResponse { loops: loops.collect(), at: Some(at(now)) }))
+        Ok(Response::new(v1::ListLoopsResponse { loops: loops.collect(), at: Some(encode_timestamp(now)) }))
     }
 
     async fn pause(
         &self,
         request: Request<v1::PauseLoopRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let (of, provider) = (named(&asked.name)?, provider_of(&asked.provider)?);
-        let until = match &asked.until {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let (of, provider) = (parse_loop(&body.name)?, parse_provider(&body.provider)?);
+        let until = match &body.until {
             None => None,
-            Some(v1::pause_loop_request::Until::At(said)) => Some(Until::At(
-                moment(*said).ok_or_else(|| wrong("at", "the pause is to end at a moment that is none"))?,
+            Some(v1::pause_loop_request::Until::At(time)) => Some(Expiry::At(
+                decode_timestamp(*time)
+                    .ok_or_else(|| invalid_argument("at", "the pause is to end at a moment that is none"))?,
             )),
-            Some(v1::pause_loop_request::Until::After(said)) => {
-                Some(Until::After(said.parse().map_err(|_| {
-                    wrong("after", format!("{said:?} is no length of time; write for example 2h, 30m or 1d"))
+            Some(v1::pause_loop_request::Until::After(text)) => {
+                Some(Expiry::After(text.parse().map_err(|_| {
+                    invalid_argument(
+                        "after",
+                        format!("{text:?} is no length of time; write for example 2h, 30m or 1d"),
+                    )
                 })?))
             }
         };
-        let order = Said { rpc: PAUSE, request: asked, order: asked.order.as_ref() }
-            .read(&caller, what(of, provider.as_deref()))
-            .and_then(of_no_version)?;
+        let order = IncomingOrder { rpc: PAUSE, request: body, order: body.order.as_ref() }
+            .parse(&caller, describe_target(of, provider.as_deref()))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let new = NewPause { of, provider, until, by: caller.credential().name.clone() };
-        let carried = self.site.bmdb.pause_loop(order, new).await.map_err(of_bmdb)?;
-        Ok(Response::new(answer(None, dry_run, &carried)))
+        let new = NewPause { paused_loop: of, provider, until, actor: caller.credential().name.clone() };
+        let carried = self.context.bmdb.pause_loop(order, new).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
     }
 
     async fn resume(
         &self,
         request: Request<v1::ResumeLoopRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.get_ref();
-        let (of, provider) = (named(&asked.name)?, provider_of(&asked.provider)?);
-        let order = Said { rpc: RESUME, request: asked, order: asked.order.as_ref() }
-            .read(&caller, what(of, provider.as_deref()))
-            .and_then(of_no_version)?;
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let (of, provider) = (parse_loop(&body.name)?, parse_provider(&body.provider)?);
+        let order = IncomingOrder { rpc: RESUME, request: body, order: body.order.as_ref() }
+            .parse(&caller, describe_target(of, provider.as_deref()))
+            .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let carried = self.site.bmdb.resume_loop(order, of, provider).await.map_err(of_bmdb)?;
-        Ok(Response::new(answer(None, dry_run, &carried)))
+        let carried = self.context.bmdb.resume_loop(order, of, provider).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
     }
 }
 
-fn named(text: &str) -> Result<Loop, Status> {
-    text.parse().map_err(|error: crate::model::process::UnknownName| wrong("name", error.to_string()))
+fn parse_loop(text: &str) -> Result<LoopKind, Status> {
+    text.parse()
+        .map_err(|error: crate::model::process::UnknownName| invalid_argument("name", error.to_string()))
 }
 
-/// The provider that was named, if one was.
-fn provider_of(text: &str) -> Result<Option<String>, Status> {
-    let provider = line("provider", text, LONGEST_PROVIDER)?;
+/// Validates the name of the provider; `None` if it is empty.
+fn parse_provider(text: &str) -> Result<Option<String>, Status> {
+    let provider = single_line("provider", text, MAX_PROVIDER_CHARS)?;
     if provider == "*" {
-        return Err(wrong("provider", "leave the provider out to mean the machines of all"));
+        return Err(invalid_argument("provider", "leave the provider out to mean the machines of all"));
     }
     Ok(Some(provider.to_owned()).filter(|provider| !provider.is_empty()))
 }
 
-/// A pause as it is told.
-pub(super) fn told(pause: &Pause) -> v1::LoopPause {
+/// Encodes a pause of a control loop.
+pub(super) fn encode_pause(pause: &Pause) -> v1::LoopPause {
     v1::LoopPause {
         provider: pause.provider.clone(),
         reason: pause.reason.clone(),
         by: pause.by.clone(),
-        since: Some(at(pause.since)),
-        until: pause.until.map(at),
+        since: Some(encode_timestamp(pause.since)),
+        until: pause.until.map(encode_timestamp),
     }
 }

@@ -1,89 +1,100 @@
-//! The service `Machines`.
+//! gRPC service Machines: lists, queries and orders for one machine.
 
 use std::collections::HashMap;
 
 use chrono::DateTime;
 use tonic::{Request, Response, Status};
 
-use crate::bmdb::action::{self, Done, Until, by};
-use crate::bmdb::audit::{self, Carried};
-use crate::bmdb::each::Each;
-use crate::bmdb::facts::Snapshot;
-use crate::bmdb::find::id_of;
-use crate::bmdb::inspect::{self, HistoryPlace};
-use crate::bmdb::listing::{self, Cursor, Enough, Filter};
-use crate::bmdb::tags::tags;
+use crate::bmdb::action::{self, Expiry, OrderOutcome, format_attribution};
+use crate::bmdb::audit::{self, OrderResult};
+use crate::bmdb::facts::MachineSnapshot;
+use crate::bmdb::inspect::{self, HistoryCursor};
+use crate::bmdb::listing::{self, Filter, MachineCursor, PageBudget};
+use crate::bmdb::machine_lookup::machine_id;
+use crate::bmdb::machine_order::MachineOrder;
+use crate::bmdb::tags::list_tags;
 use crate::bmdb::work::Decision;
-use crate::model::label::Wanted;
+use crate::model::label::LabelFilter;
 use crate::model::machine_view::MachineName;
 use crate::model::phase::{Phase, phase_of};
-use crate::model::waits::{backoffs, postponements};
-use crate::model::why::explain;
+use crate::model::waits::{backoff_waits, postponement_waits};
+use crate::model::why::explain_machine;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::machines_server::Machines;
-use crate::server::api::convert::{self, at, moment};
+use crate::server::api::api_error::{bmdb_status, invalid_argument};
+use crate::server::api::auth::caller_of;
+use crate::server::api::bulk_orders::{
+    parse_expiry_after, parse_hold_scope, parse_label_order, parse_priority_expiry, parse_priority_level,
+};
+use crate::server::api::context::ApiContext;
+use crate::server::api::convert::{self, decode_timestamp, encode_timestamp};
 use crate::server::api::describe;
-use crate::server::api::door::caller;
 use crate::server::api::fleet::drop_surplus;
-use crate::server::api::many::{after_of, labelling, level_of, priority_ends, scope_of};
-use crate::server::api::orders::{Said, answer};
-use crate::server::api::pages;
-use crate::server::api::refusal::{of_bmdb, wrong};
-use crate::server::api::retiring;
-use crate::server::api::site::Site;
-use crate::server::api::switching;
-use crate::server::api::watch;
+use crate::server::api::incoming_order::{IncomingOrder, encode_order_response};
+use crate::server::api::machine_watch;
+use crate::server::api::pagination;
+use crate::server::api::power_orders;
+use crate::server::api::retirement_orders;
 
-/// Machines that a page of a list looks at, about: with any filter, it costs no more than that.
-pub const LOOKED_AT: usize = 4000;
-/// Most lines of a history that one moment can have.
-const MOST_AT_ONCE: i64 = 100_000;
+/// Machines that a page of a list examines at most, approximately. It bounds the cost of a page with any filter.
+pub const MAX_EXAMINED: usize = 4000;
+/// Most lines of history with the same time.
+const MAX_ENTRIES_PER_INSTANT: i64 = 100_000;
 /// Most values of one filter.
-const FILTER_VALUES: usize = 50;
+const MAX_FILTER_VALUES: usize = 50;
 
-/// The service.
+/// The gRPC service `Machines`.
 pub struct MachinesService {
-    /// What it stands on.
-    pub site: Site,
+    /// Context shared by all services.
+    pub context: ApiContext,
 }
 
 #[tonic::async_trait]
 impl Machines for MachinesService {
-    type WatchStream = watch::Watched;
+    type WatchStream = machine_watch::MachineWatchStream;
 
     async fn list(
         &self,
         request: Request<v1::ListMachinesRequest>,
     ) -> Result<Response<v1::ListMachinesResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.into_inner();
-        let filter = filter_of(asked.filter)?;
-        let size = usize::try_from(pages::size(asked.page_size, 100, "page_size")?).unwrap_or(100);
-        // As `shepherdctl --direct` says it, so that a list goes on whoever is asked.
-        let after = match asked.page_token.as_str() {
+        let caller = caller_of(&request)?;
+        let body = request.into_inner();
+        let filter = parse_filter(body.filter)?;
+        let size =
+            usize::try_from(pagination::parse_page_size(body.page_size, 100, "page_size")?).unwrap_or(100);
+        // The same cursor as in `shepherdctl --direct`, so that a list can be continued with either backend.
+        let after = match body.page_token.as_str() {
             "" => None,
-            place => Some(Cursor::read(place).ok_or_else(|| pages::no_place("machines"))?),
+            place => {
+                Some(MachineCursor::parse(place).ok_or_else(|| pagination::invalid_page_token("machines"))?)
+            }
         };
         let scope = caller.scope().clone();
         let (page, now) = self
-            .site
-            .looks
-            .look(move |tx| {
+            .context
+            .read_pool
+            .read(move |tx| {
                 let (filter, scope, after) = (filter.clone(), scope.clone(), after.clone());
                 Box::pin(async move {
-                    let now = inspect::now(tx).await?;
-                    let page =
-                        listing::machines(tx, &filter, &scope, after.as_ref(), size, Enough::soon(LOOKED_AT))
-                            .await?;
+                    let now = inspect::database_now(tx).await?;
+                    let page = listing::list_machines(
+                        tx,
+                        &filter,
+                        &scope,
+                        after.as_ref(),
+                        size,
+                        PageBudget::with_time_limit(MAX_EXAMINED),
+                    )
+                    .await?;
                     Ok((page, now))
                 })
             })
             .await
-            .map_err(of_bmdb)?;
+            .map_err(bmdb_status)?;
         Ok(Response::new(v1::ListMachinesResponse {
-            machines: page.machines.iter().map(convert::machine).collect(),
-            next_page_token: page.next.map_or_else(String::new, |next| next.write()),
-            at: Some(at(now)),
+            machines: page.machines.iter().map(convert::encode_machine).collect(),
+            next_page_token: page.next.map_or_else(String::new, |next| next.encode()),
+            at: Some(encode_timestamp(now)),
         }))
     }
 
@@ -91,35 +102,35 @@ impl Machines for MachinesService {
         &self,
         request: Request<v1::GetMachineRequest>,
     ) -> Result<Response<v1::GetMachineResponse>, Status> {
-        let caller = caller(&request)?;
-        let name = self.site.find(&caller, &request.get_ref().machine).await?;
-        let (id, bmdb) = (id_of(&name), self.site.looks.bmdb().clone());
+        let caller = caller_of(&request)?;
+        let name = self.context.find_machine(&caller, &request.get_ref().machine).await?;
+        let (id, bmdb) = (machine_id(&name), self.context.read_pool.bmdb().clone());
         let (view, version, tags) = self
-            .site
-            .looks
-            .look(move |tx| {
+            .context
+            .read_pool
+            .read(move |tx| {
                 let bmdb = bmdb.clone();
                 Box::pin(async move {
-                    let view = inspect::view(&bmdb, tx, id).await?;
-                    Ok((view, audit::version(tx, id).await?, tags(tx, id).await?))
+                    let view = inspect::read_machine_view(&bmdb, tx, id).await?;
+                    Ok((view, audit::read_machine_version(tx, id).await?, list_tags(tx, id).await?))
                 })
             })
             .await
-            .map_err(of_bmdb)?;
+            .map_err(bmdb_status)?;
         let (facts, now) = (&view.facts, view.at);
         Ok(Response::new(v1::GetMachineResponse {
-            name: Some(convert::name(&view.name())),
+            name: Some(convert::encode_machine_name(&view.name())),
             phase: phase_of(facts, &view.policy, now).as_str().to_owned(),
-            created_at: Some(at(facts.created_at)),
-            at: Some(at(now)),
+            created_at: Some(encode_timestamp(facts.created_at)),
+            at: Some(encode_timestamp(now)),
             version,
             facts: tags
                 .into_iter()
-                .map(|tag| (tag.table, convert::structure(&tag.row)))
+                .map(|tag| (tag.table, convert::encode_struct(&tag.row)))
                 .collect::<HashMap<_, _>>(),
-            schedule: view.lanes.iter().map(convert::lane).collect(),
-            backoffs: backoffs(facts, now).into_iter().map(convert::wait).collect(),
-            postponements: postponements(facts, now).into_iter().map(convert::wait).collect(),
+            schedule: view.lanes.iter().map(convert::encode_lane).collect(),
+            backoffs: backoff_waits(facts, now).into_iter().map(convert::encode_wait).collect(),
+            postponements: postponement_waits(facts, now).into_iter().map(convert::encode_wait).collect(),
         }))
     }
 
@@ -127,45 +138,48 @@ impl Machines for MachinesService {
         &self,
         request: Request<v1::DescribeMachineRequest>,
     ) -> Result<Response<v1::DescribeMachineResponse>, Status> {
-        let caller = caller(&request)?;
-        let name = self.site.find(&caller, &request.get_ref().machine).await?;
-        Ok(Response::new(describe::describe(&self.site, &name).await?))
+        let caller = caller_of(&request)?;
+        let name = self.context.find_machine(&caller, &request.get_ref().machine).await?;
+        Ok(Response::new(describe::describe_machine(&self.context, &name).await?))
     }
 
     async fn why(&self, request: Request<v1::WhyRequest>) -> Result<Response<v1::WhyResponse>, Status> {
-        let caller = caller(&request)?;
-        let name = self.site.find(&caller, &request.get_ref().machine).await?;
-        let view = self.view(&name).await?;
-        Ok(Response::new(convert::why(explain(&view))))
+        let caller = caller_of(&request)?;
+        let name = self.context.find_machine(&caller, &request.get_ref().machine).await?;
+        let view = self.read_machine_view(&name).await?;
+        Ok(Response::new(convert::encode_explanation(explain_machine(&view))))
     }
 
     async fn timeline(
         &self,
         request: Request<v1::TimelineRequest>,
     ) -> Result<Response<v1::TimelineResponse>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.into_inner();
-        let limit = pages::size(asked.limit, 50, "limit")?;
-        let after = match pages::read("events", &asked.page_token)? {
+        let caller = caller_of(&request)?;
+        let body = request.into_inner();
+        let limit = pagination::parse_page_size(body.limit, 50, "limit")?;
+        let after = match pagination::decode_page_token("events", &body.page_token)? {
             None => None,
-            Some(place) => Some(read_place(&place).ok_or_else(|| pages::no_place("events"))?),
+            Some(place) => {
+                Some(parse_history_cursor(&place).ok_or_else(|| pagination::invalid_page_token("events"))?)
+            }
         };
-        let name = self.site.find(&caller, &asked.machine).await?;
-        let id = id_of(&name);
+        let name = self.context.find_machine(&caller, &body.machine).await?;
+        let id = machine_id(&name);
         let mut events = self
-            .site
-            .looks
-            .look(move |tx| Box::pin(async move { inspect::history(tx, id, after, limit + 1).await }))
+            .context
+            .read_pool
+            .read(move |tx| Box::pin(async move { inspect::list_history(tx, id, after, limit + 1).await }))
             .await
-            .map_err(of_bmdb)?;
+            .map_err(bmdb_status)?;
         let more = drop_surplus(&mut events, limit);
-        let next = HistoryPlace::after(after, &events).filter(|_| more);
+        let next = HistoryCursor::after(after, &events).filter(|_| more);
         Ok(Response::new(v1::TimelineResponse {
-            name: Some(convert::name(&name)),
-            events: events.into_iter().map(convert::event).collect(),
+            name: Some(convert::encode_machine_name(&name)),
+            events: events.into_iter().map(convert::encode_event).collect(),
             more,
-            next_page_token: next
-                .map_or_else(String::new, |place| pages::write("events", &write_place(place))),
+            next_page_token: next.map_or_else(String::new, |place| {
+                pagination::encode_page_token("events", &encode_history_cursor(place))
+            }),
         }))
     }
 
@@ -173,27 +187,28 @@ impl Machines for MachinesService {
         &self,
         request: Request<v1::WatchMachinesRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let caller = caller(&request)?;
-        let asked = request.into_inner();
-        let filter = filter_of(asked.filter)?;
-        let resume = watch::read_resume(&asked.resume)?;
-        Ok(Response::new(watch::start(self.site.clone(), caller, filter, resume)?))
+        let caller = caller_of(&request)?;
+        let body = request.into_inner();
+        let filter = parse_filter(body.filter)?;
+        let resume = machine_watch::parse_resume_token(&body.resume)?;
+        Ok(Response::new(machine_watch::start_watch(self.context.clone(), caller, filter, resume)?))
     }
 
     async fn hold(&self, request: Request<v1::HoldRequest>) -> Result<Response<v1::OrderResponse>, Status> {
-        let asked = request.get_ref();
-        let scope = scope_of(&asked.scope)?;
-        let until = match &asked.until {
+        let body = request.get_ref();
+        let scope = parse_hold_scope(&body.scope)?;
+        let until = match &body.until {
             None => None,
-            Some(v1::hold_request::Until::At(said)) => Some(Until::At(
-                moment(*said).ok_or_else(|| wrong("at", "the hold is to end at a moment that is none"))?,
+            Some(v1::hold_request::Until::At(time)) => Some(Expiry::At(
+                decode_timestamp(*time)
+                    .ok_or_else(|| invalid_argument("at", "the hold is to end at a moment that is none"))?,
             )),
-            Some(v1::hold_request::Until::After(said)) => Some(after_of(said)?),
+            Some(v1::hold_request::Until::After(text)) => Some(parse_expiry_after(text)?),
         };
-        let said = Said { rpc: HOLD, request: asked, order: asked.order.as_ref() };
-        let (who, reason) = who_and_why(&request, asked.order.as_ref())?;
-        self.order(&request, &asked.machine, said, move |snapshot| {
-            action::hold(snapshot, scope, &reason, &who, until)
+        let order = IncomingOrder { rpc: HOLD, request: body, order: body.order.as_ref() };
+        let (who, reason) = actor_and_reason(&request, body.order.as_ref())?;
+        self.execute_order(&request, &body.machine, order, move |snapshot| {
+            action::hold_machine(snapshot, scope, &reason, &who, until)
         })
         .await
     }
@@ -202,108 +217,116 @@ impl Machines for MachinesService {
         &self,
         request: Request<v1::ReleaseRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let asked = request.get_ref();
-        let quarantine = asked.quarantine;
-        let said = Said { rpc: RELEASE, request: asked, order: asked.order.as_ref() };
-        let (who, reason) = who_and_why(&request, asked.order.as_ref())?;
-        let by = by(&who, Some(&reason));
-        self.order(&request, &asked.machine, said, move |snapshot| {
-            action::release(&snapshot.facts, quarantine, &by)
+        let body = request.get_ref();
+        let quarantine = body.quarantine;
+        let order = IncomingOrder { rpc: RELEASE, request: body, order: body.order.as_ref() };
+        let (who, reason) = actor_and_reason(&request, body.order.as_ref())?;
+        let by = format_attribution(&who, Some(&reason));
+        self.execute_order(&request, &body.machine, order, move |snapshot| {
+            action::release_machine(&snapshot.facts, quarantine, &by)
         })
         .await
     }
 
     async fn retry(&self, request: Request<v1::RetryRequest>) -> Result<Response<v1::OrderResponse>, Status> {
-        let asked = request.get_ref();
-        let said = Said { rpc: RETRY, request: asked, order: asked.order.as_ref() };
-        let (who, reason) = who_and_why(&request, asked.order.as_ref())?;
-        let by = by(&who, Some(&reason));
-        self.order(&request, &asked.machine, said, move |snapshot| action::retry(&snapshot.facts, &by)).await
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc: RETRY, request: body, order: body.order.as_ref() };
+        let (who, reason) = actor_and_reason(&request, body.order.as_ref())?;
+        let by = format_attribution(&who, Some(&reason));
+        self.execute_order(&request, &body.machine, order, move |snapshot| {
+            action::retry_machine(&snapshot.facts, &by)
+        })
+        .await
     }
 
     async fn quarantine(
         &self,
         request: Request<v1::QuarantineRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let asked = request.get_ref();
-        let said = Said { rpc: QUARANTINE, request: asked, order: asked.order.as_ref() };
-        self.order_each(&request, &asked.machine, said, Each::Quarantine).await
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc: QUARANTINE, request: body, order: body.order.as_ref() };
+        self.execute_machine_order(&request, &body.machine, order, MachineOrder::Quarantine).await
     }
 
     async fn label(&self, request: Request<v1::LabelRequest>) -> Result<Response<v1::OrderResponse>, Status> {
-        let asked = request.get_ref();
-        let set = asked.set.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-        let each = labelling(set, asked.remove.clone())?;
-        let said = Said { rpc: LABEL, request: asked, order: asked.order.as_ref() };
-        self.order_each(&request, &asked.machine, said, each).await
+        let body = request.get_ref();
+        let set = body.set.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+        let each = parse_label_order(set, body.remove.clone())?;
+        let order = IncomingOrder { rpc: LABEL, request: body, order: body.order.as_ref() };
+        self.execute_machine_order(&request, &body.machine, order, each).await
     }
 
     async fn prioritize(
         &self,
         request: Request<v1::PrioritizeRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let asked = request.get_ref();
-        let level = level_of(&asked.level)?;
-        let until = match &asked.until {
+        let body = request.get_ref();
+        let level = parse_priority_level(&body.level)?;
+        let until = match &body.until {
             None => None,
-            Some(v1::prioritize_request::Until::At(said)) => Some(priority_ends(*said)?),
-            Some(v1::prioritize_request::Until::After(said)) => Some(after_of(said)?),
+            Some(v1::prioritize_request::Until::At(time)) => Some(parse_priority_expiry(*time)?),
+            Some(v1::prioritize_request::Until::After(text)) => Some(parse_expiry_after(text)?),
         };
-        let said = Said { rpc: PRIORITIZE, request: asked, order: asked.order.as_ref() };
-        self.order_each(&request, &asked.machine, said, Each::Prioritize { level, until }).await
+        let order = IncomingOrder { rpc: PRIORITIZE, request: body, order: body.order.as_ref() };
+        self.execute_machine_order(&request, &body.machine, order, MachineOrder::Prioritize { level, until })
+            .await
     }
 
     async fn allow_host_key(
         &self,
         request: Request<v1::AllowHostKeyRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let asked = request.get_ref();
-        let said = Said { rpc: ALLOW_HOST_KEY, request: asked, order: asked.order.as_ref() };
-        let (who, reason) = who_and_why(&request, asked.order.as_ref())?;
-        let caller = caller(&request)?;
-        let name = self.site.find(&caller, &asked.machine).await?;
-        let order = said.read(&caller, name.short())?;
+        let body = request.get_ref();
+        let incoming_order = IncomingOrder { rpc: ALLOW_HOST_KEY, request: body, order: body.order.as_ref() };
+        let (who, reason) = actor_and_reason(&request, body.order.as_ref())?;
+        let caller = caller_of(&request)?;
+        let name = self.context.find_machine(&caller, &body.machine).await?;
+        let order = incoming_order.parse(&caller, name.short_name())?;
         let dry_run = order.dry_run;
-        let meant =
-            (name.short(), action::fingerprint(&asked.fingerprint).to_owned(), by(&who, Some(&reason)));
-        let carried = self.site.bmdb.order_host_key(order, id_of(&name), meant).await.map_err(of_bmdb)?;
-        Ok(Response::new(answer(Some(&name), dry_run, &carried)))
+        let meant = (
+            name.short_name(),
+            action::trim_fingerprint(&body.fingerprint).to_owned(),
+            format_attribution(&who, Some(&reason)),
+        );
+        let carried =
+            self.context.bmdb.allow_host_key(order, machine_id(&name), meant).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(Some(&name), dry_run, &carried)))
     }
 
     async fn retire(
         &self,
         request: Request<v1::RetireRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        retiring::retire(&self.site, &request).await
+        retirement_orders::retire_machine(&self.context, &request).await
     }
 
     async fn cancel_retire(
         &self,
         request: Request<v1::CancelRetireRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        retiring::cancel(&self.site, &request).await
+        retirement_orders::cancel_retirement(&self.context, &request).await
     }
 
     async fn waive(&self, request: Request<v1::WaiveRequest>) -> Result<Response<v1::OrderResponse>, Status> {
-        retiring::waive(&self.site, &request).await
+        retirement_orders::waive_stage(&self.context, &request).await
     }
 
     async fn reboot(
         &self,
         request: Request<v1::RebootRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        switching::reboot(&self.site, &request).await
+        power_orders::reboot_machine(&self.context, &request).await
     }
 
     async fn power(&self, request: Request<v1::PowerRequest>) -> Result<Response<v1::OrderResponse>, Status> {
-        switching::power(&self.site, &request).await
+        power_orders::switch_power(&self.context, &request).await
     }
 
     async fn cancel_power(
         &self,
         request: Request<v1::CancelPowerRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        switching::cancel(&self.site, &request).await
+        power_orders::cancel_power_order(&self.context, &request).await
     }
 }
 
@@ -316,96 +339,114 @@ const PRIORITIZE: &str = "shepherd.fleet.v1.Machines/Prioritize";
 const ALLOW_HOST_KEY: &str = "shepherd.fleet.v1.Machines/AllowHostKey";
 
 impl MachinesService {
-    async fn view(&self, name: &MachineName) -> Result<crate::model::machine_view::MachineView, Status> {
-        let (id, bmdb) = (id_of(name), self.site.looks.bmdb().clone());
-        self.site
-            .looks
-            .look(move |tx| {
+    async fn read_machine_view(
+        &self,
+        name: &MachineName,
+    ) -> Result<crate::model::machine_view::MachineView, Status> {
+        let (id, bmdb) = (machine_id(name), self.context.read_pool.bmdb().clone());
+        self.context
+            .read_pool
+            .read(move |tx| {
                 let bmdb = bmdb.clone();
-                Box::pin(async move { inspect::view(&bmdb, tx, id).await })
+                Box::pin(async move { inspect::read_machine_view(&bmdb, tx, id).await })
             })
             .await
-            .map_err(of_bmdb)
+            .map_err(bmdb_status)
     }
 
-    /// Carries out an order that may be given about many machines, about the one that `text` names.
-    async fn order_each<M: prost::Message>(
+    /// Executes an order that also exists as a bulk order, for the machine that `text` names.
+    async fn execute_machine_order<M: prost::Message>(
         &self,
         request: &Request<M>,
         text: &str,
-        said: Said<'_, M>,
-        each: Each,
+        incoming_order: IncomingOrder<'_, M>,
+        each: MachineOrder,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(request)?;
-        let name = self.site.find(&caller, text).await?;
-        let order = said.read(&caller, name.short())?;
+        let caller = caller_of(request)?;
+        let name = self.context.find_machine(&caller, text).await?;
+        let order = incoming_order.parse(&caller, name.short_name())?;
         let (dry_run, who) = (order.dry_run, caller.credential().name.clone());
-        let carried = self.site.bmdb.order_each(order, id_of(&name), each, who).await.map_err(of_bmdb)?;
-        Ok(Response::new(answer(Some(&name), dry_run, &carried)))
+        let carried = self
+            .context
+            .bmdb
+            .execute_machine_order(order, machine_id(&name), each, who)
+            .await
+            .map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(Some(&name), dry_run, &carried)))
     }
 
-    /// Carries out an order about the machine that `text` names.
-    async fn order<M: prost::Message>(
+    /// Executes an order for the machine that `text` names.
+    async fn execute_order<M: prost::Message>(
         &self,
         request: &Request<M>,
         text: &str,
-        said: Said<'_, M>,
-        decide: impl Fn(&Snapshot) -> Decision<Done> + Send + Sync + 'static,
+        incoming_order: IncomingOrder<'_, M>,
+        decide: impl Fn(&MachineSnapshot) -> Decision<OrderOutcome> + Send + Sync + 'static,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller(request)?;
-        let name = self.site.find(&caller, text).await?;
-        let order = said.read(&caller, name.short())?;
+        let caller = caller_of(request)?;
+        let name = self.context.find_machine(&caller, text).await?;
+        let order = incoming_order.parse(&caller, name.short_name())?;
         let dry_run = order.dry_run;
-        let carried: Carried =
-            self.site.bmdb.order_machine(order, id_of(&name), decide).await.map_err(of_bmdb)?;
-        Ok(Response::new(answer(Some(&name), dry_run, &carried)))
+        let carried: OrderResult = self
+            .context
+            .bmdb
+            .execute_on_machine(order, machine_id(&name), decide)
+            .await
+            .map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(Some(&name), dry_run, &carried)))
     }
 }
 
-/// Who orders and why, as the machine's history says it.
-pub(crate) fn who_and_why<M>(
+/// The caller and the reason, as in the machine's history.
+pub(crate) fn actor_and_reason<M>(
     request: &Request<M>,
     order: Option<&v1::Order>,
 ) -> Result<(String, String), Status> {
-    let who = caller(request)?.credential().name.clone();
+    let who = caller_of(request)?.credential().name.clone();
     Ok((who, order.map(|order| order.reason.trim().to_owned()).unwrap_or_default()))
 }
 
-/// A place in a history: its moment, and how many lines of that were told.
-fn write_place(place: HistoryPlace) -> String {
-    format!("{} {}", place.at.timestamp_micros(), place.told)
+/// Encodes the cursor of a history: a time, and the number of lines with this time that were sent.
+fn encode_history_cursor(place: HistoryCursor) -> String {
+    format!("{} {}", place.at.timestamp_micros(), place.offset)
 }
 
-/// Reads what [`write_place`] wrote.
-fn read_place(text: &str) -> Option<HistoryPlace> {
-    let (at, told) = text.split_once(' ')?;
-    // Nothing that is kept is older, and a statement passes over no more lines than a moment can have.
+/// Parses a cursor of [`encode_history_cursor`].
+fn parse_history_cursor(text: &str) -> Option<HistoryCursor> {
+    let (at, message) = text.split_once(' ')?;
+    // No stored line is older than 1970, and a statement skips at most the lines that one instant can have.
     let at: i64 = at.parse().ok().filter(|at| *at >= 0)?;
-    let told = told.parse().ok().filter(|told| (1..=MOST_AT_ONCE).contains(told))?;
-    Some(HistoryPlace { at: DateTime::from_timestamp_micros(at)?, told })
+    let number = message.parse().ok().filter(|number| (1..=MAX_ENTRIES_PER_INSTANT).contains(number))?;
+    Some(HistoryCursor { at: DateTime::from_timestamp_micros(at)?, offset: number })
 }
 
-/// The filter that a request means.
-pub(super) fn filter_of(asked: Option<v1::MachineFilter>) -> Result<Filter, Status> {
-    let asked = asked.unwrap_or_default();
-    for phase in &asked.phases {
+/// Validates the filter of a request.
+pub(super) fn parse_filter(machine_filter: Option<v1::MachineFilter>) -> Result<Filter, Status> {
+    let machine_filter = machine_filter.unwrap_or_default();
+    for phase in &machine_filter.phases {
         if !Phase::ALL.iter().any(|known| known.as_str().eq_ignore_ascii_case(phase)) {
             let known = Phase::ALL.map(Phase::as_str).join(", ");
-            return Err(wrong("filter.phases", format!("{phase:?} is no phase; there are {known}")));
+            return Err(invalid_argument(
+                "filter.phases",
+                format!("{phase:?} is no phase; there are {known}"),
+            ));
         }
     }
-    if asked.labels.len() > FILTER_VALUES {
-        return Err(wrong("filter", format!("one of the filters has more than {FILTER_VALUES} values")));
+    if machine_filter.labels.len() > MAX_FILTER_VALUES {
+        return Err(invalid_argument(
+            "filter",
+            format!("one of the filters has more than {MAX_FILTER_VALUES} values"),
+        ));
     }
-    let labels = asked.labels.iter().map(|text| Wanted::read(text)).collect::<Result<_, _>>();
+    let labels = machine_filter.labels.iter().map(|text| LabelFilter::parse(text)).collect::<Result<_, _>>();
     let filter = Filter {
-        labels: labels.map_err(|said| wrong("filter.labels", said))?,
-        phases: asked.phases,
-        providers: asked.providers,
-        locations: asked.locations,
-        tags: asked.tags,
-        manufacturers: asked.manufacturers,
-        products: asked.products,
+        labels: labels.map_err(|reason| invalid_argument("filter.labels", reason))?,
+        phases: machine_filter.phases,
+        providers: machine_filter.providers,
+        locations: machine_filter.locations,
+        tags: machine_filter.tags,
+        manufacturers: machine_filter.manufacturers,
+        products: machine_filter.products,
     };
     let all = [
         &filter.phases,
@@ -415,11 +456,14 @@ pub(super) fn filter_of(asked: Option<v1::MachineFilter>) -> Result<Filter, Stat
         &filter.manufacturers,
         &filter.products,
     ];
-    if all.iter().any(|values| values.len() > FILTER_VALUES) {
-        return Err(wrong("filter", format!("one of the filters has more than {FILTER_VALUES} values")));
+    if all.iter().any(|values| values.len() > MAX_FILTER_VALUES) {
+        return Err(invalid_argument(
+            "filter",
+            format!("one of the filters has more than {MAX_FILTER_VALUES} values"),
+        ));
     }
-    if let Some(tag) = filter.tags.iter().find(|tag| !is_tag(tag)) {
-        return Err(wrong(
+    if let Some(tag) = filter.tags.iter().find(|tag| !is_fact_name(tag)) {
+        return Err(invalid_argument(
             "filter.tags",
             format!("{tag:?} is no name of a fact; they are as hold or agent_started"),
         ));
@@ -427,7 +471,7 @@ pub(super) fn filter_of(asked: Option<v1::MachineFilter>) -> Result<Filter, Stat
     Ok(filter)
 }
 
-fn is_tag(text: &str) -> bool {
+fn is_fact_name(text: &str) -> bool {
     !text.is_empty()
         && text.len() <= 60
         && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
@@ -438,11 +482,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn place_in_a_history_reads_back() {
-        let place = HistoryPlace { at: "2026-11-20T18:00:00.123456Z".parse().unwrap(), told: 3 };
-        assert_eq!(read_place(&write_place(place)), Some(place));
+    fn history_cursor_round_trips() {
+        let place = HistoryCursor { at: "2026-11-20T18:00:00.123456Z".parse().unwrap(), offset: 3 };
+        assert_eq!(parse_history_cursor(&encode_history_cursor(place)), Some(place));
         for odd in ["", "1", "1 x", "1 0", "1 -1", "-1 1", "1 100001", "9223372036854775807 1"] {
-            assert_eq!(read_place(odd), None, "{odd}");
+            assert_eq!(parse_history_cursor(odd), None, "{odd}");
         }
     }
 }

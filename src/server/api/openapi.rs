@@ -1,4 +1,4 @@
-//! The OpenAPI document of the API as JSON, made from the contracts' descriptors and their comments.
+//! OpenAPI document, generated from the proto descriptors and their comments.
 
 use std::sync::Arc;
 
@@ -9,45 +9,45 @@ use axum::response::{IntoResponse as _, Response};
 use prost_reflect::{Cardinality, DescriptorPool, FieldDescriptor, FileDescriptor, Kind, MessageDescriptor};
 use serde_json::{Map, Value, json};
 
-use crate::server::api::door::{Door, peer};
-use crate::server::api::transcode::refusal;
+use crate::server::api::auth::{AuthLayer, peer_of};
+use crate::server::api::transcode::error_response;
 
-/// The document as it is told; cheap to clone.
+/// The generated document, with the rate limits of its callers; cheap to clone.
 #[derive(Clone)]
-pub struct Told {
-    door: Arc<Door>,
-    text: Bytes,
+pub struct OpenApiState {
+    auth: Arc<AuthLayer>,
+    document: Bytes,
 }
 
-impl Told {
-    /// The document of `contracts`, told to whoever `door` hears.
+impl OpenApiState {
+    /// Generates the document of `contracts`. `door` limits how often a source may fetch it.
     #[must_use]
-    pub fn new(contracts: &DescriptorPool, door: Arc<Door>) -> Self {
-        Self { door, text: document(contracts).to_string().into() }
+    pub fn new(contracts: &DescriptorPool, door: Arc<AuthLayer>) -> Self {
+        Self { auth: door, document: build_document(contracts).to_string().into() }
     }
 }
 
-/// Tells the document.
-pub async fn tell(State(told): State<Told>, request: Request) -> Response {
-    match peer(request.extensions()).and_then(|peer| told.door.hears(&peer)) {
+/// Serves the document as JSON, within the rate of the source.
+pub async fn serve_document(State(api_state): State<OpenApiState>, request: Request) -> Response {
+    match peer_of(request.extensions()).and_then(|peer| api_state.auth.check_source_rate(&peer)) {
         Ok(()) => {
             let json = HeaderValue::from_static("application/json");
-            ([(header::CONTENT_TYPE, json)], told.text).into_response()
+            ([(header::CONTENT_TYPE, json)], api_state.document).into_response()
         }
-        Err(status) => refusal(&status),
+        Err(status) => error_response(&status),
     }
 }
 
-/// The document.
+/// Generates the document from the descriptors.
 #[must_use]
-pub fn document(contracts: &DescriptorPool) -> Value {
+pub fn build_document(contracts: &DescriptorPool) -> Value {
     let (mut paths, mut tags) = (Map::new(), Vec::new());
     for service in contracts.services() {
-        let comment = comment(&service.parent_file(), service.path());
+        let comment = leading_comment(&service.parent_file(), service.path());
         tags.push(json!({ "name": service.name(), "description": comment }));
         for method in service.methods().filter(|method| !method.is_client_streaming()) {
-            let told = self::comment(&service.parent_file(), method.path());
-            let answer = reference(&method.output());
+            let text = self::leading_comment(&service.parent_file(), method.path());
+            let answer = schema_reference(&method.output());
             let answer = if method.is_server_streaming() {
                 json!({ "text/event-stream": { "schema": {
                     "type": "string",
@@ -62,10 +62,10 @@ pub fn document(contracts: &DescriptorPool) -> Value {
             let operation = json!({
                 "operationId": format!("{}_{}", service.name(), method.name()),
                 "tags": [service.name()],
-                "summary": told,
+                "summary": text,
                 "requestBody": {
                     "required": true,
-                    "content": { "application/json": { "schema": reference(&method.input()) } },
+                    "content": { "application/json": { "schema": schema_reference(&method.input()) } },
                 },
                 "responses": {
                     "200": { "description": "Done.", "content": answer },
@@ -83,7 +83,7 @@ pub fn document(contracts: &DescriptorPool) -> Value {
     }
     let mut schemas = Map::new();
     for message in contracts.all_messages().filter(is_ours) {
-        schemas.insert(message.name().to_owned(), schema(&message));
+        schemas.insert(message.name().to_owned(), message_schema(&message));
     }
     schemas.insert("Error".to_owned(), error_schema());
     json!({
@@ -107,29 +107,29 @@ fn is_ours(message: &MessageDescriptor) -> bool {
     message.package_name().starts_with("shepherd.") && !message.is_map_entry()
 }
 
-fn reference(message: &MessageDescriptor) -> Value {
+fn schema_reference(message: &MessageDescriptor) -> Value {
     json!({ "$ref": format!("#/components/schemas/{}", message.name()) })
 }
 
-fn schema(message: &MessageDescriptor) -> Value {
+fn message_schema(message: &MessageDescriptor) -> Value {
     let file = message.parent_file();
     let mut properties = Map::new();
     for field in message.fields() {
         let mut of_field = field_schema(&field);
-        let told = comment(&file, field.path());
+        let text = leading_comment(&file, field.path());
         if let Some(object) = of_field.as_object_mut()
-            && !told.is_empty()
+            && !text.is_empty()
         {
-            object.insert("description".to_owned(), told.into());
+            object.insert("description".to_owned(), text.into());
         }
         properties.insert(field.json_name().to_owned(), of_field);
     }
     let mut schema = json!({ "type": "object", "properties": properties, "additionalProperties": false });
-    let told = comment(&file, message.path());
+    let text = leading_comment(&file, message.path());
     if let Some(object) = schema.as_object_mut()
-        && !told.is_empty()
+        && !text.is_empty()
     {
-        object.insert("description".to_owned(), told.into());
+        object.insert("description".to_owned(), text.into());
     }
     schema
 }
@@ -147,7 +147,7 @@ fn field_schema(field: &FieldDescriptor) -> Value {
     if field.cardinality() == Cardinality::Repeated { json!({ "type": "array", "items": one }) } else { one }
 }
 
-/// How a kind is written in ProtoJSON: integers of 64 bits are strings, and may be said as numbers.
+/// Schema of a field in ProtoJSON: 64-bit integers are strings, and are accepted as numbers.
 fn kind_schema(kind: &Kind) -> Value {
     match kind {
         Kind::Double | Kind::Float => json!({ "type": "number" }),
@@ -169,7 +169,7 @@ fn kind_schema(kind: &Kind) -> Value {
         Kind::Message(message) => match message.full_name() {
             "google.protobuf.Timestamp" => json!({ "type": ["string", "null"], "format": "date-time" }),
             "google.protobuf.Struct" => json!({ "type": ["object", "null"] }),
-            _ if is_ours(message) => reference(message),
+            _ if is_ours(message) => schema_reference(message),
             _ => json!({}),
         },
     }
@@ -196,8 +196,8 @@ fn error_schema() -> Value {
     })
 }
 
-/// The comment that stands before something in its file.
-fn comment(file: &FileDescriptor, path: &[i32]) -> String {
+/// The comment before an element of a proto file.
+fn leading_comment(file: &FileDescriptor, path: &[i32]) -> String {
     let source = file.file_descriptor_proto().source_code_info.as_ref();
     let found = source.and_then(|source| source.location.iter().find(|location| location.path == path));
     let text = found.map(prost_types::source_code_info::Location::leading_comments).unwrap_or_default();
@@ -209,9 +209,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn document_has_every_call_and_says_what_the_contracts_say() {
+    fn document_lists_every_rpc_with_its_comment() {
         let contracts = DescriptorPool::decode(crate::proto::fleet::DESCRIPTORS).unwrap();
-        let document = document(&contracts);
+        let document = build_document(&contracts);
         let calls: usize = contracts.services().map(|service| service.methods().len()).sum();
         assert_eq!(document["paths"].as_object().unwrap().len(), calls);
         let why = &document["paths"]["/api/shepherd.fleet.v1.Machines/Why"]["post"];
@@ -223,9 +223,9 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_referred_to_is_there() {
+    fn every_reference_resolves() {
         let contracts = DescriptorPool::decode(crate::proto::fleet::DESCRIPTORS).unwrap();
-        let document = document(&contracts);
+        let document = build_document(&contracts);
         let text = document.to_string();
         for reference in text.split("#/components/schemas/").skip(1) {
             let name = reference.split('"').next().unwrap();

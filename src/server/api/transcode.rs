@@ -1,12 +1,12 @@
-//! The same calls as JSON: `POST /api/PACKAGE.SERVICE/METHOD`.
+//! JSON transcoding of the gRPC API, with server-sent events: `POST /api/PACKAGE.SERVICE/METHOD`.
 //!
-//! A request in JSON (ProtoJSON, as protobuf.dev says) becomes the gRPC call that it means, by the
-//! contracts' descriptors, and goes through the same door to the same service; the answer comes back as
-//! JSON, a stream as server-sent events. Nothing is written per call, so the two cannot differ. It passes
-//! the door by its headers, before its body is read: whoever has no credential makes us keep nothing.
+//! A request in JSON (ProtoJSON, see protobuf.dev) is converted by the descriptors into the gRPC call, and passes
+//! through the same authentication to the same service. The response is converted to JSON, and a stream to server-sent
+//! events. No code is written per call, so the two APIs cannot differ. A call is authenticated by its headers before
+//! its body is read, so a client without a credential cannot make us buffer anything.
 //!
-//! A request must say `content-type: application/json`: a page of somebody else's cannot make a browser
-//! send that without asking first, and a browser may have a client certificate.
+//! A request must have `content-type: application/json`. A foreign web page cannot make a browser send that without a
+//! CORS preflight, and a browser may have a client certificate.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -30,33 +30,33 @@ use tonic::codegen::{Body as _, Service as _};
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
+use crate::server::api::api_error::{code_name, error_status, invalid_argument};
 use crate::server::api::artefacts::{PUT, PUT_LIMIT};
-use crate::server::api::door::{Door, peer};
-use crate::server::api::refusal::{code_name, refused, wrong};
+use crate::server::api::auth::{AuthLayer, peer_of};
 
-/// Largest request of most calls.
+/// Largest request body of most calls.
 pub const REQUEST_LIMIT: usize = 64 << 10;
-/// Longest time that an answer may take to begin; below what the server gives every call, whose end of it
-/// is not one that a caller in JSON can read.
-const CALL_LIMIT: Duration = Duration::from_secs(25);
-/// Largest message of an answer.
-const ANSWER_LIMIT: usize = 16 << 20;
-/// A message's length with the byte before it that says whether it is compressed.
-const FRAME_HEAD: usize = 5;
+/// Longest wait for the start of a response. It is below the server's own limit for every call, whose error a JSON
+/// client could not read.
+const CALL_TIMEOUT: Duration = Duration::from_secs(25);
+/// Largest message of a response.
+const RESPONSE_LIMIT: usize = 16 << 20;
+/// The length of a message, and the byte before it that marks compression.
+const FRAME_HEADER_BYTES: usize = 5;
 
-/// Turns JSON into calls; cheap to clone.
+/// Converts JSON calls into gRPC calls; cheap to clone.
 #[derive(Clone)]
 pub struct Transcoder {
-    door: Arc<Door>,
-    /// The services behind that door.
+    auth: Arc<AuthLayer>,
+    /// The services without the authentication layer before them.
     grpc: Router,
     methods: Arc<HashMap<String, MethodDescriptor>>,
 }
 
 impl Transcoder {
-    /// For the services of `contracts`, which `grpc` answers behind `door`.
+    /// Creates the transcoder of `contracts` for the services of `grpc`, with the authentication of `door`.
     #[must_use]
-    pub fn new(contracts: &DescriptorPool, door: Arc<Door>, grpc: Router) -> Self {
+    pub fn new(contracts: &DescriptorPool, door: Arc<AuthLayer>, grpc: Router) -> Self {
         let methods = contracts.services().flat_map(|service| {
             let name = service.full_name().to_owned();
             service
@@ -65,52 +65,53 @@ impl Transcoder {
                 .map(|method| (format!("{name}/{}", method.name()), method))
                 .collect::<Vec<_>>()
         });
-        Self { door, grpc, methods: Arc::new(methods.collect()) }
+        Self { auth: door, grpc, methods: Arc::new(methods.collect()) }
     }
 }
 
-/// Answers a call in JSON.
-pub async fn call(
+/// Handles a call in JSON.
+pub async fn handle_json_call(
     State(transcoder): State<Transcoder>,
     Path(rpc): Path<String>,
     request: Request,
 ) -> Response {
-    let answered = tokio::time::timeout(CALL_LIMIT, transcoder.call(&rpc, request)).await;
+    let answered = tokio::time::timeout(CALL_TIMEOUT, transcoder.transcode_call(&rpc, request)).await;
     let late = |_| {
-        let said = "this took too long; an order may have been carried out, and the same one with the same idempotency \
+        let text = "this took too long; an order may have been carried out, and the same one with the same idempotency \
                     key says so";
-        Err(refused(Code::DeadlineExceeded, "CALL_TIMEOUT", said))
+        Err(error_status(Code::DeadlineExceeded, "CALL_TIMEOUT", text))
     };
-    answered.unwrap_or_else(late).unwrap_or_else(|status| refusal(&status))
+    answered.unwrap_or_else(late).unwrap_or_else(|status| error_response(&status))
 }
 
 impl Transcoder {
-    async fn call(mut self, rpc: &str, request: Request) -> Result<Response, Status> {
+    async fn transcode_call(mut self, rpc: &str, request: Request) -> Result<Response, Status> {
         let (parts, body) = request.into_parts();
-        let peer = peer(&parts.extensions)?;
-        self.door.hears(&peer)?;
+        let peer = peer_of(&parts.extensions)?;
+        self.auth.check_source_rate(&peer)?;
         let method = self.methods.get(rpc).cloned().ok_or_else(|| {
-            refused(
+            error_status(
                 Code::NotFound,
                 "UNKNOWN_RPC",
                 format!("there is no call {rpc}; /openapi.json lists them"),
             )
         })?;
-        let caller = self.door.admit(rpc, &parts.headers, &peer).await?;
-        if !says_json(&parts.headers) {
-            return Err(wrong(
+        let caller = self.auth.admit_call(rpc, &parts.headers, &peer).await?;
+        if !is_json(&parts.headers) {
+            return Err(invalid_argument(
                 "content-type",
                 "the request must be JSON: send `content-type: application/json`",
             ));
         }
         let limit = if rpc == PUT { PUT_LIMIT } else { REQUEST_LIMIT };
         let body = axum::body::to_bytes(body, limit).await.map_err(|_| {
-            wrong("body", format!("the request is longer than {limit} bytes, or was cut off"))
+            invalid_argument("body", format!("the request is longer than {limit} bytes, or was cut off"))
         })?;
-        let message = read(method.input(), &body)?;
-        let mut call = Request::new(Body::from(frame(&message.encode_to_vec())));
+        let message = parse_request(method.input(), &body)?;
+        let mut call = Request::new(Body::from(encode_frame(&message.encode_to_vec())));
         *call.method_mut() = axum::http::Method::POST;
-        *call.uri_mut() = format!("/{rpc}").parse().map_err(|_| wrong("path", "the path is none"))?;
+        *call.uri_mut() =
+            format!("/{rpc}").parse().map_err(|_| invalid_argument("path", "the path is none"))?;
         let headers = call.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
@@ -124,18 +125,22 @@ impl Transcoder {
         {
             return Err(status);
         }
-        let answers = Answers { body: answered.into_body(), buffer: BytesMut::new(), of: method.output() };
-        if method.is_server_streaming() { Ok(events(answers)) } else { one(answers).await }
+        let answers = ResponseMessages {
+            body: answered.into_body(),
+            buffer: BytesMut::new(),
+            descriptor: method.output(),
+        };
+        if method.is_server_streaming() { Ok(event_stream(answers)) } else { unary_response(answers).await }
     }
 }
 
-fn says_json(headers: &HeaderMap) -> bool {
-    let said = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    said.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
+fn is_json(headers: &HeaderMap) -> bool {
+    let text = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    text.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
 }
 
-/// Reads a request; nothing at all is an empty one.
-fn read(of: MessageDescriptor, body: &[u8]) -> Result<DynamicMessage, Status> {
+/// Parses a request; an empty body is an empty message.
+fn parse_request(of: MessageDescriptor, body: &[u8]) -> Result<DynamicMessage, Status> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Ok(DynamicMessage::new(of));
     }
@@ -143,43 +148,46 @@ fn read(of: MessageDescriptor, body: &[u8]) -> Result<DynamicMessage, Status> {
     let options = DeserializeOptions::new();
     let message = DynamicMessage::deserialize_with_options(of, &mut json, &options)
         .and_then(|message| json.end().map(|()| message));
-    message.map_err(|error| wrong("body", format!("the request is not as the call wants it: {error}")))
+    message.map_err(|error| {
+        invalid_argument("body", format!("the request is not as the call wants it: {error}"))
+    })
 }
 
-fn frame(message: &[u8]) -> Bytes {
-    let mut framed = BytesMut::with_capacity(FRAME_HEAD + message.len());
+fn encode_frame(message: &[u8]) -> Bytes {
+    let mut framed = BytesMut::with_capacity(FRAME_HEADER_BYTES + message.len());
     framed.put_u8(0);
     framed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
     framed.put_slice(message);
     framed.freeze()
 }
 
-/// The messages of an answer.
-struct Answers {
+/// The messages of a response.
+struct ResponseMessages {
     body: Body,
     buffer: BytesMut,
-    of: MessageDescriptor,
+    descriptor: MessageDescriptor,
 }
 
-impl Answers {
+impl ResponseMessages {
     /// The next message as JSON; `None` at the end.
-    async fn next(&mut self) -> Result<Option<Value>, Status> {
-        let broken = |said: &str| {
-            tracing::error!(said, "an answer could not be made JSON");
-            refused(Code::Internal, "INTERNAL", "this shepherd failed to answer; its log says why")
+    async fn next_message(&mut self) -> Result<Option<Value>, Status> {
+        let broken = |text: &str| {
+            tracing::error!(text, "an answer could not be made JSON");
+            error_status(Code::Internal, "INTERNAL", "this shepherd failed to answer; its log says why")
         };
         loop {
-            if let Some(mut head) = self.buffer.get(..FRAME_HEAD) {
+            if let Some(mut head) = self.buffer.get(..FRAME_HEADER_BYTES) {
                 let compressed = head.get_u8() != 0;
                 let length = usize::try_from(head.get_u32()).unwrap_or(usize::MAX);
-                if compressed || length > ANSWER_LIMIT {
+                if compressed || length > RESPONSE_LIMIT {
                     return Err(broken("compressed, or too long"));
                 }
-                if self.buffer.len() >= FRAME_HEAD + length {
-                    self.buffer.advance(FRAME_HEAD);
-                    let message = DynamicMessage::decode(self.of.clone(), self.buffer.split_to(length))
-                        .map_err(|error| broken(&error.to_string()))?;
-                    return write(&message).map(Some).map_err(|error| broken(&error.to_string()));
+                if self.buffer.len() >= FRAME_HEADER_BYTES + length {
+                    self.buffer.advance(FRAME_HEADER_BYTES);
+                    let message =
+                        DynamicMessage::decode(self.descriptor.clone(), self.buffer.split_to(length))
+                            .map_err(|error| broken(&error.to_string()))?;
+                    return message_to_json(&message).map(Some).map_err(|error| broken(&error.to_string()));
                 }
             }
             let frame = poll_fn(|context| Pin::new(&mut self.body).poll_frame(context)).await;
@@ -201,27 +209,27 @@ impl Answers {
     }
 }
 
-fn write(message: &DynamicMessage) -> Result<Value, serde_json::Error> {
-    // What is empty is said, so that a program finds each field where the document says that it is.
+fn message_to_json(message: &DynamicMessage) -> Result<Value, serde_json::Error> {
+    // Fields with default values are included, so that a program finds each field where the document describes it.
     let options = SerializeOptions::new().skip_default_fields(false);
     message.serialize_with_options(serde_json::value::Serializer, &options)
 }
 
-async fn one(mut answers: Answers) -> Result<Response, Status> {
-    let answer = answers.next().await?.unwrap_or_else(|| json!({}));
-    // What failed after the message says so at the end.
-    answers.next().await?;
+async fn unary_response(mut answers: ResponseMessages) -> Result<Response, Status> {
+    let answer = answers.next_message().await?.unwrap_or_else(|| json!({}));
+    // An error after the message arrives in the trailers.
+    answers.next_message().await?;
     Ok(axum::Json(answer).into_response())
 }
 
-/// A stream as server-sent events: each message is one, and what ends it early is one of the name `error`.
-fn events(answers: Answers) -> Response {
+/// A stream as server-sent events: one event for each message. An early end is an event with the name `error`.
+fn event_stream(answers: ResponseMessages) -> Response {
     let stream = futures::stream::unfold(Some(answers), |answers| async {
         let mut answers = answers?;
-        match answers.next().await {
+        match answers.next_message().await {
             Ok(Some(answer)) => Some((Ok::<_, Infallible>(format!("data: {answer}\n\n")), Some(answers))),
             Ok(None) => None,
-            Err(status) => Some((Ok(format!("event: error\ndata: {}\n\n", described(&status))), None)),
+            Err(status) => Some((Ok(format!("event: error\ndata: {}\n\n", error_json(&status))), None)),
         }
     });
     let headers = [
@@ -231,11 +239,11 @@ fn events(answers: Answers) -> Response {
     (headers, Body::from_stream(stream)).into_response()
 }
 
-/// A refusal as JSON.
-pub(super) fn refusal(status: &Status) -> Response {
-    let mut response = (http_code(status.code()), axum::Json(described(status))).into_response();
+/// An error response as JSON.
+pub(super) fn error_response(status: &Status) -> Response {
+    let mut response = (http_status(status.code()), axum::Json(error_json(status))).into_response();
     if status.code() == Code::Unauthenticated {
-        // RFC 9110, 15.5.2: whoever is not let in is told how to be.
+        // RFC 9110, 15.5.2: a 401 response must name the authentication scheme.
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     if let Some(delay) = status.get_details_retry_info().and_then(|retry| retry.retry_delay) {
@@ -245,7 +253,7 @@ pub(super) fn refusal(status: &Status) -> Response {
 }
 
 /// An error as JSON, in the form of Google's APIs.
-fn described(status: &Status) -> Value {
+fn error_json(status: &Status) -> Value {
     let found = status.get_error_details();
     let mut details = Vec::new();
     if let Some(info) = found.error_info() {
@@ -277,15 +285,15 @@ fn described(status: &Status) -> Value {
         }));
     }
     json!({ "error": {
-        "code": http_code(status.code()).as_u16(),
+        "code": http_status(status.code()).as_u16(),
         "status": code_name(status.code()),
         "message": status.message(),
         "details": details,
     }})
 }
 
-/// The code of HTTP for one of gRPC, as googleapis' google/rpc/code.proto has them.
-fn http_code(code: Code) -> StatusCode {
+/// The HTTP status for a gRPC code, as in googleapis' google/rpc/code.proto.
+fn http_status(code: Code) -> StatusCode {
     match code {
         Code::Ok => StatusCode::OK,
         Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange => StatusCode::BAD_REQUEST,

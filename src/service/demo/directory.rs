@@ -1,9 +1,8 @@
-//! Where the simulated fleet is kept: in a directory that goes with us, or in one that stays.
+//! Directory of a demo: temporary, or persistent and locked.
 //!
-//! A directory that stays has a mark, which is also what one demo at a time has
-//! locked. Without the mark nothing in it is ours: `--dir /var/lib/shepherd`
-//! must neither run machines of a demo on a site's database nor, with `--fresh`,
-//! remove its keys.
+//! A persistent directory has a marker file, which one demo at a time has locked. A directory without it does not
+//! belong to a demo: `--dir /var/lib/shepherd` must neither run the machines of a demo on a production database nor,
+//! with `--fresh`, remove its keys.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
@@ -11,13 +10,13 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::service::demo::DemoFlags;
-use crate::service::failure::Failure;
-use crate::service::scratch::Scratch;
+use crate::service::failure::ExitFailure;
+use crate::service::scratch::ScratchDirectory;
 
-/// What tells the directory of a demo from others.
-const MARK: &str = "shepherd-demo.lock";
-/// What a kept demo has in its directory besides.
-const KEPT: [&str; 8] = [
+/// The marker and lock file of a demo's directory.
+const LOCK_FILE: &str = "shepherd-demo.lock";
+/// The other files in a persistent directory.
+const FLEET_FILES: [&str; 8] = [
     "simulator.json",
     "simulator.json.disks",
     "simulator.json.calls.jsonl",
@@ -28,35 +27,35 @@ const KEPT: [&str; 8] = [
     "agent_address",
 ];
 
-/// Where the simulated fleet is kept.
+/// The directory of the simulated fleet.
 pub(super) enum FleetDirectory {
-    /// Goes with us.
-    Scratch(Scratch),
-    /// Stays; ours alone for as long as the file is locked.
-    Kept { path: PathBuf, _lock: File },
+    /// Temporary: removed when the demo ends.
+    Scratch(ScratchDirectory),
+    /// Persistent, and locked for this process as long as the file is open.
+    Persistent { path: PathBuf, _lock: File },
 }
 
 impl FleetDirectory {
-    /// The directory of a demo: emptied of an earlier fleet when that is asked for.
-    pub(super) fn open(demo: &DemoFlags) -> Result<Self, Failure> {
+    /// Opens the directory of a demo, and removes an earlier fleet if `--fresh` is set.
+    pub(super) fn open(demo: &DemoFlags) -> Result<Self, ExitFailure> {
         let Some(path) = &demo.dir else {
-            return Scratch::create("shepherd-demo").map(Self::Scratch);
+            return ScratchDirectory::create("shepherd-demo").map(Self::Scratch);
         };
         let failed = |what: &str, error: io::Error| {
-            Failure::failed(format!("cannot use --dir {}: {what}: {error}", path.display()))
+            ExitFailure::failed(format!("cannot use --dir {}: {what}: {error}", path.display()))
         };
-        // PostgreSQL runs in another directory than we do.
+        // PostgreSQL runs in another working directory than this process.
         let path = &std::path::absolute(path).map_err(|error| failed("its path", error))?;
-        // Entered by the user that PostgreSQL runs as, too; keys in it have modes of their own.
+        // The user that PostgreSQL runs as must be able to enter it. The keys in it have their own modes.
         DirBuilder::new()
             .recursive(true)
             .mode(0o755)
             .create(path)
             .map_err(|error| failed("it cannot be made", error))?;
-        if !path.join(MARK).exists()
-            && let Some(foreign) = KEPT.iter().find(|name| path.join(name).exists())
+        if !path.join(LOCK_FILE).exists()
+            && let Some(foreign) = FLEET_FILES.iter().find(|name| path.join(name).exists())
         {
-            return Err(Failure::usage(format!(
+            return Err(ExitFailure::usage(format!(
                 "--dir {} is no directory of a demo, and holds {foreign}, which a demo would use or remove; give \
                  another directory",
                 path.display()
@@ -66,46 +65,46 @@ impl FleetDirectory {
             .create(true)
             .truncate(false)
             .write(true)
-            .open(path.join(MARK))
-            .map_err(|error| failed(MARK, error))?;
+            .open(path.join(LOCK_FILE))
+            .map_err(|error| failed(LOCK_FILE, error))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(Failure::usage(format!(
+                return Err(ExitFailure::usage(format!(
                     "another demo runs in --dir {}; end it with Ctrl-C, or give another directory",
                     path.display()
                 )));
             }
-            Err(TryLockError::Error(error)) => return Err(failed(MARK, error)),
+            Err(TryLockError::Error(error)) => return Err(failed(LOCK_FILE, error)),
         }
         if demo.fresh {
-            for name in KEPT {
-                remove(&path.join(name))
+            for name in FLEET_FILES {
+                remove_path(&path.join(name))
                     .map_err(|error| failed(&format!("{name} cannot be removed"), error))?;
             }
         }
-        Ok(Self::Kept { path: path.clone(), _lock: lock })
+        Ok(Self::Persistent { path: path.clone(), _lock: lock })
     }
 
-    /// Where it is, if it stays.
-    pub(super) fn kept(&self) -> Option<&Path> {
+    /// The path of a persistent directory.
+    pub(super) fn persistent_path(&self) -> Option<&Path> {
         match self {
             Self::Scratch(_) => None,
-            Self::Kept { path, .. } => Some(path),
+            Self::Persistent { path, .. } => Some(path),
         }
     }
 
-    /// Where it is.
+    /// The path, temporary or persistent.
     pub(super) fn path(&self) -> &Path {
         match self {
             Self::Scratch(scratch) => scratch.path(),
-            Self::Kept { path, .. } => path,
+            Self::Persistent { path, .. } => path,
         }
     }
 }
 
-/// Removes a file or a directory, if there is one.
-fn remove(path: &Path) -> io::Result<()> {
+/// Removes a file or a directory, if it exists.
+fn remove_path(path: &Path) -> io::Result<()> {
     let removed = match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir_all(path),
         removed => removed,

@@ -1,4 +1,4 @@
-//! The service of a demo: the real one, with limits that are short enough to be watched.
+//! The service of a demo, with limits short enough to watch.
 
 use std::ffi::OsString;
 use std::io;
@@ -8,19 +8,19 @@ use std::path::{Path, PathBuf};
 use tokio::net::TcpSocket;
 
 use crate::service::configuration::ConfigurationFile;
-use crate::service::failure::Failure;
+use crate::service::failure::ExitFailure;
 use crate::service::flags;
-use crate::service::plan::plan;
-use crate::service::run::{self, OpenDatabase, Running, open_database};
+use crate::service::run::{self, OpenDatabase, RunningService, open_database};
+use crate::service::service_plan::plan_service;
 use crate::service::traces::SpanCounts;
 
-/// Starts it against a simulator, on a private PostgreSQL: one that stays if the fleet does.
-pub(super) async fn start(
+/// Starts the service against a simulator, on a private PostgreSQL, which is persistent if the fleet is.
+pub(super) async fn start_service(
     me: &Path,
     simulator: &str,
     kept: Option<&Path>,
-) -> Result<(OpenDatabase, Running), Failure> {
-    // Until the service listens there.
+) -> Result<(OpenDatabase, RunningService), ExitFailure> {
+    // Reserved until the service listens there.
     let held = agent_address(kept)?;
     let listener = held.address;
     let arguments: Vec<OsString> = [
@@ -28,7 +28,7 @@ pub(super) async fn start(
         "--bmdb_max_connections=32",
         "--provider=simulated",
         "--provider_name=sim",
-        // A host that is away for some seconds costs none; one lost right before the end would be left open.
+        // A host that stalls for some seconds loses no session. A session lost right before the end would stay open.
         "--session_interval=15s",
         "--initializer_loop_parallelism=10",
         "--recoverer_loop_parallelism=10",
@@ -62,21 +62,24 @@ pub(super) async fn start(
     .map(OsString::from)
     .chain([
         format!("--simulated_url={simulator}").into(),
-        // The machines remember whom they belong to, so the database stays where they do.
-        kept.map_or_else(|| "--bmdb_eat_my_data".into(), |kept| flag("--bmdb_dir", &kept.join("bmdb"))),
+        // The machines know which BMDB they belong to, so the database is persistent if they are.
+        kept.map_or_else(|| "--bmdb_eat_my_data".into(), |kept| path_flag("--bmdb_dir", &kept.join("bmdb"))),
         format!("--agent_listen_address={listener}").into(),
         format!("--agent_endpoint={listener}").into(),
-        flag("--agent_executable_path", &agent_program(me)),
+        path_flag("--agent_executable_path", &agent_program(me)),
     ])
     .chain(kept.into_iter().flat_map(|kept| {
-        [flag("--ssh_key_path", &kept.join("ssh_key")), flag("--secrets_key_path", &kept.join("secrets.key"))]
+        [
+            path_flag("--ssh_key_path", &kept.join("ssh_key")),
+            path_flag("--secrets_key_path", &kept.join("secrets.key")),
+        ]
     }))
     .collect();
-    let parsed = flags::parse_exactly(arguments)
-        .map_err(|error| Failure::failed(format!("the demo's own flags: {error}")))?;
-    let service = plan(parsed.service, ConfigurationFile::default())?;
+    let parsed = flags::parse_flags_without_environment(arguments)
+        .map_err(|error| ExitFailure::failed(format!("the demo's own flags: {error}")))?;
+    let service = plan_service(parsed.service, ConfigurationFile::default())?;
     let database = open_database(&service).await?;
-    match run::start(&service, &database, &SpanCounts::default()).await {
+    match run::start_service(&service, &database, &SpanCounts::default()).await {
         Ok(running) => Ok((database, running)),
         Err(failure) => {
             database.close().await?;
@@ -85,49 +88,49 @@ pub(super) async fn start(
     }
 }
 
-fn flag(name: &str, path: &Path) -> OsString {
+fn path_flag(name: &str, path: &Path) -> OsString {
     let mut argument = OsString::from(format!("{name}="));
     argument.push(path);
     argument
 }
 
-/// The role server to put on the machines: the one beside this program. Simulated machines take
-/// any program and run none of it, so without one this program itself serves.
+/// The role server to install on the machines: the one beside this program. Simulated machines accept any program and
+/// run none of it, so without one this program itself is used.
 fn agent_program(me: &Path) -> PathBuf {
-    roleserver(me).unwrap_or_else(|| me.to_path_buf())
+    find_roleserver(me).unwrap_or_else(|| me.to_path_buf())
 }
 
-/// The role server beside this program, if it is there.
-pub(super) fn roleserver(me: &Path) -> Option<PathBuf> {
+/// The role server beside this program; `None` if it does not exist.
+pub(super) fn find_roleserver(me: &Path) -> Option<PathBuf> {
     Some(me.with_file_name("roleserver")).filter(|beside| beside.is_file())
 }
 
-/// A port that is nobody else's while this stands: bound, and never listened on. What was bound and given back
-/// may be the near end of some connection a moment later.
-struct Held {
+/// A port that no other process gets while this exists: bound, and never listened on. A port that was bound and closed
+/// may be the local end of another connection a moment later.
+struct ReservedPort {
     address: SocketAddr,
     _socket: TcpSocket,
 }
 
-impl Held {
-    fn of(address: SocketAddr) -> io::Result<Self> {
+impl ReservedPort {
+    fn reserve(address: SocketAddr) -> io::Result<Self> {
         let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        // Whoever sets this too may listen there meanwhile, as every server here does.
+        // A server that sets this too may listen on the port meanwhile, as all our servers do.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         Ok(Self { address: socket.local_addr()?, _socket: socket })
     }
 }
 
-/// Where agents call: in a kept demo the address that its agents know, if it is still to be had.
-fn agent_address(kept: Option<&Path>) -> Result<Held, Failure> {
-    let failed = |error| Failure::failed(format!("cannot find a free port for agents: {error}"));
+/// The address of the callback server: in a persistent demo the one that its agents know, if it is still free.
+fn agent_address(kept: Option<&Path>) -> Result<ReservedPort, ExitFailure> {
+    let failed = |error| ExitFailure::failed(format!("cannot find a free port for agents: {error}"));
     let file = kept.map(|kept| kept.join("agent_address"));
     let known = file.as_deref().and_then(|file| std::fs::read_to_string(file).ok());
-    if let Some(held) = known.and_then(|known| Held::of(known.trim().parse().ok()?).ok()) {
+    if let Some(held) = known.and_then(|known| ReservedPort::reserve(known.trim().parse().ok()?).ok()) {
         return Ok(held);
     }
-    let held = Held::of(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).map_err(failed)?;
+    let held = ReservedPort::reserve(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).map_err(failed)?;
     if let Some(file) = file {
         std::fs::write(file, held.address.to_string()).map_err(failed)?;
     }
@@ -139,7 +142,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_held_port_is_given_to_nobody_else_and_can_be_listened_on() {
+    async fn reserved_port_is_exclusive_and_can_be_listened_on() {
         let held = agent_address(None).unwrap();
         assert!(std::net::TcpStream::connect(held.address).is_err(), "nobody listens");
         let listener = tokio::net::TcpListener::bind(held.address).await.unwrap();
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kept_demo_keeps_its_port_while_that_is_to_be_had() {
+    async fn persistent_demo_reuses_its_port_if_free() {
         let kept = tempfile::tempdir().unwrap();
         let first = agent_address(Some(kept.path())).unwrap().address;
         assert_eq!(agent_address(Some(kept.path())).unwrap().address, first);

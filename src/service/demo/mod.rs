@@ -1,16 +1,16 @@
-//! `shepherd demo`: a fleet in a box, to see the main job done.
+//! `shepherd demo`: a simulated fleet, a private database and the real service.
 //!
-//! The real service on a real PostgreSQL, against simulated machines that are a
-//! process of their own behind real protocols. Nothing in the service knows
-//! that it is a demo; only the limits are short, so that a person can watch.
+//! The real service runs on a real PostgreSQL, against simulated machines in a process of their own behind real
+//! protocols. Nothing in the service knows that it is a demo. Only the limits are short, so that a person can watch.
 //!
-//! * `directory`: where the fleet is kept, and whether it stays.
-//! * `machines`: the simulator, our child.
-//! * `fleet_service`: the service, with the flags that a demo gives it.
-//! * `watch`: what is said meanwhile; `progress`, `healing` and `rest` are its parts.
+//! * `directory`: where the fleet is stored, and whether it is persistent.
+//! * `simulator_process`: the simulator, a child process.
+//! * `fleet_service`: the service, with the flags of a demo.
+//! * `watch`: the output meanwhile; `progress`, `phase_changes` and `not_ready` are its parts.
+//! * `shepherdctl`: builds `shepherdctl` if the demo is run from source.
 //!
-//! Whoever watches may go away (`| head`): what was begun is stopped in order
-//! all the same, and that nobody listened is the failure that is returned.
+//! The reader of the output may go away (`| head`). Everything that was started is stopped in order all the same, and
+//! the failed write is the failure that is returned.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -19,22 +19,22 @@ use clap::Args;
 use tokio::signal::unix::Signal;
 
 use crate::model::time::Span;
-use crate::service::callback::Callback;
 use crate::service::demo::directory::FleetDirectory;
-use crate::service::demo::machines::Simulator;
-use crate::service::failure::Failure;
+use crate::service::demo::simulator_process::SimulatorProcess;
+use crate::service::failure::ExitFailure;
 use crate::service::flags;
+use crate::service::listeners::Listeners;
 use crate::service::logging;
-use crate::service::run::{OpenDatabase, Running, database_failure, signals};
-use crate::simulator::faults::Profile;
+use crate::service::run::{OpenDatabase, RunningService, database_failure, stop_signals};
+use crate::simulator::faults::FaultProfile;
 
 mod directory;
 mod fleet_service;
-mod healing;
-mod machines;
+mod not_ready;
+mod phase_changes;
 mod progress;
-mod rest;
 mod shepherdctl;
+mod simulator_process;
 mod watch;
 
 /// How the demo is run.
@@ -47,7 +47,7 @@ pub struct DemoFlags {
     pub machines: u32,
     /// What goes wrong unasked.
     #[arg(long, value_enum, value_name = "PROFILE", default_value = "none")]
-    pub faults: Profile,
+    pub faults: FaultProfile,
     /// Where all chance of the simulated machines comes from: the same number, the same fleet.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -70,92 +70,96 @@ pub struct DemoFlags {
     pub build_shepherdctl: Option<PathBuf>,
 }
 
-/// Runs the demo.
-pub async fn run(demo: DemoFlags) -> Result<(), Failure> {
-    logging::start(flags::LogFormat::Text, "off", None);
-    let (mut terminate, mut interrupt) = signals()?;
-    say(&format!("{} simulated machines, a private PostgreSQL and the whole service:", demo.machines))?;
-    say("  starting the simulator and PostgreSQL …")?;
+/// Runs the demo until it is done, stopped or failed.
+pub async fn run_demo(demo: DemoFlags) -> Result<(), ExitFailure> {
+    logging::start_logging(flags::LogFormat::Text, "off", None);
+    let (mut terminate, mut interrupt) = stop_signals()?;
+    print_line(&format!(
+        "{} simulated machines, a private PostgreSQL and the whole service:",
+        demo.machines
+    ))?;
+    print_line("  starting the simulator and PostgreSQL …")?;
     let directory = FleetDirectory::open(&demo)?;
     let me = std::env::current_exe()
-        .map_err(|error| Failure::failed(format!("cannot find this program's own file: {error}")))?;
-    let mut simulator = Simulator::start(&me, &demo, directory.path()).await?;
+        .map_err(|error| ExitFailure::failed(format!("cannot find this program's own file: {error}")))?;
+    let mut simulator = SimulatorProcess::start(&me, &demo, directory.path()).await?;
     let url = simulator.url().to_owned();
-    let mut starting = std::pin::pin!(fleet_service::start(&me, &url, directory.kept()));
+    let mut starting = std::pin::pin!(fleet_service::start_service(&me, &url, directory.persistent_path()));
     let mut stopped = false;
     let started = tokio::select! {
         started = &mut starting => started,
-        died = simulator.died() => Err(died),
-        () = asked_to_stop(&mut terminate, &mut interrupt) => {
-            // Told to nobody is stopped all the same.
-            let _ = say("  stopping as soon as everything has started …");
+        died = simulator.wait_for_exit() => Err(died),
+        () = wait_for_signal(&mut terminate, &mut interrupt) => {
+            // The demo stops even if nobody reads this line.
+            let _ = print_line("  stopping as soon as everything has started …");
             stopped = true;
             tokio::select! {
                 started = &mut starting => started,
-                () = asked_to_stop(&mut terminate, &mut interrupt) => Err(Failure::failed("stopped in the middle of the start")),
+                () = wait_for_signal(&mut terminate, &mut interrupt) => Err(ExitFailure::failed("stopped in the middle of the start")),
             }
         }
     };
     let outcome = match started {
         Ok((database, running)) => {
-            let printed = watch::Printed {
+            let printed = watch::DemoInstructions {
                 program: &me,
                 simulator: &url,
                 database: &database.url,
-                metrics: running.callback().and_then(Callback::metrics_address),
-                kept: directory.kept(),
+                metrics: running.listeners().and_then(Listeners::metrics_address),
+                directory: directory.persistent_path(),
             };
             let watched = tokio::select! {
                 biased;
-                () = std::future::ready(()), if stopped => interrupted(&demo),
-                () = asked_to_stop(&mut terminate, &mut interrupt) => interrupted(&demo),
-                died = simulator.died() => Err(died),
-                watched = watch::watch(&demo, &printed, &database) => watched,
+                () = std::future::ready(()), if stopped => interrupted_result(&demo),
+                () = wait_for_signal(&mut terminate, &mut interrupt) => interrupted_result(&demo),
+                died = simulator.wait_for_exit() => Err(died),
+                watched = watch::watch_fleet(&demo, &printed, &database) => watched,
             };
-            let ended = stop(database, running).await;
+            let ended = stop_service(database, running).await;
             watched.and(ended)
         }
         Err(failure) => Err(failure),
     };
-    simulator.end().await;
+    simulator.stop().await;
     outcome
 }
 
-async fn asked_to_stop(terminate: &mut Signal, interrupt: &mut Signal) {
+async fn wait_for_signal(terminate: &mut Signal, interrupt: &mut Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
 }
 
-/// Somebody who only watches stops when they like; somebody who waits for a result has none.
-fn interrupted(demo: &DemoFlags) -> Result<(), Failure> {
+/// A person who only watches may stop at any time. A caller that waits for a result has none yet.
+fn interrupted_result(demo: &DemoFlags) -> Result<(), ExitFailure> {
     if demo.until_ready {
-        Err(Failure::failed("stopped by a signal before every machine was Ready"))
+        Err(ExitFailure::failed("stopped by a signal before every machine was Ready"))
     } else {
         Ok(())
     }
 }
 
-fn say(line: &str) -> Result<(), Failure> {
+fn print_line(line: &str) -> Result<(), ExitFailure> {
     writeln!(std::io::stdout(), "{line}")
-        .map_err(|error| Failure::failed(format!("cannot write to standard output: {error}")))
+        .map_err(|error| ExitFailure::failed(format!("cannot write to standard output: {error}")))
 }
 
-/// Stops the service and says what is left, which is nothing. Nothing here waits for a listener.
-async fn stop(database: OpenDatabase, running: Running) -> Result<(), Failure> {
-    let told = say("\nstopping …");
+/// Stops the service and reports that no work is left. Nothing here waits for a reader.
+async fn stop_service(database: OpenDatabase, running: RunningService) -> Result<(), ExitFailure> {
+    let result = print_line("\nstopping …");
     running.stop().await;
     let counts = database.bmdb.live_counts().await.map_err(database_failure);
     let closed = database.close().await;
     let counts = counts?;
     closed?;
-    let told = told.and(say(&format!("live work: {}, open sessions: {}", counts.work, counts.sessions)));
+    let result =
+        result.and(print_line(&format!("live work: {}, open sessions: {}", counts.work, counts.sessions)));
     if counts.work != 0 || counts.sessions != 0 {
-        return Err(Failure::failed(format!(
+        return Err(ExitFailure::failed(format!(
             "{} work items and {} sessions were left behind; this is a defect of Shepherd",
             counts.work, counts.sessions
         )));
     }
-    told
+    result
 }

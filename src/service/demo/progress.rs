@@ -1,4 +1,4 @@
-//! How far a fleet is: a bar on a terminal, lines elsewhere.
+//! Progress of a demo: a bar on a terminal, lines elsewhere.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
@@ -8,21 +8,21 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
 use crate::model::phase::Phase;
-use crate::service::demo::say;
-use crate::service::failure::Failure;
+use crate::service::demo::print_line;
+use crate::service::failure::ExitFailure;
 
-/// How often a line is printed where there is no terminal, if anything changed.
-const LINE: Duration = Duration::from_secs(1);
+/// Minimum time between two lines without a terminal, and only after a change.
+const PRINT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A bar on a terminal, lines elsewhere.
 pub(super) struct Progress {
     bar: Option<ProgressBar>,
     last: BTreeMap<String, i64>,
-    printed: Option<Instant>,
+    printed_at: Option<Instant>,
 }
 
 impl Progress {
-    /// Nothing shown yet.
+    /// A progress display that shows nothing yet.
     pub(super) fn new() -> Self {
         let bar = std::io::stdout().is_terminal().then(|| {
             let bar = ProgressBar::new(0);
@@ -31,11 +31,11 @@ impl Progress {
             }
             bar
         });
-        Self { bar, last: BTreeMap::new(), printed: None }
+        Self { bar, last: BTreeMap::new(), printed_at: None }
     }
 
-    /// Shows how many machines of `fleet` are in which phase.
-    pub(super) fn show(&mut self, phases: &BTreeMap<String, i64>, fleet: i64) -> Result<(), Failure> {
+    /// Shows the number of machines per phase, of `fleet` in all.
+    pub(super) fn show(&mut self, phases: &BTreeMap<String, i64>, fleet: i64) -> Result<(), ExitFailure> {
         let ready = phases.get(Phase::Ready.as_str()).copied().unwrap_or(0);
         let others = Phase::ALL
             .iter()
@@ -49,17 +49,17 @@ impl Progress {
             bar.set_message(others);
             return Ok(());
         }
-        let due = self.printed.is_none_or(|at| at.elapsed() >= LINE);
+        let due = self.printed_at.is_none_or(|at| at.elapsed() >= PRINT_INTERVAL);
         if due && *phases != self.last {
-            self.printed = Some(Instant::now());
+            self.printed_at = Some(Instant::now());
             self.last.clone_from(phases);
             let others = if others.is_empty() { String::new() } else { format!(", {others}") };
-            say(&format!("  Ready {ready}{others}"))?;
+            print_line(&format!("  Ready {ready}{others}"))?;
         }
         Ok(())
     }
 
-    /// Makes room for what is said next.
+    /// Clears the bar, so that other output can follow.
     pub(super) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

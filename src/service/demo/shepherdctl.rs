@@ -1,5 +1,6 @@
-//! `shepherdctl` beside the demo's program. Where the demo is run from source, it is built when the fleet has started, so
-//! that nobody waits for it who came to see the fleet.
+//! Builds `shepherdctl` beside the demo's program, if the demo is run from source.
+//!
+//! It is built once the fleet has started, so that nobody who came to see the fleet waits for it.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -8,14 +9,14 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncReadExt as _;
 use tokio::process::{Child, Command};
 
-/// A program that builds `shepherdctl`. It ends with this, and so does all that it started.
+/// A process that builds `shepherdctl`. Dropping this kills it and everything that it started.
 #[derive(Debug)]
 pub(super) struct Building {
     child: Option<Result<Child, String>>,
 }
 
 impl Building {
-    /// Starts the program, if there is one.
+    /// Starts the program, if one is configured.
     pub(super) fn start(program: Option<&Path>) -> Self {
         let child = program.map(|program| {
             let mut command = Command::new(program);
@@ -25,13 +26,13 @@ impl Building {
         Self { child }
     }
 
-    /// Whether there is something to wait for.
+    /// Whether the build is still running.
     pub(super) fn is_under_way(&mut self) -> bool {
         let Some(Ok(child)) = &mut self.child else { return false };
         !matches!(child.try_wait(), Ok(Some(_)))
     }
 
-    /// Waits for its end, and returns why it failed, if it did.
+    /// Waits for the end of the build. Returns why it failed, or `None`.
     pub(super) async fn failure(&mut self) -> Option<String> {
         let child = match self.child.as_mut()? {
             Ok(child) => child,
@@ -39,7 +40,7 @@ impl Building {
         };
         let mut text = String::new();
         if let Some(stderr) = child.stderr.as_mut() {
-            // What was read until an error is better than nothing.
+            // After a read error, the part that was read is better than nothing.
             let _ = stderr.read_to_string(&mut text).await;
         }
         let ended = child.wait().await;
@@ -56,7 +57,7 @@ impl Drop for Building {
         if let Some(Ok(child)) = &self.child
             && let Some(group) = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?))
         {
-            // Ended already is as good.
+            // An error means that it has ended already, which is just as good.
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn end_of_the_build_is_awaited_and_its_failure_told() {
+    async fn end_of_the_build_is_awaited_and_its_failure_reported() {
         assert_eq!(Building::start(None).failure().await, None);
         let (_directory, good) = script("exit 0");
         assert_eq!(Building::start(Some(&good)).failure().await, None);
@@ -95,7 +96,7 @@ mod tests {
         let child = eventually(|| std::fs::read_to_string(&started).ok()?.trim().parse::<i32>().ok()).await;
         assert!(building.is_under_way());
         drop(building);
-        // Its new parent may be slow to take note of its end.
+        // Its new parent may be slow to reap it.
         let stat = format!("/proc/{child}/stat");
         eventually(|| {
             let runs = std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));

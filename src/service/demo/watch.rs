@@ -1,4 +1,4 @@
-//! What a person is told while a demo runs.
+//! Watches a demo's fleet become Ready, then prints instructions.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -8,131 +8,132 @@ use tokio::time::Instant;
 
 use crate::bmdb::error::BmdbError;
 use crate::model::phase::Phase;
-use crate::model::shell_words::word;
-use crate::service::demo::healing::Healing;
+use crate::model::shell_words::quote_if_needed;
+use crate::service::demo::phase_changes::PhaseChanges;
 use crate::service::demo::progress::Progress;
 use crate::service::demo::shepherdctl::Building;
-use crate::service::demo::{DemoFlags, rest, say};
-use crate::service::failure::Failure;
+use crate::service::demo::{DemoFlags, not_ready, print_line};
+use crate::service::failure::ExitFailure;
 use crate::service::run::{OpenDatabase, database_failure};
-use crate::simulator::faults::Profile;
+use crate::simulator::faults::FaultProfile;
 
-/// How often the fleet is looked at.
-const LOOK: Duration = Duration::from_millis(250);
-/// For how long looks may come to nothing.
-const BLIND: Duration = Duration::from_mins(1);
+/// Time between two polls of the fleet.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// How long polls may fail before the demo fails.
+const MAX_UNREACHABLE: Duration = Duration::from_mins(1);
 
-/// What the commands are made of that a person can paste.
-pub(super) struct Printed<'a> {
-    /// This program's own file.
+/// What the printed commands contain.
+pub(super) struct DemoInstructions<'a> {
+    /// The path of this program's file.
     pub(super) program: &'a Path,
-    /// The simulator's provider API.
+    /// The URL of the simulator's provider API.
     pub(super) simulator: &'a str,
-    /// The private database.
+    /// The URL of the private database.
     pub(super) database: &'a str,
-    /// Where metrics are shown.
+    /// The address of the metrics, if they are served.
     pub(super) metrics: Option<SocketAddr>,
-    /// Where the fleet stays, if it does.
-    pub(super) kept: Option<&'a Path>,
+    /// The persistent directory of the fleet, if it has one.
+    pub(super) directory: Option<&'a Path>,
 }
 
-/// Shows a fleet becoming Ready; then ends, or says what to try and watches it heal.
-pub(super) async fn watch(
+/// Shows a fleet becoming Ready. Then returns, or prints what to try and watches the fleet heal.
+pub(super) async fn watch_fleet(
     demo: &DemoFlags,
-    printed: &Printed<'_>,
+    printed: &DemoInstructions<'_>,
     database: &OpenDatabase,
-) -> Result<(), Failure> {
+) -> Result<(), ExitFailure> {
     let began = Instant::now();
     let mut building = Building::start(demo.build_shepherdctl.as_deref().filter(|_| !demo.until_ready));
     let mut fleet = i64::from(demo.machines);
     let mut progress = Progress::new();
     loop {
-        let phases = seen(async || database.bmdb.indexed_phases().await).await?;
+        let phases = retry_query(async || database.bmdb.indexed_phases().await).await?;
         let ready = phases.get(Phase::Ready.as_str()).copied().unwrap_or(0);
-        // A kept fleet may be larger than what was asked for this time.
+        // A persistent fleet may be larger than the number of machines given this time.
         let left = phases.get(Phase::Retired.as_str()).copied().unwrap_or(0);
         fleet = fleet.max(phases.values().sum::<i64>() - left);
         progress.show(&phases, fleet)?;
-        if ready >= enough(demo, fleet) {
+        if ready >= required_ready(demo, fleet) {
             progress.finish();
             let ready = if ready >= fleet { format!("all {fleet}") } else { format!("{ready} of {fleet}") };
-            say(&format!("{ready} machines are Ready after {:.1} s", began.elapsed().as_secs_f64()))?;
+            print_line(&format!("{ready} machines are Ready after {:.1} s", began.elapsed().as_secs_f64()))?;
             break;
         }
         if demo.until_ready && began.elapsed() > demo.deadline.0 {
             progress.finish();
-            return Err(rest::why(&database.bmdb, demo.deadline, fleet, ready).await);
+            return Err(not_ready::not_ready_failure(&database.bmdb, demo.deadline, fleet, ready).await);
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     if demo.until_ready {
         return Ok(());
     }
     if building.is_under_way() {
-        say("\nshepherdctl, which you can try next, is still being built …")?;
+        print_line("\nshepherdctl, which you can try next, is still being built …")?;
     }
     if let Some(failure) = building.failure().await {
-        say(&format!("shepherdctl could not be built, so that its commands below do not work: {failure}"))?;
+        print_line(&format!(
+            "shepherdctl could not be built, so that its commands below do not work: {failure}"
+        ))?;
     }
-    say(&printed.commands(demo.machines))?;
-    let mut summary = Summary(Healing::default());
+    print_line(&printed.commands(demo.machines))?;
+    let mut summary = SummaryOnDrop(PhaseChanges::default());
     loop {
-        let machines = seen(async || database.bmdb.machine_phases().await).await?;
+        let machines = retry_query(async || database.bmdb.machine_phases().await).await?;
         for line in summary.0.observe(machines, std::time::Instant::now()) {
-            say(&line)?;
+            print_line(&line)?;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// What a look at the fleet shows. On a host with much else to do one may come to nothing; the demo ends only
-/// when nothing is seen for long.
-async fn seen<T>(look: impl AsyncFn() -> Result<T, BmdbError>) -> Result<T, Failure> {
+/// Polls the fleet. On a busy host a query may fail, so the demo ends only if none succeeds for `MAX_UNREACHABLE`.
+async fn retry_query<T>(look: impl AsyncFn() -> Result<T, BmdbError>) -> Result<T, ExitFailure> {
     let began = Instant::now();
     loop {
         match look().await {
             Ok(seen) => return Ok(seen),
-            Err(error) if began.elapsed() > BLIND => return Err(database_failure(error)),
-            Err(_) => tokio::time::sleep(LOOK).await,
+            Err(error) if began.elapsed() > MAX_UNREACHABLE => return Err(database_failure(error)),
+            Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
         }
     }
 }
 
-/// How many machines must be Ready before a person is told what to try. Of a large fleet with faults
-/// hardly ever all are at one moment.
-fn enough(demo: &DemoFlags, fleet: i64) -> i64 {
-    if demo.until_ready || demo.faults == Profile::None { fleet } else { fleet - fleet / 20 }
+/// How many machines must be Ready before the instructions are printed. In a large fleet with faults, hardly ever are
+/// all machines Ready at the same moment.
+fn required_ready(demo: &DemoFlags, fleet: i64) -> i64 {
+    if demo.until_ready || demo.faults == FaultProfile::None { fleet } else { fleet - fleet / 20 }
 }
 
-/// Says in the end what was seen, however the watching ends.
-struct Summary(Healing);
+/// Prints a summary at the end, however the watching ends.
+struct SummaryOnDrop(PhaseChanges);
 
-impl Drop for Summary {
+impl Drop for SummaryOnDrop {
     fn drop(&mut self) {
         if let Some(line) = self.0.summary() {
-            // Nobody to tell is no failure here.
-            let _ = say(&format!("\n{line}"));
+            // A reader that is gone is no failure here.
+            let _ = print_line(&format!("\n{line}"));
         }
     }
 }
 
-impl Printed<'_> {
-    /// What to try, as it can be pasted: a checkout may be anywhere.
+impl DemoInstructions<'_> {
+    /// Commands to try, which can be pasted: with full paths, as a checkout may be anywhere.
     fn commands(&self, machines: u32) -> String {
         let (one, other) = (format!("sim-{:04}", machines.min(7)), format!("sim-{:04}", machines.min(11)));
-        let shepherd = word(&self.program.to_string_lossy());
-        let ctl = word(&self.program.with_file_name("shepherdctl").to_string_lossy());
-        let (simulator, database) = (self.simulator, word(self.database));
+        let shepherd = quote_if_needed(&self.program.to_string_lossy());
+        let ctl = quote_if_needed(&self.program.with_file_name("shepherdctl").to_string_lossy());
+        let (simulator, database) = (self.simulator, quote_if_needed(self.database));
         let metrics = self.metrics.map_or_else(String::new, |address| {
             format!("\nRead what it counts:\n\n  curl --silent http://{address}/metrics\n")
         });
-        // A fleet of one has no other.
+        // A fleet of one machine has no second machine.
         let hang = if other == one {
             String::new()
         } else {
             format!("\n  {shepherd} simulator fault {other} hang --url {simulator}")
         };
-        let end = self.kept.map_or_else(
+        let end = self.directory.map_or_else(
             || "removes everything it made".to_owned(),
             |kept| format!("leaves the fleet in {} for the next time", kept.display()),
         );
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_do_not_keep_a_person_waiting_for_a_moment_without_any() {
+    fn faults_do_not_delay_the_instructions() {
         for (flags, fleet, expected) in [
             (&["demo"][..], 200, 200),
             (&["demo", "--faults", "mild"], 200, 190),
@@ -188,7 +189,7 @@ mod tests {
             (&["demo", "--faults", "mild", "--until_ready"], 200, 200),
         ] {
             let line = Line::try_parse_from(flags).unwrap();
-            assert_eq!(enough(&line.demo, fleet), expected, "{flags:?}");
+            assert_eq!(required_ready(&line.demo, fleet), expected, "{flags:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! From spans of this program to spans of a trace.
+//! Tracing layer that turns work spans into OTLP spans.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,17 +15,17 @@ use tracing::{Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::model::traces::TRACES;
+use crate::model::traces::TRACE_TARGET;
 use crate::service::traces::SpanCounts;
 
-/// Name of the spans that begin a trace.
-const ROOT: &str = "work";
-/// A field that tells how long ago something began, in nanoseconds: before its span did.
-const BEGUN_BEFORE: &str = "begun_before_ns";
-/// A field that is set where something failed.
-const ERROR: &str = "error";
+/// The name of spans that start a trace.
+const ROOT_SPAN: &str = "work";
+/// A field with the age of the work when its span was created, in nanoseconds: the OTLP span starts that much earlier.
+const BEGUN_BEFORE_FIELD: &str = "begun_before_ns";
+/// A field that is set on spans that failed.
+const ERROR_FIELD: &str = "error";
 
-/// Hears of spans, and queues those that end.
+/// Observes spans, and queues those that have ended.
 #[derive(Debug)]
 pub struct TraceLayer {
     queue: mpsc::Sender<Span>,
@@ -33,16 +33,16 @@ pub struct TraceLayer {
 }
 
 impl TraceLayer {
-    /// One that puts spans there.
+    /// A layer that sends ended spans to this queue.
     #[must_use]
     pub fn new(queue: mpsc::Sender<Span>, counts: SpanCounts) -> Self {
         Self { queue, counts }
     }
 
-    /// Whether this can be of a trace, whatever the log is told.
+    /// Whether a span belongs to a trace, whatever the log filter is.
     #[must_use]
-    pub fn wants(metadata: &Metadata<'_>) -> bool {
-        metadata.is_span() && metadata.target() == TRACES
+    pub fn accepts(metadata: &Metadata<'_>) -> bool {
+        metadata.is_span() && metadata.target() == TRACE_TARGET
     }
 }
 
@@ -51,23 +51,23 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for TraceLayer {
         let Some(span) = context.span(id) else { return };
         let parent = span.parent().and_then(|parent| {
             let extensions = parent.extensions();
-            let open = extensions.get::<Open>()?;
+            let open = extensions.get::<OpenSpan>()?;
             Some((open.span.trace_id.clone(), open.span.span_id.clone()))
         });
         let (trace_id, parent_span_id) = match parent {
             Some(parent) => parent,
-            None if span.name() == ROOT => (rand::random::<[u8; 16]>().to_vec(), Vec::new()),
+            None if span.name() == ROOT_SPAN => (rand::random::<[u8; 16]>().to_vec(), Vec::new()),
             None => return,
         };
         let kind = if parent_span_id.is_empty() { SpanKind::Internal } else { SpanKind::Client };
-        let mut open = Open {
+        let mut open = OpenSpan {
             span: Span {
                 trace_id,
                 span_id: rand::random::<[u8; 8]>().to_vec(),
                 parent_span_id,
                 name: span.name().to_owned(),
                 kind: kind.into(),
-                start_time_unix_nano: nanos(SystemTime::now()),
+                start_time_unix_nano: unix_nanos(SystemTime::now()),
                 ..Span::default()
             },
         };
@@ -77,45 +77,45 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for TraceLayer {
 
     fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        if let Some(open) = span.extensions_mut().get_mut::<Open>() {
+        if let Some(open) = span.extensions_mut().get_mut::<OpenSpan>() {
             values.record(open);
         }
     }
 
     fn on_close(&self, id: Id, context: Context<'_, S>) {
         let Some(span) = context.span(&id) else { return };
-        let Some(Open { mut span }) = span.extensions_mut().remove::<Open>() else { return };
-        span.end_time_unix_nano = nanos(SystemTime::now());
+        let Some(OpenSpan { mut span }) = span.extensions_mut().remove::<OpenSpan>() else { return };
+        span.end_time_unix_nano = unix_nanos(SystemTime::now());
         if self.queue.try_send(span).is_err() {
-            self.counts.dropped(1);
+            self.counts.record_dropped(1);
         }
     }
 }
 
-/// A span that has not ended.
-struct Open {
+/// A span that has not ended yet.
+struct OpenSpan {
     span: Span,
 }
 
-impl Open {
+impl OpenSpan {
     fn attribute(&mut self, field: &Field, value: Value) {
         self.span.attributes.push(attribute(field.name(), value));
     }
 }
 
-/// An attribute of a span or of who makes it.
+/// An attribute of a span or of its resource.
 #[must_use]
 pub fn attribute(key: &str, value: Value) -> KeyValue {
     KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
 }
 
-impl Visit for Open {
+impl Visit for OpenSpan {
     fn record_i64(&mut self, field: &Field, value: i64) {
         self.attribute(field, Value::IntValue(value));
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        if field.name() == BEGUN_BEFORE {
+        if field.name() == BEGUN_BEFORE_FIELD {
             let began = &mut self.span.start_time_unix_nano;
             *began = began.saturating_sub(value);
             return;
@@ -135,7 +135,7 @@ impl Visit for Open {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        if field.name() == ERROR {
+        if field.name() == ERROR_FIELD {
             self.span.status = Some(Status { code: StatusCode::Error.into(), message: value.to_owned() });
             return;
         }
@@ -147,7 +147,7 @@ impl Visit for Open {
     }
 }
 
-fn nanos(at: SystemTime) -> u64 {
+fn unix_nanos(at: SystemTime) -> u64 {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -160,9 +160,9 @@ mod tests {
 
     use super::*;
 
-    fn traced(what: impl FnOnce()) -> Vec<Span> {
+    fn recorded_spans(what: impl FnOnce()) -> Vec<Span> {
         let (send, mut queue) = mpsc::channel(3);
-        let layer = TraceLayer::new(send, SpanCounts::default()).with_filter(filter_fn(TraceLayer::wants));
+        let layer = TraceLayer::new(send, SpanCounts::default()).with_filter(filter_fn(TraceLayer::accepts));
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), what);
         let mut spans = Vec::new();
         while let Ok(span) = queue.try_recv() {
@@ -173,18 +173,19 @@ mod tests {
 
     #[test]
     fn work_begins_a_trace_and_what_is_in_it_belongs_to_it() {
-        let spans = traced(|| {
-            let call = || tracing::debug_span!(target: TRACES, "provider call").in_scope(|| ());
+        let spans = recorded_spans(|| {
+            let call = || tracing::debug_span!(target: TRACE_TARGET, "provider call").in_scope(|| ());
             tracing::info_span!("work", of = "the log").in_scope(call);
             let work = tracing::debug_span!(
-                target: TRACES,
+                target: TRACE_TARGET,
                 "work",
                 fence = 7_i64,
                 begun_before_ns = 5_000_000_000_u64,
                 error = Empty,
             );
-            let exec =
-                || tracing::debug_span!(target: TRACES, "ssh exec", doing = "enrolling").in_scope(|| ());
+            let exec = || {
+                tracing::debug_span!(target: TRACE_TARGET, "ssh exec", doing = "enrolling").in_scope(|| ());
+            };
             work.in_scope(|| tracing::info_span!("work", of = "the log").in_scope(exec));
             work.record("error", "no route to host");
         });
@@ -200,8 +201,8 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_dropped() {
-        let work = |_| tracing::debug_span!(target: TRACES, "work").in_scope(|| ());
-        assert_eq!(traced(|| (0..9).for_each(work)).len(), 3);
+    fn spans_beyond_the_queue_are_dropped() {
+        let work = |_| tracing::debug_span!(target: TRACE_TARGET, "work").in_scope(|| ());
+        assert_eq!(recorded_spans(|| (0..9).for_each(work)).len(), 3);
     }
 }

@@ -1,36 +1,36 @@
-//! Traces: what became of each work item, from its claim to its finish, through SSH and calls of providers.
+//! Traces: export of work spans by OTLP.
 //!
-//! The rooms that do the work make spans of [`tracing`] with the target
-//! [`TRACES`](crate::model::traces::TRACES), and know nothing of this. [`layer`] hears of them: a `work` span
-//! begins a trace, what is inside of it belongs to that, and all else is left alone. What has ended goes into a queue, and
-//! [`sender`] hands it on, by OTLP over gRPC
-//! (<https://opentelemetry.io/docs/specs/otlp/>), to the receiver that `--otlp_endpoint` names.
+//! A trace shows a work item from its claim to its finish, through SSH and calls of providers. The modules that do the
+//! work create spans of [`tracing`] with the target [`TRACE_TARGET`](crate::model::traces::TRACE_TARGET), and do not
+//! depend on this one. [`layer`] observes them: a `work` span starts a trace, spans inside it belong to that trace, and
+//! all others are ignored. Ended spans enter a queue, and [`sender`] sends them by OTLP over gRPC
+//! (<https://opentelemetry.io/docs/specs/otlp/>) to the receiver that `--otlp_endpoint` names.
 //!
-//! A receiver that is slow or away costs the service nothing: the queue has an end, what does not fit into it is dropped
-//! and counted, and the log says once why. The variables `OTEL_*` mean nothing here; what the service does is said by its
-//! flags.
+//! A receiver that is slow or down costs the service nothing: the queue is bounded, spans that do not fit are dropped
+//! and counted, and the log states the reason once. The variables `OTEL_*` are ignored; the service is configured by
+//! its flags.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use tokio::sync::mpsc;
 
-use crate::bmdb::metric_book::Label;
+use crate::bmdb::metric_registry::Label;
 use crate::bmdb::metrics::Metrics;
-use crate::service::failure::Failure;
+use crate::service::failure::ExitFailure;
 use crate::service::traces::layer::TraceLayer;
-use crate::service::traces::sender::{Receiver, Sending};
+use crate::service::traces::sender::{SpanSender, TraceReceiver};
 
 pub mod layer;
 pub mod sender;
 
-/// Spans that wait to be handed on.
-const QUEUE: usize = 4096;
-/// What becomes of a span.
+/// Most spans that wait to be sent.
+const QUEUE_CAPACITY: usize = 4096;
+/// Values of the label `result`.
 const RESULTS: [&str; 2] = [SENT, DROPPED];
 const SENT: &str = "sent";
 const DROPPED: &str = "dropped";
 
-/// How many spans were handed on, and how many were not.
+/// Counts of spans that were sent, and of those that were dropped.
 #[derive(Clone, Debug)]
 pub struct SpanCounts {
     spans: Family<[(&'static str, &'static str); 1], Counter>,
@@ -47,10 +47,10 @@ impl Default for SpanCounts {
 }
 
 impl SpanCounts {
-    /// Enters what is counted beside the rest.
+    /// Registers the counts with the other metrics.
     pub fn register(&self, counted: &Metrics) {
         counted.register(|book| {
-            book.add(
+            book.add_process_metric(
                 "trace_spans",
                 "Trace spans that were sent to the receiver at `--otlp_endpoint`, and spans that were dropped",
                 &[Label::one_of("result", RESULTS)],
@@ -59,11 +59,11 @@ impl SpanCounts {
         });
     }
 
-    fn sent(&self, count: usize) {
+    fn record_sent(&self, count: usize) {
         self.add(SENT, count);
     }
 
-    fn dropped(&self, count: usize) {
+    fn record_dropped(&self, count: usize) {
         self.add(DROPPED, count);
     }
 
@@ -73,27 +73,27 @@ impl SpanCounts {
     }
 }
 
-/// What makes traces, what hands them on, and what is counted of both.
+/// The layer that creates spans, their sender, and the counts of both.
 #[derive(Default)]
 pub struct Traces {
-    /// Hears of spans; `None` where no traces are wanted.
+    /// Observes spans; `None` if traces are not configured.
     pub layer: Option<TraceLayer>,
-    /// Hands them on, once it is run.
-    pub sending: Option<Sending>,
-    /// Counts of both.
+    /// Sends the spans once it is run; `None` if traces are not configured.
+    pub sender: Option<SpanSender>,
+    /// Counts of sent and dropped spans.
     pub counts: SpanCounts,
 }
 
 impl Traces {
-    /// Makes ready for the receiver at this URL, if there is one.
-    pub fn new(endpoint: Option<&str>) -> Result<Self, Failure> {
+    /// Prepares tracing for the receiver at this URL. Without one, nothing is traced.
+    pub fn new(endpoint: Option<&str>) -> Result<Self, ExitFailure> {
         let counts = SpanCounts::default();
         let Some(endpoint) = endpoint else { return Ok(Self { counts, ..Self::default() }) };
-        let receiver = Receiver::parse(endpoint).map_err(Failure::usage)?;
-        let (send, queue) = mpsc::channel(QUEUE);
+        let receiver = TraceReceiver::parse(endpoint).map_err(ExitFailure::usage)?;
+        let (send, queue) = mpsc::channel(QUEUE_CAPACITY);
         Ok(Self {
             layer: Some(TraceLayer::new(send, counts.clone())),
-            sending: Some(Sending::new(receiver, queue, counts.clone())),
+            sender: Some(SpanSender::new(receiver, queue, counts.clone())),
             counts,
         })
     }

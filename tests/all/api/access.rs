@@ -7,11 +7,11 @@ use futures::StreamExt as _;
 use prost::Message as _;
 use rcgen::{CertificateParams, KeyPair, PKCS_ED25519};
 use serde_json::json;
-use shepherd::model::access::Role;
+use shepherd::model::access::AccessRole;
 use shepherd::model::time::Span;
 use shepherd::proto::fleet::v1::credentials_client::CredentialsClient;
 use shepherd::proto::fleet::v1::{self, WhoAmIRequest};
-use shepherd::server::api::access::{Needs, RULES};
+use shepherd::server::api::authorization::{RULES, RequiredAuth};
 use shepherd::server::api::transcode::REQUEST_LIMIT;
 use sqlx::PgPool;
 use tonic::transport::Identity;
@@ -27,14 +27,14 @@ async fn every_role_tries_every_call() -> TestResult {
     let api = Api::start("api_roles").await?;
     let keys = [
         (None, None),
-        (Some(Role::Viewer), Some(api.key(Role::Viewer, &[], None).await?)),
-        (Some(Role::Operator), Some(api.key(Role::Operator, &[], None).await?)),
-        (Some(Role::Admin), Some(api.key(Role::Admin, &[], None).await?)),
+        (Some(AccessRole::Viewer), Some(api.key(AccessRole::Viewer, &[], None).await?)),
+        (Some(AccessRole::Operator), Some(api.key(AccessRole::Operator, &[], None).await?)),
+        (Some(AccessRole::Admin), Some(api.key(AccessRole::Admin, &[], None).await?)),
     ];
     let mut tried = 0;
     for rule in RULES.iter().filter(|rule| rule.rpc.starts_with("shepherd.") && !rule.rpc.ends_with("/Watch"))
     {
-        let Needs::Role(needed) = rule.needs else { panic!("{}", rule.rpc) };
+        let RequiredAuth::Role(needed) = rule.required else { panic!("{}", rule.rpc) };
         let rpc = rule.rpc.strip_prefix("shepherd.fleet.v1.").context("ours")?;
         for (role, key) in &keys {
             let answer = api.call(key.as_ref().map(|key| key.token.as_str()), rpc, json!({})).await?;
@@ -79,12 +79,14 @@ async fn every_role_tries_every_call() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expired_revoked_foreign_and_odd_credentials_are_refused() -> TestResult {
     let api = Api::start("api_credentials").await?;
-    let (admin, short) =
-        (api.key(Role::Admin, &[], None).await?, api.key(Role::Viewer, &[], Some(Span::hours(1))).await?);
+    let (admin, short) = (
+        api.key(AccessRole::Admin, &[], None).await?,
+        api.key(AccessRole::Viewer, &[], Some(Span::hours(1))).await?,
+    );
     let other = TestDatabase::create("api_other_fleet").await?;
     let elsewhere = other.bmdb().await?;
     elsewhere.migrate().await?;
-    let foreign = key_in(&elsewhere, Role::Admin, &[], None).await?;
+    let foreign = key_in(&elsewhere, AccessRole::Admin, &[], None).await?;
     let who = async |token: &str| api.call(Some(token), "Credentials/WhoAmI", json!({})).await;
 
     assert_eq!(who(&short.token).await?.ok()?["credential"]["role"], "viewer");
@@ -114,9 +116,9 @@ async fn expired_revoked_foreign_and_odd_credentials_are_refused() -> TestResult
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn token_is_said_once_and_kept_nowhere() -> TestResult {
+async fn token_is_returned_once_and_stored_nowhere() -> TestResult {
     let api = Api::start("api_token_once").await?;
-    let admin = api.key(Role::Admin, &[], None).await?;
+    let admin = api.key(AccessRole::Admin, &[], None).await?;
     let body = json!({ "name": "kim", "role": "operator", "expiresAfter": "90d", "order": order("kim is new", "kim-1") });
     let made = api.call(Some(&admin.token), "Credentials/Create", body.clone()).await?.ok()?;
     let token = made["token"].as_str().context("a token")?.to_owned();
@@ -158,7 +160,7 @@ async fn credential_for_a_provider_reaches_its_machines_only() -> TestResult {
     ] {
         sqlx::query(statement).bind(theirs.0).execute(&api.pool).await?;
     }
-    let key = api.key(Role::Admin, &["rack"], None).await?;
+    let key = api.key(AccessRole::Admin, &["rack"], None).await?;
     let listed = api.call(Some(&key.token), "Machines/List", json!({})).await?.ok()?;
     let listed = listed["machines"].as_array().context("a list")?;
     assert_eq!(listed.len(), 1);
@@ -222,7 +224,7 @@ async fn machines_of_other_providers_change_no_answer() -> TestResult {
         let id = format!("10000000-0000-4000-8000-00000000000{n}");
         stands(&api.pool, &id, &format!("other-{n}"), "many").await?;
     }
-    let key = api.key(Role::Operator, &["rack"], None).await?;
+    let key = api.key(AccessRole::Operator, &["rack"], None).await?;
     for rpc in ["Machines/Get", "Machines/Hold"] {
         let ask = async |machine: &str| {
             let mut body = json!({ "machine": machine });
@@ -258,7 +260,7 @@ async fn machines_of_other_providers_change_no_answer() -> TestResult {
             assert_eq!(refused, unknown, "{rpc} {theirs} and {nobodys}");
         }
     }
-    let everybodys = api.key(Role::Viewer, &[], None).await?;
+    let everybodys = api.key(AccessRole::Viewer, &[], None).await?;
     let ambiguous = api.call(Some(&everybodys.token), "Machines/Get", json!({ "machine": "one" })).await?;
     assert_eq!(ambiguous.code, 404, "whoever reaches both must say which: {ambiguous:?}");
     Ok(api.stop().await?)
@@ -267,7 +269,7 @@ async fn machines_of_other_providers_change_no_answer() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_page_of_somebody_else_can_send_is_no_call() -> TestResult {
     let api = Api::start("api_content_type").await?;
-    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let (operator, machine) = (api.key(AccessRole::Operator, &[], None).await?, provided(&api.pool).await?);
     let order = v1::Order { reason: "r".into(), idempotency_key: "k".into(), ..Default::default() };
     let hold = v1::HoldRequest { machine: machine.to_string(), order: Some(order), ..Default::default() };
     let message = hold.encode_to_vec();
@@ -297,7 +299,7 @@ async fn what_a_page_of_somebody_else_can_send_is_no_call() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pinned_client_certificate_is_a_credential() -> TestResult {
     let api = Api::start("api_certificate").await?;
-    let admin = api.key(Role::Admin, &[], None).await?;
+    let admin = api.key(AccessRole::Admin, &[], None).await?;
     let key = KeyPair::generate_for(&PKCS_ED25519)?;
     let certificate = CertificateParams::default().self_signed(&key)?;
     let identity = || Identity::from_pem(certificate.pem(), key.serialize_pem());
@@ -323,7 +325,7 @@ async fn pinned_client_certificate_is_a_credential() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificate_is_pinned_once_and_a_dry_run_knows_it() -> TestResult {
     let api = Api::start("api_pinned_twice").await?;
-    let admin = api.key(Role::Admin, &[], None).await?;
+    let admin = api.key(AccessRole::Admin, &[], None).await?;
     let create = async |order: serde_json::Value| {
         let body =
             json!({ "name": "ci", "role": "viewer", "certificateSha256": "ab".repeat(32), "order": order });
@@ -338,8 +340,8 @@ async fn certificate_is_pinned_once_and_a_dry_run_knows_it() -> TestResult {
     let id = made["credential"]["credential"].as_str().context("an id")?;
     for again in [create(dry()).await?, create(order("ci", "2")).await?] {
         assert_eq!((&again["order"]["changed"], &again["credential"]), (&json!(false), &json!(null)));
-        let said = again["order"]["said"].as_str().context("a sentence")?;
-        assert!(said.contains("pinned already") && said.contains(id), "{said}");
+        let output = again["order"]["said"].as_str().context("a sentence")?;
+        assert!(output.contains("pinned already") && output.contains(id), "{output}");
     }
     let revoke = |order: serde_json::Value| json!({ "credential": id, "order": order });
     let would = api.call(Some(&admin.token), "Credentials/Revoke", revoke(dry())).await?.ok()?;
@@ -348,15 +350,15 @@ async fn certificate_is_pinned_once_and_a_dry_run_knows_it() -> TestResult {
     api.call(Some(&admin.token), "Credentials/Revoke", revoke(order("over", "3"))).await?.ok()?;
     let would = api.call(Some(&admin.token), "Credentials/Revoke", revoke(dry())).await?.ok()?;
     assert_eq!(would["changed"], false);
-    let said = create(dry()).await?["order"]["said"].as_str().context("a sentence")?.to_owned();
-    assert!(said.contains("that is over"), "{said}");
+    let output = create(dry()).await?["order"]["said"].as_str().context("a sentence")?.to_owned();
+    assert!(output.contains("that is over"), "{output}");
     Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn body_is_not_read_of_whoever_has_no_credential() -> TestResult {
+async fn body_is_not_read_of_a_client_without_a_credential() -> TestResult {
     let api = Api::start("api_endless").await?;
-    // A body that never ends: whoever waits for it answers late, and otherwise.
+    // A body that never ends: a server that waited for it would answer late, and with another status.
     let begun = futures::stream::iter([Ok::<_, std::io::Error>("{")]);
     let endless = reqwest::Body::wrap_stream(begun.chain(futures::stream::pending()));
     let refused = api
@@ -368,7 +370,7 @@ async fn body_is_not_read_of_whoever_has_no_credential() -> TestResult {
         .await?;
     assert_eq!(refused.status(), 401);
     assert_eq!(refused.headers()["www-authenticate"], "Bearer");
-    let viewer = api.key(Role::Viewer, &[], None).await?;
+    let viewer = api.key(AccessRole::Viewer, &[], None).await?;
     let long = api
         .http
         .post(api.url("/api/shepherd.fleet.v1.Machines/List"))
@@ -382,10 +384,11 @@ async fn body_is_not_read_of_whoever_has_no_credential() -> TestResult {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_calls_too_often_is_told_to_wait() -> TestResult {
+async fn client_that_calls_too_often_is_rate_limited() -> TestResult {
     let slow: shepherd::model::time::Rate = "1h,3".parse()?;
     let api = Api::start_with("api_rates", |settings| settings.rates.credential = slow).await?;
-    let (busy, calm) = (api.key(Role::Viewer, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
+    let (busy, calm) =
+        (api.key(AccessRole::Viewer, &[], None).await?, api.key(AccessRole::Viewer, &[], None).await?);
     let mut codes = Vec::new();
     for _ in 0..5 {
         codes.push(api.call(Some(&busy.token), "Credentials/WhoAmI", json!({})).await?.code);

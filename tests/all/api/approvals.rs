@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
-use shepherd::model::access::Role;
+use shepherd::model::access::AccessRole;
 
 use crate::api::command_line::Operator;
 use crate::api::{Answer, Api, order};
@@ -18,8 +18,8 @@ fn why(answer: &Answer) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn order_is_refused_with_its_reason_until_an_admin_of_another_name_approves_it() -> TestResult {
     let api = Api::start("api_second_person").await?;
-    api.bmdb.change_policy("test", |policy| policy.second_person.required = true).await?;
-    let first = api.key(Role::Admin, &[], None).await?;
+    api.bmdb.change_policy("test", |policy| policy.two_person_rule.required = true).await?;
+    let first = api.key(AccessRole::Admin, &[], None).await?;
     let made = async |name: &str, key: &str| {
         let body = json!({ "name": name, "role": "admin", "order": order("a test", key) });
         let made = api.call(Some(&first.token), "Credentials/Create", body).await?.ok()?;
@@ -38,7 +38,7 @@ async fn order_is_refused_with_its_reason_until_an_admin_of_another_name_approve
     let approval = info["metadata"]["approval"].as_str().context("an id")?.to_owned();
     assert!(refused.message().contains(&approval) && refused.message().contains("key k"), "{refused:?}");
 
-    let viewer = api.key(Role::Viewer, &[], None).await?;
+    let viewer = api.key(AccessRole::Viewer, &[], None).await?;
     let listed = api.call(Some(&viewer.token), "Approvals/List", json!({})).await?.ok()?;
     let line = &listed["approvals"][0];
     assert_eq!((&line["state"], &line["target"]), (&json!("waiting"), &json!("the budget reboot")));
@@ -52,7 +52,7 @@ async fn order_is_refused_with_its_reason_until_an_admin_of_another_name_approve
     assert_eq!(why(&other)["reason"], "NOT_AS_ASKED", "{other:?}");
     let done = api.call(Some(&kim), "Budgets/Set", set(3)).await?.ok()?;
     assert_eq!((&done["changed"], &done["after"]["most"]), (&json!(true), &json!(3.0)));
-    assert!(done["said"].as_str().is_some_and(|said| said.ends_with("; approved by lee")), "{done}");
+    assert!(done["said"].as_str().is_some_and(|text| text.ends_with("; approved by lee")), "{done}");
     assert_eq!(api.count("SELECT count(*) FROM audit WHERE rpc LIKE '%Approvals/Approve'").await?, 3);
     Ok(api.stop().await?)
 }
@@ -62,19 +62,19 @@ async fn command_line_says_what_to_type_again_through_the_api_and_directly() -> 
     let api = Api::start("api_second_person_typed").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save_context", "home"])?;
-    api.bmdb.change_policy("test", |policy| policy.second_person.required = true).await?;
+    api.bmdb.change_policy("test", |policy| policy.two_person_rule.required = true).await?;
     for (direct, kind) in [(false, "reboot"), (true, "release")] {
         let give = |arguments: &[&str]| if direct { kim.direct(arguments) } else { kim.ask(arguments) };
-        let typed = ["budget", "set", kind, "--most", "7", "--reason", "it's due"];
+        let typed = ["budget", "set", kind, "--max_count", "7", "--reason", "it's due"];
         assert!(
             give(&[&typed[..], &["--dry_run"]].concat())?.contains("is 7 in 10m"),
             "a dry run needs nobody"
         );
-        let said = give(&typed).err().context("it needs another admin")?.to_string();
-        let again = said.lines().find(|line| line.contains("--idempotency_key")).context("the command")?;
+        let output = give(&typed).err().context("it needs another admin")?.to_string();
+        let again = output.lines().find(|line| line.contains("--idempotency_key")).context("the command")?;
         assert!(again.contains("budget set") && again.contains("'it'\\''s due'"), "{again}");
         let key = again.rsplit(' ').next().context("the key")?;
-        let approval = said.split("shepherdctl approve ").nth(1).and_then(|rest| rest.split(' ').next());
+        let approval = output.split("shepherdctl approve ").nth(1).and_then(|rest| rest.split(' ').next());
         let approval = approval.context("the approval")?;
         let own = kim.direct(&["approve", approval, "--reason", "mine"]).err().context("one's own")?;
         assert!(own.to_string().contains("somebody else has to approve it"), "{own}");

@@ -2,8 +2,8 @@
 
 use anyhow::Context as _;
 use serde_json::json;
-use shepherd::model::access::Role;
-use shepherd::model::artefact::PIECE;
+use shepherd::model::access::AccessRole;
+use shepherd::model::artefact::PIECE_BYTES;
 
 use crate::api::Api;
 use crate::api::command_line::Operator;
@@ -18,7 +18,7 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
     let api = Api::start("api_artefacts").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
-    let piece = usize::try_from(PIECE)?;
+    let piece = usize::try_from(PIECE_BYTES)?;
     // What could be taken for very many empty fields is none.
     let empty = [10_u8, 0].into_iter().cycle().take(2 * piece);
     let bytes: Vec<u8> = empty.chain((0..=250).cycle().take(piece + 11)).collect();
@@ -32,7 +32,7 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
     assert_eq!(api.count("SELECT count(*) FROM artefact").await?, 0, "a dry run brings nothing");
 
     // Somebody has begun and was cut off.
-    let operator = api.key(Role::Operator, &[], None).await?;
+    let operator = api.key(AccessRole::Operator, &[], None).await?;
     let begin = json!({ "sha256": sha256, "size": bytes.len() });
     let begun = api.call(Some(&operator.token), "Artefacts/Begin", begin.clone()).await?.ok()?;
     assert_eq!(begun["missing"].as_array().map(Vec::len), Some(4), "{begun}");
@@ -45,9 +45,12 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
     let listed = kim.ask(&["artefacts", "get"])?;
     assert!(listed.contains("1 of 4 pieces"), "{listed}");
 
-    let said = kim.ask(&add)?;
-    assert!(said.starts_with(&format!("the artefact server-1.4 is added, {} bytes", bytes.len())), "{said}");
-    assert_eq!(said.lines().nth(1), Some(sha256.as_str()));
+    let output = kim.ask(&add)?;
+    assert!(
+        output.starts_with(&format!("the artefact server-1.4 is added, {} bytes", bytes.len())),
+        "{output}"
+    );
+    assert_eq!(output.lines().nth(1), Some(sha256.as_str()));
     let kept: Vec<Vec<u8>> =
         sqlx::query_scalar("SELECT bytes FROM artefact_chunk ORDER BY number").fetch_all(&api.pool).await?;
     assert_eq!(digest(&kept.concat()), sha256);
@@ -83,7 +86,7 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
         let refused = kim.ask(&arguments).err().with_context(|| format!("{arguments:?}"))?.to_string();
         assert!(refused.contains(part), "{refused}");
     }
-    let viewer = api.key(Role::Viewer, &[], None).await?;
+    let viewer = api.key(AccessRole::Viewer, &[], None).await?;
     let begin = json!({ "sha256": sha256, "size": 1 });
     let refused = api.call(Some(&viewer.token), "Artefacts/Begin", begin).await?;
     assert_eq!(refused.code, 403, "{refused:?}");

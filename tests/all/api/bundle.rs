@@ -1,5 +1,5 @@
-//! A bundle for whoever helps: through the API and straight from the database, with a secret in it that somebody
-//! should not have written down.
+//! Support bundles: through the API and straight from the database, from a database that contains a secret where an
+//! operator should not have written one.
 
 use std::collections::BTreeMap;
 use std::fs::{File, metadata};
@@ -65,7 +65,7 @@ async fn fleet(api: &Api) -> Result<[MachineId; 2]> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bundle_tells_a_helper_everything_but_secrets_whoever_is_asked() -> TestResult {
+async fn bundle_has_everything_but_secrets_whichever_source_builds_it() -> TestResult {
     let api = Api::start("api_bundle").await?;
     let [troubled, well] = fleet(&api).await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
@@ -75,27 +75,28 @@ async fn bundle_tells_a_helper_everything_but_secrets_whoever_is_asked() -> Test
     kim.ask(&["hold", &id, "--reason", reason])?;
     kim.ask(&["label", &id, "--set", "bmc_password=hunter2", "--set", "row=7"])?;
 
-    let (told, direct) = (kim.home.path().join("told.tar.gz"), kim.home.path().join("direct.tar.gz"));
-    let said = kim.ask(&["debug", "bundle", "--machine", &id, "--file", told.to_str().context("a path")?])?;
-    assert!(said.contains("holds 19 files"), "{said}");
+    let (reported, direct) = (kim.home.path().join("told.tar.gz"), kim.home.path().join("direct.tar.gz"));
+    let output =
+        kim.ask(&["debug", "bundle", "--machine", &id, "--file", reported.to_str().context("a path")?])?;
+    assert!(output.contains("holds 19 files"), "{output}");
     kim.direct(&["debug", "bundle", "--machine", &id, "--file", direct.to_str().context("a path")?])?;
-    assert_eq!(metadata(&told)?.permissions().mode() & 0o777, 0o600);
-    let (told, direct) = (unpacked(&told)?, unpacked(&direct)?);
-    assert_eq!(told.keys().collect::<Vec<_>>(), direct.keys().collect::<Vec<_>>());
-    for (path, text) in told.iter().chain(&direct) {
+    assert_eq!(metadata(&reported)?.permissions().mode() & 0o777, 0o600);
+    let (reports, direct) = (unpacked(&reported)?, unpacked(&direct)?);
+    assert_eq!(reports.keys().collect::<Vec<_>>(), direct.keys().collect::<Vec<_>>());
+    for (path, text) in reports.iter().chain(&direct) {
         assert!(!text.contains("hunter2") && !text.contains("c2VjcmV0"), "{path}: {text}");
         assert!(path == "README.txt" || serde_json::from_str::<Value>(text).is_ok(), "{path}: {text}");
     }
     // What it is made for: nothing of what is no secret is missing.
     for machine in [troubled, well] {
-        let why = parsed(&told, &format!("machines/{machine}/why.json"))?;
+        let why = parsed(&reports, &format!("machines/{machine}/why.json"))?;
         assert_eq!(why["machine"], machine.to_string());
     }
-    let why = parsed(&told, &format!("machines/{well}/why.json"))?.to_string();
+    let why = parsed(&reports, &format!("machines/{well}/why.json"))?.to_string();
     assert!(why.contains("for shepherd_***, see postgres://kim:***@db/bmdb"), "{why}");
-    assert_eq!(parsed(&told, "machines.json")?["machines"].as_array().context("a list")?.len(), 2);
-    assert!(parsed(&told, "about.json")?["failed"].as_object().context("an object")?.is_empty());
-    assert!(parsed(&told, "about.json")?["asked"].as_str().context("a text")?.starts_with("the API at "));
+    assert_eq!(parsed(&reports, "machines.json")?["machines"].as_array().context("a list")?.len(), 2);
+    assert!(parsed(&reports, "about.json")?["failed"].as_object().context("an object")?.is_empty());
+    assert!(parsed(&reports, "about.json")?["asked"].as_str().context("a text")?.starts_with("the API at "));
     assert_eq!(parsed(&direct, "about.json")?["asked"], "the database");
     Ok(())
 }
@@ -107,8 +108,8 @@ async fn bundle_overwrites_nothing_and_names_what_it_could_not_have() -> TestRes
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     let path = kim.home.path().join("bundle.tar.gz");
     let file = path.to_str().context("a path")?;
-    let said = kim.direct(&["debug", "bundle", "--machine", "nobody", "--file", file])?;
-    assert!(said.contains("without `why nobody`: "), "{said}");
+    let output = kim.direct(&["debug", "bundle", "--machine", "nobody", "--file", file])?;
+    assert!(output.contains("without `why nobody`: "), "{output}");
     let about = parsed(&unpacked(&path)?, "about.json")?;
     let failed = about["failed"].as_object().context("an object")?;
     assert_eq!(failed.len(), 3, "{failed:?}");

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use shepherd::cli::contexts::Contexts;
-use shepherd::model::access::Role;
+use shepherd::model::access::AccessRole;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -37,19 +37,19 @@ impl Operator<'_> {
 
     /// Asks the current context's API.
     pub(super) fn ask(&self, arguments: &[&str]) -> anyhow::Result<String> {
-        told(&self.command(arguments).output()?)
+        read_stdout(&self.command(arguments).output()?)
     }
 
     /// Asks the current context's API, without keeping anybody waiting for it.
-    pub(super) async fn asked(&self, arguments: &[&str]) -> anyhow::Result<Output> {
+    pub(super) async fn run_command(&self, arguments: &[&str]) -> anyhow::Result<Output> {
         Ok(tokio::process::Command::from(self.command(arguments)).output().await?)
     }
 
-    /// Asks the database.
+    /// Runs the command against the database itself.
     pub(super) fn direct(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let dialect = self.api.database.dialect().as_str();
         let mut command = self.command(&[&["--direct", "--bmdb_dialect", dialect], arguments].concat());
-        told(&command.env("SHEPHERD_BMDB_URL", self.api.database.url()).output()?)
+        read_stdout(&command.env("SHEPHERD_BMDB_URL", self.api.database.url()).output()?)
     }
 
     fn contexts(&self) -> PathBuf {
@@ -87,8 +87,8 @@ impl Operator<'_> {
     }
 }
 
-/// A line to a server. Over its first connection the server hears everything, and the caller nothing once it
-/// has said something under TLS; later connections are good.
+/// A proxy in front of a server. Over its first connection the server receives everything, but the client receives
+/// nothing more once it has sent application data under TLS. Later connections work.
 struct Lossy {
     address: SocketAddr,
     /// Ends the first connection.
@@ -136,7 +136,7 @@ async fn forward_without_answers(client: TcpStream, server: SocketAddr) -> std::
                 deaf.store(true, Ordering::SeqCst);
             }
             if length == 0 {
-                // Whoever hangs up first is not answered either.
+                // A client that hangs up first gets no answer either.
                 return std::future::pending::<std::io::Result<()>>().await;
             }
             server_writes.write_all(&bytes[..length]).await?;
@@ -168,7 +168,7 @@ fn speaks(mut records: &[u8]) -> bool {
     false
 }
 
-pub(super) fn told(output: &Output) -> anyhow::Result<String> {
+pub(super) fn read_stdout(output: &Output) -> anyhow::Result<String> {
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout.clone())?)
 }
@@ -182,11 +182,11 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     assert_eq!(lost.status.code(), Some(2));
     assert!(String::from_utf8(lost.stderr)?.contains("tokens bootstrap --save_context"));
 
-    let said = kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let output = kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
     let token = kim.home.path().join(".config/shepherd/home.token");
     assert_eq!(std::fs::metadata(&token)?.permissions().mode() & 0o777, 0o600);
     let secret = std::fs::read_to_string(&token)?;
-    assert!(!said.contains(secret.trim()), "the token is in its file: {said}");
+    assert!(!output.contains(secret.trim()), "the token is in its file: {output}");
     let again = kim.direct(&["tokens", "bootstrap", "--save_context", "home"]);
     assert!(again.is_err(), "a token is never written over");
 
@@ -196,14 +196,15 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     assert!(kim.ask(&["label", &machine, "--set", "row=7"])?.contains("is labelled row=7"));
     assert!(kim.ask(&["get", "machines", "--label", "row=7"])?.contains("row=7"));
     let unsure = kim.command(&["quarantine", "--label", "row=7", "--reason", "a fan"]).output()?;
-    let said = String::from_utf8(unsure.stderr)?;
-    assert!(unsure.status.code() == Some(2) && said.contains("give --yes_count 1"), "{said}");
-    let wrong =
-        kim.command(&["quarantine", "--label", "row", "--reason", "a fan", "--yes_count", "2"]).output()?;
+    let text = String::from_utf8(unsure.stderr)?;
+    assert!(unsure.status.code() == Some(2) && text.contains("give --confirm_count 1"), "{text}");
+    let wrong = kim
+        .command(&["quarantine", "--label", "row", "--reason", "a fan", "--confirm_count", "2"])
+        .output()?;
     assert!(String::from_utf8(wrong.stderr)?.contains("the filter means 1 machine, and 2 were expected"));
-    let done = kim.ask(&["quarantine", "--label", "row", "--reason", "a fan", "--yes_count", "1"])?;
+    let done = kim.ask(&["quarantine", "--label", "row", "--reason", "a fan", "--confirm_count", "1"])?;
     assert!(done.contains("is quarantined until") && done.contains("1 machine: 1 changed"), "{done}");
-    let done = kim.direct(&["release", "--tag", "quarantine", "--quarantine", "--yes_count", "1"])?;
+    let done = kim.direct(&["release", "--tag", "quarantine", "--quarantine", "--confirm_count", "1"])?;
     assert!(done.contains("is not quarantined any more"), "{done}");
     assert!(kim.ask(&["unlabel", &machine, "--key", "row"])?.contains("has no label any more"));
     let held = kim.json(&["hold", &machine, "--reason", "a new disk", "--until", "2h"])?;
@@ -225,7 +226,7 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
         serde_json::from_str(&kim.direct(&["why", &machine, "-o", "json"])?)?,
     );
     for why in [&mut through, &mut straight] {
-        // The moment it was asked at, and how long before that somebody did something.
+        // The time of the request, and how long before it somebody did something.
         let fields = why.as_object_mut().context("an object")?;
         fields.remove("at");
         fields.remove("notes");
@@ -271,8 +272,8 @@ async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> TestR
     kim.reach(&[address, another.local_addr])?;
     let held =
         kim.order_and_lose_the_answer(line, &["hold", &machine, "--reason", "a disk"], (holds, 1)).await?;
-    let (said, progress) = (told(&held)?, String::from_utf8(held.stderr)?);
-    assert!(said.contains("held"), "{said}");
+    let (text, progress) = (read_stdout(&held)?, String::from_utf8(held.stderr)?);
+    assert!(text.contains("held"), "{text}");
     let begun = format!("shepherdctl: no answer from {address} (");
     assert!(progress.starts_with(&begun) && progress.contains("giving the same order again"), "{progress}");
     assert_eq!(api.count(holds).await?, 1);
@@ -283,7 +284,7 @@ async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> TestR
     kim.reach(&[line.address])?;
     let create = ["tokens", "create", "lee", "--role", "viewer", "--reason", "lee is new"];
     let created = kim.order_and_lose_the_answer(line, &create, (made, 1)).await?;
-    let token = told(&created)?;
+    let token = read_stdout(&created)?;
     let progress = String::from_utf8(created.stderr)?;
     assert!(progress.contains("lost on its way here; it is revoked, and another one made"), "{progress}");
     assert_eq!(api.call(Some(token.trim()), "Machines/List", serde_json::json!({})).await?.code, 200);
@@ -292,7 +293,7 @@ async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> TestR
     assert_eq!(api.count(good).await?, 1);
 
     stop_another.cancel();
-    another.ended().await;
+    another.wait_until_stopped().await;
     Ok(api.stop().await?)
 }
 
@@ -326,18 +327,18 @@ async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> TestResult {
 
     let elsewhere = tempfile::tempdir()?;
     let made = bootstrap("home").args(["--output_file", "a.token"]).current_dir(elsewhere.path()).output()?;
-    told(&made)?;
+    read_stdout(&made)?;
     let home = Contexts::read(&kim.contexts())?.contexts["home"].clone();
     assert!(home.token_path.is_absolute() && home.token_path.ends_with("a.token"), "{home:?}");
     kim.ask(&["get", "machines"])?;
 
-    // The environment names a context for every command; `--direct` is said of this one.
+    // The environment names a context for every command. `--direct` is given for this one command.
     let direct = |arguments: &[&str]| {
         let mut command = kim.command(&["--direct", "get", "machines"]);
         command.args(arguments).args(["--bmdb_dialect", api.database.dialect().as_str()]);
         command.env("SHEPHERD_BMDB_URL", api.database.url()).env("SHEPHERD_CONTEXT", "home").output()
     };
-    told(&direct(&[])?)?;
+    read_stdout(&direct(&[])?)?;
     let both = direct(&["--context", "home"])?;
     assert_eq!(both.status.code(), Some(2));
     assert!(String::from_utf8(both.stderr)?.contains("give one of them"));
@@ -346,7 +347,7 @@ async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> TestResult {
     let publish_none = "UPDATE session SET runtime_info = runtime_info || '{\"ca_certificates\": []}'::JSONB \
                         WHERE component = 'api'";
     assert_eq!(sqlx::query(publish_none).execute(&api.pool).await?.rows_affected(), 1);
-    told(&bootstrap("bare").output()?)?;
+    read_stdout(&bootstrap("bare").output()?)?;
     assert_eq!(Contexts::read(&kim.contexts())?.contexts["bare"].ca_certificate_path, None);
     assert!(!kim.home.path().join(".config/shepherd/bare.ca.pem").exists());
     let trusted = kim.home.path().join("trusted.pem");
@@ -355,7 +356,7 @@ async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> TestResult {
         let mut command = kim.command(&["get", "machines", "--context", "bare"]);
         command.env_remove("SSL_CERT_DIR").env("SSL_CERT_FILE", trusted).output()
     };
-    told(&ask(&trusted)?)?;
+    read_stdout(&ask(&trusted)?)?;
     std::fs::write(&trusted, "")?;
     let untrusted = ask(&trusted)?;
     assert_eq!(untrusted.status.code(), Some(2), "{untrusted:?}");
@@ -372,7 +373,7 @@ async fn credentials_are_listed_to_their_end_however_much_each_says() -> TestRes
     let providers: Vec<&str> = providers.iter().map(String::as_str).collect();
     // More than a client decodes at once.
     for _ in 0..120 {
-        api.key(Role::Viewer, &providers, None).await?;
+        api.key(AccessRole::Viewer, &providers, None).await?;
     }
     let listed = kim.json(&["tokens", "get"])?;
     assert_eq!(listed["credentials"].as_array().context("a list")?.len(), 121);

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
-use shepherd::bmdb::change::{FactChange, NewAgent};
 use shepherd::bmdb::claim::Claimed;
+use shepherd::bmdb::fact_change::{FactChange, NewAgent};
 use shepherd::bmdb::metrics::Metrics;
-use shepherd::model::access::Role;
+use shepherd::model::access::AccessRole;
 use shepherd::model::process::Process;
 use shepherd::proto::fleet::v1::machines_client::MachinesClient;
 use shepherd::proto::fleet::v1::{MachineFilter, WatchMachinesRequest};
@@ -88,18 +88,18 @@ async fn turn(shepherd: &Shepherd, connection: &mut PgConnection) -> Result<Paid
     Ok(Paid { buffers: middle, contended, again })
 }
 
-/// The crowd, until it is told to stop; with how many pages and lines it was given.
+/// Clients that poll and watch until `stop` is set, with the numbers of pages and lines that they have received.
 struct Crowd {
     stop: Arc<AtomicBool>,
     pages: Arc<AtomicU64>,
-    told: Arc<AtomicU64>,
+    watch_lines: Arc<AtomicU64>,
     everybody: JoinSet<Result<()>>,
 }
 
 impl Crowd {
     async fn gather(api: &Arc<Api>, keys: &[Key]) -> Result<Self> {
-        let (stop, pages, told) = (Arc::new(AtomicBool::new(false)), Arc::default(), Arc::default());
-        let mut crowd = Self { stop, pages, told, everybody: JoinSet::new() };
+        let (stop, pages, count) = (Arc::new(AtomicBool::new(false)), Arc::default(), Arc::default());
+        let mut crowd = Self { stop, pages, watch_lines: count, everybody: JoinSet::new() };
         for (number, key) in (0..POLLERS).zip(keys.iter().cycle()) {
             let (api, token, stop) = (api.clone(), key.token.clone(), crowd.stop.clone());
             let pages = crowd.pages.clone();
@@ -124,14 +124,14 @@ impl Crowd {
                 Request::new(WatchMachinesRequest { filter: Some(filter), resume: String::new() });
             request.metadata_mut().insert("authorization", format!("Bearer {}", key.token).parse()?);
             let mut stream = MachinesClient::new(api.channel(None).await?).watch(request).await?.into_inner();
-            let (stop, told) = (crowd.stop.clone(), crowd.told.clone());
+            let (stop, count) = (crowd.stop.clone(), crowd.watch_lines.clone());
             crowd.everybody.spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
-                    // Whoever is told nothing for a while looks whether it is over.
+                    // The timeout lets an idle watcher check `stop`.
                     let wait = tokio::time::timeout(Duration::from_millis(200), stream.next());
                     if let Ok(line) = wait.await {
                         line.context("the watch ended")??;
-                        told.fetch_add(1, Ordering::Relaxed);
+                        count.fetch_add(1, Ordering::Relaxed);
                     }
                 }
                 Ok(())
@@ -140,10 +140,11 @@ impl Crowd {
         Ok(crowd)
     }
 
-    /// Waits until each has been given something since `pages` and `lines` were.
+    /// Waits until the crowd has received at least this many pages and lines.
     async fn until_busy(&self, pages: u64, lines: u64) -> Result<()> {
         until("the crowd is served", async || {
-            Ok(self.pages.load(Ordering::Relaxed) >= pages && self.told.load(Ordering::Relaxed) >= lines)
+            Ok(self.pages.load(Ordering::Relaxed) >= pages
+                && self.watch_lines.load(Ordering::Relaxed) >= lines)
         })
         .await
     }
@@ -153,19 +154,19 @@ impl Crowd {
         while let Some(ended) = self.everybody.join_next().await {
             ended??;
         }
-        Ok((self.pages.load(Ordering::Relaxed), self.told.load(Ordering::Relaxed)))
+        Ok((self.pages.load(Ordering::Relaxed), self.watch_lines.load(Ordering::Relaxed)))
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn loops_pay_the_same_with_fifty_pollers_and_twenty_watchers() -> TestResult {
-    let api = Arc::new(Api::start_with("api_crowd", |settings| settings.connections = 400).await?);
+    let api = Arc::new(Api::start_with("api_crowd", |settings| settings.max_connections = 400).await?);
     let mut connection = PgConnection::connect(api.database.url()).await?;
     fill(&mut connection, MACHINES).await?;
     // One credential may have a quarter of the watches of a shepherd.
     let mut viewers = Vec::new();
     for _ in 0..5 {
-        viewers.push(api.key(Role::Viewer, &[], None).await?);
+        viewers.push(api.key(AccessRole::Viewer, &[], None).await?);
     }
     // No renewal meanwhile, as with the API's own session: a claim that loses against one lost against no caller.
     let unrenewed = Duration::from_hours(10);
@@ -179,11 +180,11 @@ async fn loops_pay_the_same_with_fifty_pollers_and_twenty_watchers() -> TestResu
     let during = crowd.pages.load(Ordering::Relaxed) - pages;
     // Each claim moved a machine out of what is watched.
     crowd.until_busy(pages, WATCHERS * (100 + CLAIMS as u64)).await?;
-    let (pages, told) = crowd.leave().await?;
+    let (pages, number) = crowd.leave().await?;
     let after = turn(&shepherd, &mut connection).await?;
 
     println!(
-        "alone {alone:?}, watched {watched:?} ({during} of {pages} pages, {told} lines), after {after:?}"
+        "alone {alone:?}, watched {watched:?} ({during} of {pages} pages, {number} lines), after {after:?}"
     );
     assert!(during > 0, "nobody polled while machines were claimed");
     let without = alone.buffers.max(after.buffers);

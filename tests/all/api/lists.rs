@@ -7,8 +7,8 @@ use anyhow::Context as _;
 use base64::Engine as _;
 use serde_json::{Value, json};
 use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::look::Looks;
-use shepherd::model::access::Role;
+use shepherd::bmdb::read_pool::ReadPool;
+use shepherd::model::access::AccessRole;
 use tokio_stream::StreamExt as _;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
@@ -24,7 +24,7 @@ use crate::harness::callback::provided;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_give_each_machine_once_under_any_filter() -> TestResult {
     let api = Api::start("api_pages").await?;
-    let operator = api.key(Role::Operator, &[], None).await?;
+    let operator = api.key(AccessRole::Operator, &[], None).await?;
     let mut machines = Vec::new();
     for _ in 0..11 {
         machines.push(provided(&api.pool).await?);
@@ -75,9 +75,9 @@ async fn pages_give_each_machine_once_under_any_filter() -> TestResult {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everything_that_can_be_asked_is_answered() -> TestResult {
+async fn every_request_gets_a_response() -> TestResult {
     let api = Api::start("api_answers").await?;
-    let (admin, machine) = (api.key(Role::Admin, &[], None).await?, provided(&api.pool).await?);
+    let (admin, machine) = (api.key(AccessRole::Admin, &[], None).await?, provided(&api.pool).await?);
     sqlx::query(
         "INSERT INTO work_backoff VALUES ($1, 'AgentStart', 3, 1000, now() + INTERVAL '1 h', 'no route to host')",
     )
@@ -120,7 +120,7 @@ async fn everything_that_can_be_asked_is_answered() -> TestResult {
 async fn every_shepherd_gives_the_same_answer() -> TestResult {
     let api = Api::start("api_two").await?;
     let (other, stop) = api.another().await?;
-    let (admin, machine) = (api.key(Role::Admin, &[], None).await?, provided(&api.pool).await?);
+    let (admin, machine) = (api.key(AccessRole::Admin, &[], None).await?, provided(&api.pool).await?);
     let hold = json!({ "machine": machine, "order": order("at one of them", "k") });
     let held =
         api.call_at(other.local_addr, Some(&admin.token), "Machines/Hold", hold.clone()).await?.ok()?;
@@ -153,24 +153,24 @@ async fn every_shepherd_gives_the_same_answer() -> TestResult {
         let mut answers = Vec::new();
         for server in [api.server.local_addr, other.local_addr] {
             let mut answer = api.call_at(server, Some(&admin.token), rpc, body.clone()).await?.ok()?;
-            // The moment it was asked at.
+            // The time of the request.
             let fields = answer.as_object_mut().context("an object")?;
             fields.remove("at");
-            // They say how long ago somebody did something.
+            // They contain how long ago somebody did something.
             fields.remove("notes");
             answers.push(answer);
         }
         assert_eq!(answers[0], answers[1], "{rpc}");
     }
     stop.cancel();
-    other.ended().await;
+    other.wait_until_stopped().await;
     Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn odd_places_in_lists_are_refused_and_not_asked_of_the_database() -> TestResult {
+async fn odd_places_in_lists_are_refused_without_a_database_query() -> TestResult {
     let api = Api::start("api_odd_places").await?;
-    let admin = api.key(Role::Admin, &[], None).await?;
+    let admin = api.key(AccessRole::Admin, &[], None).await?;
     let nil = uuid::Uuid::nil();
     for (rpc, list, place) in [
         ("Backoffs/List", "backoffs", format!("{nil} a\0")),
@@ -190,7 +190,7 @@ async fn odd_places_in_lists_are_refused_and_not_asked_of_the_database() -> Test
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn contracts_and_health_are_told_to_anybody() -> TestResult {
+async fn contracts_and_health_are_served_to_anybody() -> TestResult {
     let api = Api::start("api_contracts").await?;
     let channel = api.channel(None).await?;
     let health =
@@ -200,18 +200,18 @@ async fn contracts_and_health_are_told_to_anybody() -> TestResult {
         host: String::new(),
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
-    let mut told = ServerReflectionClient::new(channel)
+    let mut streaming = ServerReflectionClient::new(channel)
         .server_reflection_info(tokio_stream::once(ask))
         .await?
         .into_inner();
-    let told = told.next().await.context("an answer")??.message_response;
-    let Some(MessageResponse::ListServicesResponse(services)) = told else { panic!("{told:?}") };
+    let response = streaming.next().await.context("an answer")??.message_response;
+    let Some(MessageResponse::ListServicesResponse(services)) = response else { panic!("{response:?}") };
     let names: Vec<String> = services.service.into_iter().map(|service| service.name).collect();
     assert!(names.contains(&"shepherd.fleet.v1.Machines".to_owned()), "{names:?}");
 
     let document: Value = api.http.get(api.url("/openapi.json")).send().await?.json().await?;
     assert!(document["paths"].as_object().is_some_and(|paths| paths.len() > 15), "{document}");
-    let viewer = api.key(Role::Viewer, &[], None).await?;
+    let viewer = api.key(AccessRole::Viewer, &[], None).await?;
     let plain =
         api.http.post(api.url("/api/shepherd.fleet.v1.Credentials/WhoAmI")).bearer_auth(&viewer.token);
     let plain = plain.body("{}").send().await?;
@@ -234,21 +234,22 @@ async fn streams_that_anybody_may_open_end_with_the_server() -> TestResult {
     };
     // Asks once, and says nothing more for ever.
     let asking = tokio_stream::once(ask).chain(tokio_stream::pending());
-    let mut told = ServerReflectionClient::new(channel).server_reflection_info(asking).await?.into_inner();
-    told.next().await.context("an answer")??;
+    let mut streaming =
+        ServerReflectionClient::new(channel).server_reflection_info(asking).await?.into_inner();
+    streaming.next().await.context("an answer")??;
     api.stop.cancel();
-    let end = told.next().await;
+    let end = streaming.next().await;
     assert!(end.is_none(), "it was cut off: {end:?}");
     Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn look_that_takes_too_long_is_begun_anew() -> TestResult {
+async fn read_that_takes_too_long_is_retried() -> TestResult {
     let api = Api::start("api_looks").await?;
-    let looks = Looks::connect(&api.bmdb, 1).await?;
+    let looks = ReadPool::connect(&api.bmdb, 1).await?;
     let tried = AtomicUsize::new(0);
     let silence: String = looks
-        .look(move |tx| {
+        .read(move |tx| {
             let tried = tried.fetch_add(1, Ordering::Relaxed);
             Box::pin(async move {
                 let statement = match tried {
@@ -259,7 +260,7 @@ async fn look_that_takes_too_long_is_begun_anew() -> TestResult {
                     _ => "SHOW idle_in_transaction_session_timeout",
                 };
                 let read = sqlx::query_scalar(statement).fetch_one(tx).await;
-                read.map_err(|source| BmdbError::Statement { what: "a test", source })
+                read.map_err(|source| BmdbError::Statement { operation: "a test", source })
             })
         })
         .await?;

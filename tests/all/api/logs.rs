@@ -1,4 +1,4 @@
-//! Logs as operators have them: `shepherdctl` asks one shepherd, a real role server calls another one.
+//! Logs as operators read them: `shepherdctl` calls one shepherd, a real role server calls another one.
 
 use std::io::Write as _;
 use std::process::{Output, Stdio};
@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
-use shepherd::bmdb::change::{FactChange, NewAgent};
+use shepherd::bmdb::fact_change::{FactChange, NewAgent};
 use shepherd::bmdb::work::Decision;
-use shepherd::model::access::Role;
+use shepherd::model::access::AccessRole;
 use shepherd::model::ids::MachineId;
 use shepherd::model::time::Span;
 use shepherd::proto::agent::v1 as wire;
@@ -21,13 +21,13 @@ use crate::harness::callback::{self, Listener, provided, until};
 use crate::harness::program::PATIENCE;
 use crate::roleserver::Machine;
 
-/// A role server on a machine of the fleet, which this shepherd hears.
+/// A role server on a machine of the fleet, whose heartbeats this shepherd receives.
 async fn enrolled(api: &Api, listener: &Listener) -> Result<(MachineId, Arc<Machine>)> {
     let machine = provided(&api.pool).await?;
     let request = wire::EnrollRequest {
         machine_id: machine.to_string(),
         endpoints: listener.server.endpoints.clone(),
-        ca_certificates: listener.server.ca_certificates(),
+        ca_certificates: listener.server.current_ca_certificates(),
         lane: "access".to_owned(),
         fence: 1,
         bmdb_id: uuid::Uuid::new_v4().to_string(),
@@ -52,20 +52,20 @@ async fn enrolled(api: &Api, listener: &Listener) -> Result<(MachineId, Arc<Mach
         .change_machine(machine, move |_| Decision {
             changes: vec![FactChange::AgentStarted(agent.clone())],
             events: Vec::new(),
-            answer: (),
+            output: (),
         })
         .await?;
-    let heard = "SELECT count(*) FROM machine_agent_heartbeat";
-    until("it is heard", || async { Ok(api.count(heard).await? == 1) }).await?;
+    let message = "SELECT count(*) FROM machine_agent_heartbeat";
+    until("it is heard", || async { Ok(api.count(message).await? == 1) }).await?;
     Ok((machine, Arc::new(host)))
 }
 
-fn said(output: &Output) -> String {
+fn format_output(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
 fn json_of(output: &Output) -> Result<Value> {
-    ensure!(output.status.success(), "{}", said(output));
+    ensure!(output.status.success(), "{}", format_output(output));
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
@@ -74,7 +74,7 @@ fn json_of(output: &Output) -> Result<Value> {
     clippy::too_many_lines,
     reason = "one machine and two shepherds, who are asked one thing after the other"
 )]
-async fn log_of_a_machine_reaches_whoever_asks_another_shepherd_than_hears_it() -> TestResult {
+async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_calls() -> TestResult {
     let api = Api::start("api_logs").await?;
     api.bmdb.change_policy("test", |policy| policy.heartbeat_interval = Span::seconds(1)).await?;
     let listener = Listener::start(&api.database, callback::settings(api.directory.path())?).await?;
@@ -83,7 +83,7 @@ async fn log_of_a_machine_reaches_whoever_asks_another_shepherd_than_hears_it() 
     kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
     let name = machine.to_string();
 
-    let own = json_of(&kim.asked(&["logs", &name, "roleserver", "-o", "json"]).await?)?;
+    let own = json_of(&kim.run_command(&["logs", &name, "roleserver", "-o", "json"]).await?)?;
     let lines: Vec<&str> =
         own["lines"].as_array().context("lines")?.iter().filter_map(Value::as_str).collect();
     assert!(lines.iter().any(|line| line.contains("heartbeat delivered")), "{lines:#?}");
@@ -94,8 +94,8 @@ async fn log_of_a_machine_reaches_whoever_asks_another_shepherd_than_hears_it() 
     std::fs::create_dir_all(&service)?;
     let text = "2020-01-01T00:00:00Z old\n  its second line\n2999-01-01T00:00:00Z \u{1b}[31mred\u{1b}[0m\u{7}\nlast\n";
     std::fs::write(service.join("output.log"), text)?;
-    let listed = kim.asked(&["logs", &name]).await?;
-    let listed = (said(&listed), listed.status.success());
+    let listed = kim.run_command(&["logs", &name]).await?;
+    let listed = (format_output(&listed), listed.status.success());
     assert!(listed.1 && listed.0.contains("LOG"), "{listed:?}");
     let sizes: Vec<Vec<&str>> = listed.0.lines().map(|line| line.split_whitespace().collect()).collect();
     let size = text.len().to_string();
@@ -106,35 +106,35 @@ async fn log_of_a_machine_reaches_whoever_asks_another_shepherd_than_hears_it() 
         (&["--since", "1h"], "2999-01-01T00:00:00Z red \nlast\n"),
         (&[], "2020-01-01T00:00:00Z old\n  its second line\n2999-01-01T00:00:00Z red \nlast\n"),
     ] {
-        let output = kim.asked(&[&["logs", &name, "web/server"], arguments].concat()).await?;
-        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{}", said(&output));
+        let output = kim.run_command(&[&["logs", &name, "web/server"], arguments].concat()).await?;
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{}", format_output(&output));
     }
     let direct = kim.direct(&["logs", &name, "web/server", "--lines", "1"])?;
     assert_eq!(direct, "last\n", "the database is asked in the same way");
 
-    // A name that leads nowhere says where names do.
+    // The error for an unknown log lists the known ones.
     for odd in ["web/other", "../../identity.pk8"] {
-        let unknown = kim.asked(&["logs", &name, odd]).await?;
-        assert_eq!(unknown.status.code(), Some(1), "{}", said(&unknown));
+        let unknown = kim.run_command(&["logs", &name, odd]).await?;
+        assert_eq!(unknown.status.code(), Some(1), "{}", format_output(&unknown));
         let expected = format!("this machine has no log {odd:?}; there are: roleserver, web/server");
-        assert!(said(&unknown).contains(&expected), "{}", said(&unknown));
+        assert!(format_output(&unknown).contains(&expected), "{}", format_output(&unknown));
     }
 
     // Who may, and what is written down of it.
     let (viewer, operator) =
-        (api.key(Role::Viewer, &[], None).await?, api.key(Role::Operator, &[], None).await?);
-    let elsewhere = api.key(Role::Operator, &["another"], None).await?;
+        (api.key(AccessRole::Viewer, &[], None).await?, api.key(AccessRole::Operator, &[], None).await?);
+    let elsewhere = api.key(AccessRole::Operator, &["another"], None).await?;
     let asking = |key: &str| json!({ "machine": name, "log": "web/server", "order": order("a look", key) });
     assert_eq!(api.call(Some(&viewer.token), "Logs/Ask", asking("1")).await?.code, 403);
     assert_eq!(api.call(Some(&elsewhere.token), "Logs/Ask", asking("1")).await?.code, 404);
-    let asked = api.call(Some(&operator.token), "Logs/Ask", asking("1")).await?.ok()?;
+    let value = api.call(Some(&operator.token), "Logs/Ask", asking("1")).await?.ok()?;
     let again = api.call(Some(&operator.token), "Logs/Ask", asking("1")).await?.ok()?;
-    assert_eq!((&again["request"], &again["order"]["repeated"]), (&asked["request"], &json!(true)));
-    let reading = json!({ "machine": name, "request": asked["request"] });
+    assert_eq!((&again["request"], &again["order"]["repeated"]), (&value["request"], &json!(true)));
+    let reading = json!({ "machine": name, "request": value["request"] });
     for (key, code) in [(&viewer, 403), (&elsewhere, 404)] {
         assert_eq!(api.call(Some(&key.token), "Logs/Read", reading.clone()).await?.code, code);
     }
-    let foreign = kim.asked(&["tokens", "create", "lee", "--role", "admin", "--reason", "r"]).await?;
+    let foreign = kim.run_command(&["tokens", "create", "lee", "--role", "admin", "--reason", "r"]).await?;
     let lee = String::from_utf8(foreign.stdout)?;
     let refused = api.call(Some(lee.trim()), "Logs/Read", reading.clone()).await?;
     assert!(refused.message().contains("no such request of yours"), "{refused:?}");
@@ -142,7 +142,7 @@ async fn log_of_a_machine_reaches_whoever_asks_another_shepherd_than_hears_it() 
         Ok(api.call(Some(&operator.token), "Logs/Read", reading.clone()).await?.ok()?["state"] == "ended")
     })
     .await?;
-    // Whoever does not say that they have it is told it again.
+    // A reader that does not acknowledge the lines receives them again.
     let read = api.call(Some(&operator.token), "Logs/Read", reading.clone()).await?.ok()?;
     assert_eq!(read["lines"][3], "last", "{read}");
     let audited: (String, String) = sqlx::query_as(
@@ -152,14 +152,15 @@ async fn log_of_a_machine_reaches_whoever_asks_another_shepherd_than_hears_it() 
     .fetch_one(&api.pool)
     .await?;
     assert_eq!(audited, ("a look".to_owned(), "web/server".to_owned()));
-    let dry = kim.asked(&["logs", &name, "etcd", "--dry_run"]).await?;
+    let dry = kim.run_command(&["logs", &name, "etcd", "--dry_run"]).await?;
     assert!(
-        said(&dry).contains("without --dry_run:") && said(&dry).contains("is asked for the log etcd"),
+        format_output(&dry).contains("without --dry_run:")
+            && format_output(&dry).contains("is asked for the log etcd"),
         "{}",
-        said(&dry)
+        format_output(&dry)
     );
 
-    // And what is added, as it is.
+    // Added lines arrive as they are written.
     let mut following = tokio::process::Command::from(kim.command(&[
         "logs",
         &name,
@@ -183,9 +184,9 @@ async fn log_of_a_machine_reaches_whoever_asks_another_shepherd_than_hears_it() 
         let line: Value = serde_json::from_str(&line?.context("it ended")?)?;
         assert_eq!(line["line"], expected);
     }
-    // Its role server is killed: whoever reads is told, by words.
+    // Its role server is killed: the reader receives the reason as text.
     let agent = host.agent()?;
-    agent.instance.signal(rustix::process::Signal::KILL)?;
+    agent.instance.send_signal(rustix::process::Signal::KILL)?;
     let ended = tokio::time::timeout(PATIENCE, following.wait()).await??;
     assert_eq!(ended.code(), Some(1), "its role server was started anew");
     listener.stop().await?;

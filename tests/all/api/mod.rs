@@ -11,16 +11,16 @@ use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 use shepherd::bmdb::audit::{Actor, Order, request_digest};
 use shepherd::bmdb::connection::Bmdb;
-use shepherd::bmdb::credential::NewCredential;
+use shepherd::bmdb::credential::NewAccessCredential;
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::secret::SecretsKey;
 use shepherd::bmdb::session::Sessions;
-use shepherd::model::access::{Role, Scope};
+use shepherd::model::access::{AccessRole, AccessScope};
 use shepherd::model::ids::ProcessId;
 use shepherd::model::time::Span;
-use shepherd::server::api::door::ApiRates;
-use shepherd::server::api::server::{ApiServer, ApiSettings, serve_api};
-use shepherd::server::certificate::{CertificateSource, RenewalClock};
+use shepherd::server::api::api_server::{ApiServer, ApiSettings, serve_api};
+use shepherd::server::api::auth::ApiRates;
+use shepherd::server::server_certificate::{CertificateSource, RenewalClock};
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -100,13 +100,13 @@ fn settings(directory: &Path) -> anyhow::Result<ApiSettings> {
     Ok(ApiSettings {
         listen_address: SocketAddr::from(([127, 0, 0, 1], 0)),
         endpoints: Vec::new(),
-        certificate: CertificateSource::Shared(Arc::new(key)),
+        certificate: CertificateSource::CallbackCa(Arc::new(key)),
         renewal: RenewalClock::default(),
         rates: ApiRates { source: "1ms,10000".parse()?, credential: "1ms,10000".parse()? },
-        connections: 100,
-        watches: 20,
-        database_connections: 4,
-        door_connections: 2,
+        max_connections: 100,
+        max_watches: 20,
+        read_pool_connections: 4,
+        auth_pool_connections: 2,
     })
 }
 
@@ -123,11 +123,11 @@ impl Api {
         bmdb.read_policy().await?;
         let pool = database.pool().await?;
         let directory = tempfile::tempdir()?;
-        // Not renewed while a test lasts: where transactions are SERIALIZABLE a renewal may cost whoever claims a
-        // second try, and tests count those.
+        // Not renewed while a test lasts: if transactions are SERIALIZABLE, a renewal may cost the claimer a second
+        // try, and tests count those.
         let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_hours(10));
         let (stop, keep) = (CancellationToken::new(), CancellationToken::new());
-        let keeper = tokio::spawn(keeper.keep(&keep)?);
+        let keeper = tokio::spawn(keeper.run(&keep)?);
         let mut settings = settings(directory.path())?;
         change(&mut settings);
         let metrics = Metrics::new();
@@ -145,13 +145,13 @@ impl Api {
     /// Ends it in order.
     async fn stop(self) -> anyhow::Result<()> {
         self.stop.cancel();
-        self.server.ended().await;
+        self.server.wait_until_stopped().await;
         self.keep.cancel();
         Ok(self.keeper.await?)
     }
 
     /// A token, made in the database directly.
-    async fn key(&self, role: Role, providers: &[&str], life: Option<Span>) -> anyhow::Result<Key> {
+    async fn key(&self, role: AccessRole, providers: &[&str], life: Option<Span>) -> anyhow::Result<Key> {
         key_in(&self.bmdb, role, providers, life).await
     }
 
@@ -227,7 +227,12 @@ fn events_of(text: &str) -> anyhow::Result<Value> {
     Ok(Value::Array(events))
 }
 
-async fn key_in(bmdb: &Bmdb, role: Role, providers: &[&str], life: Option<Span>) -> anyhow::Result<Key> {
+async fn key_in(
+    bmdb: &Bmdb,
+    role: AccessRole,
+    providers: &[&str],
+    life: Option<Span>,
+) -> anyhow::Result<Key> {
     let order = Order {
         actor: Actor { name: "test".to_owned(), credential: None },
         rpc: "test".to_owned(),
@@ -236,12 +241,12 @@ async fn key_in(bmdb: &Bmdb, role: Role, providers: &[&str], life: Option<Span>)
         idempotency_key: None,
         dry_run: false,
         expected_version: None,
-        request: request_digest(&[]),
+        request_digest: request_digest(&[]),
     };
-    let new = NewCredential {
+    let new = NewAccessCredential {
         name: format!("{role}'s"),
         role,
-        scope: Scope::of(providers.iter().map(|&provider| provider.to_owned())),
+        scope: AccessScope::from_providers(providers.iter().map(|&provider| provider.to_owned())),
         expires_after: life,
         certificate: None,
     };

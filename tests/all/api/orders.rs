@@ -3,9 +3,9 @@
 use anyhow::Context as _;
 use prost_reflect::DescriptorPool;
 use serde_json::{Value, json};
-use shepherd::bmdb::change::{FactChange, HostKeySource};
+use shepherd::bmdb::fact_change::{FactChange, HostKeySource};
 use shepherd::bmdb::work::Decision;
-use shepherd::model::access::Role;
+use shepherd::model::access::AccessRole;
 use shepherd::model::host_key::HostKey;
 use shepherd::model::ids::MachineId;
 use shepherd::proto::fleet::DESCRIPTORS;
@@ -18,7 +18,7 @@ use crate::harness::callback::provided;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn order_is_carried_out_once_and_written_down_with_before_and_after() -> TestResult {
     let api = Api::start("api_orders").await?;
-    let (admin, machine) = (api.key(Role::Admin, &[], None).await?, provided(&api.pool).await?);
+    let (admin, machine) = (api.key(AccessRole::Admin, &[], None).await?, provided(&api.pool).await?);
     let hold =
         json!({ "machine": machine, "scope": "power", "after": "2h", "order": order("a new disk", "k1") });
     let held = api.call(Some(&admin.token), "Machines/Hold", hold.clone()).await?.ok()?;
@@ -63,7 +63,7 @@ async fn order_is_carried_out_once_and_written_down_with_before_and_after() -> T
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dry_run_says_what_would_be_and_changes_nothing() -> TestResult {
     let api = Api::start("api_dry_run").await?;
-    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let (operator, machine) = (api.key(AccessRole::Operator, &[], None).await?, provided(&api.pool).await?);
     let state = "SELECT coalesce(sum(version), 0)::INT8 + (SELECT count(*) FROM machine_hold)
                  + (SELECT count(*) FROM history) FROM machine_due";
     let before = api.count(state).await?;
@@ -79,7 +79,7 @@ async fn dry_run_says_what_would_be_and_changes_nothing() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn same_order_given_many_times_at_once_is_carried_out_once() -> TestResult {
     let api = std::sync::Arc::new(Api::start("api_at_once").await?);
-    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let (operator, machine) = (api.key(AccessRole::Operator, &[], None).await?, provided(&api.pool).await?);
     let mut calls = JoinSet::new();
     for _ in 0..8 {
         let (api, token) = (api.clone(), operator.token.clone());
@@ -96,7 +96,7 @@ async fn same_order_given_many_times_at_once_is_carried_out_once() -> TestResult
     assert!(answers.iter().all(|answer| answer["audit"] == answers[0]["audit"]));
     assert_eq!(api.count("SELECT count(*) FROM history WHERE event = 'Held'").await?, 1);
     assert_eq!(api.count("SELECT count(*) FROM audit WHERE rpc <> 'test'").await?, 1);
-    let admin = api.key(Role::Admin, &[], None).await?;
+    let admin = api.key(AccessRole::Admin, &[], None).await?;
     for _ in 0..8 {
         let (api, token) = (api.clone(), admin.token.clone());
         calls.spawn(async move {
@@ -181,7 +181,7 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
 }
 
 /// Has the one cluster that there is be founded, and a snapshot of it be kept.
-async fn found(api: &Api) -> anyhow::Result<()> {
+async fn found_cluster(api: &Api) -> anyhow::Result<()> {
     for statement in [
         "UPDATE cluster SET founded_at = clock_timestamp(), ca_certificate = 'ca', curators = '[]'",
         "INSERT INTO cluster_snapshot
@@ -193,7 +193,7 @@ async fn found(api: &Api) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// SHA-256 of "abc".
+/// SHA-256 of the text "abc".
 const ARTEFACT: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
 fn key(byte: u8) -> HostKey {
@@ -203,11 +203,12 @@ fn key(byte: u8) -> HostKey {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     let api = Api::start("api_audit").await?;
-    let (admin, other) = (api.key(Role::Admin, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
+    let (admin, other) =
+        (api.key(AccessRole::Admin, &[], None).await?, api.key(AccessRole::Viewer, &[], None).await?);
     let (machine, second) = (provided(&api.pool).await?, provided(&api.pool).await?);
-    shown(&api, machine, 1).await?;
+    pin_host_key(&api, machine, 1).await?;
     refuse(&api, machine, 2).await?;
-    // It was heard just now, so it can be asked for a log.
+    // Its last heartbeat is recent, so a log can be requested of it.
     sqlx::query(
         "INSERT INTO machine_agent_heartbeat (machine_id, at, boot_id, incarnation, sequence)
          VALUES ($1, clock_timestamp() + INTERVAL '1 hour', 'b', 'i', 1)",
@@ -274,9 +275,9 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
                 sqlx::query("UPDATE cluster_kubernetes SET removing_by = NULL").execute(&api.pool).await?;
             }
             if rpc == "Clusters/Snapshot" {
-                found(&api).await?;
+                found_cluster(&api).await?;
             }
-            // One that is to be rebooted cannot be switched otherwise.
+            // A machine with a reboot ordered cannot be switched otherwise.
             let about = if rpc == "Machines/Power" { second } else { machine };
             api.call(Some(&admin.token), &rpc, request(&rpc, about, other.id)?).await?.ok()?;
             let written: Option<(String, String, Option<uuid::Uuid>)> =
@@ -294,12 +295,12 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     Ok(api.stop().await?)
 }
 
-/// Whoever cancels a retirement with a wipe can order one without.
+/// An admin who cancels a retirement with a wipe can order one without.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wipe_that_was_ordered_is_called_off_by_an_admin_alone() -> TestResult {
     let api = Api::start("api_wipe").await?;
     let (operator, admin) =
-        (api.key(Role::Operator, &[], None).await?, api.key(Role::Admin, &[], None).await?);
+        (api.key(AccessRole::Operator, &[], None).await?, api.key(AccessRole::Admin, &[], None).await?);
     let machine = provided(&api.pool).await?;
     let retire =
         |wipe: bool, key: &str| json!({ "machine": machine, "wipe": wipe, "order": order("sold", key) });
@@ -322,7 +323,7 @@ async fn wipe_that_was_ordered_is_called_off_by_an_admin_alone() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn order_for_what_was_seen_is_refused_when_it_is_another_by_now() -> TestResult {
     let api = Api::start("api_version").await?;
-    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let (operator, machine) = (api.key(AccessRole::Operator, &[], None).await?, provided(&api.pool).await?);
     let seen = api.call(Some(&operator.token), "Machines/Get", json!({ "machine": machine })).await?.ok()?;
     let hold = |version: &Value, key: &str| {
         // Held from power alone, a machine that waits for its agent is scheduled as before.
@@ -349,16 +350,17 @@ async fn order_for_what_was_seen_is_refused_when_it_is_another_by_now() -> TestR
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_believed_and_what_is_revoked_is_in_the_audit_before_and_after() -> TestResult {
     let api = Api::start("api_before_after").await?;
-    let (admin, other) = (api.key(Role::Admin, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
+    let (admin, other) =
+        (api.key(AccessRole::Admin, &[], None).await?, api.key(AccessRole::Viewer, &[], None).await?);
     let machine = provided(&api.pool).await?;
-    shown(&api, machine, 1).await?;
+    pin_host_key(&api, machine, 1).await?;
     refuse(&api, machine, 2).await?;
     let allow = |byte: u8, key_of_order: &str| json!({ "machine": machine, "fingerprint": key(byte).fingerprint(), "order": order("new board", key_of_order) });
     let unknown = api.call(Some(&admin.token), "Machines/AllowHostKey", allow(3, "k")).await?;
     assert_eq!((unknown.code, &unknown.json["error"]["status"]), (400, &json!("FAILED_PRECONDITION")));
     let believed = api.call(Some(&admin.token), "Machines/AllowHostKey", allow(2, "k")).await?.ok()?;
     let keys =
-        |told: &Value| (told["ssh_host_key"]["pinned"].clone(), told["ssh_host_key"]["refused"].clone());
+        |value: &Value| (value["ssh_host_key"]["pinned"].clone(), value["ssh_host_key"]["refused"].clone());
     let fingerprint = |byte: u8| json!(key(byte).fingerprint());
     assert_eq!(keys(&believed["before"]), (fingerprint(1), fingerprint(2)));
     assert_eq!(keys(&believed["after"]), (fingerprint(2), json!(null)));
@@ -379,7 +381,7 @@ async fn what_is_believed_and_what_is_revoked_is_in_the_audit_before_and_after()
 }
 
 /// The machine shows this host key for the first time.
-async fn shown(api: &Api, machine: MachineId, byte: u8) -> anyhow::Result<()> {
+async fn pin_host_key(api: &Api, machine: MachineId, byte: u8) -> anyhow::Result<()> {
     let key = key(byte);
     let pinned = FactChange::HostKeyPinned {
         algorithm: key.algorithm,
@@ -399,7 +401,7 @@ async fn change(api: &Api, machine: MachineId, change: FactChange) -> anyhow::Re
     let changed = api.bmdb.change_machine(machine, move |_| Decision {
         changes: vec![change.clone()],
         events: Vec::new(),
-        answer: (),
+        output: (),
     });
     Ok(changed.await.map(drop)?)
 }
@@ -407,7 +409,7 @@ async fn change(api: &Api, machine: MachineId, change: FactChange) -> anyhow::Re
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn order_without_reason_or_key_or_sense_is_refused_with_its_field() -> TestResult {
     let api = Api::start("api_odd_orders").await?;
-    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let (operator, machine) = (api.key(AccessRole::Operator, &[], None).await?, provided(&api.pool).await?);
     for (field, body) in [
         ("order", json!({ "machine": machine })),
         ("order.reason", json!({ "machine": machine, "order": order(" ", "k") })),
@@ -428,7 +430,7 @@ async fn order_without_reason_or_key_or_sense_is_refused_with_its_field() -> Tes
         });
         assert_eq!(violation, Some(field), "{refused:?}");
     }
-    let admin = api.key(Role::Admin, &[], None).await?;
+    let admin = api.key(AccessRole::Admin, &[], None).await?;
     let versioned = json!({ "name": "kim", "role": "viewer", "order": { "reason": "r", "idempotencyKey": "k", "expectedVersion": "1" } });
     assert_eq!(
         api.call(Some(&admin.token), "Credentials/Create", versioned).await?.code,

@@ -9,7 +9,7 @@ use std::fs;
 use std::process::Output;
 
 use anyhow::Context as _;
-use shepherd::cli::order_key::grammar;
+use shepherd::cli::idempotency_key::grammar;
 
 use crate::api::Api;
 use crate::api::command_line::Operator;
@@ -59,7 +59,7 @@ const SCRIPT: &[&str] = &[
     "release N --quarantine",
     "label N --set row=7 --set owner=kim",
     "label --label row=7 --set hall=2",
-    "label --label row=7 --set hall=2 --yes_count 1",
+    "label --label row=7 --set hall=2 --confirm_count 1",
     "unlabel N --key owner",
     "prioritize N urgent --reason customer --until 4h",
     "prioritize N normal --reason done",
@@ -83,8 +83,8 @@ const SCRIPT: &[&str] = &[
     "loops pause recoverer --provider rack --reason switch --until 2h",
     "loops resume recoverer --provider rack --reason switch",
     "loops resume recoverer --provider rack",
-    "budget set reboot --most 50 --reason kernel",
-    "budget set nonsense --most 50 --reason kernel",
+    "budget set reboot --max_count 50 --reason kernel",
+    "budget set nonsense --max_count 50 --reason kernel",
     "get budgets",
     "approve 0d9e2a4c-6f1b-4c7e-9a53-2b8f6c1d7e90 --reason looked",
     "artefacts add HOME/server --name server-1 --reason front",
@@ -107,7 +107,7 @@ const SCRIPT: &[&str] = &[
     "cluster scale nowhere --workers 3 --reason load",
     "cluster declare ams HOME/role.toml --reason front",
     "cluster declare ams HOME/bad.toml --reason front",
-    "cluster roles ams --give front --take web --reason front",
+    "cluster roles ams --add_role front --remove_role web --reason front",
     "cluster undeclare ams web --reason front",
     "cluster approve ams N --reason console",
     "cluster snapshot ams --reason before",
@@ -117,7 +117,7 @@ const SCRIPT: &[&str] = &[
     "cluster credentials issue ams --directory HOME/ams --reason look --dry_run",
     "cluster credentials revoke ams 0199d0a2-4f5e-7cc1-9d52-5b1f0a1c2d3e --reason left",
     "cluster kubernetes set ams --bundle one --reason services",
-    "cluster kubernetes rotate ams --what clients --reason stolen",
+    "cluster kubernetes rotate ams --keys clients --reason stolen",
     "cluster kubeconfig ams --output_file HOME/ams.yaml --reason look",
     "cluster kubeconfig ams --lifetime 30d --reason look",
     "cluster upgrade ams --rollback --reason pods",

@@ -1,13 +1,13 @@
-//! Whoever is asked, the answer is the same: two shepherds, and the database itself. Every command of
-//! `shepherdctl` is known here for what it does, so that none that reads is left out.
+//! Consistent responses: two shepherds and the database itself return the same. Every command of `shepherdctl` is
+//! classified here as an order, a read or another one, so that no command that reads is left out.
 
 use std::net::SocketAddr;
 
 use anyhow::{Context as _, ensure};
 use clap::Command;
 use serde_json::{Value, json};
-use shepherd::cli::order_key::grammar;
-use shepherd::model::access::Role;
+use shepherd::cli::idempotency_key::grammar;
+use shepherd::model::access::AccessRole;
 use shepherd::proto::fleet::v1::plan_client::PlanClient;
 use shepherd::proto::fleet::v1::{GetPlanRequest, GetPlanResponse};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
@@ -15,14 +15,14 @@ use tokio::process::ChildStdout;
 use tokio::time::{Instant, timeout};
 use tonic::Request;
 
-use crate::api::command_line::{Operator, told};
+use crate::api::command_line::{Operator, read_stdout};
 use crate::api::{Api, Key, order};
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
 use crate::harness::program::PATIENCE;
 
-/// Commands that read, and how each is asked; `M` stands for a machine, `FILE` for a configuration that changes
-/// something, `NOTHING` for one that changes nothing.
+/// Commands that read, each with the argument lists to run; `M` stands for a machine, `FILE` for a configuration that
+/// changes something, `NOTHING` for one that changes nothing.
 const READS: &[(&str, &[&[&str]])] = &[
     (
         "get machines",
@@ -44,9 +44,9 @@ const READS: &[(&str, &[&[&str]])] = &[
         "cluster plan",
         &[
             &["ams"],
-            &["ams", "--control_plane", "1", "--workers", "0", "--take", "web"],
+            &["ams", "--control_plane", "1", "--workers", "0", "--remove_role", "web"],
             &["ams", "--delete"],
-            &["fra", "--control_plane", "3", "--workers", "1", "--select", "cpus>=4", "--give", "web"],
+            &["fra", "--control_plane", "3", "--workers", "1", "--select", "cpus>=4", "--add_role", "web"],
         ],
     ),
     ("cluster snapshots", &[&["ams"]]),
@@ -70,7 +70,8 @@ const READS: &[(&str, &[&[&str]])] = &[
     ("policy get", &[&[]]),
     ("tokens get", &[&[]]),
 ];
-/// Commands that ask the database alone, those that ask nobody, what never ends, and what asks all the others.
+/// Commands that query only the database, that query nothing, that never end, and that collect the output of the
+/// others.
 const OTHERS: &[&str] =
     &["declare restored", "tokens bootstrap", "completions", "manual", "watch", "debug bundle"];
 
@@ -101,7 +102,7 @@ fn every_command_is_known_for_what_it_does() {
     }
 }
 
-/// An answer without what it owes to the moment that it was asked at.
+/// A response without the parts that depend on the time of the request.
 fn steady(text: &str) -> anyhow::Result<String> {
     let Ok(mut answer) = serde_json::from_str::<Value>(text) else {
         // How long ago, and when.
@@ -186,14 +187,14 @@ pub(super) async fn populate(api: &Api) -> anyhow::Result<String> {
         query.execute(&api.pool).await?;
     }
     let machine = machine.to_string();
-    let admin = api.key(Role::Admin, &[], None).await?;
+    let admin = api.key(AccessRole::Admin, &[], None).await?;
     let hold = json!({ "machine": machine, "after": "2h", "order": order("a new disk", "k") });
     api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
     Ok(machine)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_reading_command_says_the_same_whoever_is_asked() -> TestResult {
+async fn every_reading_command_prints_the_same_for_every_source() -> TestResult {
     let api = Api::start("api_same_answers").await?;
     let machine = populate(&api).await?;
     let (other, stop) = api.another().await?;
@@ -233,22 +234,22 @@ async fn every_reading_command_says_the_same_whoever_is_asked() -> TestResult {
 
     kim.reach(&[other.local_addr])?;
     stop.cancel();
-    other.ended().await;
-    let refused = kim.asked(&["hold", &machine, "--reason", "nobody is there"]).await?;
-    let said = String::from_utf8(refused.stderr)?;
-    assert_eq!(refused.status.code(), Some(1), "{said}");
-    assert!(said.contains("no server of this context answers") && said.contains("--direct"), "{said}");
+    other.wait_until_stopped().await;
+    let refused = kim.run_command(&["hold", &machine, "--reason", "nobody is there"]).await?;
+    let text = String::from_utf8(refused.stderr)?;
+    assert_eq!(refused.status.code(), Some(1), "{text}");
+    assert!(text.contains("no server of this context answers") && text.contains("--direct"), "{text}");
     Ok(api.stop().await?)
 }
 
-/// Asks both servers and the database, and again while time has passed between them.
+/// Queries both servers and the database, and again when time has passed between them.
 async fn same(kim: &Operator<'_>, arguments: &[&str], servers: &[SocketAddr; 2]) -> anyhow::Result<()> {
     let end = Instant::now() + PATIENCE;
     loop {
         let mut answers = vec![steady(&kim.direct(arguments)?)?];
         for server in servers {
             kim.reach(&[*server])?;
-            answers.push(steady(&told(&kim.asked(arguments).await?)?)?);
+            answers.push(steady(&read_stdout(&kim.run_command(arguments).await?)?)?);
         }
         if answers.iter().all(|answer| *answer == answers[0]) {
             return Ok(());
@@ -269,16 +270,18 @@ async fn plan(api: &Api, key: &Key, request: GetPlanRequest) -> anyhow::Result<V
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn plan_is_for_whom_it_concerns_and_what_is_asked_of_it_is_read_as_directly() -> TestResult {
+async fn plan_is_for_those_it_concerns_and_its_filters_are_read_as_in_direct_mode() -> TestResult {
     let api = Api::start("api_plan").await?;
     let machine = provided(&api.pool).await?.to_string();
-    let (ours, theirs) =
-        (api.key(Role::Viewer, &["rack"], None).await?, api.key(Role::Viewer, &["other"], None).await?);
+    let (ours, theirs) = (
+        api.key(AccessRole::Viewer, &["rack"], None).await?,
+        api.key(AccessRole::Viewer, &["other"], None).await?,
+    );
     let total = |pieces: &[GetPlanResponse]| pieces[0].head.as_ref().map(|head| head.total);
-    let asked = GetPlanRequest { horizon: "2h".to_owned(), limit: 1, ..Default::default() };
-    let found = plan(&api, &ours, asked.clone()).await?;
+    let request = GetPlanRequest { horizon: "2h".to_owned(), limit: 1, ..Default::default() };
+    let found = plan(&api, &ours, request.clone()).await?;
     assert!(total(&found) > Some(1) && found.iter().map(|piece| piece.rows.len()).sum::<usize>() == 1);
-    assert_eq!(total(&plan(&api, &theirs, asked).await?), Some(0), "nothing of other providers' machines");
+    assert_eq!(total(&plan(&api, &theirs, request).await?), Some(0), "nothing of other providers' machines");
     let refused = api.call(Some(&ours.token), "Issues/List", json!({})).await?;
     assert_eq!(refused.code, 403, "what is wrong with the fleet is the fleet's: {refused:?}");
     for (body, code, part) in [
@@ -315,8 +318,8 @@ async fn order_with_a_typed_key_is_carried_out_once_and_answered_again() -> Test
         let holds = api.count("SELECT count(*) FROM machine_hold").await?;
         assert_eq!(holds, 0, "and not held again");
         let other = give(&["hold", machine, "--reason", "another", "--idempotency_key", "k1"]);
-        let said = other.err().context("another order with that key")?.to_string();
-        assert!(said.contains("k1"), "{said}");
+        let output = other.err().context("another order with that key")?.to_string();
+        assert!(output.contains("k1"), "{output}");
     }
     assert_eq!(
         api.count("SELECT count(*) FROM audit WHERE rpc LIKE '%/Hold' AND outcome = 'changed'").await?,
@@ -348,13 +351,13 @@ async fn line(lines: &mut Lines<BufReader<ChildStdout>>, words: &[&str]) -> anyh
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watch_of_the_command_line_survives_the_shepherd_that_told_it() -> TestResult {
+async fn watch_of_the_command_line_survives_the_shepherd_that_served_it() -> TestResult {
     let api = Api::start("api_watching").await?;
     let (machine, still) = (provided(&api.pool).await?.to_string(), provided(&api.pool).await?.to_string());
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
-    let said = kim.direct(&["watch"]).err().context("the database tells no watch")?.to_string();
-    assert!(said.contains("--context"), "{said}");
+    let output = kim.direct(&["watch"]).err().context("the database tells no watch")?.to_string();
+    assert!(output.contains("--context"), "{output}");
     let (other, stop) = api.another().await?;
     kim.reach(&[other.local_addr, api.server.local_addr])?;
     let mut child =
@@ -369,9 +372,9 @@ async fn watch_of_the_command_line_survives_the_shepherd_that_told_it() -> TestR
         line(&mut lines, &["\"event\":\"machine\""]).await?;
     }
     stop.cancel();
-    other.ended().await;
-    let told = timeout(PATIENCE, errors.next_line()).await??.context("it says so")?;
-    assert!(told.contains(&format!("going on at {}", api.server.local_addr)), "{told}");
+    other.wait_until_stopped().await;
+    let text = timeout(PATIENCE, errors.next_line()).await??.context("it says so")?;
+    assert!(text.contains(&format!("going on at {}", api.server.local_addr)), "{text}");
     kim.direct(&["hold", &machine, "--reason", "while it moved"])?;
     let news = line(&mut lines, &["\"event\":\"machine\""]).await?;
     assert!(news.contains(&machine) && news.contains("held"), "and not {still}, which is as it was: {news}");

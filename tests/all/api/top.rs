@@ -1,11 +1,11 @@
-//! The page of `shepherdctl top`: on a terminal, in a file, and for whoever may see a part of the fleet.
+//! The page of `shepherdctl top`: on a terminal, in a file, and for a user who may see a part of the fleet.
 
 use anyhow::Context as _;
 use serde_json::Value;
 use shepherd::cli::contexts::Contexts;
 
 use crate::api::Api;
-use crate::api::command_line::{Operator, told};
+use crate::api::command_line::{Operator, read_stdout};
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
 use crate::harness::screen::Screen;
@@ -89,12 +89,12 @@ async fn page_on_a_terminal_stays_with_who_answers_and_leaves_the_terminal_as_it
     let page = screen.until(&["Machines by phase", "Under way", "q ends", &servers[0]]).await?;
     golden("page", &page, &servers);
 
-    // What changes stands there by itself.
+    // A change appears on the page by itself.
     provided(&api.pool).await?;
     screen.until(&["6 machines"]).await?;
-    // So it does when who was asked is gone.
+    // So it does after the server that it queried has stopped.
     stop.cancel();
-    other.ended().await;
+    other.wait_until_stopped().await;
     screen.until(&[&servers[1], "q ends", "6 machines"]).await?;
     provided(&api.pool).await?;
     screen.until(&["7 machines"]).await?;
@@ -128,9 +128,9 @@ async fn page_is_printed_once_where_there_is_no_terminal_and_tells_no_more_than_
     kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
     let servers = [api.server.local_addr.to_string()];
     kim.reach(&[api.server.local_addr])?;
-    golden("once", &told(&kim.asked(&["top"]).await?)?, &servers);
+    golden("once", &read_stdout(&kim.run_command(&["top"]).await?)?, &servers);
 
-    let json: Value = serde_json::from_str(&told(&kim.asked(&["top", "-o", "json"]).await?)?)?;
+    let json: Value = serde_json::from_str(&read_stdout(&kim.run_command(&["top", "-o", "json"]).await?)?)?;
     let loops = json["loops"].as_array().context("loops")?;
     let initializer = loops.iter().find(|one| one["loop"] == "initializer").context("the initializer")?;
     assert_eq!(
@@ -138,7 +138,7 @@ async fn page_is_printed_once_where_there_is_no_terminal_and_tells_no_more_than_
         (&Value::from(2), &Value::from(2)),
         "{json}"
     );
-    assert_eq!(initializer["pace"]["mean_seconds"], 2.0, "{json}");
+    assert_eq!(initializer["throughput"]["mean_seconds"], 2.0, "{json}");
 
     let token = kim.home.path().join("pat");
     let file = token.to_str().context("text")?;
@@ -149,6 +149,6 @@ async fn page_is_printed_once_where_there_is_no_terminal_and_tells_no_more_than_
     let mut known = Contexts::read(&contexts)?;
     known.contexts.get_mut("home").context("the context")?.token_path = token;
     known.write(&contexts)?;
-    golden("of_a_provider", &told(&kim.asked(&["top", "--once"]).await?)?, &servers);
+    golden("of_a_provider", &read_stdout(&kim.run_command(&["top", "--once"]).await?)?, &servers);
     Ok(api.stop().await?)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Context as _;
 use serde_json::json;
-use shepherd::model::access::Role;
+use shepherd::model::access::AccessRole;
 use shepherd::proto::fleet::v1::machines_client::MachinesClient;
 use shepherd::proto::fleet::v1::watch_machines_response::What;
 use shepherd::proto::fleet::v1::{MachineFilter, WatchMachinesRequest, WatchMachinesResponse};
@@ -45,7 +45,7 @@ async fn next(
         .context("the watch ended")
 }
 
-/// The next machine that is told, as (id, reason); `None` for one that is gone.
+/// The next machine that the watch delivers, as (id, reason); `None` for one that is gone.
 async fn next_machine(
     stream: &mut Streaming<WatchMachinesResponse>,
 ) -> anyhow::Result<(String, Option<String>)> {
@@ -63,7 +63,8 @@ async fn next_machine(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_tells_what_there_is_then_what_changes_and_ends_with_its_credential() -> TestResult {
     let api = Api::start("api_watch").await?;
-    let (admin, viewer) = (api.key(Role::Admin, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
+    let (admin, viewer) =
+        (api.key(AccessRole::Admin, &[], None).await?, api.key(AccessRole::Viewer, &[], None).await?);
     let machine = provided(&api.pool).await?;
     let mut stream = watch(&api, &viewer, WatchMachinesRequest::default()).await?;
     let Some(What::Machine(first)) = next(&mut stream).await??.what else { panic!("not a machine") };
@@ -73,11 +74,11 @@ async fn watch_tells_what_there_is_then_what_changes_and_ends_with_its_credentia
 
     let hold = json!({ "machine": machine, "order": order("a new disk", "k1") });
     api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
-    let (told, reason) = next_machine(&mut stream).await?;
-    assert_eq!(told, machine.to_string());
+    let (text, reason) = next_machine(&mut stream).await?;
+    assert_eq!(text, machine.to_string());
     assert!(reason.context("a line")?.contains("held"));
 
-    // Whoever resumes hears what changed since, and not what there is.
+    // A client that resumes receives what changed since, and not what exists.
     let still = provided(&api.pool).await?;
     let resumed = WatchMachinesRequest { resume: quiet.resume, ..Default::default() };
     let mut second = watch(&api, &viewer, resumed).await?;
@@ -103,7 +104,7 @@ async fn watch_tells_what_there_is_then_what_changes_and_ends_with_its_credentia
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_with_a_filter_tells_what_comes_and_goes() -> TestResult {
     let api = Api::start("api_watch_filter").await?;
-    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let (operator, machine) = (api.key(AccessRole::Operator, &[], None).await?, provided(&api.pool).await?);
     let filter = MachineFilter { tags: vec!["hold".to_owned()], ..Default::default() };
     let mut stream =
         watch(&api, &operator, WatchMachinesRequest { filter: Some(filter), resume: String::new() }).await?;
@@ -121,7 +122,7 @@ async fn watch_with_a_filter_tells_what_comes_and_goes() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_goes_on_at_another_shepherd_when_its_own_stops() -> TestResult {
     let api = Api::start("api_watch_moves").await?;
-    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let (operator, machine) = (api.key(AccessRole::Operator, &[], None).await?, provided(&api.pool).await?);
     let still = provided(&api.pool).await?;
     let (other, stop) = api.another().await?;
     let mut stream =
@@ -134,18 +135,18 @@ async fn watch_goes_on_at_another_shepherd_when_its_own_stops() -> TestResult {
     stop.cancel();
     let end = loop {
         match next(&mut stream).await? {
-            Ok(said) => resume = said.resume,
+            Ok(response) => resume = response.resume,
             Err(status) => break status,
         }
     };
     assert_eq!(end.code(), Code::Unavailable, "{end}");
-    other.ended().await;
+    other.wait_until_stopped().await;
 
     let hold = json!({ "machine": machine, "order": order("while nobody told", "k") });
     api.call(Some(&operator.token), "Machines/Hold", hold).await?.ok()?;
     let mut stream = watch(&api, &operator, WatchMachinesRequest { resume, ..Default::default() }).await?;
-    let (told, reason) = next_machine(&mut stream).await?;
-    assert_eq!(told, machine.to_string(), "and not {still}, which is as it was told");
+    let (text, reason) = next_machine(&mut stream).await?;
+    assert_eq!(text, machine.to_string(), "and not {still}, which is as it was told");
     assert!(reason.context("a line")?.contains("held"));
     Ok(api.stop().await?)
 }
@@ -153,7 +154,7 @@ async fn watch_goes_on_at_another_shepherd_when_its_own_stops() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_that_resumes_tells_nothing_of_machines_that_its_credential_does_not_reach() -> TestResult {
     let api = Api::start("api_watch_scope").await?;
-    let admin = api.key(Role::Admin, &[], None).await?;
+    let admin = api.key(AccessRole::Admin, &[], None).await?;
     let (ours, theirs) = (provided(&api.pool).await?, provided(&api.pool).await?);
     for statement in [
         "UPDATE machine_provided SET provider = 'other' WHERE machine_id = $1",
@@ -161,14 +162,14 @@ async fn watch_that_resumes_tells_nothing_of_machines_that_its_credential_does_n
     ] {
         sqlx::query(statement).bind(theirs.0).execute(&api.pool).await?;
     }
-    let viewer = api.key(Role::Viewer, &["rack"], None).await?;
+    let viewer = api.key(AccessRole::Viewer, &["rack"], None).await?;
     let mut stream = watch(&api, &viewer, WatchMachinesRequest::default()).await?;
     let mut resume = String::new();
     while resume.is_empty() {
         resume = next(&mut stream).await??.resume;
     }
     drop(stream);
-    // Theirs changes first, so it would be told first, as gone.
+    // Theirs changes first, so it would be delivered first, as gone.
     for (machine, key) in [(theirs, "1"), (ours, "2")] {
         let hold = json!({ "machine": machine, "order": order("r", key) });
         api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
@@ -179,7 +180,7 @@ async fn watch_that_resumes_tells_nothing_of_machines_that_its_credential_does_n
     assert!(matches!(next(&mut stream).await??.what, Some(What::Quiet(_))));
     assert_eq!(next_machine(&mut stream).await?.0, ours.to_string());
     assert!(matches!(next(&mut stream).await??.what, Some(What::Quiet(_))), "nothing else is told");
-    // Ours is let go, and is told as gone to whoever watches what is held, though they began after it was.
+    // Ours is released, and is delivered as gone to a watcher of held machines, though it began after the release.
     let release = json!({ "machine": ours, "order": order("r", "3") });
     api.call(Some(&admin.token), "Machines/Release", release).await?.ok()?;
     let mut late = watch(&api, &viewer, WatchMachinesRequest { filter, resume }).await?;
@@ -189,8 +190,8 @@ async fn watch_that_resumes_tells_nothing_of_machines_that_its_credential_does_n
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watches_have_a_bound_and_none_goes_on_after_long() -> TestResult {
-    let api = Api::start_with("api_watch_bounds", |settings| settings.watches = 1).await?;
-    let viewer = api.key(Role::Viewer, &[], None).await?;
+    let api = Api::start_with("api_watch_bounds", |settings| settings.max_watches = 1).await?;
+    let viewer = api.key(AccessRole::Viewer, &[], None).await?;
     let mut stream = watch(&api, &viewer, WatchMachinesRequest::default()).await?;
     let resume = next(&mut stream).await??.resume;
     let second = watch_on(api.channel(None).await?, &viewer, WatchMachinesRequest::default()).await?;
@@ -224,7 +225,7 @@ async fn watches_have_a_bound_and_none_goes_on_after_long() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_as_json_is_server_sent_events_and_the_server_ends_it_when_it_stops() -> TestResult {
     let api = Api::start("api_events").await?;
-    let (viewer, machine) = (api.key(Role::Viewer, &[], None).await?, provided(&api.pool).await?);
+    let (viewer, machine) = (api.key(AccessRole::Viewer, &[], None).await?, provided(&api.pool).await?);
     let response = api
         .http
         .post(api.url("/api/shepherd.fleet.v1.Machines/Watch"))
@@ -254,8 +255,8 @@ async fn watch_as_json_is_server_sent_events_and_the_server_ends_it_when_it_stop
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn heartbeat_that_puts_off_a_timer_is_no_change() -> TestResult {
     let api = Api::start("api_watch_timer").await?;
-    let operator = api.key(Role::Operator, &[], None).await?;
-    // Machines are told by their ids: what is wrongly told of the first one comes before the second.
+    let operator = api.key(AccessRole::Operator, &[], None).await?;
+    // Machines are delivered in the order of their ids: a wrong event of the first one comes before the second.
     let (one, two) = (provided(&api.pool).await?, provided(&api.pool).await?);
     let (beats, held) = if one.0 < two.0 { (one, two) } else { (two, one) };
     let run = async |statement: &'static str| {
@@ -284,8 +285,9 @@ async fn heartbeat_that_puts_off_a_timer_is_no_change() -> TestResult {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_credential_has_a_part_of_the_watches() -> TestResult {
-    let api = Api::start_with("api_watch_share", |settings| settings.watches = 8).await?;
-    let (greedy, other) = (api.key(Role::Viewer, &[], None).await?, api.key(Role::Viewer, &[], None).await?);
+    let api = Api::start_with("api_watch_share", |settings| settings.max_watches = 8).await?;
+    let (greedy, other) =
+        (api.key(AccessRole::Viewer, &[], None).await?, api.key(AccessRole::Viewer, &[], None).await?);
     let mut streams = Vec::new();
     for _ in 0..2 {
         streams.push(watch(&api, &greedy, WatchMachinesRequest::default()).await?);
@@ -304,7 +306,7 @@ async fn one_credential_has_a_part_of_the_watches() -> TestResult {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_outlasts_a_database_that_is_too_busy_for_a_while() -> TestResult {
     let api = Api::start("api_watch_busy").await?;
-    let (operator, machine) = (api.key(Role::Operator, &[], None).await?, provided(&api.pool).await?);
+    let (operator, machine) = (api.key(AccessRole::Operator, &[], None).await?, provided(&api.pool).await?);
     let mut stream = watch(&api, &operator, WatchMachinesRequest::default()).await?;
     while !matches!(next(&mut stream).await??.what, Some(What::Quiet(_))) {}
 

@@ -6,19 +6,19 @@
 
 use anyhow::Result;
 use futures::poll;
-use shepherd::curator::node::{ConsensusMember, Roles};
-use shepherd::roleserver::cluster::facts::{ControlPlane, Facts};
-use shepherd::roleserver::cluster::startup::{self, Startup};
-use shepherd::roleserver::cluster::status;
-use shepherd::supervisor::reduce::Inputs;
+use shepherd::curator::node::{ConsensusMember, NodeRoles};
+use shepherd::roleserver::cluster::node_facts::{ControlPlane, NodeFacts};
+use shepherd::roleserver::cluster::node_status;
+use shepherd::roleserver::cluster::startup::{self, ControlPlaneStartup};
+use shepherd::supervisor::combine::CombinedInputs;
 
 use super::fixture::Fixture;
 use crate::harness::aloud::TestResult;
 
 /// Sets one input to its next state.
-type Arrive<'a> = Box<dyn Fn(&Facts) + 'a>;
+type Arrive<'a> = Box<dyn Fn(&NodeFacts) + 'a>;
 
-/// All orders of so many states of each input, as which input is next.
+/// All orders in which this many states of each input can arrive, as which input is next.
 fn orders(left: &[usize]) -> Vec<Vec<usize>> {
     if left.iter().all(|left| *left == 0) {
         return vec![Vec::new()];
@@ -39,7 +39,7 @@ fn orders(left: &[usize]) -> Vec<Vec<usize>> {
 /// each look whether so much had arrived, by the states of each input, that something may be decided.
 async fn decisions<S: Clone + 'static, T>(
     arrivals: &[Vec<Arrive<'_>>],
-    inputs: impl Fn(&Facts) -> Inputs<S>,
+    inputs: impl Fn(&NodeFacts) -> CombinedInputs<S>,
     decide: impl Fn(&S) -> Option<T>,
     may_decide: impl Fn(&[usize]) -> bool,
 ) -> Result<(Vec<Option<T>>, usize)> {
@@ -48,7 +48,7 @@ async fn decisions<S: Clone + 'static, T>(
     let (mut ends, mut tried) = (Vec::new(), 0);
     for order in orders(&states) {
         for looks in 0..1_u32 << count {
-            let facts = Facts::default();
+            let facts = NodeFacts::default();
             let mut inputs = inputs(&facts);
             let (mut arrived, mut decided) = (vec![0; arrivals.len()], None);
             for (at, input) in order.iter().enumerate() {
@@ -71,16 +71,16 @@ async fn decisions<S: Clone + 'static, T>(
     Ok((ends, tried))
 }
 
-fn roles(member: Option<u64>) -> Roles {
-    let role = |member| ConsensusMember { member, ..ConsensusMember::default() };
-    Roles { consensus_member: member.map(role), ..Roles::default() }
+fn roles(member: Option<u64>) -> NodeRoles {
+    let role = |member| ConsensusMember { member_id: member, ..ConsensusMember::default() };
+    NodeRoles { consensus_member: member.map(role), ..NodeRoles::default() }
 }
 
-fn told(decided: &Startup) -> String {
+fn format_startup(decided: &ControlPlaneStartup) -> String {
     match decided {
-        Startup::Nothing => "nothing".to_owned(),
-        Startup::Founding(_) => "founding".to_owned(),
-        Startup::Member(role, _) => format!("member {}", role.member),
+        ControlPlaneStartup::Nothing => "nothing".to_owned(),
+        ControlPlaneStartup::Founding(_) => "founding".to_owned(),
+        ControlPlaneStartup::Member(role, _) => format!("member {}", role.member_id),
     }
 }
 
@@ -89,25 +89,26 @@ async fn startup_is_the_same_in_whatever_order_its_inputs_come() -> TestResult {
     let fixture = Fixture::new()?;
     let connect = || -> Arrive<'_> { Box::new(|facts| facts.connection.set(fixture.connection.clone())) };
     let give = |member| -> Arrive<'_> { Box::new(move |facts| facts.roles.set(roles(member))) };
-    let found = || -> Arrive<'_> { Box::new(|facts| facts.to_found.set(Some(fixture.to_found.clone()))) };
-    let founded = || -> Arrive<'_> { Box::new(|facts| facts.to_found.set(None)) };
+    let found = || -> Arrive<'_> { Box::new(|facts| facts.founding.set(Some(fixture.to_found.clone()))) };
+    let founded = || -> Arrive<'_> { Box::new(|facts| facts.founding.set(None)) };
     for (inputs, expected) in [
-        // From the disk, and then as it is told, with a membership that ends and one that begins.
+        // From the disk, and then as orders come, with a membership that ends and one that begins.
         (vec![vec![], vec![give(Some(7)), give(None), give(Some(8))], vec![connect()]], "member 8"),
         (vec![vec![], vec![give(Some(7)), give(None)], vec![connect(), connect()]], "nothing"),
-        // A node that founds: it is told its roles when that is over, and whatever comes first changes nothing.
+        // A node that founds: it receives its roles when that is over, and nothing that comes first changes anything.
         (vec![vec![found()], vec![give(Some(7))], vec![connect()]], "founding"),
         (vec![vec![found(), founded()], vec![give(Some(7))], vec![connect()]], "member 7"),
         (vec![vec![found(), founded()], vec![give(Some(7)), give(None)], vec![connect()]], "nothing"),
     ] {
         let founds = !inputs[0].is_empty();
-        let (ends, tried) = decisions(&inputs, startup::inputs, startup::decide, |arrived: &[usize]| {
-            (founds && arrived[0] == 1) || (arrived[1] > 0 && arrived[2] > 0)
-        })
-        .await?;
+        let (ends, tried) =
+            decisions(&inputs, startup::startup_inputs, startup::decide_startup, |arrived: &[usize]| {
+                (founds && arrived[0] == 1) || (arrived[1] > 0 && arrived[2] > 0)
+            })
+            .await?;
         assert!(tried >= 32, "{tried}");
         for end in ends {
-            assert_eq!(end.as_ref().map(told).as_deref(), Some(expected));
+            assert_eq!(end.as_ref().map(format_startup).as_deref(), Some(expected));
         }
     }
     Ok(())
@@ -120,7 +121,8 @@ async fn nothing_is_decided_without_the_roles_or_without_the_way() -> TestResult
     let connect = || -> Arrive<'_> { Box::new(|facts| facts.connection.set(fixture.connection.clone())) };
     let give = |member| -> Arrive<'_> { Box::new(move |facts| facts.roles.set(roles(member))) };
     for inputs in [vec![vec![give(Some(7)), give(None)]], vec![vec![connect(), connect()]]] {
-        let (ends, _) = decisions(&inputs, startup::inputs, startup::decide, |_: &[usize]| false).await?;
+        let (ends, _) =
+            decisions(&inputs, startup::startup_inputs, startup::decide_startup, |_: &[usize]| false).await?;
         assert!(ends.iter().all(Option::is_none));
     }
     Ok(())
@@ -131,20 +133,20 @@ async fn what_a_node_says_of_itself_is_the_same_in_whatever_order_it_is_known() 
     let fixture = Fixture::new()?;
     let at = |address: &'static str| -> Result<Arrive<'_>> {
         let address = address.parse()?;
-        Ok(Box::new(move |facts: &Facts| facts.address.set(address)))
+        Ok(Box::new(move |facts: &NodeFacts| facts.address.set(address)))
     };
     let runs = |port: Option<u16>| -> Arrive<'_> {
         Box::new(move |facts| facts.control_plane.set(port.map(|port| ControlPlane { port })))
     };
     let connect: Arrive<'_> = Box::new(|facts| facts.connection.set(fixture.connection.clone()));
     let inputs = [vec![connect], vec![at("10.0.0.1")?, at("10.0.0.2")?], vec![runs(None), runs(Some(7835))]];
-    let decide = |known: &status::Known| status::decide(known, "1", "boot");
+    let decide = |known: &node_status::StatusInputs| node_status::build_status(known, "1", "boot");
     let (ends, tried) =
-        decisions(&inputs, status::inputs, decide, |arrived: &[usize]| arrived[1] > 0).await?;
+        decisions(&inputs, node_status::status_inputs, decide, |arrived: &[usize]| arrived[1] > 0).await?;
     assert_eq!(tried, 30 * 32);
     for end in ends {
-        let said = end.map(|said| (said.external_address, said.curator_port));
-        assert_eq!(said, Some(("10.0.0.2".to_owned(), 7835)));
+        let reported = end.map(|status| (status.external_address, status.curator_port));
+        assert_eq!(reported, Some(("10.0.0.2".to_owned(), 7835)));
     }
     Ok(())
 }

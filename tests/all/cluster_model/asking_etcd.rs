@@ -1,12 +1,12 @@
-//! What programs ask of the etcd on their machine.
+//! Calls of programs to the etcd on their machine.
 
 use std::time::Duration;
 
-use shepherd::curator::membership::Member;
-use shepherd::curator::roles::Step;
-use shepherd::curator::service::failure::Failure;
+use shepherd::curator::membership::EtcdMember;
+use shepherd::curator::role_orders::MemberChange;
+use shepherd::curator::service::error::ServiceError;
 use shepherd::etcd::client::EtcdError;
-use shepherd::etcd::guard::Guard;
+use shepherd::etcd::guard::LeaderGuard;
 use shepherd::etcd::members::MemberError;
 use shepherd::proto::etcdserverpb as wire;
 
@@ -17,24 +17,25 @@ use super::world::{State, World};
 /// How long etcd is waited for.
 const DEADLINE: Duration = Duration::from_secs(3);
 
-fn away() -> Failure {
-    EtcdError::Deadline { doing: "asking etcd".to_owned(), within: DEADLINE }.into()
+fn away() -> ServiceError {
+    EtcdError::Deadline { operation: "asking etcd".to_owned(), within: DEADLINE }.into()
 }
 
 impl World {
-    /// Asks the etcd of this machine something that needs a quorum. When this fails it may have been done all the same.
+    /// Calls the etcd of this machine with a request that needs a quorum. A failed call may have taken effect all the
+    /// same.
     pub(crate) async fn ask<T>(
         &self,
         machine: usize,
         what: impl FnOnce(&mut Etcd, Duration) -> T,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, ServiceError> {
         self.reach_quorum(machine).await?;
         let answer = what(&mut self.change().etcd, self.sim.now());
         self.answered(machine).await?;
         Ok(answer)
     }
 
-    async fn reach_quorum(&self, machine: usize) -> Result<(), Failure> {
+    async fn reach_quorum(&self, machine: usize) -> Result<(), ServiceError> {
         self.sim.step().await;
         if self.look().has_quorum(machine) {
             return Ok(());
@@ -44,8 +45,8 @@ impl World {
         Err(away())
     }
 
-    /// What was done is answered, unless whoever did it is cut off by now.
-    async fn answered(&self, machine: usize) -> Result<(), Failure> {
+    /// Delivers the response to a call, unless the caller has been cut off from the quorum meanwhile.
+    async fn answered(&self, machine: usize) -> Result<(), ServiceError> {
         self.refresh(machine);
         self.sim.step().await;
         if self.look().has_quorum(machine) {
@@ -55,7 +56,7 @@ impl World {
         Err(away())
     }
 
-    /// The member of this machine has applied all that was decided so far.
+    /// Makes the member of this machine apply all membership changes so far.
     pub(crate) fn refresh(&self, machine: usize) {
         let mut state = self.change();
         let members = state.etcd.members.clone();
@@ -64,72 +65,76 @@ impl World {
         }
     }
 
-    /// One transaction, and what every invariant says of it.
+    /// Runs one transaction and checks every invariant on it.
     ///
-    /// `guard` is what whoever asks believes to lead by, if he does.
+    /// `guard` is the election key by which the caller believes to lead; `None` if it does not lead.
     pub(crate) async fn transact(
         &self,
         machine: usize,
-        asked: &wire::TxnRequest,
-        guard: Option<&Guard>,
-    ) -> Result<Done, Failure> {
+        request: &wire::TxnRequest,
+        guard: Option<&LeaderGuard>,
+    ) -> Result<Done, ServiceError> {
         self.reach_quorum(machine).await?;
-        let done = self.change().etcd.transact(asked);
+        let done = self.change().etcd.transact(request);
         invariants::judge_write(self, machine, guard, &done);
         self.answered(machine).await?;
         Ok(done)
     }
 
-    /// The members, as the one of this machine last heard of them, and whom it reaches.
-    pub(crate) async fn members(&self, machine: usize) -> Result<Vec<Member>, Failure> {
+    /// The members as the member of this machine last saw them, and which of them it reaches.
+    pub(crate) async fn members(&self, machine: usize) -> Result<Vec<EtcdMember>, ServiceError> {
         self.sim.step().await;
         let mut state = self.change();
         let there = state.within_reach(machine);
         let Some(etcd) = &state.machines[machine].etcd else { return Err(away()) };
-        let members = etcd.seen.iter().map(|listed: &Listed| Member {
+        let members = etcd.seen.iter().map(|listed: &Listed| EtcdMember {
             id: listed.id,
             name: listed.name.clone(),
             peer_urls: vec![listed.url.clone()],
             learner: listed.learner,
             reachable: there.contains(&listed.id),
         });
-        let mut members: Vec<Member> = members.collect();
+        let mut members: Vec<EtcdMember> = members.collect();
         members.sort_by_key(|member| member.id);
         state.listed.insert(machine, there);
         Ok(members)
     }
 
-    /// Changes the members; a change that was made before is no fault, as for the product.
-    pub(crate) async fn change_members(&self, machine: usize, step: &Step) -> Result<(), Failure> {
-        let refused = |error: MemberError| Err(Failure::from(error));
+    /// Changes the members; as in the product, a change that was made before is no error.
+    pub(crate) async fn change_members(
+        &self,
+        machine: usize,
+        step: &MemberChange,
+    ) -> Result<(), ServiceError> {
+        let refused = |error: MemberError| Err(ServiceError::from(error));
         let doing = || format!("{step:?}");
         let id = self.sim.number();
         let all = self.all_voters_within_reach(machine);
         let answer = match step {
-            Step::AddLearner { peer_url } => {
+            MemberChange::AddLearner { peer_url } => {
                 let learner = Listed { id, name: String::new(), url: peer_url.clone(), learner: true };
                 self.ask(machine, |etcd, _| {
                     if etcd.members.iter().any(|member| member.url == learner.url) {
                         return Ok(());
                     }
                     if etcd.members.iter().any(|member| member.learner) {
-                        return refused(MemberError::TooManyLearners { doing: doing() });
+                        return refused(MemberError::TooManyLearners { operation: doing() });
                     }
                     if !all {
-                        return refused(MemberError::Unhealthy { doing: doing() });
+                        return refused(MemberError::Unhealthy { operation: doing() });
                     }
                     etcd.members.push(learner);
                     Ok(())
                 })
                 .await
             }
-            Step::Remove { member } => {
+            MemberChange::RemoveMember { member } => {
                 let world = self.clone();
                 let judged = invariants::removal_leaves_a_living_quorum(&self.look(), machine, *member);
                 self.ask(machine, move |etcd, _| {
                     let Some(listed) = etcd.member(*member) else { return (false, Ok(())) };
                     if !listed.learner && !etcd.lets_go(*member) {
-                        return (false, refused(MemberError::WouldLoseQuorum { doing: doing() }));
+                        return (false, refused(MemberError::WouldLoseQuorum { operation: doing() }));
                     }
                     etcd.members.retain(|one| one.id != *member);
                     etcd.removed.insert(*member);
@@ -158,7 +163,7 @@ impl World {
     }
 
     /// Gives a learner its vote, if it has learnt enough.
-    pub(crate) async fn promote(&self, machine: usize, id: u64) -> Result<bool, Failure> {
+    pub(crate) async fn promote(&self, machine: usize, id: u64) -> Result<bool, ServiceError> {
         let _changing = self.begin_to_change();
         let learnt = {
             let state = self.look();
@@ -219,21 +224,21 @@ fn elect(world: &World) {
     }
 }
 
-/// A program that was started begins its membership, goes on with it, or finds that it is over.
+/// A program that was started begins its membership, continues it, or finds that it has ended.
 fn begin(world: &World, index: usize) {
     let mut state = world.change();
     let now = world.sim.now();
     let machine = &state.machines[index];
     let Some(program) = machine.etcd.clone().filter(|_| machine.power) else { return };
     if program.id.is_some() {
-        // Its name is known from its first start on, as soon as it has told the others.
+        // Its name is known from its first start on, as soon as it has published it to the leader.
         let (id, name) = (program.id, machine.id().map(|id| id.to_string()).unwrap_or_default());
         let there = state.within_reach(index);
-        let heard = state.etcd.leader.is_some_and(|leader| there.contains(&leader));
-        if let Some(own) = state.etcd.members.iter_mut().find(|member| Some(member.id) == id && heard) {
+        let received = state.etcd.leader.is_some_and(|leader| there.contains(&leader));
+        if let Some(own) = state.etcd.members.iter_mut().find(|member| Some(member.id) == id && received) {
             own.name = name;
-        } else if heard && let Some(program) = &mut state.machines[index].etcd {
-            // It was removed, and has just heard of it.
+        } else if received && let Some(program) = &mut state.machines[index].etcd {
+            // It was removed, and has just learnt so from the leader.
             program.id = None;
         }
         return;
@@ -258,20 +263,21 @@ fn begin(world: &World, index: usize) {
         state.etcd.members.push(Listed { id, name: String::new(), url, learner: false });
         id
     } else {
-        // etcd asks a member that it was told of who the members are, and starts only where it was told the same.
-        let mut told: Vec<&str> = program
+        // A new member fetches the member list from a peer of its initial cluster, and starts only if both lists are
+        // equal.
+        let mut messages: Vec<&str> = program
             .membership
             .initial_cluster
             .split(',')
             .filter_map(|one| one.split_once('=').map(|(_, url)| url))
             .collect();
         let mut there: Vec<&str> = state.etcd.members.iter().map(|member| member.url.as_str()).collect();
-        told.sort_unstable();
+        messages.sort_unstable();
         there.sort_unstable();
         let reaches = state.etcd.leader.is_some_and(|leader| state.within_reach(index).contains(&leader));
         let own = state.etcd.members.iter().find(|member| member.url == url && member.name.is_empty());
         match own.map(|own| own.id) {
-            Some(id) if reaches && told == there => id,
+            Some(id) if reaches && messages == there => id,
             _ => {
                 *state.counts.entry("starts of etcd refused").or_default() += 1;
                 return;

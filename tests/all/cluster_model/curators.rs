@@ -8,43 +8,46 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use shepherd::curator::health::Heartbeats;
-use shepherd::curator::membership::{Change as Disagreement, promotion, sync};
+use shepherd::curator::membership::{SyncAction as Disagreement, learner_to_promote, plan_sync};
 use shepherd::curator::node::Node;
+use shepherd::curator::node_health::HeartbeatTracker;
 use shepherd::curator::node_id::NodeId;
-use shepherd::curator::roles::Step;
-use shepherd::curator::service::chronicle::Chronicle;
-use shepherd::curator::service::curator::{LEADER_TTL, SYNC_INTERVAL};
-use shepherd::curator::service::failure::Failure;
-use shepherd::curator::service::store::{Stored, StoredNodes, put_node};
-use shepherd::etcd::guard::{Change, Expected, Guard, guarded_read, guarded_write, why_not};
+use shepherd::curator::role_orders::MemberChange;
+use shepherd::curator::service::curator_server::{LEADER_TTL, SYNC_INTERVAL};
+use shepherd::curator::service::error::ServiceError;
+use shepherd::curator::service::node_watch_cache::NodeCache;
+use shepherd::curator::service::store::{StoredNodes, Versioned, node_change};
+use shepherd::etcd::election_view::{CandidateRole, ElectionView, candidate_name, encode_candidate};
+use shepherd::etcd::guard::{
+    ExpectedRevision, KeyChange, LeaderGuard, explain_failed_write, guarded_read_request,
+    guarded_write_request,
+};
 use shepherd::etcd::key_space::{LEADER, NODES};
-use shepherd::etcd::places::{Places, Standing, name_in, value_of};
 
 use super::sim::Process;
 use super::world::{Changing, World};
 
 const LOOK: Duration = Duration::from_millis(400);
-/// How often a decision is made anew, because records changed while it was being made.
+/// How often a decision is retried because records changed while it was being made.
 const TRIES: u32 = 10;
 
-/// One that runs.
+/// A curator that runs.
 pub(crate) struct Curator {
     pub(crate) process: Process,
     pub(crate) own: NodeId,
-    pub(crate) standing: RefCell<Standing>,
+    pub(crate) standing: RefCell<CandidateRole>,
     pub(crate) leading: RefCell<Option<Rc<Leading>>>,
 }
 
-/// One leadership.
+/// The state of one leadership.
 pub(crate) struct Leading {
     pub(crate) world: World,
     pub(crate) machine: usize,
     pub(crate) own: NodeId,
-    pub(crate) guard: Guard,
+    pub(crate) guard: LeaderGuard,
     pub(crate) since: Duration,
-    pub(crate) heartbeats: RefCell<Heartbeats>,
-    pub(crate) view: RefCell<Chronicle>,
+    pub(crate) heartbeats: RefCell<HeartbeatTracker>,
+    pub(crate) view: RefCell<NodeCache>,
     membership: Rc<Cell<bool>>,
     /// The revision of etcd that the view shows.
     seen: Cell<i64>,
@@ -64,26 +67,26 @@ impl Drop for Alone {
 
 impl Leading {
     /// Reads a record as the leader.
-    pub(crate) async fn read(&self, key: &str) -> Result<Option<(i64, Vec<u8>)>, Failure> {
-        let asked = guarded_read(&self.world.namespace, &self.guard, key)?;
-        let done = self.world.transact(self.machine, &asked, Some(&self.guard)).await?;
+    pub(crate) async fn read(&self, key: &str) -> Result<Option<(i64, Vec<u8>)>, ServiceError> {
+        let request = guarded_read_request(&self.world.namespace, &self.guard, key)?;
+        let done = self.world.transact(self.machine, &request, Some(&self.guard)).await?;
         if !done.succeeded {
             self.world.count("reads refused to a former leader");
-            return Err(why_not(&self.guard, &[], &done.read).into());
+            return Err(explain_failed_write(&self.guard, &[], &done.read).into());
         }
         Ok(done.read.into_iter().next().map(|record| (record.mod_revision, record.value)))
     }
 
-    pub(crate) async fn node(&self, id: &NodeId) -> Result<Option<Stored<Node>>, Failure> {
+    pub(crate) async fn node(&self, id: &NodeId) -> Result<Option<Versioned<Node>>, ServiceError> {
         let key = Node::etcd_key(id)?;
         let read = self.read(&key).await?;
         let stored = read.map(|(revision, value)| {
-            Ok::<_, Failure>(Stored { value: Node::decode(&key, &value)?, revision })
+            Ok::<_, ServiceError>(Versioned { value: Node::decode(&key, &value)?, revision })
         });
         stored.transpose()
     }
 
-    pub(crate) async fn nodes(&self) -> Result<StoredNodes, Failure> {
+    pub(crate) async fn nodes(&self) -> Result<StoredNodes, ServiceError> {
         let prefix = NODES.range().start;
         let mut nodes = StoredNodes::default();
         for record in self.world.ask(self.machine, |etcd, _| etcd.under(&prefix)).await? {
@@ -95,29 +98,29 @@ impl Leading {
     }
 
     /// Makes all these changes or none.
-    pub(crate) async fn write(&self, changes: &[Change]) -> Result<(), Failure> {
-        let asked = guarded_write(&self.world.namespace, &self.guard, changes)?;
-        let done = self.world.transact(self.machine, &asked, Some(&self.guard)).await?;
+    pub(crate) async fn write(&self, changes: &[KeyChange]) -> Result<(), ServiceError> {
+        let request = guarded_write_request(&self.world.namespace, &self.guard, changes)?;
+        let done = self.world.transact(self.machine, &request, Some(&self.guard)).await?;
         if done.succeeded {
             return Ok(());
         }
-        let failure = Failure::from(why_not(&self.guard, changes, &done.read));
+        let failure = ServiceError::from(explain_failed_write(&self.guard, changes, &done.read));
         self.world.count(match failure {
-            Failure::Lost(_) => "writes refused to a former leader",
+            ServiceError::LostLeadership(_) => "writes refused to a former leader",
             _ => "writes refused because a record changed",
         });
         Err(failure)
     }
 
-    /// Reads, decides and writes: all of it anew where a record changed between the look at it and the write.
+    /// Reads, decides and writes. Retries all three if a record changed between the read and the write.
     pub(crate) async fn decide<T>(
         &self,
-        attempt: impl AsyncFn() -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
+        attempt: impl AsyncFn() -> Result<T, ServiceError>,
+    ) -> Result<T, ServiceError> {
         let mut tries = 1;
         loop {
             match attempt().await {
-                Err(Failure::Changed(_)) if tries < TRIES => {
+                Err(ServiceError::Conflict(_)) if tries < TRIES => {
                     self.world.sim.step().await;
                     tries += 1;
                 }
@@ -134,26 +137,26 @@ impl Leading {
     }
 
     /// One tick of making members and records agree.
-    async fn agree(&self) -> Result<(), Failure> {
+    async fn agree(&self) -> Result<(), ServiceError> {
         let _alone = self.alone().await;
         let members = self.world.members(self.machine).await?;
         let stored = self.nodes().await?;
-        let Ok(tick) = sync(self.own, &members, &stored.nodes) else {
+        let Ok(tick) = plan_sync(self.own, &members, &stored.nodes) else {
             self.world.count("ticks aborted");
             return Ok(());
         };
-        if !tick.withheld.is_empty() {
+        if !tick.blocked.is_empty() {
             self.world.count("removals withheld");
         }
-        let Some(change) = tick.change else { return Ok(()) };
+        let Some(change) = tick.action else { return Ok(()) };
         self.world.note(format_args!("machine {}: settles {change:?}", self.machine));
         self.world.count("disagreements settled");
         if let Disagreement::RemoveMember { member, .. } = &change {
-            self.world.change_members(self.machine, &Step::Remove { member: *member }).await?;
+            self.world.change_members(self.machine, &MemberChange::RemoveMember { member: *member }).await?;
         }
-        if let Some(changed) = change.record(&stored.nodes) {
+        if let Some(changed) = change.updated_record(&stored.nodes) {
             let revision = stored.revisions.get(&changed.id).copied();
-            self.write(&[put_node(&changed, revision)?]).await?;
+            self.write(&[node_change(&changed, revision)?]).await?;
         }
         Ok(())
     }
@@ -167,7 +170,7 @@ impl Leading {
         let nodes = state.nodes();
         let there: BTreeSet<NodeId> = nodes.iter().map(|node| node.id).collect();
         let mut view = self.view.borrow_mut();
-        let gone: Vec<NodeId> = view.present().map(|node| node.id).filter(|id| !there.contains(id)).collect();
+        let gone: Vec<NodeId> = view.nodes().map(|node| node.id).filter(|id| !there.contains(id)).collect();
         for id in gone {
             view.delete(id);
         }
@@ -183,12 +186,12 @@ fn election() -> String {
     LEADER.range().start.trim_end_matches('/').to_owned()
 }
 
-/// Starts a curator on a machine, in a process of its own that ends with whoever started it.
+/// Starts a curator on a machine, in a process of its own that ends with the process of its caller.
 pub(crate) fn start(world: &World, machine: usize, own: NodeId) -> Rc<Curator> {
     let curator = Rc::new(Curator {
         process: world.sim.number(),
         own,
-        standing: RefCell::new(Standing::Neither),
+        standing: RefCell::new(CandidateRole::Unknown),
         leading: RefCell::new(None),
     });
     world.sim.spawn(curator.process, {
@@ -196,7 +199,7 @@ pub(crate) fn start(world: &World, machine: usize, own: NodeId) -> Rc<Curator> {
         async move {
             loop {
                 let ended = stand(&world, machine, &curator).await;
-                *curator.standing.borrow_mut() = Standing::Neither;
+                *curator.standing.borrow_mut() = CandidateRole::Unknown;
                 *curator.leading.borrow_mut() = None;
                 if let Ok(lease) = ended {
                     let _ = world.ask(machine, |etcd, _| etcd.revoke(lease)).await;
@@ -230,11 +233,11 @@ pub(crate) fn start(world: &World, machine: usize, own: NodeId) -> Rc<Curator> {
 }
 
 /// Gives a learner its vote, where this machine's etcd leads the others.
-async fn promote(world: &World, machine: usize) -> Result<(), Failure> {
+async fn promote(world: &World, machine: usize) -> Result<(), ServiceError> {
     let prefix = NODES.range().start;
     let records = world.ask(machine, |etcd, _| etcd.under(&prefix)).await?;
     let nodes = records.iter().map(|record| {
-        Node::decode(&record.key, &record.value).map(|node| (node.id, node)).map_err(Failure::from)
+        Node::decode(&record.key, &record.value).map(|node| (node.id, node)).map_err(ServiceError::from)
     });
     let nodes = nodes.collect::<Result<_, _>>()?;
     let (own, leader) = {
@@ -243,48 +246,51 @@ async fn promote(world: &World, machine: usize) -> Result<(), Failure> {
     };
     let (Some(own), Some(leader)) = (own, leader) else { return Ok(()) };
     let members = world.members(machine).await?;
-    if let Some(learner) = promotion(own, leader, &members, &nodes) {
+    if let Some(learner) = learner_to_promote(own, leader, &members, &nodes) {
         world.promote(machine, learner).await?;
     }
     Ok(())
 }
 
 /// One round of the election; ends with the lease that it had.
-async fn stand(world: &World, machine: usize, curator: &Rc<Curator>) -> Result<i64, Failure> {
+async fn stand(world: &World, machine: usize, curator: &Rc<Curator>) -> Result<i64, ServiceError> {
     let (election, name) = (election(), curator.own.to_string());
     let prefix = format!("{election}/");
     let left = world
         .ask(machine, |etcd, _| {
             let keys = etcd.under(&prefix);
-            let own = keys.into_iter().filter(|key| name_in(&key.value).as_deref() == Some(&*name));
+            let own = keys.into_iter().filter(|key| candidate_name(&key.value).as_deref() == Some(&*name));
             own.filter_map(|key| etcd.pairs.remove(&key.key)).count()
         })
         .await?;
     (0..left).for_each(|_| world.count("keys of a former life removed"));
-    let asked_at = world.sim.now();
+    let requested_at = world.sim.now();
     let lease = i64::try_from(world.sim.number()).unwrap_or(i64::MAX);
     world.ask(machine, |etcd, now| etcd.grant(lease, LEADER_TTL, now)).await?;
     let own = {
         let key = format!("{election}/{lease:x}");
-        let put =
-            Change::Put { key: key.clone(), value: value_of(&name, LEADER_TTL), expected: Expected::Absent };
+        let put = KeyChange::Put {
+            key: key.clone(),
+            value: encode_candidate(&name, LEADER_TTL),
+            expected: ExpectedRevision::Absent,
+        };
         // Guarded by its own absence alone.
-        let mut asked = guarded_write(
+        let mut request = guarded_write_request(
             &world.namespace,
-            &Guard { key: key.clone(), create_revision: 0 },
+            &LeaderGuard { key: key.clone(), create_revision: 0 },
             std::slice::from_ref(&put),
         )?;
-        for op in &mut asked.success {
+        for op in &mut request.success {
             use shepherd::proto::etcdserverpb::request_op::Request;
             if let Some(Request::RequestPut(put)) = &mut op.request {
                 put.lease = lease;
             }
         }
-        let done = world.transact(machine, &asked, None).await?;
-        Guard { key, create_revision: done.revision }
+        let done = world.transact(machine, &request, None).await?;
+        LeaderGuard { key, create_revision: done.revision }
     };
-    let mut places = Places::default();
-    let (mut confirmed, mut asked_last) = (asked_at, asked_at);
+    let mut places = ElectionView::default();
+    let (mut confirmed, mut requested_last) = (requested_at, requested_at);
     loop {
         world.sim.sleep(LOOK).await;
         let now = world.sim.now();
@@ -292,8 +298,8 @@ async fn stand(world: &World, machine: usize, curator: &Rc<Curator>) -> Result<i
             world.count("leases that were not confirmed in time");
             return Ok(lease);
         }
-        if now >= asked_last + LEADER_TTL / 3 {
-            asked_last = now;
+        if now >= requested_last + LEADER_TTL / 3 {
+            requested_last = now;
             match world.ask(machine, |etcd, now| etcd.keep_alive(lease, now)).await {
                 Ok(true) => confirmed = now,
                 Ok(false) => return Ok(lease),
@@ -307,14 +313,14 @@ async fn stand(world: &World, machine: usize, curator: &Rc<Curator>) -> Result<i
             if !keys.iter().any(|key| key.key == own.key) {
                 return Ok(lease);
             }
-            places = Places::default();
+            places = ElectionView::default();
             for key in keys {
-                places.put(key.key, &key.value, key.create_revision);
+                places.put_key(key.key, &key.value, key.create_revision);
             }
-            places.complete = true;
+            places.is_complete = true;
         }
-        let standing = places.standing(&own, seen);
-        let leads = matches!(standing, Standing::Leader(_));
+        let standing = places.candidate_role(&own, seen);
+        let leads = matches!(standing, CandidateRole::Leader(_));
         *curator.standing.borrow_mut() = standing;
         let leading = curator.leading.borrow().clone();
         match leading {
@@ -326,7 +332,7 @@ async fn stand(world: &World, machine: usize, curator: &Rc<Curator>) -> Result<i
     }
 }
 
-fn begin(world: &World, machine: usize, curator: &Curator, guard: &Guard) {
+fn begin(world: &World, machine: usize, curator: &Curator, guard: &LeaderGuard) {
     world.count("leaderships");
     world.note(format_args!("machine {machine} leads by {}", guard.create_revision));
     let since = world.sim.now();
@@ -336,7 +342,7 @@ fn begin(world: &World, machine: usize, curator: &Curator, guard: &Guard) {
         own: curator.own,
         guard: guard.clone(),
         since,
-        heartbeats: RefCell::new(Heartbeats::listening_since(since)),
+        heartbeats: RefCell::new(HeartbeatTracker::start_at(since)),
         view: RefCell::default(),
         membership: Rc::default(),
         seen: Cell::new(-1),

@@ -4,36 +4,36 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
-use shepherd::curator::bootstrap::{Founding, new_authority};
+use shepherd::curator::bootstrap::{BootstrapRequest, create_authority};
 use shepherd::curator::clock::Clock;
 use shepherd::curator::identity::Identity;
 use shepherd::curator::node_id::PublicKey;
 use shepherd::curator::pki::{NODE_LIFETIME, Serial, Validity};
 use shepherd::model::time::Timestamp;
-use shepherd::roleserver::cluster::facts::{Connection, ToFound};
-use shepherd::roleserver::cluster::files::{Credentials, Files};
+use shepherd::roleserver::cluster::files::{ClusterFiles, Credentials};
+use shepherd::roleserver::cluster::node_facts::{ClusterFounding, CuratorConnection};
 
 #[derive(Debug)]
 pub(crate) struct Fixture {
-    pub(crate) connection: Connection,
-    pub(crate) to_found: ToFound,
+    pub(crate) connection: CuratorConnection,
+    pub(crate) to_found: ClusterFounding,
 }
 
 impl Fixture {
     pub(crate) fn new() -> Result<Self> {
         let now = Timestamp::from_timestamp(1_900_000_000, 0).unwrap_or_default();
-        let authority = new_authority(uuid::Uuid::from_u128(7), now)?;
+        let authority = create_authority(uuid::Uuid::from_u128(7), now)?;
         let key = Identity::generate()?;
         let node_key = PublicKey(key.public_key());
         let validity = Validity::starting(now, NODE_LIFETIME);
-        let issued = authority.issue_node(&node_key, Serial::new([7; 16]), validity)?;
+        let issued = authority.issue_node_certificate(&node_key, Serial::new([7; 16]), validity)?;
         let credentials = Credentials {
             certificate: hex::encode(&issued.certificate),
             ca_certificate: hex::encode(&authority.anchor().certificate),
         };
-        // Nothing is there, and nothing is asked of it.
-        let files = Files::of(Path::new("/nonexistent"));
-        let founding = Founding {
+        // Nothing is there, and nothing reads it.
+        let files = ClusterFiles::in_state_directory(Path::new("/nonexistent"));
+        let founding = BootstrapRequest {
             authority: Arc::new(authority),
             name: "model".to_owned(),
             owner_keys: vec![node_key],
@@ -41,11 +41,11 @@ impl Fixture {
             machine: None,
             labels: shepherd::model::label::Labels::new(),
             address: None,
-            restoring: None,
+            restore: None,
         };
         Ok(Self {
-            connection: Connection::new(&key, &credentials, &files, &Clock::host())?,
-            to_found: ToFound { founding: Arc::new(founding), address: "10.0.0.1".parse()? },
+            connection: CuratorConnection::new(&key, &credentials, &files, &Clock::system())?,
+            to_found: ClusterFounding { founding: Arc::new(founding), address: "10.0.0.1".parse()? },
         })
     }
 }

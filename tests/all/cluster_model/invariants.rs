@@ -1,64 +1,68 @@
 //! What must hold whatever happens, each as a function of what an observer sees who sees everything.
 //!
-//! Each answers with what is wrong, as a sentence. Which invariant is shown where stands in [`super`].
+//! Each returns the violation as a sentence. [`super`] lists which invariant is shown where.
 
 use std::collections::BTreeSet;
 
-use shepherd::curator::health::{Health, TIMEOUT};
-use shepherd::curator::node::{Node, State as Life};
+use shepherd::curator::node::{Node, NodeState as Life};
+use shepherd::curator::node_health::{HEARTBEAT_TIMEOUT, NodeHealth};
 use shepherd::curator::node_id::NodeId;
-use shepherd::etcd::guard::Guard;
+use shepherd::etcd::guard::LeaderGuard;
 use shepherd::etcd::key_space::{LEADER, NODES};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
-use shepherd::roleserver::cluster::files::Membership;
-use shepherd::roleserver::cluster::startup::Startup;
+use shepherd::roleserver::cluster::files::EtcdMembership;
+use shepherd::roleserver::cluster::startup::ControlPlaneStartup;
 
 use super::curators::Leading;
 use super::store::{Done, Pair};
 use super::world::{Disk, State, World};
 
-fn demand(holds: bool, said: impl FnOnce() -> String) -> Result<(), String> {
-    if holds { Ok(()) } else { Err(said()) }
+fn demand(holds: bool, reported: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(reported()) }
 }
 
 /// V1: a second member of etcd never begins beside one that still runs on the same machine.
-pub(crate) fn one_etcd_at_a_time(state: &State, at: usize, next: &Membership) -> Result<(), String> {
+pub(crate) fn one_etcd_at_a_time(state: &State, at: usize, next: &EtcdMembership) -> Result<(), String> {
     let running = state.machines[at].etcd.as_ref().map(|program| &program.membership.data);
     demand(running.is_none_or(|data| *data == next.data), || {
         format!("V1: machine {at} starts etcd on {} while it runs on {running:?}", next.data)
     })
 }
 
-/// V1: a second curator never begins beside one that still runs on the same machine.
+/// V1: a second curator never starts beside one that still runs on the same machine.
 pub(crate) fn one_curator_at_a_time(state: &State, at: usize) -> Result<(), String> {
     demand(state.machines[at].curator.is_none(), || format!("V1: machine {at} starts a second curator"))
 }
 
-/// V2 and V9: a control plane is begun anew only when another membership is to run, or none; never for what else a role
-/// says, nor for other roles.
-pub(crate) fn begun_anew_for_a_reason(running: Option<u64>, next: &Startup, at: usize) -> Result<(), String> {
+/// V2 and V9: a control plane is restarted only when another membership, or none, should run. Other fields of the role
+/// and other roles never restart it.
+pub(crate) fn restarts_for_a_reason(
+    running: Option<u64>,
+    next: &ControlPlaneStartup,
+    at: usize,
+) -> Result<(), String> {
     let same = match next {
-        Startup::Nothing => running.is_none(),
-        Startup::Founding(_) => running.is_some(),
-        Startup::Member(role, _) => running == Some(role.member),
+        ControlPlaneStartup::Nothing => running.is_none(),
+        ControlPlaneStartup::Founding(_) => running.is_some(),
+        ControlPlaneStartup::Member(role, _) => running == Some(role.member_id),
     };
     demand(!same, || format!("V2: machine {at} ends its control plane {running:?}, which is to run"))
 }
 
-/// V4: whoever asks as a node can come back as one: its certificate and its key are on its disk.
+/// V4: a machine that makes calls as a node can come back as that node: its certificate and its key are on its disk.
 pub(crate) fn connection_is_durable(disk: &Disk, at: usize) -> Result<(), String> {
     demand(disk.credentials.is_some() && disk.key.is_some(), || {
         format!("V4: machine {at} acts as a node, and its certificate is not on its disk")
     })
 }
 
-/// V6 and I-d on the node: what etcd keeps of a membership is removed only when etcd has ended that membership; so roles
+/// V6 and I-d on the node: the etcd data of a membership is removed only when etcd has ended that membership. So roles
 /// that were lost, or are old, never cost a vote.
 pub(crate) fn only_what_is_over_is_removed(
     state: &State,
     at: usize,
-    last: &Membership,
+    last: &EtcdMembership,
 ) -> Result<(), String> {
     let member = state.machines[at].disk.etcd.get(&last.data).copied();
     demand(member.is_none_or(|member| state.etcd.member(member).is_none()), || {
@@ -66,17 +70,17 @@ pub(crate) fn only_what_is_over_is_removed(
     })
 }
 
-/// V7: a report says all of what is so: where the node is, and whether its curator listens.
-pub(crate) fn report_is_complete(state: &State, at: usize, said: &wire::NodeStatus) -> Result<(), String> {
+/// V7: a report is complete: it has the address of the node, and whether its curator listens.
+pub(crate) fn report_is_complete(state: &State, at: usize, status: &wire::NodeStatus) -> Result<(), String> {
     let machine = &state.machines[at];
     let port = if machine.curator.is_some() { u32::from(CURATOR_PORT) } else { 0 };
-    demand(said.external_address == machine.address.to_string() && said.curator_port == port, || {
-        format!("V7: machine {at} says {said:?}, and its curator listens on {port}")
+    demand(status.external_address == machine.address.to_string() && status.curator_port == port, || {
+        format!("V7: machine {at} says {status:?}, and its curator listens on {port}")
     })
 }
 
 /// V10 and V11, for everything that anybody writes.
-pub(crate) fn judge_write(world: &World, machine: usize, guard: Option<&Guard>, done: &Done) {
+pub(crate) fn judge_write(world: &World, machine: usize, guard: Option<&LeaderGuard>, done: &Done) {
     if !done.succeeded {
         return;
     }
@@ -84,7 +88,7 @@ pub(crate) fn judge_write(world: &World, machine: usize, guard: Option<&Guard>, 
     {
         let state = world.look();
         for (key, before) in &done.before {
-            let Ok(id) = NODES.id(key) else { continue };
+            let Ok(id) = NODES.id_of(key) else { continue };
             let decode = |pair: &Pair| Node::decode(key, &pair.value);
             let (before, after) = (before.as_ref().map(decode), state.etcd.pairs.get(key).map(decode));
             let (Ok(before), Ok(after)) = (before.transpose(), after.transpose()) else {
@@ -94,7 +98,7 @@ pub(crate) fn judge_write(world: &World, machine: usize, guard: Option<&Guard>, 
             judged.push(life_cycle_is_kept(before.as_ref(), after.as_ref()));
             judged.push(roles_are_of_nodes_that_are_up(after.as_ref()));
             judged.push(membership_goes_first(&state, before.as_ref(), after.as_ref()));
-            // The first record of all is written before anybody can lead.
+            // The very first record is written before any leader can exist.
             if before.is_some() || guard.is_some() {
                 judged.push(only_the_leader_writes(&state, machine, guard));
             }
@@ -105,9 +109,9 @@ pub(crate) fn judge_write(world: &World, machine: usize, guard: Option<&Guard>, 
     }
 }
 
-/// V10: whoever writes a record does so by the key that was created first in the election, of all that are there at that
+/// V10: a record is written only under the election key with the lowest create revision of all that exist at that
 /// moment.
-fn only_the_leader_writes(state: &State, machine: usize, guard: Option<&Guard>) -> Result<(), String> {
+fn only_the_leader_writes(state: &State, machine: usize, guard: Option<&LeaderGuard>) -> Result<(), String> {
     let keys = state.etcd.under(&LEADER.range().start);
     let first = keys.iter().min_by_key(|key| key.create_revision).map(|key| (&key.key, key.create_revision));
     let by = guard.map(|guard| (&guard.key, guard.create_revision));
@@ -120,7 +124,7 @@ fn only_the_leader_writes(state: &State, machine: usize, guard: Option<&Guard>) 
 fn life_cycle_is_kept(before: Option<&Node>, after: Option<&Node>) -> Result<(), String> {
     let step = (before.map(|node| node.state), after.map(|node| node.state));
     let kept = match step {
-        // The founding node, which nobody could approve.
+        // The founding node: nobody exists yet who could approve it.
         (None, Some(Life::Up)) => after.is_some_and(|node| node.ticket.is_none()),
         (Some(before), Some(after)) if before == after => true,
         (_, None)
@@ -143,10 +147,10 @@ fn roles_are_of_nodes_that_are_up(after: Option<&Node>) -> Result<(), String> {
     demand(holds, || format!("V11 (I-a): {} is {:?} and has {:?}", node.id, node.state, roles.names()))
 }
 
-/// V11, I-d: the role of a member is taken, and its record deleted, only when etcd counts it no more.
+/// V11, I-d: the role of a member is removed, or its record deleted, only when etcd no longer counts the member.
 fn membership_goes_first(state: &State, before: Option<&Node>, after: Option<&Node>) -> Result<(), String> {
     let role =
-        |node: Option<&Node>| node.and_then(|node| node.roles.consensus_member.as_ref()).map(|r| r.member);
+        |node: Option<&Node>| node.and_then(|node| node.roles.consensus_member.as_ref()).map(|r| r.member_id);
     let (Some(node), Some(was)) = (before, role(before)) else { return Ok(()) };
     let left = role(after) != Some(was) && state.etcd.member(was).is_some();
     demand(!left, || {
@@ -154,8 +158,8 @@ fn membership_goes_first(state: &State, before: Option<&Node>, after: Option<&No
     })
 }
 
-/// V11, I-b: a voting member is removed only where those that are left and live within reach of whoever asks (when he
-/// listed them) are a quorum of themselves.
+/// V11, I-b: a voting member is removed only if the remaining voters keep a quorum: more than half of them were alive
+/// and within the caller's reach when the caller listed the members.
 pub(crate) fn removal_leaves_a_living_quorum(
     state: &State,
     machine: usize,
@@ -186,27 +190,30 @@ pub(crate) fn voters_keep_a_quorum(state: &State) -> Result<(), String> {
     })
 }
 
-/// V13: what a leader says of a node is what it can know.
+/// V13: the health that a leader reports for a node follows from what the leader can know.
 pub(crate) fn health_is_what_the_leader_can_know(
     leading: &Leading,
     node: &Node,
-    said: Health,
+    health: NodeHealth,
 ) -> Result<(), String> {
     let state = leading.world.look();
     let now = leading.world.sim.now();
-    let heard = state.heard.get(&(leading.guard.create_revision, node.id)).map(|at| now.saturating_sub(*at));
+    let duration = state
+        .last_heartbeats
+        .get(&(leading.guard.create_revision, node.id))
+        .map(|at| now.saturating_sub(*at));
     let listening = now.saturating_sub(leading.since);
-    let right = match (node.state, heard, said) {
-        (Life::Up, Some(heard), Health::Healthy { .. }) => heard <= TIMEOUT,
-        (Life::Up, Some(heard), Health::HeartbeatTimeout { .. }) => heard > TIMEOUT,
-        (Life::Up, None, Health::HeartbeatTimeout { .. }) => listening >= TIMEOUT,
-        (Life::Up, None, Health::Unknown) => listening < TIMEOUT,
+    let right = match (node.state, duration, health) {
+        (Life::Up, Some(duration), NodeHealth::Healthy { .. }) => duration <= HEARTBEAT_TIMEOUT,
+        (Life::Up, Some(duration), NodeHealth::HeartbeatTimeout { .. }) => duration > HEARTBEAT_TIMEOUT,
+        (Life::Up, None, NodeHealth::HeartbeatTimeout { .. }) => listening >= HEARTBEAT_TIMEOUT,
+        (Life::Up, None, NodeHealth::Unknown) => listening < HEARTBEAT_TIMEOUT,
         (Life::Up, _, _) => false,
-        (_, _, said) => said == Health::Unknown,
+        (_, _, health) => health == NodeHealth::Unknown,
     };
     demand(right, || {
         format!(
-            "V13: {} ({:?}) is said to be {said:?}; it was heard {heard:?} ago by a leader that has listened for {listening:?}",
+            "V13: {} ({:?}) is said to be {health:?}; it was heard {duration:?} ago by a leader that has listened for {listening:?}",
             node.id, node.state
         )
     })
@@ -223,7 +230,7 @@ pub(crate) fn what_is_still_to_be_done(state: &State) -> Vec<String> {
             continue;
         };
         found.insert(node.id);
-        let wanted = node.roles.consensus_member.as_ref().map(|role| role.member);
+        let wanted = node.roles.consensus_member.as_ref().map(|role| role.member_id);
         let facts = &machine.facts;
         if node.state != Life::Up || !facts.connection {
             left.push(format!("machine {at} is {:?}, connected: {}", node.state, facts.connection));
@@ -239,8 +246,8 @@ pub(crate) fn what_is_still_to_be_done(state: &State) -> Vec<String> {
             ));
         }
         let listens = machine.curator.is_some().then_some(CURATOR_PORT);
-        let said = node.status.as_ref();
-        if said.is_none_or(|said| said.address != machine.address || said.curator_port != listens) {
+        let status = node.status.as_ref();
+        if status.is_none_or(|status| status.address != machine.address || status.curator_port != listens) {
             left.push(format!("the record of machine {at} has an old status"));
         }
     }
@@ -252,7 +259,7 @@ pub(crate) fn what_is_still_to_be_done(state: &State) -> Vec<String> {
     );
     for member in &state.etcd.members {
         let has = |node: &&Node| {
-            node.roles.consensus_member.as_ref().is_some_and(|role| role.member == member.id)
+            node.roles.consensus_member.as_ref().is_some_and(|role| role.member_id == member.id)
                 && node.id.to_string() == member.name
         };
         if member.learner || !nodes.iter().any(|node| has(&node)) {

@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use shepherd::curator::life_cycle;
-use shepherd::curator::node::{ConsensusMember, Node, Roles, State, Status};
+use shepherd::curator::node::{ConsensusMember, Node, NodeRoles, NodeState, NodeStatus};
 use shepherd::curator::node_id::{NodeId, PublicKey};
-use shepherd::curator::pki::{NODE_LIFETIME, Renewal, Validity, renewal};
-use shepherd::curator::service::failure::Failure;
-use shepherd::etcd::guard::{Change, Expected, Guard, guarded_write};
+use shepherd::curator::node_lifecycle;
+use shepherd::curator::pki::{NODE_LIFETIME, Renewal, Validity, decide_renewal};
+use shepherd::curator::service::error::ServiceError;
+use shepherd::etcd::guard::{ExpectedRevision, KeyChange, LeaderGuard, guarded_write_request};
 use shepherd::proto::curator::v1 as wire;
-use shepherd::roleserver::cluster::etcd::{Begun, first_membership, membership_of};
-use shepherd::roleserver::cluster::files::Membership;
+use shepherd::roleserver::cluster::etcd_member::{EtcdDataState, first_membership, membership_for_role};
+use shepherd::roleserver::cluster::files::EtcdMembership;
 use shepherd::roleserver::cluster::startup::{
-    self, Inheritance, Known, Startup, begins_anew, inherit, is_as_it_should,
+    self, ControlPlaneInputs, ControlPlaneStartup, EtcdDataAction, decide_etcd_data, matches_running,
+    must_restart,
 };
 
 use super::curators;
@@ -25,31 +26,36 @@ use super::world::Program;
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 impl NodeLife {
-    fn decided(&self) -> Option<Startup> {
+    fn decided(&self) -> Option<ControlPlaneStartup> {
         let (facts, fixture) = (self.facts(), self.world.fixture);
-        startup::decide(&Known {
-            to_found: facts.to_found.then(|| fixture.to_found.clone()),
+        startup::decide_startup(&ControlPlaneInputs {
+            founding: facts.to_found.then(|| fixture.to_found.clone()),
             roles: facts.roles,
             connection: facts.connection.then(|| fixture.connection.clone()),
         })
     }
 
     /// What etcd has begun as in the data directory of a membership.
-    fn begun(&self, membership: &Membership) -> Begun {
-        self.disk().etcd.get(&membership.data).map_or(Begun::NotYet, |member| Begun::As(*member))
+    fn begun(&self, membership: &EtcdMembership) -> EtcdDataState {
+        self.disk()
+            .etcd
+            .get(&membership.data)
+            .map_or(EtcdDataState::Empty, |member| EtcdDataState::Member(*member))
     }
 
     /// One life of the control plane.
-    pub(crate) async fn launch(&self) -> Result<(), Failure> {
+    pub(crate) async fn launch(&self) -> Result<(), ServiceError> {
         self.stop_curator();
-        self.tell(|facts| (facts.control_plane, facts.running, facts.settled) = (false, None, false));
+        self.update_facts(|facts| (facts.control_plane, facts.running, facts.settled) = (false, None, false));
         let first = loop {
             if let Some(first) = self.decided() {
                 break first;
             }
             self.world.sim.sleep(Duration::from_millis(400)).await;
         };
-        let remove = |last: &Membership| inherit(last, self.begun(last), &first) == Inheritance::Remove;
+        let remove = |last: &EtcdMembership| {
+            decide_etcd_data(last, self.begun(last), &first) == EtcdDataAction::Remove
+        };
         if let Some(last) = self.disk().membership.filter(remove) {
             self.stop_etcd();
             self.world.judge(|state| invariants::only_what_is_over_is_removed(state, self.at, &last));
@@ -62,9 +68,9 @@ impl NodeLife {
             self.write(|disk| disk.membership = None).await;
         }
         let running = match &first {
-            Startup::Nothing => None,
-            Startup::Founding(_) => Some(self.found().await?),
-            Startup::Member(role, _) => {
+            ControlPlaneStartup::Nothing => None,
+            ControlPlaneStartup::Founding(_) => Some(self.found_cluster().await?),
+            ControlPlaneStartup::Member(role, _) => {
                 let running = self.run_member(role, &first).await?;
                 if running.is_none() {
                     self.end(None);
@@ -73,20 +79,20 @@ impl NodeLife {
                 running
             }
         };
-        self.tell(|facts| (facts.running, facts.settled) = (running, true));
+        self.update_facts(|facts| (facts.running, facts.settled) = (running, true));
         self.world.count("control planes begun");
         let mut looked = 0;
         loop {
             self.world.sim.sleep(Duration::from_millis(400)).await;
-            let said = self.world.look().machines[self.at].facts.said;
-            if said == looked {
+            let value = self.world.look().machines[self.at].facts.update_count;
+            if value == looked {
                 continue;
             }
-            looked = said;
+            looked = value;
             if let Some(next) = self.decided()
-                && !is_as_it_should(running, &next)
+                && !matches_running(running, &next)
             {
-                self.world.demand(invariants::begun_anew_for_a_reason(running, &next, self.at));
+                self.world.demand(invariants::restarts_for_a_reason(running, &next, self.at));
                 self.end(running);
                 return Ok(());
             }
@@ -102,7 +108,7 @@ impl NodeLife {
     }
 
     fn stop_curator(&self) {
-        self.tell(|facts| facts.control_plane = false);
+        self.update_facts(|facts| facts.control_plane = false);
         let curator = self.world.machine(self.at, |machine| machine.curator.take());
         if let Some(curator) = curator {
             self.world.sim.kill(curator.process);
@@ -113,7 +119,7 @@ impl NodeLife {
         self.world.machine(self.at, |machine| machine.etcd = None);
     }
 
-    fn start_etcd(&self, membership: &Membership) {
+    fn start_etcd(&self, membership: &EtcdMembership) {
         let now = self.world.sim.now();
         self.world.judge(|state| invariants::one_etcd_at_a_time(state, self.at, membership));
         self.world.machine(self.at, |machine| {
@@ -130,9 +136,9 @@ impl NodeLife {
         state.machines[self.at].member().filter(|_| state.has_quorum(self.at))
     }
 
-    async fn found(&self) -> Result<u64, Failure> {
-        let key = self.disk().key.ok_or_else(|| Failure::invalid("this node has no key"))?;
-        let (own, address) = (NodeId::of(&key), self.world.look().machines[self.at].address);
+    async fn found_cluster(&self) -> Result<u64, ServiceError> {
+        let key = self.disk().key.ok_or_else(|| ServiceError::invalid_argument("this node has no key"))?;
+        let (own, address) = (NodeId::from_key(&key), self.world.look().machines[self.at].address);
         let membership = if let Some(membership) = self.disk().membership {
             membership
         } else {
@@ -150,11 +156,11 @@ impl NodeLife {
         };
         self.first_records(&key, member).await?;
         self.write(|disk| {
-            disk.membership = Some(Membership { member: Some(member), ..membership.clone() });
+            disk.membership = Some(EtcdMembership { member: Some(member), ..membership.clone() });
         })
         .await;
-        let role = ConsensusMember { member, peers: BTreeMap::new() };
-        let roles = Roles { consensus_member: Some(role), ..Roles::default() };
+        let role = ConsensusMember { member_id: member, peers: BTreeMap::new() };
+        let roles = NodeRoles { consensus_member: Some(role), ..NodeRoles::default() };
         if self.disk().roles.is_none() {
             let roles = roles.clone();
             self.write(|disk| disk.roles = Some(roles)).await;
@@ -164,43 +170,51 @@ impl NodeLife {
         self.write(|disk| disk.authority = false).await;
         self.serve(own);
         self.connect();
-        self.tell(|facts| (facts.roles, facts.to_found) = (Some(roles), false));
+        self.update_facts(|facts| (facts.roles, facts.to_found) = (Some(roles), false));
         self.world.note(format_args!("machine {} has founded as {own}", self.at));
         self.world.count("clusters founded");
         Ok(member)
     }
 
     /// The first records of a cluster, unless they are there.
-    async fn first_records(&self, key: &PublicKey, member: u64) -> Result<(), Failure> {
-        let (own, now) = (NodeId::of(key), self.world.time());
-        let said = wire::NodeStatus {
+    async fn first_records(&self, key: &PublicKey, member: u64) -> Result<(), ServiceError> {
+        let (own, now) = (NodeId::from_key(key), self.world.time());
+        let node_status = wire::NodeStatus {
             external_address: self.world.look().machines[self.at].address.to_string(),
             ..Default::default()
         };
-        let status = Status::from_report(&said, now).map_err(Failure::invalid)?;
-        let role = ConsensusMember { member, peers: BTreeMap::new() };
+        let status = NodeStatus::from_report(&node_status, now).map_err(ServiceError::invalid_argument)?;
+        let role = ConsensusMember { member_id: member, peers: BTreeMap::new() };
         let node = Node {
             status: Some(status),
-            roles: Roles { consensus_member: Some(role), ..Roles::default() },
-            ..Node::new(*key, State::Up, now)
+            roles: NodeRoles { consensus_member: Some(role), ..NodeRoles::default() },
+            ..Node::new(*key, NodeState::Up, now)
         };
-        let record =
-            Change::Put { key: Node::etcd_key(&own)?, value: node.encode()?, expected: Expected::Absent };
+        let record = KeyChange::Put {
+            key: Node::etcd_key(&own)?,
+            value: node.encode()?,
+            expected: ExpectedRevision::Absent,
+        };
         // Nobody leads yet: it is guarded by its own absence, and by nothing else.
-        let nobody = Guard { key: "/nobody".to_owned(), create_revision: 0 };
-        let asked = guarded_write(&self.world.namespace, &nobody, &[record])?;
-        self.world.transact(self.at, &asked, None).await.map(drop)
+        let nobody = LeaderGuard { key: "/nobody".to_owned(), create_revision: 0 };
+        let request = guarded_write_request(&self.world.namespace, &nobody, &[record])?;
+        self.world.transact(self.at, &request, None).await.map(drop)
     }
 
     /// Begins a membership; none when another is to run before this one has come to answer.
-    async fn run_member(&self, role: &ConsensusMember, first: &Startup) -> Result<Option<u64>, Failure> {
+    async fn run_member(
+        &self,
+        role: &ConsensusMember,
+        first: &ControlPlaneStartup,
+    ) -> Result<Option<u64>, ServiceError> {
         let (caller, own, key) = self.caller()?;
         let another = || {
-            let begun = self.disk().membership.map_or(Begun::NotYet, |membership| self.begun(&membership));
-            self.decided().is_some_and(|next| begins_anew(first, begun, &next))
+            let begun =
+                self.disk().membership.map_or(EtcdDataState::Empty, |membership| self.begun(&membership));
+            self.decided().is_some_and(|next| must_restart(first, begun, &next))
         };
         let membership = if let Some(membership) = self.disk().membership {
-            let of_role = Membership { member: Some(role.member), ..membership.clone() };
+            let of_role = EtcdMembership { member: Some(role.member_id), ..membership.clone() };
             if of_role != membership {
                 self.world.count("memberships begun as another");
                 self.write(|disk| disk.membership = Some(of_role.clone())).await;
@@ -208,7 +222,7 @@ impl NodeLife {
             of_role
         } else {
             let address = self.world.look().machines[self.at].address;
-            let membership = membership_of(own, address, role, 0);
+            let membership = membership_for_role(own, address, role, 0);
             self.write(|disk| disk.membership = Some(membership.clone())).await;
             membership
         };
@@ -229,20 +243,20 @@ impl NodeLife {
         }
         self.renew_beside_etcd(&key).await?;
         self.serve(own);
-        Ok(Some(role.member))
+        Ok(Some(role.member_id))
     }
 
-    pub(crate) async fn renew_beside_etcd(&self, key: &PublicKey) -> Result<(), Failure> {
+    pub(crate) async fn renew_beside_etcd(&self, key: &PublicKey) -> Result<(), ServiceError> {
         let now = self.world.time();
-        let over = |validity| renewal(validity, now) == Renewal::Expired;
+        let over = |validity| decide_renewal(validity, now) == Renewal::Expired;
         if !self.disk().credentials.is_none_or(over) {
             return Ok(());
         }
-        let id = NodeId::of(key);
+        let id = NodeId::from_key(key);
         let prefix = Node::etcd_key(&id)?;
         let record = self.world.ask(self.at, |etcd, _| etcd.record(&prefix)).await?;
         let node = record.map(|record| Node::decode(&record.key, &record.value)).transpose()?;
-        life_cycle::join(node.as_ref(), key, false)?;
+        node_lifecycle::check_join(node.as_ref(), key, false)?;
         self.write(|disk| disk.credentials = Some(Validity::starting(now, NODE_LIFETIME))).await;
         self.world.count("certificates renewed beside etcd");
         Ok(())

@@ -5,27 +5,27 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use shepherd::curator::health::INTERVAL;
-use shepherd::curator::life_cycle;
+use shepherd::curator::node_health::HEARTBEAT_INTERVAL;
 use shepherd::curator::node_id::{NodeId, PublicKey};
-use shepherd::curator::peer::Peer;
-use shepherd::curator::pki::{Serial, renewal};
-use shepherd::curator::service::chronicle::News;
-use shepherd::curator::service::failure::Failure;
+use shepherd::curator::node_lifecycle;
+use shepherd::curator::peer_identity::Peer;
+use shepherd::curator::pki::{Serial, decide_renewal};
+use shepherd::curator::service::error::ServiceError;
+use shepherd::curator::service::node_watch_cache::NodeEvent;
 use shepherd::proto::curator::v1 as wire;
-use shepherd::roleserver::cluster::certificate::{self, Doing};
+use shepherd::roleserver::cluster::certificate_renewal::{self, RenewalAction};
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
-use shepherd::roleserver::cluster::enrolment::{self, Kept, Step};
-use shepherd::roleserver::cluster::facts::ControlPlane;
-use shepherd::roleserver::cluster::roles::{last_known, ordered};
-use shepherd::roleserver::cluster::status;
+use shepherd::roleserver::cluster::node_enrolment::{self, EnrolmentState, EnrolmentStep};
+use shepherd::roleserver::cluster::node_facts::ControlPlane;
+use shepherd::roleserver::cluster::node_status;
+use shepherd::roleserver::cluster::roles::{restore_roles, roles_from_event};
 use tonic::Code;
 
 use super::curators;
 use super::invariants;
 use super::service::{Caller, Committed};
 use super::sim::Process;
-use super::world::{Asked, Disk, Facts, World};
+use super::world::{Disk, Facts, StartupOrder, World};
 
 /// One life of a role server.
 #[derive(Clone)]
@@ -79,16 +79,16 @@ pub(crate) fn crash(world: &World, at: usize) {
 
 impl NodeLife {
     /// What ends is begun again after a pause, as its supervisor does.
-    async fn again_and_again(&self, life: impl AsyncFn() -> Result<(), Failure>) {
-        let mut said = String::new();
+    async fn again_and_again(&self, life: impl AsyncFn() -> Result<(), ServiceError>) {
+        let mut text = String::new();
         loop {
             if let Err(error) = life().await {
                 if error.code() == Code::Internal {
                     self.world.demand(Err(format!("machine {}: {error}", self.at)));
                 }
-                if error.code() != Code::Unavailable && error.to_string() != said {
-                    said = error.to_string();
-                    self.world.note(format_args!("machine {}: {said}", self.at));
+                if error.code() != Code::Unavailable && error.to_string() != text {
+                    text = error.to_string();
+                    self.world.note(format_args!("machine {}: {text}", self.at));
                 }
             }
             self.world.sim.sleep(self.world.sim.between(500, 1500)).await;
@@ -110,9 +110,9 @@ impl NodeLife {
         self.world.sim.step().await;
     }
 
-    pub(crate) fn tell<T>(&self, tell: impl FnOnce(&mut Facts) -> T) -> T {
+    pub(crate) fn update_facts<T>(&self, tell: impl FnOnce(&mut Facts) -> T) -> T {
         self.world.machine(self.at, |machine| {
-            machine.facts.said += 1;
+            machine.facts.update_count += 1;
             tell(&mut machine.facts)
         })
     }
@@ -126,10 +126,10 @@ impl NodeLife {
         }
     }
 
-    pub(crate) fn caller(&self) -> Result<(Caller, NodeId, PublicKey), Failure> {
+    pub(crate) fn caller(&self) -> Result<(Caller, NodeId, PublicKey), ServiceError> {
         let disk = self.disk();
-        let key = disk.key.ok_or_else(|| Failure::invalid("this node has no key"))?;
-        let id = NodeId::of(&key);
+        let key = disk.key.ok_or_else(|| ServiceError::invalid_argument("this node has no key"))?;
+        let id = NodeId::from_key(&key);
         let peer = Peer::Node { id, key, serial: Serial::new([2; 16]) };
         Ok((Caller { machine: Some(self.at), peer, validity: disk.credentials }, id, key))
     }
@@ -146,31 +146,31 @@ impl NodeLife {
     /// A node that is one, and may ask as one.
     pub(crate) fn connect(&self) {
         self.world.demand(invariants::connection_is_durable(&self.disk(), self.at));
-        self.tell(|facts| (facts.address, facts.connection) = (true, true));
+        self.update_facts(|facts| (facts.address, facts.connection) = (true, true));
     }
 
-    async fn enrol(&self) -> Result<(), Failure> {
+    async fn enrol(&self) -> Result<(), ServiceError> {
         let disk = self.disk();
-        let kept = Kept {
-            to_found: disk.asked.map(|asked| asked == Asked::Found),
-            certificate: disk.credentials.map(|validity| renewal(validity, self.world.time())),
+        let kept = EnrolmentState {
+            to_found: disk.order.map(|requested| requested == StartupOrder::Found),
+            certificate: disk.credentials.map(|validity| decide_renewal(validity, self.world.time())),
         };
-        match enrolment::decide(&kept) {
-            Step::Wait => return Ok(()),
-            Step::Found => {
+        match node_enrolment::decide_step(&kept) {
+            EnrolmentStep::Wait => return Ok(()),
+            EnrolmentStep::Found => {
                 self.key().await;
                 self.write(|disk| disk.authority = true).await;
-                self.tell(|facts| (facts.address, facts.to_found) = (true, true));
+                self.update_facts(|facts| (facts.address, facts.to_found) = (true, true));
             }
-            Step::Join => self.join().await?,
-            Step::ComeBack { .. } => self.connect(),
+            EnrolmentStep::Join => self.join().await?,
+            EnrolmentStep::Rejoin { .. } => self.connect(),
         }
         loop {
             self.world.sim.sleep(Duration::from_mins(10)).await;
         }
     }
 
-    async fn patiently<T>(&self, call: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
+    async fn patiently<T>(&self, call: impl AsyncFn() -> Result<T, ServiceError>) -> Result<T, ServiceError> {
         loop {
             match call().await {
                 Err(error) if error.code() == Code::Unavailable => {
@@ -181,7 +181,7 @@ impl NodeLife {
         }
     }
 
-    async fn join(&self) -> Result<(), Failure> {
+    async fn join(&self) -> Result<(), ServiceError> {
         let key = self.key().await;
         let caller = Caller { machine: Some(self.at), peer: Peer::Registering { key }, validity: None };
         let secret = loop {
@@ -206,7 +206,7 @@ impl NodeLife {
             }
         };
         self.write(|disk| disk.credentials = Some(validity)).await;
-        self.world.note(format_args!("machine {} is {}", self.at, NodeId::of(&key)));
+        self.world.note(format_args!("machine {} is {}", self.at, NodeId::from_key(&key)));
         self.world.count("machines that became nodes");
         self.connect();
         Ok(())
@@ -214,37 +214,37 @@ impl NodeLife {
 
     fn begin_with_the_disk(&self) {
         let disk = self.disk();
-        if let Some(roles) = last_known(disk.roles, disk.membership.as_ref()) {
-            self.tell(|facts| facts.roles = Some(roles));
+        if let Some(roles) = restore_roles(disk.roles, disk.membership.as_ref()) {
+            self.update_facts(|facts| facts.roles = Some(roles));
         }
     }
 
     /// Follows what the curator says that this node is to do.
-    async fn follow(&self) -> Result<(), Failure> {
+    async fn follow(&self) -> Result<(), ServiceError> {
         self.until(|facts| facts.connection.then_some(())).await;
         let (caller, id, key) = self.caller()?;
         let leading = caller.call(&self.world, "Nodes/Watch", None, async |leading| Ok(leading)).await?;
-        let mut told = 0;
+        let mut number = 0;
         loop {
             let (news, latest) = {
                 let view = leading.view.borrow();
-                (view.news_of(&id, told), view.latest())
+                (view.event_for(&id, number), view.latest_change())
             };
             let event = news.map(|news| match news {
-                News::Present(node) => wire::node_event::Event::Present(node.to_wire()),
-                News::Deleted(id) => wire::node_event::Event::Deleted(id.to_string()),
+                NodeEvent::Present(node) => wire::node_event::Event::Present(node.to_wire()),
+                NodeEvent::Deleted(id) => wire::node_event::Event::Deleted(id.to_string()),
             });
-            let first = told == 0;
-            told = latest;
+            let first = number == 0;
+            number = latest;
             if !matches!((&event, first), (Some(wire::node_event::Event::Deleted(_)), true)) {
                 let event = event.map(|event| wire::NodeEvent { event: Some(event) });
-                if let Some(roles) = ordered(id, event).map_err(Failure::invalid)? {
+                if let Some(roles) = roles_from_event(id, event).map_err(ServiceError::invalid_argument)? {
                     if self.disk().roles.as_ref() != Some(&roles) {
                         self.world.count("roles taken up");
                         self.write(|disk| disk.roles = Some(roles.clone())).await;
                     }
                     if self.facts().roles.as_ref() != Some(&roles) {
-                        self.tell(|facts| facts.roles = Some(roles));
+                        self.update_facts(|facts| facts.roles = Some(roles));
                     }
                 }
             }
@@ -257,41 +257,41 @@ impl NodeLife {
                     && curator.is_some_and(|curator| curator.leading.borrow().as_ref().is_some_and(leads))
             };
             let node = leading.view.borrow().get(&id).cloned();
-            if !open || life_cycle::credentials_hold(node.as_deref(), id, &key).is_err() {
+            if !open || node_lifecycle::check_credentials(node.as_deref(), id, &key).is_err() {
                 return Ok(());
             }
         }
     }
 
-    async fn say(&self) -> Result<(), Failure> {
-        let (mut said, mut looked): (Option<wire::NodeStatus>, _) = (None, 0);
+    async fn say(&self) -> Result<(), ServiceError> {
+        let (mut status, mut looked): (Option<wire::NodeStatus>, _) = (None, 0);
         loop {
             let facts = self.facts();
-            if facts.said == looked {
+            if facts.update_count == looked {
                 self.world.sim.sleep(Duration::from_millis(500)).await;
                 continue;
             }
-            looked = facts.said;
-            let known = status::Known {
+            looked = facts.update_count;
+            let known = node_status::StatusInputs {
                 connection: facts.connection.then(|| self.world.fixture.connection.clone()),
                 address: facts.address.then(|| self.world.look().machines[self.at].address),
                 control_plane: facts.control_plane.then_some(ControlPlane { port: CURATOR_PORT }),
                 services: Vec::new(),
                 kubernetes: None,
             };
-            let now = status::decide(&known, "1", "boot");
-            if let Some(now) = now.filter(|now| known.connection.is_some() && said.as_ref() != Some(now)) {
+            let now = node_status::build_status(&known, "1", "boot");
+            if let Some(now) = now.filter(|now| known.connection.is_some() && status.as_ref() != Some(now)) {
                 let (caller, id, _) = self.caller()?;
                 self.world.judge(|state| invariants::report_is_complete(state, self.at, &now));
                 let report = async |leading: Rc<curators::Leading>| leading.report(id, &now).await;
                 caller.call(&self.world, "Nodes/UpdateStatus", Some(id), report).await?;
-                said = Some(now);
+                status = Some(now);
             }
             self.world.sim.sleep(Duration::from_millis(500)).await;
         }
     }
 
-    async fn beat(&self) -> Result<(), Failure> {
+    async fn beat(&self) -> Result<(), ServiceError> {
         self.until(|facts| facts.connection.then_some(())).await;
         loop {
             let (caller, id, _) = self.caller()?;
@@ -301,30 +301,31 @@ impl NodeLife {
                 Ok(())
             };
             caller.call(&self.world, "Nodes/Heartbeat", None, hear).await?;
-            self.world.sim.sleep(INTERVAL).await;
+            self.world.sim.sleep(HEARTBEAT_INTERVAL).await;
         }
     }
 
     /// Another certificate in time.
-    async fn renew(&self) -> Result<(), Failure> {
+    async fn renew(&self) -> Result<(), ServiceError> {
         self.until(|facts| facts.connection.then_some(())).await;
         loop {
             let Some(validity) = self.disk().credentials else { return Ok(()) };
             let (mut caller, id, key) = self.caller()?;
             let control_plane = self.world.look().machines[self.at].facts.control_plane;
-            let mut doing = certificate::decide(validity, self.world.time(), control_plane);
-            if doing == Doing::BesideEtcd && self.renew_beside_etcd(&key).await.is_err() {
-                doing = Doing::AskByKey;
+            let mut doing =
+                certificate_renewal::decide_renewal_action(validity, self.world.time(), control_plane);
+            if doing == RenewalAction::IssueFromEtcd && self.renew_beside_etcd(&key).await.is_err() {
+                doing = RenewalAction::RequestByKey;
             }
             match doing {
-                Doing::Wait(_) | Doing::BesideEtcd => {}
-                Doing::Ask => {
+                RenewalAction::Wait(_) | RenewalAction::IssueFromEtcd => {}
+                RenewalAction::RequestFromCurator => {
                     let join = async |leading: Rc<curators::Leading>| leading.join(key).await;
                     let next = caller.call(&self.world, "Nodes/RenewCertificate", Some(id), join).await?;
                     self.write(|disk| disk.credentials = Some(next)).await;
                     self.world.count("certificates renewed");
                 }
-                Doing::AskByKey => {
+                RenewalAction::RequestByKey => {
                     caller.peer = Peer::Registering { key };
                     let join = async |leading: Rc<curators::Leading>| leading.join(key).await;
                     let next = caller.call(&self.world, "Registration/Join", None, join).await?;

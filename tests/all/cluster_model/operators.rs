@@ -3,19 +3,19 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use shepherd::curator::life_cycle::Bypass;
-use shepherd::curator::node::State as Life;
+use shepherd::curator::node::NodeState as Life;
 use shepherd::curator::node_id::NodeId;
-use shepherd::curator::roles::Order;
-use shepherd::curator::service::failure::Failure;
-use shepherd::curator::tickets::Secret;
-use shepherd::model::role::{DeclaredRole, Role};
+use shepherd::curator::node_lifecycle::DeleteBypass;
+use shepherd::curator::role_orders::RoleOrder;
+use shepherd::curator::service::error::ServiceError;
+use shepherd::curator::tickets::TicketSecret;
+use shepherd::model::node_role::{DeclaredRole, NodeRole};
 use tonic::Code;
 
 use super::invariants;
 use super::node;
 use super::service::as_owner;
-use super::world::{Asked, Disk, MACHINES, World};
+use super::world::{Disk, MACHINES, StartupOrder, World};
 
 /// The roles that operators have declared.
 pub(crate) fn declared() -> BTreeSet<DeclaredRole> {
@@ -24,7 +24,7 @@ pub(crate) fn declared() -> BTreeSet<DeclaredRole> {
 
 /// Makes the ticket that machines join with, as soon as somebody leads.
 pub(crate) async fn make_ticket(world: World) {
-    let secret = Secret::new(world.sim.bytes());
+    let secret = TicketSecret::new(world.sim.bytes());
     loop {
         let create =
             as_owner(&world, "Tickets/Create", None, async |leading| leading.create_ticket(&secret).await);
@@ -49,7 +49,7 @@ pub(crate) async fn order(world: World, end: Duration) {
     }
 }
 
-async fn patiently(world: &World, call: impl AsyncFn() -> Result<(), Failure>) {
+async fn patiently(world: &World, call: impl AsyncFn() -> Result<(), ServiceError>) {
     for _ in 0..4 {
         match call().await {
             Err(error) if error.code() == Code::Unavailable => {
@@ -85,13 +85,13 @@ async fn roles(world: &World) {
     let (mut give, mut take) = (BTreeSet::new(), BTreeSet::new());
     match world.sim.below(10) {
         // Consensus alone is seldom refused; so it comes and goes more often than by chance.
-        0..2 => take.extend([Role::ConsensusMember, Role::KubernetesController]),
+        0..2 => take.extend([NodeRole::ConsensusMember, NodeRole::KubernetesController]),
         2..4 => {
-            give.insert(Role::ConsensusMember);
+            give.insert(NodeRole::ConsensusMember);
         }
         _ => {
             for role in ["consensus-member", "kubernetes-controller", "kubernetes-worker", "web"] {
-                let role: Role = role.parse().unwrap_or(Role::ConsensusMember);
+                let role: NodeRole = role.parse().unwrap_or(NodeRole::ConsensusMember);
                 match world.sim.below(10) {
                     0..3 => {
                         give.insert(role);
@@ -108,7 +108,7 @@ async fn roles(world: &World) {
     if world.sim.percent(2) {
         take.extend(give.iter().cloned());
     }
-    let order = Order { give, take };
+    let order = RoleOrder { add: give, remove: take };
     world.note(format_args!("ordered of {id}: {order:?}"));
     patiently(world, async || {
         let update = as_owner(world, "Management/UpdateRoles", Some(id), async |leading| {
@@ -132,11 +132,11 @@ async fn decommission(world: &World) {
 
 async fn delete(world: &World) {
     let Some(id) = anyone(world) else { return };
-    let bypass = Bypass { has_roles: world.sim.percent(50), not_decommissioned: world.sim.percent(50) };
+    let bypass = DeleteBypass { has_roles: world.sim.percent(50), not_decommissioned: world.sim.percent(50) };
     delete_node(world, id, bypass).await;
 }
 
-async fn delete_node(world: &World, id: NodeId, bypass: Bypass) {
+async fn delete_node(world: &World, id: NodeId, bypass: DeleteBypass) {
     world.note(format_args!("{id} is to be deleted"));
     patiently(world, async || {
         let call =
@@ -146,18 +146,20 @@ async fn delete_node(world: &World, id: NodeId, bypass: Bypass) {
     .await;
 }
 
-/// Lists the nodes; what is said of each is judged.
+/// Lists the nodes, and checks the health that is reported for each.
 async fn list(world: &World) {
     let listed = as_owner(world, "Management/ListNodes", None, async |leading| {
         let stored = leading.nodes().await?;
         let now = world.sim.now();
         for node in stored.nodes.values() {
-            let said = leading.heartbeats.borrow().health(node, now);
-            world.demand(invariants::health_is_what_the_leader_can_know(&leading, node, said));
-            world.count(match said {
-                shepherd::curator::health::Health::Unknown => "nodes said to be unknown",
-                shepherd::curator::health::Health::HeartbeatTimeout { .. } => "nodes said to be silent",
-                shepherd::curator::health::Health::Healthy { .. } => "nodes said to be healthy",
+            let health = leading.heartbeats.borrow().node_health(node, now);
+            world.demand(invariants::health_is_what_the_leader_can_know(&leading, node, health));
+            world.count(match health {
+                shepherd::curator::node_health::NodeHealth::Unknown => "nodes said to be unknown",
+                shepherd::curator::node_health::NodeHealth::HeartbeatTimeout { .. } => {
+                    "nodes said to be silent"
+                }
+                shepherd::curator::node_health::NodeHealth::Healthy { .. } => "nodes said to be healthy",
             });
         }
         Ok(())
@@ -178,10 +180,10 @@ fn power_off(world: &World, at: usize) {
     world.machine(at, |machine| (machine.power, machine.etcd) = (false, None));
 }
 
-/// The machine has another disk, and is asked to join.
+/// Gives the machine another disk, with a request to join on it.
 fn another_disk(world: &World, at: usize) {
     power_off(world, at);
-    world.machine(at, |machine| machine.disk = Disk { asked: Some(Asked::Join), ..Disk::default() });
+    world.machine(at, |machine| machine.disk = Disk { order: Some(StartupOrder::Join), ..Disk::default() });
 }
 
 fn heal(world: &World) {
@@ -286,8 +288,8 @@ fn back_later(world: &World, at: usize) {
     });
 }
 
-/// What an owner does who wants all machines in the cluster: those that are out get another disk, those that ask are let
-/// in, and what has no machine is deleted.
+/// An owner who wants all machines in the cluster: machines that are out get another disk, machines that request to
+/// join are let in, and a node without a machine is deleted.
 pub(crate) async fn tidy(world: World) {
     make_ticket(world.clone()).await;
     loop {
@@ -315,7 +317,7 @@ pub(crate) async fn tidy(world: World) {
         let machines: BTreeSet<NodeId> =
             world.look().machines.iter().filter_map(super::world::Machine::id).collect();
         for node in nodes.iter().filter(|node| !machines.contains(&node.id)) {
-            delete_node(&world, node.id, Bypass { has_roles: true, not_decommissioned: true }).await;
+            delete_node(&world, node.id, DeleteBypass { has_roles: true, not_decommissioned: true }).await;
         }
     }
 }

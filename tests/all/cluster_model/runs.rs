@@ -78,7 +78,7 @@ fn run(seed: u64, fixture: &'static Fixture) -> Result<Counts> {
     let until = |end: Duration| {
         while world.sim.run_next(end) {
             if !world.look().violations.is_empty() {
-                bail!("{}", told(&world, seed, &world.look().violations.clone()));
+                bail!("{}", format_failure(&world, seed, &world.look().violations.clone()));
             }
         }
         Ok(())
@@ -92,7 +92,7 @@ fn run(seed: u64, fixture: &'static Fixture) -> Result<Counts> {
         let now = world.sim.now();
         if now > DISTURBED + SETTLING {
             left.insert(0, format!("after {SETTLING:?} without any fault there is still to be done:"));
-            bail!("{}", told(&world, seed, &left));
+            bail!("{}", format_failure(&world, seed, &left));
         }
         until(now + Duration::from_secs(1))?;
         left = what_is_still_to_be_done(&world.look());
@@ -105,28 +105,28 @@ fn run(seed: u64, fixture: &'static Fixture) -> Result<Counts> {
 
 /// Whom the one leader does not call healthy; that there is one leader, and the others know it.
 fn unhealthy(world: &World) -> Vec<String> {
-    use shepherd::curator::health::Health;
-    use shepherd::etcd::places::Standing;
+    use shepherd::curator::node_health::NodeHealth;
+    use shepherd::etcd::election_view::CandidateRole;
     let state = world.look();
     let curators: Vec<_> = state.machines.iter().filter_map(|machine| machine.curator.clone()).collect();
     let leading: Vec<_> = curators.iter().filter_map(|curator| curator.leading.borrow().clone()).collect();
     let [leader] = &leading[..] else { return vec![format!("{} curators lead", leading.len())] };
     let mut left = Vec::new();
     for curator in &curators {
-        if *curator.standing.borrow() == Standing::Neither {
+        if *curator.standing.borrow() == CandidateRole::Unknown {
             left.push(format!("the curator of {} does not know who leads", curator.own));
         }
     }
     for node in state.nodes() {
-        let said = leader.heartbeats.borrow().health(&node, world.sim.now());
-        if !matches!(said, Health::Healthy { .. }) {
-            left.push(format!("{} is said to be {said:?}", node.id));
+        let health = leader.heartbeats.borrow().node_health(&node, world.sim.now());
+        if !matches!(health, NodeHealth::Healthy { .. }) {
+            left.push(format!("{} is said to be {health:?}", node.id));
         }
     }
     left
 }
 
-fn told(world: &World, seed: u64, wrong: &[String]) -> String {
+fn format_failure(world: &World, seed: u64, wrong: &[String]) -> String {
     let mut text = format!("seed {seed} (alone: {SEED}={seed}): {}\n", wrong.join("\n  "));
     for event in &world.look().trace {
         let _ = writeln!(text, "    {event}");

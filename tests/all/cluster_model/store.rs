@@ -89,9 +89,9 @@ impl Etcd {
     }
 
     /// One transaction, as etcd does it.
-    pub(crate) fn transact(&mut self, asked: &wire::TxnRequest) -> Done {
-        let succeeded = asked.compare.iter().all(|compare| self.holds(compare));
-        let requests = if succeeded { &asked.success } else { &asked.failure };
+    pub(crate) fn transact(&mut self, body: &wire::TxnRequest) -> Done {
+        let succeeded = body.compare.iter().all(|compare| self.holds(compare));
+        let requests = if succeeded { &body.success } else { &body.failure };
         let requests: Vec<&Request> = requests.iter().filter_map(|op| op.request.as_ref()).collect();
         let writes = |op: &&Request| matches!(op, Request::RequestPut(_) | Request::RequestDeleteRange(_));
         if requests.iter().any(writes) {

@@ -1,4 +1,5 @@
-//! All there is: machines with their disks, which of them reach each other, etcd, and what was seen of it all.
+//! State of the model: machines with their disks, which of them reach each other, etcd, and what was observed of it
+//! all.
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -6,14 +7,14 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use shepherd::curator::node::{Node, Roles};
+use shepherd::curator::node::{Node, NodeRoles};
 use shepherd::curator::node_id::{NodeId, PublicKey};
 use shepherd::curator::pki::Validity;
-use shepherd::curator::tickets::Secret;
+use shepherd::curator::tickets::TicketSecret;
 use shepherd::etcd::key_space::NODES;
 use shepherd::etcd::namespace::Namespace;
 use shepherd::model::time::{Timestamp, after};
-use shepherd::roleserver::cluster::files::Membership;
+use shepherd::roleserver::cluster::files::EtcdMembership;
 
 use super::curators::Curator;
 use super::fixture::Fixture;
@@ -22,55 +23,55 @@ use super::store::{Etcd, Listed, NAMESPACE};
 
 /// How many machines there are.
 pub(crate) const MACHINES: usize = 5;
-/// Events that are told when something is wrong.
+/// Number of last events that a failure message shows.
 const TRACE: usize = 60;
 
-/// What a machine is asked to be.
+/// The order that a machine starts with: to found a cluster or to join one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum StartupOrder {
     Found,
     Join,
 }
 
-/// What stands on a disk. Each field is written at once, and is there from then on.
+/// Contents of a disk. Each field is written atomically, and exists from then on.
 #[derive(Clone, Default)]
 pub(crate) struct Disk {
-    pub(crate) asked: Option<Asked>,
+    pub(crate) order: Option<StartupOrder>,
     pub(crate) key: Option<PublicKey>,
     pub(crate) authority: bool,
-    pub(crate) membership: Option<Membership>,
-    pub(crate) roles: Option<Roles>,
+    pub(crate) membership: Option<EtcdMembership>,
+    pub(crate) roles: Option<NodeRoles>,
     pub(crate) credentials: Option<Validity>,
     pub(crate) proof: bool,
     /// etcd's own: numbers of members by the name of the data directory.
     pub(crate) etcd: BTreeMap<String, u64>,
 }
 
-/// What the parts of a node tell each other while it runs.
+/// Facts that the parts of a node share while it runs.
 #[derive(Clone, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is one thing that is known, or not")]
 pub(crate) struct Facts {
     pub(crate) to_found: bool,
-    pub(crate) roles: Option<Roles>,
+    pub(crate) roles: Option<NodeRoles>,
     pub(crate) connection: bool,
     pub(crate) control_plane: bool,
     pub(crate) address: bool,
     /// The membership that runs, once it does.
     pub(crate) running: Option<u64>,
-    /// How often any of this was said.
-    pub(crate) said: u64,
-    /// Whether the launcher has come to rest with what it decided.
+    /// Number of changes to these facts; readers compare it to see a change.
+    pub(crate) update_count: u64,
+    /// Whether the launcher runs what it decided, and has nothing left to do.
     pub(crate) settled: bool,
 }
 
 /// The program etcd on a machine.
 #[derive(Clone)]
 pub(crate) struct Program {
-    pub(crate) membership: Membership,
+    pub(crate) membership: EtcdMembership,
     /// Its number, once it has begun.
     pub(crate) id: Option<u64>,
     pub(crate) since: Duration,
-    /// The members as it last heard of them.
+    /// The members as it last saw them.
     pub(crate) seen: Vec<Listed>,
 }
 
@@ -94,24 +95,24 @@ pub(crate) struct State {
     pub(crate) etcd: Etcd,
     /// Added to the time of day.
     pub(crate) leap: Duration,
-    pub(crate) secrets: Vec<Secret>,
+    pub(crate) secrets: Vec<TicketSecret>,
     /// The voters that lived within reach when a leader last listed the members, by its machine.
     pub(crate) listed: BTreeMap<usize, BTreeSet<u64>>,
-    /// When a leader heard a node last, by its lock.
-    pub(crate) heard: BTreeMap<(i64, NodeId), Duration>,
+    /// Time of a node's last heartbeat at a leader, by the create revision of the leader's key and the node id.
+    pub(crate) last_heartbeats: BTreeMap<(i64, NodeId), Duration>,
     pub(crate) counts: Counts,
     pub(crate) trace: VecDeque<String>,
     pub(crate) violations: Vec<String>,
 }
 
-/// The whole, as every task holds it.
+/// Handle on the whole model, shared by all tasks.
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) sim: Rc<Sim>,
     pub(crate) fixture: &'static Fixture,
     pub(crate) namespace: Rc<Namespace>,
-    /// Who decides about members now, by what he has just read: a disk that is lost meanwhile is more than a quorum
-    /// withstands.
+    /// Number of tasks that decide about members now from what they have just read: a disk that is lost meanwhile is
+    /// more than a quorum withstands.
     pub(crate) changing: Rc<Cell<usize>>,
     state: Rc<RefCell<State>>,
 }
@@ -132,7 +133,7 @@ impl World {
             power: true,
             part: 0,
             disk: Disk {
-                asked: Some(if index == 0 { Asked::Found } else { Asked::Join }),
+                order: Some(if index == 0 { StartupOrder::Found } else { StartupOrder::Join }),
                 ..Disk::default()
             },
             role_server: None,
@@ -146,7 +147,7 @@ impl World {
             leap: Duration::ZERO,
             secrets: Vec::new(),
             listed: BTreeMap::new(),
-            heard: BTreeMap::new(),
+            last_heartbeats: BTreeMap::new(),
             counts: Counts::new(),
             trace: VecDeque::new(),
             violations: Vec::new(),
@@ -197,24 +198,24 @@ impl World {
         state.trace.push_back(format!("{at:9.3} {what}"));
     }
 
-    /// Asks an invariant about everything as it is.
+    /// Checks an invariant on the current state.
     pub(crate) fn judge(&self, judge: impl FnOnce(&State) -> Result<(), String>) {
         let judged = judge(&self.look());
         self.demand(judged);
     }
 
-    /// Notes what an invariant says against what happened.
+    /// Records the violation that an invariant found.
     pub(crate) fn demand(&self, judged: Result<(), String>) {
-        if let Err(said) = judged {
-            self.note(format_args!("VIOLATION: {said}"));
-            self.change().violations.push(said);
+        if let Err(reason) = judged {
+            self.note(format_args!("VIOLATION: {reason}"));
+            self.change().violations.push(reason);
         }
     }
 }
 
 impl Machine {
     pub(crate) fn id(&self) -> Option<NodeId> {
-        self.disk.key.as_ref().map(NodeId::of)
+        self.disk.key.as_ref().map(NodeId::from_key)
     }
 
     /// The member of etcd that runs here.

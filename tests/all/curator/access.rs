@@ -1,4 +1,4 @@
-//! Who may make which call: asked of the real door, with real certificates.
+//! Authorisation: which peer may make which call, tested on the real auth layer with real certificates.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use rustls::sign::CertifiedKey;
 use shepherd::curator::identity::Identity;
-use shepherd::curator::permissions::{NodesMay, ServedBy, TABLE};
+use shepherd::curator::permissions::{NodeAccess, PERMISSIONS, ServedBy};
 use shepherd::curator::pki::{Authority, Serial, Validity};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
@@ -23,12 +23,12 @@ use super::cluster::{AN_HOUR_MS, Cluster, Holder, certificate, refusal, status};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::in_time;
 
-/// Makes a call by its name with an empty request; the code of its first answer.
+/// Makes a call by its name with an empty request, and returns the code of the first response.
 async fn call(channel: &Channel, method: &str) -> Result<Code> {
     Ok(answer(channel, method).await?.code())
 }
 
-/// What is said to a call with an empty request; OK for whatever is let in and answered.
+/// Status of the first response to a call with an empty request; OK if the call is let in and answered.
 async fn answer(channel: &Channel, method: &str) -> Result<Status> {
     let mut client = tonic::client::Grpc::new(channel.clone());
     client.ready().await?;
@@ -40,7 +40,7 @@ async fn answer(channel: &Channel, method: &str) -> Result<Status> {
             Ok(answers) => answers.into_inner(),
             Err(status) => return status,
         };
-        // A watch that has nothing to tell yet was let in, which is what is asked.
+        // A watch without events yet counts as let in: only the authorisation is tested.
         match tokio::time::timeout(Duration::from_secs(1), answers.message()).await {
             Ok(Err(status)) => status,
             _ => Status::ok(""),
@@ -49,7 +49,7 @@ async fn answer(channel: &Channel, method: &str) -> Result<Status> {
     in_time(method, asking).await
 }
 
-/// Not let in, whatever the handler would have said.
+/// Whether the auth layer rejected the call, before any handler.
 const fn refused(code: Code) -> bool {
     matches!(code, Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented)
 }
@@ -66,16 +66,16 @@ async fn each_kind_of_peer_is_let_into_its_own_calls_alone() -> TestResult {
     let registering = cluster.channel(0, Some(stranger.itself()?))?;
     let nobody = cluster.channel(0, None)?;
     let mut denied_to_nodes = 0;
-    for row in TABLE {
+    for row in PERMISSIONS {
         let may = [
-            (&as_node, "a node", row.allowed.nodes != NodesMay::Never),
+            (&as_node, "a node", row.allowed.nodes != NodeAccess::Denied),
             (&as_owner, "an owner", row.allowed.owners),
             (&registering, "who registers", row.allowed.registering),
             (&nobody, "nobody", row.allowed.anybody),
         ];
         for (channel, who, may) in may {
-            let said = answer(channel, row.method).await?;
-            let code = said.code();
+            let status = answer(channel, row.method).await?;
+            let code = status.code();
             let expected = match (may, who) {
                 // The handler itself refuses a key or a ticket that it does not know.
                 (true, "who registers") => {
@@ -87,14 +87,14 @@ async fn each_kind_of_peer_is_let_into_its_own_calls_alone() -> TestResult {
                     continue;
                 }
                 (true, _) => {
-                    assert!(!refused(code), "{who} may call {}, and was told: {said}", row.method);
+                    assert!(!refused(code), "{who} may call {}, and was told: {status}", row.method);
                     continue;
                 }
                 (false, "nobody") => Code::Unauthenticated,
                 (false, _) => Code::PermissionDenied,
             };
-            assert_eq!(code, expected, "{who} called {}: {}", row.method, said.message());
-            assert!(said.message().contains(row.method), "{}", said.message());
+            assert_eq!(code, expected, "{who} called {}: {}", row.method, status.message());
+            assert!(status.message().contains(row.method), "{}", status.message());
             denied_to_nodes += usize::from(who == "a node");
         }
     }
@@ -119,13 +119,14 @@ async fn node_writes_its_own_record_alone() -> TestResult {
         status: Some(status(([10, 0, 0, 1], 0).into())),
     };
     nodes.update_status(report(&one)).await?;
-    let (code, said) = refusal(nodes.update_status(report(&other)).await)?;
+    let (code, text) = refusal(nodes.update_status(report(&other)).await)?;
     assert_eq!(code, Code::PermissionDenied);
-    assert!(said.contains(&other.id.to_string()) && said.contains("itself alone"), "{said}");
+    assert!(text.contains(&other.id.to_string()) && text.contains("itself alone"), "{text}");
     let mut watching = nodes.watch(wire::WatchRequest { node_id: other.id.to_string() }).await?.into_inner();
-    let told = watching.message().await?.and_then(|told| told.event?.event).context("nothing was told")?;
-    let of_other = matches!(&told, wire::node_event::Event::Present(record) if record.status.is_none());
-    assert!(of_other, "nothing was written: {told:?}");
+    let event =
+        watching.message().await?.and_then(|response| response.event?.event).context("nothing was told")?;
+    let of_other = matches!(&event, wire::node_event::Event::Present(record) if record.status.is_none());
+    assert!(of_other, "nothing was written: {event:?}");
 
     // Whatever is about nobody by name is about whom the certificate names.
     nodes.renew_certificate(wire::RenewCertificateRequest {}).await?;
@@ -151,11 +152,13 @@ async fn certificate_that_is_worth_nothing_opens_nothing() -> TestResult {
     let now = cluster.time.now();
     let hour = Duration::from_hours(1);
     let issue = |authority: &Authority, from, until| {
-        let validity = Validity { from, until };
-        anyhow::Ok(authority.issue_node(&node.key, Serial::new(rand::random()), validity)?.certificate)
+        let validity = Validity { not_before: from, not_after: until };
+        anyhow::Ok(
+            authority.issue_node_certificate(&node.key, Serial::new(rand::random()), validity)?.certificate,
+        )
     };
     let foreign = Identity::generate()?;
-    let forever = Validity { from: now - hour, until: now + hour };
+    let forever = Validity { not_before: now - hour, not_after: now + hour };
     let authority_of =
         |id: Uuid| Authority::create(id, foreign.pkcs8(), Serial::new([1; 16]), forever).context("authority");
     let revoked = certificate(&cluster.authority, &node, now)?;
@@ -176,10 +179,11 @@ async fn certificate_that_is_worth_nothing_opens_nothing() -> TestResult {
         ("revoked", node.with(&revoked)?, "is revoked"),
         ("of an unknown node", unknown.with(&certificate(&cluster.authority, &unknown, now)?)?, "is unknown"),
     ];
-    let nodes_may: Vec<&str> = TABLE
+    let nodes_may: Vec<&str> = PERMISSIONS
         .iter()
         .filter(|row| {
-            row.served_by == ServedBy::Leader && (row.allowed.nodes != NodesMay::Never || row.allowed.owners)
+            row.served_by == ServedBy::Leader
+                && (row.allowed.nodes != NodeAccess::Denied || row.allowed.owners)
         })
         .map(|row| row.method)
         .collect();
@@ -187,11 +191,11 @@ async fn certificate_that_is_worth_nothing_opens_nothing() -> TestResult {
     for (what, own, words) in &cases {
         let channel = cluster.channel(0, Some(own.clone()))?;
         for method in &nodes_may {
-            let said = answer(&channel, method).await?;
-            assert_eq!(said.code(), Code::Unauthenticated, "{what} called {method}: {}", said.message());
-            assert!(said.message().contains(words), "{what}: {}", said.message());
+            let status = answer(&channel, method).await?;
+            assert_eq!(status.code(), Code::Unauthenticated, "{what} called {method}: {}", status.message());
+            assert!(status.message().contains(words), "{what}: {}", status.message());
         }
-        // Whoever's certificate has expired finds the leader all the same, to come back with its key.
+        // A holder of an expired certificate still finds the leader, so that it can come back with its key.
         assert_eq!(call(&channel, "Leader/Watch").await?, Code::Ok, "{what}");
     }
     let channel = cluster.channel(0, Some(node.with(&good)?))?;
@@ -208,7 +212,7 @@ fn serial_of(certificate: &[u8]) -> Result<String> {
     Ok(hex::encode(certificate.raw_serial()))
 }
 
-/// A stream stands on the certificate that opened it: not only the next call is refused.
+/// A stream depends on the certificate that opened it: a revocation ends it, and does not only reject the next call.
 #[tokio::test]
 async fn revocation_ends_what_was_open_and_all_that_comes_until_the_node_is_deleted() -> TestResult {
     let cluster = Cluster::start().await?;
@@ -241,7 +245,7 @@ async fn revocation_ends_what_was_open_and_all_that_comes_until_the_node_is_dele
     for kept in &listed {
         assert_eq!(kept.revoked, kept.holder.as_ref() == Some(&id), "{kept:?}");
     }
-    // The stream of the other one goes on: it is told what happens now.
+    // The stream of the other node goes on and receives the next event.
     let mut management = ManagementClient::new(owner);
     let delete = wire::DeleteRequest {
         node_id: node.id.to_string(),
@@ -249,21 +253,21 @@ async fn revocation_ends_what_was_open_and_all_that_comes_until_the_node_is_dele
         ..Default::default()
     };
     management.delete(delete).await?;
-    let told = in_time("a deletion", the_others.message()).await??.context("it ended")?;
+    let response = in_time("a deletion", the_others.message()).await??.context("it ended")?;
     let deleted = wire::node_event::Event::Deleted(node.id.to_string());
-    assert_eq!(told.events.into_iter().filter_map(|event| event.event).collect::<Vec<_>>(), [deleted]);
+    assert_eq!(response.events.into_iter().filter_map(|event| event.event).collect::<Vec<_>>(), [deleted]);
     Ok(())
 }
 
-/// What an owner's key opens, and for how long.
+/// What an owner's key authorises, and for how long.
 #[tokio::test]
 async fn owner_claims_with_a_key_and_hands_on_for_a_limited_time() -> TestResult {
     let cluster = Cluster::start().await?;
     let stranger = Holder::new()?;
     let claim = |lifetime_ms| wire::ClaimOwnerRequest { lifetime_ms };
     let mut claiming = CredentialsClient::new(cluster.channel(0, Some(stranger.itself()?))?);
-    let (code, said) = refusal(claiming.claim_owner(claim(AN_HOUR_MS)).await)?;
-    assert_eq!((code, said.contains("not that of an owner")), (Code::PermissionDenied, true), "{said}");
+    let (code, text) = refusal(claiming.claim_owner(claim(AN_HOUR_MS)).await)?;
+    assert_eq!((code, text.contains("not that of an owner")), (Code::PermissionDenied, true), "{text}");
     let mut claiming = CredentialsClient::new(cluster.channel(0, Some(cluster.owner.itself()?))?);
     let forty_days = 40 * 24 * AN_HOUR_MS;
     for lifetime in [0, forty_days] {
@@ -288,8 +292,8 @@ async fn owner_claims_with_a_key_and_hands_on_for_a_limited_time() -> TestResult
     let kim = cluster.channel(0, Some(stranger.with(&issued.certificate)?))?;
     assert_eq!(call(&kim, "Tickets/List").await?, Code::Ok);
     cluster.time.pass(61 * 60);
-    let said = answer(&kim, "Tickets/List").await?;
-    assert_eq!(said.code(), Code::Unauthenticated, "on the very connection that it was good for");
-    assert!(said.message().contains("an owner claims another one"), "{}", said.message());
+    let status = answer(&kim, "Tickets/List").await?;
+    assert_eq!(status.code(), Code::Unauthenticated, "on the very connection that it was good for");
+    assert!(status.message().contains("an owner claims another one"), "{}", status.message());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A cluster of curators for one test, and whoever calls them.
+//! A cluster of curators for one test, and its clients.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,19 +9,19 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context as _, Result, bail, ensure};
 use chrono::TimeDelta;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use shepherd::curator::bootstrap::{Founded, Founding, bootstrap, new_authority};
+use shepherd::curator::bootstrap::{BootstrapRequest, BootstrapResult, bootstrap_cluster, create_authority};
 use shepherd::curator::clock::Clock;
-use shepherd::curator::cluster::{authority_key, decode_authority};
-use shepherd::curator::dial::dial;
+use shepherd::curator::cluster::{authority_record_key, decode_authority};
+use shepherd::curator::curator_channel::open_channel;
 use shepherd::curator::identity::Identity;
-use shepherd::curator::kubernetes::rotation::TOKEN_OVERLAP;
-use shepherd::curator::leader_channel::Curators;
+use shepherd::curator::kubernetes::key_rotation::TOKEN_OVERLAP;
+use shepherd::curator::leader_channel::LeaderTracker;
 use shepherd::curator::membership::peer_url;
-use shepherd::curator::node::{Node, State, Status as NodeStatus};
+use shepherd::curator::node::{Node, NodeState, NodeStatus};
 use shepherd::curator::node_id::{NodeId, PublicKey};
-use shepherd::curator::pki::{Anchor, Authority, NODE_LIFETIME, Serial, Validity};
-use shepherd::curator::service::curator::{Curator, CuratorError, Settings};
-use shepherd::curator::tls::{certified, client_config};
+use shepherd::curator::pki::{Authority, NODE_LIFETIME, Serial, TrustAnchor, Validity};
+use shepherd::curator::service::curator_server::{Curator, CuratorError, CuratorSettings};
+use shepherd::curator::tls::{certified_key, client_config};
 use shepherd::etcd::client::Client;
 use shepherd::model::time::Timestamp;
 use shepherd::proto::curator::v1 as wire;
@@ -38,7 +38,7 @@ use uuid::Uuid;
 
 use crate::harness::etcd_servers::{self, PATIENCE, in_time};
 
-/// What Kubernetes of a test's cluster is to be.
+/// The desired Kubernetes settings of a test's cluster.
 pub(crate) fn kubernetes_settings() -> wire::KubernetesSettings {
     wire::KubernetesSettings {
         bundle: "ab".repeat(32),
@@ -50,15 +50,15 @@ pub(crate) fn kubernetes_settings() -> wire::KubernetesSettings {
     }
 }
 
-/// Says what Kubernetes of a cluster is to be.
+/// Sets the desired Kubernetes settings of a cluster.
 pub(crate) async fn put_kubernetes(owner: Channel) -> Result<()> {
-    let asked =
+    let request =
         wire::PutKubernetesRequest { settings: Some(kubernetes_settings()), expected_revision: Some(0) };
-    KubernetesClient::new(owner).put(asked).await?;
+    KubernetesClient::new(owner).put(request).await?;
     Ok(())
 }
 
-/// What a certificate is asked for by default.
+/// Lifetime that a certificate request has by default.
 pub(crate) const AN_HOUR_MS: u64 = 3_600_000;
 
 /// A clock that a test moves.
@@ -77,7 +77,7 @@ impl Shifted {
         Timestamp::from(SystemTime::now()) + TimeDelta::seconds(self.by_seconds.load(Ordering::SeqCst).into())
     }
 
-    /// Lets so many seconds pass at once.
+    /// Moves the clock forward by this many seconds at once.
     pub(crate) fn pass(&self, seconds: u32) {
         self.by_seconds.fetch_add(seconds, Ordering::SeqCst);
     }
@@ -94,7 +94,7 @@ impl Shifted {
     }
 }
 
-/// A key, and whoever holds it.
+/// A key with its node id.
 pub(crate) struct Holder {
     pub(crate) identity: Identity,
     pub(crate) key: PublicKey,
@@ -105,29 +105,29 @@ impl Holder {
     pub(crate) fn new() -> Result<Self> {
         let identity = Identity::generate()?;
         let key = PublicKey(identity.public_key());
-        Ok(Self { identity, key, id: NodeId::of(&key) })
+        Ok(Self { identity, key, id: NodeId::from_key(&key) })
     }
 
     /// With the certificate that this key signed for itself.
     pub(crate) fn itself(&self) -> Result<Arc<CertifiedKey>> {
-        Ok(certified(self.identity.certificate_der(), self.identity.pkcs8())?)
+        Ok(certified_key(self.identity.certificate_der(), self.identity.pkcs8())?)
     }
 
     /// With a certificate that somebody gave it.
     pub(crate) fn with(&self, certificate: &[u8]) -> Result<Arc<CertifiedKey>> {
-        Ok(certified(certificate, self.identity.pkcs8())?)
+        Ok(certified_key(certificate, self.identity.pkcs8())?)
     }
 }
 
 /// How a test wants its curators.
-pub(crate) struct Wanted {
+pub(crate) struct ClusterOptions {
     pub(crate) size: usize,
     pub(crate) ttl: Duration,
     pub(crate) sync_interval: Duration,
     pub(crate) deadline: Duration,
 }
 
-impl Default for Wanted {
+impl Default for ClusterOptions {
     fn default() -> Self {
         Self {
             size: 1,
@@ -146,11 +146,11 @@ pub(crate) struct Cluster {
     pub(crate) nodes: Vec<Holder>,
     pub(crate) owner: Holder,
     pub(crate) id: Uuid,
-    pub(crate) anchor: Anchor,
+    pub(crate) anchor: TrustAnchor,
     pub(crate) authority: Authority,
     pub(crate) time: Shifted,
     certificates: Vec<Vec<u8>>,
-    wanted: Wanted,
+    wanted: ClusterOptions,
     pub(crate) etcd: etcd_servers::Cluster,
 }
 
@@ -163,27 +163,27 @@ struct Running {
 impl Cluster {
     /// One curator, which leads.
     pub(crate) async fn start() -> Result<Self> {
-        let cluster = Self::start_with(Wanted::default()).await?;
+        let cluster = Self::start_with(ClusterOptions::default()).await?;
         cluster.until_one_leads(None).await?;
         Ok(cluster)
     }
 
     /// Founds a cluster and starts its curators.
-    pub(crate) async fn start_with(wanted: Wanted) -> Result<Self> {
+    pub(crate) async fn start_with(wanted: ClusterOptions) -> Result<Self> {
         let nodes = (0..wanted.size).map(|_| Holder::new()).collect::<Result<Vec<_>>>()?;
         let etcd = etcd_servers::Cluster::start_named(nodes.iter().map(|node| node.id.to_string()).collect())
             .await?;
         let (owner, id, time) = (Holder::new()?, Uuid::new_v4(), Shifted::new());
         let founding = founding(id, &nodes[0], &owner, time.now())?;
         let client = etcd.client();
-        let founded: Founded = bootstrap(&client, &founding, time.now()).await?;
-        let anchor = Anchor::parse(&founded.ca_certificate)?;
-        let key = authority_key()?;
+        let founded: BootstrapResult = bootstrap_cluster(&client, &founding, time.now()).await?;
+        let anchor = TrustAnchor::parse(&founded.ca_certificate)?;
+        let key = authority_record_key()?;
         let authority = decode_authority(&key, &client.get(&key).await?.context("authority")?.value)?;
         let mut certificates = vec![founded.certificate];
         // The others have come in ways that other tests are about.
         for node in &nodes[1..] {
-            let record = Node::new(node.key, State::Up, time.now());
+            let record = Node::new(node.key, NodeState::Up, time.now());
             client.put_unguarded(&Node::etcd_key(&node.id)?, &record.encode()?).await?;
             certificates.push(certificate(&authority, node, time.now())?);
         }
@@ -201,11 +201,11 @@ impl Cluster {
         let node = &self.nodes[number];
         let client = self.client_of(number);
         let shown = SingleCertAndKey::from(node.with(&self.certificates[number])?);
-        let curator = Curator::bind(Settings {
-            own: node.id,
+        let curator = Curator::bind(CuratorSettings {
+            node_id: node.id,
             client: client.clone(),
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-            shown: Arc::new(shown),
+            server_certificate: Arc::new(shown),
             ttl: self.wanted.ttl,
             sync_interval: self.wanted.sync_interval,
             token_overlap: TOKEN_OVERLAP,
@@ -247,19 +247,19 @@ impl Cluster {
         Ok(self.running[number].as_ref().context("it does not run")?.address.to_string())
     }
 
-    /// A channel to one curator, as whoever has this certificate.
+    /// Opens a channel to one curator, as the client with this certificate.
     pub(crate) fn channel(&self, number: usize, own: Option<Arc<CertifiedKey>>) -> Result<Channel> {
         let config = client_config(self.anchor.clone(), None, own, self.time.clock())?;
-        Ok(dial(&self.address(number)?, config))
+        Ok(open_channel(&self.address(number)?, config))
     }
 
-    /// The way to the leader, as whoever has this certificate.
-    pub(crate) fn curators(&self, own: Option<Arc<CertifiedKey>>) -> Curators {
+    /// Tracks the leader, as the client with this certificate.
+    pub(crate) fn curators(&self, own: Option<Arc<CertifiedKey>>) -> LeaderTracker {
         let (anchor, clock) = (self.anchor.clone(), self.time.clock());
         let configure = move |expected| client_config(anchor.clone(), expected, own.clone(), clock.clone());
-        let curators = Curators::new(Arc::new(configure));
+        let curators = LeaderTracker::new(Arc::new(configure));
         let addresses = (0..self.nodes.len()).filter_map(|number| self.address(number).ok());
-        curators.learn(addresses);
+        curators.set_directory(addresses);
         curators
     }
 
@@ -312,29 +312,29 @@ impl Cluster {
 }
 
 /// What a test's cluster is founded with.
-pub(crate) fn founding(id: Uuid, node: &Holder, owner: &Holder, now: Timestamp) -> Result<Founding> {
-    Ok(Founding {
-        authority: Arc::new(new_authority(id, now)?),
+pub(crate) fn founding(id: Uuid, node: &Holder, owner: &Holder, now: Timestamp) -> Result<BootstrapRequest> {
+    Ok(BootstrapRequest {
+        authority: Arc::new(create_authority(id, now)?),
         name: "of a test".to_owned(),
         owner_keys: vec![owner.key],
         node_key: node.key,
         machine: None,
         labels: BTreeMap::new(),
         address: None,
-        restoring: None,
+        restore: None,
     })
 }
 
 /// A certificate of a node, as a curator would issue it now.
 pub(crate) fn certificate(authority: &Authority, node: &Holder, now: Timestamp) -> Result<Vec<u8>> {
     let validity = Validity::starting(now, NODE_LIFETIME);
-    Ok(authority.issue_node(&node.key, Serial::new(rand::random()), validity)?.certificate)
+    Ok(authority.issue_node_certificate(&node.key, Serial::new(rand::random()), validity)?.certificate)
 }
 
 /// A new ticket's secret.
 pub(crate) async fn ticket(owner: Channel, uses: Option<u32>) -> Result<Vec<u8>> {
-    let asked = wire::CreateTicketRequest { lifetime_ms: AN_HOUR_MS, uses, purpose: "a test".to_owned() };
-    Ok(TicketsClient::new(owner).create(asked).await?.into_inner().secret)
+    let request = wire::CreateTicketRequest { lifetime_ms: AN_HOUR_MS, uses, purpose: "a test".to_owned() };
+    Ok(TicketsClient::new(owner).create(request).await?.into_inner().secret)
 }
 
 /// What a node says of itself whose curator listens there.

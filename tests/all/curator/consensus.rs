@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
-use shepherd::curator::cluster::cluster_key;
+use shepherd::curator::cluster::cluster_record_key;
 use shepherd::curator::node::{ConsensusMember, Node};
 use shepherd::etcd::members::MemberId;
-use shepherd::model::role::Role;
+use shepherd::model::node_role::NodeRole;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
 use shepherd::proto::curator::v1::nodes_client::NodesClient;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use super::cluster::{Cluster, Holder, Wanted, peer_url_of, refusal, status};
+use super::cluster::{Cluster, ClusterOptions, Holder, peer_url_of, refusal, status};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
@@ -40,11 +40,11 @@ async fn say_address(cluster: &Cluster, node: &Holder, certificate: &[u8], last:
 }
 
 async fn members(owner: &Channel) -> Result<Vec<wire::EtcdMember>> {
-    let told = ManagementClient::new(owner.clone()).get_consensus(wire::GetConsensusRequest {}).await?;
-    Ok(told.into_inner().members)
+    let response = ManagementClient::new(owner.clone()).get_consensus(wire::GetConsensusRequest {}).await?;
+    Ok(response.into_inner().members)
 }
 
-/// Scenario C-13, and what the system that we follow does not ask: the state of the node, and the order of names.
+/// Scenario C-13, and two checks that the system that we follow does not make: the state of the node, and name order.
 #[tokio::test]
 async fn order_about_roles_is_judged_by_what_the_node_would_have() -> TestResult {
     let cluster = Cluster::start().await?;
@@ -161,14 +161,14 @@ async fn members_and_records_come_to_agree_whatever_was_left_half_done() -> Test
     // The record of the leader itself loses its role: etcd lists it, and that counts.
     write(&cluster.nodes[0], &|node| node.roles.consensus_member = None).await?;
     until("the leader has its role", async || {
-        Ok(roles_of(&cluster, &cluster.nodes[0]).await? == [Role::ConsensusMember.to_string()])
+        Ok(roles_of(&cluster, &cluster.nodes[0]).await? == [NodeRole::ConsensusMember.to_string()])
     })
     .await?;
 
     // A member that belongs to nobody, and a role without a member.
     client.add_learner(&[peer_url_of("127.77.0.9")?]).await?;
     write(&no_member, &|node| {
-        node.roles.consensus_member = Some(ConsensusMember { member: 7, peers: BTreeMap::new() });
+        node.roles.consensus_member = Some(ConsensusMember { member_id: 7, peers: BTreeMap::new() });
         node.roles.kubernetes_controller = true;
         node.roles.kubernetes_worker = true;
     })
@@ -182,15 +182,15 @@ async fn members_and_records_come_to_agree_whatever_was_left_half_done() -> Test
     Ok(())
 }
 
-/// A member that does not run is told from one that answers, and the quorum is counted by that.
+/// A member that does not run is distinguished from one that answers, and the quorum is counted accordingly.
 #[tokio::test]
 async fn member_out_of_reach_is_seen_and_protects_the_others() -> TestResult {
-    let mut cluster = Cluster::start_with(Wanted { size: 3, ..Wanted::default() }).await?;
+    let mut cluster = Cluster::start_with(ClusterOptions { size: 3, ..ClusterOptions::default() }).await?;
     let leader = cluster.until_one_leads(None).await?;
     let dead = (leader + 1) % 3;
     let third = (leader + 2) % 3;
     let client = cluster.client_of(leader);
-    let ids = client.members().await?;
+    let ids = client.list_members().await?;
     let id_of = |number: usize| -> Result<MemberId> {
         let name = cluster.nodes[number].id.to_string();
         Ok(ids.iter().find(|member| member.name == name).context("no member")?.id)
@@ -204,12 +204,12 @@ async fn member_out_of_reach_is_seen_and_protects_the_others() -> TestResult {
     })
     .await?;
     // The dead one may have led etcd: nothing can be read until another one does.
-    until("etcd has a leader", async || Ok(client.get(&cluster_key()?).await.is_ok())).await?;
+    until("etcd has a leader", async || Ok(client.get(&cluster_record_key()?).await.is_ok())).await?;
     // Two of three answer: neither of those may go.
     let owner =
         shepherd::curator::pki::Validity::starting(cluster.time.now(), std::time::Duration::from_mins(5));
     let serial = shepherd::curator::pki::Serial::new(rand::random());
-    let issued = cluster.authority.issue_owner("kim", &cluster.owner.key, serial, owner)?;
+    let issued = cluster.authority.issue_owner_certificate("kim", &cluster.owner.key, serial, owner)?;
     let owner = cluster.channel(leader, Some(cluster.owner.with(&issued.certificate)?))?;
     let mut management = ManagementClient::new(owner);
     let refused =
@@ -221,6 +221,6 @@ async fn member_out_of_reach_is_seen_and_protects_the_others() -> TestResult {
         refused.1
     );
     management.update_roles(roles(&cluster.nodes[dead], &[], &["consensus-member"])).await?;
-    assert_eq!(client.members().await?.len(), 2);
+    assert_eq!(client.list_members().await?.len(), 2);
     Ok(())
 }

@@ -24,7 +24,7 @@ async fn health(owner: &Channel, node: &Holder) -> Result<Kind> {
 
 /// Scenario C-10.
 #[tokio::test]
-async fn node_is_healthy_for_as_long_as_it_is_heard_and_unknown_before_anybody_listened() -> TestResult {
+async fn node_is_healthy_while_its_heartbeats_arrive_and_unknown_before_anybody_listened() -> TestResult {
     let cluster = Cluster::start().await?;
     let owner = cluster.as_owner().await?;
     let (node, new) = (Holder::new()?, Holder::new()?);

@@ -1,11 +1,11 @@
-//! What the curator knows of Kubernetes, asked as nodes and owners ask it.
+//! Kubernetes in the curator: the requests that nodes and owners send, and what it answers.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rcgen::{KeyPair, PublicKeyData as _};
-use shepherd::curator::kubernetes::rotation::TOKEN_OVERLAP;
+use shepherd::curator::kubernetes::key_rotation::TOKEN_OVERLAP;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::issue_kubernetes_user_request::Access;
@@ -47,8 +47,8 @@ impl Caller {
         let kubernetes =
             (generation > 0).then(|| wire::KubernetesStatus { generation, ..Default::default() });
         let status = wire::NodeStatus { kubernetes, ..status(([10, 0, 0, self.host], 0).into()) };
-        let asked = wire::UpdateStatusRequest { node_id: self.id(), status: Some(status) };
-        NodesClient::new(self.channel.clone()).update_status(asked).await?;
+        let request = wire::UpdateStatusRequest { node_id: self.id(), status: Some(status) };
+        NodesClient::new(self.channel.clone()).update_status(request).await?;
         Ok(())
     }
 
@@ -62,9 +62,9 @@ impl Caller {
         component: wire::KubernetesComponent,
     ) -> Result<wire::IssueKubernetesCertificateResponse, tonic::Status> {
         let public_key = KeyPair::generate().map(|key| key.subject_public_key_info()).unwrap_or_default();
-        let asked = wire::IssueKubernetesCertificateRequest { component: component.into(), public_key };
+        let request = wire::IssueKubernetesCertificateRequest { component: component.into(), public_key };
         KubernetesClient::new(self.channel.clone())
-            .issue_certificate(asked)
+            .issue_certificate(request)
             .await
             .map(tonic::Response::into_inner)
     }
@@ -72,8 +72,8 @@ impl Caller {
 
 async fn roles(owner: &Channel, node: &Caller, give: &[&str], take: &[&str]) -> Result<(), tonic::Status> {
     let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-    let asked = wire::UpdateRolesRequest { node_id: node.id(), give: names(give), take: names(take) };
-    ManagementClient::new(owner.clone()).update_roles(asked).await.map(drop)
+    let request = wire::UpdateRolesRequest { node_id: node.id(), give: names(give), take: names(take) };
+    ManagementClient::new(owner.clone()).update_roles(request).await.map(drop)
 }
 
 async fn get(owner: &Channel) -> Result<wire::GetKubernetesResponse> {
@@ -86,8 +86,8 @@ async fn next(
     Ok(in_time("what it is to run", watching.message()).await??.context("it ended")?.setup)
 }
 
-/// Reads what a node is told until it is so.
-async fn told(
+/// Reads the setups that a node receives until one matches.
+async fn wait_for_setup(
     watching: &mut Streaming<wire::WatchOwnKubernetesResponse>,
     is: impl Fn(&wire::KubernetesSetup) -> bool,
 ) -> Result<wire::KubernetesSetup> {
@@ -112,7 +112,7 @@ fn is_signed_by(certificate: &[u8], authority: &[u8]) -> Result<bool> {
 }
 
 #[tokio::test]
-async fn settings_are_put_told_and_forgotten_and_a_role_needs_them() -> TestResult {
+async fn settings_are_put_sent_and_forgotten_and_a_role_needs_them() -> TestResult {
     let cluster = Cluster::start().await?;
     let owner = cluster.as_owner().await?;
     let mut kubernetes = KubernetesClient::new(owner.clone());
@@ -125,19 +125,21 @@ async fn settings_are_put_told_and_forgotten_and_a_role_needs_them() -> TestResu
         change(&mut settings);
         wire::PutKubernetesRequest { settings: Some(settings), expected_revision }
     };
-    let wrong = put(&|said| (said.bundle, said.domain) = (String::new(), String::new()), None);
-    let (code, said) = refusal(kubernetes.put(wrong).await)?;
+    let wrong = put(&|reported| (reported.bundle, reported.domain) = (String::new(), String::new()), None);
+    let (code, text) = refusal(kubernetes.put(wrong).await)?;
     assert_eq!(code, Code::InvalidArgument);
-    assert!(said.contains("bundle: ") && said.contains("domain: "), "{said}");
+    assert!(text.contains("bundle: ") && text.contains("domain: "), "{text}");
 
     let first = kubernetes.put(put(&|_| {}, Some(0))).await?.into_inner();
     assert_eq!((first.revision, first.changed), (1, true));
     let same = kubernetes.put(put(&|_| {}, None)).await?.into_inner();
     assert_eq!((same.revision, same.changed), (1, false));
-    for refused in [put(&|_| {}, Some(0)), put(&|said| said.domain = "other.local".to_owned(), None)] {
+    for refused in [put(&|_| {}, Some(0)), put(&|reported| reported.domain = "other.local".to_owned(), None)]
+    {
         assert_eq!(refusal(kubernetes.put(refused).await)?.0, Code::FailedPrecondition);
     }
-    let second = kubernetes.put(put(&|said| said.bundle = "cd".repeat(32), Some(1))).await?.into_inner();
+    let second =
+        kubernetes.put(put(&|reported| reported.bundle = "cd".repeat(32), Some(1))).await?.into_inner();
     assert_eq!(second.revision, 2);
     let known = get(&owner).await?;
     assert_eq!((known.revision, known.authorities.len(), known.rotations.len()), (2, 4, 0));
@@ -147,7 +149,7 @@ async fn settings_are_put_told_and_forgotten_and_a_role_needs_them() -> TestResu
     let mut watching = node.watch().await?;
     assert_eq!(next(&mut watching).await?, None, "it has no role");
     roles(&owner, &node, &[WORKER], &[]).await?;
-    let setup = told(&mut watching, |_| true).await?;
+    let setup = wait_for_setup(&mut watching, |_| true).await?;
     assert_eq!((setup.bundle, setup.pod_range.as_str()), ("cd".repeat(32), "10.128.0.0/24"));
     let assign = |node_id: String, bundle: &str| wire::AssignBundleRequest {
         node_id,
@@ -155,10 +157,10 @@ async fn settings_are_put_told_and_forgotten_and_a_role_needs_them() -> TestResu
         url: String::new(),
     };
     kubernetes.assign_bundle(assign(node.id(), &"ef".repeat(32))).await?;
-    told(&mut watching, |setup| setup.bundle == "ef".repeat(32)).await?;
+    wait_for_setup(&mut watching, |setup| setup.bundle == "ef".repeat(32)).await?;
     assert_eq!(get(&owner).await?.assigned.get(&node.id()), Some(&"ef".repeat(32)));
     kubernetes.assign_bundle(assign(node.id(), "")).await?;
-    told(&mut watching, |setup| setup.bundle == "cd".repeat(32)).await?;
+    wait_for_setup(&mut watching, |setup| setup.bundle == "cd".repeat(32)).await?;
     for (wrong, code) in [
         (assign(node.id(), "ef"), Code::InvalidArgument),
         (assign("node-1".to_owned(), ""), Code::InvalidArgument),
@@ -168,16 +170,16 @@ async fn settings_are_put_told_and_forgotten_and_a_role_needs_them() -> TestResu
     }
 
     let delete = wire::DeleteKubernetesRequest {};
-    let (code, said) = refusal(kubernetes.delete(delete).await)?;
-    assert_eq!((code, said.contains(&node.id())), (Code::FailedPrecondition, true), "{said}");
+    let (code, text) = refusal(kubernetes.delete(delete).await)?;
+    assert_eq!((code, text.contains(&node.id())), (Code::FailedPrecondition, true), "{text}");
     roles(&owner, &node, &[], &[WORKER]).await?;
     assert_eq!(next(&mut watching).await?, None);
     kubernetes.delete(delete).await?;
     kubernetes.delete(delete).await?;
     assert_eq!(refusal(kubernetes.get(wire::GetKubernetesRequest {}).await)?.0, Code::NotFound);
     put_kubernetes(owner.clone()).await?;
-    let anew = get(&owner).await?;
-    assert_ne!(anew.authorities, known.authorities, "another Kubernetes has other authorities");
+    let again = get(&owner).await?;
+    assert_ne!(again.authorities, known.authorities, "another Kubernetes has other authorities");
     Ok(())
 }
 
@@ -209,11 +211,11 @@ async fn certificates_are_for_components_of_roles_that_the_node_has_now() -> Tes
     let server = node.certificate(Component::KubeletServer).await?;
     assert!(is_signed_by(&server.certificate, &authority(wire::KubernetesKeys::Servers)?)?);
 
-    let (code, said) = refusal(node.certificate(Component::ApiServer).await.map(tonic::Response::new))?;
+    let (code, text) = refusal(node.certificate(Component::ApiServer).await.map(tonic::Response::new))?;
     assert_eq!(
-        (code, said.contains("is no kubernetes-controller")),
+        (code, text.contains("is no kubernetes-controller")),
         (Code::FailedPrecondition, true),
-        "{said}"
+        "{text}"
     );
     let mut calling = KubernetesClient::new(node.channel.clone());
     let (code, _) = refusal(calling.get_signing_key(wire::GetSigningKeyRequest {}).await)?;
@@ -284,14 +286,14 @@ async fn no_two_workers_have_one_part_however_they_come_and_go() -> TestResult {
     let parts = async |nodes: &[Caller]| {
         let mut parts = BTreeSet::new();
         for node in nodes {
-            parts.insert(told(&mut node.watch().await?, |_| true).await?.pod_range);
+            parts.insert(wait_for_setup(&mut node.watch().await?, |_| true).await?.pod_range);
         }
         anyhow::Ok(parts)
     };
     let before = parts(&nodes).await?;
     assert_eq!(before.len(), 4, "two nodes have one part: {before:?}");
     let gone = nodes.remove(0);
-    let its = told(&mut gone.watch().await?, |_| true).await?.pod_range;
+    let its = wait_for_setup(&mut gone.watch().await?, |_| true).await?.pod_range;
     let delete =
         wire::DeleteRequest { node_id: gone.id(), bypass_has_roles: true, bypass_not_decommissioned: true };
     ManagementClient::new(owner.clone()).delete(delete).await?;
@@ -326,7 +328,7 @@ async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResul
         // Hours have passed since the last one, and an owner's certificate is good for one.
         let owner = cluster.as_owner().await?;
         let mut watching = node.watch().await?;
-        let before = told(&mut watching, |_| true).await?;
+        let before = wait_for_setup(&mut watching, |_| true).await?;
         let old = trusted(&before, which);
         assert_eq!(old.len(), 1);
         node.say(before.generation).await?;
@@ -336,7 +338,7 @@ async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResul
         assert_eq!((begun.stage(), begun.waits_for.clone()), (Stage::Trusted, vec![node.id()]));
         let again = kubernetes.rotate(rotate()).await?.into_inner().rotation.context("none")?;
         assert_eq!(again.since_ms, begun.since_ms, "one that is under way goes on");
-        let both = told(&mut watching, |setup| setup.generation > before.generation).await?;
+        let both = wait_for_setup(&mut watching, |setup| setup.generation > before.generation).await?;
         let both_trusted = trusted(&both, which);
         assert_eq!((both_trusted.len(), &both_trusted[0]), (2, &old[0]), "{which:?}: the old one signs");
         // It has not spoken: nothing goes on, whatever time passes and however often it is looked at.
@@ -351,7 +353,7 @@ async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResul
             "{which:?}: it did not wait"
         );
         node.say(both.generation).await?;
-        let signs = told(&mut watching, |setup| setup.generation > both.generation).await?;
+        let signs = wait_for_setup(&mut watching, |setup| setup.generation > both.generation).await?;
         let now = trusted(&signs, which);
         assert_eq!(now, [both_trusted[1].clone(), old[0].clone()], "{which:?}: the new one signs");
         node.say(signs.generation).await?;
@@ -360,7 +362,7 @@ async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResul
                 .await?;
             cluster.time.pass(u32::try_from(TOKEN_OVERLAP.as_secs())?);
         }
-        let done = told(&mut watching, |setup| setup.generation > signs.generation).await?;
+        let done = wait_for_setup(&mut watching, |setup| setup.generation > signs.generation).await?;
         assert_eq!(trusted(&done, which), [both_trusted[1].clone()], "{which:?}");
         assert!(get(&cluster.as_owner().await?).await?.rotations.is_empty());
     }
@@ -390,21 +392,21 @@ async fn replacement_goes_on_under_another_leader() -> TestResult {
     let certificate = super::cluster::certificate(&cluster.authority, &node.holder, cluster.time.now())?;
     let node = Caller { channel: cluster.channel(0, Some(node.holder.with(&certificate)?))?, ..node };
     let mut watching = node.watch().await?;
-    let mut now = told(&mut watching, |_| true).await?;
+    let mut now = wait_for_setup(&mut watching, |_| true).await?;
     assert_eq!(get(&owner).await?.rotations.len(), 1, "it is under way");
-    // What it was told before the leader went may be any of the steps.
+    // The setup that it received before the leader stopped may be that of any step.
     while now.authorities[1].trusted != [both[1].clone()] {
         node.say(now.generation).await?;
         let last = now.generation;
-        now = told(&mut watching, |setup| setup.generation > last).await?;
+        now = wait_for_setup(&mut watching, |setup| setup.generation > last).await?;
     }
     assert!(get(&owner).await?.rotations.is_empty());
     Ok(())
 }
 
-/// A node whose certificates are revoked is given nothing more of Kubernetes, and what it follows ends.
+/// A node whose certificates are revoked gets nothing more of Kubernetes, and the watch that it follows ends.
 #[tokio::test]
-async fn revoked_node_gets_no_certificate_and_is_told_nothing() -> TestResult {
+async fn revoked_node_gets_no_certificate_and_no_settings() -> TestResult {
     use wire::KubernetesComponent as Component;
     let cluster = Cluster::start().await?;
     let owner = cluster.as_owner().await?;
@@ -417,12 +419,12 @@ async fn revoked_node_gets_no_certificate_and_is_told_nothing() -> TestResult {
     }
     let [node, other] = nodes;
     let mut watching = node.watch().await?;
-    told(&mut watching, |_| true).await?;
+    wait_for_setup(&mut watching, |_| true).await?;
     let which = Some(wire::revoke_credentials_request::Which::NodeId(node.id()));
     CredentialsClient::new(owner.clone()).revoke(wire::RevokeCredentialsRequest { which }).await?;
     let ended = in_time("the end of what it follows", watching.message()).await?;
     assert_eq!(ended.map_err(|status| status.code()), Err(Code::Unauthenticated));
-    // Nor by a connection that it begins anew, whatever it asks for.
+    // Nor over a new connection, for any component that it requests.
     let certificate = super::cluster::certificate(&cluster.authority, &node.holder, cluster.time.now())?;
     let node = Caller { channel: cluster.channel(0, Some(node.holder.with(&certificate)?))?, ..node };
     for component in [Component::Kubelet, Component::KubeletServer, Component::Proxy, Component::ApiServer] {

@@ -1,5 +1,6 @@
-//! Every kind of certificate that the curator signs for Kubernetes, shown to everybody who checks one: in time and not, by
-//! this cluster's authority and by another one's, and to those who look for another kind. Once more by a real API server.
+//! Every kind of certificate that the curator signs for Kubernetes, checked by every component that checks one: in
+//! time and not, by this cluster's authority and by another one's, and by those that expect another kind. Once more
+//! by a real API server.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -16,12 +17,12 @@ use rustls::crypto::ring::default_provider;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore};
-use shepherd::curator::kubernetes::authority::{PublicPoint, Signer, Subject, new_key};
-use shepherd::curator::kubernetes::certificates::decide;
-use shepherd::curator::kubernetes::keys::Which;
-use shepherd::curator::kubernetes::settings::Settings;
-use shepherd::curator::kubernetes::users;
-use shepherd::curator::node::{Node, State, Status};
+use shepherd::curator::kubernetes::component_certificates::resolve_certificate;
+use shepherd::curator::kubernetes::keys::KeyPurpose;
+use shepherd::curator::kubernetes::settings::KubernetesSettings;
+use shepherd::curator::kubernetes::signer::{CertificateSubject, P256PublicKey, Signer, generate_key};
+use shepherd::curator::kubernetes::user_certificates;
+use shepherd::curator::node::{Node, NodeState, NodeStatus};
 use shepherd::curator::pki::{Serial, Validity};
 use shepherd::model::time::Timestamp;
 use shepherd::proto::curator::v1 as wire;
@@ -35,25 +36,25 @@ use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::in_time;
 use crate::objects::real::{Files, Real};
 
-/// What is signed.
+/// The subject of a signed certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     OfComponent(Component),
     OfUser(Access),
 }
 
-/// Who looks at a certificate, and by which authority.
+/// Who checks a certificate, and with which authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Checker {
-    /// Whoever calls an API server or a kubelet.
+    /// A client, which checks the certificate of an API server or a kubelet.
     CallerOfServers,
-    /// An API server or a kubelet, of whoever calls it.
+    /// An API server or a kubelet, which checks the certificate of its client.
     ServerOfClients,
-    /// An API server that another one passes calls on to, of that one.
+    /// An API server to which another one forwards calls, which checks the certificate of that one.
     Aggregated,
-    /// etcd, of whoever calls it.
+    /// etcd, which checks the certificate of its client.
     Etcd,
-    /// Whoever calls etcd.
+    /// A client of etcd, which checks the certificate of etcd.
     CallerOfEtcd,
 }
 
@@ -61,12 +62,12 @@ impl Checker {
     const ALL: [Self; 5] =
         [Self::CallerOfServers, Self::ServerOfClients, Self::Aggregated, Self::Etcd, Self::CallerOfEtcd];
 
-    const fn trusts(self) -> Which {
+    const fn trusts(self) -> KeyPurpose {
         match self {
-            Self::CallerOfServers => Which::Servers,
-            Self::ServerOfClients => Which::Clients,
-            Self::Aggregated => Which::FrontProxy,
-            Self::Etcd | Self::CallerOfEtcd => Which::Etcd,
+            Self::CallerOfServers => KeyPurpose::Servers,
+            Self::ServerOfClients => KeyPurpose::Clients,
+            Self::Aggregated => KeyPurpose::FrontProxy,
+            Self::Etcd | Self::CallerOfEtcd => KeyPurpose::Etcd,
         }
     }
 
@@ -106,7 +107,7 @@ impl Kind {
         components.chain(users).filter(|kind| !kind.checked_by().is_empty()).collect()
     }
 
-    /// Who believes it. A kind that is new is to be written down here.
+    /// The checkers that believe this kind. A new kind must be added here.
     const fn checked_by(self) -> &'static [Checker] {
         match self {
             Self::OfComponent(Component::Unspecified) | Self::OfUser(Access::Unspecified) => &[],
@@ -150,20 +151,20 @@ impl Kind {
     }
 
     /// What the curator decides to sign for it.
-    fn decided(self, node: &Node) -> Result<(Which, Subject)> {
+    fn decided(self, node: &Node) -> Result<(KeyPurpose, CertificateSubject)> {
         match self {
             Self::OfComponent(component) => {
-                let settings = Settings::new(kubernetes_settings())?;
-                Ok(decide(component.into(), Some(node), node.id, false, Some(&settings))?)
+                let settings = KubernetesSettings::new(kubernetes_settings())?;
+                Ok(resolve_certificate(component.into(), Some(node), node.id, false, Some(&settings))?)
             }
             Self::OfUser(access) => {
-                let asked = wire::IssueKubernetesUserRequest {
+                let request = wire::IssueKubernetesUserRequest {
                     public_key: Vec::new(),
                     name: "kim".to_owned(),
                     access: access.into(),
                     lifetime_ms: 1,
                 };
-                Ok((Which::Clients, users::decide(&asked)?.0))
+                Ok((KeyPurpose::Clients, user_certificates::plan_user_certificate(&request)?.0))
             }
         }
     }
@@ -171,28 +172,29 @@ impl Kind {
 
 /// A node that may have every kind.
 fn node(now: Timestamp) -> Result<Node> {
-    let mut node = Node::new(Holder::new()?.key, State::Up, now);
+    let mut node = Node::new(Holder::new()?.key, NodeState::Up, now);
     (node.roles.kubernetes_controller, node.roles.kubernetes_worker) = (true, true);
-    let said = status(SocketAddr::from((ADDRESS, 0)));
-    node.status = Some(Status::from_report(&said, now).map_err(anyhow::Error::msg)?);
+    let node_status = status(SocketAddr::from((ADDRESS, 0)));
+    node.status = Some(NodeStatus::from_report(&node_status, now).map_err(anyhow::Error::msg)?);
     Ok(node)
 }
 
 /// What signs in a cluster.
-struct Authorities(Vec<(Which, Signer)>);
+struct Authorities(Vec<(KeyPurpose, Signer)>);
 
 impl Authorities {
     /// Those of a cluster: of this number, so that two of them have the same names, and other keys.
     fn new(now: Timestamp) -> Result<Self> {
-        let validity = Validity { from: now - TimeDelta::days(30), until: now + TimeDelta::days(30) };
-        let signers = Which::ALL.into_iter().filter(|which| which.is_authority()).map(|which| {
+        let validity =
+            Validity { not_before: now - TimeDelta::days(30), not_after: now + TimeDelta::days(30) };
+        let signers = KeyPurpose::ALL.into_iter().filter(|which| which.is_authority()).map(|which| {
             let (cluster, serial) = (Uuid::from_bytes([7; 16]), Serial::new([7; 16]));
-            Ok((which, Signer::authority(which.as_str(), cluster, &new_key()?, serial, validity)?))
+            Ok((which, Signer::new_authority(which.as_str(), cluster, &generate_key()?, serial, validity)?))
         });
         Ok(Self(signers.collect::<Result<_>>()?))
     }
 
-    fn of(&self, which: Which) -> Result<&Signer> {
+    fn of(&self, which: KeyPurpose) -> Result<&Signer> {
         let found = self.0.iter().find(|(own, _)| *own == which);
         Ok(&found.context("no such authority")?.1)
     }
@@ -207,9 +209,9 @@ struct Pair {
 fn issue(kind: Kind, node: &Node, by: &Authorities, validity: Validity) -> Result<Pair> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     let (which, subject) = kind.decided(node)?;
-    let point = PublicPoint::from_spki(&key.subject_public_key_info())?;
+    let point = P256PublicKey::from_spki(&key.subject_public_key_info())?;
     let serial = Serial::new(rand::random());
-    let certificate = by.of(which)?.issue(&subject, &point, serial, validity)?.certificate;
+    let certificate = by.of(which)?.issue_certificate(&subject, &point, serial, validity)?.certificate;
     Ok(Pair { certificate, key })
 }
 
@@ -218,10 +220,10 @@ fn now() -> Timestamp {
 }
 
 #[test]
-fn each_kind_is_believed_in_its_time_by_whoever_it_is_for_and_by_nobody_else() -> TestResult {
+fn each_kind_is_trusted_in_its_time_by_the_checkers_it_is_for_and_by_no_others() -> TestResult {
     let now = now();
     let (ours, theirs, node) = (Authorities::new(now)?, Authorities::new(now)?, node(now)?);
-    let validity = Validity { from: now, until: now + TimeDelta::hours(1) };
+    let validity = Validity { not_before: now, not_after: now + TimeDelta::hours(1) };
     let kinds = Kind::all();
     assert_eq!(kinds.len(), 13, "{kinds:?}");
     for kind in kinds {
@@ -250,7 +252,7 @@ fn no_kind_says_that_its_holder_is_another() -> TestResult {
         let (_, subject) = kind.decided(&node)?;
         let (group, name) = kind.says(&node);
         assert_eq!((subject.organisation.as_str(), &subject.name), (group, &name), "{kind:?}");
-        assert!(seen.insert((subject.calls, group, name)), "{kind:?} is as another");
+        assert!(seen.insert((subject.client_auth, group, name)), "{kind:?} is as another");
     }
     let with =
         |group: &str| Kind::all().into_iter().filter(|kind| kind.says(&node).0 == group).collect::<Vec<_>>();
@@ -289,8 +291,8 @@ async fn taken_for(
         let stream = tokio::net::TcpStream::connect(address).await?;
         let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
         let mut stream = connector.connect(ServerName::from(address.ip()), stream).await?;
-        let asked = format!("GET /whoami HTTP/1.1\r\nHost: {address}\r\n{header}Connection: close\r\n\r\n");
-        stream.write_all(asked.as_bytes()).await?;
+        let query = format!("GET /whoami HTTP/1.1\r\nHost: {address}\r\n{header}Connection: close\r\n\r\n");
+        stream.write_all(query.as_bytes()).await?;
         let mut answer = Vec::new();
         // It may end without saying so.
         let _ = stream.read_to_end(&mut answer).await;
@@ -301,15 +303,15 @@ async fn taken_for(
     Ok((code.parse()?, answer))
 }
 
-/// The same of an API server of Kubernetes itself. Whom it refuses it answers 401; whom it knows it calls by name, since
-/// nobody but masters may ask for what is asked.
+/// The same with an API server of Kubernetes itself. It answers 401 to a client that it rejects. It names a client
+/// that it knows, because only masters may make this request.
 #[tokio::test]
 async fn real_api_server_believes_what_is_for_it_in_its_time_and_nothing_else() -> TestResult {
     let now = now();
     let (ours, theirs, node) = (Authorities::new(now)?, Authorities::new(now)?, node(now)?);
     let hours = |from: i64, until: i64| Validity {
-        from: now + TimeDelta::hours(from),
-        until: now + TimeDelta::hours(until),
+        not_before: now + TimeDelta::hours(from),
+        not_after: now + TimeDelta::hours(until),
     };
     let text =
         |pair: &Pair| (pem("CERTIFICATE", &pair.certificate), pem("PRIVATE KEY", &pair.key.serialize_der()));
@@ -317,17 +319,17 @@ async fn real_api_server_believes_what_is_for_it_in_its_time_and_nothing_else() 
     let reconciler = issue(Kind::OfComponent(Component::Reconciler), &node, &ours, hours(-1, 1))?;
     let authority = |which| anyhow::Ok(pem("CERTIFICATE", ours.of(which)?.certificate()));
     let files = Files {
-        servers: authority(Which::Servers)?,
-        clients: authority(Which::Clients)?,
-        front_proxy: Some(authority(Which::FrontProxy)?),
+        servers: authority(KeyPurpose::Servers)?,
+        clients: authority(KeyPurpose::Clients)?,
+        front_proxy: Some(authority(KeyPurpose::FrontProxy)?),
         server: text(&server),
         client: text(&reconciler),
     };
     let Some(real) = Real::start_with(files).await? else { return Ok(()) };
-    let (address, servers) = (real.address(), ours.of(Which::Servers)?);
+    let (address, servers) = (real.address(), ours.of(KeyPurpose::Servers)?);
     let ask = async |pair: Option<&Pair>, header: &str| taken_for(address, servers, pair, header).await;
     // The other side: who serves is known by this cluster's authority of servers alone.
-    for wrong in [theirs.of(Which::Servers)?, ours.of(Which::Clients)?] {
+    for wrong in [theirs.of(KeyPurpose::Servers)?, ours.of(KeyPurpose::Clients)?] {
         assert!(taken_for(address, wrong, Some(&reconciler), "").await.is_err());
     }
     assert_eq!(ask(None, "").await?.0, 401, "nobody is anonymous");
@@ -335,14 +337,14 @@ async fn real_api_server_believes_what_is_for_it_in_its_time_and_nothing_else() 
     for kind in Kind::all() {
         let good = issue(kind, &node, &ours, hours(-1, 1))?;
         let (group, name) = kind.says(&node);
-        let (code, said) = ask(Some(&good), "").await?;
+        let (code, message) = ask(Some(&good), "").await?;
         if !kind.checked_by().contains(&Checker::ServerOfClients) {
-            assert_eq!(code, 401, "{kind:?} {said}");
+            assert_eq!(code, 401, "{kind:?} {message}");
         } else if group == "system:masters" {
-            assert_eq!(code, 404, "{kind:?} {said}");
+            assert_eq!(code, 404, "{kind:?} {message}");
         } else {
-            assert_eq!(code, 403, "{kind:?} {said}");
-            assert!(said.contains(&format!("User \\\"{name}\\\"")), "{kind:?} {said}");
+            assert_eq!(code, 403, "{kind:?} {message}");
+            assert!(message.contains(&format!("User \\\"{name}\\\"")), "{kind:?} {message}");
         }
         // Only the front proxy may say who somebody else is.
         let expected = match kind {
@@ -356,8 +358,8 @@ async fn real_api_server_believes_what_is_for_it_in_its_time_and_nothing_else() 
             ("of another cluster", issue(kind, &node, &theirs, hours(-1, 1))?),
         ] {
             for header in ["", passed_on] {
-                let (code, said) = ask(Some(&pair), header).await?;
-                assert_eq!(code, 401, "{kind:?} is {wrong}: {said}");
+                let (code, message) = ask(Some(&pair), header).await?;
+                assert_eq!(code, 401, "{kind:?} is {wrong}: {message}");
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Three controllers and a worker that are told of other keys, as their role servers would follow it: whoever is told stops,
-//! starts again, and says so.
+//! Key rotation with three controllers and a worker, which act as their role servers would: a node that receives
+//! other keys stops, starts again, and reports it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use shepherd::curator::leader_channel::Curators;
-use shepherd::curator::node::{Node, State};
+use shepherd::curator::leader_channel::LeaderTracker;
+use shepherd::curator::node::{Node, NodeState};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
@@ -20,19 +20,19 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::cluster::{Cluster, Holder, certificate, kubernetes_settings, status};
-use super::leading::{three, way, way_of, whoever_leads};
+use super::leading::{call_leader, three, way, way_of};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::{in_time, until};
 
 const CONTROLLER: &str = "kubernetes-controller";
 const WORKER: &str = "kubernetes-worker";
 
-/// A node as it follows what it is told, and beats.
+/// A node that follows the setup it receives, and sends heartbeats.
 struct Follower {
     id: String,
     address: SocketAddr,
-    curators: Curators,
-    told: watch::Receiver<Option<wire::KubernetesSetup>>,
+    curators: LeaderTracker,
+    setup_receiver: watch::Receiver<Option<wire::KubernetesSetup>>,
     is_silent: Arc<AtomicBool>,
     _tasks: JoinSet<()>,
 }
@@ -41,14 +41,14 @@ impl Follower {
     fn begin(cluster: &Cluster, holder: &Holder, address: SocketAddr) -> Result<Self> {
         let own = certificate(&cluster.authority, holder, cluster.time.now())?;
         let (curators, mut tasks) = way_of(cluster, holder.with(&own)?);
-        let (tell, told) = watch::channel(None);
+        let (tell, receiver) = watch::channel(None);
         let is_silent = Arc::new(AtomicBool::new(false));
         tasks.spawn({
             let curators = curators.clone();
             async move {
                 loop {
-                    let asked = wire::WatchOwnKubernetesRequest {};
-                    if let Ok(answers) = KubernetesClient::new(curators.channel()).watch_own(asked).await {
+                    let request = wire::WatchOwnKubernetesRequest {};
+                    if let Ok(answers) = KubernetesClient::new(curators.channel()).watch_own(request).await {
                         let mut answers = answers.into_inner();
                         while let Ok(Some(answer)) = answers.message().await {
                             tell.send_replace(answer.setup);
@@ -83,10 +83,17 @@ impl Follower {
                 }
             }
         });
-        Ok(Self { id: holder.id.to_string(), address, curators, told, is_silent, _tasks: tasks })
+        Ok(Self {
+            id: holder.id.to_string(),
+            address,
+            curators,
+            setup_receiver: receiver,
+            is_silent,
+            _tasks: tasks,
+        })
     }
 
-    /// Says which generation its components act on, all of which do this.
+    /// Reports the generation that its components act on, which is the same for all.
     async fn say(&self, generation: u64, kind: Kind) -> Result<()> {
         let component = wire::KubernetesComponentStatus {
             name: "kube-apiserver".to_owned(),
@@ -96,29 +103,29 @@ impl Follower {
         let kubernetes =
             wire::KubernetesStatus { generation, components: vec![component], ..Default::default() };
         let status = wire::NodeStatus { kubernetes: Some(kubernetes), ..status(self.address) };
-        let asked = wire::UpdateStatusRequest { node_id: self.id.clone(), status: Some(status) };
+        let request = wire::UpdateStatusRequest { node_id: self.id.clone(), status: Some(status) };
         let nodes = NodesClient::new(self.curators.channel());
-        whoever_leads("what it says", async || nodes.clone().update_status(asked.clone()).await).await?;
+        call_leader("what it says", async || nodes.clone().update_status(request.clone()).await).await?;
         Ok(())
     }
 
-    /// What it was told last; 0 for nothing.
+    /// The generation of the setup that it received last; 0 if it received none.
     fn generation(&self) -> u64 {
-        self.told.borrow().as_ref().map_or(0, |setup| setup.generation)
+        self.setup_receiver.borrow().as_ref().map_or(0, |setup| setup.generation)
     }
 
     fn trusted_clients(&self) -> Vec<Vec<u8>> {
-        let told = self.told.borrow();
-        let authorities = told.iter().flat_map(|setup| &setup.authorities);
+        let kubernetes_setup = self.setup_receiver.borrow();
+        let authorities = kubernetes_setup.iter().flat_map(|setup| &setup.authorities);
         let mut clients = authorities.filter(|authority| authority.which() == wire::KubernetesKeys::Clients);
         clients.next().map(|authority| authority.trusted.clone()).unwrap_or_default()
     }
 }
 
-/// A cluster of three controllers and a worker, all of which act on what they are told.
+/// A cluster of three controllers and a worker, all of which act on the setup that they receive.
 struct Fleet {
     cluster: Cluster,
-    owner: Curators,
+    owner: LeaderTracker,
     /// The three controllers, and the worker.
     nodes: Vec<Arc<Follower>>,
     _following: JoinSet<()>,
@@ -129,7 +136,7 @@ impl Fleet {
         let cluster = Cluster::start_with(three()).await?;
         let (owner, following) = way(&cluster)?;
         let worker = Holder::new()?;
-        let record = Node::new(worker.key, State::Up, cluster.time.now());
+        let record = Node::new(worker.key, NodeState::Up, cluster.time.now());
         cluster.client_of(0).put_unguarded(&Node::etcd_key(&worker.id)?, &record.encode()?).await?;
         let mut nodes = Vec::new();
         for (number, holder) in cluster.nodes.iter().chain([&worker]).enumerate() {
@@ -140,10 +147,10 @@ impl Fleet {
             nodes.push(Arc::new(Follower::begin(&cluster, holder, address)?));
         }
         let fleet = Self { cluster, owner, nodes, _following: following };
-        let asked =
+        let request =
             wire::PutKubernetesRequest { settings: Some(kubernetes_settings()), expected_revision: None };
         let kubernetes = KubernetesClient::new(fleet.owner.channel());
-        whoever_leads("Kubernetes", async || kubernetes.clone().put(asked.clone()).await).await?;
+        call_leader("Kubernetes", async || kubernetes.clone().put(request.clone()).await).await?;
         for node in &fleet.nodes {
             node.say(0, Kind::Starting).await?;
             let role = if node.id == worker.id.to_string() { WORKER } else { CONTROLLER };
@@ -159,27 +166,27 @@ impl Fleet {
 
     async fn roles(&self, node: &Follower, give: &[&str], take: &[&str]) -> Result<()> {
         let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        let asked =
+        let request =
             wire::UpdateRolesRequest { node_id: node.id.clone(), give: names(give), take: names(take) };
-        ManagementClient::new(self.owner.channel()).update_roles(asked).await?;
+        ManagementClient::new(self.owner.channel()).update_roles(request).await?;
         Ok(())
     }
 
     async fn rotate(&self) -> Result<wire::KubernetesRotation> {
-        let asked = wire::RotateKubernetesRequest { which: wire::KubernetesKeys::Clients.into() };
+        let request = wire::RotateKubernetesRequest { which: wire::KubernetesKeys::Clients.into() };
         let kubernetes = KubernetesClient::new(self.owner.channel());
-        let begun = whoever_leads("a replacement", async || kubernetes.clone().rotate(asked).await).await?;
+        let begun = call_leader("a replacement", async || kubernetes.clone().rotate(request).await).await?;
         begun.rotation.context("no replacement")
     }
 
     async fn rotations(&self) -> Result<Vec<wire::KubernetesRotation>> {
         let kubernetes = KubernetesClient::new(self.owner.channel());
-        let asked = wire::GetKubernetesRequest {};
-        Ok(whoever_leads("Kubernetes", async || kubernetes.clone().get(asked).await).await?.rotations)
+        let request = wire::GetKubernetesRequest {};
+        Ok(call_leader("Kubernetes", async || kubernetes.clone().get(request).await).await?.rotations)
     }
 
-    /// Waits until one of the controllers is told this generation: which one.
-    async fn until_one_is_told(&self, generation: u64) -> Result<usize> {
+    /// Waits until one of the controllers receives this generation, and returns its number.
+    async fn wait_for_generation(&self, generation: u64) -> Result<usize> {
         let mut which = None;
         until("a controller is told", async || {
             which = (0..3).find(|number| self.nodes[*number].generation() == generation);
@@ -193,26 +200,27 @@ impl Fleet {
 /// What all of them see of each other.
 #[derive(Default)]
 struct Board {
-    /// Controllers that were told and are not back.
+    /// Controllers that received a new generation and are not back.
     away: Vec<usize>,
     /// The most that were away at once.
     most_away: usize,
-    /// What each acts on.
+    /// The generation that each node acts on.
     acts: BTreeMap<usize, u64>,
-    /// Whether the worker was told before all controllers acted on it.
+    /// Whether the worker received the generation before all controllers acted on it.
     worker_was_early: bool,
 }
 
-/// Stops and starts again whenever it is told something else, until it acts on this generation.
+/// Stops and starts again whenever it receives another generation, until it acts on this one.
 async fn act(number: usize, node: Arc<Follower>, board: Arc<Mutex<Board>>, last: u64) -> Result<()> {
     let see = || board.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut told = node.told.clone();
+    let mut receiver = node.setup_receiver.clone();
     let mut acts = node.generation();
     see().acts.insert(number, acts);
     while acts < last {
-        let is_new =
-            |told: &Option<wire::KubernetesSetup>| told.as_ref().is_some_and(|told| told.generation > acts);
-        let next = told.wait_for(is_new).await?.as_ref().map_or(0, |setup| setup.generation);
+        let is_new = |kubernetes_setup: &Option<wire::KubernetesSetup>| {
+            kubernetes_setup.as_ref().is_some_and(|kubernetes_setup| kubernetes_setup.generation > acts)
+        };
+        let next = receiver.wait_for(is_new).await?.as_ref().map_or(0, |setup| setup.generation);
         acts = next;
         {
             let mut board = see();
@@ -264,15 +272,15 @@ async fn controllers_act_on_other_keys_one_after_the_other_and_the_worker_after_
     Ok(())
 }
 
-/// A leader is lost while one controller is away: the next one tells the others what they were told. Then one is silent,
-/// which is said, until it has its role no more.
+/// A leader is lost while one controller is away: the next leader gives the others the generation that they had. Then
+/// one controller is silent, and the rotation names it until its role is removed.
 #[tokio::test]
-async fn turns_go_on_under_another_leader_and_whoever_holds_them_up_is_named() -> TestResult {
+async fn rotation_goes_on_under_another_leader_and_the_node_that_delays_it_is_named() -> TestResult {
     let mut fleet = Fleet::begin().await?;
     let first = fleet.nodes[0].generation();
     let old = fleet.nodes[0].trusted_clients();
     fleet.rotate().await?;
-    let away = fleet.until_one_is_told(first + 1).await?;
+    let away = fleet.wait_for_generation(first + 1).await?;
     fleet.nodes[away].say(0, Kind::Starting).await?;
     let held = |rotations: &[wire::KubernetesRotation]| {
         rotations.first().map(|rotation| rotation.held_by.clone()).unwrap_or_default()
@@ -282,13 +290,13 @@ async fn turns_go_on_under_another_leader_and_whoever_holds_them_up_is_named() -
     let led = fleet.cluster.until_one_leads(None).await?;
     fleet.cluster.stop(led).await?;
     fleet.cluster.until_one_leads(Some(led)).await?;
-    // Everybody has followed to the next one, and is told by it what it was told before.
+    // Each node has followed to the next leader, and receives from it the generation that it had before.
     let others: Vec<usize> = (0..3).filter(|number| *number != away).collect();
     for number in 0..4 {
-        let told = wire::WatchOwnKubernetesRequest {};
+        let request = wire::WatchOwnKubernetesRequest {};
         let kubernetes = KubernetesClient::new(fleet.nodes[number].curators.channel());
         let mut watching =
-            whoever_leads("what it is to run", async || kubernetes.clone().watch_own(told).await).await?;
+            call_leader("what it is to run", async || kubernetes.clone().watch_own(request).await).await?;
         let setup = watching.message().await?.and_then(|answer| answer.setup).context("nothing")?;
         let expected = if number == away { first + 1 } else { first };
         assert_eq!(setup.generation, expected, "{number}: the next leader tells it something else");
@@ -310,7 +318,8 @@ async fn turns_go_on_under_another_leader_and_whoever_holds_them_up_is_named() -
     let third = others.into_iter().find(|number| *number != second).context("no third")?;
     assert_eq!(fleet.nodes[third].generation(), first, "two are away at once");
 
-    // It acts on it; but the third is silent, and told itself for that: nobody else has anything to lose.
+    // It acts on it. But the third is silent, and receives the generation for that reason: no other node can lose
+    // anything by it.
     fleet.nodes[third].is_silent.store(true, Ordering::SeqCst);
     fleet.nodes[second].say(first + 1, Kind::Healthy).await?;
     until("the third is told", async || Ok(fleet.nodes[third].generation() == first + 1)).await?;
@@ -326,6 +335,6 @@ async fn turns_go_on_under_another_leader_and_whoever_holds_them_up_is_named() -
         Some(vec![fleet.nodes[3].id.clone()])
     );
     fleet.nodes[3].say(first + 1, Kind::Healthy).await?;
-    fleet.until_one_is_told(first + 2).await?;
+    fleet.wait_for_generation(first + 2).await?;
     Ok(())
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustls::sign::CertifiedKey;
-use shepherd::curator::leader_channel::Curators;
+use shepherd::curator::leader_channel::LeaderTracker;
 use shepherd::curator::pki::{Serial, Validity};
 use shepherd::etcd::key_space::TICKETS;
-use shepherd::etcd::namespace::Keys;
+use shepherd::etcd::namespace::KeySelector;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::leader_client::LeaderClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
@@ -17,35 +17,44 @@ use shepherd::proto::curator::v1::tickets_client::TicketsClient;
 use tokio::task::JoinSet;
 use tonic::{Code, Status, Streaming};
 
-use super::cluster::{AN_HOUR_MS, Cluster, Holder, Wanted, certificate, refusal};
+use super::cluster::{AN_HOUR_MS, Cluster, ClusterOptions, Holder, certificate, refusal};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::{in_time, until};
 
-pub(super) fn three() -> Wanted {
-    Wanted { size: 3, ttl: Duration::from_secs(5), deadline: Duration::from_secs(3), ..Wanted::default() }
+pub(super) fn three() -> ClusterOptions {
+    ClusterOptions {
+        size: 3,
+        ttl: Duration::from_secs(5),
+        deadline: Duration::from_secs(3),
+        ..ClusterOptions::default()
+    }
 }
 
-/// The way of an owner to the leader, followed in the background.
-pub(super) fn way(cluster: &Cluster) -> Result<(Curators, JoinSet<()>)> {
+/// A tracker of the leader with an owner's certificate, which runs in the background.
+pub(super) fn way(cluster: &Cluster) -> Result<(LeaderTracker, JoinSet<()>)> {
     let validity = Validity::starting(cluster.time.now(), Duration::from_hours(1));
-    let issued =
-        cluster.authority.issue_owner("kim", &cluster.owner.key, Serial::new(rand::random()), validity)?;
+    let issued = cluster.authority.issue_owner_certificate(
+        "kim",
+        &cluster.owner.key,
+        Serial::new(rand::random()),
+        validity,
+    )?;
     Ok(way_of(cluster, cluster.owner.with(&issued.certificate)?))
 }
 
-/// The way of whoever has this certificate to the leader, followed in the background.
-pub(super) fn way_of(cluster: &Cluster, own: Arc<CertifiedKey>) -> (Curators, JoinSet<()>) {
+/// A tracker of the leader with this certificate, which runs in the background.
+pub(super) fn way_of(cluster: &Cluster, own: Arc<CertifiedKey>) -> (LeaderTracker, JoinSet<()>) {
     let curators = cluster.curators(Some(own));
     let mut following = JoinSet::new();
     following.spawn({
         let curators = curators.clone();
-        async move { match curators.follow().await {} }
+        async move { match curators.track_leader().await {} }
     });
     (curators, following)
 }
 
-/// Whether another try may find a leader: the curator knows of none, or was the leader until a moment ago and is not any
-/// more. Nobody can rule the second out: a leadership may end between the answer to `Leader/Watch` and the call.
+/// Whether another try may find a leader: the curator knows of none, or was the leader until a moment ago and no longer
+/// is. The second case is always possible: a leadership may end between the answer to `Leader/Watch` and the call.
 pub(crate) fn found_no_leader(status: &Status) -> bool {
     match status.code() {
         Code::Unavailable => true,
@@ -55,7 +64,7 @@ pub(crate) fn found_no_leader(status: &Status) -> bool {
 }
 
 /// Makes a call to the leader, and again while none is found.
-pub(super) async fn whoever_leads<T>(
+pub(super) async fn call_leader<T>(
     what: &str,
     call: impl AsyncFn() -> Result<tonic::Response<T>, Status>,
 ) -> Result<T> {
@@ -73,11 +82,11 @@ pub(super) async fn whoever_leads<T>(
     in_time(what, calling).await?
 }
 
-async fn make_ticket(curators: &Curators, purpose: &str) -> Result<String> {
+async fn make_ticket(curators: &LeaderTracker, purpose: &str) -> Result<String> {
     let tickets = TicketsClient::new(curators.channel());
-    let asked =
+    let request =
         wire::CreateTicketRequest { lifetime_ms: AN_HOUR_MS, uses: None, purpose: purpose.to_owned() };
-    let made = whoever_leads("a ticket", async || tickets.clone().create(asked.clone()).await).await?;
+    let made = call_leader("a ticket", async || tickets.clone().create(request.clone()).await).await?;
     made.ticket.map(|ticket| ticket.ticket_id).context("no ticket")
 }
 
@@ -89,18 +98,18 @@ async fn every_curator_says_who_leads_and_only_that_one_does_more() -> TestResul
     for number in 0..3 {
         let channel = cluster.channel(number, None)?;
         let mut asking = LeaderClient::new(channel.clone());
-        let mut said = None;
+        let mut response = None;
         // One that has just started may not know yet.
         until("it says who leads", async || {
             let Ok(answers) = asking.watch(wire::WatchLeaderRequest {}).await else { return Ok(false) };
-            said = answers.into_inner().message().await.ok().flatten();
-            Ok(said.is_some())
+            response = answers.into_inner().message().await.ok().flatten();
+            Ok(response.is_some())
         })
         .await?;
-        let said = said.context("nothing")?;
-        assert_eq!(said.leader_node_id, cluster.nodes[leader].id.to_string());
-        assert_eq!(said.this_node_id, cluster.nodes[number].id.to_string());
-        let place = format!("{}:{}", said.leader_address, said.leader_port);
+        let response = response.context("nothing")?;
+        assert_eq!(response.leader_node_id, cluster.nodes[leader].id.to_string());
+        assert_eq!(response.this_node_id, cluster.nodes[number].id.to_string());
+        let place = format!("{}:{}", response.leader_address, response.leader_port);
         assert_eq!(place, cluster.address(leader)?);
         let ca = asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await?.into_inner();
         assert_eq!(ca.ca_certificate, cluster.anchor.certificate);
@@ -108,21 +117,21 @@ async fn every_curator_says_who_leads_and_only_that_one_does_more() -> TestResul
             let node = &cluster.nodes[number];
             let own = node.with(&certificate(&cluster.authority, node, cluster.time.now())?)?;
             let mut management = ManagementClient::new(cluster.channel(number, Some(own))?);
-            let (code, said) = refusal(management.get_cluster(wire::GetClusterRequest {}).await)?;
-            assert_eq!((code, said.contains("does not lead")), (Code::Unimplemented, true), "{said}");
+            let (code, text) = refusal(management.get_cluster(wire::GetClusterRequest {}).await)?;
+            assert_eq!((code, text.contains("does not lead")), (Code::Unimplemented, true), "{text}");
         }
     }
     Ok(())
 }
 
-/// The leader stops, is killed, and loses sight of its etcd: each time another one leads, and who calls goes on.
+/// The leader stops, is killed, and loses its etcd: each time another one leads, and the client's calls go on.
 #[tokio::test]
 async fn calls_go_on_with_the_next_leader_whatever_became_of_the_last() -> TestResult {
     let mut cluster = Cluster::start_with(three()).await?;
     let (curators, _following) = way(&cluster)?;
     let mut made = vec![make_ticket(&curators, "before").await?];
 
-    // Stopped: it gives its lease back, and nobody waits for that to end.
+    // Stopped: it revokes its lease, so nobody waits for the lease to end.
     let mut first = 0;
     until("calls go to who leads", async || {
         first = cluster.until_one_leads(None).await?;
@@ -138,38 +147,43 @@ async fn calls_go_on_with_the_next_leader_whatever_became_of_the_last() -> TestR
     cluster.kill(second);
     made.push(make_ticket(&curators, "after a crash").await?);
     cluster.run(second).await?;
-    // Wherever the curators listen by now, whoever asks has to be told; a directory does that on a node.
-    curators.learn((0..3).filter_map(|number| cluster.address(number).ok()));
+    // The curators listen on other addresses by now, and the client needs them. On a node, the curator directory
+    // supplies them.
+    curators.set_directory((0..3).filter_map(|number| cluster.address(number).ok()));
 
-    // Its etcd falls silent: it knows that it does not lead any more before anybody else does.
+    // Its etcd falls silent: it knows that it no longer leads before any other curator does.
     let third = cluster.until_one_leads(Some(second)).await?;
     cluster.etcd.silence(third)?;
     made.push(make_ticket(&curators, "after a silence").await?);
-    let (code, said) = {
+    let (code, text) = {
         let node = &cluster.nodes[third];
         let own = node.with(&certificate(&cluster.authority, node, cluster.time.now())?)?;
         let mut nodes = NodesClient::new(cluster.channel(third, Some(own))?);
         refusal(in_time("an answer", nodes.renew_certificate(wire::RenewCertificateRequest {})).await?)?
     };
-    assert!(matches!(code, Code::Unavailable | Code::Unimplemented), "{code:?} {said}");
+    assert!(matches!(code, Code::Unavailable | Code::Unimplemented), "{code:?} {text}");
     cluster.etcd.let_speak(third)?;
 
-    // Whose etcd speaks again may lead again, too.
+    // A curator whose etcd answers again may lead again, too.
     let tickets = TicketsClient::new(curators.channel());
     let listing = async || tickets.clone().list(wire::ListTicketsRequest {}).await;
-    let listed = whoever_leads("the tickets", listing).await?;
+    let listed = call_leader("the tickets", listing).await?;
     let mut listed: Vec<String> = listed.tickets.into_iter().map(|ticket| ticket.ticket_id).collect();
     for id in &made {
         assert!(listed.contains(id), "{id} was answered with success, and is lost");
     }
-    let kept =
-        cluster.client_of((third + 1) % 3).list(&Keys::Under(TICKETS.range().start)).await?.records.len();
+    let kept = cluster
+        .client_of((third + 1) % 3)
+        .list(&KeySelector::Prefix(TICKETS.range().start))
+        .await?
+        .records
+        .len();
     listed.dedup();
     assert_eq!(listed.len(), kept);
     Ok(())
 }
 
-/// A stream to a leader that leads no longer ends, and says why.
+/// A stream to a leader that no longer leads ends with the reason.
 #[tokio::test]
 async fn streams_end_with_the_leadership_they_were_opened_in() -> TestResult {
     let mut cluster = Cluster::start_with(three()).await?;
@@ -190,7 +204,7 @@ async fn streams_end_with_the_leadership_they_were_opened_in() -> TestResult {
     Ok(())
 }
 
-/// Reads a stream to its end, and says what that was.
+/// Reads a stream to its end; returns the status it ended with, `None` for a normal end.
 async fn end_of<T>(mut stream: Streaming<T>) -> Result<Option<Status>> {
     loop {
         match in_time("its end", stream.message()).await? {
@@ -201,28 +215,29 @@ async fn end_of<T>(mut stream: Streaming<T>) -> Result<Option<Status>> {
     }
 }
 
-/// Whoever leads has to prove it: a node of the cluster that says to be where the leader is gets no call.
+/// The leader has to prove its identity: another node of the cluster at the leader's address gets no call.
 #[tokio::test]
 async fn call_goes_to_the_node_that_leads_and_to_nobody_in_its_place() -> TestResult {
     let cluster = Cluster::start().await?;
     let impostor = Holder::new()?;
     let curators = cluster.curators(Some(cluster.owner.itself()?));
-    // The name of another node under the address of the leader: its certificate tells them apart.
+    // The name of another node under the address of the leader: the certificate distinguishes them.
     let channel = {
         let (anchor, clock) = (cluster.anchor.clone(), cluster.time.clock());
         let config = shepherd::curator::tls::client_config(anchor, Some(impostor.id), None, clock)?;
-        shepherd::curator::dial::dial(&cluster.address(0)?, config)
+        shepherd::curator::curator_channel::open_channel(&cluster.address(0)?, config)
     };
     let mut asking = LeaderClient::new(channel);
     let status =
         asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await.err().context("it was believed")?;
-    let told = format!("{status:?}");
-    assert!(told.contains("was meant"), "{told}");
+    let text = format!("{status:?}");
+    assert!(text.contains("was meant"), "{text}");
     // Nor is a curator of another cluster believed.
     let other = Cluster::start().await?;
     let config =
         shepherd::curator::tls::client_config(other.anchor.clone(), None, None, cluster.time.clock())?;
-    let mut asking = LeaderClient::new(shepherd::curator::dial::dial(&cluster.address(0)?, config));
+    let mut asking =
+        LeaderClient::new(shepherd::curator::curator_channel::open_channel(&cluster.address(0)?, config));
     assert!(asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await.is_err());
     assert_eq!(curators.leader(), None, "nobody follows");
     Ok(())

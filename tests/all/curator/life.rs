@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use shepherd::curator::bootstrap::bootstrap;
-use shepherd::curator::pki::Anchor;
+use shepherd::curator::bootstrap::bootstrap_cluster;
+use shepherd::curator::pki::TrustAnchor;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::commit_response::Result as Committed;
 use shepherd::proto::curator::v1::leader_client::LeaderClient;
@@ -42,7 +42,7 @@ async fn node_of(owner: &Channel, id: &str) -> Result<wire::Node> {
     nodes.find(|node| node.node_id == id).context("it is not listed")
 }
 
-/// Scenario C-7, with each answer lost once: what is asked again is answered the same.
+/// Scenario C-7, with each answer lost once: a repeated request gets the same answer.
 #[tokio::test]
 async fn machine_becomes_a_node_step_by_step_and_each_step_may_be_made_again() -> TestResult {
     let cluster = Cluster::start().await?;
@@ -51,10 +51,10 @@ async fn machine_becomes_a_node_step_by_step_and_each_step_may_be_made_again() -
     let ticket = ticket(owner.clone(), Some(1)).await?;
     let mut registration = RegistrationClient::new(cluster.channel(0, Some(node.itself()?))?);
 
-    let (code, said) = refusal(registration.commit(wire::CommitRequest {}).await)?;
-    assert_eq!(code, Code::NotFound, "{said}");
-    let (code, said) = refusal(registration.join(wire::JoinRequest {}).await)?;
-    assert_eq!(code, Code::NotFound, "{said}");
+    let (code, text) = refusal(registration.commit(wire::CommitRequest {}).await)?;
+    assert_eq!(code, Code::NotFound, "{text}");
+    let (code, text) = refusal(registration.join(wire::JoinRequest {}).await)?;
+    assert_eq!(code, Code::NotFound, "{text}");
 
     let first = registration.register(register(&ticket)).await?.into_inner();
     assert_eq!((first.node_id.clone(), first.state()), (node.id.to_string(), wire::NodeState::New));
@@ -113,9 +113,9 @@ async fn ticket_lets_in_whom_it_was_made_for_and_nobody_else() -> TestResult {
 
     let single = ticket(owner.clone(), Some(1)).await?;
     come(&one, &single).await??;
-    let (code, said) = refusal(come(&other, &single).await?)?;
+    let (code, text) = refusal(come(&other, &single).await?)?;
     assert_eq!(code, Code::PermissionDenied);
-    assert!(said.contains("is used up"), "{said}");
+    assert!(text.contains("is used up"), "{text}");
     come(&one, &single).await??;
 
     let many = ticket(owner.clone(), None).await?;
@@ -129,22 +129,22 @@ async fn ticket_lets_in_whom_it_was_made_for_and_nobody_else() -> TestResult {
     let revoke = || wire::RevokeTicketRequest { ticket_id: id.clone() };
     let revoked = tickets.revoke(revoke()).await?.into_inner().ticket.context("no ticket")?;
     assert_eq!(tickets.revoke(revoke()).await?.into_inner().ticket, Some(revoked), "once and for all");
-    let (code, said) = refusal(come(&third, &many).await?)?;
-    assert_eq!((code, said.contains("was revoked")), (Code::PermissionDenied, true), "{said}");
+    let (code, text) = refusal(come(&third, &many).await?)?;
+    assert_eq!((code, text.contains("was revoked")), (Code::PermissionDenied, true), "{text}");
 
     let short = ticket(owner.clone(), None).await?;
     cluster.time.pass(3599);
     cluster.time.pass(2);
-    let (code, said) = refusal(come(&third, &short).await?)?;
-    assert_eq!((code, said.contains("expired")), (Code::PermissionDenied, true), "{said}");
-    let (code, said) = refusal(come(&third, &[7; 32]).await?)?;
-    assert_eq!((code, said.contains("unknown")), (Code::PermissionDenied, true), "{said}");
+    let (code, text) = refusal(come(&third, &short).await?)?;
+    assert_eq!((code, text.contains("expired")), (Code::PermissionDenied, true), "{text}");
+    let (code, text) = refusal(come(&third, &[7; 32]).await?)?;
+    assert_eq!((code, text.contains("unknown")), (Code::PermissionDenied, true), "{text}");
     let (code, _) = refusal(come(&third, &[7; 31]).await?)?;
     assert_eq!(code, Code::InvalidArgument);
     Ok(())
 }
 
-/// Uses are counted in the transaction that registers: of many that come at once, so many are let in as may.
+/// Uses are counted in the transaction that registers: of many that come at once, only as many are let in as may be.
 #[tokio::test]
 async fn of_many_that_come_at_once_with_one_ticket_as_many_are_let_in_as_may() -> TestResult {
     let cluster = Cluster::start().await?;
@@ -176,7 +176,7 @@ async fn of_many_that_come_at_once_with_one_ticket_as_many_are_let_in_as_may() -
     Ok(())
 }
 
-/// Each writes the ticket's record, so that all but one of those who look at it together have to decide anew.
+/// Each writes the ticket's record, so all but one of those that read it together must decide again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crowd_that_comes_at_once_with_one_ticket_is_let_in_without_asking_again() -> TestResult {
     const CROWD: u32 = 200;
@@ -231,8 +231,8 @@ async fn node_goes_only_when_nothing_protects_it_and_its_key_with_it() -> TestRe
     super::cluster::put_kubernetes(owner.clone()).await?;
     management.update_roles(roles(&["kubernetes-worker"], &[])).await?;
     let decommission = || wire::DecommissionRequest { node_id: one.id.to_string() };
-    let (code, said) = refusal(management.decommission(decommission()).await)?;
-    assert_eq!((code, said.contains("kubernetes-worker")), (Code::FailedPrecondition, true), "{said}");
+    let (code, text) = refusal(management.decommission(decommission()).await)?;
+    assert_eq!((code, text.contains("kubernetes-worker")), (Code::FailedPrecondition, true), "{text}");
 
     let delete = |bypass_has_roles, bypass_not_decommissioned| wire::DeleteRequest {
         node_id: one.id.to_string(),
@@ -244,8 +244,8 @@ async fn node_goes_only_when_nothing_protects_it_and_its_key_with_it() -> TestRe
         (false, true, "bypass_has_roles"),
         (true, false, "bypass_not_decommissioned"),
     ] {
-        let (code, said) = refusal(management.delete(delete(roles, up)).await)?;
-        assert_eq!((code, said.contains(protects)), (Code::FailedPrecondition, true), "{said}");
+        let (code, text) = refusal(management.delete(delete(roles, up)).await)?;
+        assert_eq!((code, text.contains(protects)), (Code::FailedPrecondition, true), "{text}");
     }
     management.update_roles(roles(&[], &["kubernetes-worker"])).await?;
     let mut as_node = NodesClient::new(cluster.channel(0, Some(one.with(&certificate)?))?);
@@ -256,8 +256,8 @@ async fn node_goes_only_when_nothing_protects_it_and_its_key_with_it() -> TestRe
     management.decommission(decommission()).await?;
 
     // From that answer on nothing of it is good: no call, no stream that was open, no coming again.
-    let (code, said) = refusal(as_node.renew_certificate(wire::RenewCertificateRequest {}).await)?;
-    assert_eq!((code, said.contains("decommissioned")), (Code::Unauthenticated, true), "{said}");
+    let (code, text) = refusal(as_node.renew_certificate(wire::RenewCertificateRequest {}).await)?;
+    assert_eq!((code, text.contains("decommissioned")), (Code::Unauthenticated, true), "{text}");
     let end = loop {
         match watching.message().await {
             Ok(Some(_)) => {}
@@ -278,8 +278,8 @@ async fn node_goes_only_when_nothing_protects_it_and_its_key_with_it() -> TestRe
     management.delete(delete(false, false)).await?;
     let (code, _) = refusal(management.delete(delete(false, false)).await)?;
     assert_eq!(code, Code::NotFound);
-    let (code, said) = refusal(as_node.renew_certificate(wire::RenewCertificateRequest {}).await)?;
-    assert_eq!((code, said.contains("unknown")), (Code::Unauthenticated, true), "{said}");
+    let (code, text) = refusal(as_node.renew_certificate(wire::RenewCertificateRequest {}).await)?;
+    assert_eq!((code, text.contains("unknown")), (Code::Unauthenticated, true), "{text}");
     let come_again = registration.register(register(&fresh)).await?.into_inner();
     assert_eq!(come_again.state(), wire::NodeState::New, "like any machine");
     assert_eq!(
@@ -290,7 +290,7 @@ async fn node_goes_only_when_nothing_protects_it_and_its_key_with_it() -> TestRe
     Ok(())
 }
 
-/// Scenario C-19.
+/// Scenario C-19: labels change all or none.
 #[tokio::test]
 async fn labels_change_all_or_none() -> TestResult {
     let cluster = Cluster::start().await?;
@@ -324,8 +324,8 @@ async fn labels_change_all_or_none() -> TestResult {
             Code::InvalidArgument,
         ),
     ] {
-        let (code, said) = refusal(management.update_labels(request).await)?;
-        assert_eq!(code, expected, "{said}");
+        let (code, text) = refusal(management.update_labels(request).await)?;
+        assert_eq!(code, expected, "{text}");
     }
     assert_eq!(
         node_of(&owner, &node.id.to_string()).await?.labels,
@@ -336,13 +336,13 @@ async fn labels_change_all_or_none() -> TestResult {
 
 /// Scenarios C-11 and C-12; what health a list shows is the matter of `heartbeats`.
 #[tokio::test]
-async fn cluster_and_its_nodes_are_told_as_they_were_asked_for() -> TestResult {
+async fn cluster_and_its_nodes_are_listed_as_requested() -> TestResult {
     let cluster = Cluster::start().await?;
     let owner = cluster.as_owner().await?;
     let mut management = ManagementClient::new(owner.clone());
-    let told = management.get_cluster(wire::GetClusterRequest {}).await?.into_inner();
-    assert_eq!(told.name, "of a test");
-    assert_eq!(told.directory.context("no directory")?.curators, [cluster.address(0)?]);
+    let response = management.get_cluster(wire::GetClusterRequest {}).await?.into_inner();
+    assert_eq!(response.name, "of a test");
+    assert_eq!(response.directory.context("no directory")?.curators, [cluster.address(0)?]);
 
     let (one, new) = (Holder::new()?, Holder::new()?);
     cluster.take_in(&one).await?;
@@ -354,7 +354,7 @@ async fn cluster_and_its_nodes_are_told_as_they_were_asked_for() -> TestResult {
     let all = wire::ListNodesRequest::default();
     let states =
         |states: &[wire::NodeState]| states.iter().map(|state| i32::from(*state)).collect::<Vec<_>>();
-    for (asked, expected) in [
+    for (request, expected) in [
         (all.clone(), vec![&first, &one, &new]),
         (wire::ListNodesRequest { states: states(&[wire::NodeState::New]), ..all.clone() }, vec![&new]),
         (
@@ -378,14 +378,14 @@ async fn cluster_and_its_nodes_are_told_as_they_were_asked_for() -> TestResult {
             vec![],
         ),
     ] {
-        let listed = management.list_nodes(asked.clone()).await?.into_inner().nodes;
+        let listed = management.list_nodes(request.clone()).await?.into_inner().nodes;
         let mut listed: Vec<String> =
             listed.into_iter().filter_map(|listed| listed.node).map(|node| node.node_id).collect();
         let mut expected: Vec<String> = expected.into_iter().cloned().collect();
         assert!(listed.is_sorted(), "{listed:?}");
         listed.sort();
         expected.sort();
-        assert_eq!(listed, expected, "{asked:?}");
+        assert_eq!(listed, expected, "{request:?}");
     }
     let odd = wire::ListNodesRequest { roles: vec!["Consensus".to_owned()], ..all };
     assert_eq!(refusal(management.list_nodes(odd).await)?.0, Code::InvalidArgument);
@@ -400,25 +400,25 @@ async fn cluster_is_founded_once_however_often_it_is_tried() -> TestResult {
     let now = std::time::SystemTime::now().into();
     let founding = founding(Uuid::new_v4(), &node, &owner, now)?;
     let (first, second) =
-        tokio::join!(bootstrap(&client, &founding, now), bootstrap(&client, &founding, now));
+        tokio::join!(bootstrap_cluster(&client, &founding, now), bootstrap_cluster(&client, &founding, now));
     let (first, second) = (first?, second?);
     assert_eq!(first.ca_certificate, second.ca_certificate, "one of both at once made it");
-    assert_eq!(Anchor::parse(&first.ca_certificate)?.cluster, founding.authority.anchor().cluster);
-    let again = bootstrap(&client, &founding, now).await?;
+    assert_eq!(TrustAnchor::parse(&first.ca_certificate)?.cluster, founding.authority.anchor().cluster);
+    let again = bootstrap_cluster(&client, &founding, now).await?;
     assert_eq!(again.ca_certificate, first.ca_certificate);
     assert_ne!(again.certificate, first.certificate);
 
-    let another = shepherd::curator::bootstrap::Founding {
-        authority: std::sync::Arc::new(shepherd::curator::bootstrap::new_authority(Uuid::new_v4(), now)?),
+    let another = shepherd::curator::bootstrap::BootstrapRequest {
+        authority: std::sync::Arc::new(shepherd::curator::bootstrap::create_authority(Uuid::new_v4(), now)?),
         ..founding.clone()
     };
-    let error = bootstrap(&client, &another, now).await.map_err(|error| error.to_string());
+    let error = bootstrap_cluster(&client, &another, now).await.map_err(|error| error.to_string());
     assert!(error.as_ref().is_err_and(|error| error.contains("holds cluster")), "{error:?}");
     let stranger =
-        shepherd::curator::bootstrap::Founding { node_key: Holder::new()?.key, ..founding.clone() };
-    let error = bootstrap(&client, &stranger, now).await.map_err(|error| error.to_string());
+        shepherd::curator::bootstrap::BootstrapRequest { node_key: Holder::new()?.key, ..founding.clone() };
+    let error = bootstrap_cluster(&client, &stranger, now).await.map_err(|error| error.to_string());
     assert!(error.as_ref().is_err_and(|error| error.contains("no part of it")), "{error:?}");
-    let ownerless = shepherd::curator::bootstrap::Founding { owner_keys: Vec::new(), ..founding };
-    assert!(bootstrap(&client, &ownerless, now).await.is_err());
+    let ownerless = shepherd::curator::bootstrap::BootstrapRequest { owner_keys: Vec::new(), ..founding };
+    assert!(bootstrap_cluster(&client, &ownerless, now).await.is_err());
     Ok(())
 }

@@ -8,7 +8,7 @@ use shepherd::proto::curator::v1::tickets_client::TicketsClient;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
-use super::cluster::{AN_HOUR_MS, Cluster, Holder, Wanted, refusal};
+use super::cluster::{AN_HOUR_MS, Cluster, ClusterOptions, Holder, refusal};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::in_time;
 
@@ -41,8 +41,8 @@ async fn key_that_was_replaced_claims_nothing_and_its_certificates_open_nothing(
     let cluster = Cluster::start().await?;
     let (old, new) = (&cluster.owner, Holder::new()?);
     let by_old = claimed(&cluster, 0, old).await?;
-    let (code, said) = refusal(claim(&cluster, 0, &new).await?)?;
-    assert_eq!((code, said.contains("not that of an owner")), (Code::PermissionDenied, true), "{said}");
+    let (code, text) = refusal(claim(&cluster, 0, &new).await?)?;
+    assert_eq!((code, text.contains("not that of an owner")), (Code::PermissionDenied, true), "{text}");
 
     // Beside the old one, in the leadership that began with the old one alone.
     let mut credentials = CredentialsClient::new(by_old.clone());
@@ -53,11 +53,11 @@ async fn key_that_was_replaced_claims_nothing_and_its_certificates_open_nothing(
     claimed(&cluster, 0, old).await?;
 
     // Nothing goes before another one is seen to work, and never the last.
-    let (code, said) = refusal(credentials.remove_owner_key(remove(old)).await)?;
+    let (code, text) = refusal(credentials.remove_owner_key(remove(old)).await)?;
     assert_eq!(
-        (code, said.contains("the one that this call was made with")),
+        (code, text.contains("the one that this call was made with")),
         (Code::FailedPrecondition, true),
-        "{said}"
+        "{text}"
     );
     claimed(&cluster, 0, old).await?;
 
@@ -80,15 +80,15 @@ async fn key_that_was_replaced_claims_nothing_and_its_certificates_open_nothing(
         }
     });
     assert_eq!(cut.await?.map_err(|status| status.code()), Err(Code::Unauthenticated));
-    let (code, said) = refusal(claim(&cluster, 0, old).await?)?;
-    assert_eq!((code, said.contains("not that of an owner")), (Code::PermissionDenied, true), "{said}");
+    let (code, text) = refusal(claim(&cluster, 0, old).await?)?;
+    assert_eq!((code, text.contains("not that of an owner")), (Code::PermissionDenied, true), "{text}");
     let mut tickets = TicketsClient::new(by_old.clone());
-    let (code, said) = refusal(tickets.list(wire::ListTicketsRequest {}).await)?;
-    assert_eq!((code, said.contains("was removed")), (Code::Unauthenticated, true), "{said}");
+    let (code, text) = refusal(tickets.list(wire::ListTicketsRequest {}).await)?;
+    assert_eq!((code, text.contains("was removed")), (Code::Unauthenticated, true), "{text}");
 
     // Nor does it come back: not as a key, not by a certificate that another owner hands on.
-    let (code, said) = refusal(credentials.add_owner_key(add(old)).await)?;
-    assert_eq!((code, said.contains("never comes back")), (Code::FailedPrecondition, true), "{said}");
+    let (code, text) = refusal(credentials.add_owner_key(add(old)).await)?;
+    assert_eq!((code, text.contains("never comes back")), (Code::FailedPrecondition, true), "{text}");
     let handed_on = wire::IssueOwnerRequest {
         public_key: old.key.0.to_vec(),
         name: "kim".to_owned(),
@@ -110,8 +110,8 @@ async fn key_that_was_replaced_claims_nothing_and_its_certificates_open_nothing(
     };
     let issued = credentials.issue_owner(issued).await?.into_inner();
     let mut by_kim = CredentialsClient::new(cluster.channel(0, Some(kim.with(&issued.certificate)?))?);
-    let (code, said) = refusal(by_kim.remove_owner_key(remove(&new)).await)?;
-    assert_eq!((code, said.contains("the last owner's")), (Code::FailedPrecondition, true), "{said}");
+    let (code, text) = refusal(by_kim.remove_owner_key(remove(&new)).await)?;
+    assert_eq!((code, text.contains("the last owner's")), (Code::FailedPrecondition, true), "{text}");
     for odd in [vec![], vec![7; 31]] {
         let request = wire::AddOwnerKeyRequest { public_key: odd };
         assert_eq!(refusal(credentials.add_owner_key(request).await)?.0, Code::InvalidArgument);
@@ -119,10 +119,10 @@ async fn key_that_was_replaced_claims_nothing_and_its_certificates_open_nothing(
     Ok(())
 }
 
-/// What was removed is known to whoever leads next, and what was added too.
+/// The next leader knows which keys were removed, and which were added.
 #[tokio::test]
 async fn next_leader_knows_whose_keys_they_are() -> TestResult {
-    let mut cluster = Cluster::start_with(Wanted { size: 2, ..Wanted::default() }).await?;
+    let mut cluster = Cluster::start_with(ClusterOptions { size: 2, ..ClusterOptions::default() }).await?;
     let leads = cluster.until_one_leads(None).await?;
     let new = Holder::new()?;
     let by_old = claimed(&cluster, leads, &cluster.owner).await?;
@@ -133,8 +133,8 @@ async fn next_leader_knows_whose_keys_they_are() -> TestResult {
     cluster.stop(leads).await?;
     let next = cluster.until_one_leads(Some(leads)).await?;
     let by_old = cluster.channel(next, Some(cluster.owner.with(&certificate)?))?;
-    let asked = ManagementClient::new(by_old).get_cluster(wire::GetClusterRequest {}).await;
-    assert_eq!(refusal(asked)?.0, Code::Unauthenticated);
+    let result = ManagementClient::new(by_old).get_cluster(wire::GetClusterRequest {}).await;
+    assert_eq!(refusal(result)?.0, Code::Unauthenticated);
     assert_eq!(refusal(claim(&cluster, next, &cluster.owner).await?)?.0, Code::PermissionDenied);
     claimed(&cluster, next, &new).await?;
     Ok(())

@@ -1,11 +1,11 @@
 //! Snapshots as an owner takes them: whole, and of one moment.
 
 use anyhow::Result;
-use shepherd::curator::cluster::authority_key;
-use shepherd::curator::node::State;
-use shepherd::curator::snapshot::{Snapshot, digest_of};
+use shepherd::curator::cluster::authority_record_key;
+use shepherd::curator::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
+use shepherd::curator::node::NodeState;
 use shepherd::etcd::key_space::{LEADER, ROOT};
-use shepherd::etcd::namespace::Keys;
+use shepherd::etcd::namespace::KeySelector;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::snapshots_client::SnapshotsClient;
 use tonic::Code;
@@ -39,12 +39,12 @@ async fn snapshot_has_every_record_as_it_was_at_one_moment_in_pieces_for_an_owne
     }
     let node = Holder::new()?;
     let certificate = cluster.take_in(&node).await?;
-    let before = client.list(&Keys::Under(ROOT.to_owned())).await?;
+    let before = client.list(&KeySelector::Prefix(ROOT.to_owned())).await?;
     let pieces = take(owner.clone()).await?;
     assert!(pieces.len() > 1, "one piece");
     let encoded: Vec<u8> = pieces.iter().flat_map(|piece| piece.piece.clone()).collect();
-    assert_eq!(pieces.last().map(|piece| piece.sha256.clone()), Some(digest_of(&encoded).to_vec()));
-    let taken = Snapshot::decode(&encoded)?;
+    assert_eq!(pieces.last().map(|piece| piece.sha256.clone()), Some(snapshot_digest(&encoded).to_vec()));
+    let taken = ClusterSnapshot::decode(&encoded)?;
     assert_eq!((taken.cluster, taken.epoch), (cluster.id, 0));
     assert!(taken.revision >= before.revision, "{} {}", taken.revision, before.revision);
     let kept = before.records.iter().filter(|record| !LEADER.range().contains(&record.key));
@@ -52,15 +52,15 @@ async fn snapshot_has_every_record_as_it_was_at_one_moment_in_pieces_for_an_owne
         assert_eq!(taken.records.get(&record.key), Some(&record.value), "{}", record.key);
     }
     assert_eq!(taken.records.len(), kept.count());
-    assert!(taken.records.contains_key(&authority_key()?));
+    assert!(taken.records.contains_key(&authority_record_key()?));
     let nodes = taken.nodes()?;
-    assert!(nodes.iter().any(|known| known.id == node.id && known.state == State::Up), "{nodes:?}");
-    assert_eq!(taken.members()?, [cluster.nodes[0].id]);
+    assert!(nodes.iter().any(|known| known.id == node.id && known.state == NodeState::Up), "{nodes:?}");
+    assert_eq!(taken.consensus_members()?, [cluster.nodes[0].id]);
 
     // It has the key of the authority: no node reads it.
     let as_node = cluster.channel(0, Some(node.with(&certificate)?))?;
     let asking = SnapshotsClient::new(as_node).take(wire::TakeSnapshotRequest {}).await;
-    let (code, said) = refusal(asking)?;
-    assert_eq!(code, Code::PermissionDenied, "{said}");
+    let (code, text) = refusal(asking)?;
+    assert_eq!(code, Code::PermissionDenied, "{text}");
     Ok(())
 }

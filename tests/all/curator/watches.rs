@@ -1,7 +1,7 @@
 //! What nodes follow: one node, all nodes, the declarations of their own roles.
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::curator::node::{Node, State};
+use shepherd::curator::node::{Node, NodeState};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::declarations_client::DeclarationsClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
@@ -14,8 +14,8 @@ use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::in_time;
 
 async fn one(watching: &mut Streaming<wire::WatchResponse>) -> Result<Event> {
-    let told = in_time("news of the node", watching.message()).await??.context("it ended")?;
-    told.event.and_then(|event| event.event).context("it says nothing")
+    let response = in_time("news of the node", watching.message()).await??.context("it ended")?;
+    response.event.and_then(|event| event.event).context("it says nothing")
 }
 
 fn present(event: Event) -> Result<wire::Node> {
@@ -32,9 +32,9 @@ async fn until(
 ) -> Result<Vec<wire::NodeEvent>> {
     let mut all = Vec::new();
     loop {
-        let told = in_time("news", watching.message()).await??.context("it ended")?;
-        ensure!(!told.backlog_complete, "it is said once");
-        all.extend(told.events);
+        let response = in_time("news", watching.message()).await??.context("it ended")?;
+        ensure!(!response.backlog_complete, "it is said once");
+        all.extend(response.events);
         if all.iter().filter_map(|event| event.event.as_ref()).any(&says) {
             return Ok(all);
         }
@@ -52,7 +52,7 @@ async fn watch_of_one_node_tells_each_of_its_lives() -> TestResult {
         .watch(wire::WatchRequest { node_id: node.id.to_string() })
         .await?
         .into_inner();
-    // Nothing is told of one that is not there; the first news is that it has come.
+    // There is no event for a node that does not exist: the first one is that it has come.
     let certificate = cluster.take_in(&node).await?;
     let mut record = present(one(&mut watching).await?)?;
     while record.state() != wire::NodeState::Up {
@@ -62,22 +62,30 @@ async fn watch_of_one_node_tells_each_of_its_lives() -> TestResult {
 
     let mut itself = NodesClient::new(cluster.channel(0, Some(node.with(&certificate)?))?);
     let report = |status| wire::UpdateStatusRequest { node_id: node.id.to_string(), status: Some(status) };
-    let said = status(([10, 0, 0, 7], 7835).into());
-    itself.update_status(report(said.clone())).await?;
+    let node_status = status(([10, 0, 0, 7], 7835).into());
+    itself.update_status(report(node_status.clone())).await?;
     let record = present(one(&mut watching).await?)?;
-    let told = record.status.context("no status")?;
-    assert!(told.reported_at_ms > 0, "by the curator's clock");
-    assert_eq!(wire::NodeStatus { reported_at_ms: 0, ..told }, said);
-    // The same once more is no news: what is told next is what differs.
-    itself.update_status(report(said.clone())).await?;
-    let other_said = wire::NodeStatus { version: "2.0.0".to_owned(), curator_port: 0, ..said.clone() };
-    itself.update_status(report(other_said)).await?;
-    let told = present(one(&mut watching).await?)?.status.context("no status")?;
-    assert_eq!((told.version.as_str(), told.curator_port), ("2.0.0", 0), "the whole of it is replaced");
+    let reported = record.status.context("no status")?;
+    assert!(reported.reported_at_ms > 0, "by the curator's clock");
+    assert_eq!(wire::NodeStatus { reported_at_ms: 0, ..reported }, node_status);
+    // The same status again is no event: the next event is the one that differs.
+    itself.update_status(report(node_status.clone())).await?;
+    let other_reported =
+        wire::NodeStatus { version: "2.0.0".to_owned(), curator_port: 0, ..node_status.clone() };
+    itself.update_status(report(other_reported)).await?;
+    let reported = present(one(&mut watching).await?)?.status.context("no status")?;
+    assert_eq!(
+        (reported.version.as_str(), reported.curator_port),
+        ("2.0.0", 0),
+        "the whole of it is replaced"
+    );
     for (odd, field) in [
-        (wire::NodeStatus { external_address: String::new(), ..said.clone() }, "external_address"),
-        (wire::NodeStatus { external_address: "<nil>".to_owned(), ..said.clone() }, "external_address"),
-        (wire::NodeStatus { curator_port: 70_000, ..said.clone() }, "curator_port"),
+        (wire::NodeStatus { external_address: String::new(), ..node_status.clone() }, "external_address"),
+        (
+            wire::NodeStatus { external_address: "<nil>".to_owned(), ..node_status.clone() },
+            "external_address",
+        ),
+        (wire::NodeStatus { curator_port: 70_000, ..node_status.clone() }, "curator_port"),
     ] {
         let (code, words) = refusal(itself.update_status(report(odd)).await)?;
         assert_eq!((code, words.contains(field)), (Code::InvalidArgument, true), "{words}");
@@ -104,7 +112,7 @@ async fn watch_of_all_nodes_ends_its_backlog_once_and_loses_nothing_after_it() -
     let mut large = Vec::new();
     for _ in 0..600 {
         let holder = Holder::new()?;
-        let mut node = Node::new(holder.key, State::Up, cluster.time.now());
+        let mut node = Node::new(holder.key, NodeState::Up, cluster.time.now());
         let label = |number: u8| (format!("{number}-{}", "k".repeat(58)), "v".repeat(63));
         node.labels = (0..32).map(label).collect();
         large.push(node);
@@ -118,14 +126,14 @@ async fn watch_of_all_nodes_ends_its_backlog_once_and_loses_nothing_after_it() -
     let certificate = cluster.take_in(&node).await?;
     let mut nodes = NodesClient::new(cluster.channel(0, Some(node.with(&certificate)?))?);
     // The view may lag behind what the test put past the curator.
-    let mut told = loop {
+    let mut streaming = loop {
         let mut watching = nodes.watch_all(wire::WatchAllRequest {}).await?.into_inner();
         let (mut seen, mut messages) = (Vec::new(), 0);
         loop {
-            let told = in_time("the backlog", watching.message()).await??.context("it ended")?;
+            let response = in_time("the backlog", watching.message()).await??.context("it ended")?;
             messages += 1;
-            seen.extend(told.events);
-            if told.backlog_complete {
+            seen.extend(response.events);
+            if response.backlog_complete {
                 break;
             }
         }
@@ -146,9 +154,9 @@ async fn watch_of_all_nodes_ends_its_backlog_once_and_loses_nothing_after_it() -
         })
         .await?;
     let id = node.id.to_string();
-    let said =
+    let reported =
         |event: &Event| matches!(event, Event::Present(node) if node.node_id == id && node.status.is_some());
-    let news = until(&mut told, said).await?;
+    let news = until(&mut streaming, reported).await?;
     assert!(news.len() < 20, "only what changed is told: {}", news.len());
 
     let owner = cluster.as_owner().await?;
@@ -156,7 +164,7 @@ async fn watch_of_all_nodes_ends_its_backlog_once_and_loses_nothing_after_it() -
     let delete =
         wire::DeleteRequest { node_id: gone.clone(), bypass_not_decommissioned: true, ..Default::default() };
     ManagementClient::new(owner).delete(delete).await?;
-    let news = until(&mut told, |event| *event == Event::Deleted(gone.clone())).await?;
+    let news = until(&mut streaming, |event| *event == Event::Deleted(gone.clone())).await?;
     assert_eq!(news.len(), 1);
     Ok(())
 }
@@ -178,7 +186,7 @@ fn declaration(role: &str, program: &str) -> wire::Declaration {
 }
 
 #[tokio::test]
-async fn node_is_told_the_declarations_of_its_own_roles_and_no_others() -> TestResult {
+async fn node_gets_the_declarations_of_its_own_roles_and_no_others() -> TestResult {
     let cluster = Cluster::start().await?;
     let owner = cluster.as_owner().await?;
     let node = Holder::new()?;
@@ -192,38 +200,38 @@ async fn node_is_told_the_declarations_of_its_own_roles_and_no_others() -> TestR
     assert_eq!((declared.changed, declared.declaration.map_or(0, |d| d.revision)), (true, 1));
     let same = declarations.put(put(declaration("web", "/bin/one"), None)).await?.into_inner();
     assert_eq!((same.changed, same.declaration.map_or(0, |d| d.revision)), (false, 1));
-    let (code, said) = refusal(declarations.put(put(declaration("web", "/bin/two"), Some(0))).await)?;
-    assert_eq!((code, said.contains("revision 1 is in force")), (Code::FailedPrecondition, true), "{said}");
-    let (code, said) = refusal(declarations.put(put(declaration("consensus-member", "x"), None)).await)?;
-    assert_eq!((code, said.contains("built-in")), (Code::InvalidArgument, true), "{said}");
+    let (code, text) = refusal(declarations.put(put(declaration("web", "/bin/two"), Some(0))).await)?;
+    assert_eq!((code, text.contains("revision 1 is in force")), (Code::FailedPrecondition, true), "{text}");
+    let (code, text) = refusal(declarations.put(put(declaration("consensus-member", "x"), None)).await)?;
+    assert_eq!((code, text.contains("built-in")), (Code::InvalidArgument, true), "{text}");
     declarations.put(put(declaration("other", "/bin/other"), None)).await?;
 
     let mut itself = DeclarationsClient::new(cluster.channel(0, Some(node.with(&certificate)?))?);
     let mut watching = itself.watch_own(wire::WatchOwnDeclarationsRequest {}).await?.into_inner();
-    let mut told = async || {
-        let told = in_time("declarations", watching.message()).await??.context("it ended")?;
-        let told = told.declarations.iter().map(|declared| (declared.role.clone(), declared.revision));
-        anyhow::Ok(told.collect::<Vec<_>>())
+    let mut reported = async || {
+        let response = in_time("declarations", watching.message()).await??.context("it ended")?;
+        let reports = response.declarations.iter().map(|declared| (declared.role.clone(), declared.revision));
+        anyhow::Ok(reports.collect::<Vec<_>>())
     };
-    assert_eq!(told().await?, [], "it has no role yet, and is told so");
+    assert_eq!(reported().await?, [], "it has no role yet, and is told so");
     let mut management = ManagementClient::new(owner.clone());
     let roles = |give: &[&str], take: &[&str]| wire::UpdateRolesRequest {
         node_id: node.id.to_string(),
         give: give.iter().map(|&name| name.to_owned()).collect(),
         take: take.iter().map(|&name| name.to_owned()).collect(),
     };
-    let (code, said) = refusal(management.update_roles(roles(&["nowhere"], &[])).await)?;
-    assert_eq!((code, said.contains("not declared")), (Code::NotFound, true), "{said}");
+    let (code, text) = refusal(management.update_roles(roles(&["nowhere"], &[])).await)?;
+    assert_eq!((code, text.contains("not declared")), (Code::NotFound, true), "{text}");
     management.update_roles(roles(&["web"], &[])).await?;
-    assert_eq!(told().await?, [("web".to_owned(), 1)]);
+    assert_eq!(reported().await?, [("web".to_owned(), 1)]);
     declarations.put(put(declaration("other", "/bin/another"), None)).await?;
     declarations.put(put(declaration("web", "/bin/two"), Some(1))).await?;
-    assert_eq!(told().await?, [("web".to_owned(), 2)], "what is not its role is no news");
+    assert_eq!(reported().await?, [("web".to_owned(), 2)], "what is not its role is no news");
     let delete = |role: &str| wire::DeleteDeclarationRequest { role: role.to_owned() };
-    let (code, said) = refusal(declarations.delete(delete("web")).await)?;
-    assert_eq!((code, said.contains(&node.id.to_string())), (Code::FailedPrecondition, true), "{said}");
+    let (code, text) = refusal(declarations.delete(delete("web")).await)?;
+    assert_eq!((code, text.contains(&node.id.to_string())), (Code::FailedPrecondition, true), "{text}");
     management.update_roles(roles(&[], &["web"])).await?;
-    assert_eq!(told().await?, []);
+    assert_eq!(reported().await?, []);
     declarations.delete(delete("web")).await?;
     assert_eq!(refusal(declarations.delete(delete("web")).await)?.0, Code::NotFound);
     let listed = declarations.list(wire::ListDeclarationsRequest {}).await?.into_inner().declarations;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, PKCS_ED25519};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
-use shepherd::etcd::client::{Client, Endpoint, EtcdError, tls};
-use shepherd::etcd::namespace::{Keys, Namespace};
+use shepherd::etcd::client::{Client, Endpoint, EtcdError, client_tls_config};
+use shepherd::etcd::namespace::{KeySelector, Namespace};
 
 use crate::harness::aloud::TestResult;
 use crate::harness::child::{Program, guarded};
@@ -29,11 +29,11 @@ async fn what_is_written_is_read_in_its_own_namespace_alone() -> TestResult {
     assert_eq!((read.create_revision, read.mod_revision), (revision, again));
 
     let other = client.in_namespace(Namespace::new("tes")?);
-    assert_eq!(other.list(&Keys::Under("/".to_owned())).await?.records, []);
+    assert_eq!(other.list(&KeySelector::Prefix("/".to_owned())).await?.records, []);
     assert_eq!(other.get("/a").await?, None);
-    assert!(matches!(client.get("a").await, Err(EtcdError::Name(_))));
+    assert!(matches!(client.get("a").await, Err(EtcdError::InvalidName(_))));
 
-    client.delete_unguarded(&Keys::Under("/".to_owned())).await?;
+    client.delete_unguarded(&KeySelector::Prefix("/".to_owned())).await?;
     assert_eq!(client.get("/a").await?, None);
     Ok(())
 }
@@ -47,16 +47,16 @@ async fn long_list_is_read_as_it_was_at_one_moment() -> TestResult {
     }
     client.put_unguarded("/nodes", b"no node").await?;
     let last = client.put_unguarded("/nodes0", b"no node").await?;
-    let list = client.list(&Keys::Under("/nodes/".to_owned())).await?;
+    let list = client.list(&KeySelector::Prefix("/nodes/".to_owned())).await?;
     assert_eq!(list.revision, last);
     let keys: Vec<String> = list.records.iter().map(|record| record.key.clone()).collect();
     assert_eq!(keys, (0..250).map(|number| format!("/nodes/{number:03}")).collect::<Vec<_>>());
-    assert_eq!(client.list(&Keys::One("/nodes".to_owned())).await?.records.len(), 1);
+    assert_eq!(client.list(&KeySelector::One("/nodes".to_owned())).await?.records.len(), 1);
 
     // While another deletes and writes all of them at once, over and over.
     let writer = tokio::spawn(delete_and_write_over_and_over(client.clone()));
     for _ in 0..20 {
-        let list = client.list(&Keys::Under("/nodes/".to_owned())).await?;
+        let list = client.list(&KeySelector::Prefix("/nodes/".to_owned())).await?;
         for (number, record) in list.records.iter().enumerate() {
             // In one moment there are the first so many, and never a hole.
             assert_eq!(record.key, format!("/nodes/{number:03}"), "of {}", list.records.len());
@@ -70,7 +70,7 @@ async fn long_list_is_read_as_it_was_at_one_moment() -> TestResult {
 
 async fn delete_and_write_over_and_over(client: Client) -> Result<Infallible, EtcdError> {
     loop {
-        client.delete_unguarded(&Keys::Under("/nodes/".to_owned())).await?;
+        client.delete_unguarded(&KeySelector::Prefix("/nodes/".to_owned())).await?;
         for number in 0..250 {
             client.put_unguarded(&format!("/nodes/{number:03}"), b"again").await?;
         }
@@ -91,13 +91,13 @@ async fn call_ends_at_its_deadline_when_etcd_is_silent() -> TestResult {
 }
 
 #[tokio::test]
-async fn etcd_that_is_not_there_is_said_to_be_away_and_comes_back() -> TestResult {
+async fn etcd_that_is_not_there_is_reported_unavailable_and_comes_back() -> TestResult {
     let mut etcd = Cluster::start(1).await?;
     let client = etcd.client();
     client.put_unguarded("/a", b"one").await?;
     etcd.kill(0)?;
     let error = client.get("/a").await.unwrap_err();
-    assert!(matches!(error, EtcdError::Away { .. }), "{error:?}");
+    assert!(matches!(error, EtcdError::Unavailable { .. }), "{error:?}");
     assert!(error.to_string().starts_with("reading /a failed, because etcd cannot be reached"), "{error}");
     etcd.restart(0)?;
     until("etcd answers again", async || Ok(client.get("/a").await.is_ok())).await?;
@@ -115,13 +115,13 @@ async fn without_a_quorum_nothing_is_read_and_the_member_itself_still_answers() 
     etcd.kill(2)?;
     until("the member has no leader", async || Ok(client.status().await?.leader.is_none())).await?;
     let error = client.get("/a").await.unwrap_err();
-    assert!(matches!(error, EtcdError::Away { .. } | EtcdError::Deadline { .. }), "{error:?}");
+    assert!(matches!(error, EtcdError::Unavailable { .. } | EtcdError::Deadline { .. }), "{error:?}");
     etcd.restart(1)?;
     Ok(until("it is read again", async || Ok(client.get("/a").await.is_ok())).await?)
 }
 
 #[tokio::test]
-async fn what_was_compacted_is_told_from_what_is_refused() -> TestResult {
+async fn compacted_revision_is_distinguished_from_a_rejected_request() -> TestResult {
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
     client.put_unguarded("/a", b"one").await?;
@@ -130,7 +130,7 @@ async fn what_was_compacted_is_told_from_what_is_refused() -> TestResult {
     let error = client.compact(revision).await.unwrap_err();
     assert!(matches!(error, EtcdError::Compacted { .. }), "{error:?}");
     let error = client.put_unguarded("/a", &vec![0; 1_700_000]).await.unwrap_err();
-    assert!(matches!(error, EtcdError::Refused { .. }), "{error:?}");
+    assert!(matches!(error, EtcdError::Rejected { .. }), "{error:?}");
     assert!(error.to_string().contains("request is too large"), "{error}");
     Ok(())
 }
@@ -182,7 +182,7 @@ async fn over_tls_etcd_knows_us_and_we_know_etcd() -> TestResult {
 
     let client = |trusted: &rcgen::Certificate, own: (rcgen::Certificate, KeyPair)| -> anyhow::Result<_> {
         let key = PrivateKeyDer::try_from(own.1.serialize_der()).map_err(anyhow::Error::msg)?;
-        let config = tls(&[trusted.der().clone()], vec![own.0.der().clone()], key)?;
+        let config = client_tls_config(&[trusted.der().clone()], vec![own.0.der().clone()], key)?;
         let server_name = ServerName::from(address.ip());
         let endpoint =
             Endpoint::Tls { address: (address.ip().to_string(), address.port()), server_name, config };
@@ -195,8 +195,11 @@ async fn over_tls_etcd_knows_us_and_we_know_etcd() -> TestResult {
     let stranger_key = KeyPair::generate_for(&PKCS_ED25519)?;
     let stranger = CertificateParams::new(vec!["curator".to_owned()])?.self_signed(&stranger_key)?;
     let error = client(&stranger, signed("curator")?)?.get("/a").await.unwrap_err();
-    assert!(matches!(error, EtcdError::Away { .. }) && error.to_string().contains("certificate"), "{error}");
+    assert!(
+        matches!(error, EtcdError::Unavailable { .. }) && error.to_string().contains("certificate"),
+        "{error}"
+    );
     let error = client(&authority_certificate, (stranger, stranger_key))?.get("/a").await.unwrap_err();
-    assert!(matches!(error, EtcdError::Away { .. }), "{error}");
+    assert!(matches!(error, EtcdError::Unavailable { .. }), "{error}");
     Ok(())
 }

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use shepherd::etcd::client::Client;
-use shepherd::etcd::election::{Candidate, Standing, stand};
-use shepherd::etcd::guard::{Change, Expected, Guard, WriteError};
-use shepherd::etcd::namespace::Keys;
+use shepherd::etcd::election::{Candidate, CandidateRole, campaign};
+use shepherd::etcd::guard::{ExpectedRevision, KeyChange, LeaderGuard, WriteError};
+use shepherd::etcd::namespace::KeySelector;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -23,84 +23,86 @@ const TTL: Duration = Duration::from_secs(10);
 struct Stander {
     name: String,
     client: Client,
-    standing: watch::Receiver<Standing>,
+    standing: watch::Receiver<CandidateRole>,
     cancel: CancellationToken,
     task: JoinSet<()>,
 }
 
 impl Stander {
     fn new(client: Client, name: &str, ttl: Duration) -> Self {
-        let (sender, standing) = watch::channel(Standing::Neither);
+        let (sender, standing) = watch::channel(CandidateRole::Unknown);
         let (cancel, mut task) = (CancellationToken::new(), JoinSet::new());
         let candidate = Candidate { election: "/leader".to_owned(), name: name.to_owned(), ttl };
         task.spawn({
             let (client, cancel) = (client.clone(), cancel.clone());
-            async move { stand(&client, &candidate, sender, &cancel).await }
+            async move { campaign(&client, &candidate, sender, &cancel).await }
         });
         Self { name: name.to_owned(), client, standing, cancel, task }
     }
 
-    fn now(&self) -> Standing {
+    fn now(&self) -> CandidateRole {
         self.standing.borrow().clone()
     }
 
-    async fn until(&mut self, what: &str, is: impl FnMut(&Standing) -> bool) -> Result<Standing> {
+    async fn until(&mut self, what: &str, is: impl FnMut(&CandidateRole) -> bool) -> Result<CandidateRole> {
         Ok(in_time(what, self.standing.wait_for(is)).await??.clone())
     }
 
     /// Waits until it leads.
-    async fn leads(&mut self) -> Result<Guard> {
-        match self.until("it leads", |now| matches!(now, Standing::Leader(_))).await? {
-            Standing::Leader(guard) => Ok(guard),
+    async fn leads(&mut self) -> Result<LeaderGuard> {
+        match self.until("it leads", |now| matches!(now, CandidateRole::Leader(_))).await? {
+            CandidateRole::Leader(guard) => Ok(guard),
             other => anyhow::bail!("{other:?}"),
         }
     }
 
     /// Waits until it follows this one.
-    async fn follows(&mut self, guard: &Guard) -> Result<String> {
-        let follows = |now: &Standing| matches!(now, Standing::Follower(leader) if leader.guard == *guard);
+    async fn follows(&mut self, guard: &LeaderGuard) -> Result<String> {
+        let follows =
+            |now: &CandidateRole| matches!(now, CandidateRole::Follower(leader) if leader.guard == *guard);
         match self.until("it follows", follows).await? {
-            Standing::Follower(leader) => Ok(leader.name),
+            CandidateRole::Follower(leader) => Ok(leader.name),
             other => anyhow::bail!("{other:?}"),
         }
     }
 
     async fn is_neither(&mut self) -> Result<()> {
-        self.until("it is neither", |now| *now == Standing::Neither).await.map(drop)
+        self.until("it is neither", |now| *now == CandidateRole::Unknown).await.map(drop)
     }
 
     /// Asks it to stop, and waits until it has.
     async fn stop(mut self) -> Result<()> {
         self.cancel.cancel();
         in_time("its end", self.task.join_next()).await?.context("it ran")??;
-        ensure!(*self.standing.borrow() == Standing::Neither, "it ended and still is {:?}", self.now());
+        ensure!(*self.standing.borrow() == CandidateRole::Unknown, "it ended and still is {:?}", self.now());
         Ok(())
     }
 }
 
-async fn write(client: &Client, guard: &Guard, value: &str) -> Result<i64, WriteError> {
-    let change = Change::Put { key: "/by".to_owned(), value: value.into(), expected: Expected::Anything };
-    client.write(guard, &[change]).await
+async fn write(client: &Client, guard: &LeaderGuard, value: &str) -> Result<i64, WriteError> {
+    let change =
+        KeyChange::Put { key: "/by".to_owned(), value: value.into(), expected: ExpectedRevision::Any };
+    client.write_guarded(guard, &[change]).await
 }
 
 /// Waits until one of them leads and all others follow it, but for the one that is left out: which, and its guard.
-async fn agreed(all: &[Stander], left_out: Option<usize>) -> Result<(usize, Guard)> {
+async fn agreed(all: &[Stander], left_out: Option<usize>) -> Result<(usize, LeaderGuard)> {
     let end = Instant::now() + PATIENCE;
     loop {
-        let now: Vec<(usize, Standing)> = all
+        let now: Vec<(usize, CandidateRole)> = all
             .iter()
             .map(Stander::now)
             .enumerate()
             .filter(|(number, _)| Some(*number) != left_out)
             .collect();
-        let leaders: Vec<(usize, &Guard)> = now
-            .iter()
-            .filter_map(
-                |(number, now)| if let Standing::Leader(guard) = now { Some((*number, guard)) } else { None },
-            )
-            .collect();
+        let leaders: Vec<(usize, &LeaderGuard)> =
+            now.iter()
+                .filter_map(|(number, now)| {
+                    if let CandidateRole::Leader(guard) = now { Some((*number, guard)) } else { None }
+                })
+                .collect();
         if let [(leader, guard)] = leaders[..] {
-            let follows = |now: &Standing| matches!(now, Standing::Follower(by) if by.guard == *guard && by.name == all[leader].name);
+            let follows = |now: &CandidateRole| matches!(now, CandidateRole::Follower(by) if by.guard == *guard && by.name == all[leader].name);
             if now.iter().all(|(number, now)| *number == leader || follows(now)) {
                 return Ok((leader, guard.clone()));
             }
@@ -126,7 +128,7 @@ async fn of_three_one_leads_and_another_when_its_etcd_falls_silent() -> TestResu
     write(&client(leader), &guard, "first").await?;
 
     etcd.silence(leader)?;
-    // What it says now is heard when it leads no more.
+    // Its write of now arrives when it no longer leads.
     let late = tokio::spawn({
         let (client, guard) = (client(leader).with_deadline(PATIENCE), guard.clone());
         async move { write(&client, &guard, "late").await }
@@ -134,7 +136,7 @@ async fn of_three_one_leads_and_another_when_its_etcd_falls_silent() -> TestResu
     all[leader].is_neither().await?;
     let (next, next_guard) = agreed(&all, Some(leader)).await?;
     assert!(next_guard.key != guard.key && next_guard.create_revision > guard.create_revision);
-    assert_eq!(all[leader].now(), Standing::Neither, "nobody told it otherwise");
+    assert_eq!(all[leader].now(), CandidateRole::Unknown, "nobody told it otherwise");
     write(&all[next].client, &next_guard, "second").await?;
     // By whatever way the former leader reaches etcd.
     let error = write(&all[next].client, &guard, "first again").await.unwrap_err();
@@ -167,7 +169,7 @@ async fn there_are_never_two_leaders_and_a_cancelled_one_need_not_be_waited_for(
         let error = write(&client, &guard, "late").await.unwrap_err();
         assert!(matches!(error, WriteError::LostLeadership(_)), "{error:?}");
     }
-    let left = client.list(&Keys::Under("/leader/".to_owned())).await?.records;
+    let left = client.list(&KeySelector::Prefix("/leader/".to_owned())).await?.records;
     assert_eq!(left, [], "every lease was given back");
     Ok(())
 }
@@ -182,7 +184,7 @@ async fn one_that_ends_without_a_word_is_followed_when_its_lease_has_ended() -> 
     let dropped = Instant::now();
     first.task.abort_all();
     assert!(in_time("its end", first.task.join_next()).await?.context("it ran")?.is_err());
-    assert_eq!(*first.standing.borrow(), Standing::Neither, "dropped, and no leader is left to be read");
+    assert_eq!(*first.standing.borrow(), CandidateRole::Unknown, "dropped, and no leader is left to be read");
     // Kept alive last within a third of its time before it ended.
     let next = second.leads().await?;
     assert!(dropped.elapsed() > TTL / 3, "its lease did not end, it was given back");
@@ -216,10 +218,10 @@ async fn leader_whose_key_is_deleted_leads_no_more_until_it_is_elected_again() -
     let client = etcd.client();
     let mut only = Stander::new(client.clone(), "node", NEVER);
     let guard = only.leads().await?;
-    client.delete_unguarded(&Keys::One(guard.key.clone())).await?;
-    let other = |now: &Standing| matches!(now, Standing::Leader(now) if *now != guard);
+    client.delete_unguarded(&KeySelector::One(guard.key.clone())).await?;
+    let other = |now: &CandidateRole| matches!(now, CandidateRole::Leader(now) if *now != guard);
     let again = only.until("it leads again", other).await?;
-    let Standing::Leader(again) = again else { panic!("{again:?}") };
+    let CandidateRole::Leader(again) = again else { panic!("{again:?}") };
     assert!(again.create_revision > guard.create_revision);
     write(&client, &again, "again").await?;
     let error = write(&client, &guard, "before").await.unwrap_err();

@@ -2,24 +2,24 @@
 
 use anyhow::Context as _;
 use shepherd::etcd::client::Client;
-use shepherd::etcd::guard::{Change, Expected, Guard, WriteError};
-use shepherd::etcd::namespace::Keys;
+use shepherd::etcd::guard::{ExpectedRevision, KeyChange, LeaderGuard, WriteError};
+use shepherd::etcd::namespace::KeySelector;
 use tokio::task::JoinSet;
 
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::Cluster;
 
-async fn lock(client: &Client) -> anyhow::Result<Guard> {
+async fn lock(client: &Client) -> anyhow::Result<LeaderGuard> {
     let create_revision = client.put_unguarded("/leader/1", b"").await?;
-    Ok(Guard { key: "/leader/1".to_owned(), create_revision })
+    Ok(LeaderGuard { key: "/leader/1".to_owned(), create_revision })
 }
 
-fn put(key: &str, value: &str, expected: Expected) -> Change {
-    Change::Put { key: key.to_owned(), value: value.into(), expected }
+fn put(key: &str, value: &str, expected: ExpectedRevision) -> KeyChange {
+    KeyChange::Put { key: key.to_owned(), value: value.into(), expected }
 }
 
-fn delete(key: &str, expected: Expected) -> Change {
-    Change::Delete { key: key.to_owned(), expected }
+fn delete(key: &str, expected: ExpectedRevision) -> KeyChange {
+    KeyChange::Delete { key: key.to_owned(), expected }
 }
 
 #[tokio::test]
@@ -27,49 +27,50 @@ async fn guarded_write_changes_all_or_nothing() -> TestResult {
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
     let guard = lock(&client).await?;
-    let both = [put("/a", "1", Expected::Absent), put("/b", "1", Expected::Anything)];
-    let first = client.write(&guard, &both).await?;
-    let read = client.read(&guard, "/a").await?.context("it was written")?;
+    let both = [put("/a", "1", ExpectedRevision::Absent), put("/b", "1", ExpectedRevision::Any)];
+    let first = client.write_guarded(&guard, &both).await?;
+    let read = client.read_guarded(&guard, "/a").await?.context("it was written")?;
     assert_eq!((&read.value[..], read.mod_revision), (&b"1"[..], first));
 
-    let second = client.write(&guard, &[put("/a", "2", Expected::At(first))]).await?;
-    let stale = [put("/a", "3", Expected::At(first)), put("/b", "3", Expected::Anything)];
-    let error = client.write(&guard, &stale).await.unwrap_err();
-    assert!(matches!(&error, WriteError::Changed { changed, .. } if changed == &["/a"]), "{error:?}");
-    let error = client.write(&guard, &[put("/b", "3", Expected::Absent)]).await.unwrap_err();
-    assert!(matches!(&error, WriteError::Changed { changed, .. } if changed == &["/b"]), "{error:?}");
+    let second = client.write_guarded(&guard, &[put("/a", "2", ExpectedRevision::At(first))]).await?;
+    let stale = [put("/a", "3", ExpectedRevision::At(first)), put("/b", "3", ExpectedRevision::Any)];
+    let error = client.write_guarded(&guard, &stale).await.unwrap_err();
+    assert!(matches!(&error, WriteError::Conflict { keys: changed, .. } if changed == &["/a"]), "{error:?}");
+    let error = client.write_guarded(&guard, &[put("/b", "3", ExpectedRevision::Absent)]).await.unwrap_err();
+    assert!(matches!(&error, WriteError::Conflict { keys: changed, .. } if changed == &["/b"]), "{error:?}");
     assert_eq!(client.get("/a").await?.context("it is there")?.value, b"2");
     assert_eq!(client.get("/b").await?.context("it is there")?.value, b"1");
 
-    let error = client.write(&guard, &[delete("/a", Expected::At(first))]).await.unwrap_err();
-    assert!(matches!(error, WriteError::Changed { .. }), "{error:?}");
-    client.write(&guard, &[delete("/a", Expected::At(second))]).await?;
-    assert_eq!(client.read(&guard, "/a").await?, None);
-    let error = client.write(&guard, &[put("/a", "3", Expected::At(second))]).await.unwrap_err();
-    assert!(matches!(error, WriteError::Changed { .. }), "deleted is changed: {error:?}");
+    let error = client.write_guarded(&guard, &[delete("/a", ExpectedRevision::At(first))]).await.unwrap_err();
+    assert!(matches!(error, WriteError::Conflict { .. }), "{error:?}");
+    client.write_guarded(&guard, &[delete("/a", ExpectedRevision::At(second))]).await?;
+    assert_eq!(client.read_guarded(&guard, "/a").await?, None);
+    let error =
+        client.write_guarded(&guard, &[put("/a", "3", ExpectedRevision::At(second))]).await.unwrap_err();
+    assert!(matches!(error, WriteError::Conflict { .. }), "deleted is changed: {error:?}");
     Ok(())
 }
 
 #[tokio::test]
-async fn whoever_lost_the_election_writes_and_reads_nothing() -> TestResult {
+async fn former_leader_writes_and_reads_nothing() -> TestResult {
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
     let guard = lock(&client).await?;
-    let first = client.write(&guard, &[put("/a", "1", Expected::Absent)]).await?;
+    let first = client.write_guarded(&guard, &[put("/a", "1", ExpectedRevision::Absent)]).await?;
 
-    client.delete_unguarded(&Keys::One(guard.key.clone())).await?;
+    client.delete_unguarded(&KeySelector::One(guard.key.clone())).await?;
     for again in [false, true] {
         if again {
             // The same name, of another life.
             assert_ne!(lock(&client).await?, guard);
         }
-        for expected in [Expected::Anything, Expected::At(first), Expected::Absent] {
-            let error = client.write(&guard, &[put("/a", "2", expected)]).await.unwrap_err();
+        for expected in [ExpectedRevision::Any, ExpectedRevision::At(first), ExpectedRevision::Absent] {
+            let error = client.write_guarded(&guard, &[put("/a", "2", expected)]).await.unwrap_err();
             assert!(matches!(error, WriteError::LostLeadership(_)), "{error:?}");
         }
-        let error = client.write(&guard, &[delete("/a", Expected::Anything)]).await.unwrap_err();
+        let error = client.write_guarded(&guard, &[delete("/a", ExpectedRevision::Any)]).await.unwrap_err();
         assert!(matches!(error, WriteError::LostLeadership(_)), "{error:?}");
-        let error = client.read(&guard, "/a").await.unwrap_err();
+        let error = client.read_guarded(&guard, "/a").await.unwrap_err();
         assert!(matches!(error, WriteError::LostLeadership(_)), "{error:?}");
         assert!(error.to_string().contains("no longer the leader"), "{error}");
     }
@@ -83,7 +84,7 @@ async fn etcd_that_is_away_is_no_lost_leadership() -> TestResult {
     let client = etcd.client();
     let guard = lock(&client).await?;
     etcd.kill(0)?;
-    let error = client.write(&guard, &[put("/a", "1", Expected::Absent)]).await.unwrap_err();
+    let error = client.write_guarded(&guard, &[put("/a", "1", ExpectedRevision::Absent)]).await.unwrap_err();
     assert!(matches!(error, WriteError::Etcd(_)), "{error:?}");
     Ok(())
 }
@@ -93,19 +94,19 @@ async fn tasks_of_one_leader_do_not_undo_one_another() -> TestResult {
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
     let guard = lock(&client).await?;
-    client.write(&guard, &[put("/counter", "0", Expected::Absent)]).await?;
+    client.write_guarded(&guard, &[put("/counter", "0", ExpectedRevision::Absent)]).await?;
     let mut tasks = JoinSet::new();
     for _ in 0..8 {
         let (client, guard) = (client.clone(), guard.clone());
         tasks.spawn(async move {
             let (mut done, mut refused) = (0, 0);
             while done < 10 {
-                let read = client.read(&guard, "/counter").await?.context("it is there")?;
+                let read = client.read_guarded(&guard, "/counter").await?.context("it is there")?;
                 let next = std::str::from_utf8(&read.value)?.parse::<u32>()? + 1;
-                let change = put("/counter", &next.to_string(), Expected::At(read.mod_revision));
-                match client.write(&guard, &[change]).await {
+                let change = put("/counter", &next.to_string(), ExpectedRevision::At(read.mod_revision));
+                match client.write_guarded(&guard, &[change]).await {
                     Ok(_) => done += 1,
-                    Err(WriteError::Changed { .. }) => refused += 1,
+                    Err(WriteError::Conflict { .. }) => refused += 1,
                     Err(error) => return Err(error.into()),
                 }
             }

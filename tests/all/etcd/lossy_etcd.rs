@@ -1,5 +1,5 @@
-//! A stand-in for an etcd that loses events: one in this process, without a disk, of which a test decides what becomes of
-//! a watch. It serves what a follower asks, and no more: ranges and watches.
+//! A stand-in for an etcd that loses events: one in this process, without a disk, whose watches a test controls. It
+//! serves the requests of a follower and no others: ranges and watches.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -43,11 +43,11 @@ struct Store {
     history: Vec<wire::Event>,
     /// A key that is deleted, and its deletion compacted, when the next watch is about to begin.
     deleted_before_watch: Option<Vec<u8>>,
-    /// The revision at which each watch was asked to begin.
+    /// The start revision of each watch request.
     watch_starts: Vec<i64>,
     watches: Vec<Events>,
     holds_ranges: bool,
-    /// How many ranges were held back.
+    /// How many answers to ranges were held back.
     held_ranges: usize,
 }
 
@@ -82,12 +82,12 @@ impl LossyEtcd {
         locked(&self.store)
     }
 
-    /// Writes a key.
+    /// Writes a key. `delivery` decides whether watches receive the change.
     pub(crate) fn put(&self, key: &str, value: &str, delivery: Delivery) {
         self.store().change(outside(key), Some(value.into()), delivery);
     }
 
-    /// Deletes a key.
+    /// Deletes a key. `delivery` decides whether watches receive the change.
     pub(crate) fn delete(&self, key: &str, delivery: Delivery) {
         self.store().change(outside(key), None, delivery);
     }
@@ -101,12 +101,12 @@ impl LossyEtcd {
         self.store().revision
     }
 
-    /// The revision at which each watch was asked to begin.
+    /// The start revision of each watch request.
     pub(crate) fn watch_starts(&self) -> Vec<i64> {
         self.store().watch_starts.clone()
     }
 
-    /// From now on holds back the answer of each range, which says what was so when it was read.
+    /// From now on holds back the answer to each range, which has the state at the time of the read.
     pub(crate) fn hold_ranges(&self) {
         self.store().holds_ranges = true;
     }
@@ -153,22 +153,22 @@ impl Store {
         }
     }
 
-    fn range(&self, asked: &wire::RangeRequest) -> wire::RangeResponse {
-        let kvs = if asked.range_end.is_empty() {
-            self.records.get(&asked.key).into_iter().cloned().collect()
+    fn range(&self, request: &wire::RangeRequest) -> wire::RangeResponse {
+        let kvs = if request.range_end.is_empty() {
+            self.records.get(&request.key).into_iter().cloned().collect()
         } else {
             self.records
-                .range(asked.key.clone()..asked.range_end.clone())
+                .range(request.key.clone()..request.range_end.clone())
                 .map(|(_, pair)| pair.clone())
                 .collect()
         };
         wire::RangeResponse { header: Some(self.header()), kvs, ..Default::default() }
     }
 
-    /// Begins a watch as etcd 3.4.23 does: it is refused where it begins before the compacted revision, and where it begins
-    /// there it misses what the compaction took.
-    fn begin_watch(&mut self, asked: &wire::WatchCreateRequest, to: Events) {
-        self.watch_starts.push(asked.start_revision);
+    /// Begins a watch as etcd 3.4.23 does: it is rejected if it begins before the compacted revision. If it begins at
+    /// that revision, it misses what the compaction took.
+    fn begin_watch(&mut self, request: &wire::WatchCreateRequest, to: Events) {
+        self.watch_starts.push(request.start_revision);
         if let Some(key) = self.deleted_before_watch.take() {
             self.change(key, None, Delivery::Lost);
             self.compact_revision = self.revision;
@@ -177,7 +177,7 @@ impl Store {
             wire::WatchResponse { header: Some(self.header()), created: true, ..Default::default() };
         // There is room for more than any test sends.
         let _ = to.try_send(Ok(created));
-        if asked.start_revision < self.compact_revision {
+        if request.start_revision < self.compact_revision {
             let compact_revision = self.compact_revision;
             let refused = wire::WatchResponse {
                 header: Some(self.header()),
@@ -188,10 +188,10 @@ impl Store {
             let _ = to.try_send(Ok(refused));
             return;
         }
-        let is_asked = |event: &&wire::Event| {
-            event.kv.as_ref().is_some_and(|pair| pair.mod_revision >= asked.start_revision)
+        let is_requested = |event: &&wire::Event| {
+            event.kv.as_ref().is_some_and(|pair| pair.mod_revision >= request.start_revision)
         };
-        let events: Vec<_> = self.history.iter().filter(is_asked).cloned().collect();
+        let events: Vec<_> = self.history.iter().filter(is_requested).cloned().collect();
         if !events.is_empty() {
             let _ = to.try_send(Ok(wire::WatchResponse {
                 header: Some(self.header()),
@@ -276,8 +276,8 @@ impl StreamingService<wire::WatchRequest> for Services {
     fn call(&mut self, request: Request<Streaming<wire::WatchRequest>>) -> Self::Future {
         let store = self.store.clone();
         Box::pin(async move {
-            let asked = request.into_inner().message().await?.and_then(|asked| asked.request_union);
-            let Some(wire::watch_request::RequestUnion::CreateRequest(create)) = asked else {
+            let union = request.into_inner().message().await?.and_then(|body| body.request_union);
+            let Some(wire::watch_request::RequestUnion::CreateRequest(create)) = union else {
                 return Err(Status::invalid_argument("a watch begins with its creation"));
             };
             let (events, answers) = mpsc::channel(100);

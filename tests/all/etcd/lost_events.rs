@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::etcd::namespace::Keys;
-use shepherd::etcd::value::Event;
+use shepherd::etcd::key_watcher::KeyEvent;
+use shepherd::etcd::namespace::KeySelector;
 use tokio::time::timeout;
 
 use super::lossy_etcd::{Delivery, LossyEtcd};
@@ -29,7 +29,7 @@ async fn deletion_that_was_compacted_before_the_watch_began_is_noticed() -> Test
     etcd.delete_before_next_watch("/r/b");
     let mut follower = follow_listing(&etcd.client()?, under("/r/"), NEVER);
     assert_eq!(up_to(&mut follower, "|").await?, ["/r/a=1", "/r/b=1", "|"]);
-    let found = timeout(LONG, follower.next()).await;
+    let found = timeout(LONG, follower.next_event()).await;
     assert_eq!(short(found.ok().context("nothing was listed once the watch existed")?), "-/r/b");
     assert_eq!(etcd.watch_starts(), [listed + 1], "it begins at the compacted revision, and is not refused");
     etcd.put("/r/c", "1", Delivery::Delivered);
@@ -45,10 +45,10 @@ async fn event_that_etcd_loses_is_found_by_the_next_listing() -> TestResult {
     let mut follower = follow_listing(&etcd.client()?, under("/r/"), SOON);
     assert_eq!(up_to(&mut follower, "|").await?, ["/r/a=1", "/r/b=1", "|"]);
     etcd.delete("/r/b", Delivery::Lost);
-    let found = timeout(LONG, follower.next()).await;
+    let found = timeout(LONG, follower.next_event()).await;
     assert_eq!(short(found.ok().context("no listing found the lost deletion")?), "-/r/b");
     etcd.put("/r/a", "2", Delivery::Lost);
-    let found = timeout(LONG, follower.next()).await;
+    let found = timeout(LONG, follower.next_event()).await;
     assert_eq!(short(found.ok().context("no listing found the lost value")?), "/r/a=2");
     etcd.put("/r/c", "1", Delivery::Delivered);
     assert_eq!(next(&mut follower).await?, "/r/c=1", "and the watch goes on");
@@ -92,7 +92,7 @@ async fn follower_that_lists_all_the_time_tells_nothing_twice_and_nothing_old() 
             for number in 0..600 {
                 let key = format!("/r/{}", number % KEYS);
                 if number % 7 == 3 {
-                    client.delete_unguarded(&Keys::One(key)).await?;
+                    client.delete_unguarded(&KeySelector::One(key)).await?;
                 } else {
                     client.put_unguarded(&key, format!("{number:04}").as_bytes()).await?;
                 }
@@ -107,37 +107,39 @@ async fn follower_that_lists_all_the_time_tells_nothing_twice_and_nothing_old() 
     };
     let mut there: BTreeMap<String, String> = BTreeMap::new();
     loop {
-        match in_time("an event", follower.next()).await?? {
-            Event::Put { key, value, .. } => {
+        match in_time("an event", follower.next_event()).await?? {
+            KeyEvent::Put { key, value, .. } => {
                 let before = there.insert(key.clone(), value.clone());
                 ensure_newer(before.as_ref(), &value)?;
                 if key == "/r/~" {
                     break;
                 }
             }
-            Event::Deleted { key } => {
+            KeyEvent::Deleted { key } => {
                 assert!(there.remove(&key).is_some(), "{key} was not there");
             }
-            Event::BacklogDone => {}
+            KeyEvent::BacklogDone => {}
         }
     }
     writing.await??;
-    // Events of other keys may come after the last one's where a listing told that first.
+    // Events of other keys may come after the last key's event if a listing delivered that one first.
     let listed = client.list(&under("/r/")).await?.records.into_iter();
     let listed: BTreeMap<_, _> =
         listed.map(|record| (record.key, String::from_utf8_lossy(&record.value).into_owned())).collect();
     while there != listed {
-        match in_time("the rest", follower.next()).await?? {
-            Event::Put { key, value, .. } => ensure_newer(there.insert(key, value.clone()).as_ref(), &value)?,
-            Event::Deleted { key } => drop(there.remove(&key)),
-            Event::BacklogDone => {}
+        match in_time("the rest", follower.next_event()).await?? {
+            KeyEvent::Put { key, value, .. } => {
+                ensure_newer(there.insert(key, value.clone()).as_ref(), &value)?;
+            }
+            KeyEvent::Deleted { key } => drop(there.remove(&key)),
+            KeyEvent::BacklogDone => {}
         }
     }
     nothing_comes(&mut follower).await?;
     Ok(())
 }
 
-/// Values of a key only grow, unless it was deleted in between.
+/// Values of a key only grow, unless the key was deleted in between.
 fn ensure_newer(before: Option<&String>, value: &String) -> Result<()> {
     ensure!(before.is_none_or(|before| before < value), "{value} after {before:?}");
     Ok(())

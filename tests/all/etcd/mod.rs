@@ -1,4 +1,4 @@
-//! What is said to etcd, against real etcd servers.
+//! The etcd client, tested against real etcd servers.
 
 mod client;
 mod election;

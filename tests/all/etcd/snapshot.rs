@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use shepherd::etcd::snapshot::{Flaw, SnapshotError, verify};
+use shepherd::etcd::snapshot_file::{SnapshotFileError, SnapshotFlaw, verify_snapshot};
 
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::Cluster;
@@ -27,7 +27,7 @@ async fn snapshot_is_whole_ours_alone_and_of_the_revision_it_says() -> TestResul
     assert_eq!(saved.snapshot.bytes, fs::metadata(&path)?.len());
     assert_eq!(fs::metadata(&path)?.permissions().mode() & 0o777, 0o600);
     assert!(saved.snapshot.bytes > 2_000_000, "{saved:?}");
-    assert_eq!(verify(&path).await?, saved.snapshot);
+    assert_eq!(verify_snapshot(&path).await?, saved.snapshot);
     let output = Command::new("sha256sum").arg(&path).output()?;
     assert!(String::from_utf8(output.stdout)?.starts_with(&hex::encode(saved.snapshot.sha256)));
     let bytes = fs::read(&path)?;
@@ -43,11 +43,11 @@ async fn snapshot_is_whole_ours_alone_and_of_the_revision_it_says() -> TestResul
     let mut changed = bytes.clone();
     changed[70_000] ^= 1;
     fs::write(&path, &changed)?;
-    let error = verify(&path).await.unwrap_err();
-    assert!(matches!(error, SnapshotError::Broken { why: Flaw::Digest, .. }), "{error:?}");
+    let error = verify_snapshot(&path).await.unwrap_err();
+    assert!(matches!(error, SnapshotFileError::Corrupt { flaw: SnapshotFlaw::Digest, .. }), "{error:?}");
     fs::write(&path, &bytes[..bytes.len() - 1])?;
-    let error = verify(&path).await.unwrap_err();
-    assert!(matches!(error, SnapshotError::Broken { why: Flaw::Size(_), .. }), "{error:?}");
+    let error = verify_snapshot(&path).await.unwrap_err();
+    assert!(matches!(error, SnapshotFileError::Corrupt { flaw: SnapshotFlaw::Size(_), .. }), "{error:?}");
     assert!(error.to_string().ends_with("take another"), "{error}");
     Ok(())
 }
@@ -61,8 +61,8 @@ async fn snapshot_that_fails_leaves_the_one_before_and_nothing_else() -> TestRes
     let saved = client.save_snapshot(&path).await?;
     etcd.kill(0)?;
     let error = client.save_snapshot(&path).await.unwrap_err();
-    assert!(matches!(error, SnapshotError::Etcd(_)), "{error:?}");
-    assert_eq!(verify(&path).await?, saved.snapshot);
+    assert!(matches!(error, SnapshotFileError::Etcd(_)), "{error:?}");
+    assert_eq!(verify_snapshot(&path).await?, saved.snapshot);
     assert_eq!(fs::read_dir(directory.path())?.count(), 1);
 
     etcd.restart(0)?;
@@ -70,7 +70,7 @@ async fn snapshot_that_fails_leaves_the_one_before_and_nothing_else() -> TestRes
     let nowhere = directory.path().join("nowhere/snapshot");
     let error = client.save_snapshot(&nowhere).await.unwrap_err();
     assert!(error.to_string().starts_with("creating "), "{error}");
-    let error = verify(&nowhere).await.unwrap_err();
+    let error = verify_snapshot(&nowhere).await.unwrap_err();
     assert!(error.to_string().starts_with("reading "), "{error}");
     Ok(())
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use shepherd::etcd::client::Client;
-use shepherd::etcd::namespace::Keys;
-use shepherd::etcd::value::{Event, Follower, Sight, Undecodable};
+use shepherd::etcd::key_watcher::{KeyEvent, KeyWatcher, ValueDecodeError, WatchStatus};
+use shepherd::etcd::namespace::KeySelector;
 use tokio::time::timeout;
 
 use crate::harness::aloud::TestResult;
@@ -23,39 +23,39 @@ fn text(_: &str, value: &[u8]) -> Result<String, Utf8Error> {
     std::str::from_utf8(value).map(str::to_owned)
 }
 
-fn follow(client: &Client, keys: Keys) -> Follower<Text> {
-    Follower::new(client, keys, text)
+fn run_watch(client: &Client, keys: KeySelector) -> KeyWatcher<Text> {
+    KeyWatcher::new(client, keys, text)
 }
 
 /// A follower that lists its keys so often.
-pub(super) fn follow_listing(client: &Client, keys: Keys, interval: Duration) -> Follower<Text> {
-    Follower::with_listing_interval(client, keys, interval, text)
+pub(super) fn follow_listing(client: &Client, keys: KeySelector, interval: Duration) -> KeyWatcher<Text> {
+    KeyWatcher::with_listing_interval(client, keys, interval, text)
 }
 
-fn one(key: &str) -> Keys {
-    Keys::One(key.to_owned())
+fn one(key: &str) -> KeySelector {
+    KeySelector::One(key.to_owned())
 }
 
-pub(super) fn under(prefix: &str) -> Keys {
-    Keys::Under(prefix.to_owned())
+pub(super) fn under(prefix: &str) -> KeySelector {
+    KeySelector::Prefix(prefix.to_owned())
 }
 
 /// An event in short: `/a=1`, `-/a`, `|`.
-pub(super) fn short(event: Result<Event<String>, Undecodable<Utf8Error>>) -> String {
+pub(super) fn short(event: Result<KeyEvent<String>, ValueDecodeError<Utf8Error>>) -> String {
     match event {
-        Ok(Event::Put { key, value, .. }) => format!("{key}={value}"),
-        Ok(Event::Deleted { key }) => format!("-{key}"),
-        Ok(Event::BacklogDone) => "|".to_owned(),
+        Ok(KeyEvent::Put { key, value, .. }) => format!("{key}={value}"),
+        Ok(KeyEvent::Deleted { key }) => format!("-{key}"),
+        Ok(KeyEvent::BacklogDone) => "|".to_owned(),
         Err(error) => error.to_string(),
     }
 }
 
-pub(super) async fn next(follower: &mut Follower<Text>) -> Result<String> {
-    Ok(short(in_time("an event", follower.next()).await?))
+pub(super) async fn next(follower: &mut KeyWatcher<Text>) -> Result<String> {
+    Ok(short(in_time("an event", follower.next_event()).await?))
 }
 
 /// Everything up to this event, which must come.
-pub(super) async fn up_to(follower: &mut Follower<Text>, last: &str) -> Result<Vec<String>> {
+pub(super) async fn up_to(follower: &mut KeyWatcher<Text>, last: &str) -> Result<Vec<String>> {
     let mut events = Vec::new();
     loop {
         events.push(next(follower).await.with_context(|| format!("so far: {events:?}, and not {last}"))?);
@@ -65,19 +65,19 @@ pub(super) async fn up_to(follower: &mut Follower<Text>, last: &str) -> Result<V
     }
 }
 
-pub(super) async fn nothing_comes(follower: &mut Follower<Text>) -> Result<()> {
-    match timeout(QUIET, follower.next()).await {
+pub(super) async fn nothing_comes(follower: &mut KeyWatcher<Text>) -> Result<()> {
+    match timeout(QUIET, follower.next_event()).await {
         Ok(event) => bail!("nothing was to come, and there is {}", short(event)),
         Err(_) => Ok(()),
     }
 }
 
-async fn sight(follower: &Follower<Text>, lost: bool) -> Result<Sight> {
-    let mut sight = follower.sight();
-    let is = |sight: &Sight| match sight {
-        Sight::Never => false,
-        Sight::Following { .. } => !lost,
-        Sight::Lost { .. } => lost,
+async fn sight(follower: &KeyWatcher<Text>, lost: bool) -> Result<WatchStatus> {
+    let mut sight = follower.status();
+    let is = |sight: &WatchStatus| match sight {
+        WatchStatus::NotStarted => false,
+        WatchStatus::Watching { .. } => !lost,
+        WatchStatus::Disconnected { .. } => lost,
     };
     Ok(in_time("etcd to be lost, or seen", sight.wait_for(is)).await??.clone())
 }
@@ -88,7 +88,7 @@ async fn values_of_a_key_come_one_after_the_other_and_the_last_for_sure() -> Tes
     let etcd = Cluster::start(3).await?;
     let (writer, client) = (etcd.client_of(&[1]), etcd.client_of(&[0]));
     writer.put_unguarded("/a", b"one").await?;
-    let mut follower = follow(&client, one("/a"));
+    let mut follower = run_watch(&client, one("/a"));
     assert_eq!(next(&mut follower).await?, "/a=one");
     assert_eq!(next(&mut follower).await?, "|");
     writer.put_unguarded("/a", b"two").await?;
@@ -110,7 +110,7 @@ async fn range_tells_every_key_with_its_newest_value() -> TestResult {
     for (key, value) in [("/r/a", "1"), ("/r/b", "1"), ("/r/a", "2"), ("/s", "1"), ("/r", "1")] {
         writer.put_unguarded(key, value.as_bytes()).await?;
     }
-    let mut follower = follow(&client, under("/r/"));
+    let mut follower = run_watch(&client, under("/r/"));
     assert_eq!(up_to(&mut follower, "|").await?, ["/r/a=2", "/r/b=1", "|"]);
     for (key, value) in [("/r/c", "1"), ("/r/a", "3"), ("/r/d", "1")] {
         writer.put_unguarded(key, value.as_bytes()).await?;
@@ -125,9 +125,9 @@ async fn dropped_wait_loses_nothing() -> TestResult {
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
     client.put_unguarded("/a", b"0").await?;
-    let mut follower = follow(&client, under("/"));
+    let mut follower = run_watch(&client, under("/"));
     assert_eq!(up_to(&mut follower, "|").await?, ["/a=0", "|"]);
-    assert!(timeout(Duration::from_millis(1), follower.next()).await.is_err());
+    assert!(timeout(Duration::from_millis(1), follower.next_event()).await.is_err());
     let mut seen = Vec::new();
     let writer = tokio::spawn({
         let client = client.clone();
@@ -141,7 +141,7 @@ async fn dropped_wait_loses_nothing() -> TestResult {
     let collect = async {
         while seen.len() < 200 {
             // Polled once or a few times, then dropped.
-            if let Ok(event) = timeout(Duration::from_micros(50), follower.next()).await {
+            if let Ok(event) = timeout(Duration::from_micros(50), follower.next_event()).await {
                 seen.push(short(event));
             }
         }
@@ -160,9 +160,11 @@ async fn wait_can_be_dropped_while_there_is_no_quorum() -> TestResult {
     client.put_unguarded("/a", b"one").await?;
     etcd.kill(1)?;
     etcd.kill(2)?;
-    let mut follower = follow(&client, one("/a"));
+    let mut follower = run_watch(&client, one("/a"));
     nothing_comes(&mut follower).await?;
-    let Sight::Lost { why, .. } = sight(&follower, true).await? else { panic!("it cannot be seen") };
+    let WatchStatus::Disconnected { reason: why, .. } = sight(&follower, true).await? else {
+        panic!("it cannot be seen")
+    };
     assert!(why.starts_with("reading /a "), "{why}");
     nothing_comes(&mut follower).await?;
     etcd.restart(1)?;
@@ -176,7 +178,7 @@ async fn follower_goes_on_with_another_member_when_its_own_is_gone() -> TestResu
     let mut etcd = Cluster::start(3).await?;
     let (writer, client) = (etcd.client_of(&[2]), etcd.client_of(&[0, 1]));
     writer.put_unguarded("/a", b"one").await?;
-    let mut follower = follow(&client, under("/"));
+    let mut follower = run_watch(&client, under("/"));
     assert_eq!(up_to(&mut follower, "|").await?, ["/a=one", "|"]);
     etcd.kill(0)?;
     etcd.wait_until_it_answers(2).await?;
@@ -190,7 +192,7 @@ async fn follower_leaves_a_member_that_is_silent() -> TestResult {
     let mut etcd = Cluster::start(3).await?;
     let (writer, client) = (etcd.client_of(&[2]), etcd.client_of(&[0, 1]));
     writer.put_unguarded("/a", b"one").await?;
-    let mut follower = follow(&client, under("/"));
+    let mut follower = run_watch(&client, under("/"));
     assert_eq!(up_to(&mut follower, "|").await?, ["/a=one", "|"]);
     etcd.silence(0)?;
     etcd.wait_until_it_answers(2).await?;
@@ -205,12 +207,12 @@ async fn member_without_a_quorum_is_seen_to_be_out_of_sight_and_catches_up() -> 
     let mut etcd = Cluster::start(3).await?;
     let (writer, client) = (etcd.client_of(&[2]), etcd.client_of(&[0]).with_deadline(Duration::from_secs(1)));
     writer.put_unguarded("/a", b"one").await?;
-    let mut follower = follow(&client, under("/"));
+    let mut follower = run_watch(&client, under("/"));
     assert_eq!(up_to(&mut follower, "|").await?, ["/a=one", "|"]);
     // The member lives and answers, and knows nothing of what the others do. Which, as they are, is nothing.
     etcd.silence(1)?;
     etcd.silence(2)?;
-    let Sight::Lost { .. } = sight(&follower, true).await? else { panic!("it cannot be seen") };
+    let WatchStatus::Disconnected { .. } = sight(&follower, true).await? else { panic!("it cannot be seen") };
     nothing_comes(&mut follower).await?;
     // Now the others know of each other, and not of it.
     etcd.kill(0)?;
@@ -231,7 +233,7 @@ async fn member_without_a_quorum_is_seen_to_be_out_of_sight_and_catches_up() -> 
 async fn key_that_is_not_there_yet_comes_when_it_is() -> TestResult {
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
-    let mut follower = follow(&client, one("/a"));
+    let mut follower = run_watch(&client, one("/a"));
     assert_eq!(next(&mut follower).await?, "|");
     nothing_comes(&mut follower).await?;
     client.put_unguarded("/a", b"").await?;
@@ -241,16 +243,16 @@ async fn key_that_is_not_there_yet_comes_when_it_is() -> TestResult {
 
 /// Scenarios E-8 and E-9.
 #[tokio::test]
-async fn deletion_is_told_of_what_was_told_before() -> TestResult {
+async fn deletion_is_reported_of_what_was_reported_before() -> TestResult {
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
     for key in ["/r/a", "/r/b", "/r/c"] {
         client.put_unguarded(key, b"1").await?;
     }
-    let mut single = follow(&client, one("/r/a"));
+    let mut single = run_watch(&client, one("/r/a"));
     assert_eq!(up_to(&mut single, "|").await?, ["/r/a=1", "|"]);
     client.delete_unguarded(&one("/r/a")).await?;
-    let mut range = follow(&client, under("/r/"));
+    let mut range = run_watch(&client, under("/r/"));
     assert_eq!(up_to(&mut range, "|").await?, ["/r/b=1", "/r/c=1", "|"]);
     assert_eq!(next(&mut single).await?, "-/r/a");
     client.put_unguarded("/r/a", b"1").await?;
@@ -272,7 +274,7 @@ async fn nothing_falls_between_the_look_and_the_watch() -> TestResult {
     let client = etcd.client();
     for round in 0..50 {
         let key = format!("/{round}");
-        let (mut follower, expected) = (follow(&client, one(&key)), format!("{key}=x"));
+        let (mut follower, expected) = (run_watch(&client, one(&key)), format!("{key}=x"));
         let (written, seen) = tokio::join!(client.put_unguarded(&key, b"x"), up_to(&mut follower, &expected));
         written?;
         seen?;
@@ -289,33 +291,33 @@ async fn value_that_cannot_be_understood_is_an_error_of_its_own() -> TestResult 
     client.put_unguarded("/r/a", b"1").await?;
     client.put_unguarded("/r/b", b"not a number").await?;
     client.put_unguarded("/r/c", b"3").await?;
-    let mut follower = Follower::new(&client, under("/r/"), number);
-    let mut next = async || -> Result<Result<Event<i32>, Undecodable<ParseIntError>>> {
-        in_time("an event", follower.next()).await
+    let mut follower = KeyWatcher::new(&client, under("/r/"), number);
+    let mut next = async || -> Result<Result<KeyEvent<i32>, ValueDecodeError<ParseIntError>>> {
+        in_time("an event", follower.next_event()).await
     };
-    assert!(matches!(next().await?, Ok(Event::Put { value: 1, .. })));
+    assert!(matches!(next().await?, Ok(KeyEvent::Put { value: 1, .. })));
     let error = next().await?.unwrap_err();
     assert_eq!(error.key, "/r/b");
     assert!(error.to_string().starts_with("the value of /r/b in etcd at revision"), "{error}");
-    assert!(matches!(next().await?, Ok(Event::Put { value: 3, .. })));
-    assert!(matches!(next().await?, Ok(Event::BacklogDone)));
+    assert!(matches!(next().await?, Ok(KeyEvent::Put { value: 3, .. })));
+    assert!(matches!(next().await?, Ok(KeyEvent::BacklogDone)));
     client.put_unguarded("/r/b", b"2").await?;
-    assert!(matches!(next().await?, Ok(Event::Put { value: 2, .. })));
+    assert!(matches!(next().await?, Ok(KeyEvent::Put { value: 2, .. })));
     client.put_unguarded("/r/b", b"").await?;
     assert!(next().await?.is_err(), "empty is a value");
     client.delete_unguarded(&one("/r/b")).await?;
-    assert!(matches!(next().await?, Ok(Event::Deleted { key }) if key == "/r/b"));
+    assert!(matches!(next().await?, Ok(KeyEvent::Deleted { key }) if key == "/r/b"));
     Ok(())
 }
 
 /// Scenarios E-12 and E-13: nobody asks while much happens, several events in one answer among them.
 #[tokio::test]
-async fn slow_reader_is_told_the_newest_of_each_key_once() -> TestResult {
+async fn slow_reader_gets_the_newest_value_of_each_key_once() -> TestResult {
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
     client.put_unguarded("/r/a", b"-").await?;
     client.put_unguarded("/r/b", b"-").await?;
-    let mut follower = follow(&client, under("/r/"));
+    let mut follower = run_watch(&client, under("/r/"));
     assert_eq!(up_to(&mut follower, "|").await?, ["/r/a=-", "/r/b=-", "|"]);
     sight(&follower, false).await?;
     for number in 0..500 {
@@ -342,12 +344,12 @@ async fn backlog_ends_once_and_what_comes_later_is_not_in_it() -> TestResult {
     let client = etcd.client();
     client.put_unguarded("/r/a", b"1").await?;
     client.put_unguarded("/r/b", b"1").await?;
-    let mut follower = follow(&client, under("/r/"));
+    let mut follower = run_watch(&client, under("/r/"));
     sight(&follower, false).await?;
     assert_eq!(next(&mut follower).await?, "/r/a=1");
     client.put_unguarded("/r/c", b"1").await?;
     client.put_unguarded("/r/a", b"2").await?;
-    let mut last = follow(&client, one("/r/a"));
+    let mut last = run_watch(&client, one("/r/a"));
     assert_eq!(next(&mut last).await?, "/r/a=2");
     let events = up_to(&mut follower, "/r/a=2").await?;
     assert_eq!(events, ["/r/b=1", "|", "/r/c=1", "/r/a=2"], "each once");
@@ -357,13 +359,13 @@ async fn backlog_ends_once_and_what_comes_later_is_not_in_it() -> TestResult {
 
 /// What the public system loses.
 #[tokio::test]
-async fn deletion_while_etcd_was_out_of_sight_is_told_and_the_rest_is_not_told_again() -> TestResult {
+async fn deletion_while_etcd_was_unreachable_is_reported_and_the_rest_is_not_repeated() -> TestResult {
     let mut etcd = Cluster::start(3).await?;
     let (writer, client) = (etcd.client_of(&[2]), etcd.client_of(&[0]));
     for key in ["/r/a", "/r/b", "/r/c"] {
         writer.put_unguarded(key, b"1").await?;
     }
-    let mut follower = follow(&client, under("/r/"));
+    let mut follower = run_watch(&client, under("/r/"));
     assert_eq!(up_to(&mut follower, "|").await?, ["/r/a=1", "/r/b=1", "/r/c=1", "|"]);
     etcd.kill(0)?;
     etcd.wait_until_it_answers(2).await?;
@@ -378,12 +380,12 @@ async fn deletion_while_etcd_was_out_of_sight_is_told_and_the_rest_is_not_told_a
 }
 
 #[tokio::test]
-async fn compaction_that_was_faster_makes_a_follower_look_anew() -> TestResult {
+async fn compaction_that_was_faster_makes_a_follower_relist() -> TestResult {
     let mut etcd = Cluster::start(1).await?;
     let client = etcd.client();
     client.put_unguarded("/r/a", b"0").await?;
     client.put_unguarded("/r/b", b"0").await?;
-    let mut follower = follow(&client, under("/r/"));
+    let mut follower = run_watch(&client, under("/r/"));
     assert_eq!(up_to(&mut follower, "|").await?, ["/r/a=0", "/r/b=0", "|"]);
     for round in 0..20 {
         client.put_unguarded("/r/a", format!("{round}a").as_bytes()).await?;
@@ -414,7 +416,7 @@ async fn dropped_follower_leaves_no_watch_in_etcd() -> TestResult {
     let client = etcd.client();
     client.put_unguarded("/a", b"1").await?;
     for _ in 0..100 {
-        let mut follower = follow(&client, one("/a"));
+        let mut follower = run_watch(&client, one("/a"));
         assert_eq!(next(&mut follower).await?, "/a=1");
     }
     let gone = async || Ok(etcd.metric(0, "etcd_debugging_mvcc_watcher_total").await? < 1.0);

@@ -17,8 +17,8 @@ async fn server_is_the_etcd_that_was_chosen_for_the_tests() -> TestResult {
     let program = etcd_program()?;
     let etcd = Cluster::start(1).await?;
     let version = etcd.client().status().await?.version;
-    let asked = ask_version(&program, Duration::from_mins(1)).await?;
-    assert_eq!(version, asked.to_string(), "{}", program.display());
+    let requested = ask_version(&program, Duration::from_mins(1)).await?;
+    assert_eq!(version, requested.to_string(), "{}", program.display());
     aloud(&format!("etcd {version} serves the tests ({})", program.display()));
     Ok(())
 }

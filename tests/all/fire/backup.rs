@@ -1,5 +1,5 @@
-//! A database restored from a backup, by the letter of `docs/backup.md`, and a second database on the
-//! same provider: neither repeats what was done, and both are told why they are refused.
+//! A database restored from a backup, by the letter of `docs/backup.md`, and a second database on the same provider:
+//! neither repeats what was done, and both get the reason why they are rejected.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use shepherd::bmdb::postgres_programs;
-use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, Storage};
+use shepherd::bmdb::private_postgres::{PrivatePostgres, PrivatePostgresOptions, ServerStorage};
 
 use crate::fire::{Form, count, counted, end};
 use crate::harness::aloud::TestResult;
@@ -54,7 +54,7 @@ impl Shell {
         let url = server.url("bmdb");
         let options: sqlx::postgres::PgConnectOptions = url.parse()?;
         let sockets = options.get_socket().context("a socket")?.display().to_string();
-        let programs = postgres_programs::find();
+        let programs = postgres_programs::find_programs();
         let programs = programs.first().context("PostgreSQL is installed")?;
         let postgres = programs.path("pg_dump").parent().context("a directory")?.display().to_string();
         let ours = Path::new(env!("CARGO_BIN_EXE_shepherdctl")).parent().context("a directory")?;
@@ -62,7 +62,7 @@ impl Shell {
         Ok(Self { directory: directory.to_owned(), path, sockets, url })
     }
 
-    /// What the commands said, on either channel; an error when one failed.
+    /// The output of the commands, on both channels; an error if one failed.
     fn run(&self, commands: &str) -> Result<String> {
         let output = Command::new("sh")
             .args(["-e", "-u", "-c", commands])
@@ -72,10 +72,10 @@ impl Shell {
             .env("PGUSER", "postgres")
             .env("SHEPHERD_BMDB_URL", &self.url)
             .output()?;
-        let said =
+        let text =
             format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        ensure!(output.status.success(), "{commands} ended with {}: {said}", output.status);
-        Ok(said)
+        ensure!(output.status.success(), "{commands} ended with {}: {text}", output.status);
+        Ok(text)
     }
 }
 
@@ -120,7 +120,7 @@ impl Site {
     async fn start(test_name: &str, machines: usize) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("fire-").tempdir()?;
         std::fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-        let options = Options { storage: Storage::ThrowAway, max_connections: 200 };
+        let options = PrivatePostgresOptions { storage: ServerStorage::Temporary, max_connections: 200 };
         let server = PrivatePostgres::start(options).await?;
         server.create_database("bmdb").await?;
         let shell = Shell::new(directory.path(), &server)?;
@@ -237,7 +237,7 @@ async fn stranger_is_explained(fleet: &Fleet, shell: &Shell) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn restored_backup_repeats_nothing_and_is_told_what_to_do() -> TestResult {
+async fn restored_backup_repeats_nothing_and_names_what_to_do() -> TestResult {
     let [dump, restore, declare] = &commands_of_the_document()[..] else {
         panic!("docs/backup.md has other commands than this test follows");
     };
@@ -258,7 +258,7 @@ async fn restored_backup_repeats_nothing_and_is_told_what_to_do() -> TestResult 
     end(fleet, first).await?;
 
     let known = half_a_day_of_work(fleet, &endpoints).await?;
-    // One that cannot say what it has seen unless it is asked.
+    // The second one, whose agent is dead, cannot report its fence unless it gets a request.
     let (struck, mute) = (&known[0], &known[2]);
     fleet.strike(mute, "kill").await?;
     let before = fleet.journal()?;
@@ -298,7 +298,7 @@ async fn restored_backup_repeats_nothing_and_is_told_what_to_do() -> TestResult 
     let since = &fleet.journal()?[before.len()..];
     let taken = accepted_fences(since);
     assert!(taken.is_empty(), "orders of a restored database were taken: {taken:?}");
-    // The one that reported was believed; the other one was asked, refused, and was believed then.
+    // The machine that reported was believed. The other one got a request, rejected it, and was believed then.
     assert_eq!((orders(since, struck), orders(since, mute)), (0, 1), "sent after {tries} tries");
 
     let declared = shell.run(declare)?;

@@ -9,18 +9,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::bmdb::change::{FactChange, ProviderDetails};
 use shepherd::bmdb::claim::{Claimed, Claimer};
 use shepherd::bmdb::connection::Bmdb;
+use shepherd::bmdb::fact_change::{FactChange, ProviderDetails};
+use shepherd::bmdb::fleet_sample::LEASE;
 use shepherd::bmdb::metrics::{ByTable, Metrics};
 use shepherd::bmdb::retention::TABLES;
-use shepherd::bmdb::sample::LEASE;
 use shepherd::bmdb::session::Sessions;
 use shepherd::manager::housekeeping;
 use shepherd::manager::metrics::{HousekeepingMetrics, ManagerMetrics};
 use shepherd::manager::sampler;
 use shepherd::model::ids::ProcessId;
-use shepherd::model::policy::Disturbance;
+use shepherd::model::policy::DisruptionKind;
 use shepherd::model::process::Process;
 use shepherd::model::provider_status::ProviderStatus;
 use shepherd::model::time::Span;
@@ -34,8 +34,8 @@ use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, endpoint};
 
 /// What `Update` finds when nothing has changed.
-pub(crate) fn looked() -> FactChange {
-    FactChange::ProviderLooked {
+pub(crate) fn unchanged_poll() -> FactChange {
+    FactChange::ProviderPolled {
         details: ProviderDetails {
             reservation: None,
             address: Some("192.0.2.1".to_owned()),
@@ -86,7 +86,7 @@ impl Rates {
             "work_backoff" | "work_postponed" => self.machines * 3,
             "fleet_listening" => 16,
             // A budget for each disturbance, for orders and for releases; a provider's, and the one for counting.
-            "named_lease" => i64::try_from(Disturbance::ALL.len()).unwrap_or(i64::MAX) + 4,
+            "named_lease" => i64::try_from(DisruptionKind::ALL.len()).unwrap_or(i64::MAX) + 4,
             "fleet_sample" => self.steps * (SAMPLES_KEPT_DAYS + 1),
             "policy" | "bmdb_identity" | "provider_state" => 1,
             "sealed_secret" | "migration_lock" | "brake" => 2,
@@ -103,7 +103,7 @@ impl Rates {
             "intent" | "work_backoff" | "fleet_listening" => self.steps * 2,
             // Each is started, renewed and closed, and one from the past is deleted.
             "session" => self.steps * SESSIONS * 4,
-            // A claim, both lanes written anew, a lease given back, and a sweep.
+            // A claim, a rewrite of both lanes, a released lease, and a sweep.
             "machine_due" => self.cycles_a_day() * 5,
             "named_lease" => self.steps * 6,
             // As many as are deleted.
@@ -154,13 +154,13 @@ async fn work_on_all(shepherd: &Shepherd, claimer: &mut Claimer, failing: bool) 
                     if failing && done == 0 {
                         work.fail(Vec::new(), "its provider did not answer", None).await?;
                     } else {
-                        work.finish(vec![looked()], "the provider was asked").await?;
+                        work.finish(vec![unchanged_poll()], "the provider was asked").await?;
                     }
                     done += 1;
                 }
             }
             Claimed::Contended => tokio::task::yield_now().await,
-            Claimed::NotSeen(rests) => tokio::time::sleep(rests).await,
+            Claimed::FullScanDeferred(rests) => tokio::time::sleep(rests).await,
             Claimed::Empty => break,
         }
     }
@@ -175,11 +175,11 @@ async fn create(bmdb: &Bmdb, leave_open: bool) -> Result<()> {
     let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), LONG);
     drop(keeper);
     let session = sessions.start("doomed", serde_json::json!({})).await?;
-    let lease = bmdb.take_lease(&session, "provisioner", "rack").await?;
+    let lease = bmdb.acquire_named_lease(&session, "provisioner", "rack").await?;
     let lease = lease.context("the lease is free")?;
     let intent = bmdb.begin_creation(&lease, "a machine").await?;
     if !leave_open {
-        ensure!(bmdb.settle_creation(&lease, intent, "nothing was made").await?);
+        ensure!(bmdb.resolve_creation(&lease, intent, "nothing was made").await?);
     }
     // Neither the lease is given back nor the session closed: the clock moves on, and both are lost.
     Ok(())
@@ -189,19 +189,20 @@ async fn create(bmdb: &Bmdb, leave_open: bool) -> Result<()> {
 async fn sample(shepherd: &Shepherd) -> Result<()> {
     let session = shepherd.session().await?;
     let (kind, name) = LEASE;
-    let lease = shepherd.bmdb.take_lease(&session, kind, name).await?.context("the lease is free")?;
-    let now = shepherd.bmdb.latest_sample(None).await?.now;
-    let counted = sampler::count(&shepherd.bmdb, &CancellationToken::new()).await?;
+    let lease =
+        shepherd.bmdb.acquire_named_lease(&session, kind, name).await?.context("the lease is free")?;
+    let now = shepherd.bmdb.read_latest_sample(None).await?.now;
+    let counted = sampler::count_fleet(&shepherd.bmdb, &CancellationToken::new()).await?;
     let counted = counted.context("it was stopped")?;
     ensure!(shepherd.bmdb.store_sample(&lease, now, &counted).await?, "the minute has a count");
-    ensure!(shepherd.bmdb.give_back_lease(&lease).await?);
+    ensure!(shepherd.bmdb.release_named_lease(&lease).await?);
     Ok(shepherd.sessions.close(&session, "counted").await?)
 }
 
 /// Counts every table and holds it against its bound. Says what was counted of those that time makes grow.
 async fn hold_against_bounds(kit: &Kit, rates: &Rates, day: i64) -> Result<String> {
     let mut connection = kit.pool.acquire().await?;
-    let mut said = format!("day {day}:");
+    let mut text = format!("day {day}:");
     let (mut all, mut all_bound) = (0, 0);
     for table in TABLES {
         let look = format!("SELECT count(*), pg_total_relation_size('public.{table}') FROM public.{table}");
@@ -217,11 +218,11 @@ async fn hold_against_bounds(kit: &Kit, rates: &Rates, day: i64) -> Result<Strin
         all += bytes;
         all_bound += bound;
         if ["history", "intent", "session", "machine_due"].contains(&table) {
-            write!(said, " {table} {rows} of {most} rows, {} of {} KiB;", bytes / 1024, bound / 1024)?;
+            write!(text, " {table} {rows} of {most} rows, {} of {} KiB;", bytes / 1024, bound / 1024)?;
         }
     }
-    write!(said, " all {} tables {} of {} KiB", TABLES.len(), all / 1024, all_bound / 1024)?;
-    Ok(said)
+    write!(text, " all {} tables {} of {} KiB", TABLES.len(), all / 1024, all_bound / 1024)?;
+    Ok(text)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -249,13 +250,14 @@ async fn ninety_days_keep_every_table_within_its_bound() -> TestResult {
             cycles += work_on_all(&shepherd, &mut claimer, number == 0).await?;
             create(&shepherd.bmdb, day == 1 && number == 0).await?;
             sample(&shepherd).await?;
-            kit.bmdb.store_group((day * rates.steps + number) % 16, Arc::from([])).await?;
+            kit.bmdb.store_heartbeat_group((day * rates.steps + number) % 16, Arc::from([])).await?;
             kit.database.advance(step.0).await?;
             kit.bmdb.reap().await?;
             assert!(kit.sweep().await? == 0, "the schedule drifted on day {day}");
         }
         let before = kit.count(fences).await?;
-        deleted += housekeeping::forget_once(&kit.bmdb, &house_metrics(), &CancellationToken::new()).await?;
+        deleted +=
+            housekeeping::delete_expired_once(&kit.bmdb, &house_metrics(), &CancellationToken::new()).await?;
         assert!(kit.count(fences).await? == before, "a fence went back");
         let vacuum = format!("VACUUM {tables}");
         sqlx::raw_sql(AssertSqlSafe(vacuum)).execute(&mut maintenance).await?;
@@ -323,7 +325,7 @@ async fn metrics_show_a_held_snapshot_while_it_is_held() -> TestResult {
     // A connection says what it left dead up to ten seconds after it did, which may be after a vacuum of all that.
     until("nothing is held, and nothing dead", async || {
         sqlx::raw_sql(vacuum).execute(&mut maintenance).await?;
-        housekeeping::watch_storage_once(&kit.bmdb, &metrics).await?;
+        housekeeping::sample_storage_once(&kit.bmdb, &metrics).await?;
         Ok(dead() == 0 && metrics.oldest_snapshot.get() <= 0.0)
     })
     .await?;
@@ -335,7 +337,7 @@ async fn metrics_show_a_held_snapshot_while_it_is_held() -> TestResult {
     sqlx::raw_sql(vacuum).execute(&mut maintenance).await?;
     // 20 machines with two lanes, written ten times: vacuum may remove none of the versions.
     until("the dead rows stay, and the snapshot's age grows", async || {
-        housekeeping::watch_storage_once(&kit.bmdb, &metrics).await?;
+        housekeeping::sample_storage_once(&kit.bmdb, &metrics).await?;
         Ok(dead() >= 400 && metrics.oldest_snapshot.get() > 1.0)
     })
     .await?;
@@ -346,7 +348,7 @@ async fn metrics_show_a_held_snapshot_while_it_is_held() -> TestResult {
     drop(holder);
     until("both fall once it has ended", async || {
         sqlx::raw_sql(vacuum).execute(&mut maintenance).await?;
-        housekeeping::watch_storage_once(&kit.bmdb, &metrics).await?;
+        housekeeping::sample_storage_once(&kit.bmdb, &metrics).await?;
         Ok(dead() == 0 && metrics.oldest_snapshot.get() <= 0.0)
     })
     .await?;
@@ -371,8 +373,8 @@ async fn claims_so_far(kit: &Kit) -> Result<(i64, i64)> {
     .await?)
 }
 
-/// Machines on which nothing is due, so many that the planner does not read them all. When it looks at
-/// them is for the test to say.
+/// Machines on which nothing is due, so many that the planner does not read them all. The test decides when they are
+/// analysed.
 const OTHERS: &str = "
     INSERT INTO machine SELECT md5(n::TEXT)::UUID, now() FROM generate_series(1, 10000) n;
     INSERT INTO machine_due (machine_id, lane, provider, priority, bucket, timer, reason, decided_at, phase_index,
@@ -397,7 +399,7 @@ async fn round(kit: &Kit, claimer: &mut Claimer, shepherd: &Shepherd) -> Result<
         ensure!(began.elapsed() < PATIENCE, "{done} of {MACHINES} machines were due");
         if let Claimed::Work(work) = claimer.claim(std::slice::from_ref(&session)).await? {
             for work in work {
-                work.finish(vec![looked()], "the provider was asked").await?;
+                work.finish(vec![unchanged_poll()], "the provider was asked").await?;
                 done += 1;
             }
         }

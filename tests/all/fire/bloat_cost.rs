@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use shepherd::bmdb::claim::{Claimed, Claimer};
 use shepherd::bmdb::connection::{Bmdb, ConnectionSettings};
-use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, Storage};
+use shepherd::bmdb::private_postgres::{PrivatePostgres, PrivatePostgresOptions, ServerStorage};
 use shepherd::bmdb::session::{Session, Sessions};
 use shepherd::model::ids::ProcessId;
 use shepherd::model::process::Process;
@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb_kit::until;
-use crate::fire::bloat::{hold_a_snapshot, looked};
+use crate::fire::bloat::{hold_a_snapshot, unchanged_poll};
 use crate::fire::{Form, counted};
 use crate::harness::aloud::TestResult;
 use crate::harness::dialect;
@@ -65,7 +65,7 @@ struct Site {
 
 impl Site {
     async fn start(machines: u32, interval: Span) -> Result<Self> {
-        let options = Options { storage: Storage::ThrowAway, max_connections: 100 };
+        let options = PrivatePostgresOptions { storage: ServerStorage::Temporary, max_connections: 100 };
         let server = PrivatePostgres::start(options).await?;
         server.create_database("bloat").await?;
         let mut settings = ConnectionSettings::from_url(&server.url("bloat"), "clients")?;
@@ -81,7 +81,7 @@ impl Site {
         .await?;
         let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_mins(1));
         let keep = CancellationToken::new();
-        let keeper = tokio::spawn(keeper.keep(&keep)?);
+        let keeper = tokio::spawn(keeper.run(&keep)?);
         let (stop, finished) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let mut clients = JoinSet::new();
         for _ in 0..CLIENTS {
@@ -143,14 +143,16 @@ async fn client(
         match claimer.claim(std::slice::from_ref(&session)).await? {
             Claimed::Work(work) => {
                 for work in work {
-                    work.finish(vec![looked()], "the provider was asked").await?;
+                    work.finish(vec![unchanged_poll()], "the provider was asked").await?;
                     finished.fetch_add(1, Ordering::Relaxed);
                 }
             }
             Claimed::Contended => tokio::task::yield_now().await,
             Claimed::Empty => tokio::time::sleep(Duration::from_millis(1)).await,
             // As a loop does, for which something is announced all the time.
-            Claimed::NotSeen(rests) => tokio::time::sleep(rests.min(Duration::from_millis(10))).await,
+            Claimed::FullScanDeferred(rests) => {
+                tokio::time::sleep(rests.min(Duration::from_millis(10))).await;
+            }
         }
     }
     Ok(())
@@ -188,9 +190,9 @@ async fn a_snapshot_held_for_a_minute_at_full_rate_costs_little() -> TestResult 
         held.push(site.cost(window).await?);
     }
     let under = site.finished.load(Ordering::Relaxed) - began;
-    // Each leaves the versions of a claim, of two lanes written anew, and of a lease given back.
+    // Each leaves the versions of a claim, of two rewritten lanes, and of a released lease.
     until("the server has counted what stays", async || {
-        let sample = site.bmdb.sample_storage().await?;
+        let sample = site.bmdb.read_vacuum_stats().await?;
         let dead = sample.dead_rows.iter().find(|(table, _)| *table == "machine_due").map_or(0, |(_, n)| *n);
         Ok(u64::try_from(dead)? >= under * 2)
     })

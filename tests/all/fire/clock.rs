@@ -1,20 +1,20 @@
 //! One shepherd's wall clock is an hour off, either way: no difference.
 //!
-//! The child really has that clock: `libfaketime` stands between it and the C library. It leaves the
-//! monotonic and the boot-time clock alone, as a wrong battery clock does. What of a shepherd looks at the
-//! wall clock at all:
+//! The child really has that clock: `libfaketime` sits between it and the C library. It leaves the
+//! monotonic and the boot-time clock alone, as a wrong battery clock does. These parts of a shepherd read the
+//! wall clock:
 //!
-//! * certificates of the callback server (`src/server/authority.rs`): valid from a day before, so that
+//! * certificates of the callback server (`src/server/callback_ca.rs`): valid from a day before, so that
 //!   agents, whose clocks are right here, believe one that was issued an hour in the future; replaced after
 //!   half their life, whatever the clock says of the date;
-//! * the certificate of the database, where it is asked for over TLS (`rustls`): off by an hour at most at
+//! * the check of the database's certificate on TLS connections (`rustls`): wrong by an hour at most at
 //!   the ends of its life;
 //! * the parameter against caches in a device list's URL (`src/providers/static_source.rs`), and the
 //!   modification time of the role server's file, which is only compared for being the same;
 //! * the times in the log, by which this test knows that the clock was off.
 //!
-//! Sessions and time limits count boot time, and every time that is written down or decided by is the
-//! database's. The last is looked at column by column.
+//! Sessions and time limits count boot time. Every time that is stored or used in a decision is the
+//! database's. The test checks this column by column.
 
 use std::path::{Path, PathBuf};
 
@@ -60,9 +60,9 @@ fn off_by(offset: &str) -> Result<Otherwise> {
 
 /// How far the times in a shepherd's log are from the database's.
 async fn offset_in_the_log(fleet: &Fleet, name: &str) -> Result<TimeDelta> {
-    let said = fleet.said_by(name)?;
+    let text = fleet.read_log(name)?;
     let last =
-        said.lines().rev().find_map(|line| line.split_whitespace().next()?.parse::<DateTime<Utc>>().ok());
+        text.lines().rev().find_map(|line| line.split_whitespace().next()?.parse::<DateTime<Utc>>().ok());
     let now: DateTime<Utc> = sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&fleet.pool).await?;
     Ok(last.context("no line of the log begins with its time")? - now)
 }
@@ -107,7 +107,7 @@ async fn an_hour_off(test_name: &str, offset: &str, expected: TimeDelta) -> Resu
         "--recovery_ladder=restart-agent:30s:3",
         "--update_interval_stable=1m",
     ];
-    // Alone at first: it makes the authority, orders every machine, enrols it and hears its agent.
+    // Alone at first: it makes the authority, orders every machine, enrols it and receives its heartbeats.
     let odd = fleet.shepherd_otherwise(off_by(offset)?, "odd", &[first.clone(), second.clone()], &flags)?;
     fleet.until("all are Ready, or one is suspected", READY_OR_SUSPECTED).await?;
     assert_eq!(
@@ -137,7 +137,7 @@ async fn an_hour_off(test_name: &str, offset: &str, expected: TimeDelta) -> Resu
     fleet.until("all are Ready", ALL_READY).await?;
     assert_eq!(count(&fleet, RECOVERED).await?, 3, "somebody else was suspected\n{}", fleet.explain().await?);
     assert_eq!(count(&fleet, BRAKES).await?, 0, "{}", fleet.explain().await?);
-    // How long a machine was silent before it was suspected is the database's to say.
+    // The database decides how long a machine must be silent before it is suspected.
     let early =
         "SELECT count(*) FROM intent i JOIN history h ON h.machine_id = i.machine_id AND h.event = 'Ready'
          WHERE i.kind = 'restart-agent' AND i.begun_at > h.at AND i.begun_at < h.at + INTERVAL '28 s'";

@@ -1,8 +1,8 @@
-//! A shepherd that dies at each step which leaves something behind: whoever comes after it leaves nothing
+//! Crashes: a shepherd dies at each step that leaves something behind. Its successor leaves nothing
 //! doubled, nothing orphaned, and every machine Ready once.
 //!
-//! One fleet for all places: each shepherd may make two machines more than the one before it could, dies
-//! where it was told to, and leaves what it had begun to the next.
+//! One fleet serves all failpoints: each shepherd may make two machines more than its predecessor could, dies
+//! at its failpoint, and leaves its unfinished work to the next.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{Fleet, PATIENCE, Program, endpoint};
 
 pub(super) const BRIEF: [&str; 2] = ["--session_interval=3s", "--outward_limit=1s"];
-/// For the last one, which nobody comes after: it loses no session and leaves none, however busy the host is.
+/// For the last shepherd, which has no successor: it loses no session and leaves none, however busy the host is.
 const LASTING: &str = "--session_interval=15s";
 
-/// Waits until it has died by its own hand.
+/// Waits until the shepherd has aborted itself at its failpoint.
 pub(super) async fn death(fleet: &Fleet, shepherd: &mut Program, place: &str) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -172,7 +172,8 @@ async fn a_shepherd_that_dies_while_it_recovers_a_machine_never_reboots_it_twice
         death(&fleet, &mut shepherd, place).await?;
     }
     let shepherd = fleet.shepherd("last", &endpoints, &[&FLAGS[..], &[LASTING]].concat())?;
-    // One that hangs is Ready until its silence has lasted: what it waits for is told by the machines themselves.
+    // A hung machine stays Ready until its silence timeout. So the test waits for the boot counts of the machines
+    // themselves.
     let end_of_waiting = Instant::now() + PATIENCE;
     while !fleet.truth().await?.iter().all(|machine| machine["boots"].as_u64() >= Some(2)) {
         assert!(

@@ -1,11 +1,11 @@
 //! A shepherd that is frozen while it orders a machine from a provider, for longer than its session and
-//! its provisioner's lease last. Another one takes the lease over and looks after the intent; then the
-//! first one wakes. No order goes out any more, no machine is made twice, and none is made for an intent
-//! that was settled.
+//! its provisioner's lease last. Another one takes the lease over and resolves the intent. Then the
+//! first one wakes. It sends no more orders, no machine is made twice, and none is made for an intent
+//! that was resolved.
 //!
-//! There are three places to be in: the intent is written and nobody was asked, the provider is at it, and
-//! its answer lies there and was not written down. The second one is met by watching the simulator's
-//! journal, the others are places of `src/manager/failpoint.rs`.
+//! There are three places to freeze in: the intent is written and no request is sent, the provider is at
+//! work, and its response has arrived and is not recorded. The test meets the second by watching the
+//! simulator's journal. The others are failpoints of `src/manager/failpoint.rs`.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -77,7 +77,7 @@ async fn frozen_while_the_provider_is_making_a_machine() -> TestResult {
     let survivor = fleet.shepherd("survivor", &[second, first], &flags)?;
     all_over(&fleet, frozen, "frozen").await?;
     fleet.strike("provider", "heal").await?;
-    // The machine is made although nobody is there to be told.
+    // The provider makes the machine although no client waits for the response.
     let deadline = Instant::now() + PATIENCE;
     while !open_calls(&fleet.journal()?, &["create"])
         .iter()

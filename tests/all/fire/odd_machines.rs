@@ -51,12 +51,12 @@ async fn a_rack_of_odd_machines_ends_as_documented_and_why_is_true_of_each() -> 
     for id in ["banner", "ipv6"] {
         rack.until_why(id, "Ready", &[]).await?;
     }
-    for (id, said) in [
+    for (id, text) in [
         ("noexec", "its filesystem there does not allow programs (mounted noexec)"),
         ("full", "there is no space left on the machine's filesystem"),
         ("readonly", "the machine's filesystem is read-only"),
     ] {
-        let sentence = format!("the upload on {} failed: {said}", rack.address(id)?);
+        let sentence = format!("the upload on {} failed: {text}", rack.address(id)?);
         rack.until_why(id, "Provided", &[&sentence]).await?;
     }
     let sentence = format!(
@@ -93,8 +93,8 @@ fn fingerprint(sshd: &crate::sshd::Sshd) -> Result<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_address_that_another_machine_got_is_told_by_its_key_and_that_machine_is_left_alone() -> TestResult
-{
+async fn an_address_that_another_machine_got_is_recognized_by_its_key_and_that_machine_is_left_alone()
+-> TestResult {
     let mut rack = Rack::new("fire_address").await?;
     rack.add("ours", Setup::default())?;
     let stranger = rack.sshd("ours")?.beside(&Setup::default())?;
@@ -109,7 +109,7 @@ async fn an_address_that_another_machine_got_is_told_by_its_key_and_that_machine
     let shepherd = rack.shepherd("shepherd", &endpoint()?, &flags)?;
     rack.until_why("ours", "Ready", &[]).await?;
 
-    // Ours goes away, and whoever gives out addresses gives its own to somebody else.
+    // Ours goes away, and the network assigns its address to another machine.
     address.lead_to(stranger.port());
     rack.silence("ours")?;
     let (pinned, offered) = (fingerprint(rack.sshd("ours")?)?, fingerprint(&stranger)?);

@@ -8,21 +8,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use shepherd::bmdb::change::{FactChange, ProviderDetails};
+use shepherd::bmdb::fact_change::{FactChange, ProviderDetails};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::wakeup::WakeUps;
-use shepherd::manager::access::{Access, AgentFile};
-use shepherd::manager::brakes::Brakes;
-use shepherd::manager::control_loop::{ControlLoop, Handled, LoopContext, LoopSettings, run as run_loop};
+use shepherd::manager::control_loop::{ControlLoop, HandlerOutcome, LoopContext, LoopSettings, run_loop};
 use shepherd::manager::initializer::Initializer;
 use shepherd::manager::limiter::Limiter;
+use shepherd::manager::machine_access::{AgentFile, MachineAccess};
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::manager::provider_set::ProviderSet;
 use shepherd::manager::recoverer::Recoverer;
+use shepherd::manager::recovery_brakes::RecoveryBrakes;
 use shepherd::manager::updater::Updater;
-use shepherd::model::backoff::Backoff;
+use shepherd::model::backoff::BackoffPolicy;
 use shepherd::model::ids::MachineId;
-use shepherd::model::policy::{Disturbance, Rung};
+use shepherd::model::policy::{DisruptionKind, Rung};
 use shepherd::model::process::Process;
 use shepherd::model::provider_status::ProviderStatus;
 use shepherd::model::remote_step::DEFAULT_AGENT_PATH;
@@ -62,11 +62,12 @@ impl Site {
             .change_policy("test", |policy| {
                 let rung = |step, tries| Rung { step, deadline: Span::seconds(5), tries };
                 policy.ladder = vec![
-                    rung(Disturbance::RestartAgent, 2),
-                    rung(Disturbance::Reboot, 1),
-                    rung(Disturbance::PowerCycle, 1),
+                    rung(DisruptionKind::RestartAgent, 2),
+                    rung(DisruptionKind::Reboot, 1),
+                    rung(DisruptionKind::PowerCycle, 1),
                 ];
-                let short = Backoff { initial: Span::seconds(1), maximum: Span::seconds(1), exponent: 1.0 };
+                let short =
+                    BackoffPolicy { initial: Span::seconds(1), maximum: Span::seconds(1), exponent: 1.0 };
                 policy.backoff.insert(Process::AgentStart, short);
                 policy.update_interval_stable = Span::seconds(1);
                 policy.update_interval_unstable = Span::seconds(1);
@@ -84,7 +85,7 @@ impl Site {
         Ok(site)
     }
 
-    /// What power and reboot commands were told, a line each.
+    /// File with the arguments of the power and reboot commands, one line per command.
     fn traces(&self) -> PathBuf {
         self.directory.path().join("traces")
     }
@@ -103,7 +104,7 @@ impl Site {
         Ok(())
     }
 
-    /// A machine that was handed over as the list says.
+    /// A provided machine with the details of the device list.
     async fn machine(&self, id: &str, sshd: &Sshd) -> Result<MachineId> {
         let machine = self.kit.provided(1, "rack").await?[0];
         sqlx::query("UPDATE machine_provided SET provider_id = $2 WHERE machine_id = $1")
@@ -120,7 +121,7 @@ impl Site {
             location: None,
             status: ProviderStatus::Unknown,
         };
-        self.kit.change(machine, vec![FactChange::ProviderLooked { details, unchanged: true }]).await?;
+        self.kit.change(machine, vec![FactChange::ProviderPolled { details, unchanged: true }]).await?;
         Ok(machine)
     }
 
@@ -133,11 +134,11 @@ impl Site {
         Ok(ProviderSet::new(vec![Arc::new(StaticProvider::new(config)?)]))
     }
 
-    fn access(ssh: SshSettings) -> Arc<Access> {
-        Arc::new(Access {
+    fn access(ssh: SshSettings) -> Arc<MachineAccess> {
+        Arc::new(MachineAccess {
             ssh,
             user: "root".to_owned(),
-            agent: AgentFile::new(env!("CARGO_BIN_EXE_roleserver").into()),
+            agent_file: AgentFile::new(env!("CARGO_BIN_EXE_roleserver").into()),
             agent_path: DEFAULT_AGENT_PATH.to_owned(),
             endpoints: vec!["127.0.0.1:1".to_owned()],
             ca_certificates: Box::new(Vec::new),
@@ -150,7 +151,7 @@ impl Site {
     }
 
     fn recoverer(&self, ssh: SshSettings) -> Result<Recoverer> {
-        let brakes = Arc::new(Brakes::new(self.shepherd.bmdb.clone()));
+        let brakes = Arc::new(RecoveryBrakes::new(self.shepherd.bmdb.clone()));
         Ok(Recoverer { providers: self.providers()?, access: Self::access(ssh), brakes })
     }
 
@@ -159,7 +160,7 @@ impl Site {
         let context = LoopContext {
             sessions: self.shepherd.sessions.clone(),
             wake_ups: WakeUps::default(),
-            metrics: metrics.of(control_loop.name(), control_loop.process()),
+            metrics: metrics.for_loop(control_loop.name(), control_loop.process()),
             drain: self.drain.clone(),
             abort: CancellationToken::new(),
         };
@@ -212,7 +213,7 @@ impl Site {
         while let Some(ended) = self.loops.join_next().await {
             ended?;
         }
-        self.shepherd.sessions.drained().await;
+        self.shepherd.sessions.wait_until_drained().await;
         self.shepherd.stop().await
     }
 }
@@ -270,7 +271,8 @@ async fn a_new_machine_that_lacks_our_key_is_tried_until_somebody_puts_it_there(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clone_is_told_from_its_original_and_is_welcome_under_an_identity_of_its_own() -> TestResult {
+async fn a_clone_is_distinguished_from_its_original_and_is_welcome_under_an_identity_of_its_own() -> TestResult
+{
     let mut site = Site::new("odd_clone").await?;
     let (original, own) = (site.directory.path().join("original"), site.directory.path().join("own"));
     let sshd = Sshd::start(&enrolling(&original))?;
@@ -307,7 +309,7 @@ async fn a_clone_is_told_from_its_original_and_is_welcome_under_an_identity_of_i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_who_may_not_reboot_is_told_of_and_the_ladder_goes_on() -> TestResult {
+async fn a_user_who_may_not_reboot_is_reported_and_the_ladder_goes_on() -> TestResult {
     let mut site = Site::new("odd_sudo").await?;
     let sudo = "#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n".to_owned();
     let state = site.directory.path().join("state");
@@ -325,12 +327,12 @@ async fn a_user_who_may_not_reboot_is_told_of_and_the_ladder_goes_on() -> TestRe
         site.steps().await?,
         ["restart-agent done", "restart-agent done", "reboot failed", "power-cycle done"]
     );
-    let told: String = sqlx::query_scalar("SELECT outcome FROM intent WHERE kind = 'reboot'")
+    let text: String = sqlx::query_scalar("SELECT outcome FROM intent WHERE kind = 'reboot'")
         .fetch_one(&site.kit.pool)
         .await?;
     let address = sshd.target()?.address();
     assert_eq!(
-        told,
+        text,
         format!(
             "failed: sudo -n never-run failed on {address}: it ended with status 1: sudo: a password is required"
         )
@@ -364,7 +366,7 @@ async fn hung_hosts_do_not_keep_the_only_worker_from_one_that_can_be_helped() ->
     let state = site.directory.path().join("state");
     let sshd = Sshd::start(&enrolling(&state))?;
     site.list(&[("m1", &sshd)], &["true"])?;
-    // Their kernels take connections, and nobody ever says a word.
+    // Their kernels accept connections, and no server ever sends a byte.
     let mut silent = Vec::new();
     for number in 0..10 {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
@@ -415,7 +417,7 @@ async fn a_hold_that_comes_between_the_claim_and_the_first_look_is_kept() -> Tes
     for (work, handled) in
         [(&start, initializer.handle(&start).await), (&recovery, recoverer.handle(&recovery).await)]
     {
-        let Ok(Handled::Finished { changes, detail }) = handled else { panic!("{handled:?}") };
+        let Ok(HandlerOutcome::Finished { changes, detail }) = handled else { panic!("{handled:?}") };
         assert_eq!(changes, [], "{}", work.process());
         assert_eq!(detail, "it is not due any more: held by kim: new disks");
     }

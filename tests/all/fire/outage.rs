@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, Storage};
+use shepherd::bmdb::private_postgres::{PrivatePostgres, PrivatePostgresOptions, ServerStorage};
 use uuid::Uuid;
 
 use crate::checker::{Records, check};
@@ -144,7 +144,7 @@ async fn an_hour_away_starts_no_ladder_before_agents_had_one_full_limit() -> Tes
     Ok(())
 }
 
-/// Moves the clock by less than the longest gap in listening, and waits until everybody alive was heard.
+/// Moves the clock by less than the longest gap in listening, and waits for a heartbeat of every living machine.
 async fn listen_on(fleet: &Fleet, alive: usize) -> Result<()> {
     fleet.database.advance(STEP).await?;
     first_returns(fleet, now(fleet).await?, alive).await?;
@@ -202,8 +202,10 @@ async fn postgres_stopped_in_the_middle_crashes_nothing_and_repeats_nothing() ->
     let (machines, away) = form.pick((40, Duration::from_secs(8)), (200, Duration::from_secs(30)));
     let directory = tempfile::Builder::new().prefix("fire-").tempdir()?;
     std::fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-    let options =
-        Options { storage: Storage::Staying(directory.path().join("postgres")), max_connections: 100 };
+    let options = PrivatePostgresOptions {
+        storage: ServerStorage::Persistent(directory.path().join("postgres")),
+        max_connections: 100,
+    };
     let server = PrivatePostgres::start(options.clone()).await?;
     server.create_database("bmdb").await?;
     let url = server.url("bmdb");

@@ -1,5 +1,5 @@
-//! A plan comes true: `shepherdctl plan` says what will be begun, then time passes over real loops, and
-//! history must tell the same machines, processes and moments.
+//! Forecasts: `shepherdctl plan` lists the work that will begin, then time passes over real loops, and
+//! history must show the same machines, processes and moments.
 //!
 //! The loops are the service's own, on a database whose clock stands still until the test moves it from
 //! one due moment to the next; the machines are a simulator's, reached over its provider API and SSH. Of
@@ -18,25 +18,25 @@ use anyhow::{Context as _, Result, ensure};
 use chrono::TimeDelta;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
-use shepherd::bmdb::change::{FactChange, NewAgent, NewHeartbeat, ProviderDetails};
-use shepherd::bmdb::heartbeat::{Heartbeat as Report, Outcome};
+use shepherd::bmdb::fact_change::{FactChange, NewAgent, NewHeartbeat, ProviderDetails};
+use shepherd::bmdb::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat as Report};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::provision::NewMachine;
 use shepherd::bmdb::wakeup::WakeUps;
-use shepherd::manager::access::{Access, AgentFile};
-use shepherd::manager::brakes::Brakes;
-use shepherd::manager::control_loop::{ControlLoop, LoopContext, LoopSettings, run as run_loop};
+use shepherd::manager::control_loop::{ControlLoop, LoopContext, LoopSettings, run_loop};
 use shepherd::manager::initializer::Initializer;
 use shepherd::manager::limiter::Limiter;
+use shepherd::manager::machine_access::{AgentFile, MachineAccess};
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::manager::provider_set::ProviderSet;
 use shepherd::manager::recoverer::Recoverer;
+use shepherd::manager::recovery_brakes::RecoveryBrakes;
 use shepherd::manager::updater::Updater;
 use shepherd::model::backoff::BackoffFact;
-use shepherd::model::facts::{Acted, Hold, HoldScope, Postponement, Recovery};
+use shepherd::model::facts::{Hold, HoldScope, Postponement, Recovery, RecoveryAction};
 use shepherd::model::ids::MachineId;
 use shepherd::model::needs_human::Obstacle;
-use shepherd::model::policy::{Budget, Disturbance, Policy};
+use shepherd::model::policy::{Budget, DisruptionKind, Policy};
 use shepherd::model::process::Process;
 use shepherd::model::provider_status::ProviderStatus;
 use shepherd::model::time::{Span, Timestamp};
@@ -67,9 +67,9 @@ struct Site {
     random: ChaCha8Rng,
     begin: Timestamp,
     horizon: Span,
-    /// Machines whose agent goes on reporting, by what it says.
+    /// Machines whose agent goes on reporting, with its key and boot id.
     speaking: BTreeMap<MachineId, Agent>,
-    /// When the agent that is on a machine was put there, as far as the test has seen.
+    /// When the current agent of a machine was installed, as far as the test has seen.
     started: BTreeMap<MachineId, Timestamp>,
     /// First reports to come.
     to_report: BTreeMap<MachineId, Timestamp>,
@@ -134,14 +134,15 @@ impl Site {
         let count = self.random.random_range(2..=8);
         let shepherd = Shepherd::start(&self.kit, "provisioner", FOR_EVER).await?;
         let session = shepherd.session().await?;
-        let lease = self.kit.bmdb.take_lease(&session, "provisioner", "sim").await?.context("taken")?;
+        let lease =
+            self.kit.bmdb.acquire_named_lease(&session, "provisioner", "sim").await?.context("taken")?;
         let mut machines = Vec::new();
         for number in 0..count {
             // The provider has lost one in ten.
             let there = self.random.random_range(0..10) != 0;
             let (provider_id, details) = if there {
                 let made = self.simulator.machine().await?;
-                let found = self.simulator.provider()?.look_at(&made.id).await?.context("just made")?;
+                let found = self.simulator.provider()?.find_machine(&made.id).await?.context("just made")?;
                 let details = ProviderDetails {
                     reservation: None,
                     address: found.address,
@@ -166,7 +167,7 @@ impl Site {
             let machine = self.kit.bmdb.record_machine(&lease, None, &new).await?;
             machines.push((machine, there));
         }
-        self.kit.bmdb.give_back_lease(&lease).await?;
+        self.kit.bmdb.release_named_lease(&lease).await?;
         shepherd.sessions.close(&session, "done").await?;
         shepherd.stop().await?;
         for (machine, there) in machines {
@@ -193,7 +194,12 @@ impl Site {
         if self.random.random_range(0..4) == 0 {
             let scope = HoldScope::ALL[self.random.random_range(0..3)];
             let until = self.random.random::<bool>().then(|| self.later(40));
-            changes.push(FactChange::Held(Hold { scope, reason: "disks".into(), by: "kim".into(), until }));
+            changes.push(FactChange::HoldSet(Hold {
+                scope,
+                reason: "disks".into(),
+                by: "kim".into(),
+                until,
+            }));
         }
         for process in Process::ALL {
             if self.random.random_range(0..6) == 0 {
@@ -225,7 +231,7 @@ impl Site {
             _ => {}
         }
         self.kit.change(machine, changes).await?;
-        // Its agent told of a fence that this database never gave.
+        // Its agent reported a fence that this database never issued.
         if self.random.random_range(0..8) == 0 {
             sqlx::query(
                 "INSERT INTO history (machine_id, at, event, fence, detail)
@@ -260,20 +266,20 @@ impl Site {
         let (_, policy) = self.kit.bmdb.policy();
         let interval = i64::try_from(policy.heartbeat_interval.0.as_secs())?;
         let second = |seconds: i64| self.begin - TimeDelta::seconds(seconds);
-        // How long ago its agent was put there, and heard last; and whether it still reports.
-        let (start, heard, speaks) = match self.random.random_range(0..8) {
-            // Silent since some time, noticed or not.
+        // How many seconds ago its agent was installed and last reported, and whether it still reports.
+        let (start, received, speaks) = match self.random.random_range(0..8) {
+            // Silent for some time, noticed or not.
             0..=3 => (7200, Some(self.random.random_range(3 * interval + 1..2400)), false),
-            // Never heard.
+            // Has never reported.
             4 => (self.random.random_range(3 * interval + 1..2400), None, false),
-            // Put there a moment ago.
+            // Installed a moment ago.
             5 => (self.random.random_range(0..interval), None, true),
             _ => (7200, Some(self.random.random_range(0..interval)), true),
         };
-        let (start, heard) = (second(start), heard.map(second));
+        let (start, last_contact) = (second(start), received.map(second));
         let mut changes = vec![started];
-        changes.extend(heard.map(|_| beat));
-        let silent = heard.is_some() && !speaks;
+        changes.extend(last_contact.map(|_| beat));
+        let silent = last_contact.is_some() && !speaks;
         if silent && self.random.random() {
             changes.push(FactChange::Recovery(self.ladder(&policy, &agent)));
         }
@@ -283,14 +289,14 @@ impl Site {
             .bind(start)
             .execute(&self.kit.pool)
             .await?;
-        if let Some(heard) = heard {
+        if let Some(last_contact) = last_contact {
             sqlx::query("UPDATE machine_agent_heartbeat SET at = $2 WHERE machine_id = $1")
                 .bind(machine.0)
-                .bind(heard)
+                .bind(last_contact)
                 .execute(&self.kit.pool)
                 .await?;
         }
-        match (speaks, heard) {
+        match (speaks, last_contact) {
             (true, Some(_)) => drop(self.speaking.insert(machine, agent)),
             (true, None) => drop(self.to_report.insert(machine, self.begin + TimeDelta::seconds(1))),
             _ => {}
@@ -303,18 +309,18 @@ impl Site {
         let rung = self.random.random_range(0..policy.ladder.len());
         let what = policy.ladder[rung];
         let at = self.before(10);
-        let acted = self.random.random::<bool>().then(|| Acted {
+        let acted = self.random.random::<bool>().then(|| RecoveryAction {
             step: what.step,
-            at,
+            acted_at: at,
             deadline: at + what.deadline.0,
             boot_id_before: Some(agent.boot_id.clone()),
         });
         Recovery {
             started_at: at,
             rung,
-            tries: if acted.is_some() { self.random.random_range(1..=what.tries) } else { 0 },
-            next_at: acted.as_ref().map_or(at, |acted| acted.deadline.min(self.later(2))),
-            acted,
+            attempts: if acted.is_some() { self.random.random_range(1..=what.tries) } else { 0 },
+            next_check_at: acted.as_ref().map_or(at, |acted| acted.deadline.min(self.later(2))),
+            last_action: acted,
             note: "somebody tried".into(),
             obstacle: None,
         }
@@ -328,11 +334,11 @@ impl Site {
         self.begin + TimeDelta::seconds(self.random.random_range(1..minutes * 60))
     }
 
-    /// What the program says will be begun.
-    fn foreseen(&self) -> Result<Vec<Begun>> {
+    /// The work items that `shepherdctl plan` forecasts.
+    fn fetch_planned_begins(&self) -> Result<Vec<Begun>> {
         let answer = self.ask(&["plan", "--horizon", &self.horizon.to_string(), "-o", "json"])?;
         let answer: serde_json::Value = serde_json::from_str(&answer)?;
-        ensure!(answer["cut"] == false, "it was too much");
+        ensure!(answer["truncated"] == false, "it was too much");
         let mut rows = Vec::new();
         for row in answer["rows"].as_array().context("no rows")? {
             let machine = row["machine"].as_str().context("no machine")?.parse()?;
@@ -355,7 +361,7 @@ impl Site {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// What history says was begun.
+    /// The work items that history shows as begun.
     async fn happened(&self) -> Result<Vec<Begun>> {
         let rows: Vec<(Uuid, String, Timestamp)> =
             sqlx::query_as("SELECT machine_id, process, at FROM history WHERE edge = 'start' AND at >= $1")
@@ -375,12 +381,12 @@ impl Site {
         let metrics = ManagerMetrics::register(&Metrics::new());
         let providers = ProviderSet::new(vec![Arc::new(self.simulator.provider()?)]);
         let access = Arc::new(self.access()?);
-        let brakes = Arc::new(Brakes::new(shepherd.bmdb.clone()));
+        let brakes = Arc::new(RecoveryBrakes::new(shepherd.bmdb.clone()));
         let mut loops = JoinSet::new();
         let context = |name: &'static str, process| LoopContext {
             sessions: shepherd.sessions.clone(),
             wake_ups: wake_ups.clone(),
-            metrics: metrics.of(name, process),
+            metrics: metrics.for_loop(name, process),
             drain: drain.clone(),
             abort: CancellationToken::new(),
         };
@@ -398,7 +404,7 @@ impl Site {
         let passed = self.pass_time(&wake_ups).await;
         drain.cancel();
         while loops.join_next().await.is_some() {}
-        shepherd.sessions.drained().await;
+        shepherd.sessions.wait_until_drained().await;
         shepherd.stop().await?;
         passed
     }
@@ -481,13 +487,13 @@ impl Site {
                 })
             })
             .collect();
-        let mut plain = self.kit.bmdb.store_group(1, reports.clone().into()).await?;
+        let mut plain = self.kit.bmdb.store_heartbeat_group(1, reports.clone().into()).await?;
         for report in reports {
             let outcome = match plain.remove(&(report.machine, report.public_key)) {
-                Some(plain) => Outcome::Stored(plain.wants),
+                Some(plain) => HeartbeatOutcome::Stored(plain.instructions),
                 None => self.kit.bmdb.store_heartbeat(report.clone()).await?,
             };
-            ensure!(matches!(outcome, Outcome::Stored(_)), "{}: {outcome:?}", report.machine);
+            ensure!(matches!(outcome, HeartbeatOutcome::Stored(_)), "{}: {outcome:?}", report.machine);
         }
         Ok(())
     }
@@ -513,15 +519,15 @@ impl Site {
         Ok(sqlx::query_scalar("SELECT now()").fetch_one(&self.kit.pool).await?)
     }
 
-    fn access(&self) -> Result<Access> {
+    fn access(&self) -> Result<MachineAccess> {
         let key = ClientKey::load_or_create(&self.directory.path().join("ssh_key"))?;
-        Ok(Access {
+        Ok(MachineAccess {
             ssh: SshSettings::new(key),
             user: "root".to_owned(),
             // Simulated machines take any program and run none of it.
-            agent: AgentFile::new("/bin/sh".into()),
+            agent_file: AgentFile::new("/bin/sh".into()),
             agent_path: "/root/roleserver".to_owned(),
-            // Nobody: what agents say is said by the test.
+            // Nobody listens there: the test itself reports for the agents.
             endpoints: vec!["127.0.0.1:9".to_owned()],
             ca_certificates: Box::new(Vec::new),
             bmdb_id: Uuid::from_u128(1),
@@ -559,27 +565,27 @@ fn random_policy(random: &mut ChaCha8Rng) -> Policy {
         rung.deadline = minutes(1, 15);
     }
     policy.recovery_brake.at_least = random.random_range(2..8);
-    for step in Disturbance::ALL {
+    for step in DisruptionKind::ALL {
         let window = Span::minutes(random.random_range(2..10));
         policy.budgets.insert(step, Budget { count: random.random_range(1..5), window });
     }
     policy
 }
 
-/// Foresees, lets time pass, compares. Returns how many work items there were of each process.
+/// Makes a forecast, lets time pass and compares. Returns the number of work items of each process.
 async fn comes_true(seed: u64) -> Result<BTreeMap<String, usize>> {
     let mut site = Site::new(seed).await.context("preparing")?;
-    let foreseen = site.foreseen()?;
+    let forecast = site.fetch_planned_begins()?;
     site.live().await.context("living")?;
     let happened = site.happened().await?;
-    if foreseen != happened {
+    if forecast != happened {
         let only = |these: &[Begun], those: &[Begun]| {
             let lines = these.iter().filter(|row| !those.contains(row));
             let lines = lines.map(|(machine, process, at)| format!("  {at} {process} {machine}"));
             lines.collect::<Vec<_>>().join("\n")
         };
-        let disputed = foreseen.iter().filter(|row| !happened.contains(row));
-        let disputed = disputed.chain(happened.iter().filter(|row| !foreseen.contains(row)));
+        let disputed = forecast.iter().filter(|row| !happened.contains(row));
+        let disputed = disputed.chain(happened.iter().filter(|row| !forecast.contains(row)));
         let disputed = disputed.min_by_key(|(_, _, at)| *at);
         let text = match disputed {
             Some((machine, _, _)) => site.ask(&["timeline", &machine.to_string(), "--limit", "1000"])?,
@@ -587,10 +593,10 @@ async fn comes_true(seed: u64) -> Result<BTreeMap<String, usize>> {
         };
         anyhow::bail!(
             "fleet {seed}: {} foreseen, {} happened\nonly foreseen:\n{}\nonly happened:\n{}\n{text}",
-            foreseen.len(),
+            forecast.len(),
             happened.len(),
-            only(&foreseen, &happened),
-            only(&happened, &foreseen)
+            only(&forecast, &happened),
+            only(&happened, &forecast)
         );
     }
     site.simulator.stop().await?;

@@ -116,8 +116,8 @@ async fn an_older_shepherd_keeps_its_hands_off_what_newer_rules_decided() -> Tes
     )
     .execute(&fleet.pool)
     .await?;
-    // And as one older still left the others. Whoever starts sweeps at once, in the order of the ids: when
-    // the last of these was written anew, it has passed by all of the newer release's.
+    // The others are as a still older release left them. A starting shepherd sweeps at once, in the order of the ids:
+    // when it has rewritten the last of these rows, it has passed all rows of the newer release.
     sqlx::query(
         "UPDATE machine_due SET rules_version = rules_version - 1, reason = 'decided by older rules'
          WHERE machine_id NOT IN (SELECT machine_id FROM machine ORDER BY machine_id LIMIT 6)",
@@ -133,7 +133,7 @@ async fn an_older_shepherd_keeps_its_hands_off_what_newer_rules_decided() -> Tes
     let theirs =
         "SELECT count(*) FROM machine_due WHERE reason = 'decided by newer rules' AND lease_session IS NULL";
     assert_eq!(count(&fleet, theirs).await?, 6, "an older shepherd rewrote a newer one's rows");
-    // It is not idle meanwhile: its own rows are looked after.
+    // It is not idle meanwhile: it works on its own rows.
     for machine in 1..=12 {
         fleet.strike(&format!("sim-{machine:04}"), "kill").await?;
     }

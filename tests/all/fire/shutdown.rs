@@ -1,14 +1,15 @@
-//! A shepherd that is told to stop, and does not get to its end: killed while what was under way is given
-//! its grace, hurried by a second signal, or dead between two steps of stopping. Whoever comes after it
-//! leaves nothing doubled and nothing orphaned, and every machine Ready once.
+//! Interrupted shutdowns: a shepherd receives a signal to stop, and is killed during the grace period of its
+//! running work, hurried by a second signal, or dies between two steps of stopping. Its successor leaves
+//! nothing doubled and nothing orphaned, and every machine Ready once.
 //!
-//! One fleet for all ways, as in `crash.rs`: each shepherd may make three machines more than the one before
+//! One fleet serves all ways, as in `crash.rs`: each shepherd may make three machines more than the one before
 //! it, and is stopped when it works on two of them. Their SSH commands answer two seconds late, so that
 //! work lasts for longer than a signal takes.
 //!
-//! What a shepherd had begun on a machine goes on there for these two seconds after it is gone, and nobody
-//! can call it back: the fence is for that. So a call counts until its caller's end, and no longer; one that
-//! the machine begins only after that, because the caller died in these two seconds, does not count.
+//! A command that a shepherd has begun on a machine goes on there for these two seconds after the shepherd
+//! has ended, and nobody can cancel it: the fence is for that. So a call counts until its caller's end, and no
+//! longer. A call that the machine begins only after that, because the caller died in these two seconds, does
+//! not count.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -24,19 +25,19 @@ use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{Fleet, PATIENCE, Program, endpoint};
 
 /// A session that a busy host lets run out leaves its work to the reaper while its last command goes on at the machine
-/// for two seconds, whoever comes next: nobody died there, and that is not what is looked at here.
+/// for two seconds, while the next shepherd starts. Nobody died there, and this test does not examine that case.
 const UNHURRIED: &str = "--session_interval=15s";
 
 /// How a stop is cut short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Killed while it waits for what is under way.
+    /// Killed while it waits for its running work.
     Killed,
-    /// Told a second time, and let come to its end.
+    /// A second signal, and then left to come to its end.
     Hurried,
-    /// Told once, and dead at this place.
+    /// One signal, and dies at this failpoint.
     DeadAt(&'static str),
-    /// Told twice, and dead at this place.
+    /// Two signals, and dies at this failpoint.
     HurriedDeadAt(&'static str),
 }
 
@@ -80,11 +81,11 @@ async fn works_on(fleet: &Fleet, pid: u32, milliseconds: i64) -> Result<i64> {
     .await?)
 }
 
-/// Tells it to stop, and waits until it says that it does.
+/// Signals it to stop, and waits until its log shows that it does.
 async fn tell_to_stop(fleet: &Fleet, name: &str, shepherd: &Program) -> Result<()> {
     shepherd.signal(Signal::TERM)?;
     let deadline = Instant::now() + PATIENCE;
-    while !fleet.said_by(name)?.contains("a second signal stops at once") {
+    while !fleet.read_log(name)?.contains("a second signal stops at once") {
         ensure!(Instant::now() < deadline, "it does not say that it stops\n{}", fleet.explain().await?);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -99,7 +100,7 @@ async fn unheard(fleet: &Fleet) -> Result<()> {
     fleet.until("the dead shepherd's connections are closed", gone).await
 }
 
-/// Stops a shepherd in this way. Says how many machines' work it left behind.
+/// Stops a shepherd in this way. Returns the number of machines with work that it left behind.
 async fn stopped(fleet: &Fleet, name: &str, way: Way, mut shepherd: Program) -> Result<i64> {
     let pid = shepherd.pid();
     let deadline = Instant::now() + PATIENCE;
@@ -153,9 +154,9 @@ fn key_of(arguments: &Value) -> Option<&str> {
 
 /// The length of the journal when the shepherd of each SSH key was gone.
 #[derive(Debug, Default)]
-struct Gone(HashMap<String, u64>);
+struct ShepherdExits(HashMap<String, u64>);
 
-impl Gone {
+impl ShepherdExits {
     /// The shepherd of this name is.
     fn note(&mut self, fleet: &Fleet, name: &str) -> Result<()> {
         self.0.insert(fleet.ssh_key(name)?, fleet.journal()?.len() as u64);
@@ -183,7 +184,7 @@ async fn a_shepherd_that_dies_while_it_stops_leaves_each_machine_to_be_ready_onc
         fleet.strike(&format!("sim-{number:04}"), "slow").await?;
     }
     let endpoints = [endpoint()?];
-    let (mut left, mut gone) = (0, Gone::default());
+    let (mut left, mut gone) = (0, ShepherdExits::default());
     for (number, way) in ways.iter().copied().enumerate() {
         let name = format!("shepherd-{number}");
         let most = format!("--provisioner_max_machines={}", 3 * (number + 1));

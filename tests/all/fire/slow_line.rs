@@ -28,16 +28,16 @@ async fn a_machine_at_the_end_of_a_long_line_is_taken_over_within_the_limits() -
     let here = endpoint()?;
     let port = here.rsplit(':').next().unwrap_or_default().parse()?;
     let to_shepherd = Line::to(port, quality).await?;
-    let told = format!("127.0.0.1:{}", to_shepherd.port());
+    let text = format!("127.0.0.1:{}", to_shepherd.port());
     let listen = format!("--agent_listen_address={here}");
 
     let began = Instant::now();
-    let shepherd = rack.shepherd("shepherd", &told, &[&listen])?;
+    let shepherd = rack.shepherd("shepherd", &text, &[&listen])?;
     rack.until_why("far", "Ready", &[]).await?;
     let took = began.elapsed();
     assert!(took >= round_trip * ROUND_TRIPS, "the line is not long: it took {took:?}");
-    assert!(to_machine.carried() > std::fs::metadata(rack.agent()?)?.len(), "it came another way");
-    assert!(to_shepherd.carried() > 0, "its agent called another way");
+    assert!(to_machine.forwarded_bytes() > std::fs::metadata(rack.agent()?)?.len(), "it came another way");
+    assert!(to_shepherd.forwarded_bytes() > 0, "its agent called another way");
     let tries =
         count(&rack.fleet, "SELECT count(*) FROM history WHERE process = 'AgentStart' AND edge = 'start'")
             .await?;
@@ -54,7 +54,8 @@ async fn a_machine_at_the_end_of_a_long_line_is_taken_over_within_the_limits() -
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_too_thin_for_the_upload_is_told_by_its_limit_and_is_enough_with_a_longer_one() -> TestResult {
+async fn a_line_too_thin_for_the_upload_is_named_by_its_limit_and_is_enough_with_a_longer_one() -> TestResult
+{
     let mut rack = Rack::new("fire_thin_line").await?;
     rack.add("thin", Setup::default())?;
     let size = std::fs::metadata(rack.agent()?)?.len();

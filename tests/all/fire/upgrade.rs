@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::bmdb::setup::known_version;
+use shepherd::bmdb::schema::supported_version;
 use shepherd::model::schedule::RULES_VERSION;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
 
@@ -116,7 +116,7 @@ async fn the_schema_before_with_data_is_upgraded_by_two_at_once_and_its_machines
     migrator().undo(&mut connection, previous("schema ")?).await?;
     sqlx::raw_sql(OLD_ROWS).execute(&mut connection).await?;
     let kept = "SELECT count(*) FROM history";
-    let told = count(&fleet, kept).await?;
+    let number = count(&fleet, kept).await?;
     connection.close().await?;
     assert_eq!(schema(&fleet).await?, previous("schema ")?);
     assert_eq!(of_other_rules(&fleet).await?, 12, "rules {} are this release's", previous("rules ")?);
@@ -126,10 +126,10 @@ async fn the_schema_before_with_data_is_upgraded_by_two_at_once_and_its_machines
     // A row that the old release wrote may call a machine Ready on which it had begun something.
     until_all_follow(&fleet).await?;
     fleet.until("all are Ready", ALL_READY).await?;
-    assert_eq!(schema(&fleet).await?, known_version());
+    assert_eq!(schema(&fleet).await?, supported_version());
     let known = count(&fleet, "SELECT count(*) FROM machine").await?;
     assert_eq!(known, machines, "{}", fleet.explain().await?);
-    assert!(count(&fleet, kept).await? > told, "history was lost, or nothing was done");
+    assert!(count(&fleet, kept).await? > number, "history was lost, or nothing was done");
     let ended = "SELECT NOT EXISTS (SELECT 1 FROM machine_needs_human) AND NOT EXISTS (SELECT 1 FROM machine_recovery)";
     fleet.until("what the old release had begun is ended", ended).await?;
     let over = "SELECT count(*) = 0 FROM session WHERE closed_at IS NULL AND runtime_info->>'pid' = '1'";
@@ -141,9 +141,9 @@ async fn the_schema_before_with_data_is_upgraded_by_two_at_once_and_its_machines
     counted(
         "schema before this one",
         format!(
-            "from {} to {} with 6 machines in 4 states, by 2 shepherds at once; {machines} Ready, {told} lines of history kept",
+            "from {} to {} with 6 machines in 4 states, by 2 shepherds at once; {machines} Ready, {number} lines of history kept",
             previous("schema ")?,
-            known_version()
+            supported_version()
         ),
     )?;
     Ok(())
@@ -205,9 +205,9 @@ async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_r
         if made && count(&fleet, ready).await? >= 5 {
             break;
         }
-        assert!(Instant::now() < deadline, "the old one makes nothing Ready:\n{}", fleet.said_by("old")?);
+        assert!(Instant::now() < deadline, "the old one makes nothing Ready:\n{}", fleet.read_log("old")?);
         if let Some(status) = old.ended()? {
-            panic!("the old one ended: {status}\n{}", fleet.said_by("old")?);
+            panic!("the old one ended: {status}\n{}", fleet.read_log("old")?);
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -218,7 +218,7 @@ async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_r
     fleet.until("all are Ready", ALL_READY).await?;
     until_all_follow(&fleet).await?;
     fleet.until("all are Ready", ALL_READY).await?;
-    assert_eq!(schema(&fleet).await?, known_version());
+    assert_eq!(schema(&fleet).await?, supported_version());
     assert_eq!(
         count(&fleet, RECOVERED).await?,
         0,
@@ -273,7 +273,7 @@ async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_r
     Ok(())
 }
 
-/// One of the release before that is started again is told why it may not.
+/// A shepherd of the release before that starts again gets the reason why it may not.
 async fn refused_at_its_start(fleet: &Fleet, program: Otherwise) -> Result<()> {
     let mut again = fleet.shepherd_otherwise(program, "again", &[endpoint()?], &FLAGS)?;
     let deadline = Instant::now() + PATIENCE;
@@ -284,10 +284,10 @@ async fn refused_at_its_start(fleet: &Fleet, program: Otherwise) -> Result<()> {
         ensure!(Instant::now() < deadline, "one of the release before starts on a newer schema");
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
-    let said = fleet.said_by("again")?;
+    let text = fleet.read_log("again")?;
     ensure!(
-        status.code() == Some(2) && said.contains("it was upgraded by a newer shepherd"),
-        "{status}: {said}"
+        status.code() == Some(2) && text.contains("it was upgraded by a newer shepherd"),
+        "{status}: {text}"
     );
     Ok(())
 }
@@ -307,10 +307,10 @@ async fn newer_rules_beside_an_older_shepherd() -> Result<()> {
     let since: chrono::DateTime<chrono::Utc> =
         sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&fleet.pool).await?;
     let disturbed = count(&fleet, RECOVERED).await? + count(&fleet, DISTURBED).await?;
-    // One that comes later sweeps at once, and says what it leaves alone.
+    // One that starts later sweeps at once, and reports what it leaves alone.
     let later = fleet.shepherd("later", &[second, first], &flags)?;
     let deadline = Instant::now() + PATIENCE;
-    while !fleet.said_by("later")?.contains("a newer release decides for these machines") {
+    while !fleet.read_log("later")?.contains("a newer release decides for these machines") {
         ensure!(
             Instant::now() < deadline,
             "it does not say what it leaves alone\n{}",
@@ -320,7 +320,7 @@ async fn newer_rules_beside_an_older_shepherd() -> Result<()> {
     }
     fleet.strike("sim-0001", "kill").await?;
     fleet.strike("sim-0002", "kill").await?;
-    // Their silence lasts for two limits, and the others are heard all the while.
+    // Their silence lasts for two limits, and heartbeats of the others arrive all the while.
     fleet
         .until(
             "two are silent and ten are heard",

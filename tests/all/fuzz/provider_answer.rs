@@ -1,16 +1,18 @@
-//! What a hosting company's API answers, whatever was asked.
+//! Answers of a hosting company's API, to any request.
 //!
-//! An input is a line with the status, and then the body. Each question takes each answer: an API that
-//! mixes them up is one more thing that happens.
+//! An input is a line with the status, and then the body. Each request is fed each answer, because an API that mixes
+//! up its answers is one more thing that happens.
 
 use reqwest::StatusCode;
 use shepherd::model::ids::IntentId;
 use shepherd::providers::provider::{ErrorClass, ProviderMachine};
-use shepherd::providers::simulated_answers::{Refusal, found, list, looked_at, made, power_state, taken};
+use shepherd::providers::simulated_responses::{
+    ResponseError, parse_accepted, parse_created, parse_found, parse_list, parse_machine, parse_power_state,
+};
 use shepherd::providers::static_list::check_address;
 use uuid::Uuid;
 
-/// The machine that is asked for, and the intent, in the corpus.
+/// The machine of the request, and its intent, in the corpus.
 const ID: &str = "sim-0001";
 const INTENT: IntentId = IntentId(Uuid::from_u128(0x5a0c_2c4e_0000_4000_8000_0000_0000_0001));
 
@@ -24,41 +26,41 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(), String> {
     let one = |machine: Option<ProviderMachine>| Vec::from_iter(machine);
     let mut refusals = Vec::new();
     let mut answers = 0;
-    let mut heard = |answer: Result<Vec<ProviderMachine>, Refusal>| match answer {
+    let mut observed = |answer: Result<Vec<ProviderMachine>, ResponseError>| match answer {
         Ok(machines) => {
             answers += 1;
             machines.iter().for_each(fit);
         }
         Err(refusal) => refusals.push(refusal),
     };
-    heard(list(status, body).inspect(|machines| {
+    observed(parse_list(status, body).inspect(|machines| {
         let mut ids: Vec<_> = machines.iter().map(|machine| &machine.id).collect();
         ids.sort();
         assert!(ids.is_sorted_by(|a, b| a < b), "an id is listed twice");
     }));
-    heard(looked_at(status, body, ID).map(|machine| {
+    observed(parse_machine(status, body, ID).map(|machine| {
         assert!(machine.as_ref().is_none_or(|machine| machine.id == ID), "another machine is believed");
         one(machine)
     }));
-    for answer in [made(status, body, INTENT), found(status, body, INTENT)] {
-        heard(answer.map(|machine| {
+    for answer in [parse_created(status, body, INTENT), parse_found(status, body, INTENT)] {
+        observed(answer.map(|machine| {
             assert!(machine.as_ref().is_none_or(|machine| machine.intent == Some(INTENT)), "another intent");
             one(machine)
         }));
     }
-    heard(power_state(status, body).map(|state| {
+    observed(parse_power_state(status, body).map(|state| {
         assert!(state.is_none_or(|state| printable(state.as_str())), "the power cannot be shown");
         Vec::new()
     }));
-    heard(taken(status, body).map(|_| Vec::new()));
+    observed(parse_accepted(status, body).map(|_| Vec::new()));
     for refusal in &refusals {
         // That a machine is gone is believed of a 404 with a sentence alone.
         assert_ne!(refusal.class, ErrorClass::NotFound);
-        assert!(printable(&refusal.said), "{refusal:?}");
-        assert!(refusal.said.chars().count() < 1000, "nobody reads so much: {refusal:?}");
+        assert!(printable(&refusal.message), "{refusal:?}");
+        assert!(refusal.message.chars().count() < 1000, "nobody reads so much: {refusal:?}");
     }
     match refusals.pop() {
-        Some(refusal) if answers == 0 => Err(refusal.said),
+        Some(refusal) if answers == 0 => Err(refusal.message),
         _ => Ok(()),
     }
 }

@@ -1,7 +1,7 @@
-//! Says at once what makes a test fail, past libtest's capture.
+//! Reports at once what makes a test fail, past libtest's capture.
 //!
-//! libtest tells what failed when all tests are done. A run that is cut off, or of which only a part is kept,
-//! would tell no more than a name.
+//! libtest reports failures when all tests are done. A run that is cut off, or of which only a part is stored, would
+//! report no more than a name.
 
 use std::cell::Cell;
 use std::fmt;
@@ -11,17 +11,17 @@ use std::sync::Once;
 use std::thread;
 
 thread_local! {
-    /// Whether a panic was told on this thread: a test that catches many of them is about panics.
-    static TOLD: Cell<bool> = const { Cell::new(false) };
+    /// Whether a panic was reported on this thread. Only the first one is: a test that catches many is about panics.
+    static PANIC_REPORTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What a test returns that may end with an error.
-pub(crate) type TestResult = Result<(), Told>;
+/// The result of a test that may end with an error.
+pub(crate) type TestResult = Result<(), TestFailure>;
 
-/// An error that ends a test: said aloud when the test is left with it.
-pub(crate) struct Told(anyhow::Error);
+/// An error that ends a test: written to standard error when the test returns it.
+pub(crate) struct TestFailure(anyhow::Error);
 
-impl<E: Into<anyhow::Error>> From<E> for Told {
+impl<E: Into<anyhow::Error>> From<E> for TestFailure {
     #[track_caller]
     fn from(error: E) -> Self {
         let error = error.into();
@@ -30,7 +30,7 @@ impl<E: Into<anyhow::Error>> From<E> for Told {
     }
 }
 
-impl fmt::Debug for Told {
+impl fmt::Debug for TestFailure {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(to)
     }
@@ -39,19 +39,19 @@ impl fmt::Debug for Told {
 /// Writes `text` under the name of the test on this thread, to the standard error of the whole run.
 pub(crate) fn aloud(text: &str) {
     let thread = thread::current();
-    // Nobody is left to be told that it could not be written.
+    // If this write fails, there is nobody left to report it to.
     let _ = writeln!(std::io::stderr().lock(), "-- {}: {text}", thread.name().unwrap_or("a test"));
 }
 
-/// From now on an assertion that does not hold is said aloud. Only on the threads of tests: a panic elsewhere
-/// may be what a test is about.
+/// From now on a failed assertion is written to standard error. Only on the threads of tests: a panic elsewhere may
+/// be what a test is about.
 pub(crate) fn assertions_aloud() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             let of_a_test = thread::current().name().is_some_and(|name| name.contains("::"));
-            if of_a_test && !TOLD.replace(true) {
+            if of_a_test && !PANIC_REPORTED.replace(true) {
                 aloud(&panic.to_string());
             }
             before(panic);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use shepherd::bmdb::change::{FactChange, NewAgent};
 use shepherd::bmdb::connection::Bmdb;
+use shepherd::bmdb::fact_change::{FactChange, NewAgent};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::secret::SecretsKey;
 use shepherd::bmdb::session::Sessions;
@@ -17,12 +17,12 @@ use shepherd::curator::identity::Identity;
 use shepherd::model::ids::{MachineId, ProcessId};
 use shepherd::proto::agent::v1::agent_callback_client::AgentCallbackClient;
 use shepherd::proto::agent::v1::{HeartbeatRequest, HeartbeatResponse};
-use shepherd::roleserver::clock::HostClock;
-use shepherd::roleserver::connection::{client_config, connect};
-use shepherd::roleserver::known_time::KnownTime;
-use shepherd::server::accept::ConnectionLimits;
+use shepherd::roleserver::boot_clock::HostClock;
+use shepherd::roleserver::connection::{client_config, connect_server};
+use shepherd::roleserver::trusted_time::TrustedTime;
+use shepherd::server::agent_acceptor::ConnectionLimits;
 use shepherd::server::callback_server::{CallbackServer, CallbackSettings, serve_agents};
-use shepherd::server::certificate::{CertificateSource, RenewalClock};
+use shepherd::server::server_certificate::{CertificateSource, RenewalClock};
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -38,7 +38,7 @@ pub(crate) fn settings(directory: &Path) -> anyhow::Result<CallbackSettings> {
     Ok(CallbackSettings {
         listen_address: SocketAddr::from(([127, 0, 0, 1], 0)),
         endpoints: Vec::new(),
-        certificate: CertificateSource::Shared(key.clone()),
+        certificate: CertificateSource::CallbackCa(key.clone()),
         secrets: Some(key),
         renewal: RenewalClock::default(),
         agent_rate: "1ms,1000".parse()?,
@@ -62,7 +62,7 @@ impl Listener {
         bmdb.migrate().await?;
         let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), Duration::from_secs(30));
         let (stop, keep) = (CancellationToken::new(), CancellationToken::new());
-        let keeper = tokio::spawn(keeper.keep(&keep)?);
+        let keeper = tokio::spawn(keeper.run(&keep)?);
         let metrics = Metrics::new();
         let server = serve_agents(bmdb.clone(), sessions, settings, metrics.clone(), stop.clone()).await?;
         Ok(Self { bmdb, server, metrics, stop, keep, keeper })
@@ -71,7 +71,7 @@ impl Listener {
     /// Ends it in order.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
         self.stop.cancel();
-        self.server.ended().await;
+        self.server.wait_until_stopped().await;
         self.keep.cancel();
         Ok(self.keeper.await?)
     }
@@ -95,7 +95,7 @@ pub(crate) struct TestAgent {
 pub(crate) type Client = AgentCallbackClient<Channel>;
 
 impl TestAgent {
-    /// A machine that a provider handed over and that this agent was started on.
+    /// Adds a machine of a provider, with this agent started on it.
     pub(crate) async fn new(pool: &PgPool, bmdb: &Bmdb) -> anyhow::Result<Self> {
         let identity = Identity::generate()?;
         let machine = provided(pool).await?;
@@ -109,7 +109,7 @@ impl TestAgent {
         bmdb.change_machine(machine, move |_| Decision {
             changes: vec![FactChange::AgentStarted(agent.clone())],
             events: Vec::new(),
-            answer: (),
+            output: (),
         })
         .await?;
         Ok(Self {
@@ -120,7 +120,7 @@ impl TestAgent {
         })
     }
 
-    /// A plain heartbeat.
+    /// A heartbeat without further reports.
     pub(crate) fn heartbeat(&self, seq: u64) -> HeartbeatRequest {
         HeartbeatRequest {
             machine_id: self.machine.to_string(),
@@ -135,22 +135,22 @@ impl TestAgent {
 
     /// A new connection, made as the role server makes it.
     pub(crate) async fn connect(&self, server: &CallbackServer) -> anyhow::Result<Client> {
-        let config = client_config(&self.identity, &server.ca_certificates(), &untold()?)?;
-        Ok(connect(server.endpoints.first().context("no endpoint")?, config).await?)
+        let config = client_config(&self.identity, &server.current_ca_certificates(), &untold()?)?;
+        Ok(connect_server(server.endpoints.first().context("no endpoint")?, config).await?)
     }
 }
 
-/// What a machine knows of the time that no shepherd has told it.
-pub(crate) fn untold() -> anyhow::Result<Arc<KnownTime>> {
-    Ok(Arc::new(KnownTime::new(Arc::new(HostClock::read()?), None)))
+/// The time as a machine knows it that no shepherd has given the time.
+pub(crate) fn untold() -> anyhow::Result<Arc<TrustedTime>> {
+    Ok(Arc::new(TrustedTime::new(Arc::new(HostClock::read()?), None)))
 }
 
-/// Says one heartbeat.
+/// Sends one heartbeat to the shepherd.
 pub(crate) async fn say(client: &mut Client, request: HeartbeatRequest) -> Result<HeartbeatResponse, Status> {
     Ok(client.heartbeat(request).await?.into_inner())
 }
 
-/// A machine that a provider handed over, without an agent.
+/// Adds a machine of a provider, without an agent.
 pub(crate) async fn provided(pool: &PgPool) -> anyhow::Result<MachineId> {
     let machine = MachineId::generate();
     sqlx::query("INSERT INTO machine VALUES ($1, clock_timestamp())").bind(machine.0).execute(pool).await?;

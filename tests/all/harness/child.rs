@@ -23,7 +23,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::harness::etcd_program;
 
-/// Longest time that a program asked to stop may take.
+/// Longest time that a program may take to stop on request.
 const PATIENCE: Duration = Duration::from_mins(5);
 const GUARDED: &str = include_str!("guarded.sh");
 const WATCHER: &str = include_str!("watcher.sh");
@@ -33,14 +33,14 @@ const WATCHER_NAME: &str = "test-watcher";
 /// The name of what becomes the program once it has a watcher.
 const GUARDED_NAME: &str = "test-guarded";
 
-/// A program to be started with a watcher. Whoever starts it keeps its standard input for as long as it
-/// is to live; [`Command::output`] and [`Child::wait`] do not, and [`Program`] does.
+/// A program to start with a watcher. The caller keeps its standard input open for as long as the program shall live:
+/// [`Command::output`] and [`Child::wait`] do not, and [`Program`] does.
 ///
 /// Its search path leads to the etcd that the tests use.
 pub(crate) fn guarded(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("/bin/sh");
     command.args(shell_arguments(program)).stdin(Stdio::piped());
-    // Where each shepherd answers operators by default, only one can.
+    // Each shepherd serves operators at the same address by default, which only one of them can use.
     command.env("SHEPHERD_API_LISTEN_ADDRESS", "127.0.0.1:0");
     if let Some(path) = etcd_program::search_path() {
         command.env("PATH", path);
@@ -125,7 +125,7 @@ impl Program {
         Self::spawn(command.stderr(File::create(log)?))
     }
 
-    /// Its process id.
+    /// The process id of the child.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -225,8 +225,8 @@ mod tests {
             let mut simulator = place.program(["simulator", "--state"]);
             let mut simulator = Program::spawn(simulator.arg(state))?;
             let mut line = String::new();
-            let said = simulator.child().stdout.take().context("its output is piped")?;
-            BufReader::new(said).read_line(&mut line)?;
+            let child_stdout = simulator.child().stdout.take().context("its output is piped")?;
+            BufReader::new(child_stdout).read_line(&mut line)?;
             writeln!(
                 std::io::stdout(),
                 "\nstarted {} {} {} {detached}",
@@ -245,9 +245,9 @@ mod tests {
         let mut stand_in = guarded(env::current_exe()?);
         stand_in.args(["--exact", name, "--nocapture"]).env(STAND_IN, "yes").env("TMPDIR", directory.path());
         let mut stand_in = Program::spawn(stand_in.stdout(Stdio::piped()))?;
-        let said = BufReader::new(stand_in.child().stdout.take().context("its output is piped")?);
+        let reader = BufReader::new(stand_in.child().stdout.take().context("its output is piped")?);
         let mut started = None;
-        for line in said.lines() {
+        for line in reader.lines() {
             if let Some(pids) = line?.strip_prefix("started ") {
                 started = Some(pids.to_owned());
                 break;
@@ -268,8 +268,12 @@ mod tests {
         let script = "echo $$ \"$1\"; read -r line; echo \"read $?\"; exit 7";
         let command = command.args(["-c", script, "sh", "a b"]).stdout(Stdio::piped());
         let mut program = Program::spawn(command)?;
-        let said = std::io::read_to_string(program.child().stdout.take().context("its output is piped")?)?;
-        assert_eq!(said, format!("{} a b\nread 1\n", program.pid()), "its own id, argument and empty input");
+        let output = std::io::read_to_string(program.child().stdout.take().context("its output is piped")?)?;
+        assert_eq!(
+            output,
+            format!("{} a b\nread 1\n", program.pid()),
+            "its own id, argument and empty input"
+        );
         assert_eq!(program.child().wait()?.code(), Some(7));
 
         let program = Program::spawn(guarded("sleep").arg("600"))?;

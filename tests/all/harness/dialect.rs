@@ -5,11 +5,11 @@
 //!
 //! # Lists
 //!
-//! Every test that uses the database is in one of two lists, by name or with its whole module: `same_in_both_dialects.txt`
-//! has those whose result cannot depend on the dialect, which run in `postgres` alone, and `can_differ_by_dialect.txt`
-//! those that run in both. `make test-all` runs all of them in both. Of two entries that name a test, the longer one
-//! counts. `without_database.txt` has modules whose tests use no database. A test that asks for a database and is in
-//! neither list fails.
+//! Every test that uses the database is in one of two lists, by name or with its whole module:
+//! `same_in_both_dialects.txt` has those whose result cannot depend on the dialect, which run in `postgres` alone, and
+//! `can_differ_by_dialect.txt` those that run in both. `make test-all` runs all of them in both. Of two entries that
+//! name a test, the longer one counts. `without_database.txt` has modules whose tests use no database. A test that asks
+//! for a database and is in neither list fails.
 
 use std::env;
 use std::thread;
@@ -20,7 +20,7 @@ use shepherd::bmdb::connection::Dialect;
 
 const VARIABLE: &str = "SHEPHERD_TEST_DIALECT";
 
-/// What the lists say of a test.
+/// What the lists state about a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listed {
     /// Its module uses no database.
@@ -46,7 +46,7 @@ pub(crate) fn entries() -> Vec<(&'static str, Listed)> {
     entries
 }
 
-/// What the lists say of a test, by the longest entry that names it; `None` when there is none.
+/// What the lists state about a test, by the longest entry that names it; `None` if no entry does.
 pub(crate) fn listed(test: &str) -> Option<Listed> {
     let names = |entry: &str| if entry.ends_with("::") { test.starts_with(entry) } else { test == entry };
     let found = entries().into_iter().filter(|(entry, _)| names(entry));
@@ -85,8 +85,8 @@ pub(crate) fn parse(name: &str) -> Result<Dialect> {
     found.copied().with_context(|| format!("{name:?} is no dialect; give {}", names()))
 }
 
-/// What `SHOW transaction_isolation` answers in a dialect. Written down here once more, because a test that asked the
-/// dialect itself would agree with whatever it says.
+/// Result of `SHOW transaction_isolation` in a dialect. It is repeated here, because a test that took it from the
+/// dialect itself would agree with any value.
 pub(crate) fn isolation(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Postgres => "read committed",
@@ -102,7 +102,7 @@ pub(crate) fn may_notify(dialect: Dialect) -> bool {
     }
 }
 
-/// Of statements that were sent, those that the dialect does without.
+/// The statements among those sent that the dialect must not send.
 pub(crate) fn forbidden(dialect: Dialect, statements: Vec<String>) -> Vec<String> {
     let notifies = |statement: &String| {
         let words = words_of(statement);

@@ -131,14 +131,14 @@ impl Cluster {
     /// Starts a member again that was killed, with what it has on its disk. Does not wait until it answers.
     pub(crate) fn restart(&mut self, member: usize) -> Result<()> {
         let name = &self.members[member].name;
-        // One that is killed leaves it behind, and etcd does not listen where something is.
+        // A killed etcd leaves its socket behind, and etcd does not listen on an existing one.
         std::fs::remove_file(self.path(&socket_name(name)))?;
         let program = self.spawn(name, &[])?;
         self.members[member].program = Some(program);
         Ok(())
     }
 
-    /// Starts one more member, which the cluster was told of; `all` names each member with its peer address.
+    /// Starts one more member, which was added to the cluster before. `all` names each member with its peer address.
     pub(crate) fn join(&mut self, name: &str, all: &[(String, String)]) -> Result<usize> {
         let all = all.iter().map(|(name, url)| format!("{name}={url}")).collect::<Vec<_>>().join(",");
         let program =

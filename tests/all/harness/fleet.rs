@@ -62,7 +62,7 @@ pub(crate) struct Fleet {
     pub(crate) url: String,
     /// The test's own connections.
     pub(crate) pool: PgPool,
-    /// The BMDB.
+    /// The database of the BMDB.
     pub(crate) database: Arc<TestDatabase>,
     /// Where shepherds find it: elsewhere when a network or a server of the test's own is in between.
     pub(crate) bmdb_url: String,
@@ -108,13 +108,13 @@ impl Fleet {
         })
     }
 
-    /// The same machines with a BMDB at another place, or at the same place anew.
+    /// The same machines with a BMDB at another address, or with a new connection to the same one.
     pub(crate) async fn with_bmdb(&self, url: String) -> Result<Self> {
         Ok(Self { pool: looking(&url).await?, bmdb_url: url, ..self.clone() })
     }
 
-    /// Starts a shepherd named `name`, which listens for agents at `endpoints[0]` and tells them of all.
-    /// The name is that of its SSH key too, by which the simulator's journal tells shepherds apart.
+    /// Starts a shepherd named `name`, which listens for agents at `endpoints[0]` and gives them all endpoints. The
+    /// name is that of its SSH key too, by which the simulator's journal distinguishes shepherds.
     pub(crate) fn shepherd(&self, name: &str, endpoints: &[String], flags: &[&str]) -> Result<Program> {
         self.shepherd_otherwise(Otherwise::default(), name, endpoints, flags)
     }
@@ -224,15 +224,15 @@ impl Fleet {
         self.directory.path().join(format!("{name}.log"))
     }
 
-    /// What the shepherd named `name` has said so far.
-    pub(crate) fn said_by(&self, name: &str) -> Result<String> {
+    /// The log of the shepherd named `name` so far.
+    pub(crate) fn read_log(&self, name: &str) -> Result<String> {
         Ok(std::fs::read_to_string(self.log_of(name))?)
     }
 
     /// Breaks a machine, or `provider`.
     pub(crate) async fn strike(&self, machine: &str, fault: &str) -> Result<()> {
         let line = FaultLine::try_parse_from(["fault", "--url", &self.url, machine, fault])?;
-        fault_command::strike(&line.fault).await?;
+        fault_command::send_fault(&line.fault).await?;
         Ok(())
     }
 
@@ -291,8 +291,8 @@ impl Fleet {
         let mut text = format!("machines:\n  {}\n", machines.join("\n  "));
         aloud(&text);
         for log in self.logs.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            let said = std::fs::read_to_string(log).unwrap_or_default();
-            let lines: Vec<&str> = said.lines().collect();
+            let message = std::fs::read_to_string(log).unwrap_or_default();
+            let lines: Vec<&str> = message.lines().collect();
             let end = lines[lines.len().saturating_sub(SHOWN)..].join("\n");
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{}:\n{end}", log.display());
@@ -329,7 +329,7 @@ const BRISK: [&str; 16] = [
     "--shutdown_grace=10s",
 ];
 
-/// `127.0.0.1:PORT` with nobody on it but the shepherds that are told to listen there.
+/// `127.0.0.1:PORT` with nobody on it but the shepherds that are configured to listen there.
 pub(crate) fn endpoint() -> Result<String> {
     Ok(reserved()?.to_string())
 }

@@ -35,6 +35,6 @@ pub(crate) fn controllers(place: &Path, version: &str) -> Result<PathBuf> {
         .output()
         .context("tools/kube-bundle")?;
     ensure!(output.status.success(), "tools/kube-bundle: {}", String::from_utf8_lossy(&output.stderr));
-    let said = String::from_utf8(output.stdout)?;
-    Ok(PathBuf::from(said.lines().last().context("tools/kube-bundle says no path")?))
+    let printed = String::from_utf8(output.stdout)?;
+    Ok(PathBuf::from(printed.lines().last().context("tools/kube-bundle says no path")?))
 }

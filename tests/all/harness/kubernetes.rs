@@ -32,7 +32,7 @@ pub(crate) const KNOWN: [&str; 7] = [
 
 /// Programs that a test wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum ProgramSet {
     /// kube-apiserver and etcd: `KUBEBUILDER_ASSETS`, or what `make kube-apiserver` has built.
     ApiServer,
     /// All programs of a controller: `KUBEBUILDER_ASSETS`, or what `make kube-programs` has built.
@@ -41,7 +41,7 @@ pub(crate) enum Wanted {
     Bundle,
 }
 
-impl Wanted {
+impl ProgramSet {
     fn programs(self) -> &'static [&'static str] {
         match self {
             Self::ApiServer => &["kube-apiserver", "etcd"],
@@ -72,11 +72,11 @@ pub(crate) fn version(name: &str) -> Result<&'static str> {
 }
 
 /// The folder with the programs, or `None` for a test that is to be skipped.
-pub(crate) fn folder(wanted: Wanted) -> Result<Option<PathBuf>> {
+pub(crate) fn folder(wanted: ProgramSet) -> Result<Option<PathBuf>> {
     let required = required()?;
     let assets = env::var_os("KUBEBUILDER_ASSETS").filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(assets) = &assets
-        && wanted == Wanted::ApiServer
+        && wanted == ProgramSet::ApiServer
     {
         // A person who names a folder wants no other one.
         let missing = missing_in(assets, wanted.programs());
@@ -92,7 +92,7 @@ pub(crate) fn folder(wanted: Wanted) -> Result<Option<PathBuf>> {
         Some(cache) => Some(cache.join(format!("kubernetes-{}", version("KUBERNETES_VERSION")?))),
         None => None,
     };
-    let of_bundles = (wanted != Wanted::ApiServer).then(|| source::root().join("target/kubernetes/bin"));
+    let of_bundles = (wanted != ProgramSet::ApiServer).then(|| source::root().join("target/kubernetes/bin"));
     let folders: Vec<PathBuf> = [assets, built, of_bundles].into_iter().flatten().collect();
     match find(&folders, wanted.programs()) {
         Ok(folder) => Ok(Some(folder)),
@@ -123,13 +123,13 @@ pub(crate) fn has_bundle(obstacles: &[&str]) -> Result<bool> {
     if lacks.is_empty() {
         return Ok(true);
     }
-    may_skip(Wanted::Bundle, &lacks, Wanted::Bundle.programs(), &required)?;
-    aloud(Wanted::Bundle.skipped());
+    may_skip(ProgramSet::Bundle, &lacks, ProgramSet::Bundle.programs(), &required)?;
+    aloud(ProgramSet::Bundle.skipped());
     Ok(false)
 }
 
 /// Whether a test may be skipped that lacks something and so cannot use these programs: not if one of them is required.
-fn may_skip(wanted: Wanted, lacks: &[&str], unusable: &[&str], required: &[&str]) -> Result<()> {
+fn may_skip(wanted: ProgramSet, lacks: &[&str], unusable: &[&str], required: &[&str]) -> Result<()> {
     let refused = unusable.iter().any(|program| required.contains(program));
     ensure!(
         !refused,
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn only_a_listed_program_that_is_missing_fails_a_test() -> TestResult {
         let required = ["kube-apiserver", "etcd"];
-        let error = may_skip(Wanted::ApiServer, &["etcd"], &["etcd"], &required);
+        let error = may_skip(ProgramSet::ApiServer, &["etcd"], &["etcd"], &required);
         let error = error.expect_err("it is listed").to_string();
         assert_eq!(
             error,
@@ -239,9 +239,9 @@ mod tests {
              KUBEBUILDER_ASSETS"
         );
         for (wanted, lacks, unusable, required) in [
-            (Wanted::Controllers, "kube-scheduler", &["kube-scheduler"][..], &required[..]),
-            (Wanted::Bundle, "conntrack", Wanted::Bundle.programs(), &required),
-            (Wanted::ApiServer, "etcd", &["etcd"], &[]),
+            (ProgramSet::Controllers, "kube-scheduler", &["kube-scheduler"][..], &required[..]),
+            (ProgramSet::Bundle, "conntrack", ProgramSet::Bundle.programs(), &required),
+            (ProgramSet::ApiServer, "etcd", &["etcd"], &[]),
         ] {
             may_skip(wanted, &[lacks], unusable, required)?;
         }
@@ -257,11 +257,11 @@ mod tests {
             fs::write(folder.join(program), "")?;
         }
         let folders = [place.path().join("none"), first.clone(), second.clone()];
-        assert_eq!(find(&folders, Wanted::ApiServer.programs()), Ok(first));
-        let missing = find(&folders, Wanted::Controllers.programs());
+        assert_eq!(find(&folders, ProgramSet::ApiServer.programs()), Ok(first));
+        let missing = find(&folders, ProgramSet::Controllers.programs());
         assert_eq!(missing, Err(vec!["kube-controller-manager"]));
         fs::write(second.join("kube-controller-manager"), "")?;
-        let apart = find(&folders, Wanted::Controllers.programs());
+        let apart = find(&folders, ProgramSet::Controllers.programs());
         assert_eq!(apart, Err(Vec::new()), "the API server is of another version");
         Ok(())
     }

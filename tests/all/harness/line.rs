@@ -1,8 +1,8 @@
 //! A line between two programs that is not what one wishes for: long, thin, or cut.
 //!
-//! It stands before a real server on loopback. What passes is delayed as a long cable delays it: nothing
-//! is dropped, reordered or asked anew, and what was sent together arrives together. Making the
-//! connection itself costs nothing here, because the kernel answers for whoever listens; a host that
+//! It sits in front of a real server on loopback. It delays data as a long cable does: nothing is
+//! dropped, reordered or sent again, and bytes that were sent together arrive together. Opening the
+//! connection costs nothing here, because the kernel answers for the listening server. A host that
 //! does not answer in time has tests of its own in `takeover.rs`.
 
 use std::io;
@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::harness::aloud::TestResult;
 
-/// What is taken at one time; small beside what a thin line carries in a second.
+/// Bytes read at one time; small compared with what a thin line transports in a second.
 const PIECE: usize = 16 << 10;
 /// Pieces that are on the line at one time; more than a window of SSH.
 const PIECES: usize = 4096;
@@ -45,7 +45,7 @@ impl Quality {
 pub(crate) struct Line {
     port: u16,
     to: Arc<AtomicU16>,
-    carried: Arc<AtomicU64>,
+    forwarded_bytes: Arc<AtomicU64>,
     task: JoinHandle<()>,
 }
 
@@ -65,7 +65,7 @@ impl Line {
                 connections.spawn(connect(client, to, quality, Arc::clone(&counter)));
             }
         });
-        Ok(Self { port: here, to, carried, task })
+        Ok(Self { port: here, to, forwarded_bytes: carried, task })
     }
 
     /// Where clients find it.
@@ -79,8 +79,8 @@ impl Line {
     }
 
     /// Bytes carried from clients to the server.
-    pub(crate) fn carried(&self) -> u64 {
-        self.carried.load(Ordering::Relaxed)
+    pub(crate) fn forwarded_bytes(&self) -> u64 {
+        self.forwarded_bytes.load(Ordering::Relaxed)
     }
 }
 
@@ -144,7 +144,7 @@ async fn carry(
 }
 
 #[tokio::test]
-async fn a_line_is_as_long_and_as_thin_as_it_is_told_and_changes_nothing() -> TestResult {
+async fn a_line_is_as_long_and_as_thin_as_configured_and_changes_nothing() -> TestResult {
     let server = TcpListener::bind("127.0.0.1:0").await?;
     let lag = Duration::from_millis(50);
     let quality = Quality { lag, upward: 1 << 20, cut_after: 300_000 };
@@ -162,7 +162,7 @@ async fn a_line_is_as_long_and_as_thin_as_it_is_told_and_changes_nothing() -> Te
     // All but the last piece were waited for.
     assert!(began.elapsed() >= lag * 2 + Duration::from_millis(150), "{:?}", began.elapsed());
     assert!(arrived == sent && &answer == b"yes");
-    assert_eq!(line.carried(), 200_000);
+    assert_eq!(line.forwarded_bytes(), 200_000);
 
     client.write_all(&sent).await?;
     let mut rest = Vec::new();

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 use crate::harness::fleet::{Fleet, PATIENCE, Program};
 
-/// What `shepherdctl` answers: its exit code, and what it said.
+/// Runs `shepherdctl`; returns its exit code and its output, with each run of white space as one space.
 pub(crate) async fn ctl(fleet: &Fleet, line: &[&str]) -> Result<(Option<i32>, String)> {
     let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_shepherdctl"))
         .args(line)
@@ -18,22 +18,22 @@ pub(crate) async fn ctl(fleet: &Fleet, line: &[&str]) -> Result<(Option<i32>, St
         .stdin(Stdio::null())
         .output()
         .await?;
-    let said =
+    let text =
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    Ok((output.status.code(), said.split_whitespace().collect::<Vec<_>>().join(" ")))
+    Ok((output.status.code(), text.split_whitespace().collect::<Vec<_>>().join(" ")))
 }
 
-/// The same of a command that succeeds and says so.
+/// Runs a command that must succeed and print this part.
 pub(crate) async fn says(fleet: &Fleet, line: &[&str], part: &str) -> Result<()> {
-    let (code, said) = ctl(fleet, line).await?;
-    ensure!(code == Some(0) && said.contains(part), "{line:?}: {code:?}, {said}");
+    let (code, text) = ctl(fleet, line).await?;
+    ensure!(code == Some(0) && text.contains(part), "{line:?}: {code:?}, {text}");
     Ok(())
 }
 
 /// The same of one that is refused.
 pub(crate) async fn refuses(fleet: &Fleet, line: &[&str], part: &str) -> Result<()> {
-    let (code, said) = ctl(fleet, line).await?;
-    ensure!(code == Some(2) && said.contains(part), "{line:?}: {code:?}, {said}");
+    let (code, text) = ctl(fleet, line).await?;
+    ensure!(code == Some(2) && text.contains(part), "{line:?}: {code:?}, {text}");
     Ok(())
 }
 
@@ -60,7 +60,7 @@ pub(crate) async fn stop(fleet: &Fleet, mut shepherd: Program) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a shepherd has died at the place that it was told to.
+/// Waits until a shepherd has died at its failpoint.
 #[cfg(debug_assertions)]
 pub(crate) async fn until_dead(fleet: &Fleet, place: &str, shepherd: &mut Program) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;

@@ -1,7 +1,7 @@
 //! One private PostgreSQL for the whole run, and a database of its own for each test.
 //!
-//! `tools/test` starts the server, gives its address in `SHEPHERD_TEST_POSTGRES`, and ends it. Where there is none, the
-//! first test that wants a database starts one, which ends with this process, however it ends: see
+//! `tools/test` starts the server, gives its address in `SHEPHERD_TEST_POSTGRES`, and ends it. If there is no such
+//! server, the first test that wants a database starts one, which ends with this process, however it ends: see
 //! `shepherd::bmdb::private_postgres`. The first test also makes the template with the test clock and all migrations,
 //! unless an earlier process of the same run has made it, and every test gets a copy (about 30 ms).
 //!
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use shepherd::bmdb::connection::{Bmdb, ConnectionSettings, Dialect};
-use shepherd::bmdb::private_postgres::{Options, PrivatePostgres, Storage};
+use shepherd::bmdb::private_postgres::{PrivatePostgres, PrivatePostgresOptions, ServerStorage};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgPool};
 use tokio::sync::oneshot;
@@ -42,9 +42,9 @@ enum Request {
 
 /// The server of this run.
 enum Server {
-    /// One that this process started.
+    /// Started by this process, and ends with it.
     Own(PrivatePostgres),
-    /// One that several processes use: the address of its maintenance database.
+    /// Shared by several processes: the address of its maintenance database.
     Shared(String),
 }
 
@@ -78,7 +78,7 @@ impl TestDatabase {
         let dialect = dialect::of_this_run()?;
         let name = database_name(test_name);
         let (answer, answered) = oneshot::channel();
-        keeper()?.send(Request::Create { name: name.clone(), answer })?;
+        clone_request_sender()?.send(Request::Create { name: name.clone(), answer })?;
         let urls = answered.await.context("the keeper of the test databases ended")??;
         let url = with_session_settings(&urls.plain, dialect);
         Ok(Self { name, url, dialect, server: urls.server })
@@ -139,7 +139,8 @@ impl Drop for TestDatabase {
     /// Fails the test when something it ran sent a statement that the dialect does without.
     fn drop(&mut self) {
         let (answer, answered) = mpsc::channel();
-        let sent = keeper().map(|keeper| keeper.send(Request::Drop { name: self.name.clone(), answer }));
+        let sent = clone_request_sender()
+            .map(|keeper| keeper.send(Request::Drop { name: self.name.clone(), answer }));
         let statements = sent.and_then(|_| answered.recv()?);
         let forbidden = statements.map(|statements| dialect::forbidden(self.dialect, statements));
         let proved = forbidden.as_ref().is_ok_and(Vec::is_empty);
@@ -151,8 +152,8 @@ impl Drop for TestDatabase {
     }
 }
 
-fn keeper() -> anyhow::Result<mpsc::Sender<Request>> {
-    KEEPER.clone().map_err(|said| anyhow!("the tests' PostgreSQL: {said}"))
+fn clone_request_sender() -> anyhow::Result<mpsc::Sender<Request>> {
+    KEEPER.clone().map_err(|reason| anyhow!("the tests' PostgreSQL: {reason}"))
 }
 
 fn start_keeper() -> Result<mpsc::Sender<Request>, String> {
@@ -209,7 +210,10 @@ async fn prepare() -> anyhow::Result<Server> {
             bail!("{SHARED} is {url:?}: give the address of the database postgres, as tools/test does")
         }
         Err(_) => {
-            let options = Options { storage: Storage::ThrowAway, max_connections: server_connections() };
+            let options = PrivatePostgresOptions {
+                storage: ServerStorage::Temporary,
+                max_connections: server_connections(),
+            };
             Server::Own(PrivatePostgres::start(options).await?)
         }
     };
@@ -247,11 +251,11 @@ async fn has_template(server: &Server) -> anyhow::Result<bool> {
     Ok(exists)
 }
 
-/// Enough for as many tests as run at once: libtest has a thread per processor unless told otherwise. A
+/// Enough for as many tests as run at once: libtest has a thread per processor unless configured otherwise. A
 /// semaphore instead would stop a test that wants two databases from ever getting its second.
 fn server_connections() -> u16 {
-    let told = std::env::var("RUST_TEST_THREADS").ok().and_then(|threads| threads.parse::<usize>().ok());
-    let at_once = told.or_else(|| thread::available_parallelism().ok().map(Into::into)).unwrap_or(4);
+    let number = std::env::var("RUST_TEST_THREADS").ok().and_then(|threads| threads.parse::<usize>().ok());
+    let at_once = number.or_else(|| thread::available_parallelism().ok().map(Into::into)).unwrap_or(4);
     u16::try_from((at_once + 2) * CONNECTIONS_PER_TEST * ROOM).unwrap_or(u16::MAX).min(5000)
 }
 

@@ -20,9 +20,9 @@ pub(crate) struct Place {
     directory: tempfile::TempDir,
 }
 
-/// What a program said in the end.
+/// Exit code and output of a program that has ended.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct ProgramOutput {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
@@ -73,12 +73,12 @@ impl Place {
     pub(crate) fn run<A: AsRef<OsStr>>(
         &self,
         arguments: impl IntoIterator<Item = A>,
-    ) -> anyhow::Result<Said> {
+    ) -> anyhow::Result<ProgramOutput> {
         Self::finish(self.program(arguments).spawn()?)
     }
 
     /// Waits for a program's end; one that does not end is killed, and an error.
-    pub(crate) fn finish(mut child: Child) -> anyhow::Result<Said> {
+    pub(crate) fn finish(mut child: Child) -> anyhow::Result<ProgramOutput> {
         let mut stdout = child.stdout.take().context("its output was taken")?;
         let mut stderr = child.stderr.take().context("its errors were taken")?;
         let stdout = std::thread::spawn(move || std::io::read_to_string(&mut stdout));
@@ -88,15 +88,15 @@ impl Place {
             if Instant::now() > end {
                 child.kill()?;
                 child.wait()?;
-                let said = stderr.join().map_err(|_| anyhow::anyhow!("panicked"))??;
-                anyhow::bail!("it did not end within {} s; it said: {said}", PATIENCE.as_secs());
+                let message = stderr.join().map_err(|_| anyhow::anyhow!("panicked"))??;
+                anyhow::bail!("it did not end within {} s; it said: {message}", PATIENCE.as_secs());
             }
             std::thread::sleep(Duration::from_millis(10));
         }
         let text = |thread: std::thread::JoinHandle<std::io::Result<String>>| {
             thread.join().map_err(|_| anyhow::anyhow!("panicked"))?.context("no text")
         };
-        Ok(Said { code: child.wait()?.code(), stdout: text(stdout)?, stderr: text(stderr)? })
+        Ok(ProgramOutput { code: child.wait()?.code(), stdout: text(stdout)?, stderr: text(stderr)? })
     }
 
     /// Processes that were started here and still run, and temporary files that are still there.
@@ -147,8 +147,8 @@ impl Place {
     }
 }
 
-/// Puts a role server's program there that a test may replace: without what only a debugger reads, where that can be left
-/// out, because it is sent over the network.
+/// Installs a role server's program that a test may replace. It leaves out debug information if `strip` can do so,
+/// because the program is sent over the network.
 pub(crate) fn own_role_server(path: &std::path::Path) -> anyhow::Result<()> {
     let whole = env!("CARGO_BIN_EXE_roleserver");
     let stripped = std::process::Command::new("strip").arg("-o").arg(path).arg(whole).status();

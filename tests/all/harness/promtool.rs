@@ -21,8 +21,8 @@ pub(crate) fn promtool(arguments: &[&str], input: &str) -> Result<String> {
     let text = input.to_owned();
     let written = std::thread::spawn(move || writing.write_all(text.as_bytes()));
     let output = tool.wait_with_output()?;
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    ensure!(output.status.success(), "promtool {arguments:?}: {}: {said}", output.status);
+    let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    ensure!(output.status.success(), "promtool {arguments:?}: {}: {printed}", output.status);
     written.join().map_err(|_| anyhow::anyhow!("panicked"))??;
-    Ok(said)
+    Ok(printed)
 }

@@ -29,9 +29,11 @@ struct Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         // Unreadable is as good as absent: nobody runs that could be found.
-        let state = StateDirectory::at(self.state.clone());
+        let state = StateDirectory::from_path(self.state.clone());
         // The supervisor first, or it would start the agent again.
-        for process in [state.supervisor(), state.agent()].into_iter().flatten().flatten() {
+        for process in
+            [state.read_supervisor_process(), state.read_agent_process()].into_iter().flatten().flatten()
+        {
             let _stopped = process.stop(Duration::from_secs(10));
         }
     }
@@ -86,8 +88,8 @@ impl Rack {
     /// Ends its agent and what keeps that alive, as a power cut would.
     pub(crate) fn silence(&self, id: &str) -> Result<()> {
         let machine = self.machines.iter().find(|machine| machine.id == id).context("no such machine")?;
-        let state = StateDirectory::at(machine.state.clone());
-        for process in [state.supervisor()?, state.agent()?].into_iter().flatten() {
+        let state = StateDirectory::from_path(machine.state.clone());
+        for process in [state.read_supervisor_process()?, state.read_agent_process()?].into_iter().flatten() {
             process.stop(Duration::ZERO)?;
         }
         Ok(())
@@ -150,8 +152,8 @@ impl Rack {
         let deadline = Instant::now() + PATIENCE;
         loop {
             // Until the first pass of the provisioner nobody knows it.
-            let said = self.why(id);
-            if let Ok(why) = &said {
+            let result = self.why(id);
+            if let Ok(why) = &result {
                 let text = why.to_string();
                 // As JSON writes them.
                 let there = |word: &&str| text.contains(json!(word).to_string().trim_matches('"'));
@@ -161,7 +163,7 @@ impl Rack {
             }
             ensure!(
                 Instant::now() < deadline,
-                "{id} is not {phase} with {words:?}; why says {said:#?}\n{}",
+                "{id} is not {phase} with {words:?}; why says {result:#?}\n{}",
                 self.fleet.explain().await?
             );
             tokio::time::sleep(Duration::from_millis(200)).await;

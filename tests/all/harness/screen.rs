@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::model::shell_words::word;
+use shepherd::model::shell_words::quote_if_needed;
 
 use crate::harness::program::PATIENCE;
 
@@ -31,8 +31,8 @@ impl Screen {
         let text =
             |text: &std::ffi::OsStr| text.to_str().map(str::to_owned).context("a word that is no text");
         let words = std::iter::once(command.get_program()).chain(command.get_args());
-        let words = words.map(|part| Ok(word(&text(part)?))).collect::<Result<Vec<_>>>()?;
-        let file = word(path(pid.path())?);
+        let words = words.map(|part| Ok(quote_if_needed(&text(part)?))).collect::<Result<Vec<_>>>()?;
+        let file = quote_if_needed(path(pid.path())?);
         let line = format!("echo $$ >{file}; stty rows {rows} cols {columns}; exec {}", words.join(" "));
         let mut script = Command::new("script");
         script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
@@ -58,13 +58,13 @@ impl Screen {
         Ok(Self { child, keyboard, terminal, reads: Some(reads), pid })
     }
 
-    fn looks<T>(&self, look: impl FnOnce(&vt100::Screen) -> T) -> T {
+    fn with_screen<T>(&self, look: impl FnOnce(&vt100::Screen) -> T) -> T {
         look(self.terminal.lock().unwrap_or_else(PoisonError::into_inner).screen())
     }
 
     /// What stands there, lines without the blanks at their ends.
     pub(crate) fn text(&self) -> String {
-        self.looks(vt100::Screen::contents)
+        self.with_screen(vt100::Screen::contents)
     }
 
     /// Waits until that holds all of these words, and returns it.
@@ -105,7 +105,7 @@ impl Screen {
             tokio::time::sleep(Duration::from_millis(50)).await;
         };
         self.reads.take().map(JoinHandle::join);
-        let restored = self.looks(|screen| !screen.alternate_screen() && !screen.hide_cursor());
+        let restored = self.with_screen(|screen| !screen.alternate_screen() && !screen.hide_cursor());
         Ok((status, self.text(), restored))
     }
 }

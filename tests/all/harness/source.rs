@@ -1,7 +1,7 @@
 //! Reading our own source the way a reviewer does: code apart from comments and strings.
 //!
-//! A few lines of lexer and no parser: the questions asked of it ("which rooms does this file name",
-//! "does a string hold SQL") need no more, and a syntax tree would be one more dependency.
+//! This is a small lexer and no parser: its questions ("which rooms does this file name", "does a string
+//! hold SQL") need no more, and a syntax tree would be one more dependency.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -5,11 +5,11 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use shepherd::bmdb::change::{FactChange, NewAgent};
+use shepherd::bmdb::fact_change::{FactChange, NewAgent};
 use shepherd::bmdb::work::Decision;
 use shepherd::model::time::Span;
 use shepherd::proto::curator::v1 as wire;
-use shepherd::roleserver::enrolment::{Enrolment, Settings};
+use shepherd::roleserver::enrolment::{AgentSettings, Enrolment};
 use shepherd::roleserver::state_directory::StateDirectory;
 use uuid::Uuid;
 
@@ -53,10 +53,10 @@ async fn log_of_a_service_is_read_through_a_shepherd() -> TestResult {
     let machine = provided(&pool).await?;
     let disk = node.disk();
     let state = StateDirectory::open(disk.parent().context("a disk")?)?;
-    let identity = state.identity_or_new()?;
-    let ways = Settings::new(&listener.server.endpoints, &listener.server.ca_certificates(), 1);
+    let identity = state.read_or_create_identity()?;
+    let ways = AgentSettings::new(&listener.server.endpoints, &listener.server.current_ca_certificates(), 1);
     let ways = ways.map_err(anyhow::Error::msg)?;
-    state.keep_enrolment(&Enrolment {
+    state.write_enrolment(&Enrolment {
         machine_id: machine,
         bmdb_id: Uuid::new_v4(),
         fences: [].into(),
@@ -76,14 +76,14 @@ async fn log_of_a_service_is_read_through_a_shepherd() -> TestResult {
         .change_machine(machine, move |_| Decision {
             changes: vec![FactChange::AgentStarted(agent.clone())],
             events: Vec::new(),
-            answer: (),
+            output: (),
         })
         .await?;
     node.start_program(Path::new(env!("CARGO_BIN_EXE_roleserver")), ways)?;
     until("it is heard", || async {
-        let heard: i64 =
+        let received: i64 =
             sqlx::query_scalar("SELECT count(*) FROM machine_agent_heartbeat").fetch_one(&pool).await?;
-        Ok(heard == 1)
+        Ok(received == 1)
     })
     .await
     .with_context(|| node.report())?;

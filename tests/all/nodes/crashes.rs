@@ -5,8 +5,8 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use shepherd::curator::bootstrap::new_authority;
-use shepherd::roleserver::cluster::files::{Files, KeptAuthority, Membership};
+use shepherd::curator::bootstrap::create_authority;
+use shepherd::roleserver::cluster::files::{ClusterFiles, EtcdMembership, StoredAuthority};
 
 use super::node::{Node, Owner};
 use crate::harness::aloud::TestResult;
@@ -33,22 +33,22 @@ fn remove(disk: &Path, names: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn unnumbered(files: &Files) -> Result<()> {
-    let membership = files.membership()?.context("no membership")?;
-    Ok(files.write_membership(&Membership { member: None, ..membership })?)
+fn unnumbered(files: &ClusterFiles) -> Result<()> {
+    let membership = files.read_membership()?.context("no membership")?;
+    Ok(files.write_membership(&EtcdMembership { member: None, ..membership })?)
 }
 
 /// What is on the disk after a step of founding, and whether etcd had the cluster's records by then.
-type Step = (&'static str, bool, fn(&Path, &Files) -> Result<()>);
+type Step = (&'static str, bool, fn(&Path, &ClusterFiles) -> Result<()>);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn founding_that_was_cut_off_after_any_step_founds_the_same_cluster() -> TestResult {
     let mut owner = Owner::new()?;
     let mut node = Node::new()?;
-    node.ask(owner.found())?;
+    node.ask(owner.founding_order())?;
     let files = node.files();
-    let made = new_authority(owner.cluster, std::time::SystemTime::now().into())?;
-    let kept = KeptAuthority {
+    let made = create_authority(owner.cluster, std::time::SystemTime::now().into())?;
+    let kept = StoredAuthority {
         certificate: hex::encode(&made.anchor().certificate),
         private_key: hex::encode(made.pkcs8()),
     };
@@ -56,7 +56,7 @@ async fn founding_that_was_cut_off_after_any_step_founds_the_same_cluster() -> T
     node.start()?;
     node.until_it_is_one().await?;
     owner.claim(&node).await?;
-    assert_eq!(files.authority()?, None, "its key is in etcd, and nowhere else");
+    assert_eq!(files.read_authority()?, None, "its key is in etcd, and nowhere else");
     let (id, ca) = (node.id()?, made.anchor().certificate.clone());
     let founded = owner.nodes().await?[0].node.as_ref().context("no node")?.registered_at_ms;
     node.cut_power().await?;
@@ -111,7 +111,7 @@ async fn founding_that_was_cut_off_after_any_step_founds_the_same_cluster() -> T
         let since = nodes[0].node.as_ref().map_or(0, |node| node.registered_at_ms);
         assert_eq!(since == founded, recorded, "after {step}: {since} and {founded}");
         assert!(
-            files.roles().is_some() && files.membership()?.is_some_and(|m| m.member.is_some()),
+            files.read_roles().is_some() && files.read_membership()?.is_some_and(|m| m.member.is_some()),
             "after {step}"
         );
         node.cut_power().await?;
@@ -124,7 +124,7 @@ async fn founding_that_was_cut_off_after_any_step_founds_the_same_cluster() -> T
 async fn joining_that_was_cut_off_after_any_step_ends_as_the_same_node() -> TestResult {
     let mut owner = Owner::new()?;
     let (mut first, mut node) = (Node::new()?, Node::new()?);
-    first.ask(owner.found())?;
+    first.ask(owner.founding_order())?;
     first.start()?;
     first.until_it_is_one().await?;
     owner.claim(&first).await?;
@@ -132,7 +132,7 @@ async fn joining_that_was_cut_off_after_any_step_ends_as_the_same_node() -> Test
     node.start()?;
     owner.approve(&node).await?;
     node.until_it_is_one().await?;
-    owner.until_said(&node).await?;
+    owner.wait_for_node_status(&node).await?;
     let id = node.id()?;
     node.stop().await?;
     let end = tempfile::tempdir()?;
@@ -164,7 +164,7 @@ async fn joining_that_was_cut_off_after_any_step_ends_as_the_same_node() -> Test
 async fn only_member_whose_roles_are_damaged_comes_back_all_the_same() -> TestResult {
     let mut owner = Owner::new()?;
     let mut node = Node::new()?;
-    node.ask(owner.found())?;
+    node.ask(owner.founding_order())?;
     node.start()?;
     node.until_it_is_one().await?;
     owner.claim(&node).await?;
@@ -181,7 +181,9 @@ async fn only_member_whose_roles_are_damaged_comes_back_all_the_same() -> TestRe
     .await?;
     let files = node.files();
     crate::harness::etcd_servers::until("it is written down", async || {
-        Ok(files.roles().is_some_and(|roles| roles.kubernetes_worker && roles.consensus_member.is_some()))
+        Ok(files
+            .read_roles()
+            .is_some_and(|roles| roles.kubernetes_worker && roles.consensus_member.is_some()))
     })
     .await?;
     Ok(())

@@ -1,11 +1,11 @@
-//! Which flags a node starts etcd with, and what it reports where it cannot know them.
+//! Flags of etcd: which ones a node starts it with, and what it reports if it cannot determine them.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
-use shepherd::roleserver::cluster::etcd;
+use shepherd::roleserver::cluster::etcd_member;
 use shepherd::roleserver::cluster::etcd_program::{VERSION_DEADLINE, ask_flags};
 
 use super::node::{Node, Owner};
@@ -13,7 +13,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::etcd_program::etcd_program;
 use crate::harness::etcd_servers::until;
 
-/// A stand-in for etcd: a script that says a version, writes down what it is started with, and does nothing else.
+/// A stand-in for etcd: a script that prints a version, writes down its arguments, and does nothing else.
 struct StandIn {
     place: tempfile::TempDir,
 }
@@ -67,10 +67,10 @@ fn kill_etcd(node: &Node) -> Result<()> {
 
 /// Waits until a node reports that it waits for this.
 async fn until_reported(node: &Node, part: &str) -> Result<()> {
-    let reported = async || Ok(node.facts.trouble.latest().flatten().is_some_and(|why| why.contains(part)));
+    let reported = async || Ok(node.facts.problem.latest().flatten().is_some_and(|why| why.contains(part)));
     until(part, reported)
         .await
-        .with_context(|| format!("{:?}\n{}", node.facts.trouble.latest(), node.report()))
+        .with_context(|| format!("{:?}\n{}", node.facts.problem.latest(), node.report()))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -80,12 +80,12 @@ async fn etcd_is_started_by_the_flags_that_its_version_knows() -> TestResult {
     program.become_version("3.4.23")?;
     let mut node = Node::new()?;
     node.etcd_program = program.path();
-    node.ask(owner.found())?;
+    node.ask(owner.founding_order())?;
     node.start()?;
     let old = program.started_with(&node).await?;
     assert_eq!(san_flag(&old), Some("--experimental-peer-skip-client-san-verification"));
 
-    // Replaced while it runs, and asked again when it is started again.
+    // The program is replaced while it runs, and its version is queried again when it is restarted.
     for (version, flag) in [
         ("3.7.3", "--peer-skip-client-san-verification"),
         ("3.6.9", "--experimental-peer-skip-client-san-verification"),
@@ -101,7 +101,7 @@ async fn etcd_is_started_by_the_flags_that_its_version_knows() -> TestResult {
         assert_eq!(new[..new.len() - 1], old[..old.len() - 1], "nothing else changes");
     }
 
-    // What runs is adopted by a role server that finds another program.
+    // A role server that finds another program on disk adopts the running etcd.
     let running = node.etcd().context("no etcd")?.instance;
     program.become_version("3.7.3")?;
     node.stop().await?;
@@ -123,7 +123,7 @@ async fn node_reports_why_etcd_cannot_be_started_until_it_can() -> TestResult {
     let program = StandIn::new()?;
     let mut node = Node::new()?;
     node.etcd_program = program.path();
-    node.ask(owner.found())?;
+    node.ask(owner.founding_order())?;
     node.start()?;
     until_reported(&node, "there is no program").await?;
     program.replace("echo hello")?;
@@ -133,7 +133,7 @@ async fn node_reports_why_etcd_cannot_be_started_until_it_can() -> TestResult {
     assert!(node.etcd().is_none(), "nothing was started");
     program.become_version("3.7.3")?;
     program.started_with(&node).await?;
-    until("nothing is reported any more", async || Ok(node.facts.trouble.latest().flatten().is_none()))
+    until("nothing is reported any more", async || Ok(node.facts.problem.latest().flatten().is_none()))
         .await?;
     Ok(())
 }
@@ -146,7 +146,7 @@ async fn role_server_starts_the_etcd_of_the_tests_by_flags_that_it_takes() -> Te
     let mut owner = Owner::new()?;
     let (mut inside, mut apart) = (Node::new()?, Node::new()?);
     for node in [&inside, &apart] {
-        node.ask(owner.found())?;
+        node.ask(owner.founding_order())?;
     }
     inside.start()?;
     apart.start_apart()?;
@@ -164,9 +164,13 @@ async fn role_server_starts_the_etcd_of_the_tests_by_flags_that_it_takes() -> Te
         assert_eq!(san_flag(&arguments), Some(flags.skip_client_san_verification()));
     }
     let has_begun = async |node: &Node| {
-        let membership = node.files().membership()?;
-        Ok(membership
-            .is_some_and(|membership| matches!(etcd::begun(&node.files(), &membership), etcd::Begun::As(_))))
+        let membership = node.files().read_membership()?;
+        Ok(membership.is_some_and(|membership| {
+            matches!(
+                etcd_member::inspect_data(&node.files(), &membership),
+                etcd_member::EtcdDataState::Member(_)
+            )
+        }))
     };
     until("etcd has begun beside the program", async || has_begun(&apart).await)
         .await

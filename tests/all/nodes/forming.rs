@@ -10,7 +10,7 @@ use crate::harness::aloud::TestResult;
 async fn three_nodes_form_a_cluster_that_outlives_each_of_them_and_all_at_once() -> TestResult {
     let mut owner = Owner::new()?;
     let mut first = Node::new()?;
-    first.ask(owner.found())?;
+    first.ask(owner.founding_order())?;
     first.start()?;
     first.until_control_plane(true).await?;
     first.until_it_is_one().await?;
@@ -25,7 +25,7 @@ async fn three_nodes_form_a_cluster_that_outlives_each_of_them_and_all_at_once()
         node.until_it_is_one().await?;
         node.until_control_plane(false).await?;
         assert!(node.etcd().is_none(), "it has no role yet");
-        owner.until_said(node).await?;
+        owner.wait_for_node_status(node).await?;
         owner.roles(node, &["consensus-member"], &[]).await?;
         node.until_control_plane(true).await?;
     }

@@ -1,7 +1,8 @@
-//! Controllers of Kubernetes: real role servers and a real curator, with stand-ins for the programs of a bundle, and once
-//! with real ones.
+//! Controllers of Kubernetes: real role servers and a real curator, with stand-ins for the programs of a bundle, and
+//! once with real ones.
 //!
-//! A stand-in serves what it is looked at by, on the port that it is told, and writes down with what it was started.
+//! A stand-in serves its health checks on the port of its flags, and writes down the arguments that it was started
+//! with.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,16 +19,16 @@ use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
 use shepherd::proto::curator::v1::service_status::Kind;
 use shepherd::reconciler::program::Program;
-use shepherd::reconciler::status::Status;
-use shepherd::roleserver::cluster::etcd;
-use shepherd::roleserver::running::Instance;
-use shepherd::roleserver::told as told_page;
+use shepherd::reconciler::status::ReconcilerStatus;
+use shepherd::roleserver::cluster::etcd_member;
+use shepherd::roleserver::process::ProcessInstance;
+use shepherd::roleserver::status_socket as told_page;
 
 use super::node::{Node, Owner, patiently};
 use super::services::{founded, instance};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
-use crate::harness::kubernetes::{Wanted, folder};
+use crate::harness::kubernetes::{ProgramSet, folder};
 
 const MINUTE: Duration = Duration::from_mins(1);
 pub(super) const API_SERVER: &str = "kubernetes-controller_kube-apiserver";
@@ -135,12 +136,12 @@ pub(super) fn stand_ins(version: &str, broken: bool) -> Result<(String, Vec<u8>)
 
 /// Puts a bundle where a node finds it.
 pub(super) fn put_bundle(node: &Node, (digest, archive): &(String, Vec<u8>)) -> Result<()> {
-    let archives = node.files().bundles().join("archives");
+    let archives = node.files().bundles_directory().join("archives");
     std::fs::create_dir_all(&archives)?;
     Ok(std::fs::write(archives.join(digest), archive)?)
 }
 
-/// Says what Kubernetes of the cluster is to be.
+/// Sets the Kubernetes settings of the cluster.
 pub(super) async fn put(owner: &Owner, bundle: &str) -> Result<()> {
     let mut kubernetes = KubernetesClient::new(owner.curators()?.channel());
     let settings = wire::KubernetesSettings {
@@ -155,15 +156,18 @@ pub(super) async fn put(owner: &Owner, bundle: &str) -> Result<()> {
     patiently(async || kubernetes.put(request.clone()).await).await.map(drop)
 }
 
-/// What the curator has heard of Kubernetes on a node.
-pub(super) async fn told(owner: &Owner, node: &Node) -> Result<Option<wire::KubernetesStatus>> {
+/// Last status of Kubernetes on a node that the curator received.
+pub(super) async fn fetch_kubernetes_status(
+    owner: &Owner,
+    node: &Node,
+) -> Result<Option<wire::KubernetesStatus>> {
     let id = node.id()?.to_string();
     let listed = owner.nodes().await?.into_iter().filter_map(|listed| listed.node);
     Ok(listed.filter(|node| node.node_id == id).find_map(|node| node.status?.kubernetes))
 }
 
-/// Waits until the curator has heard this.
-pub(super) async fn until_told(
+/// Waits until the curator has received such a status.
+pub(super) async fn wait_for_kubernetes_status(
     owner: &Owner,
     node: &Node,
     what: &str,
@@ -171,12 +175,12 @@ pub(super) async fn until_told(
 ) -> Result<wire::KubernetesStatus> {
     let mut last = None;
     let waited = until(what, async || {
-        last = told(owner, node).await?;
+        last = fetch_kubernetes_status(owner, node).await?;
         Ok(last.as_ref().is_some_and(&holds))
     });
     let waited = waited.await;
     waited.with_context(|| {
-        let log = |child| std::fs::read_to_string(node.places().log(child)).unwrap_or_default();
+        let log = |child| std::fs::read_to_string(node.places().log_path(child)).unwrap_or_default();
         let tail =
             |text: String| text.lines().rev().take(15).map(str::to_owned).collect::<Vec<_>>().join("\n");
         format!("{last:?}\n{}\n{}\n{}", node.report(), tail(log(API_SERVER)), tail(log(CONTROLLER_MANAGER)))
@@ -194,19 +198,19 @@ pub(super) fn all_well(status: &wire::KubernetesStatus) -> bool {
 
 /// Opens the gate, as a reconciler does that has made all objects.
 pub(super) async fn open_gate(node: &Node) -> Result<()> {
-    let client = Client::new(vec![etcd::endpoint(&node.files())], Namespace::new("curator")?);
-    let status = Status::done_by(&Program::own());
+    let client = Client::new(vec![etcd_member::client_endpoint(&node.files())], Namespace::new("curator")?);
+    let status = ReconcilerStatus::completed_by(&Program::current());
     client.put_unguarded(RECONCILER_STATUS, &status.encode()).await?;
     Ok(())
 }
 
 /// Every start of a component, in order: when, and with which flags.
 pub(super) fn starts(node: &Node, child: &str) -> Result<Vec<serde_json::Value>> {
-    let path = node.files().kubernetes().join(child).join("started.log");
+    let path = node.files().kubernetes_directory().join(child).join("started.log");
     std::fs::read_to_string(path)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
 }
 
-fn instances(node: &Node) -> Result<Vec<Instance>> {
+fn instances(node: &Node) -> Result<Vec<ProcessInstance>> {
     [API_SERVER, CONTROLLER_MANAGER, SCHEDULER].into_iter().map(|child| instance(node, child)).collect()
 }
 
@@ -216,7 +220,7 @@ pub(super) async fn controlled() -> Result<(Owner, Node, String)> {
     let bundle = stand_ins("1.20.2", false)?;
     put_bundle(&node, &bundle)?;
     put(&owner, &bundle.0).await?;
-    owner.until_said(&node).await?;
+    owner.wait_for_node_status(&node).await?;
     owner.roles(&node, &["kubernetes-controller"], &[]).await?;
     Ok((owner, node, bundle.0))
 }
@@ -224,7 +228,7 @@ pub(super) async fn controlled() -> Result<(Owner, Node, String)> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn controllers_start_behind_the_gate_outlive_their_role_server_and_go_with_their_role() -> TestResult {
     let (owner, mut node, bundle) = controlled().await?;
-    let before = until_told(&owner, &node, "the API server is ready", |status| {
+    let before = wait_for_kubernetes_status(&owner, &node, "the API server is ready", |status| {
         kinds(status).get("kube-apiserver") == Some(&Kind::Healthy) && status.waits.contains("never made")
     })
     .await?;
@@ -233,7 +237,7 @@ async fn controllers_start_behind_the_gate_outlive_their_role_server_and_go_with
     assert_eq!(before.generation, 0, "not all act on it yet");
 
     open_gate(&node).await?;
-    let well = until_told(&owner, &node, "all are well", all_well).await?;
+    let well = wait_for_kubernetes_status(&owner, &node, "all are well", all_well).await?;
     assert_eq!((well.bundle.as_str(), well.version.as_str(), well.waits.as_str()), (&*bundle, "1.20.2", ""));
     assert!(well.generation > 0);
     let at = |child| starts(&node, child)?[0]["at"].as_f64().context("no time");
@@ -250,17 +254,19 @@ async fn controllers_start_behind_the_gate_outlive_their_role_server_and_go_with
     node.start_apart()?;
     owner.until_well(1, 1).await?;
     node.kill_role_server()?;
-    assert!(running.iter().all(Instance::is_alive));
+    assert!(running.iter().all(ProcessInstance::is_alive));
     node.start_apart()?;
     owner.until_well(1, 1).await?;
-    until_told(&owner, &node, "all are well again", all_well).await?;
+    wait_for_kubernetes_status(&owner, &node, "all are well again", all_well).await?;
     assert_eq!(instances(&node)?, running, "only its role server was started again");
 
     owner.roles(&node, &[], &["kubernetes-controller"]).await?;
-    let directory = node.files().kubernetes();
+    let directory = node.files().kubernetes_directory();
     until("all of it is gone", async || {
         let left = node.children().into_iter().any(|child| child.starts_with("kubernetes-"));
-        Ok(!left && !directory.join("controller").exists() && told(&owner, &node).await?.is_none())
+        Ok(!left
+            && !directory.join("controller").exists()
+            && fetch_kubernetes_status(&owner, &node).await?.is_none())
     })
     .await
     .with_context(|| node.report())?;
@@ -272,15 +278,16 @@ async fn controllers_start_behind_the_gate_outlive_their_role_server_and_go_with
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_keys_start_all_components_again_before_the_node_says_that_it_acts_on_them() -> TestResult {
     let (owner, node, _) = controlled().await?;
-    until_told(&owner, &node, "the gate", |status| status.waits.contains("never made")).await?;
+    wait_for_kubernetes_status(&owner, &node, "the gate", |status| status.waits.contains("never made"))
+        .await?;
     open_gate(&node).await?;
-    let well = until_told(&owner, &node, "all are well", all_well).await?;
+    let well = wait_for_kubernetes_status(&owner, &node, "all are well", all_well).await?;
     let of_first = instances(&node)?;
 
     let mut kubernetes = KubernetesClient::new(owner.curators()?.channel());
     let rotate = wire::RotateKubernetesRequest { which: wire::KubernetesKeys::Servers.into() };
     patiently(async || kubernetes.rotate(rotate).await).await?;
-    until_told(&owner, &node, "all act on other keys", |status| {
+    wait_for_kubernetes_status(&owner, &node, "all act on other keys", |status| {
         all_well(status) && status.generation > well.generation
     })
     .await?;
@@ -291,9 +298,10 @@ async fn other_keys_start_all_components_again_before_the_node_says_that_it_acts
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bundle_that_does_not_run_is_taken_back_and_another_one_is_run() -> TestResult {
     let (owner, node, first) = controlled().await?;
-    until_told(&owner, &node, "the gate", |status| status.waits.contains("never made")).await?;
+    wait_for_kubernetes_status(&owner, &node, "the gate", |status| status.waits.contains("never made"))
+        .await?;
     open_gate(&node).await?;
-    let well = until_told(&owner, &node, "all are well", all_well).await?;
+    let well = wait_for_kubernetes_status(&owner, &node, "all are well", all_well).await?;
 
     let mut kubernetes = KubernetesClient::new(owner.curators()?.channel());
     let broken = stand_ins("1.20.3", true)?;
@@ -305,28 +313,36 @@ async fn bundle_that_does_not_run_is_taken_back_and_another_one_is_run() -> Test
         url: String::new(),
     };
     patiently(async || kubernetes.assign_bundle(assign(&broken.0)).await).await?;
-    let said = until_told(&owner, &node, "it is said that it does not do", |status| {
-        status.waits.contains("does not become ready")
+    let kubernetes_status =
+        wait_for_kubernetes_status(&owner, &node, "it is said that it does not do", |status| {
+            status.waits.contains("does not become ready")
+        })
+        .await?;
+    assert!(
+        kubernetes_status.waits.contains(&broken.0[..12]) && kubernetes_status.generation == 0,
+        "{kubernetes_status:?}"
+    );
+    patiently(async || kubernetes.assign_bundle(assign(&first)).await).await?;
+    let back = wait_for_kubernetes_status(&owner, &node, "the one before runs", |status| {
+        all_well(status) && status.bundle == first
     })
     .await?;
-    assert!(said.waits.contains(&broken.0[..12]) && said.generation == 0, "{said:?}");
-    patiently(async || kubernetes.assign_bundle(assign(&first)).await).await?;
-    let back =
-        until_told(&owner, &node, "the one before runs", |status| all_well(status) && status.bundle == first)
-            .await?;
     assert_eq!(back.generation, well.generation);
 
     let next = stand_ins("1.20.4", false)?;
     put_bundle(&node, &next)?;
     patiently(async || kubernetes.assign_bundle(assign(&next.0)).await).await?;
-    until_told(&owner, &node, "the next runs", |status| all_well(status) && status.bundle == next.0).await?;
-    assert!(node.files().bundles().join(&first).is_dir(), "it is kept for going back");
+    wait_for_kubernetes_status(&owner, &node, "the next runs", |status| {
+        all_well(status) && status.bundle == next.0
+    })
+    .await?;
+    assert!(node.files().bundles_directory().join(&first).is_dir(), "it is kept for going back");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn real_controllers_make_their_objects_and_begin() -> TestResult {
-    let Some(directory) = folder(Wanted::Controllers)? else { return Ok(()) };
+    let Some(directory) = folder(ProgramSet::Controllers)? else { return Ok(()) };
     let version = std::process::Command::new(directory.join("kube-apiserver")).arg("--version").output()?;
     let version = String::from_utf8(version.stdout)?;
     let version =
@@ -339,13 +355,14 @@ async fn real_controllers_make_their_objects_and_begin() -> TestResult {
     let (owner, node) = founded().await?;
     put_bundle(&node, &bundle)?;
     put(&owner, &bundle.0).await?;
-    owner.until_said(&node).await?;
+    owner.wait_for_node_status(&node).await?;
     owner.roles(&node, &["kubernetes-controller"], &[]).await?;
-    let well = until_told(&owner, &node, "all are well", all_well).await?;
+    let well = wait_for_kubernetes_status(&owner, &node, "all are well", all_well).await?;
     assert!(well.reconciles && well.clashes.is_empty(), "{well:?}");
-    let directory = node.files().kubernetes();
-    let plan =
-        tokio::task::spawn_blocking(move || told_page::ask_within(MINUTE, &directory, told_page::PLAN));
+    let directory = node.files().kubernetes_directory();
+    let plan = tokio::task::spawn_blocking(move || {
+        told_page::read_page_within(MINUTE, &directory, told_page::PLAN_SOCKET)
+    });
     assert_eq!(plan.await??, "nothing: all objects are as this release wants them\n");
     assert_eq!((well.bundle, well.version.as_str()), (bundle.0, version));
     Ok(())

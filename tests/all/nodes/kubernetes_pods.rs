@@ -10,12 +10,12 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use shepherd::proto::curator::v1::service_status::Kind;
-use shepherd::reconciler::objects::nodes::{CONTROL_PLANE, WORKER};
-use shepherd::roleserver::cluster::kubernetes::components::containerd::bridge;
-use shepherd::roleserver::cluster::kubernetes::groups;
-use shepherd::roleserver::cluster::kubernetes::ports::Ports;
+use shepherd::reconciler::objects::node_objects::{CONTROL_PLANE_LABEL, WORKER_LABEL};
+use shepherd::roleserver::cluster::kubernetes::component_ports::ComponentPorts;
+use shepherd::roleserver::cluster::kubernetes::components::containerd::bridge_name;
+use shepherd::roleserver::cluster::kubernetes::pod_cgroups;
 
-use super::kubernetes::{kinds, put, put_bundle, until_told};
+use super::kubernetes::{kinds, put, put_bundle, wait_for_kubernetes_status};
 use super::node::{Node, Owner};
 use super::services::instance;
 use crate::harness::aloud::TestResult;
@@ -77,22 +77,22 @@ async fn pods_of_a_real_worker_outlive_it_and_go_elsewhere_before_it_ends() -> T
             None => tokio::time::sleep(std::time::Duration::from_millis(100)).await,
         }
     };
-    let said = std::fs::read_to_string(log.path())?;
-    ensure_success(ended.success(), &said)?;
+    let text = std::fs::read_to_string(log.path())?;
+    ensure_success(ended.success(), &text)?;
     Ok(())
 }
 
-fn ensure_success(success: bool, said: &str) -> Result<()> {
-    ensure!(success, "in its own namespaces: {said}");
+fn ensure_success(success: bool, text: &str) -> Result<()> {
+    ensure!(success, "in its own namespaces: {text}");
     Ok(())
 }
 
-/// Whoever asks Kubernetes, as the reconciler.
+/// A client of Kubernetes with the reconciler's credentials.
 struct Kubectl(PathBuf);
 
 impl Kubectl {
     fn new(node: &Node, directory: &Path) -> Result<Self> {
-        let file = |name: &str| node.files().kubernetes().join("controller").join(name);
+        let file = |name: &str| node.files().kubernetes_directory().join("controller").join(name);
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "x",
             "clusters": [{"name": "c", "cluster": {
@@ -116,8 +116,8 @@ impl Kubectl {
             .arg(self.0.with_extension("cache"))
             .args(arguments)
             .output()?;
-        let said = String::from_utf8_lossy(&done.stderr).into_owned();
-        ensure!(done.status.success(), "kubectl {arguments:?}: {said}");
+        let text = String::from_utf8_lossy(&done.stderr).into_owned();
+        ensure!(done.status.success(), "kubectl {arguments:?}: {text}");
         Ok(String::from_utf8(done.stdout)?)
     }
 
@@ -133,7 +133,7 @@ impl Kubectl {
         self.run(&["create", "-f", &path.display().to_string()]).map(drop)
     }
 
-    /// The pods of an application that are not told to end, as names and phases.
+    /// The pods of an application that have no deletion timestamp, as names and phases.
     fn pods(&self, app: &str) -> Result<Vec<(String, String)>> {
         let list = self.json(&["get", "pods", "-l", &format!("app={app}")])?;
         let all = list["items"].as_array().into_iter().flatten();
@@ -175,10 +175,10 @@ fn application(name: &str) -> Value {
 }
 
 /// A node with all of Kubernetes, and its owner.
-async fn whole() -> Result<(Owner, Node)> {
+async fn start_full_node() -> Result<(Owner, Node)> {
     let (mut owner, mut node) = (Owner::new()?, Node::at(ADDRESS.parse()?)?);
-    node.ports = Ports::default();
-    node.ask(owner.found())?;
+    node.ports = ComponentPorts::default();
+    node.ask(owner.founding_order())?;
     node.start()?;
     node.until_it_is_one().await?;
     owner.claim(&node).await?;
@@ -186,7 +186,7 @@ async fn whole() -> Result<(Owner, Node)> {
     let digest = path.file_name().context("no name")?.to_string_lossy().into_owned();
     put_bundle(&node, &(digest.clone(), std::fs::read(path)?))?;
     put(&owner, &digest).await?;
-    owner.until_said(&node).await?;
+    owner.wait_for_node_status(&node).await?;
     owner.roles(&node, &["kubernetes-controller", "kubernetes-worker"], &[]).await?;
     Ok((owner, node))
 }
@@ -206,9 +206,9 @@ fn import_image(node: &Node, directory: &Path) -> Result<()> {
         .arg(&page)
         .output()?;
     ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let socket = node.files().kubernetes().join("kubernetes-worker_containerd/socket");
+    let socket = node.files().kubernetes_directory().join("kubernetes-worker_containerd/socket");
     let bundle = bundle().and_then(|path| Some(path.file_name()?.to_owned())).context("no bundle")?;
-    let done = Command::new(node.files().bundles().join(bundle).join("bin/ctr"))
+    let done = Command::new(node.files().bundles_directory().join(bundle).join("bin/ctr"))
         .arg("--address")
         .arg(socket)
         .args(["--namespace", "k8s.io", "images", "import"])
@@ -236,14 +236,14 @@ fn is_as_it_should_be(node: &Value) -> bool {
     let conditions = node["status"]["conditions"].as_array().into_iter().flatten();
     let ready = conditions.into_iter().any(|one| one["type"] == "Ready" && one["status"] == "True");
     let labels = &node["metadata"]["labels"];
-    let has_roles = labels.get(WORKER).is_some() && labels.get(CONTROL_PLANE).is_some();
+    let has_roles = labels.get(WORKER_LABEL).is_some() && labels.get(CONTROL_PLANE_LABEL).is_some();
     ready && has_roles && labels["shepherd/release"] == env!("CARGO_PKG_VERSION")
 }
 
 async fn enclosed() -> Result<()> {
     let directory = tempfile::tempdir()?;
-    let (owner, mut node) = whole().await?;
-    let well = until_told(&owner, &node, "all are well", |status| {
+    let (owner, mut node) = start_full_node().await?;
+    let well = wait_for_kubernetes_status(&owner, &node, "all are well", |status| {
         status.components.len() == 6 && kinds(status).values().all(|kind| *kind == Kind::Healthy)
     })
     .await?;
@@ -284,7 +284,7 @@ async fn enclosed() -> Result<()> {
         Ok(instance(&node, "kubernetes-worker_containerd").is_ok_and(|now| now != before && now.is_alive()))
     })
     .await?;
-    until_told(&owner, &node, "all are well again", |status| {
+    wait_for_kubernetes_status(&owner, &node, "all are well again", |status| {
         status.components.len() == 6 && kinds(status).values().all(|kind| *kind == Kind::Healthy)
     })
     .await?;
@@ -303,12 +303,12 @@ async fn enclosed() -> Result<()> {
     .await
     .with_context(|| node.report())?;
     assert_eq!(kubectl.pods("guarded")?, [(guarded, "Running".to_owned())], "there would be none left");
-    until_told(&owner, &node, "what it waits for is told", |status| {
+    wait_for_kubernetes_status(&owner, &node, "what it waits for is told", |status| {
         status.waits.contains("its pods go to other nodes")
     })
     .await?;
     kubectl.run(&["delete", "poddisruptionbudget", "guarded"])?;
-    let kubernetes = node.files().kubernetes();
+    let kubernetes = node.files().kubernetes_directory();
     until("all of the worker is gone", async || {
         let left = node.children().into_iter().any(|child| child.starts_with("kubernetes-worker"));
         Ok(!left && !kubernetes.join("worker").exists())
@@ -316,14 +316,14 @@ async fn enclosed() -> Result<()> {
     .await
     .with_context(|| node.report())?;
 
-    let family = node.places().family();
+    let family = node.places().instance_name();
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
     assert!(!mounts.contains("kubernetes-worker"), "{mounts}");
-    assert!(!std::fs::read_to_string("/proc/self/net/dev")?.contains(&bridge(&family)));
+    assert!(!std::fs::read_to_string("/proc/self/net/dev")?.contains(&bridge_name(&family)));
     let rules = Command::new("iptables-save").output()?;
     assert!(!String::from_utf8_lossy(&rules.stdout).contains("KUBE-SVC"), "rules of services stay");
     let groups = Command::new("find")
-        .args(["/sys/fs/cgroup", "-maxdepth", "2", "-name", &groups::name(&family)])
+        .args(["/sys/fs/cgroup", "-maxdepth", "2", "-name", &pod_cgroups::cgroup_name(&family)])
         .output()?;
     assert_eq!(String::from_utf8_lossy(&groups.stdout), "");
     for entry in std::fs::read_dir("/proc")?.flatten() {

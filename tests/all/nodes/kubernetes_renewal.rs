@@ -11,7 +11,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use shepherd::curator::clock::Clock;
-use shepherd::curator::kubernetes::certificates::LIFETIME;
+use shepherd::curator::kubernetes::component_certificates::COMPONENT_LIFETIME;
 use shepherd::curator::pki::Validity;
 use shepherd::model::time::{Timestamp, after, before};
 use shepherd::proto::curator::v1 as wire;
@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 
 use super::kubernetes::{
     API_SERVER, CONTROLLER_MANAGER, SCHEDULER, all_well, controlled, open_gate, put, put_bundle, stand_ins,
-    starts, until_told,
+    starts, wait_for_kubernetes_status,
 };
 use super::node::{Node, Owner, patiently};
 use super::services::instance;
@@ -44,7 +44,7 @@ const HALF: Duration = Duration::from_hours(4 * 24);
 
 fn validity(directory: &Path, name: &str) -> Result<Validity> {
     let certificate = CertificateDer::from_pem_file(directory.join(format!("{name}.crt")))?;
-    Validity::read(&certificate).with_context(|| format!("{name} has no time"))
+    Validity::from_der(&certificate).with_context(|| format!("{name} has no time"))
 }
 
 /// Whether an API server says that it is ready, to one who looks at what it shows now.
@@ -69,8 +69,8 @@ async fn is_answered(address: SocketAddr, servers: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Asks until it is told to end, and gives each answer: whether there was one.
-fn asking(
+/// Sends requests until it is stopped, and returns for each whether there was an answer.
+fn spawn_prober(
     address: SocketAddr,
     servers: PathBuf,
 ) -> (watch::Sender<bool>, watch::Receiver<usize>, JoinHandle<Vec<bool>>) {
@@ -79,8 +79,8 @@ fn asking(
     let asking = tokio::spawn(async move {
         let mut answers = Vec::new();
         while !*ended.borrow() {
-            let asked = tokio::time::timeout(Duration::from_secs(10), is_answered(address, &servers)).await;
-            let is_answered = matches!(asked, Ok(Ok(())));
+            let result = tokio::time::timeout(Duration::from_secs(10), is_answered(address, &servers)).await;
+            let is_answered = matches!(result, Ok(Ok(())));
             answers.push(is_answered);
             if is_answered {
                 count.send_modify(|count| *count += 1);
@@ -96,34 +96,36 @@ fn asking(
 /// else is. Answers are missed while the API server starts again, and at no other time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificates_are_renewed_at_half_of_their_time_while_somebody_asks() -> TestResult {
-    // The time of this host comes to half of theirs: it begins before it, so that everybody who looks at the host's clock
-    // believes all of them.
+    // The cluster's clock starts half of a lifetime before the host's. So the certificates are at half of their
+    // lifetime by the host's clock, and a component that uses it believes all of them.
     let days = Arc::new(AtomicU32::new(0));
     let clock = {
-        let (days, host) = (days.clone(), Clock::host());
+        let (days, host) = (days.clone(), Clock::system());
         let now = move || {
             let passed = Duration::from_hours(24) * days.load(Ordering::SeqCst);
             after(before(Timestamp::from(SystemTime::now()), HALF), passed)
         };
-        Clock::new(now, move || host.running())
+        Clock::new(now, move || host.monotonic())
     };
     let (mut owner, mut node) = (Owner::new()?, Node::new()?);
     node.clock = clock.clone();
-    node.ask(owner.found())?;
+    node.ask(owner.founding_order())?;
     node.start()?;
     node.until_it_is_one().await?;
     owner.claim(&node).await?;
     let bundle = stand_ins("1.20.2", false)?;
     put_bundle(&node, &bundle)?;
     put(&owner, &bundle.0).await?;
-    owner.until_said(&node).await?;
+    owner.wait_for_node_status(&node).await?;
     owner.roles(&node, &["kubernetes-controller"], &[]).await?;
-    until_told(&owner, &node, "the API server waits at the gate", |status| !status.components.is_empty())
-        .await?;
+    wait_for_kubernetes_status(&owner, &node, "the API server waits at the gate", |status| {
+        !status.components.is_empty()
+    })
+    .await?;
     open_gate(&node).await?;
-    until_told(&owner, &node, "all are well", all_well).await?;
+    wait_for_kubernetes_status(&owner, &node, "all are well", all_well).await?;
 
-    let directory = node.files().kubernetes().join("controller");
+    let directory = node.files().kubernetes_directory().join("controller");
     let all = || CERTIFICATES.map(|name| validity(&directory, name)).into_iter().collect::<Result<Vec<_>>>();
     let first = all()?;
     let keys = || {
@@ -134,15 +136,16 @@ async fn certificates_are_renewed_at_half_of_their_time_while_somebody_asks() ->
     let running = [CONTROLLER_MANAGER, SCHEDULER].map(|child| instance(&node, child));
     let running = running.into_iter().collect::<Result<Vec<_>>>()?;
     let address = SocketAddr::new(node.address, node.ports.api_server);
-    let (end, mut counted, asking) = asking(address, directory.join("servers.crt"));
+    let (end, mut counted, asking) = spawn_prober(address, directory.join("servers.crt"));
     counted.wait_for(|count| *count >= 10).await?;
 
-    // Not long before half of it: nothing is asked for. What is looked at is looked at anew when anything changes.
+    // Shortly before half of their lifetime nothing is requested. Certificates are checked again when anything
+    // changes.
     let look = async |owner: &Owner, value: &str| {
         let mut management = ManagementClient::new(owner.curators()?.channel());
         let set = [("looked".to_owned(), value.to_owned())].into();
-        let asked = wire::UpdateLabelsRequest { node_id: node.id()?.to_string(), set, remove: Vec::new() };
-        patiently(async || management.update_labels(asked.clone()).await).await?;
+        let request = wire::UpdateLabelsRequest { node_id: node.id()?.to_string(), set, remove: Vec::new() };
+        patiently(async || management.update_labels(request.clone()).await).await?;
         anyhow::Ok(())
     };
     days.store(3, Ordering::SeqCst);
@@ -161,19 +164,20 @@ async fn certificates_are_renewed_at_half_of_their_time_while_somebody_asks() ->
     look(&owner, "due").await?;
     let renewed = until("all are renewed", async || {
         let now = all()?;
-        Ok(now.iter().zip(&first).all(|(now, first)| now.from > first.from))
+        Ok(now.iter().zip(&first).all(|(now, first)| now.not_before > first.not_before))
     });
     renewed.await.with_context(|| node.report())?;
     for (name, now) in CERTIFICATES.iter().zip(all()?) {
         let host = Timestamp::from(SystemTime::now());
         assert!(
-            now.holds_at(host) && now.holds_at(after(host, LIFETIME.saturating_sub(Duration::from_hours(1)))),
+            now.contains(host)
+                && now.contains(after(host, COMPONENT_LIFETIME.saturating_sub(Duration::from_hours(1)))),
             "{name}"
         );
     }
     assert_eq!(keys()?, first_keys, "keys stay as long as the role");
     until("the API server is started again", async || Ok(starts(&node, API_SERVER)?.len() == 2)).await?;
-    until_told(&owner, &node, "all are well again", all_well).await?;
+    wait_for_kubernetes_status(&owner, &node, "all are well again", all_well).await?;
     let before = *counted.borrow();
     counted.wait_for(|count| *count >= before + 10).await?;
     end.send_replace(true);
@@ -193,23 +197,25 @@ async fn certificates_are_renewed_at_half_of_their_time_while_somebody_asks() ->
     Ok(())
 }
 
-/// Another authority of clients, on a node that runs: each of the three steps starts every component again, in order, and is
-/// said to be acted on only then; in the end nothing of the former one is there.
+/// Another authority of clients, on a node that runs: each of the three steps starts every component again, in order,
+/// and is reported as acted on only then. In the end nothing of the former authority is there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_keys_start_every_component_again_step_by_step() -> TestResult {
     let (owner, node, _) = controlled().await?;
-    until_told(&owner, &node, "the API server waits at the gate", |status| !status.components.is_empty())
-        .await?;
+    wait_for_kubernetes_status(&owner, &node, "the API server waits at the gate", |status| {
+        !status.components.is_empty()
+    })
+    .await?;
     open_gate(&node).await?;
-    let first = until_told(&owner, &node, "all are well", all_well).await?.generation;
-    let directory = node.files().kubernetes().join("controller");
+    let first = wait_for_kubernetes_status(&owner, &node, "all are well", all_well).await?.generation;
+    let directory = node.files().kubernetes_directory().join("controller");
     let clients = || std::fs::read_to_string(directory.join("clients.crt"));
     let old = clients()?;
     let mut kubernetes = KubernetesClient::new(owner.curators()?.channel());
     let which = wire::KubernetesKeys::Clients.into();
     patiently(async || kubernetes.rotate(wire::RotateKubernetesRequest { which }).await).await?;
     let acts = |status: &wire::KubernetesStatus| status.generation == first + 3 && all_well(status);
-    until_told(&owner, &node, "it acts on the last step", acts).await?;
+    wait_for_kubernetes_status(&owner, &node, "it acts on the last step", acts).await?;
     let new = clients()?;
     assert!(new != old && new.matches("BEGIN CERTIFICATE").count() == 1, "{new}");
     let at = |child| {
@@ -223,7 +229,7 @@ async fn other_keys_start_every_component_again_step_by_step() -> TestResult {
     }
     for name in CERTIFICATES {
         let signed = validity(&directory, name)?;
-        assert!(signed.holds_at(Timestamp::from(SystemTime::now())), "{name}");
+        assert!(signed.contains(Timestamp::from(SystemTime::now())), "{name}");
     }
     Ok(())
 }

@@ -10,11 +10,13 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::service_status::Kind;
-use shepherd::roleserver::cluster::kubernetes::groups;
+use shepherd::roleserver::cluster::kubernetes::pod_cgroups;
 use shepherd::roleserver::enrolment;
-use shepherd::roleserver::running::Instance;
+use shepherd::roleserver::process::ProcessInstance;
 
-use super::kubernetes::{File, archive, kinds, put, put_bundle, told, until_told};
+use super::kubernetes::{
+    File, archive, fetch_kubernetes_status, kinds, put, put_bundle, wait_for_kubernetes_status,
+};
 use super::node::{LAUNCHER, Node};
 use super::services::{founded, instance};
 use crate::harness::aloud::TestResult;
@@ -141,14 +143,14 @@ impl Mounts {
 
     /// What is mounted in there below a path.
     fn below(&self, path: &Path) -> Result<Vec<String>> {
-        let said = std::fs::read_to_string(format!("/proc/{}/mountinfo", self.0.pid()))?;
+        let text = std::fs::read_to_string(format!("/proc/{}/mountinfo", self.0.pid()))?;
         let path = path.display().to_string();
-        Ok(said.lines().filter(|line| line.contains(&path)).map(str::to_owned).collect())
+        Ok(text.lines().filter(|line| line.contains(&path)).map(str::to_owned).collect())
     }
 }
 
 fn start(node: &mut Node, program: &Path) -> Result<()> {
-    let away = enrolment::Settings::new(&[reserved()?.to_string()], &[], 0);
+    let away = enrolment::AgentSettings::new(&[reserved()?.to_string()], &[], 0);
     node.start_program(program, away.map_err(anyhow::Error::msg)?)
 }
 
@@ -158,7 +160,7 @@ fn all_well(status: &wire::KubernetesStatus) -> bool {
 
 /// The number that a stand-in wrote down of what it started.
 fn pid(node: &Node, child: &str, file: &str) -> Result<u32> {
-    let path = node.files().kubernetes().join(child).join(file);
+    let path = node.files().kubernetes_directory().join(child).join(file);
     Ok(std::fs::read_to_string(path)?.trim().parse()?)
 }
 
@@ -168,13 +170,13 @@ fn runs(pid: u32) -> bool {
 }
 
 fn started(node: &Node, child: &str) -> Result<Vec<serde_json::Value>> {
-    let path = node.files().kubernetes().join(child).join("started.log");
+    let path = node.files().kubernetes_directory().join(child).join("started.log");
     std::fs::read_to_string(path)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
 }
 
 /// Directories of control groups of the node's pods.
 fn pod_groups(node: &Node) -> Result<Vec<PathBuf>> {
-    let name = groups::name(&node.places().family());
+    let name = pod_cgroups::cgroup_name(&node.places().instance_name());
     let found = Command::new("find")
         .args(["/sys/fs/cgroup", "-maxdepth", "2", "-name", &name])
         .output()
@@ -183,7 +185,7 @@ fn pod_groups(node: &Node) -> Result<Vec<PathBuf>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_begin_in_order_outlive_whoever_started_them_and_leave_nothing() -> TestResult {
+async fn workers_begin_in_order_outlive_the_process_that_started_them_and_leave_nothing() -> TestResult {
     let own = tempfile::tempdir()?;
     let data = own.path().join("data");
     std::fs::create_dir(&data)?;
@@ -201,9 +203,9 @@ async fn workers_begin_in_order_outlive_whoever_started_them_and_leave_nothing()
     let bundle = stand_ins("1.20.2", &data)?;
     put_bundle(&node, &bundle)?;
     put(&owner, &bundle.0).await?;
-    owner.until_said(&node).await?;
+    owner.wait_for_node_status(&node).await?;
     owner.roles(&node, &["kubernetes-worker"], &[]).await?;
-    let well = until_told(&owner, &node, "all are well", all_well).await?;
+    let well = wait_for_kubernetes_status(&owner, &node, "all are well", all_well).await?;
     assert_eq!(
         (well.bundle.as_str(), well.version.as_str(), well.waits.as_str()),
         (&*bundle.0, "1.20.2", "")
@@ -215,11 +217,12 @@ async fn workers_begin_in_order_outlive_whoever_started_them_and_leave_nothing()
     assert!(times.is_sorted(), "{times:?}");
     let arguments = started(&node, KUBELET)?[0]["arguments"].to_string();
     assert!(arguments.contains(&format!("--hostname-override={}", node.id()?)), "{arguments}");
-    let key = node.files().kubernetes().join("worker/kubelet.key");
+    let key = node.files().kubernetes_directory().join("worker/kubelet.key");
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(key)?.permissions());
     assert_eq!(mode & 0o777, 0o600);
-    let range =
-        std::fs::read_to_string(node.files().kubernetes().join(CONTAINERD).join("cni/90-pods.conflist"))?;
+    let range = std::fs::read_to_string(
+        node.files().kubernetes_directory().join(CONTAINERD).join("cni/90-pods.conflist"),
+    )?;
     assert!(range.contains("10.128.0.0/24"), "{range}");
     let (shim, pod) = (pid(&node, CONTAINERD, "shim.pid")?, pid(&node, KUBELET, "pod.pid")?);
     assert!(runs(shim) && runs(pod) && !pod_groups(&node)?.is_empty());
@@ -233,31 +236,31 @@ async fn workers_begin_in_order_outlive_whoever_started_them_and_leave_nothing()
     .await
     .with_context(|| node.report())?;
     assert!(runs(shim) && runs(pod), "pods notice nothing");
-    until_told(&owner, &node, "all are well again", all_well).await?;
+    wait_for_kubernetes_status(&owner, &node, "all are well again", all_well).await?;
     assert_eq!(pid(&node, CONTAINERD, "shim.pid")?, shim);
 
     // Killed, and replaced: the components notice nothing.
-    let running: Vec<Instance> = [CONTAINERD, KUBELET, PROXY]
+    let running: Vec<ProcessInstance> = [CONTAINERD, KUBELET, PROXY]
         .into_iter()
         .map(|child| instance(&node, child))
         .collect::<Result<_>>()?;
     node.kill_role_server()?;
     start(&mut node, &program)?;
     owner.until_well(1, 1).await?;
-    until_told(&owner, &node, "all are well once more", all_well).await?;
-    let now: Vec<Instance> = [CONTAINERD, KUBELET, PROXY]
+    wait_for_kubernetes_status(&owner, &node, "all are well once more", all_well).await?;
+    let now: Vec<ProcessInstance> = [CONTAINERD, KUBELET, PROXY]
         .into_iter()
         .map(|child| instance(&node, child))
         .collect::<Result<_>>()?;
     assert_eq!(now, running, "only its role server was started again");
-    let kubernetes = node.files().kubernetes();
+    let kubernetes = node.files().kubernetes_directory();
     assert_eq!(mounts.below(&kubernetes)?.len(), 2, "{:?}", mounts.below(&kubernetes)?);
 
     // Another bundle: all start again from it, and there is no API server that would know of a pod to be evicted.
     let other = stand_ins("1.20.3", &data)?;
     put_bundle(&node, &other)?;
     put(&owner, &other.0).await?;
-    let upgraded = until_told(&owner, &node, "all run by another bundle", |status| {
+    let upgraded = wait_for_kubernetes_status(&owner, &node, "all run by another bundle", |status| {
         all_well(status) && status.bundle == other.0
     })
     .await?;
@@ -270,7 +273,9 @@ async fn workers_begin_in_order_outlive_whoever_started_them_and_leave_nothing()
     owner.roles(&node, &[], &["kubernetes-worker"]).await?;
     until("all of it is gone", async || {
         let left = node.children().into_iter().any(|child| child.starts_with("kubernetes-"));
-        Ok(!left && !kubernetes.join("worker").exists() && told(&owner, &node).await?.is_none())
+        Ok(!left
+            && !kubernetes.join("worker").exists()
+            && fetch_kubernetes_status(&owner, &node).await?.is_none())
     })
     .await
     .with_context(|| node.report())?;

@@ -9,31 +9,31 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use shepherd::curator::clock::Clock;
 use shepherd::curator::identity::Identity;
-use shepherd::curator::leader_channel::Curators;
+use shepherd::curator::leader_channel::LeaderTracker;
 use shepherd::curator::node_id::{NodeId, PublicKey};
-use shepherd::curator::pki::Anchor;
-use shepherd::curator::tls::{certified, client_config};
+use shepherd::curator::pki::TrustAnchor;
+use shepherd::curator::tls::{certified_key, client_config};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
 use shepherd::proto::curator::v1::tickets_client::TicketsClient;
-use shepherd::roleserver::child::cgroup::Mounts;
-use shepherd::roleserver::child::keep::{Places, end_within};
-use shepherd::roleserver::child::launch::{Record, recorded};
+use shepherd::roleserver::child::cgroup::CgroupMounts;
+use shepherd::roleserver::child::launch::{ChildRecord, read_record};
+use shepherd::roleserver::child::lifecycle::{ChildContext, stop_child};
+use shepherd::roleserver::cluster::cluster_node::{ClusterNodeSettings, run_cluster_node};
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
-use shepherd::roleserver::cluster::etcd;
-use shepherd::roleserver::cluster::facts::Facts;
-use shepherd::roleserver::cluster::files::Files;
-use shepherd::roleserver::cluster::kubernetes::groups::Pods;
-use shepherd::roleserver::cluster::kubernetes::ports::Ports;
-use shepherd::roleserver::cluster::order::{Order, What};
-use shepherd::roleserver::cluster::worker::{Settings, worker};
+use shepherd::roleserver::cluster::etcd_member;
+use shepherd::roleserver::cluster::files::ClusterFiles;
+use shepherd::roleserver::cluster::kubernetes::component_ports::ComponentPorts;
+use shepherd::roleserver::cluster::kubernetes::pod_cgroups::PodCgroups;
+use shepherd::roleserver::cluster::node_facts::NodeFacts;
+use shepherd::roleserver::cluster::node_order::{NodeOrder, OrderKind};
 use shepherd::roleserver::enrolment::{self, Enrolment};
-use shepherd::roleserver::running::Instance;
-use shepherd::roleserver::shepherds::Shepherds;
+use shepherd::roleserver::process::ProcessInstance;
+use shepherd::roleserver::server_pool::ServerPool;
 use shepherd::roleserver::state_directory::StateDirectory;
-use shepherd::supervisor::backoff::Backoff;
+use shepherd::supervisor::backoff::ExponentialBackoff;
 use shepherd::supervisor::supervise::{self, Supervisor};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -47,17 +47,17 @@ use crate::harness::etcd_servers::{PATIENCE, in_time, until};
 use crate::harness::port::reserved;
 
 pub(crate) const LAUNCHER: &str = env!("CARGO_BIN_EXE_roleserver");
-const SOON: Backoff =
-    Backoff { initial: Duration::from_millis(50), factor: 1.5, longest: Duration::from_secs(1) };
+const SOON: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_millis(50), factor: 1.5, max: Duration::from_secs(1) };
 
 /// One node: its disk, its address, and the role server's part in the cluster while it runs.
 pub(crate) struct Node {
     pub(crate) address: IpAddr,
-    pub(crate) facts: Facts,
+    pub(crate) facts: NodeFacts,
     /// Its clock, from its next start on.
     pub(crate) clock: Clock,
     /// Where its components of Kubernetes listen, from its next start on.
-    pub(crate) ports: Ports,
+    pub(crate) ports: ComponentPorts,
     /// The program etcd of a role server that is a part of this process, from its next start on.
     pub(crate) etcd_program: PathBuf,
     running: Option<Running>,
@@ -71,7 +71,7 @@ enum Running {
 }
 
 impl Node {
-    /// A machine that was asked nothing.
+    /// A machine without any order.
     pub(crate) fn new() -> Result<Self> {
         assertions_aloud();
         // One of sixteen million: the ports of a node are the same everywhere.
@@ -84,67 +84,71 @@ impl Node {
     pub(crate) fn at(address: IpAddr) -> Result<Self> {
         Ok(Self {
             address,
-            facts: Facts::default(),
-            clock: Clock::host(),
+            facts: NodeFacts::default(),
+            clock: Clock::system(),
             // The loopback is the host's, and other nodes of it are beside this one.
-            ports: Ports { load_balancer: SocketAddr::new(address, 6445), ..Ports::default() },
+            ports: ComponentPorts {
+                load_balancer: SocketAddr::new(address, 6445),
+                ..ComponentPorts::default()
+            },
             etcd_program: etcd_program()?,
             running: None,
             directory: tempfile::tempdir()?,
         })
     }
 
-    pub(crate) fn files(&self) -> Files {
-        Files::of(self.directory.path())
+    pub(crate) fn files(&self) -> ClusterFiles {
+        ClusterFiles::in_state_directory(self.directory.path())
     }
 
     /// Asks it to be something.
-    pub(crate) fn ask(&self, what: What) -> Result<()> {
-        let order = Order {
+    pub(crate) fn ask(&self, what: OrderKind) -> Result<()> {
+        let order = NodeOrder {
             generation: 0,
             what,
             machine: None,
             labels: BTreeMap::new(),
             address: Some(self.address),
         };
-        order.check()?;
+        order.validate()?;
         Ok(self.files().write_order(&order)?)
     }
 
     /// Starts its role server, as far as it is about the cluster.
     pub(crate) fn start(&mut self) -> Result<()> {
         ensure!(self.running.is_none(), "it runs");
-        self.facts = Facts::default();
+        self.facts = NodeFacts::default();
         let leaving = CancellationToken::new();
-        let settings = Settings {
+        let settings = ClusterNodeSettings {
             state_directory: self.directory.path().to_owned(),
             launcher: LAUNCHER.into(),
             etcd: self.etcd_program.clone(),
             boot_id: "5f0dd4bc-9d39-4c9b-8c53-5f1b4e8c7d11".to_owned(),
             clock: self.clock.clone(),
-            leaving: leaving.clone(),
-            shepherds: Shepherds::default(),
+            shutdown: leaving.clone(),
+            server_pool: ServerPool::default(),
             ports: self.ports.clone(),
         };
-        let root = worker(&settings, &self.facts);
-        let tree = Supervisor::start(root, supervise::Settings { backoff: SOON, ..Default::default() });
+        let root = run_cluster_node(&settings, &self.facts);
+        let tree =
+            Supervisor::start(root, supervise::SupervisorSettings { backoff: SOON, ..Default::default() });
         self.running = Some(Running::Inside { tree, leaving });
         Ok(())
     }
 
     /// Starts its role server as the program that it is on a machine, enrolled with a shepherd that is away.
     pub(crate) fn start_apart(&mut self) -> Result<()> {
-        let away = enrolment::Settings::new(&[reserved()?.to_string()], &[], 0);
+        let away = enrolment::AgentSettings::new(&[reserved()?.to_string()], &[], 0);
         self.start_program(Path::new(LAUNCHER), away.map_err(anyhow::Error::msg)?)
     }
 
     /// The same with this program, enrolled so unless it was before.
-    pub(crate) fn start_program(&mut self, program: &Path, settings: enrolment::Settings) -> Result<()> {
+    pub(crate) fn start_program(&mut self, program: &Path, settings: enrolment::AgentSettings) -> Result<()> {
         ensure!(self.running.is_none(), "it runs");
         let state = StateDirectory::open(self.directory.path())?;
-        if state.enrolment()?.is_none() {
-            state.identity_or_new()?;
-            state.keep_enrolment(&Enrolment {
+        if state.read_enrolment()?.is_none() {
+            state.read_or_create_identity()?;
+            state.write_enrolment(&Enrolment {
                 machine_id: Uuid::new_v4().to_string().parse()?,
                 bmdb_id: Uuid::new_v4(),
                 fences: BTreeMap::new(),
@@ -161,9 +165,9 @@ impl Node {
     }
 
     /// The process of its role server, as that has written it down.
-    pub(crate) fn role_server(&self) -> Result<Option<Instance>> {
-        let state = StateDirectory::at(self.directory.path().to_owned());
-        Ok(state.agent()?.map(|process| process.instance))
+    pub(crate) fn role_server(&self) -> Result<Option<ProcessInstance>> {
+        let state = StateDirectory::from_path(self.directory.path().to_owned());
+        Ok(state.read_agent_process()?.map(|process| process.instance))
     }
 
     /// Kills its role server outright, and nothing else.
@@ -190,7 +194,7 @@ impl Node {
         // First what would start the others again.
         self.stop().await?;
         for name in self.children() {
-            end_within(&name, &self.places(), Duration::ZERO)?;
+            stop_child(&name, &self.places(), Duration::ZERO)?;
         }
         Ok(())
     }
@@ -205,22 +209,22 @@ impl Node {
     }
 
     /// The process that was last started by this name.
-    pub(crate) fn child(&self, name: &str) -> Option<Record> {
-        recorded(&self.places().record(name))
+    pub(crate) fn child(&self, name: &str) -> Option<ChildRecord> {
+        read_record(&self.places().record_path(name))
     }
 
-    pub(crate) fn places(&self) -> Places {
-        Places {
+    pub(crate) fn places(&self) -> ChildContext {
+        ChildContext {
             directory: self.directory.path().join("children"),
-            mounts: Mounts::of_this_host(),
+            mounts: CgroupMounts::detect_host(),
             launcher: LAUNCHER.into(),
-            leaving: CancellationToken::new(),
+            shutdown: CancellationToken::new(),
         }
     }
 
     /// The etcd that was started last.
-    pub(crate) fn etcd(&self) -> Option<Record> {
-        recorded(&self.places().record(etcd::NAME))
+    pub(crate) fn etcd(&self) -> Option<ChildRecord> {
+        read_record(&self.places().record_path(etcd_member::NAME))
     }
 
     /// What it keeps of its cluster.
@@ -229,11 +233,11 @@ impl Node {
     }
 
     pub(crate) fn key(&self) -> Result<PublicKey> {
-        Ok(PublicKey(self.files().key()?.context("it has no key")?.public_key()))
+        Ok(PublicKey(self.files().read_key()?.context("it has no key")?.public_key()))
     }
 
     pub(crate) fn id(&self) -> Result<NodeId> {
-        Ok(NodeId::of(&self.key()?))
+        Ok(NodeId::from_key(&self.key()?))
     }
 
     /// The tree of its parts, for sentences.
@@ -257,7 +261,7 @@ impl Node {
     }
 
     fn etcd_log(&self) -> String {
-        let log = std::fs::read_to_string(self.places().log(etcd::NAME)).unwrap_or_default();
+        let log = std::fs::read_to_string(self.places().log_path(etcd_member::NAME)).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")
     }
@@ -271,25 +275,25 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // The role server's tasks end with the test's runtime; what it started does not. It is told to leave that alone,
-        // or both would be at it at once.
+        // The role server's tasks end with the test's runtime, but the programs that it started do not. It must leave
+        // them alone, or both would stop them at once.
         if let Some(Running::Inside { leaving, .. }) = &self.running {
             leaving.cancel();
         }
         self.running = None;
         for name in self.children() {
-            let _ = end_within(&name, &self.places(), Duration::ZERO);
+            let _ = stop_child(&name, &self.places(), Duration::ZERO);
         }
         // What a worker's stand-ins put there, where its test failed.
-        let _ = Pods::of_this_host(&self.places().family()).end(Duration::ZERO);
+        let _ = PodCgroups::detect_host(&self.places().instance_name()).terminate(Duration::ZERO);
     }
 }
 
-/// Whoever may order things in a cluster.
+/// An owner of a cluster, who may give orders in it.
 pub(crate) struct Owner {
     key: Arc<Identity>,
     pub(crate) cluster: Uuid,
-    curators: Option<(Curators, JoinSet<()>, Anchor)>,
+    curators: Option<(LeaderTracker, JoinSet<()>, TrustAnchor)>,
 }
 
 impl Owner {
@@ -302,9 +306,9 @@ impl Owner {
         Self { key: self.key.clone(), cluster: self.cluster, curators: None }
     }
 
-    /// What the first node is asked.
-    pub(crate) fn found(&self) -> What {
-        What::Found {
+    /// The order that the first node gets.
+    pub(crate) fn founding_order(&self) -> OrderKind {
+        OrderKind::Found {
             cluster: self.cluster,
             name: "of a test".to_owned(),
             owner_keys: vec![hex::encode(self.key.public_key())],
@@ -318,7 +322,7 @@ impl Owner {
         let connection = node.facts.connection.latest().context("it is no node")?;
         let anchor = connection.anchor.clone();
         let address = std::net::SocketAddr::new(node.address, CURATOR_PORT).to_string();
-        let own = certified(self.key.certificate_der(), self.key.pkcs8())?;
+        let own = certified_key(self.key.certificate_der(), self.key.pkcs8())?;
         let (claiming, following) = way(&anchor, own, [address.clone()]);
         let mut credentials = CredentialsClient::new(claiming.channel());
         let claimed = patiently(async || {
@@ -326,7 +330,7 @@ impl Owner {
         })
         .await?;
         drop(following);
-        let own = certified(&claimed.certificate, self.key.pkcs8())?;
+        let own = certified_key(&claimed.certificate, self.key.pkcs8())?;
         let (curators, following) = way(&anchor, own, [address]);
         self.curators = Some((curators, following, anchor));
         Ok(())
@@ -336,22 +340,22 @@ impl Owner {
     pub(crate) fn learn(&self, nodes: &[&Node]) -> Result<()> {
         let (curators, ..) = self.curators.as_ref().context("it owns nothing")?;
         let at = |node: &&Node| std::net::SocketAddr::new(node.address, CURATOR_PORT).to_string();
-        curators.learn(nodes.iter().map(at));
+        curators.set_directory(nodes.iter().map(at));
         Ok(())
     }
 
-    pub(crate) fn curators(&self) -> Result<&Curators> {
+    pub(crate) fn curators(&self) -> Result<&LeaderTracker> {
         Ok(&self.curators.as_ref().context("it owns nothing")?.0)
     }
 
-    /// What a machine is asked that is to join, with a new ticket.
-    pub(crate) async fn join(&self, through: &Node) -> Result<What> {
+    /// The order for a machine that shall join, with a new ticket.
+    pub(crate) async fn join(&self, through: &Node) -> Result<OrderKind> {
         let (curators, _, anchor) = self.curators.as_ref().context("it owns nothing")?;
         let mut tickets = TicketsClient::new(curators.channel());
-        let asked =
+        let request =
             wire::CreateTicketRequest { lifetime_ms: 3_600_000, uses: Some(1), purpose: "a test".to_owned() };
-        let made = patiently(async || tickets.create(asked.clone()).await).await?;
-        Ok(What::Join {
+        let made = patiently(async || tickets.create(request.clone()).await).await?;
+        Ok(OrderKind::Join {
             ticket: hex::encode(made.secret),
             ca_certificate: hex::encode(&anchor.certificate),
             curators: vec![std::net::SocketAddr::new(through.address, CURATOR_PORT).to_string()],
@@ -387,7 +391,7 @@ impl Owner {
         answer.node.context("no node")
     }
 
-    /// Says what Kubernetes of the cluster is to be: without, nobody is given a role of it.
+    /// Sets the desired Kubernetes of the cluster: without it no node can get a Kubernetes role.
     pub(crate) async fn put_kubernetes(&self) -> Result<()> {
         let mut kubernetes = KubernetesClient::new(self.curators()?.channel());
         let settings = Some(crate::curator::cluster::kubernetes_settings());
@@ -404,23 +408,23 @@ impl Owner {
         Ok(listed.nodes)
     }
 
-    /// Waits until a node has said where it is.
-    pub(crate) async fn until_said(&self, node: &Node) -> Result<()> {
+    /// Waits until a node has reported its location.
+    pub(crate) async fn wait_for_node_status(&self, node: &Node) -> Result<()> {
         let id = node.id()?.to_string();
-        let said = until("it has said where it is", async || {
+        let reported = until("it has said where it is", async || {
             let nodes = self.nodes().await?.into_iter().filter_map(|listed| listed.node);
             Ok(nodes.into_iter().any(|node| node.node_id == id && node.status.is_some()))
         });
-        said.await.with_context(|| node.report())
+        reported.await.with_context(|| node.report())
     }
 
-    /// Members of etcd.
+    /// The members of etcd, from the curator.
     pub(crate) async fn members(&self) -> Result<Vec<wire::EtcdMember>> {
         let mut management = ManagementClient::new(self.curators()?.channel());
         Ok(patiently(async || management.get_consensus(wire::GetConsensusRequest {}).await).await?.members)
     }
 
-    /// Waits until so many members vote and are in reach, and so many nodes are healthy.
+    /// Waits until this many members vote and are in reach, and this many nodes are healthy.
     pub(crate) async fn until_well(&self, voters: usize, healthy: usize) -> Result<()> {
         self.until_counted(voters, voters, healthy).await
     }
@@ -449,18 +453,19 @@ impl Owner {
 }
 
 fn way<const N: usize>(
-    anchor: &Anchor,
+    anchor: &TrustAnchor,
     own: Arc<rustls::sign::CertifiedKey>,
     addresses: [String; N],
-) -> (Curators, JoinSet<()>) {
+) -> (LeaderTracker, JoinSet<()>) {
     let anchor = anchor.clone();
-    let configure = move |expected| client_config(anchor.clone(), expected, Some(own.clone()), Clock::host());
-    let curators = Curators::new(Arc::new(configure));
-    curators.learn(addresses);
+    let configure =
+        move |expected| client_config(anchor.clone(), expected, Some(own.clone()), Clock::system());
+    let curators = LeaderTracker::new(Arc::new(configure));
+    curators.set_directory(addresses);
     let mut following = JoinSet::new();
     following.spawn({
         let curators = curators.clone();
-        async move { match curators.follow().await {} }
+        async move { match curators.track_leader().await {} }
     });
     (curators, following)
 }

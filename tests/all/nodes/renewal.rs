@@ -19,17 +19,17 @@ use crate::harness::etcd_servers::until;
 async fn nodes_that_were_off_for_longer_than_their_certificates_come_back() -> TestResult {
     let days = Arc::new(AtomicU32::new(0));
     let clock = {
-        let (days, host) = (days.clone(), Clock::host());
+        let (days, host) = (days.clone(), Clock::system());
         let now = move || {
             let passed = Duration::from_hours(24) * days.load(Ordering::SeqCst);
             after(Timestamp::from(SystemTime::now()), passed)
         };
-        Clock::new(now, move || host.running())
+        Clock::new(now, move || host.monotonic())
     };
     let mut owner = Owner::new()?;
     let (mut first, mut node) = (Node::new()?, Node::new()?);
     (first.clock, node.clock) = (clock.clone(), clock.clone());
-    first.ask(owner.found())?;
+    first.ask(owner.founding_order())?;
     first.start()?;
     first.until_it_is_one().await?;
     owner.claim(&first).await?;
@@ -37,7 +37,7 @@ async fn nodes_that_were_off_for_longer_than_their_certificates_come_back() -> T
     node.start()?;
     owner.approve(&node).await?;
     node.until_it_is_one().await?;
-    owner.until_said(&node).await?;
+    owner.wait_for_node_status(&node).await?;
 
     node.stop().await?;
     first.stop().await?;
@@ -47,16 +47,16 @@ async fn nodes_that_were_off_for_longer_than_their_certificates_come_back() -> T
     for node in [&first, &node] {
         let connection = node.facts.connection.clone();
         let good = until("it has a certificate that is good now", async || {
-            let shown = connection.latest().map(|connection| connection.shown.current());
-            let validity = shown.and_then(|shown| Validity::read(shown.cert.first()?));
-            Ok(validity.is_some_and(|validity| validity.holds_at(clock.now())))
+            let shown = connection.latest().map(|connection| connection.certificate.current());
+            let validity = shown.and_then(|shown| Validity::from_der(shown.cert.first()?));
+            Ok(validity.is_some_and(|validity| validity.contains(clock.now())))
         });
         good.await.with_context(|| node.report())?;
-        let kept = node.files().credentials()?.context("no certificate")?.certificate;
-        let kept = Validity::read(&hex::decode(kept)?).context("no certificate")?;
-        assert!(kept.holds_at(clock.now()), "and keeps it");
+        let kept = node.files().read_credentials()?.context("no certificate")?.certificate;
+        let kept = Validity::from_der(&hex::decode(kept)?).context("no certificate")?;
+        assert!(kept.contains(clock.now()), "and keeps it");
     }
-    // With it, it is heard as the node it is.
+    // With it, the control plane accepts it as the node that it is.
     node.until_control_plane(false).await?;
     Ok(())
 }

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use shepherd::curator::snapshot::{Snapshot, digest_of};
+use shepherd::curator::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
 use shepherd::model::ids::MachineId;
 use shepherd::proto::agent::v1 as agent;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::snapshots_client::SnapshotsClient;
-use shepherd::roleserver::cluster::asked::Asked;
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
-use shepherd::roleserver::cluster::order::What;
+use shepherd::roleserver::cluster::node_order::OrderKind;
+use shepherd::roleserver::cluster::order_inbox::OrderInbox;
 
 use super::node::{Node, Owner, patiently};
 use crate::harness::aloud::TestResult;
@@ -36,7 +36,7 @@ fn leader(node: &Node) -> Option<String> {
 async fn node_that_lived_on_follows_the_restored_cluster_and_never_again_the_old_one() -> TestResult {
     let mut owner = Owner::new()?;
     let mut first = Node::new()?;
-    first.ask(owner.found())?;
+    first.ask(owner.founding_order())?;
     first.start()?;
     first.until_control_plane(true).await?;
     owner.claim(&first).await?;
@@ -45,41 +45,42 @@ async fn node_that_lived_on_follows_the_restored_cluster_and_never_again_the_old
     worker.ask(owner.join(&first).await?)?;
     owner.approve(&worker).await?;
     worker.until_it_is_one().await?;
-    owner.until_said(&worker).await?;
+    owner.wait_for_node_status(&worker).await?;
     owner.until_well(1, 2).await?;
     let before = owner.members().await?[0].member_id;
     let taken = snapshot(&owner).await?;
-    let (id, authority) = (Snapshot::decode(&taken)?.cluster, worker.files().credentials()?.context("one")?);
+    let (id, authority) =
+        (ClusterSnapshot::decode(&taken)?.cluster, worker.files().read_credentials()?.context("one")?);
 
     // Its only member is gone. Another machine has its address, and restores it.
     first.cut_power().await?;
     let mut second = Node::at(first.address)?;
-    let What::Found { cluster, name, owner_keys, .. } = owner.found() else {
+    let OrderKind::Found { cluster, name, owner_keys, .. } = owner.founding_order() else {
         panic!("not asked to found one")
     };
-    second.files().key_or_new()?;
-    std::fs::write(second.files().snapshot(), &taken)?;
-    second.ask(What::Found {
+    second.files().read_or_create_key()?;
+    std::fs::write(second.files().snapshot_path(), &taken)?;
+    second.ask(OrderKind::Found {
         cluster,
         name,
         owner_keys,
-        snapshot: Some(hex::encode(digest_of(&taken))),
+        snapshot: Some(hex::encode(snapshot_digest(&taken))),
         epoch: 1,
     })?;
     second.start()?;
     second.until_control_plane(true).await?;
     second.until_it_is_one().await?;
     assert_eq!(cluster, id);
-    assert!(!second.files().snapshot().exists(), "the snapshot is still on its disk");
-    assert_eq!(second.files().epoch(id)?, 1);
+    assert!(!second.files().snapshot_path().exists(), "the snapshot is still on its disk");
+    assert_eq!(second.files().epoch_of_cluster(id)?, 1);
     let mut owner = owner.again();
     owner.claim(&second).await?;
     let members = owner.members().await?;
     assert_eq!(members.len(), 1);
     assert_ne!(members[0].member_id, before, "a member of before could take itself for this one");
 
-    // The node that lived on is told, and goes on as the node that it is.
-    let asked = Asked::new(MachineId::generate(), worker.files(), worker.facts.clone());
+    // The node that lived on receives the order, and goes on as the node that it is.
+    let inbox = OrderInbox::new(MachineId::generate(), worker.files(), worker.facts.clone());
     let curator = std::net::SocketAddr::new(second.address, CURATOR_PORT).to_string();
     let join = agent::JoinCluster {
         ticket: vec![7; 32],
@@ -87,12 +88,12 @@ async fn node_that_lived_on_follows_the_restored_cluster_and_never_again_the_old
         curators: vec![curator],
         epoch: 1,
     };
-    asked.hear(&agent::ClusterOrder {
+    inbox.accept(&agent::ClusterOrder {
         generation: 1,
         what: Some(agent::cluster_order::What::Join(join)),
         ..Default::default()
     });
-    assert_eq!((asked.report().epoch, asked.report().error.as_str()), (1, ""));
+    assert_eq!((inbox.report().epoch, inbox.report().error.as_str()), (1, ""));
     let restored = second.id()?.to_string();
     until("it follows the restored cluster", async || Ok(leader(&worker).as_ref() == Some(&restored)))
         .await?;

@@ -1,8 +1,8 @@
 //! Roles that come and go.
 
 use anyhow::Context as _;
-use shepherd::roleserver::cluster::etcd::{self, Begun};
-use shepherd::roleserver::cluster::files::Membership;
+use shepherd::roleserver::cluster::etcd_member::{self, EtcdDataState};
+use shepherd::roleserver::cluster::files::EtcdMembership;
 
 use super::node::{Node, Owner};
 use crate::harness::aloud::TestResult;
@@ -12,7 +12,7 @@ use crate::harness::aloud::TestResult;
 async fn role_that_is_given_and_taken_quickly_ends_as_it_was_ordered_last() -> TestResult {
     let mut owner = Owner::new()?;
     let (mut first, mut node) = (Node::new()?, Node::new()?);
-    first.ask(owner.found())?;
+    first.ask(owner.founding_order())?;
     first.start()?;
     first.until_it_is_one().await?;
     owner.claim(&first).await?;
@@ -20,7 +20,7 @@ async fn role_that_is_given_and_taken_quickly_ends_as_it_was_ordered_last() -> T
     node.start()?;
     owner.approve(&node).await?;
     node.until_it_is_one().await?;
-    owner.until_said(&node).await?;
+    owner.wait_for_node_status(&node).await?;
     for _ in 0..5 {
         owner.roles(&node, &["consensus-member"], &[]).await?;
         owner.roles(&node, &[], &["consensus-member"]).await?;
@@ -32,13 +32,18 @@ async fn role_that_is_given_and_taken_quickly_ends_as_it_was_ordered_last() -> T
     owner.until_well(2, 2).await?;
 
     // Taken for good: etcd ends, and what it had kept goes with it.
-    let data = node.files().membership()?.map(|membership| node.disk().join("etcd").join(membership.data));
+    let data =
+        node.files().read_membership()?.map(|membership| node.disk().join("etcd").join(membership.data));
     assert!(data.as_ref().is_some_and(|data| data.exists()));
-    let membership = node.files().membership()?.context("no membership")?;
+    let membership = node.files().read_membership()?.context("no membership")?;
     let number = membership.member.context("no number")?;
-    assert_eq!(etcd::begun(&node.files(), &membership), Begun::As(number), "by etcd's own log");
-    let elsewhere = Membership { data: "elsewhere".to_owned(), ..membership };
-    assert_eq!(etcd::begun(&node.files(), &elsewhere), Begun::NotYet);
+    assert_eq!(
+        etcd_member::inspect_data(&node.files(), &membership),
+        EtcdDataState::Member(number),
+        "by etcd's own log"
+    );
+    let elsewhere = EtcdMembership { data: "elsewhere".to_owned(), ..membership };
+    assert_eq!(etcd_member::inspect_data(&node.files(), &elsewhere), EtcdDataState::Empty);
     owner.roles(&node, &[], &["consensus-member"]).await?;
     node.until_control_plane(false).await?;
     crate::harness::etcd_servers::until("its etcd is gone, with its data", async || {

@@ -12,7 +12,7 @@ use super::services::{declare, every, founded, instance, until_nothing_is_left, 
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::until;
 
-/// Says what it sees into its own directory, leaves a process behind, and ends when it is told to.
+/// Writes what it sees into its own directory, leaves a process behind, and ends on SIGTERM.
 const PROGRAM: &str = r#"
 #include <errno.h>
 #include <fcntl.h>
@@ -78,7 +78,7 @@ fn running(name: &str) -> usize {
 
 /// Control groups of services that this node's role server has made, in whatever hierarchy.
 fn groups(node: &Node) -> Vec<PathBuf> {
-    let family = node.places().family();
+    let family = node.places().instance_name();
     let (mut found, mut places) = (Vec::new(), vec![PathBuf::from("/sys/fs/cgroup")]);
     while let Some(place) = places.pop() {
         let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
@@ -90,7 +90,7 @@ fn groups(node: &Node) -> Vec<PathBuf> {
     found
 }
 
-fn service(archive: &str, name: &str, said: &str) -> wire::Service {
+fn service(archive: &str, name: &str, text: &str) -> wire::Service {
     let check = wire::ExecCheck { command: vec![format!("/bin/{name}"), "check".to_owned()] };
     wire::Service {
         name: "server".to_owned(),
@@ -99,7 +99,7 @@ fn service(archive: &str, name: &str, said: &str) -> wire::Service {
             program: format!("/bin/{name}"),
         })),
         environment: [("WHO".to_owned(), "kim".to_owned())].into(),
-        files: vec![wire::File { path: "/etc/app.conf".to_owned(), contents: said.to_owned(), mode: 0o400 }],
+        files: vec![wire::File { path: "/etc/app.conf".to_owned(), contents: text.to_owned(), mode: 0o400 }],
         user: "65533".to_owned(),
         limits: Some(wire::Limits { tasks: 20, ..Default::default() }),
         health_check: Some(every(500, wire::health_check::Probe::Exec(check))),
@@ -107,15 +107,15 @@ fn service(archive: &str, name: &str, said: &str) -> wire::Service {
     }
 }
 
-async fn until_said(own: &Path, part: &str) -> Result<String> {
-    let mut said = String::new();
+async fn wait_for_output(own: &Path, part: &str) -> Result<String> {
+    let mut text = String::new();
     until("it has said what it sees", async || {
-        said = std::fs::read_to_string(own.join("up")).unwrap_or_default();
-        Ok(said.contains(part))
+        text = std::fs::read_to_string(own.join("up")).unwrap_or_default();
+        Ok(text.contains(part))
     })
     .await
-    .with_context(|| said.clone())?;
-    Ok(said)
+    .with_context(|| text.clone())?;
+    Ok(text)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -134,38 +134,38 @@ async fn program_runs_in_a_root_filesystem_and_nothing_of_it_outlives_its_servic
     let status = until_well(&owner, &node, "server", first).await?;
     assert_eq!(status.restarts, 0, "{}", status.message);
     let own = node.disk().join("services").join("box_server");
-    let said = until_said(&own, "one").await?;
-    assert_eq!(said, "pid 1, user 65533, kim, one, the root is read-only, the host is away\n");
+    let text = wait_for_output(&own, "one").await?;
+    assert_eq!(text, "pid 1, user 65533, kim, one, the root is read-only, the host is away\n");
     let bundle = node.places().directory.join("box_server").join("bundle");
     assert_eq!(std::fs::metadata(&bundle)?.permissions().mode() & 0o777, 0o700);
     let runs = instance(&node, "box_server")?;
     assert_eq!(running(&name), 2);
     assert!(!groups(&node).is_empty());
 
-    // Another role server goes on with it.
+    // Another role server continues it.
     node.stop().await?;
     node.start()?;
     owner.until_well(1, 1).await?;
     until_well(&owner, &node, "server", first).await?;
     assert_eq!(instance(&node, "box_server")?, runs);
 
-    // What stands for it is killed: nothing of it is left when it starts again.
-    runs.signal(rustix::process::Signal::KILL)?;
+    // The process that represents it is killed: nothing of it is left when it starts again.
+    runs.send_signal(rustix::process::Signal::KILL)?;
     let again = until_status(&owner, &node, "server", |status| {
         status.restarts > 0 && status.kind() == wire::service_status::Kind::Healthy
     });
     again.await?;
     assert_eq!(running(&name), 2, "what it left runs beside it");
 
-    // Another file: it is told to end, has its time to, and starts again.
+    // Another file: the program receives SIGTERM, has its time to end, and starts again.
     std::fs::remove_file(own.join("ended")).ok();
     let second = declare(&owner, "box", &[service(&digest, &name, "two")]).await?;
     until_well(&owner, &node, "server", second).await?;
-    until_said(&own, "two").await?;
+    wait_for_output(&own, "two").await?;
     assert!(own.join("ended").exists(), "it was not told to end");
     assert_eq!(running(&name), 2);
 
-    // What is no archive is said, and disturbs nothing else.
+    // An artefact that is no archive is reported, and disturbs nothing else.
     let none = hex::encode(ring::digest::digest(&ring::digest::SHA256, b"no archive"));
     std::fs::write(node.disk().join("artefacts").join(&none), "no archive")?;
     let odd = wire::Service { name: "odd".to_owned(), ..service(&none, &name, "three") };

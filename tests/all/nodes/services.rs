@@ -15,7 +15,7 @@ use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::declarations_client::DeclarationsClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
 use shepherd::proto::curator::v1::service_status::Kind;
-use shepherd::roleserver::running::Instance;
+use shepherd::roleserver::process::ProcessInstance;
 
 use super::node::{Node, Owner, patiently};
 use crate::harness::aloud::TestResult;
@@ -87,43 +87,43 @@ pub(super) fn ask(at: SocketAddr) -> Result<String> {
 /// Asks again and again, and counts what is not answered.
 pub(super) struct Traffic {
     over: Arc<AtomicBool>,
-    asked: Arc<AtomicU32>,
+    request_count: Arc<AtomicU32>,
     asking: std::thread::JoinHandle<Vec<String>>,
 }
 
 impl Traffic {
     pub(super) fn start(at: SocketAddr) -> Self {
-        let (over, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+        let (over, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
         let asking = std::thread::spawn({
-            let (over, asked) = (over.clone(), asked.clone());
+            let (over, count) = (over.clone(), count.clone());
             move || {
                 let mut failures = Vec::new();
                 while !over.load(Ordering::SeqCst) {
                     failures.extend(ask(at).err().map(|error| error.to_string()));
-                    asked.fetch_add(1, Ordering::SeqCst);
+                    count.fetch_add(1, Ordering::SeqCst);
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 failures
             }
         });
-        Self { over, asked, asking }
+        Self { over, request_count: count, asking }
     }
 
     pub(super) fn end(self) -> Result<(u32, Vec<String>)> {
         self.over.store(true, Ordering::SeqCst);
         let failures = self.asking.join().map_err(|_| anyhow::anyhow!("it panicked"))?;
-        Ok((self.asked.load(Ordering::SeqCst), failures))
+        Ok((self.request_count.load(Ordering::SeqCst), failures))
     }
 }
 
-/// Serves a file to whoever asks for it, and breaks off after half of it when it is asked from its beginning.
+/// Serves a file to every client, and breaks off after half of it if the request is from its beginning.
 fn breaking_off(content: &'static [u8]) -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let url = format!("http://{}/program", listener.local_addr()?);
     // Ends with the test process.
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            // Whoever goes away has asked for nothing.
+            // A client that hangs up has made no request.
             let _ = serve_part(stream, content);
         }
     });
@@ -191,7 +191,7 @@ pub(crate) async fn until_well(
     until_status(owner, node, service, well).await
 }
 
-pub(super) fn instance(node: &Node, child: &str) -> Result<Instance> {
+pub(super) fn instance(node: &Node, child: &str) -> Result<ProcessInstance> {
     Ok(node.child(child).with_context(|| format!("{child} is not there"))?.instance)
 }
 
@@ -201,9 +201,9 @@ pub(super) async fn until_nothing_is_left(owner: &Owner, node: &Node) -> Result<
     let waited = until("nothing is left of services", async || {
         let children: Vec<String> = node.children().into_iter().filter(|name| name.contains('_')).collect();
         let directories = std::fs::read_dir(node.disk().join("services")).map_or(0, Iterator::count);
-        let told = statuses(owner, node).await?.len();
-        last = format!("{children:?}, {directories} directories, {told} told of");
-        Ok(children.is_empty() && directories == 0 && told == 0)
+        let number = statuses(owner, node).await?.len();
+        last = format!("{children:?}, {directories} directories, {number} told of");
+        Ok(children.is_empty() && directories == 0 && number == 0)
     });
     waited.await.with_context(|| format!("{last}\n{}", node.report()))
 }
@@ -211,7 +211,7 @@ pub(super) async fn until_nothing_is_left(owner: &Owner, node: &Node) -> Result<
 /// A cluster of one node.
 pub(crate) async fn founded() -> Result<(Owner, Node)> {
     let (mut owner, mut node) = (Owner::new()?, Node::new()?);
-    node.ask(owner.found())?;
+    node.ask(owner.founding_order())?;
     node.start()?;
     node.until_it_is_one().await?;
     owner.claim(&node).await?;
@@ -219,7 +219,7 @@ pub(crate) async fn founded() -> Result<(Owner, Node)> {
 }
 
 /// How many tasks the control group of a process may have, where the host has such groups.
-fn most_tasks(of: &Instance) -> Result<Option<String>> {
+fn most_tasks(of: &ProcessInstance) -> Result<Option<String>> {
     let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", of.pid))?;
     let below = groups.lines().find_map(|line| line.strip_prefix("0::").map(|path| ("", path)));
     let pids = groups.lines().find_map(|line| Some(("pids", line.split_once(":pids:")?.1)));
@@ -257,10 +257,10 @@ async fn service_answers_on_while_its_role_server_is_replaced_and_killed() -> Te
     owner.until_well(1, 1).await?;
     until_well(&owner, &node, "server", first).await?;
     assert_eq!(instance(&node, "web_server")?, runs, "only its role server was started again");
-    let (asked, failures) = traffic.end()?;
+    let (requested, failures) = traffic.end()?;
     assert!(
-        asked > 0 && failures.is_empty(),
-        "{} of {asked} were not answered: {failures:?}",
+        requested > 0 && failures.is_empty(),
+        "{} of {requested} were not answered: {failures:?}",
         failures.len()
     );
 
@@ -280,11 +280,11 @@ async fn service_answers_on_while_its_role_server_is_replaced_and_killed() -> Te
     let next = instance(&node, "web_server")?;
     assert!(next != runs && !runs.is_alive() && next.is_alive());
 
-    // Its health is looked at all the time: one that does not answer any more is told.
-    next.signal(rustix::process::Signal::STOP)?;
+    // Its health is checked all the time: a service that does not answer any more is reported.
+    next.send_signal(rustix::process::Signal::STOP)?;
     let ill = until_status(&owner, &node, "server", |status| status.kind() == Kind::Unhealthy).await?;
     assert!(ill.message.contains("its health check fails: it took longer than 500 ms"), "{}", ill.message);
-    next.signal(rustix::process::Signal::CONT)?;
+    next.send_signal(rustix::process::Signal::CONT)?;
     until_well(&owner, &node, "server", third).await?;
     assert_eq!(instance(&node, "web_server")?, next, "it is told, and not started again for it");
 
@@ -395,8 +395,9 @@ async fn service_that_does_not_run_says_why_and_disturbs_no_other() -> TestResul
         ("stranger", "there is no user nobody-of-that-name on this node"),
         ("missing", "/nowhere/server cannot be run"),
     ] {
-        let said = until_status(&owner, &node, name, |status| status.kind() == Kind::BackingOff).await?;
-        assert!(said.message.contains(part), "{}", said.message);
+        let service_status =
+            until_status(&owner, &node, name, |status| status.kind() == Kind::BackingOff).await?;
+        assert!(service_status.message.contains(part), "{}", service_status.message);
     }
     let waits = until_status(&owner, &node, "labelled", |status| status.kind() == Kind::Waiting).await?;
     assert!(waits.message.contains("has no label \"rack\""), "{}", waits.message);
@@ -413,14 +414,14 @@ async fn service_that_does_not_run_says_why_and_disturbs_no_other() -> TestResul
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn node_that_comes_back_runs_its_services_before_any_curator_can_be_asked() -> TestResult {
+async fn node_that_comes_back_runs_its_services_before_any_curator_is_reachable() -> TestResult {
     let (owner, mut first) = founded().await?;
     let mut node = Node::new()?;
     node.ask(owner.join(&first).await?)?;
     node.start()?;
     owner.approve(&node).await?;
     node.until_it_is_one().await?;
-    owner.until_said(&node).await?;
+    owner.wait_for_node_status(&node).await?;
     let at = reserved()?;
     let once = wire::Service {
         restart: wire::RestartPolicy::Never.into(),
@@ -455,8 +456,8 @@ async fn node_that_comes_back_runs_its_services_before_any_curator_can_be_asked(
     let services = node.facts.services.clone();
     until("it has seen what there is", async || Ok(services.latest().is_some())).await?;
     first.start()?;
-    let told = node.facts.declarations.clone();
-    until("it is told what to run", async || Ok(told.latest().is_some_and(|all| all.len() == 1)))
+    let watch_cell = node.facts.declarations.clone();
+    until("it is told what to run", async || Ok(watch_cell.latest().is_some_and(|all| all.len() == 1)))
         .await
         .with_context(|| node.report())?;
     until_well(&owner, &node, "server", declared).await?;
@@ -489,7 +490,7 @@ async fn program_is_fetched_to_the_end_and_run_only_if_it_is_the_right_one() -> 
     let declared = declare(&owner, "made", &services).await?;
     owner.roles(&node, &["made"], &[]).await?;
     until_well(&owner, &node, "right", declared).await?;
-    let log = node.places().log("made_right");
+    let log = node.places().log_path("made_right");
     until("it has spoken", async || {
         Ok(std::fs::read_to_string(&log).is_ok_and(|text| text == "it runs as 65533\n"))
     })

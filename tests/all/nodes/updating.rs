@@ -40,14 +40,14 @@ async fn service_loses_no_request_while_its_role_server_becomes_another_release(
 
     let mut owner = Owner::new()?;
     let mut node = Node::new()?;
-    node.ask(owner.found())?;
+    node.ask(owner.founding_order())?;
     // Where the key of the cluster is read from, it is a part of this process at first.
     node.start()?;
     node.until_it_is_one().await?;
     owner.claim(&node).await?;
     owner.until_well(1, 1).await?;
     node.stop().await?;
-    let settings = enrolment::Settings::new(
+    let settings = enrolment::AgentSettings::new(
         std::slice::from_ref(&shepherd.endpoint),
         std::slice::from_ref(&shepherd.ca),
         1,
@@ -64,8 +64,9 @@ async fn service_loses_no_request_while_its_role_server_becomes_another_release(
     let ordered = wire::ReleaseOrder { generation: 1, sha256: sha256.clone(), deadline_seconds: 120 };
     *order.lock().map_err(|_| anyhow::anyhow!("poisoned"))? = Some(ordered);
     until("it is the other release", async || {
-        let mut heard = shepherd.heard().into_iter().rev();
-        let newest = heard.find_map(|heard| heard.request.release_report).unwrap_or_default();
+        let mut observations = shepherd.heartbeats().into_iter().rev();
+        let newest =
+            observations.find_map(|observations| observations.request.release_report).unwrap_or_default();
         anyhow::ensure!(newest.error.is_empty(), "{}", newest.error);
         Ok(newest.generation == 1 && newest.sha256 == sha256)
     })
@@ -77,10 +78,10 @@ async fn service_loses_no_request_while_its_role_server_becomes_another_release(
     let status = until_well(&owner, &node, "server", declared).await?;
     assert_eq!((status.restarts, instance(&node, "web_server")?), (0, runs), "only the role server changed");
     assert_eq!(node.etcd().context("no etcd")?.instance, etcd);
-    let (asked, failures) = traffic.end()?;
+    let (requested, failures) = traffic.end()?;
     assert!(
-        asked > 0 && failures.is_empty(),
-        "{} of {asked} were not answered: {failures:?}",
+        requested > 0 && failures.is_empty(),
+        "{} of {requested} were not answered: {failures:?}",
         failures.len()
     );
     Ok(())

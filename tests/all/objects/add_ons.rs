@@ -2,17 +2,19 @@
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
-use shepherd::reconciler::objects::Objects as _;
-use shepherd::reconciler::objects::kind::{ADD_ON, KEPT, OF_AN_ADD_ON, resource_version};
-use shepherd::reconciler::objects::wishes::Wishes;
+use shepherd::reconciler::objects::ObjectReconciler as _;
+use shepherd::reconciler::objects::cluster_config::ClusterConfig;
+use shepherd::reconciler::objects::object_kind::{
+    ADD_ON_LABEL, MANAGED_ADD_ON, MANAGED_LABEL, resource_version,
+};
 
-use super::kit::{Kept, Server, cluster_roles, config_maps, in_default, kind, map, named, role};
+use super::kit::{ManagedObjects, Server, cluster_roles, config_maps, in_default, kind, map, named, role};
 use crate::harness::aloud::TestResult;
 
 const NOTHING: [usize; 4] = [0, 0, 0, 0];
 
-async fn without_add_ons(server: &Server) -> Result<Kept> {
-    let kept = Kept::new(server, Wishes::default());
+async fn without_add_ons(server: &Server) -> Result<ManagedObjects> {
+    let kept = ManagedObjects::new(server, ClusterConfig::default());
     kept.pass().await?;
     Ok(kept)
 }
@@ -41,7 +43,7 @@ async fn applied_and_pruned(server: &Server) -> Result<()> {
     assert_eq!(kept.pass().await?, [4, 0, 0, 0], "{:?}", kept.troubles());
     assert_eq!(kept.pass().await?, NOTHING, "nothing differs, and nothing is applied");
     let made = other.get(&maps, &in_default("network")).await??;
-    assert_eq!(made["metadata"]["labels"], json!({KEPT: OF_AN_ADD_ON, ADD_ON: "network"}));
+    assert_eq!(made["metadata"]["labels"], json!({MANAGED_LABEL: MANAGED_ADD_ON, ADD_ON_LABEL: "network"}));
     // What others add is theirs; what they change is put back.
     let annotated = other
         .edit(&maps, &in_default("network"), |map| map["metadata"]["annotations"]["his"] = json!("own"))
@@ -61,7 +63,11 @@ async fn applied_and_pruned(server: &Server) -> Result<()> {
     kept.wish(&[("dns", &format!("{inside}{namespace}{reads}")), ("network", &map("network", "three"))]);
     assert_eq!(kept.pass().await?, [0, 1, 0, 0]);
     let wishes = kept.wishes.borrow().clone().context("there are some")?;
-    assert_eq!(Kept::new(server, wishes).pass().await?, NOTHING, "one that begins finds all as it should be");
+    assert_eq!(
+        ManagedObjects::new(server, wishes).pass().await?,
+        NOTHING,
+        "one that begins finds all as it should be"
+    );
     kept.wish(&[("dns", &format!("{namespace}{reads}"))]);
     assert_eq!(
         kept.pass().await?,
@@ -76,7 +82,7 @@ async fn applied_and_pruned(server: &Server) -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_somebody_else_led_for_is_found_by_whoever_begins() -> TestResult {
+async fn objects_of_the_former_leader_are_found_by_the_next_one() -> TestResult {
     let server = Server::simulated().await?;
     let before = without_add_ons(&server).await?;
     before.wish(&[("dns", &map("dns", "one"))]);
@@ -114,7 +120,7 @@ async fn what_cannot_be_read_deletes_nothing_that_it_made() -> TestResult {
 }
 
 #[tokio::test]
-async fn what_an_add_on_cannot_do_is_told_and_holds_up_nothing() -> TestResult {
+async fn what_an_add_on_cannot_do_is_reported_and_blocks_nothing() -> TestResult {
     let server = Server::simulated().await?;
     let other = server.other()?;
     let kept = without_add_ons(&server).await?;
@@ -144,7 +150,7 @@ async fn what_an_add_on_cannot_do_is_told_and_holds_up_nothing() -> TestResult {
     assert!(other.get(&config_maps(), &in_default("theirs")).await?.is_ok());
     let namespaces = kind("", "Namespace", "namespaces", false);
     assert!(other.get(&namespaces, &named("none")).await?.is_err());
-    assert!(kept.objects.pass().await?.is_nothing());
+    assert!(kept.objects.reconcile().await?.is_unchanged());
     other.create(&cluster_roles(), &role("x", "get", false)).await??;
     Ok(())
 }

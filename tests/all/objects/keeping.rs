@@ -1,15 +1,18 @@
-//! The release's objects are made, put right, made anew and deleted; what is somebody else's is left.
+//! Object reconciliation: the release's objects are created, updated, replaced and deleted; foreign objects stay.
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
-use shepherd::reconciler::objects::Objects as _;
-use shepherd::reconciler::objects::built_in::{BuiltIn, STORAGE_PROVISIONER, built_in};
-use shepherd::reconciler::objects::compare::{holds, to_create};
-use shepherd::reconciler::objects::kind::{BUILT_IN, KEPT, Key, resource_version, uid};
-use shepherd::reconciler::objects::wishes::Wishes;
+use shepherd::reconciler::objects::ObjectReconciler as _;
+use shepherd::reconciler::objects::built_in::{BuiltInObject, STORAGE_PROVISIONER, built_in_objects};
+use shepherd::reconciler::objects::cluster_config::ClusterConfig;
+use shepherd::reconciler::objects::diff::{create_body, is_satisfied};
+use shepherd::reconciler::objects::object_kind::{
+    MANAGED_BUILT_IN, MANAGED_LABEL, ObjectKey, resource_version, uid,
+};
 
 use super::kit::{
-    EVERYTHING, Kept, Server, bindings, cluster_roles, everything, named, priorities, role, runtimes,
+    EVERYTHING, ManagedObjects, Server, bindings, cluster_roles, everything, named, priorities, role,
+    runtimes,
 };
 use crate::harness::aloud::TestResult;
 
@@ -28,11 +31,11 @@ async fn objects_are_made_put_right_and_deleted_in_a_real_server() -> TestResult
 
 async fn made_put_right_and_deleted(server: &Server) -> Result<()> {
     let other = server.other()?;
-    let kept = Kept::new(server, everything());
-    assert_eq!(kept.objects.plan().await?.lines().count(), EVERYTHING, "what a pass would do");
+    let kept = ManagedObjects::new(server, everything());
+    assert_eq!(kept.objects.describe_plan().await?.lines().count(), EVERYTHING, "what a pass would do");
     assert_eq!(kept.pass().await?, [EVERYTHING, 0, 0, 0]);
     assert_eq!(kept.pass().await?, NOTHING);
-    assert_eq!(kept.objects.plan().await?, "");
+    assert_eq!(kept.objects.describe_plan().await?, "");
     // Somebody changes this, adds that, deletes those, and puts the label on something of his.
     other.edit(&cluster_roles(), &named(STORAGE_PROVISIONER), |role| role["rules"] = json!([])).await?;
     other
@@ -43,7 +46,7 @@ async fn made_put_right_and_deleted(server: &Server) -> Result<()> {
     other.delete(&bindings(), &named("shepherd:owners")).await??;
     other.create(&cluster_roles(), &role("his", "get", true)).await??;
     other.create(&cluster_roles(), &role("his-own", "get", false)).await??;
-    let planned = kept.objects.plan().await?;
+    let planned = kept.objects.describe_plan().await?;
     for line in [
         "update clusterroles.rbac.authorization.k8s.io shepherd:storage-provisioner",
         "create clusterrolebindings.rbac.authorization.k8s.io shepherd:owners",
@@ -58,7 +61,7 @@ async fn made_put_right_and_deleted(server: &Server) -> Result<()> {
     assert_eq!(annotated["metadata"]["annotations"]["his"], "own", "what others say of an object stays");
     assert!(other.get(&cluster_roles(), &named("his")).await?.is_err());
     assert!(other.get(&cluster_roles(), &named("his-own")).await?.is_ok());
-    // What cannot be changed is made anew, and only that.
+    // An object with an immutable difference is replaced, and only that one.
     let before = other.get(&priorities(), &named("shepherd-spare-time")).await??;
     other.delete(&priorities(), &named("shepherd-spare-time")).await??;
     let mut wrong = before.clone();
@@ -71,46 +74,49 @@ async fn made_put_right_and_deleted(server: &Server) -> Result<()> {
     let after = other.get(&priorities(), &named("shepherd-spare-time")).await??;
     assert_eq!(after["value"], before["value"]);
     assert_eq!(kept.pass().await?, NOTHING);
-    // The cluster has fewer of them.
-    kept.wishes.send_replace(Some(Wishes::default()));
+    // The cluster's configuration now has fewer objects.
+    kept.wishes.send_replace(Some(ClusterConfig::default()));
     assert_eq!(kept.pass().await?, [0, 0, 0, 6]);
-    // A program that begins has nothing to do either.
-    assert_eq!(Kept::new(server, Wishes::default()).pass().await?, NOTHING);
+    // A program that has just started has nothing to do either.
+    assert_eq!(ManagedObjects::new(server, ClusterConfig::default()).pass().await?, NOTHING);
     assert_eq!(kept.troubles(), Vec::<String>::new());
     Ok(())
 }
 
 #[tokio::test]
-async fn all_that_a_server_would_fill_in_is_said() -> TestResult {
+async fn every_field_that_a_server_would_fill_in_is_set() -> TestResult {
     Ok(nothing_is_filled_in(&Server::simulated().await?).await?)
 }
 
 /// The one of Kubernetes 1.20 knows less than these types, and fills in nothing that they do not say.
 #[tokio::test]
-async fn all_that_a_real_server_would_fill_in_is_said() -> TestResult {
+async fn every_field_that_a_real_server_would_fill_in_is_set() -> TestResult {
     let Some(server) = Server::real().await? else { return Ok(()) };
     Ok(nothing_is_filled_in(&server).await?)
 }
 
 async fn nothing_is_filled_in(server: &Server) -> Result<()> {
     let api = server.api().await?;
-    for BuiltIn { kind, object } in built_in(&everything())? {
-        let sent = to_create(&object);
-        let mut made = api.create(&kind, &Key::of(&object), &sent).await?;
+    for BuiltInObject { kind, object } in built_in_objects(&everything())? {
+        let sent = create_body(&object);
+        let mut made = api.create(&kind, &ObjectKey::from_object(&object), &sent).await?;
         let metadata = made["metadata"].as_object_mut().context("it has metadata")?;
         metadata.retain(|field, _| ["name", "labels", "annotations"].contains(&field.as_str()));
-        assert!(holds(&made, Some(&sent)), "what is not said is not kept: sent {sent}, and it became {made}");
+        assert!(
+            is_satisfied(&made, Some(&sent)),
+            "what is not said is not kept: sent {sent}, and it became {made}"
+        );
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn what_is_somebody_elses_is_told_and_holds_up_nothing() -> TestResult {
+async fn object_of_another_owner_is_reported_and_blocks_nothing() -> TestResult {
     Ok(clash(&Server::simulated().await?).await?)
 }
 
 #[tokio::test]
-async fn what_is_somebody_elses_is_told_and_holds_up_nothing_in_a_real_server() -> TestResult {
+async fn object_of_another_owner_is_reported_and_blocks_nothing_in_a_real_server() -> TestResult {
     let Some(server) = Server::real().await? else { return Ok(()) };
     Ok(clash(&server).await?)
 }
@@ -118,8 +124,8 @@ async fn what_is_somebody_elses_is_told_and_holds_up_nothing_in_a_real_server() 
 async fn clash(server: &Server) -> Result<()> {
     let other = server.other()?;
     let theirs = other.create(&cluster_roles(), &role(STORAGE_PROVISIONER, "get", false)).await??;
-    let kept = Kept::new(server, everything());
-    let planned = kept.objects.plan().await?;
+    let kept = ManagedObjects::new(server, everything());
+    let planned = kept.objects.describe_plan().await?;
     assert!(
         planned.contains("cannot clusterroles.rbac.authorization.k8s.io shepherd:storage-provisioner"),
         "{planned}"
@@ -145,7 +151,7 @@ async fn clash(server: &Server) -> Result<()> {
     other.edit(&runtimes(), &named("runc"), |class| class["metadata"]["labels"] = json!({})).await?;
     assert_eq!(kept.pass().await?, [0, 1, 0, 0]);
     let labelled = other.get(&runtimes(), &named("runc")).await??;
-    assert_eq!(labelled["metadata"]["labels"][KEPT], BUILT_IN);
+    assert_eq!(labelled["metadata"]["labels"][MANAGED_LABEL], MANAGED_BUILT_IN);
     assert_eq!(kept.pass().await?, NOTHING);
     Ok(())
 }
@@ -155,12 +161,12 @@ async fn what_is_not_what_was_judged_any_more_is_not_deleted() -> TestResult {
     let server = Server::simulated().await?;
     let (api, other) = (server.api().await?, server.other()?);
     let stray = other.create(&cluster_roles(), &role("stray", "get", true)).await??;
-    let seen = shepherd::reconciler::objects::plan::Precondition::of(&stray);
+    let seen = shepherd::reconciler::objects::object_plan::Precondition::from_object(&stray);
     // Between the list and the deletion somebody takes the label off.
     other.edit(&cluster_roles(), &named("stray"), |role| role["metadata"]["labels"] = json!({})).await?;
     let answer = api.delete(&cluster_roles(), &named("stray"), &seen).await;
     assert!(answer.is_err(), "it was deleted, whatever it was");
-    let kept = Kept::new(&server, Wishes::default());
+    let kept = ManagedObjects::new(&server, ClusterConfig::default());
     kept.pass().await?;
     let left = other.get(&cluster_roles(), &named("stray")).await??;
     assert_eq!(uid(&left), uid(&stray), "it is his now");
@@ -176,9 +182,9 @@ async fn one_kind_that_fails_hides_no_other() -> TestResult {
     held["metadata"]["finalizers"] = json!(["somebody.example/holds"]);
     other.create(&cluster_roles(), &held).await??;
     other.delete(&cluster_roles(), &named(STORAGE_PROVISIONER)).await??;
-    let kept = Kept::new(&server, everything());
+    let kept = ManagedObjects::new(&server, everything());
     for _ in 0..2 {
-        let error = kept.objects.pass().await.unwrap_err().to_string();
+        let error = kept.objects.reconcile().await.unwrap_err().to_string();
         assert!(error.contains("shepherd:storage-provisioner") && error.contains("finalizers"), "{error}");
     }
     assert!(other.get(&bindings(), &named("shepherd:owners")).await?.is_ok(), "the rest is made");
@@ -194,16 +200,17 @@ async fn one_kind_that_fails_hides_no_other() -> TestResult {
 #[tokio::test]
 async fn nothing_is_done_before_it_is_known_what_the_cluster_wishes() -> TestResult {
     let server = Server::simulated().await?;
-    let kept = Kept::new(&server, everything());
+    let kept = ManagedObjects::new(&server, everything());
     assert_eq!(kept.pass().await?, [EVERYTHING, 0, 0, 0]);
     // Another program, that does not know them.
     let (wishes, receiver) = tokio::sync::watch::channel(None);
-    let objects = shepherd::reconciler::objects::pass::KubernetesObjects::new(server.connection(), receiver);
-    let error = objects.pass().await.unwrap_err().to_string();
+    let objects =
+        shepherd::reconciler::objects::reconcile::KubernetesObjects::new(server.connection(), receiver);
+    let error = objects.reconcile().await.unwrap_err().to_string();
     assert!(error.contains("not known yet what the cluster wishes"), "{error}");
     assert_eq!(kept.pass().await?, NOTHING, "it has taken nothing away");
     wishes.send_replace(Some(everything()));
-    assert!(objects.pass().await?.is_nothing());
+    assert!(objects.reconcile().await?.is_unchanged());
     Ok(())
 }
 
@@ -223,7 +230,7 @@ async fn strays(server: &Server, many: usize) -> Result<()> {
     for number in 0..many {
         other.create(&cluster_roles(), &role(&format!("stray:{number}"), "get", true)).await??;
     }
-    let kept = Kept::new(server, Wishes::default());
+    let kept = ManagedObjects::new(server, ClusterConfig::default());
     assert_eq!(kept.pass().await?, [5, 0, 0, many]);
     assert_eq!(server.api().await?.list(&cluster_roles()).await?.items, Vec::<serde_json::Value>::new());
     assert_eq!(kept.pass().await?, NOTHING);

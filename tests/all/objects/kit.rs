@@ -10,11 +10,13 @@ use kube::api::{DeleteParams, GetParams, Patch, PatchParams, PostParams};
 use kube::core::{Request, Status};
 use serde_json::{Value, json};
 use shepherd::etcd::client::Client;
-use shepherd::reconciler::objects::Objects as _;
-use shepherd::reconciler::objects::kind::{BUILT_IN, KEPT, Key, Kind, in_address};
-use shepherd::reconciler::objects::kubernetes::{Api, Connection, Kubernetes};
-use shepherd::reconciler::objects::pass::KubernetesObjects;
-use shepherd::reconciler::objects::wishes::{AddOn, StorageDriver, Wishes};
+use shepherd::reconciler::objects::ObjectReconciler as _;
+use shepherd::reconciler::objects::api_client::{ApiClient, ApiServerConnection, ReloadingClient};
+use shepherd::reconciler::objects::cluster_config::{AddOn, ClusterConfig, StorageDriver};
+use shepherd::reconciler::objects::object_kind::{
+    MANAGED_BUILT_IN, MANAGED_LABEL, ObjectKey, ObjectKind, escape_path_segment,
+};
+use shepherd::reconciler::objects::reconcile::KubernetesObjects;
 use tokio::sync::watch;
 
 use super::real::Real;
@@ -46,7 +48,7 @@ impl Server {
         }
     }
 
-    pub(crate) fn connection(&self) -> Connection {
+    pub(crate) fn connection(&self) -> ApiServerConnection {
         match self {
             Self::Simulated(server) => server.connection(),
             Self::Real(server) => server.connection(),
@@ -54,8 +56,8 @@ impl Server {
     }
 
     /// As the reconciler asks it.
-    pub(crate) async fn api(&self) -> Result<Api> {
-        Ok(Kubernetes::new(self.connection()).api().await?)
+    pub(crate) async fn api(&self) -> Result<ApiClient> {
+        Ok(ReloadingClient::new(self.connection()).client().await?)
     }
 
     /// As somebody else does.
@@ -65,40 +67,40 @@ impl Server {
 }
 
 /// Objects that are kept, and the wishes of their cluster.
-pub(crate) struct Kept {
+pub(crate) struct ManagedObjects {
     pub(crate) objects: KubernetesObjects,
-    pub(crate) wishes: watch::Sender<Option<Wishes>>,
+    pub(crate) wishes: watch::Sender<Option<ClusterConfig>>,
 }
 
-impl Kept {
-    pub(crate) fn new(server: &Server, wishes: Wishes) -> Self {
+impl ManagedObjects {
+    pub(crate) fn new(server: &Server, wishes: ClusterConfig) -> Self {
         let (wishes, receiver) = watch::channel(Some(wishes));
         Self { objects: KubernetesObjects::new(server.connection(), receiver), wishes }
     }
 
     /// And the objects of nodes, whose records are there.
     pub(crate) fn and_nodes_of(self, curator: Client) -> Self {
-        Self { objects: self.objects.and_nodes_of(curator), wishes: self.wishes }
+        Self { objects: self.objects.with_node_records(curator), wishes: self.wishes }
     }
 
     /// A pass: created, updated, replaced and deleted.
     pub(crate) async fn pass(&self) -> Result<[usize; 4]> {
-        let passed = self.objects.pass().await?;
+        let passed = self.objects.reconcile().await?;
         Ok([passed.created, passed.updated, passed.replaced, passed.deleted])
     }
 
-    /// What stands in the way.
+    /// The problems that the reconciler reports now.
     pub(crate) fn troubles(&self) -> Vec<String> {
-        self.objects.troubles().borrow().iter().map(ToString::to_string).collect()
+        self.objects.problems().borrow().iter().map(ToString::to_string).collect()
     }
 
     pub(crate) async fn until_changed(&self) -> Result<()> {
-        in_time("a change to be told", self.objects.changed()).await
+        in_time("a change to be told", self.objects.wait_for_change()).await
     }
 
-    /// Whether a change is told that is none.
-    pub(crate) async fn is_told(&self) -> bool {
-        tokio::time::timeout(A_WHILE, self.objects.changed()).await.is_ok()
+    /// Whether a change is reported within a while; used where none should be.
+    pub(crate) async fn is_change_reported(&self) -> bool {
+        tokio::time::timeout(A_WHILE, self.objects.wait_for_change()).await.is_ok()
     }
 
     pub(crate) fn wish(&self, add_ons: &[(&str, &str)]) {
@@ -111,16 +113,16 @@ pub(crate) fn add_on(name: &str, manifest: &str) -> AddOn {
     AddOn { name: name.to_owned(), manifest: manifest.as_bytes().to_vec() }
 }
 
-/// Wishes that have every built-in object made.
-pub(crate) fn everything() -> Wishes {
-    Wishes {
+/// A configuration for which every built-in object is created.
+pub(crate) fn everything() -> ClusterConfig {
+    ClusterConfig {
         runtime_handlers: ["runc", "runsc"].map(str::to_owned).into(),
         storage_driver: Some(StorageDriver {
             name: "disks.example".to_owned(),
             class: "disks".to_owned(),
             parameters: BTreeMap::from([("tier".to_owned(), "fast".to_owned())]),
             can_expand: true,
-            attaches: false,
+            needs_attach: false,
         }),
         add_ons: Vec::new(),
     }
@@ -129,8 +131,8 @@ pub(crate) fn everything() -> Wishes {
 /// How many objects that are.
 pub(crate) const EVERYTHING: usize = 11;
 
-pub(crate) fn kind(group: &str, kind: &str, plural: &str, namespaced: bool) -> Kind {
-    Kind {
+pub(crate) fn kind(group: &str, kind: &str, plural: &str, namespaced: bool) -> ObjectKind {
+    ObjectKind {
         group: group.to_owned(),
         version: "v1".to_owned(),
         kind: kind.to_owned(),
@@ -139,41 +141,41 @@ pub(crate) fn kind(group: &str, kind: &str, plural: &str, namespaced: bool) -> K
     }
 }
 
-pub(crate) fn cluster_roles() -> Kind {
+pub(crate) fn cluster_roles() -> ObjectKind {
     kind("rbac.authorization.k8s.io", "ClusterRole", "clusterroles", false)
 }
 
-pub(crate) fn bindings() -> Kind {
+pub(crate) fn bindings() -> ObjectKind {
     kind("rbac.authorization.k8s.io", "ClusterRoleBinding", "clusterrolebindings", false)
 }
 
-pub(crate) fn priorities() -> Kind {
+pub(crate) fn priorities() -> ObjectKind {
     kind("scheduling.k8s.io", "PriorityClass", "priorityclasses", false)
 }
 
-pub(crate) fn runtimes() -> Kind {
+pub(crate) fn runtimes() -> ObjectKind {
     kind("node.k8s.io", "RuntimeClass", "runtimeclasses", false)
 }
 
-pub(crate) fn nodes() -> Kind {
+pub(crate) fn nodes() -> ObjectKind {
     kind("", "Node", "nodes", false)
 }
 
-pub(crate) fn config_maps() -> Kind {
+pub(crate) fn config_maps() -> ObjectKind {
     kind("", "ConfigMap", "configmaps", true)
 }
 
-pub(crate) fn named(name: &str) -> Key {
-    Key { namespace: None, name: name.to_owned() }
+pub(crate) fn named(name: &str) -> ObjectKey {
+    ObjectKey { namespace: None, name: name.to_owned() }
 }
 
-pub(crate) fn in_default(name: &str) -> Key {
-    Key { namespace: Some("default".to_owned()), name: name.to_owned() }
+pub(crate) fn in_default(name: &str) -> ObjectKey {
+    ObjectKey { namespace: Some("default".to_owned()), name: name.to_owned() }
 }
 
 /// A role that may do one thing, with the label or without.
 pub(crate) fn role(name: &str, verb: &str, labelled: bool) -> Value {
-    let labels = if labelled { json!({KEPT: BUILT_IN}) } else { json!({}) };
+    let labels = if labelled { json!({MANAGED_LABEL: MANAGED_BUILT_IN}) } else { json!({}) };
     json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name, "labels": labels},
         "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": [verb]}]})
 }
@@ -197,7 +199,7 @@ pub(crate) struct Other(kube::Client);
 type Answer = std::result::Result<Value, Box<Status>>;
 
 impl Other {
-    fn new(connection: &Connection) -> Result<Self> {
+    fn new(connection: &ApiServerConnection) -> Result<Self> {
         let mut config = kube::Config::new(connection.url.parse()?);
         config.default_retry = false;
         if let Some(identity) = &connection.identity {
@@ -216,7 +218,7 @@ impl Other {
         PostParams { field_manager: Some("somebody".to_owned()), ..PostParams::default() }
     }
 
-    fn at(kind: &Kind, key: &Key) -> Request {
+    fn at(kind: &ObjectKind, key: &ObjectKey) -> Request {
         Request::new(kind.path(key.namespace.as_deref()))
     }
 
@@ -228,40 +230,50 @@ impl Other {
         }
     }
 
-    pub(crate) async fn create(&self, kind: &Kind, object: &Value) -> Result<Answer> {
-        let request =
-            Self::at(kind, &Key::of(object)).create(&Self::parameters(), object.to_string().into_bytes())?;
+    pub(crate) async fn create(&self, kind: &ObjectKind, object: &Value) -> Result<Answer> {
+        let request = Self::at(kind, &ObjectKey::from_object(object))
+            .create(&Self::parameters(), object.to_string().into_bytes())?;
         Self::answered(self.0.request(request).await)
     }
 
-    pub(crate) async fn get(&self, kind: &Kind, key: &Key) -> Result<Answer> {
-        let request = Self::at(kind, key).get(&in_address(&key.name), &GetParams::default())?;
+    pub(crate) async fn get(&self, kind: &ObjectKind, key: &ObjectKey) -> Result<Answer> {
+        let request = Self::at(kind, key).get(&escape_path_segment(&key.name), &GetParams::default())?;
         Self::answered(self.0.request(request).await)
     }
 
-    pub(crate) async fn replace(&self, kind: &Kind, object: &Value) -> Result<Answer> {
-        let key = Key::of(object);
+    pub(crate) async fn replace(&self, kind: &ObjectKind, object: &Value) -> Result<Answer> {
+        let key = ObjectKey::from_object(object);
         let body = object.to_string().into_bytes();
-        let request = Self::at(kind, &key).replace(&in_address(&key.name), &Self::parameters(), body)?;
+        let request =
+            Self::at(kind, &key).replace(&escape_path_segment(&key.name), &Self::parameters(), body)?;
         Self::answered(self.0.request(request).await)
     }
 
-    pub(crate) async fn apply(&self, kind: &Kind, object: &Value, force: bool) -> Result<Answer> {
-        let key = Key::of(object);
+    pub(crate) async fn apply(&self, kind: &ObjectKind, object: &Value, force: bool) -> Result<Answer> {
+        let key = ObjectKey::from_object(object);
         let mut parameters = PatchParams::apply("somebody");
         parameters.force = force;
-        let request =
-            Self::at(kind, &key).patch(&in_address(&key.name), &parameters, &Patch::Apply(object))?;
+        let request = Self::at(kind, &key).patch(
+            &escape_path_segment(&key.name),
+            &parameters,
+            &Patch::Apply(object),
+        )?;
         Self::answered(self.0.request(request).await)
     }
 
-    pub(crate) async fn delete(&self, kind: &Kind, key: &Key) -> Result<Answer> {
-        let request = Self::at(kind, key).delete(&in_address(&key.name), &DeleteParams::default())?;
+    pub(crate) async fn delete(&self, kind: &ObjectKind, key: &ObjectKey) -> Result<Answer> {
+        let request =
+            Self::at(kind, key).delete(&escape_path_segment(&key.name), &DeleteParams::default())?;
         Self::answered(self.0.request(request).await)
     }
 
     /// Reads an object, changes it, and writes it.
-    pub(crate) async fn edit(&self, kind: &Kind, key: &Key, edit: impl FnOnce(&mut Value)) -> Result<Value> {
+    pub(crate) async fn edit(
+        &self,
+        kind: &ObjectKind,
+        key: &ObjectKey,
+        edit: impl FnOnce(&mut Value),
+    ) -> Result<Value> {
         let mut object = self.get(kind, key).await??;
         edit(&mut object);
         Ok(self.replace(kind, &object).await??)

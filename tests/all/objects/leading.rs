@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::json;
-use shepherd::reconciler::leadership::Pace;
-use shepherd::reconciler::objects::Objects;
-use shepherd::reconciler::objects::pass::KubernetesObjects;
-use shepherd::reconciler::service::{Reconciler, Settings};
-use shepherd::reconciler::status::Status;
+use shepherd::reconciler::leadership::ReconcileTiming;
+use shepherd::reconciler::objects::ObjectReconciler;
+use shepherd::reconciler::objects::reconcile::KubernetesObjects;
+use shepherd::reconciler::service::{Reconciler, ReconcilerSettings};
+use shepherd::reconciler::status::ReconcilerStatus;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +18,8 @@ use crate::harness::etcd_servers::{Cluster, in_time, until};
 use crate::reconciler::kit::{program, until_status};
 
 /// A pass that nobody asks for does not come before the end of a test.
-const PACE: Pace = Pace { quiet: Duration::from_millis(10), every: Duration::from_hours(1) };
+const PACE: ReconcileTiming =
+    ReconcileTiming { settle_time: Duration::from_millis(10), interval: Duration::from_hours(1) };
 
 async fn until_owners_own(other: &Other) -> Result<()> {
     until("the binding is as it should be", async || {
@@ -31,12 +32,12 @@ async fn until_owners_own(other: &Other) -> Result<()> {
 }
 
 #[tokio::test]
-async fn whoever_leads_puts_right_what_others_change_without_waiting() -> TestResult {
+async fn leader_reverts_what_others_change_without_waiting() -> TestResult {
     Ok(led(&mut Server::simulated().await?).await?)
 }
 
 #[tokio::test]
-async fn whoever_leads_puts_a_real_server_right_without_waiting_also_after_it_was_killed() -> TestResult {
+async fn leader_reverts_changes_in_a_real_server_without_waiting_also_after_it_was_killed() -> TestResult {
     let Some(mut server) = Server::real().await? else { return Ok(()) };
     Ok(led(&mut server).await?)
 }
@@ -48,14 +49,19 @@ async fn led(server: &mut Server) -> Result<()> {
     let (_wishes, receiver) = watch::channel(Some(everything()));
     let objects = KubernetesObjects::new(server.connection(), receiver);
     let ttl = Duration::from_hours(1);
-    let settings =
-        Settings { name: "own".to_owned(), program: own.clone(), client: client.clone(), ttl, pace: PACE };
+    let settings = ReconcilerSettings {
+        name: "own".to_owned(),
+        program: own.clone(),
+        client: client.clone(),
+        ttl,
+        timing: PACE,
+    };
     let cancel = CancellationToken::new();
     let running = tokio::spawn({
         let cancel = cancel.clone();
         async move { Box::pin(Reconciler::new(settings, objects).run(&cancel)).await }
     });
-    until_status(&client, &Status::done_by(&own)).await?;
+    until_status(&client, &ReconcilerStatus::completed_by(&own)).await?;
     let mut other = server.other()?;
     for round in 0..2 {
         until_owners_own(&other).await?;
@@ -75,8 +81,8 @@ async fn led(server: &mut Server) -> Result<()> {
         }
     }
     let (_wishes, receiver) = watch::channel(Some(everything()));
-    let passed = KubernetesObjects::new(server.connection(), receiver).pass().await?;
-    assert!(passed.is_nothing(), "{EVERYTHING} objects are as they should be: {passed}");
+    let passed = KubernetesObjects::new(server.connection(), receiver).reconcile().await?;
+    assert!(passed.is_unchanged(), "{EVERYTHING} objects are as they should be: {passed}");
     cancel.cancel();
     in_time("the end of a reconciler", running).await??;
     Ok(())

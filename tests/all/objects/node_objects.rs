@@ -1,17 +1,17 @@
-//! The objects of nodes, by records in a real etcd: what goes when a node does, and which roles are said of it.
+//! The objects of nodes, from records in a real etcd: what is deleted with a node, and which roles its object has.
 
 use anyhow::Result;
 use prost::Message as _;
 use serde_json::json;
 use shepherd::etcd::client::Client;
 use shepherd::etcd::key_space::NODES;
-use shepherd::etcd::namespace::Keys;
+use shepherd::etcd::namespace::KeySelector;
 use shepherd::etcd::record;
-use shepherd::model::kubernetes::bundle::KUBELET;
+use shepherd::model::kubernetes::bundle_manifest::KUBELET;
 use shepherd::proto::curator::v1 as wire;
-use shepherd::reconciler::objects::nodes::{CONTROL_PLANE, WORKER};
+use shepherd::reconciler::objects::node_objects::{CONTROL_PLANE_LABEL, WORKER_LABEL};
 
-use super::kit::{EVERYTHING, Kept, Server, everything, named, node, nodes};
+use super::kit::{EVERYTHING, ManagedObjects, Server, everything, named, node, nodes};
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::Cluster;
 
@@ -68,9 +68,9 @@ async fn follow(server: &Server) -> Result<()> {
     for number in 1..=4 {
         other.create(&nodes(), &node(&id(number), &["of-its-own"])).await??;
     }
-    other.create(&nodes(), &node("somebody-elses", &[WORKER])).await??;
-    let kept = Kept::new(server, everything()).and_nodes_of(client.clone());
-    let plan = kept.objects.plan().await?;
+    other.create(&nodes(), &node("somebody-elses", &[WORKER_LABEL])).await??;
+    let kept = ManagedObjects::new(server, everything()).and_nodes_of(client.clone());
+    let plan = kept.objects.describe_plan().await?;
     for line in [format!("update nodes {}\n", id(1)), format!("delete nodes {}\n", id(4))] {
         assert!(plan.contains(&line), "{plan}");
     }
@@ -79,11 +79,11 @@ async fn follow(server: &Server) -> Result<()> {
     let labels = async |name: &str| -> Result<serde_json::Value> {
         Ok(other.get(&nodes(), &named(name)).await??["metadata"]["labels"].clone())
     };
-    assert_eq!(labels(&id(1)).await?, json!({"of-its-own": "", WORKER: "", CONTROL_PLANE: ""}));
-    assert_eq!(labels(&id(2)).await?, json!({"of-its-own": "", WORKER: ""}));
-    assert_eq!(labels("somebody-elses").await?, json!({WORKER: ""}));
+    assert_eq!(labels(&id(1)).await?, json!({"of-its-own": "", WORKER_LABEL: "", CONTROL_PLANE_LABEL: ""}));
+    assert_eq!(labels(&id(2)).await?, json!({"of-its-own": "", WORKER_LABEL: ""}));
+    assert_eq!(labels("somebody-elses").await?, json!({WORKER_LABEL: ""}));
     assert_eq!(kept.pass().await?, NOTHING);
-    assert_eq!(kept.objects.plan().await?, "");
+    assert_eq!(kept.objects.describe_plan().await?, "");
 
     // A role is taken.
     put_node(&client, &id(2), wire::NodeRoles::default(), &[KUBELET]).await?;
@@ -92,23 +92,23 @@ async fn follow(server: &Server) -> Result<()> {
     put_node(&client, &id(2), wire::NodeRoles::default(), &[]).await?;
     assert_eq!(kept.pass().await?, [0, 0, 0, 1], "and goes with it");
     // A node is no longer there at all.
-    client.delete_unguarded(&Keys::One(NODES.key(id(3))?)).await?;
+    client.delete_unguarded(&KeySelector::One(NODES.key(id(3))?)).await?;
     assert_eq!(kept.pass().await?, [0, 0, 0, 1]);
     client.put_unguarded(&NODES.key(id(1))?, b"\xff").await?;
     assert_eq!(kept.pass().await?, NOTHING, "what nobody can read may be anything");
-    assert_eq!(labels(&id(1)).await?, json!({"of-its-own": "", WORKER: "", CONTROL_PLANE: ""}));
-    let left = kept.objects.troubles().borrow().len();
+    assert_eq!(labels(&id(1)).await?, json!({"of-its-own": "", WORKER_LABEL: "", CONTROL_PLANE_LABEL: ""}));
+    let left = kept.objects.problems().borrow().len();
     assert_eq!(left, 0, "nothing of it is for a person");
     Ok(())
 }
 
 #[tokio::test]
-async fn records_that_cannot_be_had_hold_no_pass_up_and_are_told() -> TestResult {
+async fn records_that_cannot_be_read_block_no_pass_and_are_reported() -> TestResult {
     let server = Server::simulated().await?;
     let mut etcd = Cluster::start(1).await?;
     let client = etcd.client();
     server.other()?.create(&nodes(), &node(&id(1), &[])).await??;
-    let kept = Kept::new(&server, everything()).and_nodes_of(client);
+    let kept = ManagedObjects::new(&server, everything()).and_nodes_of(client);
     etcd.kill(0)?;
     assert_eq!(kept.pass().await?, [EVERYTHING, 0, 0, 0], "the objects of the release do not wait for it");
     let troubles = kept.troubles();
@@ -116,7 +116,7 @@ async fn records_that_cannot_be_had_hold_no_pass_up_and_are_told() -> TestResult
         matches!(troubles.as_slice(), [only] if only.starts_with("all nodes: their records")),
         "{troubles:?}"
     );
-    let plan = kept.objects.plan().await?;
+    let plan = kept.objects.describe_plan().await?;
     assert!(plan.starts_with("unknown nodes: their records cannot be read"), "{plan}");
     etcd.restart(0)?;
     etcd.wait_until_it_answers(0).await?;

@@ -1,6 +1,6 @@
 //! A real API server of Kubernetes, with an etcd of its own.
 //!
-//! [`crate::harness::kubernetes`] finds its program. A test that has none is skipped.
+//! [`crate::harness::api_client`] finds its program. A test that has none is skipped.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,12 +11,14 @@ use rcgen::{
     BasicConstraints, Certificate, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     PKCS_ECDSA_P256_SHA256,
 };
-use shepherd::reconciler::objects::kubernetes::{AskError, Connection, Identity, Kubernetes};
+use shepherd::reconciler::objects::api_client::{
+    ApiError, ApiServerConnection, ClientIdentity, ReloadingClient,
+};
 
 use super::kit::{cluster_roles, kind, named};
 use crate::harness::child::{Program, guarded};
 use crate::harness::etcd_servers::{Cluster, PATIENCE};
-use crate::harness::kubernetes::{Wanted, folder};
+use crate::harness::kubernetes::{ProgramSet, folder};
 use crate::harness::port;
 
 const NAME: &str = "kube-apiserver";
@@ -95,7 +97,7 @@ impl Real {
 
     /// Starts one with these, if it is there to be started.
     pub(crate) async fn start_with(files: Files) -> Result<Option<Self>> {
-        let Some(assets) = folder(Wanted::ApiServer)? else { return Ok(None) };
+        let Some(assets) = folder(ProgramSet::ApiServer)? else { return Ok(None) };
         let mut real = Self {
             program: None,
             etcd: Cluster::start(1).await?,
@@ -126,10 +128,10 @@ impl Real {
         self.address
     }
 
-    pub(crate) fn connection(&self) -> Connection {
-        Connection {
+    pub(crate) fn connection(&self) -> ApiServerConnection {
+        ApiServerConnection {
             url: format!("https://{}", self.address),
-            identity: Some(Identity {
+            identity: Some(ClientIdentity {
                 authority: self.etcd.path("ca.pem"),
                 certificate: self.etcd.path("client.pem"),
                 key: self.etcd.path("client.key"),
@@ -172,11 +174,11 @@ impl Real {
         }
         let log = self.etcd.path("apiserver.log");
         self.program = Some(Program::spawn_logged(&mut command, &log)?);
-        let kubernetes = Kubernetes::new(self.connection());
+        let kubernetes = ReloadingClient::new(self.connection());
         let end = Instant::now() + PATIENCE;
         loop {
-            let api = kubernetes.api().await?;
-            let serves = async || -> Result<bool, AskError> {
+            let api = kubernetes.client().await?;
+            let serves = async || -> Result<bool, ApiError> {
                 // What it makes itself when it begins.
                 let [role, namespace] = ["cluster-admin", "default"].map(named);
                 Ok(api.get(&cluster_roles(), &role).await?.is_some()
@@ -187,8 +189,8 @@ impl Real {
                 other => {
                     let ended = self.program.as_mut().context("it was started")?.ended()?;
                     if ended.is_some() || Instant::now() > end {
-                        let said = std::fs::read_to_string(&log)?;
-                        bail!("{NAME} does not serve ({other:?}), ended: {ended:?}; it said: {said}");
+                        let text = std::fs::read_to_string(&log)?;
+                        bail!("{NAME} does not serve ({other:?}), ended: {ended:?}; it said: {text}");
                     }
                 }
             }

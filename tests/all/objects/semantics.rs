@@ -3,12 +3,14 @@
 use anyhow::{Context as _, Result, bail};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
-use shepherd::reconciler::objects::answers::{Refusal, refusal};
-use shepherd::reconciler::objects::compare::{applied_fields, was_written_by_us};
-use shepherd::reconciler::objects::kind::{KEPT, Kind, is_ending, resource_version, uid};
-use shepherd::reconciler::objects::kubernetes::{Api, AskError, Told};
-use shepherd::reconciler::objects::plan::Precondition;
-use shepherd::reconciler::objects::served::Served;
+use shepherd::reconciler::objects::api_client::{ApiClient, ApiError, ObjectEvent};
+use shepherd::reconciler::objects::api_error::{ApiErrorKind, classify_api_error};
+use shepherd::reconciler::objects::diff::{applied_fields, was_written_by_us};
+use shepherd::reconciler::objects::discovery::ApiDiscovery;
+use shepherd::reconciler::objects::object_kind::{
+    MANAGED_LABEL, ObjectKind, is_terminating, resource_version, uid,
+};
+use shepherd::reconciler::objects::object_plan::Precondition;
 
 use super::kit::{
     Server, bindings, cluster_roles, config_maps, in_default, named, node, nodes, priorities, role, runtimes,
@@ -38,11 +40,11 @@ async fn suite(server: &Server) -> Result<()> {
     kinds(server).await.context("kinds")
 }
 
-fn refused<T: std::fmt::Debug>(answer: Result<T, AskError>) -> Refusal {
-    assert!(matches!(answer, Err(AskError::Refused(_))), "it was not refused: {answer:?}");
+fn refused<T: std::fmt::Debug>(answer: Result<T, ApiError>) -> ApiErrorKind {
+    assert!(matches!(answer, Err(ApiError::Rejected(_))), "it was not refused: {answer:?}");
     match answer {
-        Err(AskError::Refused(status)) => refusal(&status),
-        _ => Refusal::Other,
+        Err(ApiError::Rejected(status)) => classify_api_error(&status),
+        _ => ApiErrorKind::Other,
     }
 }
 
@@ -51,7 +53,10 @@ async fn versions_and_names(server: &Server) -> Result<()> {
     assert_eq!(api.get(&roles, &key).await?, None);
     let first = api.create(&roles, &key, &role("suite:a", "get", true)).await?;
     assert!(!uid(&first).is_empty() && !resource_version(&first).is_empty() && was_written_by_us(&first));
-    assert_eq!(refused(api.create(&roles, &key, &role("suite:a", "get", true)).await), Refusal::NameTaken);
+    assert_eq!(
+        refused(api.create(&roles, &key, &role("suite:a", "get", true)).await),
+        ApiErrorKind::AlreadyExists
+    );
     let mut second = first.clone();
     second["rules"][0]["verbs"] = json!(["list"]);
     let second = api.replace(&roles, &key, &second).await?;
@@ -59,7 +64,7 @@ async fn versions_and_names(server: &Server) -> Result<()> {
     assert_eq!(uid(&second), uid(&first));
     let mut stale = first.clone();
     stale["rules"][0]["verbs"] = json!(["watch"]);
-    assert_eq!(refused(api.replace(&roles, &key, &stale).await), Refusal::Raced, "a stale version");
+    assert_eq!(refused(api.replace(&roles, &key, &stale).await), ApiErrorKind::Conflict, "a stale version");
     let unchanged = api.replace(&roles, &key, &second).await?;
     assert_eq!(
         resource_version(&unchanged),
@@ -67,13 +72,18 @@ async fn versions_and_names(server: &Server) -> Result<()> {
         "a write that changes nothing is none"
     );
     assert_eq!(
-        refused(api.delete(&roles, &named("suite:never"), &Precondition::of(&first)).await),
-        Refusal::Gone
+        refused(api.delete(&roles, &named("suite:never"), &Precondition::from_object(&first)).await),
+        ApiErrorKind::NotFound
     );
     Ok(())
 }
 
-async fn changed(api: &Api, kind: &Kind, object: Value, change: impl FnOnce(&mut Value)) -> Result<Refusal> {
+async fn changed(
+    api: &ApiClient,
+    kind: &ObjectKind,
+    object: Value,
+    change: impl FnOnce(&mut Value),
+) -> Result<ApiErrorKind> {
     let key = named(object["metadata"]["name"].as_str().context("it has a name")?);
     let mut made = api.create(kind, &key, &object).await?;
     change(&mut made);
@@ -85,21 +95,21 @@ async fn what_cannot_be_changed(server: &Server) -> Result<()> {
     let runtime = |name: &str| json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "one"});
     let judged =
         changed(&api, &runtimes(), runtime("suite-a"), |object| object["handler"] = json!("two")).await?;
-    assert_eq!(judged, Refusal::Immutable, "one cause");
+    assert_eq!(judged, ApiErrorKind::Immutable, "one cause");
     let judged =
         changed(&api, &runtimes(), runtime("suite-b"), |object| object["handler"] = json!("Not A Name"))
             .await?;
-    assert_eq!(judged, Refusal::Other, "it cannot be changed, and would not do either");
+    assert_eq!(judged, ApiErrorKind::Other, "it cannot be changed, and would not do either");
     let priority = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "suite"},
         "value": 7});
     let judged = changed(&api, &priorities(), priority, |object| object["value"] = json!(8)).await?;
-    assert_eq!(judged, Refusal::Immutable, "in other words");
+    assert_eq!(judged, ApiErrorKind::Immutable, "in other words");
     let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
         "metadata": {"name": "suite:b"}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
         "name": "view"}, "subjects": [{"kind": "User", "name": "u"}]});
     let judged =
         changed(&api, &bindings(), binding, |object| object["roleRef"]["name"] = json!("edit")).await?;
-    assert_eq!(judged, Refusal::Immutable, "in yet others");
+    assert_eq!(judged, ApiErrorKind::Immutable, "in yet others");
     let filled = api.get(&bindings(), &named("suite:b")).await?.context("it was made")?;
     assert_eq!(filled["subjects"][0]["apiGroup"], "rbac.authorization.k8s.io", "filled in");
     Ok(())
@@ -112,24 +122,24 @@ async fn preconditions(server: &Server) -> Result<()> {
     second["rules"][0]["verbs"] = json!(["list"]);
     let second = api.replace(&roles, &key, &second).await?;
     assert_eq!(
-        refused(api.delete(&roles, &key, &Precondition::of(&first)).await),
-        Refusal::Raced,
+        refused(api.delete(&roles, &key, &Precondition::from_object(&first)).await),
+        ApiErrorKind::Conflict,
         "another state"
     );
-    let mut another = Precondition::of(&second);
+    let mut another = Precondition::from_object(&second);
     "00000000-0000-0000-0000-000000000000".clone_into(&mut another.uid);
-    assert_eq!(refused(api.delete(&roles, &key, &another).await), Refusal::Raced, "another object");
-    api.delete(&roles, &key, &Precondition::of(&second)).await?;
+    assert_eq!(refused(api.delete(&roles, &key, &another).await), ApiErrorKind::Conflict, "another object");
+    api.delete(&roles, &key, &Precondition::from_object(&second)).await?;
     assert_eq!(api.get(&roles, &key).await?, None);
     let again = api.create(&roles, &key, &role("suite:c", "get", false)).await?;
     assert_ne!(uid(&again), uid(&second));
-    // Whoever asked to be waited for is.
+    // A deletion waits until an object has no finalizers.
     let mut held = again.clone();
     held["metadata"]["finalizers"] = json!(["suite.example/held"]);
     let held = api.replace(&roles, &key, &held).await?;
-    api.delete(&roles, &key, &Precondition::of(&held)).await?;
+    api.delete(&roles, &key, &Precondition::from_object(&held)).await?;
     let ending = api.get(&roles, &key).await?.context("it is held")?;
-    assert!(is_ending(&ending));
+    assert!(is_terminating(&ending));
     let mut let_go = ending.clone();
     let_go["metadata"].as_object_mut().context("it has metadata")?.remove("finalizers");
     api.replace(&roles, &key, &let_go).await?;
@@ -158,10 +168,10 @@ async fn watches(server: &Server) -> Result<()> {
     let from = api.list(&roles).await?.resource_version;
     let events = api.watch(&roles, &from).await?;
     tokio::pin!(events);
-    let mut next = async || -> Result<Told> {
+    let mut next = async || -> Result<ObjectEvent> {
         loop {
             let event = in_time("an event", events.next()).await?.context("the watch ended")??;
-            if !matches!(event, Told::Nothing(_)) {
+            if !matches!(event, ObjectEvent::Bookmark(_)) {
                 return Ok(event);
             }
         }
@@ -169,19 +179,20 @@ async fn watches(server: &Server) -> Result<()> {
     let key = named("suite:f");
     other.create(&roles, &role("suite:unlabelled", "get", false)).await??;
     let made = other.create(&roles, &role("suite:f", "get", true)).await??;
-    assert_eq!(next().await?, Told::Is(made), "and nothing of what has no label");
+    assert_eq!(next().await?, ObjectEvent::Updated(made), "and nothing of what has no label");
     let edited = other.edit(&roles, &key, |object| object["rules"][0]["verbs"] = json!(["list"])).await?;
-    assert_eq!(next().await?, Told::Is(edited));
+    assert_eq!(next().await?, ObjectEvent::Updated(edited));
     other.edit(&roles, &key, |object| object["metadata"]["labels"] = json!({})).await?;
     let taken = next().await?;
-    let Told::Gone(last) = &taken else { bail!("the label was taken off: {taken:?}") };
+    let ObjectEvent::Deleted(last) = &taken else { bail!("the label was taken off: {taken:?}") };
     assert_eq!(last["metadata"]["name"], "suite:f");
-    let labelled =
-        other.edit(&roles, &key, |object| object["metadata"]["labels"] = json!({KEPT: "built-in"})).await?;
-    assert_eq!(next().await?, Told::Is(labelled.clone()));
+    let labelled = other
+        .edit(&roles, &key, |object| object["metadata"]["labels"] = json!({MANAGED_LABEL: "built-in"}))
+        .await?;
+    assert_eq!(next().await?, ObjectEvent::Updated(labelled.clone()));
     other.delete(&roles, &key).await??;
     let gone = next().await?;
-    let Told::Gone(last) = &gone else { bail!("it was deleted: {gone:?}") };
+    let ObjectEvent::Deleted(last) = &gone else { bail!("it was deleted: {gone:?}") };
     let number = |object: &Value| resource_version(object).parse::<u64>();
     assert!(number(last)? > number(&labelled)?, "the version is that of its end");
     Ok(())
@@ -189,21 +200,22 @@ async fn watches(server: &Server) -> Result<()> {
 
 async fn applying(server: &Server) -> Result<()> {
     let (api, other, maps, key) = (server.api().await?, server.other()?, config_maps(), in_default("suite"));
-    let said = |data: Value| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "suite", "namespace": "default"}, "data": data});
-    let first = api.apply(&maps, &key, &said(json!({"a": "1", "b": "1"}))).await?;
+    let reported = |data: Value| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "suite", "namespace": "default"}, "data": data});
+    let first = api.apply(&maps, &key, &reported(json!({"a": "1", "b": "1"}))).await?;
     let fields = applied_fields(&first).context("what was applied is recorded")?;
-    let again = api.apply(&maps, &key, &said(json!({"a": "1", "b": "1"}))).await?;
+    let again = api.apply(&maps, &key, &reported(json!({"a": "1", "b": "1"}))).await?;
     assert_eq!(resource_version(&again), resource_version(&first), "what is so already is no write");
-    let refused = other.apply(&maps, &said(json!({"a": "2"})), false).await?.err().context("it is theirs")?;
-    assert_eq!((refused.code, refusal(&refused)), (409, Refusal::Raced), "{refused:?}");
+    let refused =
+        other.apply(&maps, &reported(json!({"a": "2"})), false).await?.err().context("it is theirs")?;
+    assert_eq!((refused.code, classify_api_error(&refused)), (409, ApiErrorKind::Conflict), "{refused:?}");
     let added = other.edit(&maps, &key, |object| object["data"]["theirs"] = json!("1")).await?;
     assert_eq!(applied_fields(&added).as_ref(), Some(&fields), "what is theirs takes nothing of ours");
     let taken = other.edit(&maps, &key, |object| object["data"]["a"] = json!("3")).await?;
     assert_ne!(applied_fields(&taken).as_ref(), Some(&fields), "what they change is theirs");
-    let back = api.apply(&maps, &key, &said(json!({"a": "1", "b": "1"}))).await?;
+    let back = api.apply(&maps, &key, &reported(json!({"a": "1", "b": "1"}))).await?;
     assert_eq!(back["data"], json!({"a": "1", "b": "1", "theirs": "1"}));
     assert_eq!(applied_fields(&back).as_ref(), Some(&fields));
-    let less = api.apply(&maps, &key, &said(json!({"a": "1"}))).await?;
+    let less = api.apply(&maps, &key, &reported(json!({"a": "1"}))).await?;
     assert_eq!(less["data"], json!({"a": "1", "theirs": "1"}), "what is not said any more goes");
     Ok(())
 }
@@ -211,31 +223,35 @@ async fn applying(server: &Server) -> Result<()> {
 async fn amending(server: &Server) -> Result<()> {
     let (api, other, name) = (server.api().await?, server.other()?, "suite");
     let first = other.create(&nodes(), &node(name, &["a", "b"])).await??;
-    let listed = api.nodes().await?;
+    let listed = api.list_nodes().await?;
     let listed = listed.iter().find(|node| node["metadata"]["name"] == name).context("it is listed")?;
     assert_eq!((uid(listed), resource_version(listed)), (uid(&first), resource_version(&first)));
     assert_eq!(listed["metadata"]["labels"], first["metadata"]["labels"]);
     let change =
         |version: &str| json!({"metadata": {"resourceVersion": version, "labels": {"a": null, "c": ""}}});
-    api.amend_node(name, &change(resource_version(&first))).await?;
-    let second = api.node(name).await?.context("it was made")?;
+    api.patch_node(name, &change(resource_version(&first))).await?;
+    let second = api.read_node(name).await?.context("it was made")?;
     assert_eq!(second["metadata"]["labels"], json!({"b": "", "c": ""}), "what is not named stays");
-    assert_eq!(refused(api.amend_node(name, &change(resource_version(&first))).await), Refusal::Raced);
-    api.amend_node(name, &change(resource_version(&second))).await?;
-    let third = api.node(name).await?.context("it was made")?;
+    assert_eq!(
+        refused(api.patch_node(name, &change(resource_version(&first))).await),
+        ApiErrorKind::Conflict
+    );
+    api.patch_node(name, &change(resource_version(&second))).await?;
+    let third = api.read_node(name).await?.context("it was made")?;
     assert_eq!(resource_version(&third), resource_version(&second), "what is so already is no write");
-    let stale = api.delete(&nodes(), &named(name), &Precondition::of(listed)).await;
-    assert_eq!(refused(stale), Refusal::Raced);
-    api.delete(&nodes(), &named(name), &Precondition::of(&third)).await?;
-    assert_eq!(refused(api.amend_node(name, &change("")).await), Refusal::Gone);
+    let stale = api.delete(&nodes(), &named(name), &Precondition::from_object(listed)).await;
+    assert_eq!(refused(stale), ApiErrorKind::Conflict);
+    api.delete(&nodes(), &named(name), &Precondition::from_object(&third)).await?;
+    assert_eq!(refused(api.patch_node(name, &change("")).await), ApiErrorKind::NotFound);
     Ok(())
 }
 
 async fn kinds(server: &Server) -> Result<()> {
-    let served = Served::ask(&server.api().await?).await?;
-    for wanted in shepherd::reconciler::objects::built_in::kinds().into_iter().chain([config_maps()]) {
+    let served = ApiDiscovery::fetch(&server.api().await?).await?;
+    for wanted in shepherd::reconciler::objects::built_in::built_in_kinds().into_iter().chain([config_maps()])
+    {
         assert_eq!(served.find(&wanted.api_version(), &wanted.kind), Some(&wanted));
-        assert!(served.all().iter().any(|kind| kind.resource() == wanted.resource()));
+        assert!(served.preferred_kinds().iter().any(|kind| kind.resource() == wanted.resource()));
     }
     assert_eq!(served.find("example.com/v1", "Thing"), None);
     Ok(())

@@ -1,8 +1,8 @@
-//! An API server of Kubernetes in this process, for what is asked of one here.
+//! An API server of Kubernetes in this process, for the requests that tests make of one.
 //!
-//! It answers on loopback as the real one does: versions, preconditions, defaults, what cannot be changed, labels, who said
-//! which field, watches with bookmarks, and forgetting. `semantics.rs` holds both to the same. Beside that a test sees each
-//! request, and breaks off watches.
+//! It answers on loopback as the real one does: versions, preconditions, defaults, immutable fields, labels, field
+//! ownership, watches with bookmarks, and compaction. `semantics.rs` checks both in the same way. A test can also see
+//! each request, and break off watches.
 
 mod fields;
 mod kinds;
@@ -18,8 +18,8 @@ use axum::extract::{Query, State};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
-use shepherd::reconciler::objects::kind::{Key, Kind};
-use shepherd::reconciler::objects::kubernetes::Connection;
+use shepherd::reconciler::objects::api_client::ApiServerConnection;
+use shepherd::reconciler::objects::object_kind::{ObjectKey, ObjectKind};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
@@ -34,13 +34,13 @@ pub(crate) struct Simulated {
 
 struct Shared {
     store: Mutex<Store>,
-    asked: Mutex<Vec<String>>,
+    requests: Mutex<Vec<String>>,
     /// As what those who ask are known.
     agents: Mutex<BTreeSet<String>>,
     pulse: watch::Sender<Pulse>,
 }
 
-/// What running watches are told.
+/// State that running watches follow.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Pulse {
     revision: u64,
@@ -53,8 +53,8 @@ impl Shared {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn asked(&self) -> MutexGuard<'_, Vec<String>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_requests(&self) -> MutexGuard<'_, Vec<String>> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -62,7 +62,7 @@ impl Simulated {
     pub(crate) async fn start() -> Result<Self> {
         let shared = Arc::new(Shared {
             store: Mutex::new(Store::begin()),
-            asked: Mutex::default(),
+            requests: Mutex::default(),
             agents: Mutex::default(),
             pulse: watch::Sender::default(),
         });
@@ -75,16 +75,16 @@ impl Simulated {
         Ok(Self { shared, url, _task: AbortOnDropHandle::new(tokio::spawn(serving)) })
     }
 
-    pub(crate) fn connection(&self) -> Connection {
-        Connection { url: self.url.clone(), identity: None }
+    pub(crate) fn connection(&self) -> ApiServerConnection {
+        ApiServerConnection { url: self.url.clone(), identity: None }
     }
 
-    /// What was asked since the last call: `GET /api/v1/configmaps`, `WATCH …`.
-    pub(crate) fn asked(&self) -> Vec<String> {
-        std::mem::take(&mut self.shared.asked())
+    /// The requests since the last call: `GET /api/v1/configmaps`, `WATCH …`.
+    pub(crate) fn take_requests(&self) -> Vec<String> {
+        std::mem::take(&mut self.shared.lock_requests())
     }
 
-    /// As what everybody is known who has asked since the last call.
+    /// The user agents of all requests since the last call.
     pub(crate) fn agents(&self) -> BTreeSet<String> {
         std::mem::take(&mut self.shared.agents.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -110,7 +110,7 @@ impl Simulated {
         store.compacted = store.revision;
     }
 
-    /// Something happens that nobody is told of: revisions are those of all that is kept, of every kind.
+    /// Counts a change that no watch sees: revisions are counted over all stored objects, of every kind.
     pub(crate) fn advance(&self) {
         self.shared.store().revision += 1;
     }
@@ -127,7 +127,11 @@ async fn answer(
     let agent = headers.get("user-agent").and_then(|agent| agent.to_str().ok()).unwrap_or_default();
     shared.agents.lock().unwrap_or_else(PoisonError::into_inner).insert(agent.to_owned());
     let watches = query.contains_key("watch");
-    shared.asked().push(format!("{} {}", if watches { "WATCH" } else { method.as_str() }, uri.path()));
+    shared.lock_requests().push(format!(
+        "{} {}",
+        if watches { "WATCH" } else { method.as_str() },
+        uri.path()
+    ));
     let media = headers.get("content-type").and_then(|media| media.to_str().ok()).unwrap_or_default();
     let answered = match uri.path() {
         "/apis" => Ok(groups()),
@@ -172,8 +176,8 @@ fn status((code, reason, message, causes): Refused) -> Value {
 
 enum Place {
     Version(String),
-    Objects(Kind, Option<String>),
-    Object(Kind, Key),
+    Objects(ObjectKind, Option<String>),
+    Object(ObjectKind, ObjectKey),
 }
 
 fn place(path: &str) -> Option<Place> {
@@ -184,7 +188,7 @@ fn place(path: &str) -> Option<Place> {
         _ => return None,
     };
     let kind = |plural: &str| kinds::kinds().find(|kind| kind.group == group && kind.plural == plural);
-    let named = |namespace: Option<&str>, name: &str| Key {
+    let named = |namespace: Option<&str>, name: &str| ObjectKey {
         namespace: namespace.map(str::to_owned),
         name: name.to_owned(),
     };
@@ -224,7 +228,7 @@ fn resources(group: &str) -> Value {
     json!({"kind": "APIResourceList", "resources": of_it.collect::<Vec<_>>()})
 }
 
-/// Whether an object has the labels that are asked for.
+/// Whether an object has the labels of the query's `labelSelector`.
 fn selected(object: &Value, query: &BTreeMap<String, String>) -> bool {
     let selector = query.get("labelSelector").map(String::as_str).unwrap_or_default();
     selector.split(',').filter(|part| !part.is_empty()).all(|part| {
@@ -234,10 +238,15 @@ fn selected(object: &Value, query: &BTreeMap<String, String>) -> bool {
     })
 }
 
-fn list(store: &Store, kind: &Kind, namespace: Option<&str>, query: &BTreeMap<String, String>) -> Value {
+fn list(
+    store: &Store,
+    kind: &ObjectKind,
+    namespace: Option<&str>,
+    query: &BTreeMap<String, String>,
+) -> Value {
     let mut items = store.list(&kind.resource(), namespace);
     items.retain(|object| selected(object, query));
-    // What the list says of them all is not said of each.
+    // What the list has for all of its items is not repeated in each.
     for fields in items.iter_mut().filter_map(Value::as_object_mut) {
         fields.remove("apiVersion");
         fields.remove("kind");
@@ -249,7 +258,7 @@ fn list(store: &Store, kind: &Kind, namespace: Option<&str>, query: &BTreeMap<St
 fn write(
     shared: &Shared,
     method: &Method,
-    kind: &Kind,
+    kind: &ObjectKind,
     (namespace, name): (Option<String>, Option<String>),
     query: &BTreeMap<String, String>,
     (media, body): (&str, &[u8]),
@@ -257,7 +266,7 @@ fn write(
     let object: Value = serde_json::from_slice(body).unwrap_or_default();
     let named =
         name.clone().or_else(|| object["metadata"]["name"].as_str().map(str::to_owned)).unwrap_or_default();
-    let key = Key { namespace, name: named };
+    let key = ObjectKey { namespace, name: named };
     let manager = query.get("fieldManager").map_or("unknown", String::as_str);
     let mut store = shared.store();
     let answer = match (method.as_str(), name) {
@@ -276,7 +285,7 @@ fn write(
     answer
 }
 
-/// One event as a watch with these labels is told it.
+/// One event as a watch with these labels receives it; `None` if it receives none.
 fn event(happened: &Happened, query: &BTreeMap<String, String>) -> Option<Value> {
     let is = |object: &Option<Value>| object.as_ref().is_some_and(|object| selected(object, query));
     let (what, object) = match (is(&happened.before), is(&happened.after)) {
@@ -292,7 +301,7 @@ fn event(happened: &Happened, query: &BTreeMap<String, String>) -> Option<Value>
 
 fn watched(
     shared: &Arc<Shared>,
-    kind: &Kind,
+    kind: &ObjectKind,
     namespace: Option<&str>,
     query: &BTreeMap<String, String>,
 ) -> Response {
@@ -301,7 +310,7 @@ fn watched(
     let mut pulse = shared.pulse.subscribe();
     let began = *pulse.borrow_and_update();
     let (shared, kind, query) = (Arc::clone(shared), kind.clone(), query.clone());
-    let (tell, told) = tokio::sync::mpsc::channel::<Result<String, Infallible>>(1000);
+    let (tell, receiver) = tokio::sync::mpsc::channel::<Result<String, Infallible>>(1000);
     tokio::spawn(async move {
         if from < shared.store().compacted {
             let gone = (410, "Expired", "too old resource version".to_owned(), Vec::new());
@@ -331,7 +340,7 @@ fn watched(
                     return;
                 }
             }
-            // Last: whatever came before it is told.
+            // Last, so that all earlier events are sent.
             if now.broken != began.broken {
                 return;
             }
@@ -341,5 +350,5 @@ fn watched(
             }
         }
     });
-    Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(told)).into_response()
+    Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(receiver)).into_response()
 }

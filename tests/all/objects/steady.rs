@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use shepherd::proto::curator::v1 as wire;
-use shepherd::reconciler::objects::nodes::WORKER;
-use shepherd::reconciler::objects::wishes::Wishes;
+use shepherd::reconciler::objects::cluster_config::ClusterConfig;
+use shepherd::reconciler::objects::node_objects::WORKER_LABEL;
 
-use super::kit::{Kept, Server, everything, map, node, nodes};
+use super::kit::{ManagedObjects, Server, everything, map, node, nodes};
 use super::node_objects::put_node;
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::{Cluster, until};
@@ -18,14 +18,14 @@ async fn a_pass_asks_once_for_each_kind_however_many_objects_there_are() -> Test
     for objects in [1, 200] {
         let server = Server::simulated().await?;
         // Ten that belong to the release.
-        let wishes = Wishes { runtime_handlers: ["runc".to_owned()].into(), ..everything() };
+        let wishes = ClusterConfig { runtime_handlers: ["runc".to_owned()].into(), ..everything() };
         let etcd = Cluster::start(1).await?;
-        let kept = Kept::new(&server, wishes).and_nodes_of(etcd.client());
+        let kept = ManagedObjects::new(&server, wishes).and_nodes_of(etcd.client());
         for number in 0..objects {
             let id = format!("node-{number:032x}");
             let has = wire::NodeRoles { kubernetes_worker: true, ..Default::default() };
             put_node(&etcd.client(), &id, has, &[]).await?;
-            server.other()?.create(&nodes(), &node(&id, &[WORKER])).await??;
+            server.other()?.create(&nodes(), &node(&id, &[WORKER_LABEL])).await??;
         }
         server.in_this_process()?.agents();
         let manifest: String = (0..objects).map(|number| map(&format!("map-{number}"), "one")).collect();
@@ -33,12 +33,12 @@ async fn a_pass_asks_once_for_each_kind_however_many_objects_there_are() -> Test
         assert_eq!(kept.pass().await?, [10 + objects, 0, 0, 0]);
         let simulated = server.in_this_process()?;
         until("all kinds are watched", async || Ok(simulated.watches() == 7)).await?;
-        simulated.asked();
+        simulated.take_requests();
         for _ in 0..3 {
             assert_eq!(kept.pass().await?, NOTHING);
-            let mut asked = BTreeMap::new();
-            for request in simulated.asked() {
-                *asked.entry(request).or_insert(0) += 1;
+            let mut requests = BTreeMap::new();
+            for request in simulated.take_requests() {
+                *requests.entry(request).or_insert(0) += 1;
             }
             let expected = [
                 "GET /api/v1/configmaps",
@@ -52,12 +52,12 @@ async fn a_pass_asks_once_for_each_kind_however_many_objects_there_are() -> Test
             ];
             let expected: BTreeMap<String, i32> = expected.map(|request| (request.to_owned(), 1)).into();
             assert_eq!(
-                asked, expected,
+                requests, expected,
                 "with {objects} objects: one list for each kind, and the watches add none"
             );
         }
-        assert!(!kept.is_told().await);
-        assert_eq!(simulated.asked(), Vec::<String>::new(), "nor do they ask in between");
+        assert!(!kept.is_change_reported().await);
+        assert_eq!(simulated.take_requests(), Vec::<String>::new(), "nor do they ask in between");
         assert_eq!(simulated.agents(), [format!("shepherd-roleserver/{}", env!("CARGO_PKG_VERSION"))].into());
     }
     Ok(())

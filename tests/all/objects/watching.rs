@@ -1,13 +1,14 @@
-//! What others change is told at once, and nothing else is.
+//! Object watches: changes by others are reported at once, and nothing else is.
 
 use anyhow::Result;
 use serde_json::json;
-use shepherd::reconciler::objects::kind::BUILT_IN;
-use shepherd::reconciler::objects::kind::KEPT;
-use shepherd::reconciler::objects::wishes::Wishes;
+use shepherd::reconciler::objects::cluster_config::ClusterConfig;
+use shepherd::reconciler::objects::object_kind::MANAGED_BUILT_IN;
+use shepherd::reconciler::objects::object_kind::MANAGED_LABEL;
 
 use super::kit::{
-    EVERYTHING, Kept, Server, bindings, cluster_roles, config_maps, everything, in_default, map, named, role,
+    EVERYTHING, ManagedObjects, Server, bindings, cluster_roles, config_maps, everything, in_default, map,
+    named, role,
 };
 use super::server::Simulated;
 use crate::harness::aloud::TestResult;
@@ -22,27 +23,27 @@ async fn until_watched(server: &Simulated) -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_others_change_is_told_and_what_is_no_change_is_not() -> TestResult {
-    Ok(told(&Server::simulated().await?).await?)
+async fn change_by_others_is_reported_and_what_is_no_change_is_not() -> TestResult {
+    Ok(check_change_reports(&Server::simulated().await?).await?)
 }
 
 #[tokio::test]
-async fn what_others_change_in_a_real_server_is_told_and_what_is_no_change_is_not() -> TestResult {
+async fn change_by_others_in_a_real_server_is_reported_and_what_is_no_change_is_not() -> TestResult {
     let Some(server) = Server::real().await? else { return Ok(()) };
-    Ok(told(&server).await?)
+    Ok(check_change_reports(&server).await?)
 }
 
-async fn told(server: &Server) -> Result<()> {
+async fn check_change_reports(server: &Server) -> Result<()> {
     let other = server.other()?;
-    let kept = Kept::new(server, everything());
+    let kept = ManagedObjects::new(server, everything());
     kept.wish(&[("dns", &map("dns", "one"))]);
     assert_eq!(kept.pass().await?, [EVERYTHING + 1, 0, 0, 0]);
-    assert!(!kept.is_told().await, "what we wrote is no news");
+    assert!(!kept.is_change_reported().await, "what we wrote is no news");
     other.edit(&bindings(), &named("shepherd:owners"), |binding| binding["subjects"] = json!([])).await?;
     kept.until_changed().await?;
     kept.until_changed().await?;
     assert_eq!(kept.pass().await?, [0, 1, 0, 0]);
-    assert!(!kept.is_told().await, "it was put right");
+    assert!(!kept.is_change_reported().await, "it was put right");
     other.delete(&bindings(), &named("shepherd:owners")).await??;
     kept.until_changed().await?;
     assert_eq!(kept.pass().await?, [1, 0, 0, 0]);
@@ -57,41 +58,42 @@ async fn told(server: &Server) -> Result<()> {
     other.edit(&config_maps(), &in_default("dns"), |map| map["data"]["key"] = json!("two")).await?;
     kept.until_changed().await?;
     assert_eq!(kept.pass().await?, [0, 1, 0, 0]);
-    assert!(!kept.is_told().await);
+    assert!(!kept.is_change_reported().await);
     other
         .edit(&config_maps(), &in_default("dns"), |map| map["metadata"]["annotations"]["his"] = json!("own"))
         .await?;
     other.create(&cluster_roles(), &role("his-own", "get", false)).await??;
-    assert!(!kept.is_told().await, "nothing of that is ours");
+    assert!(!kept.is_change_reported().await, "nothing of that is ours");
     kept.wish(&[]);
     kept.until_changed().await?;
     assert_eq!(kept.pass().await?, [0, 0, 0, 1]);
-    assert!(!kept.is_told().await);
+    assert!(!kept.is_change_reported().await);
     Ok(())
 }
 
 #[tokio::test]
 async fn a_watch_that_breaks_off_goes_on_from_where_nothing_had_happened() -> TestResult {
     let server = Server::simulated().await?;
-    let kept = Kept::new(&server, Wishes::default());
+    let kept = ManagedObjects::new(&server, ClusterConfig::default());
     kept.pass().await?;
     assert_eq!(kept.pass().await?, NOTHING);
     let simulated = server.in_this_process()?;
     until_watched(simulated).await?;
-    // Others write elsewhere, and the server says up to where nothing of ours has changed before it forgets.
+    // Others write elsewhere. Before the server forgets, it reports up to which revision none of our objects has
+    // changed.
     simulated.advance();
     simulated.bookmark();
     simulated.forget();
-    simulated.asked();
+    simulated.take_requests();
     simulated.break_watches();
-    let mut asked = Vec::new();
+    let mut requests = Vec::new();
     until("all kinds are watched again", async || {
-        asked.extend(simulated.asked());
-        Ok(asked.len() >= KINDS)
+        requests.extend(simulated.take_requests());
+        Ok(requests.len() >= KINDS)
     })
     .await?;
-    assert!(asked.iter().all(|asked| asked.starts_with("WATCH ")), "{asked:?}");
-    assert!(!kept.is_told().await, "nothing has changed, and the server had said so");
+    assert!(requests.iter().all(|query| query.starts_with("WATCH ")), "{requests:?}");
+    assert!(!kept.is_change_reported().await, "nothing has changed, and the server had said so");
     server.other()?.create(&cluster_roles(), &role("stray", "get", true)).await??;
     kept.until_changed().await?;
     assert_eq!(kept.pass().await?, [0, 0, 0, 1]);
@@ -101,7 +103,7 @@ async fn a_watch_that_breaks_off_goes_on_from_where_nothing_had_happened() -> Te
 #[tokio::test]
 async fn what_a_server_has_forgotten_is_looked_up() -> TestResult {
     let server = Server::simulated().await?;
-    let kept = Kept::new(&server, Wishes::default());
+    let kept = ManagedObjects::new(&server, ClusterConfig::default());
     kept.pass().await?;
     let simulated = server.in_this_process()?;
     until_watched(simulated).await?;
@@ -109,21 +111,24 @@ async fn what_a_server_has_forgotten_is_looked_up() -> TestResult {
     simulated.forget();
     simulated.break_watches();
     kept.until_changed().await?;
-    simulated.asked();
-    // A watch that had not heard of it when the pass began tells it later.
+    simulated.take_requests();
+    // A watch that had not yet noticed the break when the pass began reports it later.
     until("all kinds are looked up, and watched from there", async || {
-        if kept.is_told().await {
+        if kept.is_change_reported().await {
             assert_eq!(kept.pass().await?, NOTHING);
             return Ok(false);
         }
         Ok(simulated.watches() == KINDS)
     })
     .await?;
-    let asked = simulated.asked();
-    let listed = asked.iter().filter(|asked| asked.starts_with("GET ")).count();
-    assert!(listed >= KINDS && listed.is_multiple_of(KINDS), "each pass asks one list for each: {asked:?}");
+    let requests = simulated.take_requests();
+    let listed = requests.iter().filter(|query| query.starts_with("GET ")).count();
+    assert!(
+        listed >= KINDS && listed.is_multiple_of(KINDS),
+        "each pass asks one list for each: {requests:?}"
+    );
     let stray = role("stray", "get", true);
-    assert_eq!(stray["metadata"]["labels"][KEPT], BUILT_IN);
+    assert_eq!(stray["metadata"]["labels"][MANAGED_LABEL], MANAGED_BUILT_IN);
     server.other()?.create(&cluster_roles(), &stray).await??;
     kept.until_changed().await?;
     Ok(())

@@ -8,15 +8,15 @@ use anyhow::{Context as _, Result};
 use prost::Message as _;
 use shepherd::etcd::client::Client;
 use shepherd::etcd::key_space::{NODES, RECONCILER_LEADER, RECONCILER_STATUS};
-use shepherd::etcd::namespace::Keys;
+use shepherd::etcd::namespace::KeySelector;
 use shepherd::etcd::record;
 use shepherd::proto::curator::v1 as wire;
-use shepherd::reconciler::leadership::Pace;
-use shepherd::reconciler::objects::{Objects, PassError, Passed};
+use shepherd::reconciler::leadership::ReconcileTiming;
+use shepherd::reconciler::objects::{ObjectReconciler, ReconcileError, ReconcileSummary};
 use shepherd::reconciler::program::Program;
 use shepherd::reconciler::release::Release;
-use shepherd::reconciler::service::{Reconciler, Settings};
-use shepherd::reconciler::status::{State, Status};
+use shepherd::reconciler::service::{Reconciler, ReconcilerSettings};
+use shepherd::reconciler::status::{ReconcilerState, ReconcilerStatus};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -39,11 +39,15 @@ pub(crate) fn program(version: &str, needs: &str, breaks_below: &str) -> Result<
     })
 }
 
-pub(crate) fn status(state: State, version: &str, lowest_compatible: &str) -> Result<Status> {
-    Ok(Status { state, version: version.parse()?, lowest_compatible: release(lowest_compatible)? })
+pub(crate) fn status(
+    state: ReconcilerState,
+    version: &str,
+    lowest_compatible: &str,
+) -> Result<ReconcilerStatus> {
+    Ok(ReconcilerStatus { state, version: version.parse()?, lowest_compatible: release(lowest_compatible)? })
 }
 
-/// The record of a node that is a controller, or is none, and has said its version, or nothing.
+/// The record of a node that is a controller, or not, and that has reported its version, or no status.
 pub(crate) fn node_record(id: &str, controller: bool, version: Option<&str>) -> Vec<u8> {
     let status =
         version.map(|version| wire::NodeStatus { version: version.to_owned(), ..Default::default() });
@@ -66,39 +70,39 @@ pub(crate) async fn put_node(
 }
 
 pub(crate) async fn delete_node(client: &Client, id: &str) -> Result<i64> {
-    Ok(client.delete_unguarded(&Keys::One(NODES.key(id)?)).await?)
+    Ok(client.delete_unguarded(&KeySelector::One(NODES.key(id)?)).await?)
 }
 
-pub(crate) async fn put_status(client: &Client, status: &Status) -> Result<i64> {
+pub(crate) async fn put_status(client: &Client, status: &ReconcilerStatus) -> Result<i64> {
     Ok(client.put_unguarded(RECONCILER_STATUS, &status.encode()).await?)
 }
 
-pub(crate) async fn status_in(client: &Client) -> Result<Option<Status>> {
+pub(crate) async fn status_in(client: &Client) -> Result<Option<ReconcilerStatus>> {
     let record = client.get(RECONCILER_STATUS).await?;
-    Ok(record.map(|record| Status::decode(&record.value)).transpose()?)
+    Ok(record.map(|record| ReconcilerStatus::decode(&record.value)).transpose()?)
 }
 
-pub(crate) async fn until_status(client: &Client, wanted: &Status) -> Result<()> {
+pub(crate) async fn until_status(client: &Client, wanted: &ReconcilerStatus) -> Result<()> {
     until("the status is written", async || Ok(status_in(client).await?.as_ref() == Some(wanted))).await
 }
 
-/// The keys of those who stand, in the order of their creation.
+/// The keys of the candidates, in the order of their creation.
 pub(crate) async fn candidates(client: &Client) -> Result<Vec<String>> {
-    let mut listing = client.list(&Keys::Under(RECONCILER_LEADER.range().start)).await?.records;
+    let mut listing = client.list(&KeySelector::Prefix(RECONCILER_LEADER.range().start)).await?.records;
     listing.sort_by_key(|record| record.create_revision);
     Ok(listing.into_iter().map(|record| record.key).collect())
 }
 
-/// Objects that count how often they are looked at, and see what the status says meanwhile.
+/// Objects that count how often they are reconciled, and read the status in each pass.
 #[derive(Clone)]
 pub(crate) struct Counting {
     client: Client,
-    told: Arc<Told>,
+    shared: Arc<CountingState>,
 }
 
 #[derive(Default)]
-struct Told {
-    seen: Mutex<Vec<Option<Status>>>,
+struct CountingState {
+    seen: Mutex<Vec<Option<ReconcilerStatus>>>,
     fails: AtomicUsize,
     held: AtomicBool,
     waiting: AtomicUsize,
@@ -108,12 +112,12 @@ struct Told {
 
 impl Counting {
     pub(crate) fn new(client: &Client) -> Self {
-        Self { client: client.clone(), told: Arc::default() }
+        Self { client: client.clone(), shared: Arc::default() }
     }
 
-    /// What the status said in each pass.
-    pub(crate) fn passes(&self) -> Vec<Option<Status>> {
-        self.told.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The reconciler status that each pass found.
+    pub(crate) fn passes(&self) -> Vec<Option<ReconcilerStatus>> {
+        self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) async fn until_passes(&self, wanted: usize) -> Result<()> {
@@ -122,30 +126,30 @@ impl Counting {
 
     /// So many passes fail from now on.
     pub(crate) fn fail(&self, times: usize) {
-        self.told.fails.store(times, Ordering::SeqCst);
+        self.shared.fails.store(times, Ordering::SeqCst);
     }
 
     /// Holds passes up in the middle.
     pub(crate) fn hold(&self) {
-        self.told.held.store(true, Ordering::SeqCst);
+        self.shared.held.store(true, Ordering::SeqCst);
     }
 
     pub(crate) async fn until_held(&self) -> Result<()> {
-        until("a pass is held up", async || Ok(self.told.waiting.load(Ordering::SeqCst) > 0)).await
+        until("a pass is held up", async || Ok(self.shared.waiting.load(Ordering::SeqCst) > 0)).await
     }
 
     pub(crate) fn let_go(&self) {
-        self.told.held.store(false, Ordering::SeqCst);
-        self.told.go_on.notify_waiters();
+        self.shared.held.store(false, Ordering::SeqCst);
+        self.shared.go_on.notify_waiters();
     }
 
     /// Somebody else changes an object.
     pub(crate) fn change(&self) {
-        self.told.changed.notify_one();
+        self.shared.changed.notify_one();
     }
 }
 
-/// One that stands in the middle of a pass; it may be dropped there.
+/// A reconciler that waits in the middle of a pass. It may be dropped there.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl Drop for Waiting<'_> {
@@ -154,25 +158,25 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl Objects for Counting {
-    async fn pass(&self) -> Result<Passed, PassError> {
-        let status = status_in(&self.client).await.map_err(|error| PassError(error.to_string()))?;
-        self.told.seen.lock().unwrap_or_else(PoisonError::into_inner).push(status);
-        let go_on = self.told.go_on.notified();
-        if self.told.held.load(Ordering::SeqCst) {
-            self.told.waiting.fetch_add(1, Ordering::SeqCst);
-            let _waiting = Waiting(&self.told.waiting);
+impl ObjectReconciler for Counting {
+    async fn reconcile(&self) -> Result<ReconcileSummary, ReconcileError> {
+        let status = status_in(&self.client).await.map_err(|error| ReconcileError(error.to_string()))?;
+        self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner).push(status);
+        let go_on = self.shared.go_on.notified();
+        if self.shared.held.load(Ordering::SeqCst) {
+            self.shared.waiting.fetch_add(1, Ordering::SeqCst);
+            let _waiting = Waiting(&self.shared.waiting);
             go_on.await;
         }
         let failing = |left: usize| left.checked_sub(1);
-        match self.told.fails.fetch_update(Ordering::SeqCst, Ordering::SeqCst, failing) {
-            Ok(_) => Err(PassError("this pass is to fail".to_owned())),
-            Err(_) => Ok(Passed::default()),
+        match self.shared.fails.fetch_update(Ordering::SeqCst, Ordering::SeqCst, failing) {
+            Ok(_) => Err(ReconcileError("this pass is to fail".to_owned())),
+            Err(_) => Ok(ReconcileSummary::default()),
         }
     }
 
-    async fn changed(&self) {
-        self.told.changed.notified().await;
+    async fn wait_for_change(&self) {
+        self.shared.changed.notified().await;
     }
 }
 
@@ -184,7 +188,8 @@ pub(crate) struct Running {
 }
 
 /// Hardly any pause, and no pass that nobody asks for.
-pub(crate) const PACE: Pace = Pace { quiet: Duration::from_millis(10), every: Duration::from_hours(1) };
+pub(crate) const PACE: ReconcileTiming =
+    ReconcileTiming { settle_time: Duration::from_millis(10), interval: Duration::from_hours(1) };
 
 impl Running {
     pub(crate) fn start(client: &Client, name: &str, program: Program, objects: Counting) -> Self {
@@ -192,7 +197,7 @@ impl Running {
     }
 
     pub(crate) fn start_at(
-        pace: Pace,
+        pace: ReconcileTiming,
         client: &Client,
         name: &str,
         program: Program,
@@ -200,7 +205,8 @@ impl Running {
     ) -> Self {
         // Far longer than a test: only who gives back his lease lets another one lead.
         let ttl = Duration::from_hours(1);
-        let settings = Settings { name: name.to_owned(), program, client: client.clone(), ttl, pace };
+        let settings =
+            ReconcilerSettings { name: name.to_owned(), program, client: client.clone(), ttl, timing: pace };
         let cancel = CancellationToken::new();
         let task = tokio::spawn({
             let cancel = cancel.clone();

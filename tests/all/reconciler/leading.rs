@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use shepherd::etcd::guard::{Expected, Guard, WriteError};
+use shepherd::etcd::guard::{ExpectedRevision, LeaderGuard, WriteError};
 use shepherd::etcd::key_space::{NODES, RECONCILER_STATUS};
-use shepherd::etcd::namespace::Keys;
-use shepherd::reconciler::leadership::{Leadership, Pace, Step, Stored, Write};
-use shepherd::reconciler::service::{look, write_status};
-use shepherd::reconciler::status::{State, Status};
+use shepherd::etcd::namespace::KeySelector;
+use shepherd::reconciler::leadership::{LeaderStep, Leadership, ReconcileTiming, StatusWrite, StoredStatus};
+use shepherd::reconciler::service::{read_releases, write_status};
+use shepherd::reconciler::status::{ReconcilerState, ReconcilerStatus};
 
 use super::kit::{
     A_WHILE, Counting, PACE, Running, candidates, delete_node, program, put_node, put_status, status,
@@ -22,9 +22,9 @@ async fn newest_reconciles_once_nothing_too_old_is_left_and_hands_over_at_once()
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
     let own = program("2.0.0", "1.0.0", "2.0.0")?;
-    let done = Status::done_by(&own);
+    let done = ReconcilerStatus::completed_by(&own);
     put_node(&client, "newer", true, Some("10000.0.0")).await?;
-    put_status(&client, &status(State::Done, "0.0.2", "0.0.2")?).await?;
+    put_status(&client, &status(ReconcilerState::Done, "0.0.2", "0.0.2")?).await?;
     let objects = Counting::new(&client);
     let first = Running::start(&client, "first", own.clone(), objects.clone());
     tokio::time::sleep(A_WHILE).await;
@@ -36,10 +36,10 @@ async fn newest_reconciles_once_nothing_too_old_is_left_and_hands_over_at_once()
     assert_eq!(objects.passes(), [], "an API server is too old for the objects");
     put_node(&client, "newer", true, Some("2.0.0")).await?;
     until_status(&client, &done).await?;
-    assert_eq!(objects.passes(), [Some(status(State::Working, "0.0.2", "2.0.0")?)]);
+    assert_eq!(objects.passes(), [Some(status(ReconcilerState::Working, "0.0.2", "2.0.0")?)]);
 
     // Nothing that is too old for the objects can be serving: the status excludes it.
-    put_status(&client, &status(State::Done, "0.0.2", "10000.0.0")?).await?;
+    put_status(&client, &status(ReconcilerState::Done, "0.0.2", "10000.0.0")?).await?;
     put_node(&client, "old", true, Some("0.0.2")).await?;
     let others = Counting::new(&client);
     let second = Running::start(&client, "second", own.clone(), others.clone());
@@ -48,7 +48,7 @@ async fn newest_reconciles_once_nothing_too_old_is_left_and_hands_over_at_once()
     assert_eq!(others.passes(), [], "the first still leads");
     first.end().await?;
     until_status(&client, &done).await?;
-    assert_eq!(others.passes(), [Some(status(State::Working, "0.0.2", "10000.0.0")?)]);
+    assert_eq!(others.passes(), [Some(status(ReconcilerState::Working, "0.0.2", "10000.0.0")?)]);
     assert_eq!(objects.passes().len(), 1);
 
     // A newer one ends it.
@@ -59,22 +59,22 @@ async fn newest_reconciles_once_nothing_too_old_is_left_and_hands_over_at_once()
 }
 
 #[tokio::test]
-async fn whoever_lost_the_lease_writes_no_status_whichever_it_is() -> TestResult {
+async fn former_leader_writes_no_status_whichever_it_is() -> TestResult {
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
     let own = program("2.0.0", "1.0.0", "2.0.0")?;
-    let at = put_status(&client, &status(State::Done, "1.0.0", "1.0.0")?).await?;
+    let at = put_status(&client, &status(ReconcilerState::Done, "1.0.0", "1.0.0")?).await?;
     let create_revision = client.put_unguarded("/leader/1", b"").await?;
-    let guard = Guard { key: "/leader/1".to_owned(), create_revision };
-    client.delete_unguarded(&Keys::One(guard.key.clone())).await?;
-    let nodes = look(&client, &own).await?.revision;
+    let guard = LeaderGuard { key: "/leader/1".to_owned(), create_revision };
+    client.delete_unguarded(&KeySelector::One(guard.key.clone())).await?;
+    let nodes = read_releases(&client, &own).await?.revision;
     for (status, expected, nodes_since) in [
-        (status(State::Working, "1.0.0", "1.0.0")?, Expected::At(at), None),
-        (status(State::Working, "1.0.0", "2.0.0")?, Expected::At(at), Some(nodes)),
-        (Status::done_by(&own), Expected::At(at), None),
-        (Status::done_by(&own), Expected::Absent, None),
+        (status(ReconcilerState::Working, "1.0.0", "1.0.0")?, ExpectedRevision::At(at), None),
+        (status(ReconcilerState::Working, "1.0.0", "2.0.0")?, ExpectedRevision::At(at), Some(nodes)),
+        (ReconcilerStatus::completed_by(&own), ExpectedRevision::At(at), None),
+        (ReconcilerStatus::completed_by(&own), ExpectedRevision::Absent, None),
     ] {
-        let write = Write { status, expected, nodes_since };
+        let write = StatusWrite { status, expected, nodes_unchanged_since: nodes_since };
         let error = write_status(&client, &guard, &write).await.unwrap_err();
         assert!(matches!(error, WriteError::LostLeadership(_)), "{write:?}: {error:?}");
     }
@@ -88,19 +88,19 @@ async fn node_that_changes_between_the_look_and_the_write_undoes_the_proof() -> 
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
     let own = program("2.0.0", "1.0.0", "2.0.0")?;
-    let before = status(State::Done, "1.0.0", "1.0.0")?;
+    let before = status(ReconcilerState::Done, "1.0.0", "1.0.0")?;
     put_node(&client, "own", true, Some("2.0.0")).await?;
     let revision = put_status(&client, &before).await?;
     let create_revision = client.put_unguarded("/leader/1", b"").await?;
-    let guard = Guard { key: "/leader/1".to_owned(), create_revision };
+    let guard = LeaderGuard { key: "/leader/1".to_owned(), create_revision };
     let excluding = async || {
-        let mut leadership = Leadership::begin(own.clone(), Pace::default());
+        let mut leadership = Leadership::new(own.clone(), ReconcileTiming::default());
         let now = Duration::ZERO;
-        leadership.read(now, Ok::<_, ()>(Some(Stored { status: before.clone(), revision })));
-        assert_eq!(leadership.next(now), Step::Look);
-        leadership.looked(now, &look(&client, &own).await?);
-        match leadership.next(now) {
-            Step::Write(write) => anyhow::Ok(write),
+        leadership.on_status_read(now, Ok::<_, ()>(Some(StoredStatus { status: before.clone(), revision })));
+        assert_eq!(leadership.next_step(now), LeaderStep::ReadReleases);
+        leadership.on_releases_read(now, &read_releases(&client, &own).await?);
+        match leadership.next_step(now) {
+            LeaderStep::WriteStatus(write) => anyhow::Ok(write),
             other => anyhow::bail!("{other:?}"),
         }
     };
@@ -110,7 +110,7 @@ async fn node_that_changes_between_the_look_and_the_write_undoes_the_proof() -> 
         let error = write_status(&client, &guard, &write).await.unwrap_err();
         let nodes = NODES.to_string();
         assert!(
-            matches!(&error, WriteError::Changed { changed, .. } if changed == std::slice::from_ref(&nodes)),
+            matches!(&error, WriteError::Conflict { keys: changed, .. } if changed == std::slice::from_ref(&nodes)),
             "{id}: {error:?}"
         );
         assert_eq!(status_in(&client).await?, Some(before.clone()));
@@ -122,11 +122,11 @@ async fn node_that_changes_between_the_look_and_the_write_undoes_the_proof() -> 
     put_status(&client, &before).await?;
     let error = write_status(&client, &guard, &write).await.unwrap_err();
     assert!(
-        matches!(&error, WriteError::Changed { changed, .. } if changed == &[RECONCILER_STATUS.to_owned()]),
+        matches!(&error, WriteError::Conflict { keys: changed, .. } if changed == &[RECONCILER_STATUS.to_owned()]),
         "{error:?}"
     );
     let at = client.get(RECONCILER_STATUS).await?.unwrap().mod_revision;
-    let again = Write { expected: Expected::At(at), ..write };
+    let again = StatusWrite { expected: ExpectedRevision::At(at), ..write };
     write_status(&client, &guard, &again).await?;
     assert_eq!(status_in(&client).await?, Some(again.status));
     Ok(())
@@ -137,7 +137,7 @@ async fn status_that_nobody_can_read_holds_everything_up_and_one_that_was_delete
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
     let own = program("2.0.0", "1.0.0", "2.0.0")?;
-    let done = Status::done_by(&own);
+    let done = ReconcilerStatus::completed_by(&own);
     client.put_unguarded(RECONCILER_STATUS, b"\xff\xff").await?;
     let objects = Counting::new(&client);
     let running = Running::start(&client, "own", own.clone(), objects.clone());
@@ -145,12 +145,12 @@ async fn status_that_nobody_can_read_holds_everything_up_and_one_that_was_delete
     tokio::time::sleep(A_WHILE).await;
     assert_eq!(objects.passes(), [], "what it excludes is not known");
     assert_eq!(client.get(RECONCILER_STATUS).await?.unwrap().value, b"\xff\xff");
-    client.delete_unguarded(&Keys::One(RECONCILER_STATUS.to_owned())).await?;
+    client.delete_unguarded(&KeySelector::One(RECONCILER_STATUS.to_owned())).await?;
     until_status(&client, &done).await?;
     assert_eq!(objects.passes(), [None]);
 
     // And while it has nothing to do.
-    client.delete_unguarded(&Keys::One(RECONCILER_STATUS.to_owned())).await?;
+    client.delete_unguarded(&KeySelector::One(RECONCILER_STATUS.to_owned())).await?;
     objects.change();
     until_status(&client, &done).await?;
     assert_eq!(objects.passes(), [None, None]);
@@ -164,7 +164,7 @@ async fn node_that_may_be_any_release_is_in_the_way_until_somebody_sees_to_it() 
     let client = etcd.client();
     let own = program("2.0.0", "1.0.0", "2.0.0")?;
     for (torn, value) in [(true, &b"\xff\xff"[..]), (false, b"")] {
-        put_status(&client, &status(State::Done, "1.0.0", "1.0.0")?).await?;
+        put_status(&client, &status(ReconcilerState::Done, "1.0.0", "1.0.0")?).await?;
         if torn {
             client.put_unguarded(&NODES.key("odd")?, value).await?;
         } else {
@@ -176,7 +176,7 @@ async fn node_that_may_be_any_release_is_in_the_way_until_somebody_sees_to_it() 
         assert_eq!(candidates(&client).await?, Vec::<String>::new(), "it may be newer");
         assert_eq!(objects.passes(), [], "it may be older");
         put_node(&client, "odd", true, Some("2.0.0")).await?;
-        until_status(&client, &Status::done_by(&own)).await?;
+        until_status(&client, &ReconcilerStatus::completed_by(&own)).await?;
         running.end().await?;
     }
     Ok(())
@@ -187,36 +187,42 @@ async fn lease_that_is_lost_in_the_middle_of_a_pass_ends_it() -> TestResult {
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
     let own = program("2.0.0", "1.0.0", "2.0.0")?;
-    put_status(&client, &status(State::Done, "1.0.0", "2.0.0")?).await?;
+    put_status(&client, &status(ReconcilerState::Done, "1.0.0", "2.0.0")?).await?;
     let objects = Counting::new(&client);
     objects.hold();
     let running = Running::start(&client, "own", own.clone(), objects.clone());
     objects.until_held().await?;
     let lock = candidates(&client).await?;
     // As if its lease had ended, and another had begun to work.
-    let others = status(State::Working, "1.5.0", "2.0.0")?;
+    let others = status(ReconcilerState::Working, "1.5.0", "2.0.0")?;
     put_status(&client, &others).await?;
-    client.delete_unguarded(&Keys::One(lock[0].clone())).await?;
+    client.delete_unguarded(&KeySelector::One(lock[0].clone())).await?;
     objects.until_passes(2).await?;
     assert_ne!(candidates(&client).await?, lock, "another election");
     assert_eq!(objects.passes()[1], Some(others), "it goes on from what it finds");
     objects.let_go();
-    until_status(&client, &Status::done_by(&own)).await?;
+    until_status(&client, &ReconcilerStatus::completed_by(&own)).await?;
     running.end().await?;
     assert_eq!(candidates(&client).await?, Vec::<String>::new(), "its lease was given back");
     Ok(())
 }
 
 #[tokio::test]
-async fn requests_of_whoever_led_before_are_given_their_time() -> TestResult {
+async fn requests_of_the_former_leader_are_given_their_time() -> TestResult {
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
     let own = program("2.0.0", "1.0.0", "2.0.0")?;
-    let never = Pace { quiet: Duration::from_hours(1), ..PACE };
+    let never = ReconcileTiming { settle_time: Duration::from_hours(1), ..PACE };
     for (before, during) in [
-        (status(State::Done, "1.0.0", "2.0.0")?, status(State::Working, "1.0.0", "2.0.0")?),
-        (status(State::Working, "1.0.0", "1.0.0")?, status(State::Working, "1.0.0", "2.0.0")?),
-        (Status::done_by(&own), Status::done_by(&own)),
+        (
+            status(ReconcilerState::Done, "1.0.0", "2.0.0")?,
+            status(ReconcilerState::Working, "1.0.0", "2.0.0")?,
+        ),
+        (
+            status(ReconcilerState::Working, "1.0.0", "1.0.0")?,
+            status(ReconcilerState::Working, "1.0.0", "2.0.0")?,
+        ),
+        (ReconcilerStatus::completed_by(&own), ReconcilerStatus::completed_by(&own)),
     ] {
         put_status(&client, &before).await?;
         let objects = Counting::new(&client);
@@ -230,10 +236,10 @@ async fn requests_of_whoever_led_before_are_given_their_time() -> TestResult {
         running.end().await?;
     }
     // Where nobody led, there is nothing to wait for.
-    client.delete_unguarded(&Keys::One(RECONCILER_STATUS.to_owned())).await?;
+    client.delete_unguarded(&KeySelector::One(RECONCILER_STATUS.to_owned())).await?;
     let objects = Counting::new(&client);
     let running = Running::start_at(never, &client, "own", own.clone(), objects.clone());
-    until_status(&client, &Status::done_by(&own)).await?;
+    until_status(&client, &ReconcilerStatus::completed_by(&own)).await?;
     assert_eq!(objects.passes(), [None]);
     running.end().await?;
     Ok(())
@@ -244,7 +250,7 @@ async fn passes_are_repeated_until_one_succeeds_and_when_objects_were_changed() 
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
     let own = program("2.0.0", "1.0.0", "2.0.0")?;
-    let done = Status::done_by(&own);
+    let done = ReconcilerStatus::completed_by(&own);
     let objects = Counting::new(&client);
     objects.fail(3);
     let running = Running::start(&client, "own", own.clone(), objects.clone());
@@ -257,7 +263,7 @@ async fn passes_are_repeated_until_one_succeeds_and_when_objects_were_changed() 
     }
     running.end().await?;
 
-    let often = Pace { every: Duration::from_millis(20), ..PACE };
+    let often = ReconcileTiming { interval: Duration::from_millis(20), ..PACE };
     let objects = Counting::new(&client);
     let running = Running::start_at(often, &client, "own", own, objects.clone());
     objects.until_passes(5).await?;

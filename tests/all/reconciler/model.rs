@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use shepherd::reconciler::status::Status;
+use shepherd::reconciler::status::ReconcilerStatus;
 
 use self::world::{Counts, World};
 use crate::cluster_model::sim::OUTSIDE;
@@ -81,7 +81,7 @@ fn run(seed: u64) -> Result<Counts> {
     let until = |end: Duration| {
         while world.sim.run_next(end) {
             if let Some(first) = world.look().violations.first() {
-                bail!("{}", told(&world, seed, first));
+                bail!("{}", format_failure(&world, seed, first));
             }
         }
         Ok(())
@@ -92,21 +92,21 @@ fn run(seed: u64) -> Result<Counts> {
     let end = world.sim.now() + SETTLING;
     loop {
         until(world.sim.now() + Duration::from_secs(5))?;
-        let left = left(&world, target);
+        let left = list_inconsistencies(&world, target);
         if left.is_empty() && world.sim.now() + SETTLING / 4 > end {
             return Ok(world.look().counts.clone());
         }
         if world.sim.now() > end {
-            bail!("{}", told(&world, seed, &format!("there is still to be done: {left:?}")));
+            bail!("{}", format_failure(&world, seed, &format!("there is still to be done: {left:?}")));
         }
     }
 }
 
 /// What is not as it should be in the end.
-fn left(world: &World, target: usize) -> Vec<String> {
+fn list_inconsistencies(world: &World, target: usize) -> Vec<String> {
     let (state, program) = (world.look(), &world.programs[target]);
     let mut left = Vec::new();
-    if state.status() != Ok(Some(Status::done_by(program))) {
+    if state.status() != Ok(Some(ReconcilerStatus::completed_by(program))) {
         left.push(format!("the status is {:?}", state.status()));
     }
     if state.objects.iter().any(|object| *object != Some(target)) {
@@ -120,7 +120,7 @@ fn left(world: &World, target: usize) -> Vec<String> {
     left
 }
 
-fn told(world: &World, seed: u64, wrong: &str) -> String {
+fn format_failure(world: &World, seed: u64, wrong: &str) -> String {
     let mut text = format!("seed {seed} (alone: {SEED}={seed}): {wrong}\n");
     let state = world.look();
     for event in &state.trace {

@@ -1,8 +1,8 @@
 //! What is written when: each row of the table, against a real etcd.
 
 use shepherd::etcd::key_space::RECONCILER_STATUS;
-use shepherd::etcd::namespace::Keys;
-use shepherd::reconciler::status::{State, Status};
+use shepherd::etcd::namespace::KeySelector;
+use shepherd::reconciler::status::{ReconcilerState, ReconcilerStatus};
 
 use super::kit::{
     A_WHILE, Counting, Running, program, put_node, put_status, status, status_in, until_status,
@@ -10,10 +10,14 @@ use super::kit::{
 use crate::harness::aloud::TestResult;
 use crate::harness::etcd_servers::Cluster;
 
-use State::{Done, Working};
+use ReconcilerState::{Done, Working};
 
 /// A status before; what it must be while objects change; whether an old controller is waited for until then.
-type Row = (Option<(State, &'static str, &'static str)>, Option<(State, &'static str, &'static str)>, bool);
+type Row = (
+    Option<(ReconcilerState, &'static str, &'static str)>,
+    Option<(ReconcilerState, &'static str, &'static str)>,
+    bool,
+);
 
 const ROWS: &[Row] = &[
     (None, None, false),
@@ -27,7 +31,7 @@ const ROWS: &[Row] = &[
     (Some((Done, "2.0.0+other", "2.0.0")), Some((Working, "2.0.0+other", "2.0.0")), false),
 ];
 
-fn of(row: Option<(State, &str, &str)>) -> anyhow::Result<Option<Status>> {
+fn of(row: Option<(ReconcilerState, &str, &str)>) -> anyhow::Result<Option<ReconcilerStatus>> {
     row.map(|(state, version, lowest)| status(state, version, lowest)).transpose()
 }
 
@@ -36,12 +40,12 @@ async fn objects_change_only_while_the_status_holds_before_and_after() -> TestRe
     let etcd = Cluster::start(1).await?;
     let client = etcd.client();
     let own = program("2.0.0", "1.0.0", "2.0.0")?;
-    let done = Status::done_by(&own);
+    let done = ReconcilerStatus::completed_by(&own);
     put_node(&client, "own", true, Some("2.0.0")).await?;
     for (number, (before, during, waits)) in ROWS.iter().enumerate() {
         let (before, during) = (of(*before)?, of(*during)?);
         let what = format!("row {}: {before:?}", number + 1);
-        client.delete_unguarded(&Keys::One(RECONCILER_STATUS.to_owned())).await?;
+        client.delete_unguarded(&KeySelector::One(RECONCILER_STATUS.to_owned())).await?;
         if let Some(before) = &before {
             put_status(&client, before).await?;
         }

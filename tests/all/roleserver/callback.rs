@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status};
 
 /// One heartbeat as it arrived.
 #[derive(Clone, Debug)]
-pub(crate) struct Heard {
+pub(crate) struct CapturedHeartbeat {
     pub(crate) public_key: Vec<u8>,
     pub(crate) request: wire::HeartbeatRequest,
 }
@@ -30,7 +30,7 @@ type Reply = dyn Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, 
 pub(crate) struct Callback {
     pub(crate) endpoint: String,
     pub(crate) ca: Vec<u8>,
-    heard: Arc<Mutex<Vec<Heard>>>,
+    heartbeats: Arc<Mutex<Vec<CapturedHeartbeat>>>,
     connections: Arc<AtomicUsize>,
     files: Files,
     runtime: Option<tokio::runtime::Runtime>,
@@ -49,7 +49,7 @@ impl Drop for Callback {
 type Files = Arc<Mutex<HashMap<Vec<u8>, Arc<Vec<u8>>>>>;
 
 struct Service {
-    heard: Arc<Mutex<Vec<Heard>>>,
+    heartbeats: Arc<Mutex<Vec<CapturedHeartbeat>>>,
     reply: Arc<Reply>,
     files: Files,
 }
@@ -62,12 +62,12 @@ impl AgentCallback for Service {
         &self,
         request: Request<wire::FetchArtefactRequest>,
     ) -> Result<Response<Self::FetchArtefactStream>, Status> {
-        let asked = request.into_inner();
+        let body = request.into_inner();
         let files = self.files.lock().map_err(|_| Status::internal("poisoned"))?.clone();
-        let file = files.get(&asked.sha256).cloned().ok_or_else(|| Status::not_found("no such file"))?;
+        let file = files.get(&body.sha256).cloned().ok_or_else(|| Status::not_found("no such file"))?;
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
         tokio::spawn(async move {
-            let offset = usize::try_from(asked.offset).unwrap_or_default();
+            let offset = usize::try_from(body.offset).unwrap_or_default();
             for piece in file[offset..].chunks(64 << 10) {
                 let piece = wire::ArtefactPiece {
                     part: Some(wire::FilePart { bytes: piece.to_vec() }),
@@ -98,7 +98,10 @@ impl AgentCallback for Service {
         let public_key = certificate.public_key().subject_public_key.data.to_vec();
         let request = request.into_inner();
         let answer = (self.reply)(&request);
-        self.heard.lock().map_err(|_| Status::internal("poisoned"))?.push(Heard { public_key, request });
+        self.heartbeats
+            .lock()
+            .map_err(|_| Status::internal("poisoned"))?
+            .push(CapturedHeartbeat { public_key, request });
         answer.map(Response::new)
     }
 }
@@ -163,9 +166,10 @@ impl Callback {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))?;
         let endpoint = listener.local_addr()?.to_string();
-        let heard = Arc::new(Mutex::new(Vec::new()));
+        let observations = Arc::new(Mutex::new(Vec::new()));
         let files = Files::default();
-        let service = Service { heard: heard.clone(), reply: Arc::new(reply), files: files.clone() };
+        let service =
+            Service { heartbeats: observations.clone(), reply: Arc::new(reply), files: files.clone() };
         let (sender, streams) = tokio::sync::mpsc::channel(8);
         let connections = Arc::new(AtomicUsize::new(0));
         let counted = connections.clone();
@@ -185,7 +189,7 @@ impl Callback {
                 .add_service(AgentCallbackServer::new(service))
                 .serve_with_incoming(ReceiverStream::new(streams)),
         );
-        Ok(Self { endpoint, ca, heard, connections, files, runtime: Some(runtime) })
+        Ok(Self { endpoint, ca, heartbeats: observations, connections, files, runtime: Some(runtime) })
     }
 
     /// Sends this file from now on; gives its digest.
@@ -201,8 +205,8 @@ impl Callback {
         self.connections.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn heard(&self) -> Vec<Heard> {
-        self.heard.lock().map(|heard| heard.clone()).unwrap_or_default()
+    pub(crate) fn heartbeats(&self) -> Vec<CapturedHeartbeat> {
+        self.heartbeats.lock().map(|observations| observations.clone()).unwrap_or_default()
     }
 }
 

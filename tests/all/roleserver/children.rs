@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use shepherd::roleserver::child::cgroup::{Group, Mounts};
-use shepherd::roleserver::child::keep::{Places, keep};
-use shepherd::roleserver::child::launch::{Order, Record, VERB};
-use shepherd::roleserver::child::spec::{Limits, Spec, User};
-use shepherd::roleserver::running::Instance;
-use shepherd::supervisor::backoff::Backoff;
+use shepherd::roleserver::child::cgroup::{Cgroup, CgroupMounts};
+use shepherd::roleserver::child::launch::{ChildRecord, LaunchOrder, SUBCOMMAND};
+use shepherd::roleserver::child::lifecycle::{ChildContext, run_child};
+use shepherd::roleserver::child::spec::{ChildSpec, ResourceLimits, User};
+use shepherd::roleserver::process::ProcessInstance;
+use shepherd::supervisor::backoff::ExponentialBackoff;
 use shepherd::supervisor::context::{Runnable, Starting};
-use shepherd::supervisor::supervise::{Settings, Supervisor};
+use shepherd::supervisor::supervise::{Supervisor, SupervisorSettings};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::sync::CancellationToken;
 
@@ -23,35 +23,35 @@ use super::PATIENCE;
 use crate::harness::aloud::TestResult;
 
 const LAUNCHER: &str = env!("CARGO_BIN_EXE_roleserver");
-const SOON: Backoff =
-    Backoff { initial: Duration::from_millis(20), factor: 1.5, longest: Duration::from_millis(200) };
+const SOON: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_millis(20), factor: 1.5, max: Duration::from_millis(200) };
 
 /// A place for programs, in which all that was started ends with the test.
 struct Host {
     directory: tempfile::TempDir,
-    mounts: Mounts,
+    mounts: CgroupMounts,
 }
 
 impl Host {
     fn new() -> Result<Self> {
-        Ok(Self { directory: tempfile::tempdir()?, mounts: Mounts::of_this_host() })
+        Ok(Self { directory: tempfile::tempdir()?, mounts: CgroupMounts::detect_host() })
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    fn places(&self) -> Places {
-        Places {
+    fn places(&self) -> ChildContext {
+        ChildContext {
             directory: self.path("children"),
             mounts: self.mounts.clone(),
             launcher: LAUNCHER.into(),
-            leaving: CancellationToken::new(),
+            shutdown: CancellationToken::new(),
         }
     }
 
-    fn spec(&self, script: &str) -> Spec {
-        Spec {
+    fn spec(&self, script: &str) -> ChildSpec {
+        ChildSpec {
             name: "web".to_owned(),
             program: "/bin/sh".into(),
             arguments: vec!["-c".to_owned(), script.to_owned()],
@@ -59,9 +59,9 @@ impl Host {
             directory: self.directory.path().to_owned(),
             user: None,
             groups: Vec::new(),
-            limits: Limits::default(),
-            stale: Vec::new(),
-            spared: None,
+            limits: ResourceLimits::default(),
+            stale_files: Vec::new(),
+            survivor_prefix: None,
             stop_time: Duration::from_secs(30),
         }
     }
@@ -71,7 +71,7 @@ impl Host {
     }
 
     fn log(&self) -> String {
-        fs::read_to_string(self.places().log("web")).unwrap_or_default()
+        fs::read_to_string(self.places().log_path("web")).unwrap_or_default()
     }
 
     /// The group of the program, in the first hierarchy that has it; none where there are no groups.
@@ -79,7 +79,7 @@ impl Host {
         if self.mounts.is_none() {
             return None;
         }
-        find(Path::new("/sys/fs/cgroup"), &self.places().family()).map(|found| found.join("web"))
+        find(Path::new("/sys/fs/cgroup"), &self.places().instance_name()).map(|found| found.join("web"))
     }
 }
 
@@ -102,7 +102,9 @@ fn find(below: &Path, name: &str) -> Option<PathBuf> {
 impl Drop for Host {
     fn drop(&mut self) {
         // Whatever a test that failed has left: by its record, and by its group.
-        if let Some(record) = shepherd::roleserver::child::launch::recorded(&self.places().record("web")) {
+        if let Some(record) =
+            shepherd::roleserver::child::launch::read_record(&self.places().record_path("web"))
+        {
             let _ = record.instance.stop(Duration::ZERO);
         }
         if let Some(group) = self.group() {
@@ -116,40 +118,44 @@ impl Drop for Host {
 }
 
 /// A role server as far as it keeps one program.
-struct Keeper {
+struct ChildRunner {
     tree: Supervisor,
     leaving: CancellationToken,
-    told: UnboundedReceiver<Record>,
+    child_records: UnboundedReceiver<ChildRecord>,
 }
 
-impl Keeper {
-    fn start(places: Places, spec: Spec) -> Self {
-        let (sender, told) = unbounded_channel();
-        let leaving = places.leaving.clone();
+impl ChildRunner {
+    fn start(places: ChildContext, spec: ChildSpec) -> Self {
+        let (sender, receiver) = unbounded_channel();
+        let leaving = places.shutdown.clone();
         let places = Arc::new(places);
         let root = Runnable::new(move |starting: Starting| {
             let (sender, spec) = (sender.clone(), spec.clone());
             let decide_spec = move || std::future::ready(Ok(spec.clone()));
-            let web = keep(decide_spec, places.clone(), move |record| drop(sender.send(record.clone())));
+            let web = run_child(decide_spec, places.clone(), move |record| drop(sender.send(record.clone())));
             async move {
                 starting.start("web", web)?;
-                Err(starting.healthy().scope().cancelled().await.into())
+                Err(starting.mark_healthy().scope().cancelled().await.into())
             }
         });
-        Self { tree: Supervisor::start(root, Settings { backoff: SOON, observer: None }), leaving, told }
+        Self {
+            tree: Supervisor::start(root, SupervisorSettings { backoff: SOON, observer: None }),
+            leaving,
+            child_records: receiver,
+        }
     }
 
-    async fn told(&mut self) -> Result<Instance> {
-        let told = tokio::time::timeout(PATIENCE, self.told.recv()).await;
-        let told = told.with_context(|| format!("nothing runs:\n{}", self.tree.report()))?;
-        Ok(told.context("the keeper has ended")?.instance)
+    async fn next_instance(&mut self) -> Result<ProcessInstance> {
+        let result = tokio::time::timeout(PATIENCE, self.child_records.recv()).await;
+        let child_record = result.with_context(|| format!("nothing runs:\n{}", self.tree.report()))?;
+        Ok(child_record.context("the keeper has ended")?.instance)
     }
 
     async fn failure(&self) -> Result<String> {
-        let failed = |report: &shepherd::supervisor::report::Report| {
+        let failed = |report: &shepherd::supervisor::report::TreeReport| {
             report.get("root.web").is_some_and(|entry| entry.last_failure.is_some())
         };
-        let report = tokio::time::timeout(PATIENCE, self.tree.until(failed)).await?;
+        let report = tokio::time::timeout(PATIENCE, self.tree.wait_until(failed)).await?;
         let failure = report.get("root.web").and_then(|entry| entry.last_failure.as_deref());
         Ok(failure.unwrap_or_default().to_owned())
     }
@@ -170,11 +176,11 @@ async fn wait_for(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
     tokio::time::timeout(PATIENCE, waiting).await.with_context(|| format!("waiting for {what}"))
 }
 
-fn instance(pid: &str) -> Result<Instance> {
+fn instance(pid: &str) -> Result<ProcessInstance> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim()))?;
     let start_time = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19));
     let start_time = start_time.context("no start time")?.parse()?;
-    Ok(Instance { pid: pid.trim().parse()?, start_time, ..Instance::this()? })
+    Ok(ProcessInstance { pid: pid.trim().parse()?, start_time, ..ProcessInstance::current()? })
 }
 
 #[tokio::test]
@@ -182,8 +188,8 @@ async fn program_runs_apart_from_us_and_ends_when_it_is_not_wanted_any_more() ->
     let host = Host::new()?;
     let mut spec = host.spec("echo \"$A in $(pwd)\"; exec sleep 600");
     spec.environment.insert("A".to_owned(), "says a".to_owned());
-    let mut keeper = Keeper::start(host.places(), spec);
-    let web = keeper.told().await?;
+    let mut keeper = ChildRunner::start(host.places(), spec);
+    let web = keeper.next_instance().await?;
     assert!(web.is_alive());
     let of = |file: &str| fs::read(format!("/proc/{}/{file}", web.pid)).unwrap_or_default();
     // It sleeps once its loader has closed what it read.
@@ -213,7 +219,7 @@ async fn program_runs_apart_from_us_and_ends_when_it_is_not_wanted_any_more() ->
     keeper.tree.stop().await;
     assert!(!web.is_alive());
     assert!(!Path::new(&format!("/proc/{}", web.pid)).exists(), "nothing waits to be told of its end");
-    assert!(!host.places().record("web").exists());
+    assert!(!host.places().record_path("web").exists());
     assert_eq!(
         group.filter(|group| group.parent().is_some_and(Path::exists)),
         None,
@@ -223,12 +229,12 @@ async fn program_runs_apart_from_us_and_ends_when_it_is_not_wanted_any_more() ->
 }
 
 #[tokio::test]
-async fn program_that_ends_is_started_again_and_its_last_words_are_told() -> TestResult {
+async fn program_that_ends_is_started_again_and_its_last_output_is_reported() -> TestResult {
     let host = Host::new()?;
-    let mut keeper = Keeper::start(host.places(), host.spec("echo one; echo two >&2; exit 3"));
-    let first = keeper.told().await?;
+    let mut keeper = ChildRunner::start(host.places(), host.spec("echo one; echo two >&2; exit 3"));
+    let first = keeper.next_instance().await?;
     assert_eq!(keeper.failure().await?, "web: it ended by itself with status 3; it last wrote: one / two");
-    assert_ne!(keeper.told().await?, first);
+    assert_ne!(keeper.next_instance().await?, first);
     keeper.tree.stop().await;
     Ok(())
 }
@@ -237,48 +243,51 @@ async fn program_that_ends_is_started_again_and_its_last_words_are_told() -> Tes
 async fn program_goes_on_while_one_role_server_follows_another() -> TestResult {
     let host = Host::new()?;
     let spec = host.spec("echo started; exec sleep 600");
-    let mut keeper = Keeper::start(host.places(), spec.clone());
-    let web = keeper.told().await?;
-    // It is asked to end below, before it has said anything where the host is slow.
+    let mut keeper = ChildRunner::start(host.places(), spec.clone());
+    let web = keeper.next_instance().await?;
+    // It is stopped below. On a slow host that would come before its first output.
     wait_for("its first words", || host.log() == "started\n").await?;
     keeper.leave().await;
     for _ in 0..3 {
-        // What it may use changes nothing of what it is.
-        let spec = Spec { limits: Limits { tasks: Some(50), ..Limits::default() }, ..spec.clone() };
-        let mut keeper = Keeper::start(host.places(), spec);
-        assert_eq!(keeper.told().await?, web);
+        // Other resource limits do not make it another program.
+        let spec = ChildSpec {
+            limits: ResourceLimits { tasks: Some(50), ..ResourceLimits::default() },
+            ..spec.clone()
+        };
+        let mut keeper = ChildRunner::start(host.places(), spec);
+        assert_eq!(keeper.next_instance().await?, web);
         keeper.leave().await;
     }
     assert!(web.is_alive());
     let other = host.spec("echo started anew; exec sleep 600");
-    let mut keeper = Keeper::start(host.places(), other);
-    let anew = keeper.told().await?;
-    assert_ne!(anew, web);
+    let mut keeper = ChildRunner::start(host.places(), other);
+    let again = keeper.next_instance().await?;
+    assert_ne!(again, web);
     assert!(!web.is_alive(), "two of one name never run at once");
     wait_for("its words", || host.log() == "started\nstarted anew\n").await?;
     keeper.tree.stop().await;
     Ok(())
 }
 
-/// A role server that was killed is nobody's parent any more: what it started belongs to somebody else.
+/// A killed role server is no longer the parent of its processes: they belong to another process.
 #[tokio::test]
 async fn program_of_a_role_server_that_was_killed_is_adopted_and_watched() -> TestResult {
     let host = Host::new()?;
     let (spec, places) = (host.spec("exec sleep 600"), host.places());
     fs::create_dir_all(places.directory.join("web"))?;
-    // Started by somebody who then ends, which is no ancestor of ours.
-    let mut first = Keeper::start(places.clone(), spec.clone());
-    let child = first.told().await?;
-    let order = Order {
+    // Started by a process that then ends and is no ancestor of ours.
+    let mut first = ChildRunner::start(places.clone(), spec.clone());
+    let child = first.next_instance().await?;
+    let order = LaunchOrder {
         spec: spec.clone(),
-        group: Group::default(),
-        record: Some(places.record("web")),
-        log: places.log("web"),
+        group: Cgroup::default(),
+        record: Some(places.record_path("web")),
+        log: places.log_path("web"),
     };
     first.tree.stop().await;
     assert!(!child.is_alive());
     fs::write(host.path("order.json"), serde_json::to_vec(&order)?)?;
-    let script = format!("{LAUNCHER} {VERB} <order.json >refusal & wait");
+    let script = format!("{LAUNCHER} {SUBCOMMAND} <order.json >refusal & wait");
     let mut parent = Command::new("sh")
         .args(["-c", &script])
         .current_dir(host.directory.path())
@@ -287,7 +296,7 @@ async fn program_of_a_role_server_that_was_killed_is_adopted_and_watched() -> Te
         .stderr(Stdio::null())
         .spawn()?;
     let running = || {
-        shepherd::roleserver::child::launch::recorded(&places.record("web"))
+        shepherd::roleserver::child::launch::read_record(&places.record_path("web"))
             .is_some_and(|r| r.instance.is_alive())
     };
     wait_for("the program of another parent", running).await?;
@@ -295,15 +304,15 @@ async fn program_of_a_role_server_that_was_killed_is_adopted_and_watched() -> Te
     parent.wait()?;
     assert_eq!(host.text("refusal"), "");
 
-    let mut keeper = Keeper::start(places, spec);
-    let adopted = keeper.told().await?;
+    let mut keeper = ChildRunner::start(places, spec);
+    let adopted = keeper.next_instance().await?;
     let fields = fs::read_to_string(format!("/proc/{}/stat", adopted.pid))?;
     let parent_pid = fields.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1));
     assert_ne!(parent_pid, Some(std::process::id().to_string().as_str()), "it is no child of ours");
-    assert!(adopted.signal(rustix::process::Signal::TERM)?);
+    assert!(adopted.send_signal(rustix::process::Signal::TERM)?);
     let why = keeper.failure().await?;
     assert!(why.starts_with("web: it ended; it was no child of this role server"), "{why}");
-    let next = keeper.told().await?;
+    let next = keeper.next_instance().await?;
     assert!(next != adopted && next.is_alive() && !adopted.is_alive());
     keeper.tree.stop().await;
     Ok(())
@@ -318,8 +327,8 @@ async fn whatever_is_left_of_a_program_is_ended_before_it_starts_again() -> Test
     }
     // Its main process ends and leaves one behind that has gone to a session of its own.
     let script = "setsid sleep 600 & echo $! >>left; exit 1";
-    let mut keeper = Keeper::start(host.places(), host.spec(script));
-    keeper.told().await?;
+    let mut keeper = ChildRunner::start(host.places(), host.spec(script));
+    keeper.next_instance().await?;
     wait_for("two that were left", || host.text("left").lines().count() >= 2).await?;
     let left = host.text("left");
     let first = left.lines().next().context("one")?;
@@ -332,21 +341,21 @@ async fn whatever_is_left_of_a_program_is_ended_before_it_starts_again() -> Test
     // One that nobody has written down, because its record was lost.
     let host = Host::new()?;
     let spec = host.spec("exec sleep 600");
-    let mut keeper = Keeper::start(host.places(), spec.clone());
-    let unrecorded = keeper.told().await?;
+    let mut keeper = ChildRunner::start(host.places(), spec.clone());
+    let unrecorded = keeper.next_instance().await?;
     keeper.leave().await;
     for damage in [None, Some("{")] {
         match damage {
-            None => fs::remove_file(host.places().record("web"))?,
-            Some(text) => fs::write(host.places().record("web"), text)?,
+            None => fs::remove_file(host.places().record_path("web"))?,
+            Some(text) => fs::write(host.places().record_path("web"), text)?,
         }
-        let mut keeper = Keeper::start(host.places(), spec.clone());
-        let found = keeper.told().await?;
+        let mut keeper = ChildRunner::start(host.places(), spec.clone());
+        let found = keeper.next_instance().await?;
         assert_ne!(found, unrecorded);
         assert!(found.is_alive() && !unrecorded.is_alive(), "{damage:?}");
         keeper.leave().await;
     }
-    Keeper::start(host.places(), spec).tree.stop().await;
+    ChildRunner::start(host.places(), spec).tree.stop().await;
     Ok(())
 }
 
@@ -354,9 +363,9 @@ async fn whatever_is_left_of_a_program_is_ended_before_it_starts_again() -> Test
 async fn program_that_does_not_listen_is_killed_with_all_that_it_started() -> TestResult {
     let host = Host::new()?;
     let script = "trap '' TERM; sleep 600 & echo $! >child; wait; while :; do sleep 600; done";
-    let spec = Spec { stop_time: Duration::from_millis(300), ..host.spec(script) };
-    let mut keeper = Keeper::start(host.places(), spec);
-    let web = keeper.told().await?;
+    let spec = ChildSpec { stop_time: Duration::from_millis(300), ..host.spec(script) };
+    let mut keeper = ChildRunner::start(host.places(), spec);
+    let web = keeper.next_instance().await?;
     wait_for("its child", || host.text("child").ends_with('\n')).await?;
     let child = instance(&host.text("child"))?;
     keeper.tree.stop().await;
@@ -369,7 +378,7 @@ async fn program_that_does_not_listen_is_killed_with_all_that_it_started() -> Te
 }
 
 #[tokio::test]
-async fn program_that_cannot_be_run_is_told_and_nothing_of_it_runs() -> TestResult {
+async fn program_that_cannot_be_run_is_reported_and_nothing_of_it_runs() -> TestResult {
     let host = Host::new()?;
     fs::write(host.path("no-program"), "text")?;
     fs::set_permissions(host.path("no-program"), fs::Permissions::from_mode(0o644))?;
@@ -379,8 +388,8 @@ async fn program_that_cannot_be_run_is_told_and_nothing_of_it_runs() -> TestResu
         (host.path("no-program"), here, "Permission denied"),
         ("/bin/sh".into(), "/nowhere".into(), "/bin/sh cannot be run in /nowhere: No such file"),
     ] {
-        let spec = Spec { program, directory, ..host.spec("exec sleep 600") };
-        let keeper = Keeper::start(host.places(), spec);
+        let spec = ChildSpec { program, directory, ..host.spec("exec sleep 600") };
+        let keeper = ChildRunner::start(host.places(), spec);
         let why = keeper.failure().await?;
         assert!(why.starts_with("starting web failed: ") && why.contains(part), "{why}");
         keeper.tree.stop().await;
@@ -400,8 +409,8 @@ async fn program_has_the_user_and_the_limits_that_it_is_given() -> TestResult {
     fs::set_permissions(host.directory.path(), fs::Permissions::from_mode(0o755))?;
     let mut spec = host.spec("echo \"$(id -u) $(id -g)\"; (sleep 0.01); echo forked; exec sleep 600");
     spec.user = Some(User { uid: 65_533, gid: 65_534 });
-    let mut keeper = Keeper::start(host.places(), spec.clone());
-    let web = keeper.told().await?;
+    let mut keeper = ChildRunner::start(host.places(), spec.clone());
+    let web = keeper.next_instance().await?;
     wait_for("its words", || host.log().ends_with("forked\n")).await?;
     assert_eq!(host.log(), "65533 65534\nforked\n");
     let groups = fs::read_to_string(format!("/proc/{}/status", web.pid))?;
@@ -410,7 +419,7 @@ async fn program_has_the_user_and_the_limits_that_it_is_given() -> TestResult {
     keeper.tree.stop().await;
 
     spec.limits.tasks = Some(1);
-    let keeper = Keeper::start(host.places(), spec);
+    let keeper = ChildRunner::start(host.places(), spec);
     let why = keeper.failure().await?;
     assert!(why.contains("ork"), "it cannot fork: {why}");
     keeper.tree.stop().await;

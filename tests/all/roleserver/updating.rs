@@ -1,13 +1,14 @@
-//! Another release of the role server: tried, kept when a shepherd has heard it, and given up by the machine itself.
+//! Updates of the role server: a release is tried, is kept once a shepherd has received its heartbeat, and is otherwise
+//! rolled back by the machine itself.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context as _, Result};
 use shepherd::proto::agent::v1 as wire;
-use shepherd::roleserver::clock::{BootClock as _, HostClock};
-use shepherd::roleserver::running::{Instance, program_digest};
-use shepherd::roleserver::update::decision::{Concluded, Trial};
+use shepherd::roleserver::boot_clock::{BootClock as _, HostClock};
+use shepherd::roleserver::process::{ProcessInstance, program_digest};
+use shepherd::roleserver::update::decision::{Trial, UpdateResult};
 use shepherd::roleserver::update::files::UpdateFiles;
 
 use super::callback::Callback;
@@ -40,11 +41,15 @@ impl Orders {
         Ok(())
     }
 
-    /// What it is told once this order has ended.
+    /// The report that the shepherd receives once this order has ended.
     fn ended(&self, machine: &Machine, generation: i64) -> Result<wire::ReleaseReport> {
         let ended = wait_for("the end of an order", || {
-            let newest =
-                self.callback.heard().into_iter().rev().find_map(|heard| heard.request.release_report);
+            let newest = self
+                .callback
+                .heartbeats()
+                .into_iter()
+                .rev()
+                .find_map(|observations| observations.request.release_report);
             Ok(newest.filter(|report| report.generation == generation))
         });
         ended.with_context(|| std::fs::read_to_string(machine.state().log_path()).unwrap_or_default())
@@ -66,7 +71,7 @@ fn beside(program: &Path, what: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn release_that_is_heard_stays_and_outlives_its_process() -> TestResult {
+fn release_whose_heartbeat_arrives_stays_and_outlives_its_process() -> TestResult {
     let orders = Orders::start()?;
     let machine = Machine::with_own_program()?;
     machine.enroll(&request(&orders.callback, 1))?;
@@ -78,8 +83,8 @@ fn release_that_is_heard_stays_and_outlives_its_process() -> TestResult {
     assert_eq!(machine.agent()?.instance, process.instance, "it is the same process");
     assert_eq!(digest(&machine.program)?, release, "it is started from now on");
     assert_eq!(digest(&beside(&machine.program, ".previous"))?, former);
-    let files = UpdateFiles::of(&machine.path());
-    assert_eq!(files.trial(), None);
+    let files = UpdateFiles::in_state_directory(&machine.path());
+    assert_eq!(files.read_trial(), None);
 
     // A second one, by a process that has become another program before.
     let second = orders.callback.serve(another(&machine.program, b"3")?)?;
@@ -90,7 +95,7 @@ fn release_that_is_heard_stays_and_outlives_its_process() -> TestResult {
 
     signal(process.pid, rustix::process::Signal::KILL);
     let next = wait_for("the next process", || {
-        Ok(machine.state().agent()?.filter(|agent| agent.instance != process.instance))
+        Ok(machine.state().read_agent_process()?.filter(|agent| agent.instance != process.instance))
     })?;
     assert_eq!(hex::decode(&next.program_sha256)?, second);
     // What runs already is what was ordered; an older order is nothing.
@@ -115,22 +120,22 @@ fn release_that_is_no_good_is_given_up_by_the_machine_itself() -> TestResult {
         ("half a program", half, ""),
         ("says nothing", b"#!/bin/sh\nexec sleep 1000\n".to_vec(), "no shepherd heard it within 4 s"),
     ];
-    for ((what, bytes, said), generation) in bad.into_iter().zip(1..) {
+    for ((what, bytes, text), generation) in bad.into_iter().zip(1..) {
         let release = orders.callback.serve(bytes)?;
         orders.give(generation, &release, if what == "says nothing" { 4 } else { 60 })?;
         let report = orders.ended(&machine, generation)?;
-        assert!(!report.error.is_empty() && report.error.contains(said), "{what}: {report:?}");
+        assert!(!report.error.is_empty() && report.error.contains(text), "{what}: {report:?}");
         assert_eq!(report.sha256, former, "{what}: {report:?}");
         assert_eq!(digest(&machine.program)?, former, "{what}");
-        assert_eq!(UpdateFiles::of(&machine.path()).trial(), None, "{what}");
+        assert_eq!(UpdateFiles::in_state_directory(&machine.path()).read_trial(), None, "{what}");
         assert!(!beside(&machine.program, ".candidate").exists(), "{what}");
     }
-    // It is heard, and is not tried again: the order stands, and nothing comes of it.
+    // Its heartbeats arrive, and the release is not tried again although its order still exists.
     let process = machine.agent()?;
-    let before = orders.callback.heard().len();
-    wait_for("more heartbeats", || Ok((orders.callback.heard().len() > before + 4).then_some(())))?;
+    let before = orders.callback.heartbeats().len();
+    wait_for("more heartbeats", || Ok((orders.callback.heartbeats().len() > before + 4).then_some(())))?;
     assert_eq!(machine.agent()?, process);
-    // What nobody has is given up in time, and a good one is good.
+    // A release that no shepherd has is given up in time, and a good one succeeds.
     orders.give(5, &[7; 32], 3)?;
     let report = orders.ended(&machine, 5)?;
     assert!(report.error.contains("could not be fetched: no shepherd has it"), "{report:?}");
@@ -147,7 +152,7 @@ fn crash_after_each_step_ends_in_the_old_release_or_the_new_one() -> TestResult 
     let orders = Orders::start()?;
     let machine = Machine::with_own_program()?;
     machine.enroll(&request(&orders.callback, 1))?;
-    let files = UpdateFiles::of(&machine.path());
+    let files = UpdateFiles::in_state_directory(&machine.path());
     let (former, clock) = (program_digest(&machine.program)?, HostClock::read()?);
     let candidate = beside(&machine.program, ".candidate");
     let release = another(&machine.program, b"2")?;
@@ -162,14 +167,18 @@ fn crash_after_each_step_ends_in_the_old_release_or_the_new_one() -> TestResult 
             boot_id: clock.boot_id(),
             until_ms,
             patience_ms: 1_000,
-            instance: Instance { pid: 1, start_time: 1, boot_id: clock.boot_id() },
+            instance: ProcessInstance { pid: 1, start_time: 1, boot_id: clock.boot_id() },
         })
     };
     let restart = || -> Result<()> {
         let process = machine.agent()?;
         signal(process.pid, rustix::process::Signal::KILL);
         wait_for("the next process", || {
-            Ok(machine.state().agent()?.filter(|agent| agent.instance != process.instance).map(drop))
+            Ok(machine
+                .state()
+                .read_agent_process()?
+                .filter(|agent| agent.instance != process.instance)
+                .map(drop))
         })
     };
     let later = clock.milliseconds() + 600_000;
@@ -177,17 +186,20 @@ fn crash_after_each_step_ends_in_the_old_release_or_the_new_one() -> TestResult 
     // The candidate lies there, and nothing is written down.
     std::fs::write(&candidate, &release)?;
     restart()?;
-    assert_eq!((files.concluded(), digest(&machine.program)?), (Concluded::default(), hex::decode(&former)?));
+    assert_eq!(
+        (files.read_result(), digest(&machine.program)?),
+        (UpdateResult::default(), hex::decode(&former)?)
+    );
     // It is written down, and was never begun or has ended.
     files.write_trial(&trial(1, later)?)?;
     restart()?;
     let report = orders.ended(&machine, 1)?;
     assert!(report.error.contains("it ended before"), "{report:?}");
-    assert_eq!((hex::encode(&report.sha256), files.trial()), (former.clone(), None));
+    assert_eq!((hex::encode(&report.sha256), files.read_trial()), (former.clone(), None));
     // How it ended is written down, and that it is over is not.
     files.write_trial(&trial(1, later)?)?;
     restart()?;
-    wait_for("the end of it", || Ok(files.trial().is_none().then_some(())))?;
+    wait_for("the end of it", || Ok(files.read_trial().is_none().then_some(())))?;
 
     // Somebody starts the candidate when its time is over: what is proven comes back, in the same process.
     std::fs::write(&candidate, &release)?;
@@ -208,7 +220,7 @@ fn crash_after_each_step_ends_in_the_old_release_or_the_new_one() -> TestResult 
     late.wait()?;
     let report = report?;
     assert!(report.error.contains("no shepherd heard it"), "{report:?}");
-    assert_eq!((hex::encode(&report.sha256), files.trial()), (former.clone(), None));
+    assert_eq!((hex::encode(&report.sha256), files.read_trial()), (former.clone(), None));
 
     // It has the stable path's name, and was killed before that was written down: it is proven.
     std::fs::write(&candidate, &release)?;
@@ -218,6 +230,6 @@ fn crash_after_each_step_ends_in_the_old_release_or_the_new_one() -> TestResult 
     machine.enroll(&request(&orders.callback, 2))?;
     let report = orders.ended(&machine, 3)?;
     assert_eq!((report.error.as_str(), hex::encode(&report.sha256)), ("", sha256.clone()));
-    assert_eq!(files.trial(), None);
+    assert_eq!(files.read_trial(), None);
     Ok(())
 }

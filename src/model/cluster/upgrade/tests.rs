@@ -1,10 +1,10 @@
-//! What is planned, case by case, and that any upgrade and any rollback comes to its end in the right order.
+//! Plans of upgrades, case by case; every upgrade and every rollback ends, in the right order.
 
 use uuid::Uuid;
 
 use super::*;
-use crate::model::cluster::kubernetes::{Component, OnNode};
-use crate::model::cluster::state::{CONSENSUS_MEMBER, EtcdMember, Report};
+use crate::model::cluster::kubernetes::{ComponentStatus, NodeKubernetes};
+use crate::model::cluster::state::{CONSENSUS_MEMBER_ROLE, EtcdMember, MemberReport};
 use crate::model::phase::Phase;
 
 const OLD: &str = "aaaa";
@@ -14,121 +14,128 @@ fn at(seconds: i64) -> Timestamp {
     Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
 }
 
-fn bundle(digest: &str) -> Bundle {
-    Bundle { digest: digest.to_owned(), version: if digest == OLD { "1.30.1" } else { "1.31.0" }.to_owned() }
+fn bundle(digest: &str) -> BundleRef {
+    BundleRef {
+        digest: digest.to_owned(),
+        version: if digest == OLD { "1.30.1" } else { "1.31.0" }.to_owned(),
+    }
 }
 
-fn upgrade() -> Upgrade {
-    Upgrade {
+fn upgrade() -> ClusterUpgrade {
+    ClusterUpgrade {
         id: "u1".to_owned(),
         bundles: Some((bundle(OLD), bundle(NEW))),
-        back: false,
+        rolling_back: false,
         parallelism: 1,
-        deadline: Duration::from_mins(1),
-        paused: None,
+        node_deadline: Duration::from_mins(1),
+        pause_reason: None,
         release: None,
-        elsewhere: None,
-        asked: BTreeMap::new(),
+        conflicting_roll_out: None,
+        requested_nodes: BTreeMap::new(),
     }
 }
 
 /// A cluster of three controllers, c1 to c3, and two workers, w4 and w5.
 #[derive(Clone)]
 struct World {
-    members: Vec<Member>,
-    seen: Seen,
-    upgrade: Upgrade,
+    members: Vec<ClusterMember>,
+    seen: ObservedCluster,
+    upgrade: ClusterUpgrade,
 }
 
-fn on_node(bundle: &str, state: &str) -> OnNode {
-    let component = Component {
+fn on_node(bundle: &str, state: &str) -> NodeKubernetes {
+    let component = ComponentStatus {
         name: "kubelet".to_owned(),
         state: state.to_owned(),
         since: None,
         restarts: 0,
         message: String::new(),
     };
-    OnNode { bundle: bundle.to_owned(), components: vec![component], ..OnNode::default() }
+    NodeKubernetes { bundle: bundle.to_owned(), components: vec![component], ..NodeKubernetes::default() }
 }
 
 impl World {
     fn new() -> Self {
-        let part = |number: u8| if number < 4 { Part::ControlPlane } else { Part::Worker };
+        let part = |number: u8| if number < 4 { ClusterPart::ControlPlane } else { ClusterPart::Worker };
         let name = |number: u8| format!("{}{number}", if number < 4 { 'c' } else { 'w' });
-        let members = (1..=5).map(|number| Member {
+        let members = (1..=5).map(|number| ClusterMember {
             machine: MachineId(Uuid::from_u128(number.into())),
             name: name(number),
             part: part(number),
             chosen_at: at(0),
-            approved: None,
-            leaving: None,
-            asked: None,
-            report: Some(Report { key: Some([number; 32]), ..Report::default() }),
+            approved_key: None,
+            leave_reason: None,
+            last_order: None,
+            report: Some(MemberReport { key: Some([number; 32]), ..MemberReport::default() }),
             phase: Phase::Ready,
             retiring: false,
         });
         let roles = |number| match part(number) {
-            Part::ControlPlane => vec![CONSENSUS_MEMBER, CONTROLLER],
-            Part::Worker => vec![WORKER],
+            ClusterPart::ControlPlane => vec![CONSENSUS_MEMBER_ROLE, CONTROLLER_ROLE],
+            ClusterPart::Worker => vec![WORKER_ROLE],
         };
-        let nodes = (1..=5).map(|number| Node {
+        let nodes = (1..=5).map(|number| ClusterNode {
             id: name(number),
             key: [number; 32],
             machine: Some(MachineId(Uuid::from_u128(number.into()))),
             state: NodeState::Up,
             roles: roles(number).into_iter().map(str::to_owned).collect(),
-            health: Health::Healthy,
+            health: NodeHealth::Healthy,
             services: Vec::new(),
             kubernetes: Some(on_node(OLD, "healthy")),
         });
         let etcd =
             (1..=3).map(|number| EtcdMember { node: Some(name(number)), learner: false, reachable: true });
-        let mut has = Has::default();
-        OLD.clone_into(&mut has.settings.bundle);
-        let seen = Seen {
+        let mut has = CuratorKubernetes::default();
+        OLD.clone_into(&mut has.spec.bundle);
+        let seen = ObservedCluster {
             nodes: nodes.collect(),
-            etcd: etcd.collect(),
-            kubernetes: Known::Has(has),
-            ..Seen::default()
+            etcd_members: etcd.collect(),
+            kubernetes: ObservedKubernetes::Present(has),
+            ..ObservedCluster::default()
         };
         Self { members: members.collect(), seen, upgrade: upgrade() }
     }
 
-    fn has(&mut self) -> &mut Has {
+    fn kubernetes_status(&mut self) -> &mut CuratorKubernetes {
         match &mut self.seen.kubernetes {
-            Known::Has(has) => has,
+            ObservedKubernetes::Present(has) => has,
             other => panic!("{other:?}"),
         }
     }
 
-    fn node(&mut self, id: &str) -> &mut Node {
+    fn node(&mut self, id: &str) -> &mut ClusterNode {
         self.seen.nodes.iter_mut().find(|node| node.id == id).unwrap()
     }
 
-    fn runs(mut self, id: &str, bundle: &str, state: &str) -> Self {
-        self.has().assigned.insert(id.to_owned(), bundle.to_owned());
+    fn with_running(mut self, id: &str, bundle: &str, state: &str) -> Self {
+        self.kubernetes_status().assigned_bundles.insert(id.to_owned(), bundle.to_owned());
         self.node(id).kubernetes = Some(on_node(bundle, state));
         self
     }
 
-    fn asked(mut self, id: &str, seconds: i64, through: bool) -> Self {
-        self.upgrade.asked.insert(id.to_owned(), Asked { at: at(seconds), through });
+    fn with_requested(mut self, id: &str, seconds: i64, through: bool) -> Self {
+        self.upgrade
+            .requested_nodes
+            .insert(id.to_owned(), NodeUpgrade { requested_at: at(seconds), is_done: through });
         self
     }
 
-    fn next(&self, now: i64) -> Next {
-        next(&self.upgrade, &self.members, &self.seen, at(now))
+    fn plan(&self, now: i64) -> UpgradePlan {
+        plan_upgrade(&self.upgrade, &self.members, &self.seen, at(now))
     }
 
-    /// What is planned, a word a step.
-    fn told(&self, now: i64) -> String {
-        let steps = self.next(now).steps;
+    /// The planned steps as text, separated by semicolons.
+    fn plan_text(&self, now: i64) -> String {
+        let steps = self.plan(now).steps;
         let steps = steps.iter().map(|step| match step {
-            Step::AssignBundle { node, bundle, .. } => format!("{node}={bundle}"),
-            Step::Upgrade(Turn::Through { node }) => format!("{node} through"),
-            Step::Upgrade(Turn::StandStill { why }) => format!("stand still: {why}"),
-            Step::Upgrade(Turn::Released) => "released".to_owned(),
-            Step::Upgrade(Turn::Finish) => "finish".to_owned(),
+            ClusterPlanStep::AssignBundle { node, bundle, .. } => format!("{node}={bundle}"),
+            ClusterPlanStep::RecordUpgrade(UpgradeEvent::NodeDone { node }) => format!("{node} through"),
+            ClusterPlanStep::RecordUpgrade(UpgradeEvent::Pause { reason: why }) => {
+                format!("stand still: {why}")
+            }
+            ClusterPlanStep::RecordUpgrade(UpgradeEvent::ReleaseDone) => "released".to_owned(),
+            ClusterPlanStep::RecordUpgrade(UpgradeEvent::Finish) => "finish".to_owned(),
             other => other.to_string(),
         });
         steps.collect::<Vec<_>>().join("; ")
@@ -138,95 +145,102 @@ impl World {
 #[test]
 fn controllers_go_one_by_one_and_workers_after_them() {
     let world = World::new();
-    assert_eq!(world.told(0), "c1=bbbb");
-    let waits = world.next(0).machines;
+    assert_eq!(world.plan_text(0), "c1=bbbb");
+    let waits = world.plan(0).machine_waits;
     let of = |number: u128| waits[&MachineId(Uuid::from_u128(number))].clone();
     assert_eq!(of(2), "1 before it are not through yet");
     assert_eq!(of(4), "the controllers of the cluster are upgraded first");
 
-    // Written down, and not told: told now, and nobody else.
-    let asked = World::new().asked("c1", 0, false);
-    assert_eq!(asked.told(1), "c1=bbbb");
-    let told = asked.clone().runs("c1", OLD, "healthy");
-    let mut told = told;
-    told.has().assigned.insert("c1".to_owned(), NEW.to_owned());
-    assert_eq!(told.told(1), "");
-    let starting = told.clone().runs("c1", NEW, "starting");
-    assert_eq!(starting.told(1), "");
-    let well = told.clone().runs("c1", NEW, "healthy");
-    assert_eq!(well.told(1), "c1 through");
-    assert_eq!(well.clone().asked("c1", 0, true).told(1), "c2=bbbb");
-    // One that is through and not well any more is waited for, and is no failure.
-    assert_eq!(starting.asked("c1", 0, true).told(100_000), "");
+    // The request is recorded and was not sent: it is sent now, and no other node is started.
+    let requested = World::new().with_requested("c1", 0, false);
+    assert_eq!(requested.plan_text(1), "c1=bbbb");
+    let reported = requested.clone().with_running("c1", OLD, "healthy");
+    let mut reported = reported;
+    reported.kubernetes_status().assigned_bundles.insert("c1".to_owned(), NEW.to_owned());
+    assert_eq!(reported.plan_text(1), "");
+    let starting = reported.clone().with_running("c1", NEW, "starting");
+    assert_eq!(starting.plan_text(1), "");
+    let well = reported.clone().with_running("c1", NEW, "healthy");
+    assert_eq!(well.plan_text(1), "c1 through");
+    assert_eq!(well.clone().with_requested("c1", 0, true).plan_text(1), "c2=bbbb");
+    // A finished node that becomes unhealthy is waited for, and is no failure.
+    assert_eq!(starting.with_requested("c1", 0, true).plan_text(100_000), "");
 }
 
 #[test]
-fn what_is_in_the_way_is_waited_for_and_said() {
+fn obstacles_are_waited_for_and_reported() {
     let because = |change: &dyn Fn(&mut World)| {
         let mut world = World::new();
         change(&mut world);
-        assert_eq!(world.told(0), "");
-        world.next(0).machines[&MachineId(Uuid::from_u128(1))].clone()
+        assert_eq!(world.plan_text(0), "");
+        world.plan(0).machine_waits[&MachineId(Uuid::from_u128(1))].clone()
     };
-    assert!(because(&|world| world.seen.etcd[2].reachable = false).starts_with("2 of 3 members of etcd"));
-    assert!(because(&|world| world.seen.etcd[2].learner = true).starts_with("a member of etcd is learning"));
     assert!(
-        because(&|world| world.upgrade.elsewhere = Some("u7".into())).starts_with("the update u7 has asked")
+        because(&|world| world.seen.etcd_members[2].reachable = false).starts_with("2 of 3 members of etcd")
+    );
+    assert!(
+        because(&|world| world.seen.etcd_members[2].learner = true)
+            .starts_with("a member of etcd is learning")
+    );
+    assert!(
+        because(&|world| world.upgrade.conflicting_roll_out = Some("u7".into()))
+            .starts_with("the update u7 has asked")
     );
     assert!(
         because(&|world| {
             for id in ["c2", "c3"] {
-                world.node(id).health = Health::Unknown;
+                world.node(id).health = NodeHealth::Unknown;
             }
             world.node("c1").kubernetes = Some(on_node(OLD, "healthy"));
         })
         .starts_with("the controller c2 of its cluster is not well")
     );
-    let paused = World { upgrade: Upgrade { paused: Some("kim".into()), ..upgrade() }, ..World::new() };
-    assert_eq!((paused.told(0), paused.next(0).waits.len()), (String::new(), 1));
+    let paused =
+        World { upgrade: ClusterUpgrade { pause_reason: Some("kim".into()), ..upgrade() }, ..World::new() };
+    assert_eq!((paused.plan_text(0), paused.plan(0).wait_reasons.len()), (String::new(), 1));
 }
 
 #[test]
-fn node_that_is_not_well_goes_first_and_loses_nothing() {
-    let ill = World::new().runs("c2", OLD, "backing off");
-    assert_eq!(ill.told(0), "c2=bbbb", "the others are well, and it is not");
-    // Two are not well: the upgrade may be what they need.
-    assert_eq!(ill.runs("c3", OLD, "unhealthy").told(0), "c2=bbbb");
+fn unhealthy_node_is_upgraded_first() {
+    let ill = World::new().with_running("c2", OLD, "backing off");
+    assert_eq!(ill.plan_text(0), "c2=bbbb", "the others are well, and it is not");
+    // Two are unhealthy: the upgrade may be what they need.
+    assert_eq!(ill.with_running("c3", OLD, "unhealthy").plan_text(0), "c2=bbbb");
 }
 
 #[test]
-fn first_failure_lets_it_stand_still() {
-    let failed = World::new().asked("c1", 0, false).runs("c1", NEW, "unhealthy");
-    assert_eq!(failed.told(60), "");
-    let said = failed.told(61);
+fn first_failure_pauses_the_upgrade() {
+    let failed = World::new().with_requested("c1", 0, false).with_running("c1", NEW, "unhealthy");
+    assert_eq!(failed.plan_text(60), "");
+    let output = failed.plan_text(61);
     assert!(
-        said.starts_with("stand still: c1: it was not well with the bundle within 60 s: kubelet is"),
-        "{said}"
+        output.starts_with("stand still: c1: it was not well with the bundle within 60 s: kubelet is"),
+        "{output}"
     );
-    // Also where another one is through at the same time: nobody else is asked in that pass.
+    // Even if another node finishes at the same time, no further node is started in that pass.
     let mut workers = World::new();
     workers.upgrade.parallelism = 2;
     for id in ["c1", "c2", "c3"] {
-        workers = workers.runs(id, NEW, "healthy").asked(id, 0, true);
+        workers = workers.with_running(id, NEW, "healthy").with_requested(id, 0, true);
     }
-    assert_eq!(workers.told(1), "w4=bbbb; w5=bbbb");
+    assert_eq!(workers.plan_text(1), "w4=bbbb; w5=bbbb");
     let one = workers
-        .runs("w4", NEW, "healthy")
-        .asked("w4", 0, false)
-        .asked("w5", 0, false)
-        .runs("w5", NEW, "ended");
-    assert!(one.told(61).starts_with("stand still: w5"), "{}", one.told(61));
+        .with_running("w4", NEW, "healthy")
+        .with_requested("w4", 0, false)
+        .with_requested("w5", 0, false)
+        .with_running("w5", NEW, "ended");
+    assert!(one.plan_text(61).starts_with("stand still: w5"), "{}", one.plan_text(61));
 }
 
 #[test]
-fn role_servers_go_first_and_stop_it_where_they_fail() {
+fn role_servers_go_first_and_their_failure_pauses_the_upgrade() {
     let world = |ended: Option<(&str, u32)>, paused: Option<&str>| {
-        let release = Release {
+        let release = ReleaseProgress {
             roll_out: "r1".to_owned(),
-            paused: paused.map(str::to_owned),
-            ended: ended.map(|(how, failed)| (how.to_owned(), failed)),
+            pause_reason: paused.map(str::to_owned),
+            outcome: ended.map(|(how, failed)| (how.to_owned(), failed)),
         };
-        World { upgrade: Upgrade { release: Some(release), ..upgrade() }, ..World::new() }
+        World { upgrade: ClusterUpgrade { release: Some(release), ..upgrade() }, ..World::new() }
     };
     for (ended, paused, expected) in [
         (None, None, ""),
@@ -235,31 +249,34 @@ fn role_servers_go_first_and_stop_it_where_they_fail() {
         (Some(("finished", 2)), None, "released; stand still: 2 of its machines do not run the release"),
         (Some(("aborted", 0)), None, "released; stand still: the update r1 of its role servers was aborted"),
     ] {
-        let said = world(ended, paused).told(0);
-        assert!(said.starts_with(expected) && said.is_empty() == expected.is_empty(), "{said}");
+        let output = world(ended, paused).plan_text(0);
+        assert!(output.starts_with(expected) && output.is_empty() == expected.is_empty(), "{output}");
     }
-    // Going back is a matter of bundles alone.
+    // A rollback concerns bundles only.
     let mut back = world(None, None);
-    back.upgrade.back = true;
-    assert_eq!(back.told(0), "finish");
+    back.upgrade.rolling_back = true;
+    assert_eq!(back.plan_text(0), "finish");
 }
 
-/// Carries out what is planned until nothing is left, and says in which order nodes came to their bundle.
-fn carried_out(mut world: World) -> Vec<String> {
+/// Applies planned steps until none is left; returns the order in which nodes got their bundle.
+fn run_to_end(mut world: World) -> Vec<String> {
     let mut order = Vec::new();
     for second in 0..100 {
-        let steps = world.next(second).steps;
+        let steps = world.plan(second).steps;
         for step in &steps {
             match step {
-                Step::AssignBundle { node, bundle, .. } => {
-                    world.upgrade.asked.insert(node.clone(), Asked { at: at(second), through: false });
-                    world = world.runs(node, bundle, "healthy");
+                ClusterPlanStep::AssignBundle { node, bundle, .. } => {
+                    world
+                        .upgrade
+                        .requested_nodes
+                        .insert(node.clone(), NodeUpgrade { requested_at: at(second), is_done: false });
+                    world = world.with_running(node, bundle, "healthy");
                     order.push(node.clone());
                 }
-                Step::Upgrade(Turn::Through { node }) => {
-                    world.upgrade.asked.get_mut(node).unwrap().through = true;
+                ClusterPlanStep::RecordUpgrade(UpgradeEvent::NodeDone { node }) => {
+                    world.upgrade.requested_nodes.get_mut(node).unwrap().is_done = true;
                 }
-                Step::Upgrade(Turn::Finish) => return order,
+                ClusterPlanStep::RecordUpgrade(UpgradeEvent::Finish) => return order,
                 other => panic!("{other}"),
             }
         }
@@ -268,23 +285,23 @@ fn carried_out(mut world: World) -> Vec<String> {
 }
 
 #[test]
-fn any_upgrade_ends_and_its_rollback_goes_the_other_way() {
-    assert_eq!(carried_out(World::new()), ["c1", "c2", "c3", "w4", "w5"]);
-    // From half-way: a worker before any controller, and what never left stays.
+fn every_upgrade_ends_and_rollback_reverses_the_order() {
+    assert_eq!(run_to_end(World::new()), ["c1", "c2", "c3", "w4", "w5"]);
+    // From half-way: a worker before any controller. What was never upgraded stays.
     let mut half = World::new();
     for id in ["c1", "c2", "c3", "w4"] {
-        half = half.runs(id, NEW, "healthy");
+        half = half.with_running(id, NEW, "healthy");
     }
-    half.upgrade.back = true;
-    assert_eq!(carried_out(half), ["w4", "c1", "c2", "c3"]);
-    // One that a failed upgrade left unwell goes first among its like.
-    let mut failed = World::new().runs("c1", NEW, "healthy").runs("c2", NEW, "backing off");
-    failed.upgrade.back = true;
-    assert_eq!(carried_out(failed), ["c2", "c1"]);
+    half.upgrade.rolling_back = true;
+    assert_eq!(run_to_end(half), ["w4", "c1", "c2", "c3"]);
+    // A node that a failed upgrade left unhealthy goes first within its part.
+    let mut failed = World::new().with_running("c1", NEW, "healthy").with_running("c2", NEW, "backing off");
+    failed.upgrade.rolling_back = true;
+    assert_eq!(run_to_end(failed), ["c2", "c1"]);
 }
 
 #[test]
-fn only_role_servers_are_upgraded_where_no_bundle_is_named() {
-    let world = World { upgrade: Upgrade { bundles: None, ..upgrade() }, ..World::new() };
-    assert_eq!(world.told(0), "finish");
+fn only_role_servers_are_upgraded_without_a_bundle() {
+    let world = World { upgrade: ClusterUpgrade { bundles: None, ..upgrade() }, ..World::new() };
+    assert_eq!(world.plan_text(0), "finish");
 }

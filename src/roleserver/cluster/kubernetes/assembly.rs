@@ -1,189 +1,213 @@
-//! The parts of Kubernetes on a node, started together: what each needs of the others goes through values that the others
-//! set.
+//! Assemble the Kubernetes parts of a node: start all runnables, and connect them through watch cells.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use crate::model::kubernetes::bundle::Duty;
+use crate::model::kubernetes::bundle_manifest::KubernetesDuty;
 use crate::proto::curator::v1::ServiceStatus;
-use crate::roleserver::cluster::etcd;
-use crate::roleserver::cluster::facts::Facts;
-use crate::roleserver::cluster::files::Files;
-use crate::roleserver::cluster::kubernetes::balancer::Servers;
-use crate::roleserver::cluster::kubernetes::bundles::Bundles;
-use crate::roleserver::cluster::kubernetes::certificates::{Materials, certificates_of};
-use crate::roleserver::cluster::kubernetes::controller::Gate;
-use crate::roleserver::cluster::kubernetes::held::Held;
-use crate::roleserver::cluster::kubernetes::own_node::Handed;
-use crate::roleserver::cluster::kubernetes::runs::Runs;
-use crate::roleserver::cluster::kubernetes::startup::{Part, Startup};
+use crate::roleserver::cluster::etcd_member;
+use crate::roleserver::cluster::files::ClusterFiles;
+use crate::roleserver::cluster::kubernetes::bundle_install::InstalledBundle;
+use crate::roleserver::cluster::kubernetes::bundle_store::BundleStore;
+use crate::roleserver::cluster::kubernetes::component_certificates::{RoleMaterials, manage_certificates};
+use crate::roleserver::cluster::kubernetes::component_revisions::RevisionHistory;
+use crate::roleserver::cluster::kubernetes::load_balancer::ApiServers;
+use crate::roleserver::cluster::kubernetes::node_object::DrainState;
+use crate::roleserver::cluster::kubernetes::reconciler_runner::ControllerReadiness;
+use crate::roleserver::cluster::kubernetes::startup::{KubernetesStartup, RoleStartup};
 use crate::roleserver::cluster::kubernetes::{
-    Host, balancer, components, controller, follow, held, leftovers, own_node, setup, startup, told, wanted,
-    wishing,
+    KubernetesContext, bundle_install, cluster_config, component_status, components, curator_watch, desired,
+    host_cleanup, load_balancer, node_object, reconciler_runner, setup, startup,
 };
-use crate::roleserver::cluster::services::artefacts::Store;
-use crate::roleserver::cluster::services::hands::{Hands, Whose};
-use crate::roleserver::cluster::services::keeper;
-use crate::roleserver::cluster::services::kept;
-use crate::roleserver::cluster::services::wanted::{Id, Wanted};
+use crate::roleserver::cluster::node_facts::NodeFacts;
+use crate::roleserver::cluster::services::artefact_store::ArtefactStore;
+use crate::roleserver::cluster::services::desired::{DesiredService, ServiceId};
+use crate::roleserver::cluster::services::persisted;
+use crate::roleserver::cluster::services::service_manager;
+use crate::roleserver::cluster::services::service_runtime::{ServiceOwner, ServiceRuntime};
+use crate::supervisor::combine::{CombinedInputs, derive_value};
 use crate::supervisor::context::{Runnable, Starting};
-use crate::supervisor::reduce::{Inputs, reduce};
-use crate::supervisor::value::Value;
+use crate::supervisor::watch_cell::WatchCell;
 
-/// What the parts tell each other.
+/// Values that the parts exchange.
 #[derive(Clone, Default)]
-struct Parts {
-    startup: Value<Startup>,
-    materials: Value<Materials>,
-    held: Value<Held>,
-    gate: Value<Gate>,
-    runs: Value<Runs>,
-    statuses: Value<Vec<ServiceStatus>>,
-    handed: Value<Handed>,
-    servers: Value<Option<Servers>>,
+struct KubernetesValues {
+    startup: WatchCell<KubernetesStartup>,
+    materials: WatchCell<RoleMaterials>,
+    bundle: WatchCell<InstalledBundle>,
+    readiness: WatchCell<ControllerReadiness>,
+    revisions: WatchCell<RevisionHistory>,
+    statuses: WatchCell<Vec<ServiceStatus>>,
+    drain: WatchCell<DrainState>,
+    servers: WatchCell<Option<ApiServers>>,
 }
 
-/// What is known of all of it; what is not known is as if there were none.
+/// Everything that components follow from; an unknown input has its default value.
 #[derive(Clone, Debug, Default)]
-struct Known {
-    startup: Option<Startup>,
-    materials: Materials,
-    held: Held,
-    gate: Gate,
+struct ComponentInputs {
+    startup: Option<KubernetesStartup>,
+    materials: RoleMaterials,
+    bundle: InstalledBundle,
+    readiness: ControllerReadiness,
     address: Option<IpAddr>,
-    runs: Runs,
+    revisions: RevisionHistory,
     statuses: Option<Vec<ServiceStatus>>,
-    handed: Handed,
+    drain: DrainState,
     node: Option<String>,
 }
 
-/// The runnable: all of it. What is on the disk is said once in each life.
+/// Makes the runnable that starts all parts. It publishes the stored setup once in each life of the process.
 #[must_use]
-pub fn assembly(host: Host, facts: Facts) -> Runnable {
+pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let (host, facts) = (host.clone(), facts.clone());
         async move {
-            let parts = Parts::default();
+            let parts = KubernetesValues::default();
             let files = host.files.clone();
-            // Until somebody looked, nobody knows how it does.
-            facts.kubernetes.forget();
+            // Status is unknown until the components have been inspected.
+            facts.kubernetes.clear();
             if facts.setup.latest().is_none()
-                && let Some(setup) = setup::kept(&files)
+                && let Some(setup) = setup::read_current(&files)
             {
                 facts.setup.set(setup);
             }
-            let (watched, handed) = (facts.clone(), parts.handed.clone());
-            let deciding =
-                reduce(move || startup::inputs(&watched, &handed), startup::decide, &parts.startup);
-            starting.start("follow", follow::follow(files.clone(), facts.clone()))?;
+            let (watched, handed) = (facts.clone(), parts.drain.clone());
+            let deciding = derive_value(
+                move || startup::startup_inputs(&watched, &handed),
+                startup::decide_startup,
+                &parts.startup,
+            );
+            starting.start("follow", curator_watch::watch_setup(files.clone(), facts.clone()))?;
             starting.start("decide", deciding)?;
-            let certificates = certificates_of(
-                (files.clone(), host.places.clone()),
+            let certificates = manage_certificates(
+                (files.clone(), host.children.clone()),
                 facts.clone(),
                 host.clock.clone(),
                 parts.startup.clone(),
                 parts.materials.clone(),
             );
             starting.start("certificates", certificates)?;
-            let bundles = Bundles::open(files.bundles(), host.shepherds.clone());
-            let holding = held::held(bundles, files.clone(), parts.startup.clone(), parts.held.clone());
+            let bundles = BundleStore::open(files.bundles_directory(), host.server_pool.clone());
+            let holding = bundle_install::install_bundle(
+                bundles,
+                files.clone(),
+                parts.startup.clone(),
+                parts.bundle.clone(),
+            );
             starting.start("bundle", holding)?;
-            let wishes = Value::new();
-            let wishing = wishing::wishing(
-                Store(files.kubernetes().join("add-ons")),
-                host.shepherds.clone(),
-                (parts.startup.clone(), parts.held.clone()),
+            let wishes = WatchCell::new();
+            let wishing = cluster_config::watch_cluster_config(
+                ArtefactStore(files.kubernetes_directory().join("add-ons")),
+                host.server_pool.clone(),
+                (parts.startup.clone(), parts.bundle.clone()),
                 wishes.clone(),
             );
             starting.start("wishes", wishing)?;
-            let inputs = controller::Inputs {
+            let inputs = reconciler_runner::ReconcilerInputs {
                 startup: parts.startup.clone(),
                 materials: parts.materials.clone(),
-                wishes,
+                config: wishes,
             };
             let port = host.ports.api_server;
-            let controller =
-                controller::controller(files.clone(), facts.clone(), port, inputs, parts.gate.clone());
+            let controller = reconciler_runner::run_reconciler(
+                files.clone(),
+                facts.clone(),
+                port,
+                inputs,
+                parts.readiness.clone(),
+            );
             starting.start("controller", controller)?;
-            let own = own_node::Around {
+            let own = node_object::NodeContext {
                 files: files.clone(),
-                places: host.places.clone(),
+                children: host.children.clone(),
                 clock: host.clock.clone(),
                 url: format!("https://{}", host.ports.load_balancer),
                 startup: parts.startup.clone(),
-                held: parts.held.clone(),
+                bundle: parts.bundle.clone(),
                 statuses: parts.statuses.clone(),
-                runs: parts.runs.clone(),
+                revisions: parts.revisions.clone(),
             };
-            starting.start("own_node", own_node::own_node(own, parts.handed.clone()))?;
-            let finding = finding(&files, &parts);
+            starting.start("own_node", node_object::manage_node_object(own, parts.drain.clone()))?;
+            let finding = find_api_servers(&files, &parts);
             starting.start("api_servers", finding)?;
-            let balancing = balancer::balancer(host.ports.load_balancer, parts.servers.clone());
+            let balancing = load_balancer::run_load_balancer(host.ports.load_balancer, parts.servers.clone());
             starting.start("balancer", balancing)?;
-            let wanted = Value::new();
-            starting.start("render", render(host.clone(), facts.clone(), parts.clone(), wanted.clone()))?;
-            let hands = Hands {
-                whose: Whose::Kubernetes,
-                particulars: leftovers::PARTICULARS,
-                places: host.places.clone(),
-                directory: files.kubernetes(),
-                store: Store(files.kubernetes().join("none")),
+            let wanted = WatchCell::new();
+            starting.start(
+                "render",
+                render_components(host.clone(), facts.clone(), parts.clone(), wanted.clone()),
+            )?;
+            let hands = ServiceRuntime {
+                owner: ServiceOwner::Kubernetes,
+                hooks: host_cleanup::HOOKS,
+                children: host.children.clone(),
+                directory: files.kubernetes_directory(),
+                store: ArtefactStore(files.kubernetes_directory().join("none")),
             };
-            let inputs = keeper::Inputs { wanted, held: Value::new() };
+            let inputs =
+                service_manager::ServiceManagerInputs { desired: wanted, artefacts: WatchCell::new() };
             let (clock, boot_id) = (host.clock.clone(), host.boot_id.clone());
-            starting
-                .start("keeper", keeper::keeper(hands, parts.statuses.clone(), inputs, clock, boot_id))?;
-            starting.start("told", tell(facts, parts))?;
-            Err(starting.healthy().scope().cancelled().await.into())
+            starting.start(
+                "keeper",
+                service_manager::run_service_manager(hands, parts.statuses.clone(), inputs, clock, boot_id),
+            )?;
+            starting.start("told", publish_status(facts, parts))?;
+            Err(starting.mark_healthy().scope().cancelled().await.into())
         }
     })
 }
 
-/// Has what is to run follow from everything else.
-fn render(host: Host, facts: Facts, parts: Parts, output: Value<BTreeMap<Id, Wanted>>) -> Runnable {
+/// Makes the runnable that derives the desired components from all inputs.
+fn render_components(
+    host: KubernetesContext,
+    facts: NodeFacts,
+    parts: KubernetesValues,
+    output: WatchCell<BTreeMap<ServiceId, DesiredService>>,
+) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let (host, facts, parts, output) = (host.clone(), facts.clone(), parts.clone(), output.clone());
         async move {
-            let healthy = starting.healthy();
-            let mut inputs = inputs(&parts)
-                .with(&parts.handed, |known: &mut Known, handed| known.handed = handed)
-                .with(&facts.address, |known: &mut Known, address| known.address = Some(address))
-                .with(&facts.connection, |known: &mut Known, connection| {
+            let healthy = starting.mark_healthy();
+            let mut inputs = component_inputs(&parts)
+                .with(&parts.drain, |known: &mut ComponentInputs, handed| known.drain = handed)
+                .with(&facts.address, |known: &mut ComponentInputs, address| known.address = Some(address))
+                .with(&facts.connection, |known: &mut ComponentInputs, connection| {
                     known.node = Some(connection.id.to_string());
                 });
-            let (family, may_raise_scores) = (host.places.family(), may_raise_scores());
-            let (etcd, directory) = (etcd::client_socket(&host.files), host.files.kubernetes());
-            let of_before = kept::about(&host.files).address;
-            let mut runs = Runs::read(&host.files);
-            parts.runs.set(runs.clone());
+            let (family, may_raise_scores) = (host.children.instance_name(), can_raise_oom_score());
+            let (etcd, directory) =
+                (etcd_member::client_socket(&host.files), host.files.kubernetes_directory());
+            let of_before = persisted::read_node_info(&host.files).address;
+            let mut runs = RevisionHistory::read(&host.files);
+            parts.revisions.set(runs.clone());
             loop {
                 let known = healthy.scope().until_cancelled(inputs.next()).await?;
                 let Some(startup) = &known.startup else { continue };
                 let before = runs.clone();
                 let now = host.clock.now().timestamp_millis();
-                let all = wanted::Known {
+                let all = desired::DesiredInputs {
                     startup,
                     materials: &known.materials,
-                    held: &known.held,
-                    gate: &known.gate,
+                    bundle: &known.bundle,
+                    readiness: &known.readiness,
                     address: known.address.or(of_before),
                     ports: &host.ports,
                     etcd: &etcd,
                     directory: &directory,
-                    handed: &known.handed,
+                    drain: &known.drain,
                     node: known.node.as_deref().unwrap_or_default(),
-                    family: &family,
-                    may_raise_scores,
+                    instance_name: &family,
+                    can_raise_oom_score: may_raise_scores,
                 };
-                let wanted = wanted::wanted(&all, |around| {
+                let wanted = desired::desired_components(&all, |around| {
                     let bundle = hex::encode(around.bundle.digest.0);
                     let version = around.bundle.manifest.kubernetes.to_string();
-                    runs.number(around.material.generation, &bundle, &version, now)
+                    runs.revision_for(around.material.generation, &bundle, &version, now)
                 });
                 if runs != before {
-                    // Before anything is started by it.
+                    // Stored before any component is started with this number.
                     runs.write(&host.files)?;
-                    parts.runs.set(runs.clone());
+                    parts.revisions.set(runs.clone());
                 }
                 if output.latest().as_ref() != Some(&wanted) {
                     output.set(wanted);
@@ -193,9 +217,9 @@ fn render(host: Host, facts: Facts, parts: Parts, output: Value<BTreeMap<Id, Wan
     })
 }
 
-/// Whether this process may make processes less likely to be killed than they are: whether it has `CAP_SYS_RESOURCE`
-/// (capabilities(7)), as `/proc/self/status` says it.
-fn may_raise_scores() -> bool {
+/// Whether this process may lower the OOM score of processes: whether `/proc/self/status` shows `CAP_SYS_RESOURCE`
+/// (capabilities(7)).
+fn can_raise_oom_score() -> bool {
     const CAP_SYS_RESOURCE: u32 = 24;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -203,40 +227,51 @@ fn may_raise_scores() -> bool {
     effective.is_some_and(|effective| (effective >> CAP_SYS_RESOURCE) & 1 == 1)
 }
 
-/// Where a worker's components find API servers, for as long as there are any of these components.
-fn finding(files: &Files, parts: &Parts) -> Runnable {
+/// Derives the API servers that a worker's components connect to; `None` if no such component exists.
+fn find_api_servers(files: &ClusterFiles, parts: &KubernetesValues) -> Runnable {
     let (files, parts) = (files.clone(), parts.clone());
     let output = parts.servers.clone();
     let inputs = move || {
-        Inputs::new((None, Vec::new()))
-            .with(&parts.startup, |known: &mut (Option<Startup>, _), startup| known.0 = Some(startup))
+        CombinedInputs::new((None, Vec::new()))
+            .with(&parts.startup, |known: &mut (Option<KubernetesStartup>, _), startup| {
+                known.0 = Some(startup);
+            })
             .with(&parts.statuses, |known: &mut (_, Vec<ServiceStatus>), statuses| known.1 = statuses)
     };
-    let decide = move |(startup, statuses): &(Option<Startup>, Vec<ServiceStatus>)| {
+    let decide = move |(startup, statuses): &(Option<KubernetesStartup>, Vec<ServiceStatus>)| {
         let startup = startup.as_ref()?;
-        let role = components::id(Duty::Worker, "").role;
-        let is_used = !matches!(startup.worker, Part::Off(_)) || statuses.iter().any(|one| one.role == role);
-        // Who leaves needs them as they were last.
-        let setup = startup.setup.clone().or_else(|| is_used.then(|| setup::last(&files)).flatten());
-        let servers = setup.map(|setup| balancer::servers(setup.api_servers()));
+        let role = components::service_id(KubernetesDuty::Worker, "").role;
+        let is_used =
+            !matches!(startup.worker, RoleStartup::Off(_)) || statuses.iter().any(|one| one.role == role);
+        // A worker that leaves needs the last known API servers.
+        let setup = startup.setup.clone().or_else(|| is_used.then(|| setup::read_last(&files)).flatten());
+        let servers = setup.map(|setup| load_balancer::parse_servers(setup.api_servers()));
         Some(servers.filter(|_| is_used))
     };
-    reduce(inputs, decide, &output)
+    derive_value(inputs, decide, &output)
 }
 
-/// Says how all of it does.
-fn tell(facts: Facts, parts: Parts) -> Runnable {
+/// Makes the runnable that publishes the Kubernetes status.
+fn publish_status(facts: NodeFacts, parts: KubernetesValues) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let (facts, parts) = (facts.clone(), parts.clone());
         async move {
-            let healthy = starting.healthy();
-            let mut inputs = inputs(&parts)
-                .with(&parts.runs, |known: &mut Known, runs| known.runs = runs)
-                .with(&parts.statuses, |known: &mut Known, statuses| known.statuses = Some(statuses));
+            let healthy = starting.mark_healthy();
+            let mut inputs = component_inputs(&parts)
+                .with(&parts.revisions, |known: &mut ComponentInputs, runs| known.revisions = runs)
+                .with(&parts.statuses, |known: &mut ComponentInputs, statuses| {
+                    known.statuses = Some(statuses);
+                });
             loop {
                 let known = healthy.scope().until_cancelled(inputs.next()).await?;
                 let (Some(startup), Some(statuses)) = (&known.startup, &known.statuses) else { continue };
-                let now = told::told(startup, statuses, &known.runs, &known.gate, &known.held);
+                let now = component_status::kubernetes_status(
+                    startup,
+                    statuses,
+                    &known.revisions,
+                    &known.readiness,
+                    &known.bundle,
+                );
                 if facts.kubernetes.latest().as_ref() != Some(&now) {
                     facts.kubernetes.set(now);
                 }
@@ -245,10 +280,10 @@ fn tell(facts: Facts, parts: Parts) -> Runnable {
     })
 }
 
-fn inputs(parts: &Parts) -> Inputs<Known> {
-    Inputs::new(Known::default())
-        .with(&parts.startup, |known: &mut Known, startup| known.startup = Some(startup))
-        .with(&parts.materials, |known: &mut Known, materials| known.materials = materials)
-        .with(&parts.held, |known: &mut Known, held| known.held = held)
-        .with(&parts.gate, |known: &mut Known, gate| known.gate = gate)
+fn component_inputs(parts: &KubernetesValues) -> CombinedInputs<ComponentInputs> {
+    CombinedInputs::new(ComponentInputs::default())
+        .with(&parts.startup, |known: &mut ComponentInputs, startup| known.startup = Some(startup))
+        .with(&parts.materials, |known: &mut ComponentInputs, materials| known.materials = materials)
+        .with(&parts.bundle, |known: &mut ComponentInputs, held| known.bundle = held)
+        .with(&parts.readiness, |known: &mut ComponentInputs, gate| known.readiness = gate)
 }

@@ -1,122 +1,127 @@
-//! Kubernetes on a node.
+//! Kubernetes on a node: the runnables and how they depend on each other.
 //!
-//! What runs follows from four things that come in any order and change at any time: which roles the node has, whether etcd
-//! runs in it, what a curator says that it is to run, and what of that is here already. A change makes all of it be decided
-//! anew, and none is awaited by another: a role server that starts goes on with the components that it finds, by what is on
-//! its disk, whether or not there is a curator.
+//! What runs follows from four inputs that arrive in any order and change at any time: the roles of the node, whether
+//! etcd runs on it, the setup that the curator assigns, and what is already on the disk. Every change repeats the
+//! decision, and no input waits for another one: a role server that starts continues with the components that it finds,
+//! from the files on its disk, with or without a curator.
 //!
-//! Components are programs beside the role server, kept by the same machinery as operators' services
-//! ([`services`](crate::roleserver::cluster::services)): adopted by the next role server, started after those that they
-//! need, stopped before them, started again with ever longer pauses, looked at, and cleared away with all that they had
-//! when their role goes. What is particular to them is how what is to run is found.
+//! Components are children of the role server, run by the same service manager as operators' services
+//! ([`services`](crate::roleserver::cluster::services)): adopted by the next role server, started after their
+//! dependencies, stopped before them, restarted with a backoff, health-checked, and removed with all their files when
+//! their role ends. Only the derivation of the desired components is specific to Kubernetes.
 //!
 //! # How the files fit
 //!
-//! * [`assembly`][]: the parts below, started together.
-//! * [`follow`][]: what a curator says. [`setup`][]: that, checked, and on the disk.
-//! * [`startup`][]: which roles are carried out (pure).
-//! * [`bundles`][]: where programs come from, as [`crate::model::kubernetes::bundle`] describes them; [`held`][]: having the
-//!   one that is to run.
-//! * [`certificates`][]: keys and certificates; [`material`][]: how they stand on the disk, and which are due (pure).
-//! * [`controller`][]: the reconciler of built-in objects, and the gate; [`wishing`][]: what the cluster wishes of those.
-//! * [`own_node`][]: a worker's own object in Kubernetes, and pods that go elsewhere first; [`balancer`][]: its way to API
-//!   servers. [`groups`][]: control groups of pods. [`leftovers`][]: what a worker does to its host, undone.
-//! * [`components`][]: with what each is started (pure); [`ports`][]: where it listens.
-//! * [`wanted`][]: all that is to run (pure). [`runs`][]: by what that which runs was started.
-//! * [`told`][]: what is said of it (pure).
+//! * [`assembly`][]: starts all the parts below.
+//! * [`curator_watch`][]: watches the setup from the curator. [`setup`][]: validates and stores it.
+//! * [`startup`][]: decides which roles run (pure).
+//! * [`bundle_store`][]: bundles of programs, as [`crate::model::kubernetes::bundle_manifest`] describes them.
+//!   [`bundle_install`][]: installs the desired one.
+//! * [`component_certificates`][]: issues keys and certificates. [`key_material`][]: their layout on the disk, and
+//!   which are due (pure).
+//! * [`reconciler_runner`][]: the reconciler of built-in objects, and controller readiness. [`cluster_config`][]: the
+//!   configuration that the reconciler applies.
+//! * [`node_object`][]: a worker's Node object, and draining. [`load_balancer`][]: connections to API servers.
+//!   [`pod_cgroups`][]: control groups of pods. [`host_cleanup`][]: removes what a worker leaves on its host.
+//! * [`components`][]: what each component is started with (pure). [`component_ports`][]: listen ports.
+//! * [`desired`][]: all desired components (pure). [`component_revisions`][]: what running components were started
+//!   with.
+//! * [`component_status`][]: the status that the node reports (pure).
 //!
 //! # A role server without it
 //!
-//! What acts on Kubernetes' objects brings 41 of the 234 packages that a role server is built of, so it is a feature,
-//! `reconciler`. The demo's role server is built without it. A node with a role of Kubernetes then reports what it waits for
-//! (`refusal.rs`) and starts nothing. Every role server can undo the leftovers of a worker.
+//! The code that uses the Kubernetes API needs 41 of the 234 packages that a role server is built from, so it is a
+//! feature, `reconciler`. The demo's role server is built without it. A node with a Kubernetes role then reports what
+//! it waits for (`refusal.rs`) and starts nothing. Every role server can clean up what a worker left.
 //!
 //! # On the disk
 //!
-//! | below `cluster/` | what |
+//! | below `cluster/` | content |
 //! | --- | --- |
-//! | `kubernetes.json` | what a curator said last |
+//! | `kubernetes.json` | the last setup from a curator |
 //! | `kubernetes-runs.json` | numbers of combinations of a bundle and a generation of keys |
-//! | `kubernetes-leaving.json` | when pods began to go elsewhere |
+//! | `kubernetes-leaving.json` | when the current drain began |
 //! | `kubernetes/controller/`, `kubernetes/worker/` | keys, certificates and authorities of a role |
 //! | `kubernetes/bundles/` | bundles |
 //! | `kubernetes/add-ons/` | manifests of add-ons |
 //! | `kubernetes/ROLE_COMPONENT/` | the directory of a component |
 //!
-//! # What holds
+//! # Invariants
 //!
-//! * A controller without etcd waits, and does not fail. A worker needs none.
-//! * Pods outlive containerd, the kubelet and the role server, and go to other nodes before a worker ends or has another
-//!   bundle. When the role goes nothing of them is left here, and what is mounted is never removed with a directory.
-//! * What relies on the built-in objects begins behind the gate, and what has begun goes on.
-//! * What a node says that it runs is what its components were started with, as that was written down when they were.
-//! * Another bundle, or another generation of keys, starts every component again, in order: those that need others stop
-//!   first. A certificate that is renewed starts only those again that do not look at it themselves.
+//! * A controller without etcd waits, and does not fail. A worker needs no etcd.
+//! * Pods outlive containerd, the kubelet and the role server. They are evicted to other nodes before a worker ends or
+//!   its bundle changes. When the role ends, nothing of them is left on the host. A mounted file system is never
+//!   removed with a directory.
+//! * Components that rely on the built-in objects start only once the controller is ready. Once started they keep
+//!   running.
+//! * The reported status is what components were started with, as it was recorded when they started.
+//! * A new bundle or a new generation of keys restarts every component in order: components stop before their
+//!   dependencies. A renewed certificate restarts only components that do not reload it.
 
 use std::sync::Arc;
 
 use crate::curator::clock::Clock;
-use crate::roleserver::child::keep::Places;
-use crate::roleserver::cluster::facts::Facts;
-use crate::roleserver::cluster::files::Files;
-use crate::roleserver::cluster::kubernetes::ports::Ports;
-use crate::roleserver::shepherds::Shepherds;
+use crate::roleserver::child::lifecycle::ChildContext;
+use crate::roleserver::cluster::files::ClusterFiles;
+use crate::roleserver::cluster::kubernetes::component_ports::ComponentPorts;
+use crate::roleserver::cluster::node_facts::NodeFacts;
+use crate::roleserver::server_pool::ServerPool;
 use crate::supervisor::context::Runnable;
 
 #[cfg(feature = "reconciler")]
 pub mod assembly;
 #[cfg(feature = "reconciler")]
-pub mod balancer;
-pub mod bundles;
+pub mod bundle_install;
+pub mod bundle_store;
 #[cfg(feature = "reconciler")]
-pub mod certificates;
+pub mod cluster_config;
+#[cfg(feature = "reconciler")]
+pub mod component_certificates;
+pub mod component_ports;
+#[cfg(feature = "reconciler")]
+pub mod component_revisions;
+#[cfg(feature = "reconciler")]
+pub mod component_status;
 pub mod components;
 #[cfg(feature = "reconciler")]
-pub mod controller;
+pub mod curator_watch;
 #[cfg(feature = "reconciler")]
-pub mod follow;
-pub mod groups;
+pub mod desired;
+pub mod host_cleanup;
+pub mod key_material;
 #[cfg(feature = "reconciler")]
-pub mod held;
-pub mod leftovers;
-pub mod material;
+pub mod load_balancer;
 #[cfg(feature = "reconciler")]
-pub mod own_node;
-pub mod ports;
+pub mod node_object;
+pub mod pod_cgroups;
+#[cfg(feature = "reconciler")]
+pub mod reconciler_runner;
 #[cfg(any(test, not(feature = "reconciler")))]
 mod refusal;
-#[cfg(feature = "reconciler")]
-pub mod runs;
 pub mod setup;
 #[cfg(feature = "reconciler")]
 pub mod startup;
-#[cfg(feature = "reconciler")]
-pub mod told;
-#[cfg(feature = "reconciler")]
-pub mod wanted;
-#[cfg(feature = "reconciler")]
-pub mod wishing;
 
-/// With what it is run.
+/// What the Kubernetes parts need from the node.
 #[derive(Clone, Debug)]
-pub struct Host {
-    /// What is kept.
-    pub files: Files,
-    /// Where programs are kept.
-    pub places: Arc<Places>,
-    /// The time.
+pub struct KubernetesContext {
+    /// Cluster files of this node.
+    pub files: ClusterFiles,
+    /// Where children of the role server are recorded and started.
+    pub children: Arc<ChildContext>,
+    /// Clock for validities and timestamps.
     pub clock: Clock,
     /// UUID of the running boot.
     pub boot_id: String,
-    /// Where bundles and add-ons come from.
-    pub shepherds: Shepherds,
-    /// Where components listen.
-    pub ports: Ports,
+    /// Source of bundles and add-ons.
+    pub server_pool: ServerPool,
+    /// Listen ports of the components.
+    pub ports: ComponentPorts,
 }
 
-/// The runnable: all of it, or in a role server without Kubernetes the refusal.
+/// Makes the runnable of all parts, or of the refusal in a role server without the feature.
 #[must_use]
-pub fn kubernetes(host: Host, facts: Facts) -> Runnable {
+pub fn run_kubernetes(host: KubernetesContext, facts: NodeFacts) -> Runnable {
     #[cfg(feature = "reconciler")]
     return assembly::assembly(host, facts);
     #[cfg(not(feature = "reconciler"))]

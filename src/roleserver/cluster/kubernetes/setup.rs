@@ -1,10 +1,10 @@
-//! What a curator says that this node is to run of Kubernetes, and how it is kept.
+//! The Kubernetes setup of this node: validation and storage.
 //!
-//! It is durable before anybody acts on it, so that after a reboot everything starts by what is on the disk, whether or
-//! not there is a curator to ask. What is damaged counts as absent and never as "nothing to run".
+//! A setup is stored durably before it takes effect, so that after a reboot everything starts from the disk, with or
+//! without a curator. A damaged file counts as absent and never as "nothing to run".
 //!
-//! That there is nothing to run any more does not forget what was: a worker leaves its cluster in order, and needs to know
-//! for that where the API servers are.
+//! When the curator removes the setup, the last one stays stored: a worker that drains and leaves still needs the
+//! addresses of the API servers.
 
 use std::sync::Arc;
 
@@ -14,51 +14,53 @@ use prost::Message as _;
 use ring::digest;
 use serde::{Deserialize, Serialize};
 
-use crate::model::declaration::Sha256;
+use crate::model::role_declaration::Sha256;
 use crate::proto::curator::v1 as wire;
-use crate::roleserver::cluster::files::{Files, FilesError};
+use crate::roleserver::cluster::files::{ClusterFiles, ClusterFilesError};
 
 const NAME: &str = "kubernetes.json";
-/// The largest file that is read: a few certificates and texts.
+/// Largest file that is read, in bytes: a setup is a few certificates and texts.
 const LIMIT: u64 = 16 << 20;
 
-/// What this node is to run, checked; cheap to clone.
+/// A validated setup of this node; cheap to clone.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Setup(Arc<Checked>);
+pub struct NodeSetup(Arc<SetupInner>);
 
 #[derive(Debug, PartialEq)]
-struct Checked {
-    said: wire::KubernetesSetup,
+struct SetupInner {
+    wire: wire::KubernetesSetup,
     settings: wire::KubernetesSettings,
     bundle: Sha256,
 }
 
-/// What stands on the disk.
+/// Content of the file `kubernetes.json`.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct StoredSetup {
     sha256: String,
     setup: String,
-    /// Whether there is nothing to run any more.
+    /// Whether the curator has removed the setup.
     over: bool,
 }
 
-impl Setup {
-    /// Checks what was said, as far as components would be started with it; the error is a sentence.
-    pub fn new(said: wire::KubernetesSetup) -> Result<Self, String> {
-        let settings = said.settings.clone().ok_or("it says no settings")?;
-        let bundle = hex::decode(&said.bundle).ok().and_then(|digest| digest.try_into().ok()).map(Sha256);
-        let bundle = bundle.ok_or_else(|| format!("its bundle {:?} is no digest", said.bundle))?;
-        if said.generation == 0 {
+impl NodeSetup {
+    /// Validates a setup as far as components depend on it; the error is a sentence.
+    pub fn new(kubernetes_setup: wire::KubernetesSetup) -> Result<Self, String> {
+        let settings = kubernetes_setup.settings.clone().ok_or("it says no settings")?;
+        let bundle =
+            hex::decode(&kubernetes_setup.bundle).ok().and_then(|digest| digest.try_into().ok()).map(Sha256);
+        let bundle =
+            bundle.ok_or_else(|| format!("its bundle {:?} is no digest", kubernetes_setup.bundle))?;
+        if kubernetes_setup.generation == 0 {
             return Err("it is of no generation of authorities and keys".to_owned());
         }
         if settings.service_range.is_empty() || settings.pod_range.is_empty() || settings.domain.is_empty() {
             return Err("it lacks a range or the domain".to_owned());
         }
-        let setup = Self(Arc::new(Checked { said, settings, bundle }));
+        let setup = Self(Arc::new(SetupInner { wire: kubernetes_setup, settings, bundle }));
         for which in
             [wire::KubernetesKeys::Servers, wire::KubernetesKeys::Clients, wire::KubernetesKeys::FrontProxy]
         {
-            if setup.trusted(which).is_empty() {
+            if setup.trusted_certificates(which).is_empty() {
                 return Err(format!("it lacks the authority {}", which.as_str_name()));
             }
         }
@@ -68,74 +70,75 @@ impl Setup {
         Ok(setup)
     }
 
-    /// Which authorities and keys these are.
+    /// Generation of the authorities and keys, at least 1.
     #[must_use]
     pub fn generation(&self) -> u64 {
-        self.0.said.generation
+        self.0.wire.generation
     }
 
-    /// The bundle that the node is to run by.
+    /// Digest of the bundle that the node should run with.
     #[must_use]
     pub fn bundle(&self) -> Sha256 {
         self.0.bundle
     }
 
-    /// What Kubernetes of the cluster is to be.
+    /// Settings of the cluster's Kubernetes.
     #[must_use]
     pub fn settings(&self) -> &wire::KubernetesSettings {
         &self.0.settings
     }
 
-    /// The node's own part of the range for pods; empty where it is no worker.
+    /// This node's part of the pod range; empty if it is no worker.
     #[must_use]
     pub fn pod_range(&self) -> &str {
-        &self.0.said.pod_range
+        &self.0.wire.pod_range
     }
 
-    /// Certificates of an authority that are trusted, DER.
+    /// Trusted certificates of an authority, DER.
     #[must_use]
-    pub fn trusted(&self, which: wire::KubernetesKeys) -> &[Vec<u8>] {
-        let authorities = &self.0.said.authorities;
+    pub fn trusted_certificates(&self, which: wire::KubernetesKeys) -> &[Vec<u8>] {
+        let authorities = &self.0.wire.authorities;
         let found = authorities.iter().find(|authority| authority.which() == which);
         found.map_or(&[], |authority| &authority.trusted)
     }
 
-    /// Public keys by which tokens of service accounts are verified, DER.
+    /// Public keys that tokens of service accounts are verified with, DER.
     #[must_use]
     pub fn service_account_keys(&self) -> &[Vec<u8>] {
-        &self.0.said.service_account_keys
+        &self.0.wire.service_account_keys
     }
 
-    /// `host:port` of API servers.
+    /// Addresses of API servers, `host:port` each.
     #[must_use]
     pub fn api_servers(&self) -> &[String] {
-        &self.0.said.api_servers
+        &self.0.wire.api_servers
     }
 
-    /// Labels that the node's own object is to have.
+    /// Labels of this node's Node object.
     pub fn labels(&self) -> impl Iterator<Item = (&String, &String)> {
-        self.0.said.labels.iter()
+        self.0.wire.labels.iter()
     }
 }
 
-/// What was last told: none where nothing is known, also of a file that is damaged; and none in it where there was
-/// nothing to run.
+/// Reads the current setup: `None` if it is unknown or the file is damaged, `Some(None)` if the curator has removed it.
 #[must_use]
-pub fn kept(files: &Files) -> Option<Option<Setup>> {
-    read(files).map(|(setup, over)| Some(setup).filter(|_| !over))
+pub fn read_current(files: &ClusterFiles) -> Option<Option<NodeSetup>> {
+    read_stored(files).map(|(setup, over)| Some(setup).filter(|_| !over))
 }
 
-/// What was last to be run, even if it is to be run no more.
+/// Reads the last setup, even if the curator has removed it since.
 #[must_use]
-pub fn last(files: &Files) -> Option<Setup> {
-    read(files).map(|(setup, _)| setup)
+pub fn read_last(files: &ClusterFiles) -> Option<NodeSetup> {
+    read_stored(files).map(|(setup, _)| setup)
 }
 
-fn read(files: &Files) -> Option<(Setup, bool)> {
-    let read = files.read_up_to::<Kept>(NAME, LIMIT).and_then(|kept| {
+fn read_stored(files: &ClusterFiles) -> Option<(NodeSetup, bool)> {
+    let read = files.read_json_limited::<StoredSetup>(NAME, LIMIT).and_then(|kept| {
         let Some(kept) = kept else { return Ok(None) };
         let over = kept.over;
-        decode(&kept).map(|setup| Some((setup, over))).map_err(|reason| files.damaged(NAME, reason))
+        decode_setup(&kept)
+            .map(|setup| Some((setup, over)))
+            .map_err(|reason| files.damaged_error(NAME, reason))
     });
     read.unwrap_or_else(|error| {
         tracing::warn!(%error, "what is to run of Kubernetes is not known until a curator says it");
@@ -143,12 +146,12 @@ fn read(files: &Files) -> Option<(Setup, bool)> {
     })
 }
 
-fn decode(kept: &Kept) -> Result<Setup, String> {
+fn decode_setup(kept: &StoredSetup) -> Result<NodeSetup, String> {
     let bytes = STANDARD.decode(&kept.setup).map_err(|_| "it is no base64 text".to_owned())?;
     if sha256(&bytes, kept.over) != kept.sha256 {
         return Err("its digest is another one".to_owned());
     }
-    Setup::new(wire::KubernetesSetup::decode(bytes.as_slice()).map_err(|error| error.to_string())?)
+    NodeSetup::new(wire::KubernetesSetup::decode(bytes.as_slice()).map_err(|error| error.to_string())?)
 }
 
 fn sha256(bytes: &[u8], over: bool) -> String {
@@ -158,25 +161,26 @@ fn sha256(bytes: &[u8], over: bool) -> String {
     hex::encode(context.finish())
 }
 
-/// Keeps what was told.
-pub fn keep(files: &Files, told: Option<&Setup>) -> Result<(), FilesError> {
-    let (setup, over) = match told {
+/// Stores a setup, or with `None` that the curator has removed it.
+pub fn write_setup(files: &ClusterFiles, node_setup: Option<&NodeSetup>) -> Result<(), ClusterFilesError> {
+    let (setup, over) = match node_setup {
         Some(setup) => (setup.clone(), false),
-        None => match last(files) {
+        None => match read_last(files) {
             Some(setup) => (setup, true),
-            // There was never anything.
+            // No setup was ever stored.
             None => return Ok(()),
         },
     };
-    let bytes = setup.0.said.encode_to_vec();
-    files.write(NAME, &Kept { sha256: sha256(&bytes, over), setup: STANDARD.encode(&bytes), over })
+    let bytes = setup.0.wire.encode_to_vec();
+    files
+        .write_json(NAME, &StoredSetup { sha256: sha256(&bytes, over), setup: STANDARD.encode(&bytes), over })
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
 
-    pub(in crate::roleserver::cluster::kubernetes) fn said() -> wire::KubernetesSetup {
+    pub(in crate::roleserver::cluster::kubernetes) fn wire_setup() -> wire::KubernetesSetup {
         let authority = |which: wire::KubernetesKeys| wire::KubernetesAuthority {
             which: which.into(),
             trusted: vec![vec![7]],
@@ -205,53 +209,53 @@ pub(super) mod tests {
         }
     }
 
-    pub(in crate::roleserver::cluster::kubernetes) fn setup() -> Setup {
-        Setup::new(said()).unwrap()
+    pub(in crate::roleserver::cluster::kubernetes) fn setup() -> NodeSetup {
+        NodeSetup::new(wire_setup()).unwrap()
     }
 
     #[test]
-    fn what_components_could_not_be_started_with_is_refused_with_a_reason() {
+    fn incomplete_setup_is_rejected_with_a_reason() {
         type Change = fn(&mut wire::KubernetesSetup);
         let changes: [(Change, &str); 6] = [
-            (|said| said.settings = None, "no settings"),
-            (|said| said.bundle = "ab".to_owned(), "is no digest"),
-            (|said| said.generation = 0, "no generation"),
-            (|said| drop(said.authorities.pop()), "FRONT_PROXY"),
-            (|said| said.service_account_keys.clear(), "keys of service accounts"),
-            (|said| said.settings.as_mut().unwrap().domain.clear(), "the domain"),
+            (|setup| setup.settings = None, "no settings"),
+            (|setup| setup.bundle = "ab".to_owned(), "is no digest"),
+            (|setup| setup.generation = 0, "no generation"),
+            (|setup| drop(setup.authorities.pop()), "FRONT_PROXY"),
+            (|setup| setup.service_account_keys.clear(), "keys of service accounts"),
+            (|setup| setup.settings.as_mut().unwrap().domain.clear(), "the domain"),
         ];
         for (change, part) in changes {
-            let mut said = said();
-            change(&mut said);
-            let error = Setup::new(said).unwrap_err();
+            let mut setup = wire_setup();
+            change(&mut setup);
+            let error = NodeSetup::new(setup).unwrap_err();
             assert!(error.contains(part), "{error}");
         }
     }
 
     #[test]
-    fn what_was_told_is_kept_and_its_end_does_not_forget_it() {
+    fn setup_is_stored_and_its_removal_does_not_erase_it() {
         let directory = tempfile::tempdir().unwrap();
-        let files = Files::of(directory.path());
-        keep(&files, None).unwrap();
-        assert_eq!((kept(&files), last(&files)), (None, None));
-        keep(&files, Some(&setup())).unwrap();
-        assert_eq!(kept(&files), Some(Some(setup())));
-        keep(&files, None).unwrap();
-        assert_eq!((kept(&files), last(&files)), (Some(None), Some(setup())));
+        let files = ClusterFiles::in_state_directory(directory.path());
+        write_setup(&files, None).unwrap();
+        assert_eq!((read_current(&files), read_last(&files)), (None, None));
+        write_setup(&files, Some(&setup())).unwrap();
+        assert_eq!(read_current(&files), Some(Some(setup())));
+        write_setup(&files, None).unwrap();
+        assert_eq!((read_current(&files), read_last(&files)), (Some(None), Some(setup())));
     }
 
     #[test]
     fn setup_that_is_cut_short_or_changed_is_absent_and_never_none() {
         let directory = tempfile::tempdir().unwrap();
-        let files = Files::of(directory.path());
-        keep(&files, Some(&setup())).unwrap();
+        let files = ClusterFiles::in_state_directory(directory.path());
+        write_setup(&files, Some(&setup())).unwrap();
         let path = directory.path().join("cluster").join(NAME);
         let whole = std::fs::read_to_string(&path).unwrap();
         for length in 0..whole.len() {
             std::fs::write(&path, &whole[..length]).unwrap();
-            assert_eq!(kept(&files), None, "{length} bytes");
+            assert_eq!(read_current(&files), None, "{length} bytes");
         }
         std::fs::write(&path, whole.replace("\"over\": false", "\"over\": true")).unwrap();
-        assert_eq!(kept(&files), None, "nothing would run any more");
+        assert_eq!(read_current(&files), None, "nothing would run any more");
     }
 }

@@ -1,108 +1,114 @@
-//! What of Kubernetes is to run on this node: it follows from roles, from what a curator said, for controllers from
-//! whether etcd runs here, and for workers from whether their pods are elsewhere before they end. No I/O.
+//! Decide which Kubernetes roles run on this node (pure).
 //!
-//! Asked anew whenever anything of it changes, in whatever order that comes. What is not known yet holds up what does not
-//! run, and stops nothing that does: a role server that starts finds its components running and knows nothing at first.
+//! The decision follows from the node's roles and from the setup of the curator. For controllers it also depends on
+//! whether etcd runs here, and for workers on whether their pods are drained before they stop.
+//!
+//! It is repeated whenever one of these changes, in any order. An unknown input delays what does not run yet, and stops
+//! nothing that runs: a role server that starts finds its components running and knows no input at first.
 
-use crate::curator::node::Roles;
-use crate::roleserver::cluster::facts::{ControlPlane, Facts};
-use crate::roleserver::cluster::kubernetes::own_node::Handed;
-use crate::roleserver::cluster::kubernetes::setup::Setup;
-use crate::supervisor::reduce::Inputs;
-use crate::supervisor::value::Value;
+use crate::curator::node::NodeRoles;
+use crate::roleserver::cluster::kubernetes::node_object::DrainState;
+use crate::roleserver::cluster::kubernetes::setup::NodeSetup;
+use crate::roleserver::cluster::node_facts::{ControlPlane, NodeFacts};
+use crate::supervisor::combine::CombinedInputs;
+use crate::supervisor::watch_cell::WatchCell;
 
-/// What is to become of the components of one role.
+/// What to do with the components of one role.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// There are none: those that run are stopped. Where the node has the role all the same, the sentence says why.
+pub enum RoleStartup {
+    /// Stop all components. If the node has the role nevertheless, the sentence gives the reason.
     Off(Option<String>),
-    /// Those that run go on, and none is started; the sentence says why.
-    Held(String),
-    /// Those that run go on until they have handed over what they do, and none is started; the sentence says so.
-    Leaving(String),
-    /// They run.
+    /// Keep running components, but start none; the sentence gives the reason.
+    Paused(String),
+    /// Keep running components until the node is drained, but start none; the sentence gives the reason.
+    Draining(String),
+    /// Run all components of the role.
     On,
 }
 
-impl Part {
-    /// Why it does not run, though the node has the role.
+impl RoleStartup {
+    /// Why the role does not run, or only what runs already, although the node has it.
     #[must_use]
-    pub fn waits(&self) -> Option<&str> {
+    pub fn wait_reason(&self) -> Option<&str> {
         match self {
             Self::Off(why) => why.as_deref(),
-            Self::Held(why) | Self::Leaving(why) => Some(why),
+            Self::Paused(why) | Self::Draining(why) => Some(why),
             Self::On => None,
         }
     }
 }
 
-/// What is to run.
+/// Which Kubernetes roles run on this node.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Startup {
-    /// The control plane.
-    pub controller: Part,
-    /// Workloads.
-    pub worker: Part,
-    /// What it runs by; there is one where a part is on.
-    pub setup: Option<Setup>,
+pub struct KubernetesStartup {
+    /// Startup of the controller role.
+    pub controller: RoleStartup,
+    /// Startup of the worker role.
+    pub worker: RoleStartup,
+    /// The setup that they run with; always `Some` if a role is `On`.
+    pub setup: Option<NodeSetup>,
 }
 
-/// What is known of this node.
+/// Inputs of the decision.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
-    /// What it is to do.
-    pub roles: Option<Roles>,
-    /// Whether etcd and a curator run here.
+pub struct KubernetesInputs {
+    /// Roles of the node; `None` while they are unknown.
+    pub roles: Option<NodeRoles>,
+    /// This node's control plane; `None` unless etcd and a curator run here.
     pub control_plane: Option<ControlPlane>,
-    /// What a curator said; the outer one is none while none has.
-    pub setup: Option<Option<Setup>>,
-    /// Whether a worker here has no pods that go elsewhere before it ends.
-    pub handed_over: Option<bool>,
+    /// The setup of the curator; the outer `None` means that it is unknown, the inner that there is none.
+    pub setup: Option<Option<NodeSetup>>,
+    /// Whether no pod has to be evicted before a worker ends; `None` while it is unknown.
+    pub is_drained: Option<bool>,
 }
 
-/// Decides what is to run; nothing while nobody knows what the node is to do.
+/// Decides which roles run; `None` while the node's roles or its drain state are unknown.
 #[must_use]
-pub fn decide(known: &Known) -> Option<Startup> {
-    let (roles, handed_over) = (known.roles.as_ref()?, known.handed_over?);
-    let said = |part: Part| match &known.setup {
-        None => Part::Held("no curator has said yet what is to run of Kubernetes".to_owned()),
+pub fn decide_startup(known: &KubernetesInputs) -> Option<KubernetesStartup> {
+    let (roles, handed_over) = (known.roles.as_ref()?, known.is_drained?);
+    let reported = |part: RoleStartup| match &known.setup {
+        None => RoleStartup::Paused("no curator has said yet what is to run of Kubernetes".to_owned()),
         Some(None) => {
-            Part::Off(Some("the cluster has no Kubernetes, or nothing of it for this node".to_owned()))
+            RoleStartup::Off(Some("the cluster has no Kubernetes, or nothing of it for this node".to_owned()))
         }
         Some(Some(_)) => part,
     };
     let controller = if !roles.kubernetes_controller {
-        Part::Off(None)
+        RoleStartup::Off(None)
     } else if roles.consensus_member.is_none() {
-        // Without its etcd an API server has nothing to answer with.
-        Part::Off(Some("a controller needs etcd beside it, and this node is no consensus member".to_owned()))
+        // An API server cannot work without the etcd beside it.
+        RoleStartup::Off(Some(
+            "a controller needs etcd beside it, and this node is no consensus member".to_owned(),
+        ))
     } else if known.control_plane.is_none() {
-        said(Part::Held("etcd and the curator of this node do not run yet".to_owned()))
+        reported(RoleStartup::Paused("etcd and the curator of this node do not run yet".to_owned()))
     } else {
-        said(Part::On)
+        reported(RoleStartup::On)
     };
-    let worker = if roles.kubernetes_worker { said(Part::On) } else { Part::Off(None) };
+    let worker = if roles.kubernetes_worker { reported(RoleStartup::On) } else { RoleStartup::Off(None) };
     let has_range = known.setup.iter().flatten().all(|setup| !setup.pod_range().is_empty());
     let worker = match worker {
-        Part::On if !has_range => {
-            Part::Held("no curator has given this node its part of the pods' addresses yet".to_owned())
-        }
-        Part::Off(_) if !handed_over => {
-            Part::Leaving("its pods go to other nodes before it stops running any".to_owned())
+        RoleStartup::On if !has_range => RoleStartup::Paused(
+            "no curator has given this node its part of the pods' addresses yet".to_owned(),
+        ),
+        RoleStartup::Off(_) if !handed_over => {
+            RoleStartup::Draining("its pods go to other nodes before it stops running any".to_owned())
         }
         part => part,
     };
-    Some(Startup { controller, worker, setup: known.setup.clone().flatten() })
+    Some(KubernetesStartup { controller, worker, setup: known.setup.clone().flatten() })
 }
 
-/// What it follows from, together.
+/// Combines the inputs of the decision.
 #[must_use]
-pub fn inputs(facts: &Facts, handed: &Value<Handed>) -> Inputs<Known> {
-    Inputs::new(Known::default())
-        .with(&facts.roles, |known: &mut Known, roles| known.roles = Some(roles))
-        .with(&facts.control_plane, |known: &mut Known, control_plane| known.control_plane = control_plane)
-        .with(&facts.setup, |known: &mut Known, setup| known.setup = Some(setup))
-        .with(handed, |known: &mut Known, handed| known.handed_over = Some(handed.over))
+pub fn startup_inputs(facts: &NodeFacts, handed: &WatchCell<DrainState>) -> CombinedInputs<KubernetesInputs> {
+    CombinedInputs::new(KubernetesInputs::default())
+        .with(&facts.roles, |known: &mut KubernetesInputs, roles| known.roles = Some(roles))
+        .with(&facts.control_plane, |known: &mut KubernetesInputs, control_plane| {
+            known.control_plane = control_plane;
+        })
+        .with(&facts.setup, |known: &mut KubernetesInputs, setup| known.setup = Some(setup))
+        .with(handed, |known: &mut KubernetesInputs, handed| known.is_drained = Some(handed.is_drained))
 }
 
 #[cfg(test)]
@@ -111,118 +117,123 @@ mod tests {
 
     use super::*;
     use crate::curator::node::ConsensusMember;
-    use crate::roleserver::cluster::kubernetes::setup::tests::{said, setup};
+    use crate::roleserver::cluster::kubernetes::setup::tests::{setup, wire_setup};
 
-    fn roles(member: bool, controller: bool, worker: bool) -> Roles {
-        let consensus_member = member.then(|| ConsensusMember { member: 7, peers: BTreeMap::new() });
-        Roles {
+    fn roles(member: bool, controller: bool, worker: bool) -> NodeRoles {
+        let consensus_member = member.then(|| ConsensusMember { member_id: 7, peers: BTreeMap::new() });
+        NodeRoles {
             consensus_member,
             kubernetes_controller: controller,
             kubernetes_worker: worker,
-            ..Roles::default()
+            ..NodeRoles::default()
         }
     }
 
-    /// A word for each part: what is stopped, what is stopped and said why, what is held, what runs.
-    fn word(part: &Part) -> &'static str {
+    /// A name for each startup: stopped, stopped with a reason, paused, draining or running.
+    fn state_name(part: &RoleStartup) -> &'static str {
         match part {
-            Part::Off(None) => "off",
-            Part::Off(Some(_)) => "off, said",
-            Part::Held(_) => "held",
-            Part::Leaving(_) => "leaving",
-            Part::On => "on",
+            RoleStartup::Off(None) => "off",
+            RoleStartup::Off(Some(_)) => "off, said",
+            RoleStartup::Paused(_) => "held",
+            RoleStartup::Draining(_) => "leaving",
+            RoleStartup::On => "on",
         }
     }
 
     #[test]
     fn nothing_is_decided_before_roles_are_known() {
-        let known = Known {
+        let known = KubernetesInputs {
             setup: Some(None),
             control_plane: Some(ControlPlane { port: 1 }),
-            handed_over: Some(true),
-            ..Known::default()
+            is_drained: Some(true),
+            ..KubernetesInputs::default()
         };
-        assert_eq!(decide(&known), None);
-        // Nor while nobody knows what would be lost.
-        let known = Known { roles: Some(Roles::default()), handed_over: None, ..known };
-        assert_eq!(decide(&known), None);
+        assert_eq!(decide_startup(&known), None);
+        // Nor while the drain state is unknown.
+        let known = KubernetesInputs { roles: Some(NodeRoles::default()), is_drained: None, ..known };
+        assert_eq!(decide_startup(&known), None);
     }
 
     #[test]
-    fn parts_run_when_all_is_there_and_what_is_unknown_stops_nothing() {
+    fn roles_run_when_inputs_exist_and_unknown_inputs_stop_nothing() {
         let there = Some(ControlPlane { port: 7835 });
         let own = Some(Some(setup()));
         for (roles, control_plane, setup, controller, worker) in [
             (roles(true, false, false), there, own.clone(), "off", "off"),
             (roles(true, true, true), there, own.clone(), "on", "on"),
             (roles(true, true, false), there, own.clone(), "on", "off"),
-            // Waiting for etcd is no failure, and stops nothing that another life started.
+            // Waiting for etcd is no failure, and stops no component of an earlier run.
             (roles(true, true, true), None, own.clone(), "held", "on"),
             (roles(true, true, true), there, None, "held", "held"),
             (roles(true, true, true), None, None, "held", "held"),
-            // That there is nothing is something else than that nobody has said.
+            // An empty setup differs from an unknown one.
             (roles(true, true, true), there, Some(None), "off, said", "off, said"),
             (roles(true, true, true), None, Some(None), "off, said", "off, said"),
-            // Its etcd goes, or is gone.
+            // The node is no consensus member any more.
             (roles(false, true, true), there, own.clone(), "off, said", "on"),
             (roles(false, true, false), None, own.clone(), "off, said", "off"),
             (roles(false, false, true), None, own.clone(), "off", "on"),
             (roles(false, false, false), None, None, "off", "off"),
         ] {
-            let known = Known {
+            let known = KubernetesInputs {
                 roles: Some(roles.clone()),
                 control_plane,
                 setup: setup.clone(),
-                handed_over: Some(true),
+                is_drained: Some(true),
             };
-            let decided = decide(&known).unwrap();
-            let words = (word(&decided.controller), word(&decided.worker));
+            let decided = decide_startup(&known).unwrap();
+            let words = (state_name(&decided.controller), state_name(&decided.worker));
             assert_eq!(words, (controller, worker), "{roles:?} {control_plane:?} {}", setup.is_some());
         }
     }
 
     #[test]
-    fn worker_ends_when_its_pods_are_elsewhere_and_begins_when_pods_have_addresses() {
-        let decided = |worker, setup: Option<Option<Setup>>, handed_over| {
+    fn worker_stops_once_drained_and_starts_once_it_has_a_pod_range() {
+        let decided = |worker, setup: Option<Option<NodeSetup>>, handed_over| {
             let roles = Some(roles(false, false, worker));
-            let known = Known { roles, setup, handed_over: Some(handed_over), ..Known::default() };
-            word(&decide(&known).unwrap().worker)
+            let known = KubernetesInputs {
+                roles,
+                setup,
+                is_drained: Some(handed_over),
+                ..KubernetesInputs::default()
+            };
+            state_name(&decide_startup(&known).unwrap().worker)
         };
         let own = Some(Some(setup()));
         assert_eq!(decided(true, own.clone(), false), "on");
         assert_eq!(decided(false, own.clone(), false), "leaving");
         assert_eq!(decided(false, own, true), "off");
-        // There is no Kubernetes any more, which is no reason for haste either.
+        // The cluster has no Kubernetes any more, and the worker still drains first.
         assert_eq!(decided(true, Some(None), false), "leaving");
         assert_eq!(decided(true, Some(None), true), "off, said");
         assert_eq!(decided(true, None, false), "held");
-        let mut lacking = said();
+        let mut lacking = wire_setup();
         lacking.pod_range.clear();
-        assert_eq!(decided(true, Some(Some(Setup::new(lacking).unwrap())), true), "held");
+        assert_eq!(decided(true, Some(Some(NodeSetup::new(lacking).unwrap())), true), "held");
     }
 
     #[tokio::test]
-    async fn whatever_comes_first_the_same_runs_in_the_end() {
-        let steps: [fn(&Facts); 3] = [
+    async fn result_does_not_depend_on_the_order_of_inputs() {
+        let steps: [fn(&NodeFacts); 3] = [
             |facts| facts.roles.set(roles(true, true, false)),
             |facts| facts.control_plane.set(Some(ControlPlane { port: 7835 })),
             |facts| facts.setup.set(Some(setup())),
         ];
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
-            let (facts, handed) = (Facts::default(), Value::new());
-            handed.set(Handed { over: true, bundle: None });
-            let mut inputs = inputs(&facts, &handed);
+            let (facts, handed) = (NodeFacts::default(), WatchCell::new());
+            handed.set(DrainState { is_drained: true, allowed_bundle: None });
+            let mut inputs = startup_inputs(&facts, &handed);
             let mut last = None;
             for (number, step) in order.iter().enumerate() {
                 steps[*step](&facts);
-                last = decide(&inputs.next().await);
-                let on = last.as_ref().is_some_and(|startup| startup.controller == Part::On);
+                last = decide_startup(&inputs.next().await);
+                let on = last.as_ref().is_some_and(|startup| startup.controller == RoleStartup::On);
                 assert_eq!(on, number == 2, "{order:?} after {number}");
             }
             assert_eq!(last.unwrap().setup, Some(setup()));
-            // A control plane that is replaced is noticed, and what runs goes on meanwhile.
+            // A replaced control plane is noticed, and running components continue meanwhile.
             facts.control_plane.set(None);
-            assert_eq!(word(&decide(&inputs.next().await).unwrap().controller), "held");
+            assert_eq!(state_name(&decide_startup(&inputs.next().await).unwrap().controller), "held");
         }
     }
 }

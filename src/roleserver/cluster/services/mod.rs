@@ -1,68 +1,71 @@
 //! Services of the roles that operators declare.
 //!
-//! A role is a declaration that the curator keeps ([`crate::model::declaration`]); a node that has the role runs its
-//! services. What is to run, and how everything is, are two tables; what to do follows from both by a pure function that
-//! is asked anew after everything that happens. So the first start, a restart of the role server, a reboot and a changed
-//! declaration go through the same code.
+//! A role is a declaration that the curator stores ([`crate::model::role_declaration`]); a node with the role runs its
+//! services. The desired and the observed services are two tables. A pure function derives the next actions from both,
+//! and is called again after every event. So the first start, a restart of the role server, a reboot and a changed
+//! declaration use the same code.
 //!
-//! Services are programs beside the role server, each in a control group of its own, and outlive it: it may be replaced,
-//! crash or be killed, and the next one goes on with the processes that it finds. They are not runnables of the
-//! supervisor: a runnable starts its children once, and starts again what died by one rule, while services come and go
-//! with declarations and each says itself what its end means.
+//! Services are children of the role server, each in its own control group, and outlive it. The role server may be
+//! replaced, crash or be killed; the next one adopts the running processes. Services are not runnables of the
+//! supervisor: a runnable starts its children once, and restarts dead ones by one rule, while services come and go with
+//! declarations and each has its own restart policy.
 //!
 //! # How the files fit
 //!
-//! * [`follow`][]: what is declared, from the disk first and from the curator then; [`kept`][]: on the disk.
-//! * [`wanted`][]: declarations with this node's facts put into them (pure). [`render`][]: where the facts come from.
-//! * [`state`][]: how a service is. [`plan`][]: what to do next (pure). [`told`][]: what is said of it (pure).
-//! * [`keeper`][]: the loop that does it. [`work`][]: what takes time. [`hands`][]: what is done on the host.
-//! * [`artefacts`][]: programs by their digest; [`fetch`][]: from a URL, or from shepherds
-//!   ([`shepherds`][crate::roleserver::shepherds]).
-//! * [`root`][]: a root filesystem of its own, and what runc is told.
-//! * [`placing`][]: the files of a service. [`users`][]: as whom it runs. [`probe`][]: whether it is well.
+//! * [`curator_watch`][]: watches declarations from the curator. [`persisted`][]: stores them.
+//! * [`desired`][]: declarations rendered with this node's facts (pure). [`render`][]: collects the facts.
+//! * [`service_state`][]: the state of a service. [`plan`][]: the next actions (pure). [`status`][]: the reported
+//!   status (pure).
+//! * [`service_manager`][]: the loop that executes the plan. [`service_stop`][]: stops a service beside the loop.
+//!   [`service_runtime`][]: blocking operations on the host.
+//! * [`artefact_store`][]: programs by their digest. [`http_fetch`][]: downloads from a URL; others come from shepherds
+//!   ([`server_pool`][crate::roleserver::server_pool]).
+//! * [`rootfs`][]: a service's own root filesystem, and the configuration of runc.
+//! * [`workdir`][]: the files of a service. [`users`][]: its user and groups. [`probe`][]: health probes.
 //!
-//! # What there is on the disk
+//! # On the disk
 //!
-//! Below `children/ROLE_SERVICE/`: `service.json`, what it was started with, written before it starts; `process.json`,
-//! which process it is, written by that process before it becomes the program; what it writes. Below
-//! `cluster/services/ROLE_SERVICE/`: its own directory. All of it goes when the role is taken, the first of these last.
+//! Below `children/ROLE_SERVICE/`: `service.json`, the run record, written before the service starts; `process.json`,
+//! which identifies its process and is written by that process before it executes the program; its output. Below
+//! `cluster/services/ROLE_SERVICE/`: its own directory. All of it is removed when the node loses the role, and the run
+//! record last.
 
 use std::sync::Arc;
 
 use crate::curator::clock::Clock;
-use crate::roleserver::child::keep::Places;
-use crate::roleserver::cluster::facts::Facts;
-use crate::roleserver::cluster::files::Files;
-use crate::roleserver::cluster::services::artefacts::Store;
-use crate::roleserver::cluster::services::hands::{Hands, Particulars, Whose};
-use crate::roleserver::cluster::services::keeper::Inputs;
-use crate::roleserver::shepherds::Shepherds;
+use crate::roleserver::child::lifecycle::ChildContext;
+use crate::roleserver::cluster::files::ClusterFiles;
+use crate::roleserver::cluster::node_facts::NodeFacts;
+use crate::roleserver::cluster::services::artefact_store::ArtefactStore;
+use crate::roleserver::cluster::services::service_manager::ServiceManagerInputs;
+use crate::roleserver::cluster::services::service_runtime::{ServiceHooks, ServiceOwner, ServiceRuntime};
+use crate::roleserver::server_pool::ServerPool;
 use crate::supervisor::context::{Runnable, Starting};
-use crate::supervisor::value::Value;
+use crate::supervisor::watch_cell::WatchCell;
 
-pub mod artefacts;
-pub mod fetch;
-pub mod follow;
-pub mod hands;
-pub mod keeper;
-pub mod kept;
-pub mod placing;
+pub mod artefact_store;
+pub mod curator_watch;
+pub mod desired;
+pub mod http_fetch;
+pub mod persisted;
 pub mod plan;
 pub mod probe;
 pub mod render;
-pub mod root;
-pub mod state;
-pub mod told;
+pub mod rootfs;
+pub mod service_manager;
+pub mod service_runtime;
+pub mod service_state;
+pub mod service_stop;
+pub mod status;
 pub mod users;
-pub mod wanted;
-pub mod work;
+pub mod workdir;
 
-/// The runnable: all of it. Declarations from the disk are said once in each life.
+/// Makes the runnable that starts all parts. It publishes the stored declarations once in each life of the process.
 #[must_use]
-pub fn services(
-    (files, shepherds): (Files, Shepherds),
-    facts: Facts,
-    places: Arc<Places>,
+pub fn run_services(
+    (files, shepherds): (ClusterFiles, ServerPool),
+    facts: NodeFacts,
+    places: Arc<ChildContext>,
     clock: Clock,
     boot_id: String,
 ) -> Runnable {
@@ -72,31 +75,42 @@ pub fn services(
         let (clock, boot_id) = (clock.clone(), boot_id.clone());
         async move {
             if facts.declarations.latest().is_none()
-                && let Some(declared) = kept::declarations(&files)
+                && let Some(declared) = persisted::read_declarations(&files)
             {
                 let roles: Vec<String> = declared.keys().map(ToString::to_string).collect();
                 tracing::info!(?roles, "whose services this node was last to run");
                 facts.declarations.set(declared);
             }
-            let wanted = Value::new();
-            let held = Value::new();
-            let store = Store(files.artefacts());
-            let hands = Hands {
-                whose: Whose::Declared,
-                particulars: Particulars::NONE,
-                places,
-                directory: files.services(),
+            let wanted = WatchCell::new();
+            let held = WatchCell::new();
+            let store = ArtefactStore(files.artefacts_directory());
+            let hands = ServiceRuntime {
+                owner: ServiceOwner::Declared,
+                hooks: ServiceHooks::NONE,
+                children: places,
+                directory: files.services_directory(),
                 store: store.clone(),
             };
-            starting.start("follow", follow::follow(files.clone(), facts.clone()))?;
-            starting.start("render", render::render(files, facts.clone(), clock.clone(), wanted.clone()))?;
-            starting
-                .start("artefacts", artefacts::artefacts(store, shepherds, wanted.clone(), held.clone()))?;
+            starting.start("follow", curator_watch::watch_declarations(files.clone(), facts.clone()))?;
+            starting.start(
+                "render",
+                render::render_services(files, facts.clone(), clock.clone(), wanted.clone()),
+            )?;
+            starting.start(
+                "artefacts",
+                artefact_store::fetch_artefacts(store, shepherds, wanted.clone(), held.clone()),
+            )?;
             starting.start(
                 "keeper",
-                keeper::keeper(hands, facts.services, Inputs { wanted, held }, clock, boot_id),
+                service_manager::run_service_manager(
+                    hands,
+                    facts.services,
+                    ServiceManagerInputs { desired: wanted, artefacts: held },
+                    clock,
+                    boot_id,
+                ),
             )?;
-            Err(starting.healthy().scope().cancelled().await.into())
+            Err(starting.mark_healthy().scope().cancelled().await.into())
         }
     })
 }

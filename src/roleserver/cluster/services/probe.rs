@@ -1,7 +1,7 @@
-//! Whether a service is well: a look at it from time to time.
+//! Health probes: exec, TCP, UNIX socket, HTTP and HTTPS.
 //!
-//! Looks follow each other and never overlap. One that was begun is finished or ended before its service is stopped, so
-//! that nothing of it is left in the group of the service.
+//! Probes of a service follow each other and never overlap. A probe has ended, or is killed, before its service is
+//! stopped, so that none of its processes is left in the service's control group.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -20,109 +20,118 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
-use crate::roleserver::child::ending::{Ending, ended};
-use crate::roleserver::cluster::services::hands::Hands;
-use crate::roleserver::cluster::services::state::Health;
-use crate::roleserver::cluster::services::wanted::{Check, Probe, Wanted};
+use crate::roleserver::child::exit::{ChildExit, wait_for_exit};
+use crate::roleserver::cluster::services::desired::{DesiredService, RenderedHealthCheck, RenderedProbe};
+use crate::roleserver::cluster::services::service_runtime::ServiceRuntime;
+use crate::roleserver::cluster::services::service_state::Health;
 
-/// Longest that the head of an answer may be.
-const LONGEST_HEAD: usize = 16 << 10;
-/// Between the first looks at a service that just started: it shall not be called new for a whole interval.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Longest response head that is read, in bytes.
+const MAX_HEAD_BYTES: usize = 16 << 10;
+/// First delay between probes of a service that just started, so that it is not reported as starting for a whole
+/// interval.
+const FIRST_DELAY: Duration = Duration::from_millis(100);
 
-/// What looks come to, counted.
+/// Health of a service as it follows from its probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct HealthTracker {
     failures: u32,
     health: Health,
 }
 
-impl Verdict {
-    /// Nothing has been looked at.
+impl HealthTracker {
+    /// The state before the first probe.
     #[must_use]
     pub const fn new() -> Self {
         Self { failures: 0, health: Health::Unknown }
     }
 
-    /// One more look; `allowed` failures in a row make it ill. Gives what it is now.
-    pub fn look(&mut self, look: Result<(), String>, allowed: u32) -> Health {
+    /// Records the result of a probe; `allowed` consecutive failures make the service unhealthy. Returns its health
+    /// now.
+    pub fn record_result(&mut self, look: Result<(), String>, allowed: u32) -> Health {
         match look {
             Ok(()) => {
                 self.failures = 0;
-                self.health = Health::Well;
+                self.health = Health::Healthy;
             }
             Err(why) => {
                 self.failures = self.failures.saturating_add(1);
                 if self.failures >= allowed {
-                    self.health = Health::Ill(format!("its health check fails: {why}"));
+                    self.health = Health::Unhealthy(format!("its health check fails: {why}"));
                 }
             }
         }
         self.health.clone()
     }
 
-    /// How long until the next look. One that has never been well is looked at ever more rarely, up to the interval.
+    /// Delay until the next probe. It doubles for a service that has never been healthy, up to the interval.
     #[must_use]
-    pub fn pause(&self, interval: Duration) -> Duration {
+    pub fn next_delay(&self, interval: Duration) -> Duration {
         if self.health != Health::Unknown || self.failures == 0 {
             return interval;
         }
-        FIRST_PAUSE.saturating_mul(1_u32.checked_shl(self.failures.min(20)).unwrap_or(u32::MAX)).min(interval)
+        FIRST_DELAY.saturating_mul(1_u32.checked_shl(self.failures.min(20)).unwrap_or(u32::MAX)).min(interval)
     }
 }
 
-impl Default for Verdict {
+impl Default for HealthTracker {
     fn default() -> Self {
         Self::new()
     }
 }
 
-/// Looks at a service until it is told to end; tells whenever its health is another one.
-pub async fn watch(
-    hands: Hands,
-    wanted: Wanted,
-    check: Check,
+/// Probes a service until `end`, and calls `tell` whenever its health changes.
+pub async fn watch_health(
+    hands: ServiceRuntime,
+    wanted: DesiredService,
+    check: RenderedHealthCheck,
     end: CancellationToken,
     tell: impl Fn(Health),
 ) {
-    let (mut verdict, mut told) = (Verdict::new(), Health::Unknown);
+    let (mut verdict, mut health) = (HealthTracker::new(), Health::Unknown);
     while !end.is_cancelled() {
-        let look = look(&hands, &wanted, &check, &end).await;
+        let look = run_probe(&hands, &wanted, &check, &end).await;
         if end.is_cancelled() {
             return;
         }
-        let now = verdict.look(look, check.failures);
-        if now != told {
+        let now = verdict.record_result(look, check.failures);
+        if now != health {
             tell(now.clone());
-            told = now;
+            health = now;
         }
         tokio::select! {
             () = end.cancelled() => return,
-            () = tokio::time::sleep(verdict.pause(check.interval)) => {}
+            () = tokio::time::sleep(verdict.next_delay(check.interval)) => {}
         }
     }
 }
 
-async fn look(hands: &Hands, wanted: &Wanted, check: &Check, end: &CancellationToken) -> Result<(), String> {
-    if let Probe::Exec(command) = &check.probe {
-        return exec(hands, wanted, command, check.timeout, end).await;
+async fn run_probe(
+    hands: &ServiceRuntime,
+    wanted: &DesiredService,
+    check: &RenderedHealthCheck,
+    end: &CancellationToken,
+) -> Result<(), String> {
+    if let RenderedProbe::Exec(command) = &check.probe {
+        return run_exec_probe(hands, wanted, command, check.timeout, end).await;
     }
     let asking = async {
         match &check.probe {
-            Probe::Tcp(port) => connect(loopback(*port)).await.map(drop),
-            Probe::Unix(path) => connect_unix(path).await,
-            Probe::Http { port, path } => http(*port, path).await,
-            Probe::Https { at, path, shown } => https(*at, path, shown.as_ref()).await,
-            Probe::Exec(_) => Ok(()),
+            RenderedProbe::Tcp(port) => connect_tcp(loopback(*port)).await.map(drop),
+            RenderedProbe::Unix(path) => connect_unix(path).await,
+            RenderedProbe::Http { port, path } => probe_http(*port, path).await,
+            RenderedProbe::Https { at, path, client_certificate: shown } => {
+                probe_https(*at, path, shown.as_ref()).await
+            }
+            RenderedProbe::Exec(_) => Ok(()),
         }
     };
     tokio::select! {
         () = end.cancelled() => Err("it is to end".to_owned()),
-        asked = tokio::time::timeout(check.timeout, asking) => asked.unwrap_or_else(|_| Err(late(check.timeout))),
+        result = tokio::time::timeout(check.timeout, asking) => result.unwrap_or_else(|_| Err(timeout_message(check.timeout))),
     }
 }
 
-fn late(timeout: Duration) -> String {
+fn timeout_message(timeout: Duration) -> String {
     format!("it took longer than {} ms", timeout.as_millis())
 }
 
@@ -130,7 +139,7 @@ fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-async fn connect(address: SocketAddr) -> Result<TcpStream, String> {
+async fn connect_tcp(address: SocketAddr) -> Result<TcpStream, String> {
     TcpStream::connect(address).await.map_err(|error| format!("connecting to {address} failed: {error}"))
 }
 
@@ -139,25 +148,25 @@ async fn connect_unix(path: &Path) -> Result<(), String> {
     connected.map(drop).map_err(|error| format!("connecting to {} failed: {error}", path.display()))
 }
 
-async fn http(port: u16, path: &str) -> Result<(), String> {
+async fn probe_http(port: u16, path: &str) -> Result<(), String> {
     let at = loopback(port);
-    answers(connect(at).await?, at, path).await
+    probe_http_stream(connect_tcp(at).await?, at, path).await
 }
 
-/// The same by TLS. It is not asked who answers: that it is the program that was started says its record, and where
-/// another one sits on its port, it has none of its own and ends.
-async fn https(at: SocketAddr, path: &str, shown: Option<&(PathBuf, PathBuf)>) -> Result<(), String> {
-    let config = anybody(shown).map_err(|why| format!("asking {at} for {path} failed: {why}"))?;
-    let stream = connect(at).await?;
+/// Probes over HTTPS without verifying the server. The run record proves that the program was started; if another
+/// program had its port, it could not listen and would exit.
+async fn probe_https(at: SocketAddr, path: &str, shown: Option<&(PathBuf, PathBuf)>) -> Result<(), String> {
+    let config = insecure_tls_config(shown).map_err(|why| format!("asking {at} for {path} failed: {why}"))?;
+    let stream = connect_tcp(at).await?;
     let shaken =
         TlsConnector::from(Arc::new(config)).connect(ServerName::IpAddress(at.ip().into()), stream).await;
-    answers(shaken.map_err(|error| format!("{at} is no server of TLS: {error}"))?, at, path).await
+    probe_http_stream(shaken.map_err(|error| format!("{at} is no server of TLS: {error}"))?, at, path).await
 }
 
-/// TLS with whoever answers.
-fn anybody(shown: Option<&(PathBuf, PathBuf)>) -> Result<ClientConfig, String> {
+/// TLS configuration that accepts any server certificate.
+fn insecure_tls_config(shown: Option<&(PathBuf, PathBuf)>) -> Result<ClientConfig, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = Arc::new(Anybody(provider.signature_verification_algorithms));
+    let verifier = Arc::new(AcceptAnyServer(provider.signature_verification_algorithms));
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
@@ -172,11 +181,11 @@ fn anybody(shown: Option<&(PathBuf, PathBuf)>) -> Result<ClientConfig, String> {
     config.with_client_auth_cert(certificates, key).map_err(|error| error.to_string())
 }
 
-/// Lets everybody be who he says, if he has the key of that.
+/// Accepts any certificate whose private key the server has.
 #[derive(Debug)]
-struct Anybody(WebPkiSupportedAlgorithms);
+struct AcceptAnyServer(WebPkiSupportedAlgorithms);
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AcceptAnyServer {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -211,8 +220,8 @@ impl ServerCertVerifier for Anybody {
     }
 }
 
-/// A request of HTTP/1.1 (RFC 9112), of whose answer nothing but the status is of interest.
-async fn answers(
+/// Sends an HTTP/1.1 request (RFC 9112) and reads no more of the response than its status.
+async fn probe_http_stream(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     at: SocketAddr,
     path: &str,
@@ -225,13 +234,15 @@ async fn answers(
     stream.flush().await.map_err(failed)?;
     let mut head = Vec::new();
     loop {
-        match status(&head) {
+        match parse_status(&head) {
             Ok(Some(status @ 200..=399)) => {
                 tracing::trace!(status, path, "a service is well");
                 return Ok(());
             }
             Ok(Some(status)) => return Err(format!("{path} was answered with status {status}")),
-            Ok(None) if head.len() > LONGEST_HEAD => return Err(format!("the answer to {path} has no end")),
+            Ok(None) if head.len() > MAX_HEAD_BYTES => {
+                return Err(format!("the answer to {path} has no end"));
+            }
             Ok(None) => {}
             Err(()) => return Err(format!("{path} was answered, but not in HTTP/1")),
         }
@@ -241,8 +252,8 @@ async fn answers(
     }
 }
 
-/// The status of an answer; none before its first line is whole. What is only on the way (1xx) is passed over.
-fn status(head: &[u8]) -> Result<Option<u16>, ()> {
+/// Status of a response; `None` until its first line is complete. Interim responses (1xx) are skipped.
+fn parse_status(head: &[u8]) -> Result<Option<u16>, ()> {
     let mut rest = head;
     loop {
         if !rest.starts_with(&b"HTTP/1."[..rest.len().min(7)]) {
@@ -259,16 +270,16 @@ fn status(head: &[u8]) -> Result<Option<u16>, ()> {
     }
 }
 
-async fn exec(
-    hands: &Hands,
-    wanted: &Wanted,
+async fn run_exec_probe(
+    hands: &ServiceRuntime,
+    wanted: &DesiredService,
     command: &[String],
     timeout: Duration,
     end: &CancellationToken,
 ) -> Result<(), String> {
     let starting = {
         let (hands, wanted, command) = (hands.clone(), wanted.clone(), command.to_vec());
-        tokio::task::spawn_blocking(move || hands.look(&wanted, &command))
+        tokio::task::spawn_blocking(move || hands.start_probe(&wanted, &command))
     };
     let handle = match starting.await {
         Ok(Ok(handle)) => handle,
@@ -276,37 +287,37 @@ async fn exec(
         Err(error) => return Err(error.to_string()),
     };
     let how = tokio::select! {
-        how = ended(&handle) => Ok(how),
+        how = wait_for_exit(&handle) => Ok(how),
         () = end.cancelled() => Err("it is to end".to_owned()),
-        () = tokio::time::sleep(timeout) => Err(late(timeout)),
+        () = tokio::time::sleep(timeout) => Err(timeout_message(timeout)),
     };
     match how {
-        Ok(Ok(Ending::Exited(0))) => Ok(()),
+        Ok(Ok(ChildExit::Exited(0))) => Ok(()),
         Ok(Ok(how)) => {
-            let said = hands.look_said(&wanted.id);
+            let output = hands.probe_output(&wanted.id);
             Err(format!(
-                "of {:?}: {how}{}{said}",
+                "of {:?}: {how}{}{output}",
                 command[0],
-                if said.is_empty() { "" } else { "; it last wrote: " }
+                if output.is_empty() { "" } else { "; it last wrote: " }
             ))
         }
         Ok(Err(error)) => Err(format!("waiting for {:?} failed: {error}", command[0])),
         Err(why) => {
-            kill(&handle);
-            // A child of ours leaves nothing behind.
-            let _ = ended(&handle).await;
+            kill_probe(&handle);
+            // A child of this process stays a zombie until it is waited for.
+            let _ = wait_for_exit(&handle).await;
             Err(format!("of {:?}: {why}", command[0]))
         }
     }
 }
 
-/// Kills a look that was not finished, with all of its session that is still its group.
-fn kill(handle: &OwnedFd) {
+/// Kills an unfinished probe, with the processes of its process group.
+fn kill_probe(handle: &OwnedFd) {
     let _ = rustix::process::pidfd_send_signal(handle, Signal::KILL);
-    // It was not waited for yet, so that its number is still its own and that of its group.
-    let said =
+    // It has not been waited for yet, so its number and that of its group have not been reused.
+    let text =
         std::fs::read_to_string(format!("/proc/self/fdinfo/{}", handle.as_raw_fd())).unwrap_or_default();
-    let pid = said.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
+    let pid = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
     if let Some(pid) = pid.filter(|pid| *pid > 0).and_then(Pid::from_raw) {
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
     }
@@ -319,40 +330,40 @@ mod tests {
     use tokio::net::TcpListener;
 
     #[test]
-    fn so_many_failures_in_a_row_make_it_ill_and_one_success_well() {
-        let mut verdict = Verdict::new();
+    fn failures_in_a_row_make_it_unhealthy_and_one_success_healthy() {
+        let mut verdict = HealthTracker::new();
         let bad = || Err("no".to_owned());
-        let ill = Health::Ill("its health check fails: no".to_owned());
+        let ill = Health::Unhealthy("its health check fails: no".to_owned());
         for (look, expected) in [
             (bad(), Health::Unknown),
-            (Ok(()), Health::Well),
-            (bad(), Health::Well),
-            (Ok(()), Health::Well),
-            (bad(), Health::Well),
+            (Ok(()), Health::Healthy),
+            (bad(), Health::Healthy),
+            (Ok(()), Health::Healthy),
+            (bad(), Health::Healthy),
             (bad(), ill.clone()),
             (bad(), ill.clone()),
-            (Ok(()), Health::Well),
+            (Ok(()), Health::Healthy),
         ] {
-            assert_eq!(verdict.look(look, 2), expected);
+            assert_eq!(verdict.record_result(look, 2), expected);
         }
-        assert_eq!(Verdict::new().look(bad(), 1), ill);
+        assert_eq!(HealthTracker::new().record_result(bad(), 1), ill);
     }
 
     #[test]
-    fn one_that_is_new_is_looked_at_sooner_and_never_more_rarely_than_declared() {
+    fn new_service_is_probed_sooner_and_never_later_than_declared() {
         let interval = Duration::from_secs(5);
-        let mut verdict = Verdict::new();
+        let mut verdict = HealthTracker::new();
         let mut pauses = Vec::new();
         for _ in 0..40 {
-            verdict.look(Err("no".to_owned()), 100);
-            pauses.push(verdict.pause(interval));
+            verdict.record_result(Err("no".to_owned()), 100);
+            pauses.push(verdict.next_delay(interval));
         }
         assert_eq!(pauses[0], Duration::from_millis(200));
         assert!(pauses.is_sorted() && pauses[39] == interval);
-        verdict.look(Ok(()), 100);
-        assert_eq!(verdict.pause(interval), interval);
-        verdict.look(Err("no".to_owned()), 100);
-        assert_eq!(verdict.pause(interval), interval, "it is not new any more");
+        verdict.record_result(Ok(()), 100);
+        assert_eq!(verdict.next_delay(interval), interval);
+        verdict.record_result(Err("no".to_owned()), 100);
+        assert_eq!(verdict.next_delay(interval), interval, "it is not new any more");
     }
 
     #[test]
@@ -369,7 +380,7 @@ mod tests {
             ("SSH-2.0-x\r\n", Err(())),
             ("HTTP/1.1 many\r\n", Err(())),
         ] {
-            assert_eq!(status(head.as_bytes()), expected, "{head:?}");
+            assert_eq!(parse_status(head.as_bytes()), expected, "{head:?}");
         }
     }
 
@@ -388,7 +399,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answer_says_by_its_status_whether_all_is_well() {
+    async fn http_status_decides_whether_a_service_is_healthy() {
         for (answer, part) in [
             ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", None),
             ("HTTP/1.1 302 Found\r\n\r\n", None),
@@ -398,13 +409,13 @@ mod tests {
         ] {
             let port = answering(answer).await;
             match part {
-                None => http(port, "/well").await.unwrap(),
+                None => probe_http(port, "/well").await.unwrap(),
                 Some(part) => {
-                    let error = http(port, "/well").await.unwrap_err();
+                    let error = probe_http(port, "/well").await.unwrap_err();
                     assert!(error.contains(part), "{error}");
                 }
             }
-            connect(loopback(port)).await.unwrap();
+            connect_tcp(loopback(port)).await.unwrap();
         }
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("socket");
@@ -412,6 +423,6 @@ mod tests {
         let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
         connect_unix(&socket).await.unwrap();
         let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap().port();
-        assert!(connect(loopback(nobody)).await.unwrap_err().contains("connecting to 127.0.0.1"));
+        assert!(connect_tcp(loopback(nobody)).await.unwrap_err().contains("connecting to 127.0.0.1"));
     }
 }

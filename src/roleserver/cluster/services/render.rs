@@ -1,116 +1,132 @@
-//! From what is declared and what is known of this node to what is to run.
+//! Keep the desired services up to date, with a debounced list of curators.
 //!
-//! Facts come from the disk first: a node that starts renders what it rendered last, before anybody could tell it
-//! anything. Who the node is stands in its key and its certificate.
+//! The facts come from the disk first: a node that starts renders what it rendered last, before it reaches a curator.
+//! The IDs of the node and its cluster come from its key and its certificate.
 //!
-//! Curators come and go whenever one of their role servers starts again, and are back in a moment; services that are told
-//! where curators are would start again on every node, twice each time. So another list of curators holds for services
-//! once it has been the same for [`SETTLED`].
+//! A curator disappears from the list and returns a moment later whenever its role server restarts. Services whose
+//! arguments contain the list would be restarted on every node, twice each time. So services get a changed list only
+//! once it has been the same for [`DEBOUNCE`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::curator::clock::Clock;
-use crate::curator::pki::Anchor;
-use crate::roleserver::cluster::facts::{Facts, id_of};
-use crate::roleserver::cluster::files::Files;
-use crate::roleserver::cluster::services::kept::{self, KeptAbout};
-use crate::roleserver::cluster::services::state::Moment;
-use crate::roleserver::cluster::services::wanted::{About, Declared, Id, Known, Wanted, wanted};
+use crate::curator::pki::TrustAnchor;
+use crate::roleserver::cluster::files::ClusterFiles;
+use crate::roleserver::cluster::node_facts::{NodeFacts, node_id_of_key};
+use crate::roleserver::cluster::services::desired::{
+    DeclarationMap, DesiredService, NodeInfo, RenderInputs, ServiceId, desired_services,
+};
+use crate::roleserver::cluster::services::persisted::{self, PersistedNodeInfo};
+use crate::roleserver::cluster::services::service_state::Moment;
+use crate::supervisor::combine::CombinedInputs;
 use crate::supervisor::context::{Runnable, Scope, Starting};
-use crate::supervisor::outcome::Stop;
-use crate::supervisor::reduce::Inputs;
-use crate::supervisor::value::Value;
+use crate::supervisor::exit_reason::RunnableError;
+use crate::supervisor::watch_cell::WatchCell;
 
-/// How long a list of curators is the same before services are told it.
-pub const SETTLED: Duration = Duration::from_mins(1);
+/// Time that a list of curators has to be the same before services get it.
+pub const DEBOUNCE: Duration = Duration::from_mins(1);
 
-/// What others say; what nobody has said is none.
+/// The facts from other parts of the node; `None` for an unknown one.
 #[derive(Clone, Debug, Default)]
-struct Said {
-    declared: Option<Declared>,
+struct RenderFacts {
+    declared: Option<DeclarationMap>,
     address: Option<IpAddr>,
-    about: Option<About>,
+    node_info: Option<NodeInfo>,
     curators: Option<BTreeSet<String>>,
 }
 
-/// The curators that services are told of.
+/// The list of curators that services get.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settling {
-    told: Option<BTreeSet<String>>,
-    /// Another list, and since when it is that.
-    next: Option<(BTreeSet<String>, Moment)>,
+pub struct DebouncedCurators {
+    published: Option<BTreeSet<String>>,
+    /// A different list, and since when it has been observed.
+    pending: Option<(BTreeSet<String>, Moment)>,
 }
 
-impl Settling {
-    /// Begins with what services were told last.
+impl DebouncedCurators {
+    /// Starts with the list that services got last.
     #[must_use]
-    pub const fn new(told: Option<BTreeSet<String>>) -> Self {
-        Self { told, next: None }
+    pub const fn new(messages: Option<BTreeSet<String>>) -> Self {
+        Self { published: messages, pending: None }
     }
 
-    /// Curators are these at `now`. Gives what services are told, and when to look again.
-    pub fn look(
+    /// Records the list that is observed at `now`. Returns the list for services, and when to call this again.
+    pub fn observe(
         &mut self,
         seen: Option<&BTreeSet<String>>,
         now: Moment,
     ) -> (Option<BTreeSet<String>>, Option<Moment>) {
         match seen {
-            None => self.next = None,
-            Some(seen) if self.told.as_ref() == Some(seen) => self.next = None,
-            // Nothing was told that could be wrong.
-            Some(seen) if self.told.is_none() => self.told = Some(seen.clone()),
+            None => self.pending = None,
+            Some(seen) if self.published.as_ref() == Some(seen) => self.pending = None,
+            // No service has an older list that would change.
+            Some(seen) if self.published.is_none() => self.published = Some(seen.clone()),
             Some(seen) => {
-                let since = match &self.next {
+                let since = match &self.pending {
                     Some((next, since)) if next == seen => *since,
                     _ => now,
                 };
-                if now >= since + SETTLED {
-                    (self.told, self.next) = (Some(seen.clone()), None);
+                if now >= since + DEBOUNCE {
+                    (self.published, self.pending) = (Some(seen.clone()), None);
                 } else {
-                    self.next = Some((seen.clone(), since));
+                    self.pending = Some((seen.clone(), since));
                 }
             }
         }
-        (self.told.clone(), self.next.as_ref().map(|(_, since)| *since + SETTLED))
+        (self.published.clone(), self.pending.as_ref().map(|(_, since)| *since + DEBOUNCE))
     }
 }
 
-/// The runnable; `output` is what is to run.
+/// Makes the runnable that publishes the desired services in `output`.
 #[must_use]
-pub fn render(files: Files, facts: Facts, clock: Clock, output: Value<BTreeMap<Id, Wanted>>) -> Runnable {
+pub fn render_services(
+    files: ClusterFiles,
+    facts: NodeFacts,
+    clock: Clock,
+    output: WatchCell<BTreeMap<ServiceId, DesiredService>>,
+) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let (files, facts, clock, output) = (files.clone(), facts.clone(), clock.clone(), output.clone());
         async move {
             let scope = starting.scope().clone();
-            let (node, cluster) = who(&files, &facts, &scope).await?;
-            let mut last = kept::about(&files);
-            let mut settling = Settling::new(last.curators.clone());
-            let mut inputs = Inputs::new(Said::default())
-                .with(&facts.declarations, |said: &mut Said, declared| said.declared = Some(declared))
-                .with(&facts.address, |said: &mut Said, address| said.address = Some(address))
-                .with(&facts.about, |said: &mut Said, about| said.about = Some(about))
-                .with(&facts.curators, |said: &mut Said, curators| said.curators = Some(curators));
-            let _healthy = starting.healthy();
-            let mut said = Said::default();
+            let (node, cluster) = node_and_cluster_ids(&files, &facts, &scope).await?;
+            let mut last = persisted::read_node_info(&files);
+            let mut settling = DebouncedCurators::new(last.curators.clone());
+            let mut inputs = CombinedInputs::new(RenderFacts::default())
+                .with(&facts.declarations, |render_facts: &mut RenderFacts, declared| {
+                    render_facts.declared = Some(declared);
+                })
+                .with(&facts.address, |render_facts: &mut RenderFacts, address| {
+                    render_facts.address = Some(address);
+                })
+                .with(&facts.node_info, |render_facts: &mut RenderFacts, about| {
+                    render_facts.node_info = Some(about);
+                })
+                .with(&facts.curators, |render_facts: &mut RenderFacts, curators| {
+                    render_facts.curators = Some(curators);
+                });
+            let _healthy = starting.mark_healthy();
+            let mut render_facts = RenderFacts::default();
             loop {
-                let (curators, look_again) = settling.look(said.curators.as_ref(), clock.running());
-                let known = Known {
+                let (curators, look_again) =
+                    settling.observe(render_facts.curators.as_ref(), clock.monotonic());
+                let known = RenderInputs {
                     node: node.clone(),
                     cluster: cluster.clone(),
-                    address: said.address.or(last.address),
-                    about: said.about.clone().or_else(|| last.about.clone()),
+                    address: render_facts.address.or(last.address),
+                    node_info: render_facts.node_info.clone().or_else(|| last.about.clone()),
                     curators,
                 };
-                let now = KeptAbout::from(&known);
+                let now = PersistedNodeInfo::from(&known);
                 if now != last {
-                    // Before anything runs by it: what starts after a reboot starts by the same.
-                    kept::write_about(&files, &now)?;
+                    // Stored before any service runs with them, so that a start after a reboot renders the same.
+                    persisted::write_node_info(&files, &now)?;
                     last = now;
                 }
-                if let Some(declared) = &said.declared {
-                    let now = wanted(declared, &known);
+                if let Some(declared) = &render_facts.declared {
+                    let now = desired_services(declared, &known);
                     if output.latest().as_ref() != Some(&now) {
                         output.set(now);
                     }
@@ -118,14 +134,14 @@ pub fn render(files: Files, facts: Facts, clock: Clock, output: Value<BTreeMap<I
                 let due = async {
                     match look_again {
                         Some(moment) => {
-                            tokio::time::sleep(moment.saturating_sub(clock.running())).await;
+                            tokio::time::sleep(moment.saturating_sub(clock.monotonic())).await;
                         }
                         None => std::future::pending().await,
                     }
                 };
                 tokio::select! {
                     cancelled = scope.cancelled() => return Err(cancelled.into()),
-                    next = inputs.next() => said = next,
+                    next = inputs.next() => render_facts = next,
                     () = due => {}
                 }
             }
@@ -133,11 +149,15 @@ pub fn render(files: Files, facts: Facts, clock: Clock, output: Value<BTreeMap<I
     })
 }
 
-/// Ids of the node and of its cluster.
-async fn who(files: &Files, facts: &Facts, scope: &Scope) -> Result<(String, String), Stop> {
-    if let (Some(key), Some(credentials)) = (files.key()?, files.credentials()?) {
-        let anchor = Anchor::parse(&hex::decode(&credentials.ca_certificate)?)?;
-        return Ok((id_of(&key).to_string(), anchor.cluster.to_string()));
+/// IDs of the node and of its cluster.
+async fn node_and_cluster_ids(
+    files: &ClusterFiles,
+    facts: &NodeFacts,
+    scope: &Scope,
+) -> Result<(String, String), RunnableError> {
+    if let (Some(key), Some(credentials)) = (files.read_key()?, files.read_credentials()?) {
+        let anchor = TrustAnchor::parse(&hex::decode(&credentials.ca_certificate)?)?;
+        return Ok((node_id_of_key(&key).to_string(), anchor.cluster.to_string()));
     }
     let connection = scope.until_cancelled(facts.connection.watch().next()).await?;
     Ok((connection.id.to_string(), connection.anchor.cluster.to_string()))
@@ -148,15 +168,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_list_of_curators_holds_once_it_has_been_the_same_for_a_while() {
+    fn curator_list_is_published_once_it_is_stable() {
         let list = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<BTreeSet<String>>();
         let (one, both) = (list(&["a"]), list(&["a", "b"]));
         let at = Duration::from_secs;
-        let mut settling = Settling::new(None);
-        for (seen, now, told, look_again) in [
+        let mut settling = DebouncedCurators::new(None);
+        for (seen, now, messages, look_again) in [
             (None, 0, None, None),
             (Some(&both), 1, Some(&both), None),
-            // One of them starts again.
+            // One curator is restarting.
             (Some(&one), 10, Some(&both), Some(70)),
             (Some(&one), 30, Some(&both), Some(70)),
             (Some(&both), 40, Some(&both), None),
@@ -164,15 +184,18 @@ mod tests {
             (Some(&one), 100, Some(&both), Some(160)),
             (Some(&one), 159, Some(&both), Some(160)),
             (Some(&one), 160, Some(&one), None),
-            // A third state begins its time anew.
+            // A third list restarts the debounce.
             (Some(&both), 200, Some(&one), Some(260)),
             (Some(&list(&["c"])), 230, Some(&one), Some(290)),
             (Some(&both), 270, Some(&one), Some(330)),
             (None, 300, Some(&one), None),
         ] {
-            let expected = (told.cloned(), look_again.map(at));
-            assert_eq!(settling.look(seen, at(now)), expected, "at {now}");
+            let expected = (messages.cloned(), look_again.map(at));
+            assert_eq!(settling.observe(seen, at(now)), expected, "at {now}");
         }
-        assert_eq!(Settling::new(Some(one.clone())).look(Some(&both), at(0)), (Some(one), Some(SETTLED)));
+        assert_eq!(
+            DebouncedCurators::new(Some(one.clone())).observe(Some(&both), at(0)),
+            (Some(one), Some(DEBOUNCE))
+        );
     }
 }

@@ -1,31 +1,31 @@
-//! Who a service runs as, by the files of this host.
+//! Look up the user and the groups a service runs as.
 //!
-//! `passwd(5)` and `group(5)` are read as they stand. A user that only a directory service of a network knows is not
-//! found here: a role server that starts services before there is a network must not wait for one.
+//! The files `passwd(5)` and `group(5)` are read directly. Users of a directory service on the network are not found: a
+//! role server that starts services before there is a network must not wait for one.
 
 use std::fs;
 
 use crate::roleserver::child::spec::User;
 
-/// A user with all groups.
+/// A user and all its groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
-    /// User and first group.
+    /// User ID and primary group ID.
     pub user: User,
-    /// Further groups.
+    /// Supplementary groups, sorted and without the primary one.
     pub groups: Vec<u32>,
 }
 
-/// The account of this name or number on this host; the error is a sentence.
-pub fn account(user: &str) -> Result<Account, String> {
+/// The account with this name or number on this host; the error is a sentence.
+pub fn find_account(user: &str) -> Result<Account, String> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    of(user, &read("/etc/passwd"), &read("/etc/group"))
+    parse_account(user, &read("/etc/passwd"), &read("/etc/group"))
 }
 
-/// The account of this name or number by these two files.
+/// The account with this name or number in the text of these two files.
 ///
-/// A number that nobody has is one of its own, with the group of the same number: many a service has such a user.
-pub fn of(user: &str, passwd: &str, group: &str) -> Result<Account, String> {
+/// A number without an account is used as user ID and as group ID: many services run as such a user.
+pub fn parse_account(user: &str, passwd: &str, group: &str) -> Result<Account, String> {
     let number = user.parse::<u32>().ok();
     let known = passwd.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -35,7 +35,7 @@ pub fn of(user: &str, passwd: &str, group: &str) -> Result<Account, String> {
         is_it.then_some((name, User { uid, gid }))
     });
     match (known, number) {
-        (Some((name, user)), _) => Ok(Account { user, groups: groups_of(name, user.gid, group) }),
+        (Some((name, user)), _) => Ok(Account { user, groups: supplementary_groups(name, user.gid, group) }),
         (None, Some(number)) => Ok(Account { user: User { uid: number, gid: number }, groups: Vec::new() }),
         (None, None) if user == "root" => Ok(Account { user: User { uid: 0, gid: 0 }, groups: Vec::new() }),
         (None, None) => Err(format!(
@@ -44,7 +44,7 @@ pub fn of(user: &str, passwd: &str, group: &str) -> Result<Account, String> {
     }
 }
 
-fn groups_of(name: &str, first: u32, group: &str) -> Vec<u32> {
+fn supplementary_groups(name: &str, first: u32, group: &str) -> Vec<u32> {
     let member = group.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let (gid, members) = (fields.nth(2)?, fields.next()?);
@@ -84,10 +84,10 @@ tapes:x:26:web
             ("0", Account { user: User { uid: 0, gid: 0 }, groups: vec![] }),
             ("4711", Account { user: User { uid: 4711, gid: 4711 }, groups: vec![] }),
         ] {
-            assert_eq!(of(user, PASSWD, GROUP), Ok(expected), "{user}");
+            assert_eq!(parse_account(user, PASSWD, GROUP), Ok(expected), "{user}");
         }
-        assert_eq!(of("root", "", "").unwrap().user, User { uid: 0, gid: 0 });
-        let error = of("nobody-here", PASSWD, GROUP).unwrap_err();
+        assert_eq!(parse_account("root", "", "").unwrap().user, User { uid: 0, gid: 0 });
+        let error = parse_account("nobody-here", PASSWD, GROUP).unwrap_err();
         assert!(error.starts_with("there is no user nobody-here on this node"), "{error}");
     }
 }

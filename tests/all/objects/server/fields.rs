@@ -1,5 +1,5 @@
-//! Who said which field of an object: what server-side apply is about. A list is one field here, as it is in the kinds
-//! that there are.
+//! Ownership of the fields of an object, which server-side apply is about. A list is one field here, as it is in the
+//! kinds that exist.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 
 type Fields = BTreeSet<Vec<String>>;
 
-/// The fields of an object that somebody can say.
-fn said(object: &Value) -> Fields {
+/// The fields of an object that somebody can own.
+fn collect_settable_fields(object: &Value) -> Fields {
     let mut fields = Fields::new();
     collect(object, &mut Vec::new(), &mut fields);
     fields.retain(|path| {
@@ -133,7 +133,7 @@ fn of<'e>(entries: &'e mut Vec<Entry>, manager: &str, operation: &str) -> &'e mu
 /// Records an object that somebody wrote: what he changed is his from now on.
 pub(super) fn update(before: Option<&Value>, object: &mut Value, manager: &str) {
     let mut entries = before.map(entries).unwrap_or_default();
-    let now = said(object);
+    let now = collect_settable_fields(object);
     let changed: Fields = now
         .iter()
         .filter(|path| before.is_none_or(|before| value_at(before, path) != value_at(object, path)))
@@ -151,20 +151,20 @@ pub(super) fn update(before: Option<&Value>, object: &mut Value, manager: &str) 
 /// Applies what somebody says. The error is what others say otherwise.
 pub(super) fn apply(
     before: Option<&Value>,
-    said_now: &Value,
+    reported_now: &Value,
     manager: &str,
     force: bool,
 ) -> Result<Value, Vec<String>> {
     let mut object = before.cloned().unwrap_or_else(|| {
-        let mut object = said_now.clone();
+        let mut object = reported_now.clone();
         object["metadata"]["managedFields"] = json!([]);
         object
     });
     let mut entries = entries(&object);
-    let fields = said(said_now);
+    let fields = collect_settable_fields(reported_now);
     let mut conflicts = Vec::new();
     for path in &fields {
-        if before.is_none_or(|before| value_at(before, path) == value_at(said_now, path)) {
+        if before.is_none_or(|before| value_at(before, path) == value_at(reported_now, path)) {
             continue;
         }
         for other in &mut entries {
@@ -183,7 +183,7 @@ pub(super) fn apply(
         }
     }
     for path in &fields {
-        put(&mut object, path, value_at(said_now, path).cloned());
+        put(&mut object, path, value_at(reported_now, path).cloned());
     }
     record(&mut object, entries);
     Ok(object)

@@ -3,7 +3,7 @@
 //! By the sources of Kubernetes: `pkg/apis/*/v1/defaults.go` and `pkg/apis/*/validation`.
 
 use serde_json::{Value, json};
-use shepherd::reconciler::objects::kind::Kind;
+use shepherd::reconciler::objects::object_kind::ObjectKind;
 
 const TABLE: &[(&str, &str, &str, bool)] = &[
     ("", "Namespace", "namespaces", false),
@@ -18,8 +18,8 @@ const TABLE: &[(&str, &str, &str, bool)] = &[
     ("storage.k8s.io", "CSIDriver", "csidrivers", false),
 ];
 
-pub(super) fn kinds() -> impl Iterator<Item = Kind> {
-    TABLE.iter().map(|(group, kind, plural, namespaced)| Kind {
+pub(super) fn kinds() -> impl Iterator<Item = ObjectKind> {
+    TABLE.iter().map(|(group, kind, plural, namespaced)| ObjectKind {
         group: (*group).to_owned(),
         version: "v1".to_owned(),
         kind: (*kind).to_owned(),
@@ -28,8 +28,8 @@ pub(super) fn kinds() -> impl Iterator<Item = Kind> {
     })
 }
 
-/// Fills in what nobody said, drops what the server does not know, and what is written as nothing.
-pub(super) fn default(kind: &Kind, object: &mut Value) {
+/// Fills in the defaults of absent fields, and drops a `globalDefault` of `false`, as the real server does.
+pub(super) fn default(kind: &ObjectKind, object: &mut Value) {
     let mut fill = |path: &str, value: Value| {
         let (parent, field) = path.rsplit_once('/').unwrap_or(("", path));
         let parent = if parent.is_empty() { Some(&mut *object) } else { object.pointer_mut(parent) };
@@ -70,7 +70,11 @@ pub(super) fn default(kind: &Kind, object: &mut Value) {
 }
 
 /// What is wrong with an object, as a field and a message each.
-pub(super) fn wrong(kind: &Kind, before: Option<&Value>, object: &Value) -> Vec<(&'static str, String)> {
+pub(super) fn wrong(
+    kind: &ObjectKind,
+    before: Option<&Value>,
+    object: &Value,
+) -> Vec<(&'static str, String)> {
     let mut wrong = Vec::new();
     let fixed = "Invalid value: field is immutable";
     let rules: &[(&'static str, &str)] = match kind.kind.as_str() {

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use shepherd::reconciler::objects::kind::{Key, Kind, Resource, is_ending, resource_version, uid};
+use shepherd::reconciler::objects::object_kind::{
+    ObjectKey, ObjectKind, ResourceType, is_terminating, resource_version, uid,
+};
 
 use super::{fields, kinds};
 
@@ -12,7 +14,7 @@ pub(super) type Refused = (u16, &'static str, String, Vec<(String, String)>);
 
 pub(super) struct Happened {
     pub(super) revision: u64,
-    pub(super) resource: Resource,
+    pub(super) resource: ResourceType,
     pub(super) before: Option<Value>,
     pub(super) after: Option<Value>,
 }
@@ -23,7 +25,7 @@ pub(super) struct Store {
     /// What happened up to here is forgotten.
     pub(super) compacted: u64,
     pub(super) happened: Vec<Happened>,
-    objects: BTreeMap<(Resource, Key), Value>,
+    objects: BTreeMap<(ResourceType, ObjectKey), Value>,
     uids: u64,
 }
 
@@ -31,7 +33,7 @@ fn refused(code: u16, reason: &'static str, message: impl Into<String>) -> Refus
     (code, reason, message.into(), Vec::new())
 }
 
-fn valid(kind: &Kind, before: Option<&Value>, object: &Value) -> Result<(), Refused> {
+fn valid(kind: &ObjectKind, before: Option<&Value>, object: &Value) -> Result<(), Refused> {
     let causes: Vec<(String, String)> = kinds::wrong(kind, before, object)
         .into_iter()
         .map(|(field, message)| (field.trim_start_matches('/').replace('/', "."), message))
@@ -45,19 +47,25 @@ impl Store {
         Self { revision: 100, ..Self::default() }
     }
 
-    pub(super) fn list(&self, resource: &Resource, namespace: Option<&str>) -> Vec<Value> {
+    pub(super) fn list(&self, resource: &ResourceType, namespace: Option<&str>) -> Vec<Value> {
         let of_it = self.objects.iter().filter(|((of, key), _)| {
             of == resource && namespace.is_none_or(|namespace| key.namespace.as_deref() == Some(namespace))
         });
         of_it.map(|(_, object)| object.clone()).collect()
     }
 
-    pub(super) fn get(&self, kind: &Kind, key: &Key) -> Result<Value, Refused> {
+    pub(super) fn get(&self, kind: &ObjectKind, key: &ObjectKey) -> Result<Value, Refused> {
         let found = self.objects.get(&(kind.resource(), key.clone())).cloned();
         found.ok_or_else(|| refused(404, "NotFound", format!("{} \"{key}\" not found", kind.resource())))
     }
 
-    fn keep(&mut self, kind: &Kind, key: &Key, before: Option<Value>, mut after: Option<Value>) -> Value {
+    fn keep(
+        &mut self,
+        kind: &ObjectKind,
+        key: &ObjectKey,
+        before: Option<Value>,
+        mut after: Option<Value>,
+    ) -> Value {
         self.revision += 1;
         let (resource, revision) = (kind.resource(), self.revision);
         let mut last = before.clone().unwrap_or_default();
@@ -77,8 +85,8 @@ impl Store {
 
     pub(super) fn create(
         &mut self,
-        kind: &Kind,
-        key: &Key,
+        kind: &ObjectKind,
+        key: &ObjectKey,
         object: Value,
         manager: &str,
     ) -> Result<Value, Refused> {
@@ -96,7 +104,7 @@ impl Store {
         Ok(self.keep(kind, key, None, Some(object)))
     }
 
-    fn new_object(&mut self, kind: &Kind, key: &Key, mut object: Value) -> Value {
+    fn new_object(&mut self, kind: &ObjectKind, key: &ObjectKey, mut object: Value) -> Value {
         kinds::default(kind, &mut object);
         self.uids += 1;
         object["metadata"]["uid"] = json!(format!("uid-{}", self.uids));
@@ -109,8 +117,8 @@ impl Store {
 
     pub(super) fn replace(
         &mut self,
-        kind: &Kind,
-        key: &Key,
+        kind: &ObjectKind,
+        key: &ObjectKey,
         object: Value,
         manager: &str,
     ) -> Result<Value, Refused> {
@@ -145,8 +153,8 @@ impl Store {
     /// A merge patch (RFC 7386).
     pub(super) fn merge(
         &mut self,
-        kind: &Kind,
-        key: &Key,
+        kind: &ObjectKind,
+        key: &ObjectKey,
         change: &Value,
         manager: &str,
     ) -> Result<Value, Refused> {
@@ -156,13 +164,13 @@ impl Store {
     }
 
     /// A write that changes nothing is none.
-    fn changed(&mut self, kind: &Kind, key: &Key, before: Value, mut object: Value) -> Value {
+    fn changed(&mut self, kind: &ObjectKind, key: &ObjectKey, before: Value, mut object: Value) -> Value {
         object["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"].clone();
         if object == before {
             return before;
         }
         let finalizers = object.pointer("/metadata/finalizers").and_then(Value::as_array);
-        if is_ending(&object) && finalizers.is_none_or(Vec::is_empty) {
+        if is_terminating(&object) && finalizers.is_none_or(Vec::is_empty) {
             return self.keep(kind, key, Some(before), None);
         }
         self.keep(kind, key, Some(before), Some(object))
@@ -170,9 +178,9 @@ impl Store {
 
     pub(super) fn apply(
         &mut self,
-        kind: &Kind,
-        key: &Key,
-        said: &Value,
+        kind: &ObjectKind,
+        key: &ObjectKey,
+        value: &Value,
         (manager, force): (&str, bool),
     ) -> Result<Value, Refused> {
         let before = self.get(kind, key).ok();
@@ -180,7 +188,7 @@ impl Store {
             let causes = conflicts.iter().map(|conflict| (String::new(), conflict.clone())).collect();
             (409, "Conflict", format!("Apply failed with conflicts: {conflicts:?}"), causes)
         };
-        let mut object = fields::apply(before.as_ref(), said, manager, force).map_err(conflicts)?;
+        let mut object = fields::apply(before.as_ref(), value, manager, force).map_err(conflicts)?;
         kinds::default(kind, &mut object);
         valid(kind, before.as_ref(), &object)?;
         if let Some(before) = before {
@@ -190,7 +198,12 @@ impl Store {
         Ok(self.keep(kind, key, None, Some(object)))
     }
 
-    pub(super) fn delete(&mut self, kind: &Kind, key: &Key, options: &Value) -> Result<Value, Refused> {
+    pub(super) fn delete(
+        &mut self,
+        kind: &ObjectKind,
+        key: &ObjectKey,
+        options: &Value,
+    ) -> Result<Value, Refused> {
         let before = self.get(kind, key)?;
         for (field, is) in [("uid", uid(&before)), ("resourceVersion", resource_version(&before))] {
             let wanted = options.pointer("/preconditions").and_then(|wanted| wanted[field].as_str());
@@ -203,7 +216,7 @@ impl Store {
         if before
             .pointer("/metadata/finalizers")
             .and_then(Value::as_array)
-            .is_some_and(|asked| !asked.is_empty())
+            .is_some_and(|values| !values.is_empty())
         {
             let mut ending = before.clone();
             ending["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");

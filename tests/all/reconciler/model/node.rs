@@ -4,16 +4,19 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use shepherd::etcd::election_view::{CandidateRole, ElectionView, encode_candidate};
 use shepherd::etcd::guard::{
-    Guard, WriteError, guarded_read, guarded_write, guarded_write_while, why_not, why_not_while,
+    LeaderGuard, WriteError, conditional_write_request, explain_failed_conditional_write,
+    explain_failed_write, guarded_read_request, guarded_write_request,
 };
 use shepherd::etcd::key_space::{RECONCILER_LEADER, RECONCILER_STATUS};
-use shepherd::etcd::places::{Places, Standing, value_of};
-use shepherd::reconciler::gate::{Wait, may_begin};
-use shepherd::reconciler::leadership::{Leadership, Listens, Pace, Step, Stored, Write};
-use shepherd::reconciler::nodes::{Blocked, Releases, controller};
+use shepherd::reconciler::controller_releases::{ControllerReleases, ReleaseBlock, controller_release};
+use shepherd::reconciler::gate::{GateWait, check_gate};
+use shepherd::reconciler::leadership::{
+    LeaderStep, Leadership, ReconcileTiming, StatusWrite, StoredStatus, WakeSource,
+};
 use shepherd::reconciler::program::Program;
-use shepherd::reconciler::status::Status;
+use shepherd::reconciler::status::ReconcilerStatus;
 
 use super::observer;
 use super::world::{OBJECTS, World};
@@ -26,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// How long a request to Kubernetes may be under way.
 const LATEST: u64 = 4000;
 
-/// Starts a machine after a while. Its record says what it said before, until it says something else.
+/// Starts a machine after a while. Its record has its former report until it reports again.
 pub(crate) fn start(world: &World, machine: usize, after: Duration) {
     let process = world.sim.number();
     world.change().machines[machine].process = process;
@@ -67,20 +70,20 @@ async fn begin_when_ready(world: &World, machine: usize) {
     let (program, own) = (world.program(machine), World::key_of(machine));
     let mut last = None;
     loop {
-        let recorded = world.get(&own).await.as_ref().and_then(controller);
+        let recorded = world.get(&own).await.as_ref().and_then(controller_release);
         let status = world.get(RECONCILER_STATUS).await;
-        let status = status.map(|record| Status::decode(&record.value)).transpose();
+        let status = status.map(|record| ReconcilerStatus::decode(&record.value)).transpose();
         let status = status.as_ref().map(Option::as_ref).map_err(ToString::to_string);
-        match may_begin(&program, recorded, status) {
+        match check_gate(&program, recorded, status) {
             Ok(()) => break,
             Err(wait) if last.as_ref() == Some(&wait) => {}
             Err(wait) => {
                 world.count(match wait {
-                    Wait::NotRecorded { .. } => "controllers that were not recorded",
-                    Wait::Unreadable(_) => "controllers that could not read the status",
-                    Wait::NeverDone => "controllers that were the first",
-                    Wait::TooOld { .. } => "controllers that were too old",
-                    Wait::ObjectsTooOld { .. } => "controllers that needed newer objects",
+                    GateWait::NotRecorded { .. } => "controllers that were not recorded",
+                    GateWait::StatusUnreadable(_) => "controllers that could not read the status",
+                    GateWait::NeverReconciled => "controllers that were the first",
+                    GateWait::ReleaseTooOld { .. } => "controllers that were too old",
+                    GateWait::ObjectsTooOld { .. } => "controllers that needed newer objects",
                 });
                 last = Some(wait);
             }
@@ -96,12 +99,12 @@ async fn begin_when_ready(world: &World, machine: usize) {
 /// The lock that a machine leads by, and until when its lease lives for certain.
 #[derive(Default)]
 struct Led {
-    by: RefCell<Option<Guard>>,
+    by: RefCell<Option<LeaderGuard>>,
     until: Cell<Duration>,
 }
 
 impl Led {
-    fn by(&self, guard: &Guard, now: Duration) -> bool {
+    fn by(&self, guard: &LeaderGuard, now: Duration) -> bool {
         self.by.borrow().as_ref() == Some(guard) && now < self.until.get()
     }
 }
@@ -111,15 +114,16 @@ async fn reconcile(world: &World, machine: usize) {
     let led = Rc::new(Led::default());
     loop {
         world.sim.sleep(LOOK).await;
-        match Releases::of(&program, &world.list_nodes().await).may_stand(&program) {
+        match ControllerReleases::from_listing(&program, &world.list_nodes().await).check_candidacy(&program)
+        {
             Ok(()) => {
                 let lease = stand(world, machine, &program, &led).await;
-                // Whoever leads stops before anybody else can begin.
+                // The leader stops before any other node can begin.
                 *led.by.borrow_mut() = None;
                 world.sim.step().await;
                 world.change().etcd.revoke(lease);
             }
-            Err(Blocked::Unknown(_)) => world.count("looks at unknown controllers"),
+            Err(ReleaseBlock::Unknown(_)) => world.count("looks at unknown controllers"),
             Err(_) => {}
         }
     }
@@ -133,9 +137,9 @@ async fn stand(world: &World, machine: usize, program: &Program, led: &Rc<Led>) 
     world.change().etcd.grant(lease, TTL, world.sim.now());
     let prefix = RECONCILER_LEADER.range().start;
     let key = format!("{prefix}{lease:x}");
-    let create_revision = world.put(&key, Some(value_of(&format!("m{machine}"), TTL)), lease);
-    let own = Guard { key, create_revision };
-    let mut asked_last = confirmed;
+    let create_revision = world.put(&key, Some(encode_candidate(&format!("m{machine}"), TTL)), lease);
+    let own = LeaderGuard { key, create_revision };
+    let mut requested_last = confirmed;
     loop {
         world.sim.sleep(LOOK).await;
         let now = world.sim.now();
@@ -143,28 +147,32 @@ async fn stand(world: &World, machine: usize, program: &Program, led: &Rc<Led>) 
             world.count("leases that were not confirmed in time");
             return lease;
         }
-        if now >= asked_last + TTL / 3 {
-            asked_last = now;
+        if now >= requested_last + TTL / 3 {
+            requested_last = now;
             world.sim.step().await;
             if !world.change().etcd.keep_alive(lease, world.sim.now()) {
                 return lease;
             }
-            confirmed = asked_last;
+            confirmed = requested_last;
         }
         led.until.set(confirmed + TTL);
-        if Releases::of(program, &world.list_nodes().await).may_stand(program).is_err() {
+        if ControllerReleases::from_listing(program, &world.list_nodes().await)
+            .check_candidacy(program)
+            .is_err()
+        {
             return lease;
         }
         let keys = world.look().etcd.under(&prefix);
         if !keys.iter().any(|key| key.key == own.key) {
             return lease;
         }
-        let mut places = Places::default();
-        places.complete = true;
+        let mut places = ElectionView::default();
+        places.is_complete = true;
         for key in keys {
-            places.put(key.key, &key.value, key.create_revision);
+            places.put_key(key.key, &key.value, key.create_revision);
         }
-        if matches!(places.standing(&own, true), Standing::Leader(_)) && led.by.borrow().is_none() {
+        if matches!(places.candidate_role(&own, true), CandidateRole::Leader(_)) && led.by.borrow().is_none()
+        {
             *led.by.borrow_mut() = Some(own.clone());
             world.count("leaderships");
             world.note(format_args!("machine {machine} leads with {} by {}", program.version, own.key));
@@ -181,13 +189,13 @@ async fn stand(world: &World, machine: usize, program: &Program, led: &Rc<Led>) 
     }
 }
 
-/// What a leadership is carried out with. After every wait it is asked whether it still is one, as whoever drops the
+/// The context of one leadership. After every wait it checks whether it still leads, as a caller that drops the
 /// future does.
 struct Leader {
     world: World,
     machine: usize,
     program: Program,
-    guard: Guard,
+    guard: LeaderGuard,
     led: Rc<Led>,
 }
 
@@ -198,17 +206,18 @@ impl Leader {
 
     async fn lead(&self) {
         let world = &self.world;
-        let mut leadership = Leadership::begin(self.program.clone(), Pace::default());
+        let mut leadership = Leadership::new(self.program.clone(), ReconcileTiming::default());
         let (mut nodes, mut changes) = (world.look().nodes_since, world.look().changes_by_hand);
         while self.leads() {
             let now = world.sim.now();
-            match leadership.next(now) {
-                Step::Read => {
-                    let Ok(asked) = guarded_read(&world.namespace, &self.guard, RECONCILER_STATUS) else {
+            match leadership.next_step(now) {
+                LeaderStep::ReadStatus => {
+                    let Ok(request) = guarded_read_request(&world.namespace, &self.guard, RECONCILER_STATUS)
+                    else {
                         return;
                     };
-                    let Some(done) = world.transact(&asked, None).await else {
-                        leadership.unanswered(world.sim.now());
+                    let Some(done) = world.transact(&request, None).await else {
+                        leadership.on_etcd_error(world.sim.now());
                         continue;
                     };
                     if !done.succeeded {
@@ -218,26 +227,27 @@ impl Leader {
                     let revision = record.as_ref().map_or(0, |record| record.mod_revision);
                     world.change().read.insert(self.guard.key.clone(), revision);
                     let stored = record.map(|record| {
-                        Status::decode(&record.value).map(|status| Stored { status, revision })
+                        ReconcilerStatus::decode(&record.value)
+                            .map(|status| StoredStatus { status, revision })
                     });
-                    leadership.read(world.sim.now(), stored.transpose());
+                    leadership.on_status_read(world.sim.now(), stored.transpose());
                 }
-                Step::Look => {
+                LeaderStep::ReadReleases => {
                     nodes = world.look().nodes_since;
-                    let releases = Releases::of(&self.program, &world.list_nodes().await);
-                    leadership.looked(world.sim.now(), &releases);
+                    let releases = ControllerReleases::from_listing(&self.program, &world.list_nodes().await);
+                    leadership.on_releases_read(world.sim.now(), &releases);
                     match leadership.blocked() {
-                        Some(Blocked::Older { .. }) => world.count("waits for older controllers"),
-                        Some(Blocked::Unknown(_)) => world.count("waits for unknown controllers"),
+                        Some(ReleaseBlock::Older { .. }) => world.count("waits for older controllers"),
+                        Some(ReleaseBlock::Unknown(_)) => world.count("waits for unknown controllers"),
                         _ => {}
                     }
                 }
-                Step::Write(write) => {
+                LeaderStep::WriteStatus(write) => {
                     if !self.write(&mut leadership, write).await {
                         return;
                     }
                 }
-                Step::Pass => {
+                LeaderStep::Reconcile => {
                     changes = world.look().changes_by_hand;
                     observer::judge_pass(world, self.machine, &self.program);
                     world.count("passes");
@@ -247,16 +257,16 @@ impl Leader {
                     }
                     let random = world.sim.below(1000);
                     let random = f64::from(u32::try_from(random).unwrap_or_default()) / 1000.0;
-                    leadership.passed(world.sim.now(), succeeded, random);
+                    leadership.on_pass_finished(world.sim.now(), succeeded, random);
                 }
-                Step::Wait(until) => {
+                LeaderStep::Wait(until) => {
                     world.sim.sleep(until.saturating_sub(now).min(LOOK)).await;
                     let (nodes_now, changes_now) = (world.look().nodes_since, world.look().changes_by_hand);
-                    match leadership.listens() {
-                        Listens::ToNodes if nodes_now != nodes => leadership.nodes_changed(),
+                    match leadership.wake_source() {
+                        WakeSource::NodeChanges if nodes_now != nodes => leadership.on_nodes_changed(),
                         // A watch may be late, or not there.
-                        Listens::ToObjects if changes_now != changes && world.sim.percent(10) => {
-                            leadership.objects_changed();
+                        WakeSource::ObjectChanges if changes_now != changes && world.sim.percent(10) => {
+                            leadership.on_objects_changed();
                         }
                         _ => {}
                     }
@@ -266,32 +276,32 @@ impl Leader {
     }
 
     /// Whether it still leads after it.
-    async fn write(&self, leadership: &mut Leadership, write: Write) -> bool {
+    async fn write(&self, leadership: &mut Leadership, write: StatusWrite) -> bool {
         let world = &self.world;
-        let (changes, unchanged) = ([write.change()], write.unchanged());
-        let asked = match &unchanged {
-            None => guarded_write(&world.namespace, &self.guard, &changes),
-            Some(unchanged) => guarded_write_while(&world.namespace, &self.guard, &changes, unchanged),
+        let (changes, unchanged) = ([write.to_change()], write.unchanged_keys());
+        let result = match &unchanged {
+            None => guarded_write_request(&world.namespace, &self.guard, &changes),
+            Some(unchanged) => conditional_write_request(&world.namespace, &self.guard, &changes, unchanged),
         };
-        let Ok(asked) = asked else { return false };
-        let Some(done) = world.transact(&asked, Some((&self.guard, &self.program))).await else {
-            leadership.unanswered(world.sim.now());
+        let Ok(request) = result else { return false };
+        let Some(done) = world.transact(&request, Some((&self.guard, &self.program))).await else {
+            leadership.on_etcd_error(world.sim.now());
             return true;
         };
         if done.succeeded {
-            leadership.written(world.sim.now(), write.status, done.revision);
+            leadership.on_status_written(world.sim.now(), write.status, done.revision);
             return true;
         }
         let why = match &unchanged {
-            None => why_not(&self.guard, &changes, &done.read),
-            Some(unchanged) => why_not_while(&self.guard, &changes, unchanged, &done.read),
+            None => explain_failed_write(&self.guard, &changes, &done.read),
+            Some(unchanged) => explain_failed_conditional_write(&self.guard, &changes, unchanged, &done.read),
         };
         if matches!(why, WriteError::LostLeadership(_)) {
             world.count("writes refused to a former leader");
             return false;
         }
         world.count("writes refused because something changed");
-        leadership.not_written();
+        leadership.on_write_conflict();
         true
     }
 

@@ -1,12 +1,12 @@
-//! What must hold, asked by somebody who sees everything.
+//! Invariants of the reconciler model, checked by an observer who sees everything.
 
 use std::time::Duration;
 
-use shepherd::etcd::guard::Guard;
+use shepherd::etcd::guard::LeaderGuard;
 use shepherd::etcd::key_space::{RECONCILER_LEADER, RECONCILER_STATUS};
-use shepherd::reconciler::nodes::{Controller, Releases, controller};
+use shepherd::reconciler::controller_releases::{ControllerRelease, ControllerReleases, controller_release};
 use shepherd::reconciler::program::Program;
-use shepherd::reconciler::status::{State as Doing, Status};
+use shepherd::reconciler::status::{ReconcilerState as Doing, ReconcilerStatus};
 
 use super::world::{State, World};
 use crate::cluster_model::store::Done;
@@ -17,14 +17,14 @@ const SIGHT: Duration = Duration::from_secs(3);
 const ONE_PASS: Duration = Duration::from_secs(15);
 
 /// A status was written, or not.
-pub(crate) fn judge_write(world: &World, guard: &Guard, program: &Program, done: &Done) {
+pub(crate) fn judge_write(world: &World, guard: &LeaderGuard, program: &Program, done: &Done) {
     let Some((_, before)) = done.before.iter().find(|(key, _)| key == RECONCILER_STATUS) else { return };
     let judged = {
         let mut state = world.change();
-        // Whoever asked knows what he has written, if he hears of it; if not, he reads again.
+        // The writer knows what it has written if it receives the response. If not, it reads again.
         let read = state.read.insert(guard.key.clone(), done.revision);
         let replaced = before.as_ref().map_or(0, |pair| pair.written);
-        let before = before.as_ref().and_then(|pair| Status::decode(&pair.value).ok());
+        let before = before.as_ref().and_then(|pair| ReconcilerStatus::decode(&pair.value).ok());
         let now = state.status();
         drop(state);
         let state = world.look();
@@ -50,14 +50,14 @@ pub(crate) fn judge_write(world: &World, guard: &Guard, program: &Program, done:
                     world.count("statuses that promised less");
                 }
             }
-            let judged = whoever_serves_suits_the_status(&world.look(), &world.programs);
+            let judged = serving_machines_suit_the_status(&world.look(), &world.programs);
             world.demand(judged);
         }
     }
 }
 
 /// K4: by the holder of the lease.
-fn only_the_leader_writes(state: &State, guard: &Guard) -> Result<(), String> {
+fn only_the_leader_writes(state: &State, guard: &LeaderGuard) -> Result<(), String> {
     let mut keys = state.etcd.under(&RECONCILER_LEADER.range().start);
     keys.sort_by_key(|key| key.create_revision);
     match keys.first() {
@@ -75,15 +75,19 @@ fn written_over_what_was_read(read: Option<i64>, replaced: i64) -> Result<(), St
 }
 
 /// K2: the lowest compatible release is raised only over records that prove that nothing is older.
-fn raised_with_proof(state: &State, before: Option<&Status>, now: &Status) -> Result<(), String> {
+fn raised_with_proof(
+    state: &State,
+    before: Option<&ReconcilerStatus>,
+    now: &ReconcilerStatus,
+) -> Result<(), String> {
     // Where there was none, nobody has begun.
     if before.is_none_or(|before| now.lowest_compatible <= before.lowest_compatible) {
         return Ok(());
     }
     for record in state.nodes().records {
-        match controller(&record) {
+        match controller_release(&record) {
             None => {}
-            Some(Controller::Of(release)) if release >= now.lowest_compatible => {}
+            Some(ControllerRelease::Known(release)) if release >= now.lowest_compatible => {}
             found => return Err(format!("K2: {now:?} excludes more, and {} is {found:?}", record.key)),
         }
     }
@@ -93,18 +97,20 @@ fn raised_with_proof(state: &State, before: Option<&Status>, now: &Status) -> Re
 /// K6.
 fn done_is_what_was_done(
     state: &State,
-    guard: &Guard,
+    guard: &LeaderGuard,
     program: &Program,
-    now: &Status,
+    now: &ReconcilerStatus,
 ) -> Result<(), String> {
-    if now.state == Doing::Done && (*now != Status::done_by(program) || !state.passed.contains(&guard.key)) {
+    if now.state == Doing::Done
+        && (*now != ReconcilerStatus::completed_by(program) || !state.passed.contains(&guard.key))
+    {
         return Err(format!("K6: {} wrote {now:?}, and has not done it", program.version));
     }
     Ok(())
 }
 
 /// K1 at the beginning, and K2 from then on.
-fn whoever_serves_suits_the_status(state: &State, programs: &[Program]) -> Result<(), String> {
+fn serving_machines_suit_the_status(state: &State, programs: &[Program]) -> Result<(), String> {
     let Ok(Some(status)) = state.status() else { return Ok(()) };
     for (at, machine) in state.machines.iter().enumerate().filter(|(_, machine)| machine.serving) {
         let program = &programs[machine.release];
@@ -124,7 +130,7 @@ pub(crate) fn judge_beginning(world: &World, machine: usize) {
     let judged = {
         let state = world.look();
         match state.status() {
-            Ok(Some(_)) => whoever_serves_suits_the_status(&state, &world.programs),
+            Ok(Some(_)) => serving_machines_suit_the_status(&state, &world.programs),
             // It was there when it was read.
             Err(_) if state.damaged.as_ref().is_some_and(|(at, _)| world.sim.now() < *at + SIGHT) => Ok(()),
             other => Err(format!("K1: machine {machine} begins, and the status is {other:?}")),
@@ -138,7 +144,7 @@ pub(crate) fn judge_pass(world: &World, machine: usize, program: &Program) {
     let judged = {
         let state = world.look();
         // Not by `may_stand`, which is what is judged.
-        let seen = Releases::of(program, &state.nodes());
+        let seen = ControllerReleases::from_listing(program, &state.nodes());
         let newest = seen.highest == program.release() && seen.unknown.is_empty();
         let in_time = world.sim.now() <= state.nodes_since.max(state.machines[machine].went_on) + SIGHT;
         if newest || in_time {
@@ -150,7 +156,7 @@ pub(crate) fn judge_pass(world: &World, machine: usize, program: &Program) {
     world.demand(judged);
 }
 
-/// K3: no status, or one that promises no more than holds before and after.
+/// K3: there is no status, or the status promises no more than is true both before and after.
 fn holds_before_and_after(world: &World, state: &State, program: &Program) -> Result<(), String> {
     match state.status() {
         Ok(None) => Ok(()),
@@ -165,8 +171,8 @@ fn holds_before_and_after(world: &World, state: &State, program: &Program) -> Re
     }
 }
 
-/// K3: an object is written, whoever sent it and however long ago; `first` of one that was sent when nobody had ever
-/// reconciled, which nothing waits for.
+/// K3: checks a write of an object that takes effect, even long after it was sent and from a former leader. `first`
+/// means that it was sent when there was no status yet: no controller waits for such a write.
 pub(crate) fn judge_arrival(world: &World, program: &Program, first: bool) {
     if first {
         return;

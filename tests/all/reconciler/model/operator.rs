@@ -1,4 +1,4 @@
-//! Whoever disturbs.
+//! Operators of the model: the people and accidents that disturb it.
 
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ fn change_object(world: &World) {
     state.changes_by_hand += 1;
 }
 
-/// Whoever leads has lost its lease, and does not know.
+/// Ends the lease of the leader, which does not notice.
 fn end_lease(world: &World) {
     let mut keys = world.look().etcd.under(&RECONCILER_LEADER.range().start);
     keys.sort_by_key(|key| key.create_revision);
@@ -143,7 +143,7 @@ fn damage_node(world: &World, machine: usize) {
         async move {
             world.sim.sleep(time).await;
             let now = world.look().etcd.record(&key);
-            // It may have said something meanwhile.
+            // The machine may have reported meanwhile.
             if now.is_some_and(|now| now.mod_revision == damaged) {
                 world.note(format_args!("the record of machine {machine} is repaired"));
                 world.put(&key, Some(record.value), 0);

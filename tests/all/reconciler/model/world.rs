@@ -7,13 +7,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use shepherd::etcd::client::{Listing, Record};
-use shepherd::etcd::guard::Guard;
+use shepherd::etcd::guard::LeaderGuard;
 use shepherd::etcd::key_space::{NODES, RECONCILER_STATUS};
 use shepherd::etcd::namespace::Namespace;
 use shepherd::proto::etcdserverpb as wire;
 use shepherd::reconciler::program::Program;
 use shepherd::reconciler::release::Release;
-use shepherd::reconciler::status::Status;
+use shepherd::reconciler::status::ReconcilerStatus;
 use wire::request_op::Request;
 
 use super::observer;
@@ -21,13 +21,13 @@ use crate::cluster_model::sim::{Process, Sim};
 use crate::cluster_model::store::{Done, Etcd, NAMESPACE};
 use crate::reconciler::kit::node_record;
 
-/// How many machines there are.
+/// Number of machines in the model.
 pub(crate) const MACHINES: usize = 4;
-/// How many releases.
+/// Number of releases in the model.
 pub(crate) const RELEASES: usize = 3;
-/// How many objects.
+/// Number of objects in the model.
 pub(crate) const OBJECTS: usize = 3;
-/// Events that are told when something is wrong.
+/// Events that are printed when an invariant fails.
 const TRACE: usize = 60;
 
 /// How often something happened.
@@ -40,9 +40,9 @@ pub(crate) struct Machine {
     pub(crate) process: Process,
     /// Whether its controller serves others.
     pub(crate) serving: bool,
-    /// Whether it is to be a controller.
+    /// Whether it shall be a controller.
     pub(crate) role: bool,
-    /// When it went on, or will, that stood still.
+    /// When a machine that stood still went on, or will.
     pub(crate) went_on: Duration,
 }
 
@@ -68,9 +68,12 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn status(&self) -> Result<Option<Status>, String> {
+    pub(crate) fn status(&self) -> Result<Option<ReconcilerStatus>, String> {
         let record = self.etcd.record(RECONCILER_STATUS);
-        record.map(|record| Status::decode(&record.value)).transpose().map_err(|error| error.to_string())
+        record
+            .map(|record| ReconcilerStatus::decode(&record.value))
+            .transpose()
+            .map_err(|error| error.to_string())
     }
 
     /// The records of all nodes, as of now.
@@ -154,11 +157,11 @@ impl World {
     /// One transaction, and what the observer says of it. `None` where the answer is lost.
     pub(crate) async fn transact(
         &self,
-        asked: &wire::TxnRequest,
-        by: Option<(&Guard, &Program)>,
+        request: &wire::TxnRequest,
+        by: Option<(&LeaderGuard, &Program)>,
     ) -> Option<Done> {
         self.sim.step().await;
-        let done = self.change().etcd.transact(asked);
+        let done = self.change().etcd.transact(request);
         if let Some((guard, program)) = by {
             observer::judge_write(self, guard, program, &done);
         }
@@ -178,10 +181,10 @@ impl World {
             None => Request::RequestDeleteRange(wire::DeleteRangeRequest { key: outside, range_end: vec![] }),
         };
         let success = vec![wire::RequestOp { request: Some(request) }];
-        let asked = wire::TxnRequest { success, ..Default::default() };
+        let body = wire::TxnRequest { success, ..Default::default() };
         let mut state = self.change();
-        let done = state.etcd.transact(&asked);
-        if NODES.id(key).is_ok() {
+        let done = state.etcd.transact(&body);
+        if NODES.id_of(key).is_ok() {
             state.nodes_since = self.sim.now();
         }
         done.revision

@@ -1,28 +1,32 @@
-//! kube-apiserver.
+//! Arguments and health check of kube-apiserver.
 //!
-//! It talks to the node's own etcd through the socket that the role server uses itself, in a directory that nobody else may
-//! enter. A listener of etcd's with certificates would have to be added to every member that runs already, by starting it
-//! again; it would be reached by everybody on the node, and whoever holds a certificate that it takes may read all of it
-//! in any case. Its keys have a prefix of their own there.
+//! It connects to the node's own etcd through the socket that the role server also uses, in a directory that no other
+//! user can enter. An etcd listener with certificates would have to be added to every running member by a restart.
+//! Every process on the node could connect to it, and a holder of an accepted certificate could read all of etcd
+//! anyway. The API server's keys in etcd have their own prefix.
 //!
-//! Nobody is anonymous to it: looks at its health show the reconciler's certificate.
+//! Anonymous requests are disabled: health checks show the reconciler's certificate.
 
-use crate::model::kubernetes::bundle::{Component, Duty};
-use crate::roleserver::cluster::kubernetes::components::{Around, check, flags, id};
-use crate::roleserver::cluster::kubernetes::material::{CLIENTS, FRONT_PROXY, SERVERS, SIGNING_KEY, TOKENS};
-use crate::roleserver::cluster::services::placing::Placed;
-use crate::roleserver::cluster::services::wanted::{Check, Rendered};
+use crate::model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
+use crate::roleserver::cluster::kubernetes::components::{
+    ComponentContext, format_flags, https_check, service_id,
+};
+use crate::roleserver::cluster::kubernetes::key_material::{
+    CLIENT_CAS, FRONT_PROXY_CAS, SERVER_CAS, SIGNING_KEY, TOKEN_KEYS,
+};
+use crate::roleserver::cluster::services::desired::{RenderedHealthCheck, RenderedService};
+use crate::roleserver::cluster::services::workdir::WorkdirFile;
 
-/// Its name.
+/// Service name of the API server.
 pub const NAME: &str = "kube-apiserver";
-/// What its keys in etcd begin with.
+/// Prefix of its keys in etcd.
 pub const ETCD_PREFIX: &str = "/kubernetes/registry";
-const AUDIT_POLICY: &str = "audit-policy.yaml";
-/// Where what is written through it is told, below its directory.
+const AUDIT_POLICY_FILE: &str = "audit-policy.yaml";
+/// Name of the audit log, below the component's directory.
 pub const AUDIT_LOG: &str = "audit.log";
 
-/// Who changed what; not what was read, nor what anything says: secrets are among it.
-const AUDIT: &str = "\
+/// Logs who changed which object. Reads are not logged, and contents neither, because secrets are among them.
+const AUDIT_POLICY_YAML: &str = "\
 apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages:
@@ -37,23 +41,27 @@ rules:
 - level: Metadata
 ";
 
-/// What it is started with.
-pub fn rendered(around: &Around<'_>) -> Result<Rendered, String> {
-    let files = vec![Placed { path: AUDIT_POLICY.to_owned(), contents: AUDIT.to_owned(), mode: 0o600 }];
+/// Program, arguments and files that it is started with.
+pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService, String> {
+    let files = vec![WorkdirFile {
+        path: AUDIT_POLICY_FILE.to_owned(),
+        contents: AUDIT_POLICY_YAML.to_owned(),
+        mode: 0o600,
+    }];
     let read_once =
-        ["apiserver-kubelet-client.crt", "apiserver-kubelet-client.key", SERVERS, TOKENS, SIGNING_KEY];
-    around.rendered(Component::KubeApiserver, arguments(around), files, &read_once)
+        ["apiserver-kubelet-client.crt", "apiserver-kubelet-client.key", SERVER_CAS, TOKEN_KEYS, SIGNING_KEY];
+    around.render_component(BundleComponent::KubeApiserver, arguments(around), files, &read_once)
 }
 
-/// Its arguments.
+/// Command-line flags of the API server.
 #[must_use]
-pub fn arguments(around: &Around<'_>) -> Vec<String> {
+pub fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
     let (material, settings) = (around.material, around.setup.settings());
-    let own = around.own(&id(Duty::Controller, NAME));
+    let own = around.component_directory(&service_id(KubernetesDuty::Controller, NAME));
     let file = |name: &str| own.join(name).display().to_string();
     let issuer = format!("https://kubernetes.default.svc.{}", settings.domain);
     let (address, port) = (around.address.to_string(), around.ports.api_server.to_string());
-    flags([
+    format_flags([
         ("advertise-address", address.as_str()),
         ("allow-privileged", "true"),
         ("anonymous-auth", "false"),
@@ -61,51 +69,51 @@ pub fn arguments(around: &Around<'_>) -> Vec<String> {
         ("audit-log-maxbackup", "3"),
         ("audit-log-maxsize", "16"),
         ("audit-log-path", &file(AUDIT_LOG)),
-        ("audit-policy-file", &file(AUDIT_POLICY)),
+        ("audit-policy-file", &file(AUDIT_POLICY_FILE)),
         ("authorization-mode", "Node,RBAC"),
         ("bind-address", &address),
-        ("client-ca-file", &material.path(CLIENTS)),
+        ("client-ca-file", &material.file_path(CLIENT_CAS)),
         ("enable-admission-plugins", "NodeRestriction"),
-        // It need not reach addresses of services: a controller may be no worker.
+        // Route to endpoints instead of service addresses: a controller need not be a worker with kube-proxy.
         ("enable-aggregator-routing", "true"),
         ("etcd-prefix", ETCD_PREFIX),
         ("etcd-servers", &format!("unix://{}", around.etcd.display())),
-        ("kubelet-certificate-authority", &material.path(SERVERS)),
-        ("kubelet-client-certificate", &material.path("apiserver-kubelet-client.crt")),
-        ("kubelet-client-key", &material.path("apiserver-kubelet-client.key")),
+        ("kubelet-certificate-authority", &material.file_path(SERVER_CAS)),
+        ("kubelet-client-certificate", &material.file_path("apiserver-kubelet-client.crt")),
+        ("kubelet-client-key", &material.file_path("apiserver-kubelet-client.key")),
         ("kubelet-preferred-address-types", "InternalIP"),
         ("profiling", "false"),
-        ("proxy-client-cert-file", &material.path("front-proxy-client.crt")),
-        ("proxy-client-key-file", &material.path("front-proxy-client.key")),
+        ("proxy-client-cert-file", &material.file_path("front-proxy-client.crt")),
+        ("proxy-client-key-file", &material.file_path("front-proxy-client.key")),
         ("requestheader-allowed-names", "front-proxy-client"),
-        ("requestheader-client-ca-file", &material.path(FRONT_PROXY)),
+        ("requestheader-client-ca-file", &material.file_path(FRONT_PROXY_CAS)),
         ("requestheader-extra-headers-prefix", "X-Remote-Extra-"),
         ("requestheader-group-headers", "X-Remote-Group"),
         ("requestheader-username-headers", "X-Remote-User"),
         ("secure-port", &port),
         ("service-account-issuer", &issuer),
-        ("service-account-key-file", &material.path(TOKENS)),
-        ("service-account-signing-key-file", &material.path(SIGNING_KEY)),
+        ("service-account-key-file", &material.file_path(TOKEN_KEYS)),
+        ("service-account-signing-key-file", &material.file_path(SIGNING_KEY)),
         ("service-cluster-ip-range", &settings.service_range),
-        ("tls-cert-file", &material.path("apiserver.crt")),
-        ("tls-private-key-file", &material.path("apiserver.key")),
+        ("tls-cert-file", &material.file_path("apiserver.crt")),
+        ("tls-private-key-file", &material.file_path("apiserver.key")),
     ])
 }
 
-/// How it is seen to be well.
+/// Health check over HTTPS on `/readyz`.
 #[must_use]
-pub fn looked_at(around: &Around<'_>) -> Check {
-    check(around.api_server(), "/readyz", Some(around.material.pair("reconciler")))
+pub fn health_check(around: &ComponentContext<'_>) -> RenderedHealthCheck {
+    https_check(around.api_server(), "/readyz", Some(around.material.certificate_and_key("reconciler")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::roleserver::cluster::kubernetes::components::tests::{lines, with};
+    use crate::roleserver::cluster::kubernetes::components::tests::{lines, with_context};
 
     #[test]
-    fn api_server_is_started_so() {
-        let arguments = with(|around| lines(&arguments(around)));
+    fn api_server_arguments_match() {
+        let arguments = with_context(|around| lines(&arguments(around)));
         insta::assert_snapshot!(arguments, @r"
         --advertise-address=10.0.0.7
         --allow-privileged=true
@@ -142,10 +150,12 @@ mod tests {
         --tls-cert-file=/state/cluster/kubernetes/x/apiserver.crt
         --tls-private-key-file=/state/cluster/kubernetes/x/apiserver.key
         ");
-        with(|around| {
+        with_context(|around| {
             assert!(
-                rendered(around).unwrap().run
-                    == crate::model::declaration::Run::Path("/bundle/bin/kube-apiserver".to_owned())
+                render_component(around).unwrap().run
+                    == crate::model::role_declaration::ProgramSource::Path(
+                        "/bundle/bin/kube-apiserver".to_owned()
+                    )
             );
         });
     }

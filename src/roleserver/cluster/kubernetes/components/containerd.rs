@@ -1,76 +1,81 @@
-//! containerd, which runs containers for the kubelet, and what connects these to the network.
+//! Configuration, CNI network and health check of containerd.
 //!
-//! What it starts for a pod, a shim, outlives it: pods notice nothing when it crashes or is started again. It needs none of
-//! the keys, and so another generation of them lets it run on.
+//! containerd starts a shim for each pod, which outlives it: a crash or restart of containerd does not affect pods. It
+//! reads none of the keys, so a new generation of keys does not restart it.
 //!
-//! Pods get their addresses from the node's own part of the range, at a bridge of the node's. What they send elsewhere has
-//! the node's address. Where another network is wanted an add-on puts its own configuration beside this one, under a name
-//! that comes before it.
+//! Pods get addresses from the node's part of the pod range, on a bridge of this node. Traffic to other destinations is
+//! masqueraded with the node's address. An add-on that provides another network puts its configuration beside this one,
+//! with a file name that sorts first.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use serde_json::json;
 
-use crate::model::kubernetes::bundle::{Component, Duty};
-use crate::roleserver::cluster::kubernetes::components::{Around, PATHS, by, id, plain};
-use crate::roleserver::cluster::services::placing::Placed;
-use crate::roleserver::cluster::services::wanted::{Check, Probe, Rendered};
+use crate::model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
+use crate::roleserver::cluster::kubernetes::components::{
+    ComponentContext, SYSTEM_PATH, check_with, render_plain, service_id,
+};
+use crate::roleserver::cluster::services::desired::{RenderedHealthCheck, RenderedProbe, RenderedService};
+use crate::roleserver::cluster::services::workdir::WorkdirFile;
 
-/// Its name.
+/// Service name of containerd.
 pub const NAME: &str = "containerd";
-/// What the names of shims begin with.
-pub const SHIM: &str = "containerd-shim";
-/// The image that holds the namespaces of a pod.
-pub const PAUSE: &str = "pause";
-/// Where pods are connected by default.
-const NETWORK: &str = "cni/90-pods.conflist";
-const CONFIG: &str = "config.toml";
-/// The longest path of a socket is 107 bytes (unix(7)), and containerd makes another one beside it that is longer.
-const LONGEST_SOCKET: usize = 100;
+/// Prefix of the program names of shims.
+pub const SHIM_PREFIX: &str = "containerd-shim";
+/// Image that holds the namespaces of a pod.
+pub const PAUSE_IMAGE: &str = "pause";
+/// CNI configuration of the default network, below the component's directory.
+const CNI_CONFIG: &str = "cni/90-pods.conflist";
+const CONFIG_FILE: &str = "config.toml";
+/// Longest socket path: unix(7) allows 107 bytes, and containerd creates a second socket with a longer name beside it.
+const MAX_SOCKET_PATH: usize = 100;
 
-/// Where it listens.
+/// Path of the socket that containerd listens on.
 #[must_use]
-pub fn socket(around: &Around<'_>) -> PathBuf {
-    around.own(&id(Duty::Worker, NAME)).join("socket")
+pub fn socket_path(around: &ComponentContext<'_>) -> PathBuf {
+    around.component_directory(&service_id(KubernetesDuty::Worker, NAME)).join("socket")
 }
 
-/// The bridge of the pods of this role server's node: 15 letters, as many as the name of one can have.
+/// Name of the pod bridge of this role server's node, 15 characters at most, the limit of an interface name.
 #[must_use]
-pub fn bridge(family: &str) -> String {
+pub fn bridge_name(family: &str) -> String {
     format!("sp-{}", family.rsplit('-').next().unwrap_or_default().chars().take(12).collect::<String>())
 }
 
-/// What it is started with.
-pub fn rendered(around: &Around<'_>) -> Result<Rendered, String> {
-    let own = around.own(&id(Duty::Worker, NAME));
-    let path = around.bundle.programs().display().to_string();
+/// Program, arguments, files and environment that it is started with.
+pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService, String> {
+    let own = around.component_directory(&service_id(KubernetesDuty::Worker, NAME));
+    let path = around.bundle.bin_directory().display().to_string();
     let files = vec![
-        Placed { path: CONFIG.to_owned(), contents: config(around)?, mode: 0o600 },
-        Placed { path: NETWORK.to_owned(), contents: network(around), mode: 0o600 },
+        WorkdirFile { path: CONFIG_FILE.to_owned(), contents: render_config(around)?, mode: 0o600 },
+        WorkdirFile { path: CNI_CONFIG.to_owned(), contents: render_cni_config(around), mode: 0o600 },
     ];
-    let arguments = vec!["--config".to_owned(), own.join(CONFIG).display().to_string()];
-    let mut rendered = plain(&around.bundle.program(Component::Containerd)?, arguments, files);
-    // It finds its shim there.
-    rendered.environment.insert("PATH".to_owned(), format!("{path}:{PATHS}"));
+    let arguments = vec!["--config".to_owned(), own.join(CONFIG_FILE).display().to_string()];
+    let mut rendered =
+        render_plain(&around.bundle.program_path(BundleComponent::Containerd)?, arguments, files);
+    // containerd looks up its shim in `PATH`.
+    rendered.environment.insert("PATH".to_owned(), format!("{path}:{SYSTEM_PATH}"));
     Ok(rendered)
 }
 
-/// Its configuration, of version 2 (containerd-config.toml(5)).
-fn config(around: &Around<'_>) -> Result<String, String> {
-    let own = around.own(&id(Duty::Worker, NAME));
-    let socket = socket(around);
-    if socket.as_os_str().len() > LONGEST_SOCKET {
+/// Its configuration file, version 2 (containerd-config.toml(5)).
+fn render_config(around: &ComponentContext<'_>) -> Result<String, String> {
+    let own = around.component_directory(&service_id(KubernetesDuty::Worker, NAME));
+    let socket = socket_path(around);
+    if socket.as_os_str().len() > MAX_SOCKET_PATH {
         return Err(format!(
-            "the path {} is too long for a socket: {LONGEST_SOCKET} bytes are the most, so give the role server a \
+            "the path {} is too long for a socket: {MAX_SOCKET_PATH} bytes are the most, so give the role server a \
              shorter state directory",
             socket.display()
         ));
     }
-    let (pause, _) =
-        around.bundle.image(PAUSE).ok_or_else(|| format!("its bundle holds no image {PAUSE}"))?;
-    let runc = around.bundle.program(Component::Runc)?;
-    let file = |name: &str| toml(&own.join(name).display().to_string());
+    let (pause, _) = around
+        .bundle
+        .find_image(PAUSE_IMAGE)
+        .ok_or_else(|| format!("its bundle holds no image {PAUSE_IMAGE}"))?;
+    let runc = around.bundle.program_path(BundleComponent::Runc)?;
+    let file = |name: &str| toml_string(&own.join(name).display().to_string());
     let mut text = String::new();
     let cri = "plugins.\"io.containerd.grpc.v1.cri\"";
     let done = write!(
@@ -99,38 +104,38 @@ conf_dir = {network}
 ",
         root = file("root"),
         state = file("state"),
-        socket = toml(&socket.display().to_string()),
-        pause = toml(&pause.reference),
-        // Without that capability nothing can be made less likely to be killed, and runc fails if it is told to.
-        restricted = !around.may_raise_scores,
-        runc = toml(&runc.display().to_string()),
-        plugins = toml(&around.bundle.plugins().display().to_string()),
+        socket = toml_string(&socket.display().to_string()),
+        pause = toml_string(&pause.reference),
+        // Without the capability no process can get a lower OOM score, and runc fails if it has to set one.
+        restricted = !around.can_raise_oom_score,
+        runc = toml_string(&runc.display().to_string()),
+        plugins = toml_string(&around.bundle.cni_directory().display().to_string()),
         network = file("cni"),
     );
     done.map_err(|error| error.to_string())?;
     Ok(text)
 }
 
-/// A text as TOML has it: JSON's way of writing one is one of its own.
-fn toml(text: &str) -> String {
+/// A string in TOML syntax: a JSON string is also a TOML string.
+fn toml_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// How pods are connected (the specification of CNI, 0.4.0).
-fn network(around: &Around<'_>) -> String {
-    let addresses = around.own(&id(Duty::Worker, NAME)).join("addresses");
+/// The CNI configuration of the default network (CNI specification 0.4.0).
+fn render_cni_config(around: &ComponentContext<'_>) -> String {
+    let addresses = around.component_directory(&service_id(KubernetesDuty::Worker, NAME)).join("addresses");
     let list = json!({
         "cniVersion": "0.4.0",
         "name": "pods",
         "plugins": [
             {
                 "type": "bridge",
-                "bridge": bridge(around.family),
+                "bridge": bridge_name(around.instance_name),
                 "isGateway": true,
-                // One that is left of another range is changed.
+                // Replace an address of another pod range on an existing bridge.
                 "forceAddress": true,
                 "hairpinMode": true,
-                // Nobody else has a route to them.
+                // No other host has a route to pod addresses.
                 "ipMasq": true,
                 "ipam": {
                     "type": "host-local",
@@ -145,32 +150,32 @@ fn network(around: &Around<'_>) -> String {
     format!("{list:#}\n")
 }
 
-/// How it is seen to be well: its socket takes connections.
+/// Health check: its socket accepts a connection.
 #[must_use]
-pub fn looked_at(around: &Around<'_>) -> Check {
-    by(Probe::Unix(socket(around)))
+pub fn health_check(around: &ComponentContext<'_>) -> RenderedHealthCheck {
+    check_with(RenderedProbe::Unix(socket_path(around)))
 }
 
-/// What imports an image of the bundle, and ends. Importing one that is there changes nothing.
-pub fn import(around: &Around<'_>, image: &str) -> Result<Rendered, String> {
+/// A one-shot that imports an image of the bundle. Importing an existing image changes nothing.
+pub fn render_image_import(around: &ComponentContext<'_>, image: &str) -> Result<RenderedService, String> {
     let (_, archive) =
-        around.bundle.image(image).ok_or_else(|| format!("its bundle holds no image {image}"))?;
-    let socket = socket(around).display().to_string();
+        around.bundle.find_image(image).ok_or_else(|| format!("its bundle holds no image {image}"))?;
+    let socket = socket_path(around).display().to_string();
     let archive = archive.display().to_string();
     let arguments = ["--address", &socket, "--namespace", "k8s.io", "images", "import", &archive];
     let arguments = arguments.into_iter().map(str::to_owned).collect();
-    Ok(plain(&around.bundle.program(Component::Ctr)?, arguments, Vec::new()))
+    Ok(render_plain(&around.bundle.program_path(BundleComponent::Ctr)?, arguments, Vec::new()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::roleserver::cluster::kubernetes::components::tests::{lines, with};
+    use crate::roleserver::cluster::kubernetes::components::tests::{lines, with_context};
 
     #[test]
-    fn containerd_is_started_so() {
-        let started = with(|around| rendered(around).unwrap());
-        assert_eq!(started.environment["PATH"], format!("/bundle/bin:{PATHS}"));
+    fn containerd_arguments_match() {
+        let started = with_context(|around| render_component(around).unwrap());
+        assert_eq!(started.environment["PATH"], format!("/bundle/bin:{SYSTEM_PATH}"));
         insta::assert_snapshot!(lines(&started.arguments), @r#"
         --config
         /state/cluster/kubernetes/kubernetes-worker_containerd/config.toml
@@ -238,39 +243,52 @@ mod tests {
     }
 
     #[test]
-    fn scores_are_restricted_where_nobody_may_raise_them() {
-        let said = |may_raise_scores| with(|around| config(&Around { may_raise_scores, ..*around }).unwrap());
-        assert!(said(false).contains("restrict_oom_score_adj = true"));
-        assert!(said(true).contains("restrict_oom_score_adj = false"));
+    fn oom_scores_are_restricted_without_the_capability() {
+        let reported = |may_raise_scores| {
+            with_context(|around| {
+                render_config(&ComponentContext { can_raise_oom_score: may_raise_scores, ..*around }).unwrap()
+            })
+        };
+        assert!(reported(false).contains("restrict_oom_score_adj = true"));
+        assert!(reported(true).contains("restrict_oom_score_adj = false"));
     }
 
     #[test]
-    fn socket_that_nobody_could_open_is_told_before_it_is_tried() {
+    fn socket_path_that_is_too_long_is_rejected() {
         let deep = PathBuf::from(format!("/{}", "d".repeat(80)));
-        let error = with(|around| config(&Around { directory: &deep, ..*around }).unwrap_err());
+        let error = with_context(|around| {
+            render_config(&ComponentContext { directory: &deep, ..*around }).unwrap_err()
+        });
         assert!(error.contains("shorter state directory"), "{error}");
     }
 
     #[test]
-    fn another_generation_of_keys_leaves_it_as_it_is_and_another_range_does_not() {
-        use crate::roleserver::cluster::kubernetes::material::tests::material;
-        use crate::roleserver::cluster::kubernetes::setup::{Setup, tests::said};
-        let plain = with(|around| rendered(around).unwrap().digest());
+    fn digest_changes_with_the_pod_range_and_not_with_the_keys() {
+        use crate::roleserver::cluster::kubernetes::key_material::tests::material;
+        use crate::roleserver::cluster::kubernetes::setup::{NodeSetup, tests::wire_setup};
+        let plain = with_context(|around| render_component(around).unwrap().digest());
         let mut renewed = material();
         renewed.generation += 1;
         assert_eq!(
             plain,
-            with(|around| rendered(&Around { material: &renewed, ..*around }).unwrap().digest())
+            with_context(|around| render_component(&ComponentContext { material: &renewed, ..*around })
+                .unwrap()
+                .digest())
         );
-        let mut other = said();
+        let mut other = wire_setup();
         other.pod_range = "10.128.4.0/24".to_owned();
-        let other = Setup::new(other).unwrap();
-        assert_ne!(plain, with(|around| rendered(&Around { setup: &other, ..*around }).unwrap().digest()));
+        let other = NodeSetup::new(other).unwrap();
+        assert_ne!(
+            plain,
+            with_context(|around| render_component(&ComponentContext { setup: &other, ..*around })
+                .unwrap()
+                .digest())
+        );
     }
 
     #[test]
-    fn image_is_imported_so() {
-        let started = with(|around| import(around, PAUSE).unwrap());
+    fn image_import_arguments_match() {
+        let started = with_context(|around| render_image_import(around, PAUSE_IMAGE).unwrap());
         insta::assert_snapshot!(lines(&started.arguments), @r#"
         --address
         /state/cluster/kubernetes/kubernetes-worker_containerd/socket
@@ -284,7 +302,7 @@ mod tests {
 
     #[test]
     fn bridge_has_a_name_that_the_kernel_takes() {
-        assert_eq!(bridge("roleserver-0123456789ab"), "sp-0123456789ab");
-        assert_eq!(bridge("roleserver-0123456789ab").len(), 15);
+        assert_eq!(bridge_name("roleserver-0123456789ab"), "sp-0123456789ab");
+        assert_eq!(bridge_name("roleserver-0123456789ab").len(), 15);
     }
 }

@@ -1,31 +1,37 @@
-//! kube-controller-manager.
+//! Arguments and health check of kube-controller-manager.
 //!
-//! All nodes with the role run one; those elect their own leader through their API servers. Nodes get their ranges for pods
-//! from the curator, and certificates too, so that it allots none and signs none.
+//! All nodes with the role run one. They elect their leader through their API servers. The curator assigns pod ranges
+//! to nodes and issues certificates, so the controller manager does neither.
 
 use std::net::SocketAddr;
 
-use crate::model::kubernetes::bundle::{Component, Duty};
-use crate::roleserver::cluster::kubernetes::components::{Around, KUBECONFIG, check, flags, id};
-use crate::roleserver::cluster::kubernetes::material::{FRONT_PROXY, SERVERS, SIGNING_KEY};
-use crate::roleserver::cluster::services::wanted::{Check, Rendered};
+use crate::model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
+use crate::roleserver::cluster::kubernetes::components::{
+    ComponentContext, KUBECONFIG, format_flags, https_check, service_id,
+};
+use crate::roleserver::cluster::kubernetes::key_material::{FRONT_PROXY_CAS, SERVER_CAS, SIGNING_KEY};
+use crate::roleserver::cluster::services::desired::{RenderedHealthCheck, RenderedService};
 
-/// Its name.
+/// Service name of the controller manager.
 pub const NAME: &str = "kube-controller-manager";
 
-/// What it is started with.
-pub fn rendered(around: &Around<'_>) -> Result<Rendered, String> {
+/// Program, arguments and files that it is started with.
+pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService, String> {
     let files = vec![around.kubeconfig(around.api_server(), "controller-manager")];
-    let read_once = [SERVERS, SIGNING_KEY, FRONT_PROXY];
-    around.rendered(Component::KubeControllerManager, arguments(around), files, &read_once)
+    let read_once = [SERVER_CAS, SIGNING_KEY, FRONT_PROXY_CAS];
+    around.render_component(BundleComponent::KubeControllerManager, arguments(around), files, &read_once)
 }
 
-/// Its arguments.
+/// Command-line flags of the controller manager.
 #[must_use]
-pub fn arguments(around: &Around<'_>) -> Vec<String> {
+pub fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
     let (material, settings) = (around.material, around.setup.settings());
-    let kubeconfig = around.own(&id(Duty::Controller, NAME)).join(KUBECONFIG).display().to_string();
-    flags([
+    let kubeconfig = around
+        .component_directory(&service_id(KubernetesDuty::Controller, NAME))
+        .join(KUBECONFIG)
+        .display()
+        .to_string();
+    format_flags([
         ("allocate-node-cidrs", "false"),
         ("authentication-kubeconfig", kubeconfig.as_str()),
         ("authorization-kubeconfig", &kubeconfig),
@@ -34,29 +40,29 @@ pub fn arguments(around: &Around<'_>) -> Vec<String> {
         ("kubeconfig", &kubeconfig),
         ("leader-elect", "true"),
         ("profiling", "false"),
-        ("requestheader-client-ca-file", &material.path(FRONT_PROXY)),
-        ("root-ca-file", &material.path(SERVERS)),
+        ("requestheader-client-ca-file", &material.file_path(FRONT_PROXY_CAS)),
+        ("root-ca-file", &material.file_path(SERVER_CAS)),
         ("secure-port", &around.ports.controller_manager.to_string()),
-        ("service-account-private-key-file", &material.path(SIGNING_KEY)),
+        ("service-account-private-key-file", &material.file_path(SIGNING_KEY)),
         ("service-cluster-ip-range", &settings.service_range),
         ("use-service-account-credentials", "true"),
     ])
 }
 
-/// How it is seen to be well: whoever asks that need not say who he is.
+/// Health check over HTTPS on `/healthz`, which needs no client certificate.
 #[must_use]
-pub fn looked_at(around: &Around<'_>) -> Check {
-    check(SocketAddr::new(around.address, around.ports.controller_manager), "/healthz", None)
+pub fn health_check(around: &ComponentContext<'_>) -> RenderedHealthCheck {
+    https_check(SocketAddr::new(around.address, around.ports.controller_manager), "/healthz", None)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::roleserver::cluster::kubernetes::components::tests::{lines, with};
+    use crate::roleserver::cluster::kubernetes::components::tests::{lines, with_context};
 
     #[test]
-    fn controller_manager_is_started_so() {
-        let arguments = with(|around| lines(&arguments(around)));
+    fn controller_manager_arguments_match() {
+        let arguments = with_context(|around| lines(&arguments(around)));
         insta::assert_snapshot!(arguments, @r"
         --allocate-node-cidrs=false
         --authentication-kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-controller-manager/kubeconfig.json

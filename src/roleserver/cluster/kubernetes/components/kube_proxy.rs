@@ -1,42 +1,49 @@
-//! kube-proxy, which brings what is sent to a service to its pods.
+//! Arguments, clean-up command and health check of kube-proxy.
 //!
-//! It writes rules of iptables, with the programs `iptables` and `conntrack` of the node. They stay when it ends, so that a
-//! restart interrupts nothing; when the role goes it is run once more to remove them, and finds in its directory with what.
+//! It forwards connections to service addresses with iptables rules, and needs the node's programs `iptables` and
+//! `conntrack`. The rules stay when it stops, so that a restart interrupts nothing. When the role ends, kube-proxy is
+//! run once more to remove them, with the command that is stored in its directory.
 //!
-//! Connections that the kernel keeps track of are the host's affair: how many there may be is not changed.
+//! The kernel's connection tracking limits belong to the host and are not changed.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
 use serde_json::json;
 
-use crate::model::kubernetes::bundle::{Component, Duty};
-use crate::roleserver::cluster::kubernetes::components::{Around, KUBECONFIG, check_here, flags, id};
-use crate::roleserver::cluster::kubernetes::material::SERVERS;
-use crate::roleserver::cluster::services::placing::Placed;
-use crate::roleserver::cluster::services::wanted::{Check, Rendered};
+use crate::model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
+use crate::roleserver::cluster::kubernetes::components::{
+    ComponentContext, KUBECONFIG, format_flags, local_check, service_id,
+};
+use crate::roleserver::cluster::kubernetes::key_material::SERVER_CAS;
+use crate::roleserver::cluster::services::desired::{RenderedHealthCheck, RenderedService};
+use crate::roleserver::cluster::services::workdir::WorkdirFile;
 
-/// Its name.
+/// Service name of kube-proxy.
 pub const NAME: &str = "kube-proxy";
-/// The command that removes its rules, below its directory: words in JSON.
-pub const CLEAN_UP: &str = "clean-up.json";
+/// File with the command that removes its rules, below its directory: a JSON array of words.
+pub const CLEAN_UP_FILE: &str = "clean-up.json";
 
-/// What it is started with.
-pub fn rendered(around: &Around<'_>) -> Result<Rendered, String> {
-    let program = around.bundle.program(Component::KubeProxy)?;
+/// Program, arguments and files that it is started with.
+pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService, String> {
+    let program = around.bundle.program_path(BundleComponent::KubeProxy)?;
     let clean_up = json!([program, "--cleanup"]).to_string();
     let files = vec![
-        Placed { path: CLEAN_UP.to_owned(), contents: clean_up, mode: 0o600 },
+        WorkdirFile { path: CLEAN_UP_FILE.to_owned(), contents: clean_up, mode: 0o600 },
         around.kubeconfig(around.ports.load_balancer, "proxy"),
     ];
-    around.rendered(Component::KubeProxy, arguments(around), files, &[SERVERS])
+    around.render_component(BundleComponent::KubeProxy, arguments(around), files, &[SERVER_CAS])
 }
 
-/// Its arguments.
+/// Command-line flags of kube-proxy.
 #[must_use]
-pub fn arguments(around: &Around<'_>) -> Vec<String> {
-    let kubeconfig = around.own(&id(Duty::Worker, NAME)).join(KUBECONFIG).display().to_string();
+pub fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
+    let kubeconfig = around
+        .component_directory(&service_id(KubernetesDuty::Worker, NAME))
+        .join(KUBECONFIG)
+        .display()
+        .to_string();
     let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string();
-    flags([
+    format_flags([
         ("cluster-cidr", around.setup.settings().pod_range.as_str()),
         ("conntrack-max-per-core", "0"),
         ("conntrack-tcp-timeout-close-wait", "0s"),
@@ -49,20 +56,20 @@ pub fn arguments(around: &Around<'_>) -> Vec<String> {
     ])
 }
 
-/// How it is seen to be well.
+/// Health check over HTTP on the loopback address.
 #[must_use]
-pub fn looked_at(around: &Around<'_>) -> Check {
-    check_here(around.ports.proxy_health)
+pub fn health_check(around: &ComponentContext<'_>) -> RenderedHealthCheck {
+    local_check(around.ports.proxy_health)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::roleserver::cluster::kubernetes::components::tests::{lines, with};
+    use crate::roleserver::cluster::kubernetes::components::tests::{lines, with_context};
 
     #[test]
-    fn proxy_is_started_so_and_says_how_its_rules_go() {
-        let started = with(|around| rendered(around).unwrap());
+    fn proxy_arguments_and_clean_up_command_match() {
+        let started = with_context(|around| render_component(around).unwrap());
         insta::assert_snapshot!(lines(&started.arguments), @r#"
         --cluster-cidr=10.128.0.0/12
         --conntrack-max-per-core=0

@@ -1,69 +1,71 @@
-//! kubelet, which has the node's pods run.
+//! Arguments, configuration and health check of the kubelet.
 //!
-//! It reaches whatever API server answers through the node's own load balancer. The groups of its pods are below one that
-//! is this role server's, so that all that is left of pods can be found and ended when the role goes.
+//! It connects to the API servers through the node's own load balancer. The control groups of its pods are below one
+//! that belongs to this role server, so that everything left of pods can be found and killed when the role ends.
 
 use serde_json::json;
 
-use crate::model::kubernetes::bundle::{Component, Duty, KUBELET};
-use crate::model::kubernetes::ranges::Ranges;
-use crate::model::kubernetes::version::Version;
-use crate::roleserver::cluster::kubernetes::components::{Around, KUBECONFIG, check_here, containerd, id};
-use crate::roleserver::cluster::kubernetes::groups;
-use crate::roleserver::cluster::kubernetes::material::{CLIENTS, SERVERS};
-use crate::roleserver::cluster::services::placing::Placed;
-use crate::roleserver::cluster::services::wanted::{Check, Rendered};
+use crate::model::kubernetes::address_ranges::ClusterRanges;
+use crate::model::kubernetes::bundle_manifest::{BundleComponent, KUBELET, KubernetesDuty};
+use crate::model::kubernetes::version::ReleaseVersion;
+use crate::roleserver::cluster::kubernetes::components::{
+    ComponentContext, KUBECONFIG, containerd, local_check, service_id,
+};
+use crate::roleserver::cluster::kubernetes::key_material::{CLIENT_CAS, SERVER_CAS};
+use crate::roleserver::cluster::kubernetes::pod_cgroups;
+use crate::roleserver::cluster::services::desired::{RenderedHealthCheck, RenderedService};
+use crate::roleserver::cluster::services::workdir::WorkdirFile;
 
-/// Its name.
+/// Service name of the kubelet.
 pub const NAME: &str = KUBELET;
-const CONFIG: &str = "config.json";
-/// The add-on by which pods find each other's names.
-const DNS: &str = "dns";
-/// From this version on there are no other runtimes to choose among, and the flags about that go.
-const RUNTIME_IS_CHOSEN: Version = Version::new(1, 24, 0);
-/// From this version on containerd is asked which image no pod begins without.
-const PAUSE_IS_ASKED_FOR: Version = Version::new(1, 35, 0);
+const CONFIG_FILE: &str = "config.json";
+/// Add-on that resolves the names of services in pods.
+const DNS_ADD_ON: &str = "dns";
+/// The first version without the flag that selects a container runtime.
+const RUNTIME_FLAG_REMOVED: ReleaseVersion = ReleaseVersion::new(1, 24, 0);
+/// The first version that gets the pause image from containerd instead of a flag.
+const PAUSE_FLAG_REMOVED: ReleaseVersion = ReleaseVersion::new(1, 35, 0);
 
-/// What it is started with.
-pub fn rendered(around: &Around<'_>) -> Result<Rendered, String> {
+/// Program, arguments and files that it is started with.
+pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService, String> {
     let files = vec![
         around.kubeconfig(around.ports.load_balancer, "kubelet"),
-        Placed { path: CONFIG.to_owned(), contents: config(around), mode: 0o600 },
+        WorkdirFile { path: CONFIG_FILE.to_owned(), contents: render_config(around), mode: 0o600 },
     ];
-    let read_once = ["kubelet-server.crt", "kubelet-server.key", CLIENTS, SERVERS];
-    around.rendered(Component::Kubelet, arguments(around), files, &read_once)
+    let read_once = ["kubelet-server.crt", "kubelet-server.key", CLIENT_CAS, SERVER_CAS];
+    around.render_component(BundleComponent::Kubelet, arguments(around), files, &read_once)
 }
 
-/// Its arguments.
+/// Command-line flags of the kubelet.
 #[must_use]
-pub fn arguments(around: &Around<'_>) -> Vec<String> {
-    let own = around.own(&id(Duty::Worker, NAME));
+pub fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
+    let own = around.component_directory(&service_id(KubernetesDuty::Worker, NAME));
     let file = |name: &str| own.join(name).display().to_string();
     let version = around.bundle.manifest.kubernetes;
-    let pause = around.bundle.image(containerd::PAUSE).map(|(image, _)| image.reference.clone());
+    let pause = around.bundle.find_image(containerd::PAUSE_IMAGE).map(|(image, _)| image.reference.clone());
     let mut flags = vec![
         ("cert-dir", file("certificates")),
-        ("config", file(CONFIG)),
-        ("container-runtime-endpoint", format!("unix://{}", containerd::socket(around).display())),
+        ("config", file(CONFIG_FILE)),
+        ("container-runtime-endpoint", format!("unix://{}", containerd::socket_path(around).display())),
         ("hostname-override", around.node.to_owned()),
         ("kubeconfig", file(KUBECONFIG)),
         ("node-ip", around.address.to_string()),
         ("root-dir", file("root")),
     ];
-    if version < RUNTIME_IS_CHOSEN {
+    if version < RUNTIME_FLAG_REMOVED {
         flags.push(("container-runtime", "remote".to_owned()));
     }
-    if let Some(pause) = pause.filter(|_| version < PAUSE_IS_ASKED_FOR) {
-        // It is not removed when the disk gets full.
+    if let Some(pause) = pause.filter(|_| version < PAUSE_FLAG_REMOVED) {
+        // Keeps the pause image from being garbage collected when the disk is full.
         flags.push(("pod-infra-container-image", pause));
     }
     flags.into_iter().map(|(name, value)| format!("--{name}={value}")).collect()
 }
 
-/// Its configuration (`kubelet.config.k8s.io/v1beta1`): JSON, which is YAML.
-fn config(around: &Around<'_>) -> String {
+/// Its configuration (`kubelet.config.k8s.io/v1beta1`) as JSON, which is also YAML.
+fn render_config(around: &ComponentContext<'_>) -> String {
     let (material, settings) = (around.material, around.setup.settings());
-    let own = around.own(&id(Duty::Worker, NAME));
+    let own = around.component_directory(&service_id(KubernetesDuty::Worker, NAME));
     let mut config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -72,20 +74,20 @@ fn config(around: &Around<'_>) -> String {
         "readOnlyPort": 0,
         "healthzBindAddress": "127.0.0.1",
         "healthzPort": around.ports.kubelet_health,
-        "tlsCertFile": material.path("kubelet-server.crt"),
-        "tlsPrivateKeyFile": material.path("kubelet-server.key"),
+        "tlsCertFile": material.file_path("kubelet-server.crt"),
+        "tlsPrivateKeyFile": material.file_path("kubelet-server.key"),
         "authentication": {
             "anonymous": {"enabled": false},
             "webhook": {"enabled": true},
-            "x509": {"clientCAFile": material.path(CLIENTS)},
+            "x509": {"clientCAFile": material.file_path(CLIENT_CAS)},
         },
         "authorization": {"mode": "Webhook"},
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": format!("/{}", groups::name(around.family)),
+        "cgroupRoot": format!("/{}", pod_cgroups::cgroup_name(around.instance_name)),
         "failSwapOn": false,
         "clusterDomain": settings.domain,
         "volumePluginDir": own.join("plugins"),
-        // What came with the bundle could be fetched from nowhere again.
+        // Images from the bundle could not be pulled again, so garbage collection is off.
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {
             "memory.available": "100Mi", "nodefs.available": "5%", "nodefs.inodesFree": "5%", "imagefs.available": "5%",
@@ -93,29 +95,29 @@ fn config(around: &Around<'_>) -> String {
     });
     let declared = settings.add_ons.iter().map(|add_on| add_on.name.as_str());
     let mut add_ons = declared.chain(around.bundle.add_ons().iter().map(|add_on| add_on.name.as_str()));
-    let ranges = Ranges::new(&settings.service_range, &settings.pod_range, settings.node_prefix);
-    if add_ons.any(|name| name == DNS)
+    let ranges = ClusterRanges::new(&settings.service_range, &settings.pod_range, settings.node_prefix);
+    if add_ons.any(|name| name == DNS_ADD_ON)
         && let Ok(ranges) = ranges
     {
-        config["clusterDNS"] = json!([ranges.dns()]);
+        config["clusterDNS"] = json!([ranges.dns_address()]);
     }
     format!("{config:#}\n")
 }
 
-/// How it is seen to be well.
+/// Health check over HTTP on the loopback address.
 #[must_use]
-pub fn looked_at(around: &Around<'_>) -> Check {
-    check_here(around.ports.kubelet_health)
+pub fn health_check(around: &ComponentContext<'_>) -> RenderedHealthCheck {
+    local_check(around.ports.kubelet_health)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::roleserver::cluster::kubernetes::components::tests::{bundle, lines, with};
+    use crate::roleserver::cluster::kubernetes::components::tests::{bundle, lines, with_context};
 
     #[test]
-    fn kubelet_is_started_so() {
-        let arguments = with(|around| lines(&arguments(around)));
+    fn kubelet_arguments_match() {
+        let arguments = with_context(|around| lines(&arguments(around)));
         insta::assert_snapshot!(arguments, @r#"
         --cert-dir=/state/cluster/kubernetes/kubernetes-worker_kubelet/certificates
         --config=/state/cluster/kubernetes/kubernetes-worker_kubelet/config.json
@@ -127,7 +129,7 @@ mod tests {
         --container-runtime=remote
         --pod-infra-container-image=registry.k8s.io/pause:3.2
         "#);
-        insta::assert_snapshot!(with(config), @r#"
+        insta::assert_snapshot!(with_context(render_config), @r#"
         {
           "address": "10.0.0.7",
           "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -169,28 +171,29 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_those_that_its_version_knows() {
+    fn flags_match_the_kubernetes_version() {
         for (version, runtime, pause) in
             [((1, 23, 17), true, true), ((1, 24, 0), false, true), ((1, 35, 0), false, false)]
         {
             let mut bundle = bundle();
             let manifest = std::sync::Arc::make_mut(&mut bundle.manifest);
-            manifest.kubernetes = Version::new(version.0, version.1, version.2);
-            let said = with(|around| lines(&arguments(&Around { bundle: &bundle, ..*around })));
-            assert_eq!(said.contains("--container-runtime=remote"), runtime, "{version:?}");
-            assert_eq!(said.contains("--pod-infra-container-image"), pause, "{version:?}");
+            manifest.kubernetes = ReleaseVersion::new(version.0, version.1, version.2);
+            let text =
+                with_context(|around| lines(&arguments(&ComponentContext { bundle: &bundle, ..*around })));
+            assert_eq!(text.contains("--container-runtime=remote"), runtime, "{version:?}");
+            assert_eq!(text.contains("--pod-infra-container-image"), pause, "{version:?}");
         }
     }
 
     #[test]
-    fn pods_ask_for_names_where_somebody_answers() {
+    fn cluster_dns_is_set_where_a_dns_add_on_exists() {
         use crate::proto::curator::v1::KubernetesAddOn;
-        use crate::roleserver::cluster::kubernetes::setup::{Setup, tests::said};
-        let mut said = said();
+        use crate::roleserver::cluster::kubernetes::setup::{NodeSetup, tests::wire_setup};
+        let mut kubernetes_setup = wire_setup();
         let add_on = |name: &str| KubernetesAddOn { name: name.to_owned(), ..Default::default() };
-        said.settings.as_mut().unwrap().add_ons = vec![add_on("net"), add_on(DNS)];
-        let setup = Setup::new(said).unwrap();
-        let config = with(|around| config(&Around { setup: &setup, ..*around }));
+        kubernetes_setup.settings.as_mut().unwrap().add_ons = vec![add_on("net"), add_on(DNS_ADD_ON)];
+        let setup = NodeSetup::new(kubernetes_setup).unwrap();
+        let config = with_context(|around| render_config(&ComponentContext { setup: &setup, ..*around }));
         let config: serde_json::Value = serde_json::from_str(&config).unwrap();
         assert_eq!(config["clusterDNS"], json!(["10.96.0.10"]));
     }

@@ -1,8 +1,8 @@
-//! The components, a file for each: what it is started with, and how it is seen to be well. All of it is pure.
+//! Kubernetes components: command lines, configuration files and health checks (pure).
 //!
-//! Each is a service of the role that it belongs to, in the sense of [`services`][crate::roleserver::cluster::services]:
-//! a program beside the role server that outlives it, in a control group and a directory of its own. Who needs whom is said
-//! by [`wanted`][crate::roleserver::cluster::kubernetes::wanted].
+//! Each component is a service of its role in the sense of [`services`][crate::roleserver::cluster::services]: a child
+//! of the role server that outlives it, in its own control group and directory.
+//! [`desired`][crate::roleserver::cluster::kubernetes::desired] defines the dependencies among them.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -11,15 +11,17 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::model::declaration::Run;
-use crate::model::kubernetes::bundle::{Component, Duty};
-use crate::model::role::Role;
-use crate::roleserver::cluster::kubernetes::bundles::Bundle;
-use crate::roleserver::cluster::kubernetes::material::{Material, SERVERS};
-use crate::roleserver::cluster::kubernetes::ports::Ports;
-use crate::roleserver::cluster::kubernetes::setup::Setup;
-use crate::roleserver::cluster::services::placing::Placed;
-use crate::roleserver::cluster::services::wanted::{Check, Id, Probe, Rendered};
+use crate::model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
+use crate::model::node_role::NodeRole;
+use crate::model::role_declaration::ProgramSource;
+use crate::roleserver::cluster::kubernetes::bundle_store::Bundle;
+use crate::roleserver::cluster::kubernetes::component_ports::ComponentPorts;
+use crate::roleserver::cluster::kubernetes::key_material::{KeyMaterial, SERVER_CAS};
+use crate::roleserver::cluster::kubernetes::setup::NodeSetup;
+use crate::roleserver::cluster::services::desired::{
+    RenderedHealthCheck, RenderedProbe, RenderedService, ServiceId,
+};
+use crate::roleserver::cluster::services::workdir::WorkdirFile;
 
 pub mod api_server;
 pub mod containerd;
@@ -28,130 +30,136 @@ pub mod kube_proxy;
 pub mod kubelet;
 pub mod scheduler;
 
-/// Where a kubeconfig is, below the directory of whoever has it.
+/// Name of the kubeconfig, below the directory of the component that uses it.
 pub const KUBECONFIG: &str = "kubeconfig.json";
-/// Between two looks at a component.
-const INTERVAL: Duration = Duration::from_secs(5);
-/// After which a look has failed.
-const TIMEOUT: Duration = Duration::from_secs(10);
-/// So many in a row make it ill.
-const FAILURES: u32 = 3;
-/// Where components find programs of the node.
-const PATHS: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+/// Interval between two health checks of a component.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Time after which a health check has failed.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Consecutive failures that make a component unhealthy.
+const FAILURE_THRESHOLD: u32 = 3;
+/// `PATH` of components, for programs of the node.
+const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What the components of one role are started with.
+/// What the components of one role are rendered from.
 #[derive(Clone, Copy, Debug)]
-pub struct Around<'a> {
-    /// What is to run.
-    pub setup: &'a Setup,
-    /// Keys and certificates.
-    pub material: &'a Material,
-    /// The programs.
+pub struct ComponentContext<'a> {
+    /// The Kubernetes setup of this node.
+    pub setup: &'a NodeSetup,
+    /// Key material of the role.
+    pub material: &'a KeyMaterial,
+    /// The bundle with the programs.
     pub bundle: &'a Bundle,
-    /// Where other nodes reach this one.
+    /// Address at which other nodes connect to this one.
     pub address: IpAddr,
-    /// Where components listen.
-    pub ports: &'a Ports,
-    /// The socket of this node's etcd.
+    /// Listen ports of all components.
+    pub ports: &'a ComponentPorts,
+    /// Path of the client socket of this node's etcd.
     pub etcd: &'a Path,
-    /// Above the directories of components.
+    /// Parent of the directories of components.
     pub directory: &'a Path,
-    /// The name of this node.
+    /// Name of this node in Kubernetes.
     pub node: &'a str,
-    /// What tells control groups and devices of this role server from those of another one on this host.
-    pub family: &'a str,
-    /// Whether it may be said of processes that they are less likely to be killed when memory gets short.
-    pub may_raise_scores: bool,
+    /// Name that distinguishes control groups and devices of this role server from those of another one on this host.
+    pub instance_name: &'a str,
+    /// Whether processes may get a lower OOM score (`CAP_SYS_RESOURCE`).
+    pub can_raise_oom_score: bool,
 }
 
-impl Around<'_> {
-    /// The API server of this node.
+impl ComponentContext<'_> {
+    /// Address and port of this node's API server.
     #[must_use]
     pub const fn api_server(&self) -> SocketAddr {
         SocketAddr::new(self.address, self.ports.api_server)
     }
 
-    /// The directory of a component.
+    /// Path of a component's directory.
     #[must_use]
-    pub fn own(&self, id: &Id) -> PathBuf {
-        self.directory.join(id.child())
+    pub fn component_directory(&self, id: &ServiceId) -> PathBuf {
+        self.directory.join(id.child_name())
     }
 
-    /// A component of these arguments and files. What it reads once of the material tells it apart.
-    pub fn rendered(
+    /// A component with these arguments and files. The digest of the material in `read_once` is part of its
+    /// environment.
+    pub fn render_component(
         &self,
-        component: Component,
+        component: BundleComponent,
         arguments: Vec<String>,
-        files: Vec<Placed>,
+        files: Vec<WorkdirFile>,
         read_once: &[&str],
-    ) -> Result<Rendered, String> {
-        let mut rendered = plain(&self.bundle.program(component)?, arguments, files);
+    ) -> Result<RenderedService, String> {
+        let mut rendered = render_plain(&self.bundle.program_path(component)?, arguments, files);
         rendered.environment.insert("SHEPHERD_MATERIAL".to_owned(), self.material.digest(read_once));
         Ok(rendered)
     }
 
-    /// A kubeconfig for whoever asks this server with this pair: JSON, which is YAML.
+    /// A kubeconfig for `server` with the certificate and key named `pair`: JSON, which is also YAML.
     #[must_use]
-    pub fn kubeconfig(&self, server: SocketAddr, pair: &str) -> Placed {
-        let (certificate, key) = self.material.pair(pair);
+    pub fn kubeconfig(&self, server: SocketAddr, pair: &str) -> WorkdirFile {
+        let (certificate, key) = self.material.certificate_and_key(pair);
         let config = json!({
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "own", "cluster": {
                 "server": format!("https://{server}"),
-                "certificate-authority": self.material.path(SERVERS),
+                "certificate-authority": self.material.file_path(SERVER_CAS),
             }}],
             "users": [{"name": "own", "user": {"client-certificate": certificate, "client-key": key}}],
             "contexts": [{"name": "own", "context": {"cluster": "own", "user": "own"}}],
             "current-context": "own",
         });
-        Placed { path: KUBECONFIG.to_owned(), contents: format!("{config:#}\n"), mode: 0o600 }
+        WorkdirFile { path: KUBECONFIG.to_owned(), contents: format!("{config:#}\n"), mode: 0o600 }
     }
 }
 
-/// A program of these arguments and files that reads nothing of the material.
+/// A program with these arguments and files that uses no key material.
 #[must_use]
-pub fn plain(program: &Path, arguments: Vec<String>, files: Vec<Placed>) -> Rendered {
-    Rendered {
-        run: Run::Path(program.display().to_string()),
+pub fn render_plain(program: &Path, arguments: Vec<String>, files: Vec<WorkdirFile>) -> RenderedService {
+    RenderedService {
+        run: ProgramSource::Path(program.display().to_string()),
         arguments,
-        environment: BTreeMap::from([("PATH".to_owned(), PATHS.to_owned())]),
+        environment: BTreeMap::from([("PATH".to_owned(), SYSTEM_PATH.to_owned())]),
         files,
         user: "root".to_owned(),
     }
 }
 
-/// The service of this name of the role that does this.
+/// The ID of the service with this name in the role of this duty.
 #[must_use]
-pub fn id(duty: Duty, name: &str) -> Id {
+pub fn service_id(duty: KubernetesDuty, name: &str) -> ServiceId {
     let role = match duty {
-        Duty::Controller => Role::KubernetesController,
-        Duty::Worker => Role::KubernetesWorker,
+        KubernetesDuty::Controller => NodeRole::KubernetesController,
+        KubernetesDuty::Worker => NodeRole::KubernetesWorker,
     };
-    Id { role: role.to_string(), service: name.to_owned() }
+    ServiceId { role: role.to_string(), service: name.to_owned() }
 }
 
-/// A look at a component by TLS.
+/// A health check over HTTPS, with a client certificate if `shown` has one.
 #[must_use]
-pub fn check(at: SocketAddr, path: &str, shown: Option<(PathBuf, PathBuf)>) -> Check {
-    by(Probe::Https { at, path: path.to_owned(), shown })
+pub fn https_check(at: SocketAddr, path: &str, shown: Option<(PathBuf, PathBuf)>) -> RenderedHealthCheck {
+    check_with(RenderedProbe::Https { at, path: path.to_owned(), client_certificate: shown })
 }
 
-/// A look at a component of the node itself, which answers nobody else.
+/// A health check over HTTP on the loopback address.
 #[must_use]
-pub fn check_here(port: u16) -> Check {
-    by(Probe::Http { port, path: "/healthz".to_owned() })
+pub fn local_check(port: u16) -> RenderedHealthCheck {
+    check_with(RenderedProbe::Http { port, path: "/healthz".to_owned() })
 }
 
-/// A look at a component by this.
+/// A health check with this probe, and the usual interval, timeout and threshold.
 #[must_use]
-pub const fn by(probe: Probe) -> Check {
-    Check { probe, interval: INTERVAL, timeout: TIMEOUT, failures: FAILURES }
+pub const fn check_with(probe: RenderedProbe) -> RenderedHealthCheck {
+    RenderedHealthCheck {
+        probe,
+        interval: CHECK_INTERVAL,
+        timeout: CHECK_TIMEOUT,
+        failures: FAILURE_THRESHOLD,
+    }
 }
 
-/// Flags as components take them: `--name=value`.
+/// Flags in the form that components accept: `--name=value`.
 #[must_use]
-pub fn flags<const N: usize>(flags: [(&str, &str); N]) -> Vec<String> {
+pub fn format_flags<const N: usize>(flags: [(&str, &str); N]) -> Vec<String> {
     flags.into_iter().map(|(name, value)| format!("--{name}={value}")).collect()
 }
 
@@ -160,36 +168,39 @@ pub(super) mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::model::declaration::Sha256;
-    use crate::model::kubernetes::bundle::{File, Image, Manifest, Program};
-    use crate::model::kubernetes::version::Version;
-    use crate::roleserver::cluster::kubernetes::material::tests::material;
+    use crate::model::kubernetes::bundle_manifest::{BundleFile, BundleImage, BundleManifest, BundleProgram};
+    use crate::model::kubernetes::version::ReleaseVersion;
+    use crate::model::role_declaration::Sha256;
+    use crate::roleserver::cluster::kubernetes::key_material::tests::material;
     use crate::roleserver::cluster::kubernetes::setup::tests::setup;
 
     pub(in crate::roleserver::cluster::kubernetes) fn bundle() -> Bundle {
-        let component = |component: Component| Program {
+        let component = |component: BundleComponent| BundleProgram {
             component,
             version: "1.20.2".to_owned(),
-            file: File {
+            file: BundleFile {
                 path: component.path().to_owned(),
                 size: 1,
                 sha256: Sha256([1; 32]),
                 is_program: true,
             },
         };
-        let programs = Duty::Controller.components().iter().chain(Duty::Worker.components());
+        let programs = KubernetesDuty::Controller
+            .required_components()
+            .iter()
+            .chain(KubernetesDuty::Worker.required_components());
         Bundle {
             digest: Sha256([0xab; 32]),
-            manifest: Arc::new(Manifest {
+            manifest: Arc::new(BundleManifest {
                 name: "test".to_owned(),
-                kubernetes: Version::new(1, 20, 2),
-                needs_roleserver: Version::new(0, 1, 0),
+                kubernetes: ReleaseVersion::new(1, 20, 2),
+                needs_roleserver: ReleaseVersion::new(0, 1, 0),
                 programs: programs.map(|program| component(*program)).collect(),
                 add_ons: Vec::new(),
-                images: vec![Image {
-                    name: containerd::PAUSE.to_owned(),
+                images: vec![BundleImage {
+                    name: containerd::PAUSE_IMAGE.to_owned(),
                     reference: "registry.k8s.io/pause:3.2".to_owned(),
-                    file: File {
+                    file: BundleFile {
                         path: "images/pause.tar".to_owned(),
                         size: 1,
                         sha256: Sha256([1; 32]),
@@ -201,10 +212,12 @@ pub(super) mod tests {
         }
     }
 
-    /// What components of a test are started with.
-    pub(in crate::roleserver::cluster::kubernetes) fn with<T>(look: impl FnOnce(&Around<'_>) -> T) -> T {
-        let (setup, material, bundle, ports) = (setup(), material(), bundle(), Ports::default());
-        look(&Around {
+    /// Calls `look` with a context for tests.
+    pub(in crate::roleserver::cluster::kubernetes) fn with_context<T>(
+        look: impl FnOnce(&ComponentContext<'_>) -> T,
+    ) -> T {
+        let (setup, material, bundle, ports) = (setup(), material(), bundle(), ComponentPorts::default());
+        look(&ComponentContext {
             setup: &setup,
             material: &material,
             bundle: &bundle,
@@ -213,19 +226,19 @@ pub(super) mod tests {
             etcd: Path::new("/state/cluster/etcd/client:1"),
             directory: Path::new("/state/cluster/kubernetes"),
             node: "node-00112233445566778899aabbccddeeff",
-            family: "roleserver-0123456789ab",
-            may_raise_scores: true,
+            instance_name: "roleserver-0123456789ab",
+            can_raise_oom_score: true,
         })
     }
 
-    /// Arguments, one a line, as a person reads them.
+    /// The arguments as text, one per line.
     pub(in crate::roleserver::cluster::kubernetes) fn lines(arguments: &[String]) -> String {
         arguments.join("\n")
     }
 
     #[test]
-    fn kubeconfig_names_files_that_are_replaced_in_place_and_holds_no_key() {
-        let placed = with(|around| around.kubeconfig(around.api_server(), "scheduler"));
+    fn kubeconfig_names_key_files_and_holds_no_key() {
+        let placed = with_context(|around| around.kubeconfig(around.api_server(), "scheduler"));
         assert_eq!((placed.path.as_str(), placed.mode), (KUBECONFIG, 0o600));
         let read: serde_json::Value = serde_json::from_str(&placed.contents).unwrap();
         assert_eq!(read["clusters"][0]["cluster"]["server"], "https://10.0.0.7:6443");
@@ -233,13 +246,16 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn component_is_another_when_its_bundle_or_what_it_reads_once_is() {
-        let digest = |change: fn(&mut Bundle, &mut Material)| {
+    fn digest_changes_with_the_bundle_and_files_that_are_read_once() {
+        let digest = |change: fn(&mut Bundle, &mut KeyMaterial)| {
             let (mut bundle, mut material) = (bundle(), material());
             change(&mut bundle, &mut material);
-            with(|around| {
-                let around = Around { bundle: &bundle, material: &material, ..*around };
-                around.rendered(Component::KubeScheduler, Vec::new(), Vec::new(), &[]).unwrap().digest()
+            with_context(|around| {
+                let around = ComponentContext { bundle: &bundle, material: &material, ..*around };
+                around
+                    .render_component(BundleComponent::KubeScheduler, Vec::new(), Vec::new(), &[])
+                    .unwrap()
+                    .digest()
             })
         };
         let plain = digest(|_, _| {});

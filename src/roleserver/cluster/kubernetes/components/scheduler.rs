@@ -1,51 +1,64 @@
-//! kube-scheduler. All nodes with the role run one; those elect their own leader through their API servers.
+//! Arguments and health check of kube-scheduler.
+//!
+//! All nodes with the role run one. They elect their leader through their API servers.
 
 use std::net::SocketAddr;
 
-use crate::model::kubernetes::bundle::{Component, Duty};
-use crate::roleserver::cluster::kubernetes::components::{Around, KUBECONFIG, check, flags, id};
-use crate::roleserver::cluster::kubernetes::material::{FRONT_PROXY, SERVERS};
-use crate::roleserver::cluster::services::wanted::{Check, Rendered};
+use crate::model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
+use crate::roleserver::cluster::kubernetes::components::{
+    ComponentContext, KUBECONFIG, format_flags, https_check, service_id,
+};
+use crate::roleserver::cluster::kubernetes::key_material::{FRONT_PROXY_CAS, SERVER_CAS};
+use crate::roleserver::cluster::services::desired::{RenderedHealthCheck, RenderedService};
 
-/// Its name.
+/// Service name of the scheduler.
 pub const NAME: &str = "kube-scheduler";
 
-/// What it is started with.
-pub fn rendered(around: &Around<'_>) -> Result<Rendered, String> {
+/// Program, arguments and files that it is started with.
+pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService, String> {
     let files = vec![around.kubeconfig(around.api_server(), "scheduler")];
-    around.rendered(Component::KubeScheduler, arguments(around), files, &[SERVERS, FRONT_PROXY])
+    around.render_component(
+        BundleComponent::KubeScheduler,
+        arguments(around),
+        files,
+        &[SERVER_CAS, FRONT_PROXY_CAS],
+    )
 }
 
-/// Its arguments.
+/// Command-line flags of the scheduler.
 #[must_use]
-pub fn arguments(around: &Around<'_>) -> Vec<String> {
-    let kubeconfig = around.own(&id(Duty::Controller, NAME)).join(KUBECONFIG).display().to_string();
-    flags([
+pub fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
+    let kubeconfig = around
+        .component_directory(&service_id(KubernetesDuty::Controller, NAME))
+        .join(KUBECONFIG)
+        .display()
+        .to_string();
+    format_flags([
         ("authentication-kubeconfig", kubeconfig.as_str()),
         ("authorization-kubeconfig", &kubeconfig),
         ("bind-address", &around.address.to_string()),
         ("kubeconfig", &kubeconfig),
         ("leader-elect", "true"),
         ("profiling", "false"),
-        ("requestheader-client-ca-file", &around.material.path(FRONT_PROXY)),
+        ("requestheader-client-ca-file", &around.material.file_path(FRONT_PROXY_CAS)),
         ("secure-port", &around.ports.scheduler.to_string()),
     ])
 }
 
-/// How it is seen to be well: whoever asks that need not say who he is.
+/// Health check over HTTPS on `/healthz`, which needs no client certificate.
 #[must_use]
-pub fn looked_at(around: &Around<'_>) -> Check {
-    check(SocketAddr::new(around.address, around.ports.scheduler), "/healthz", None)
+pub fn health_check(around: &ComponentContext<'_>) -> RenderedHealthCheck {
+    https_check(SocketAddr::new(around.address, around.ports.scheduler), "/healthz", None)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::roleserver::cluster::kubernetes::components::tests::{lines, with};
+    use crate::roleserver::cluster::kubernetes::components::tests::{lines, with_context};
 
     #[test]
-    fn scheduler_is_started_so() {
-        let arguments = with(|around| lines(&arguments(around)));
+    fn scheduler_arguments_match() {
+        let arguments = with_context(|around| lines(&arguments(around)));
         insta::assert_snapshot!(arguments, @r"
         --authentication-kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-scheduler/kubeconfig.json
         --authorization-kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-scheduler/kubeconfig.json

@@ -1,195 +1,213 @@
-//! What to do next, from what is to run and how everything is.
+//! Plan the next actions for services: start, adjust, stop, remove (pure).
 //!
-//! Pure, and asked again after everything that happens: there is no plan that somebody would have to follow to its end,
-//! so that none can be wrong by the time its second step is due.
+//! The plan is made again after every event. No action is planned further ahead, so none can be outdated by the time it
+//! is due.
 //!
-//! * A service starts when all that it depends on is well; all that may start does so at once.
-//! * What is to go, because nobody wants it any more or because it is to be started otherwise, stops when nothing that
-//!   depends on it and is to go as well runs any more: the opposite order.
-//! * What only depends on a service that is started again goes on running. It has to live through the end of that one
-//!   in any case, because that may crash; one that cannot ends by itself, and starts again when that one is well. So a
-//!   change disturbs what was changed and nothing else.
-//! * What ended is started again as its policy says, after a pause that grows with each quick end. What could not be
-//!   started at all is tried again under every policy: it has not ended.
-//! * While nobody knows what is to run, nothing is done: what runs goes on.
+//! * A service starts when all its dependencies are healthy; all services that can start do so at once.
+//! * A service that is not desired any more, or has to be restarted, stops once no service runs that depends on it and
+//!   has to stop as well: the reverse order.
+//! * A service that only depends on a restarted one keeps running. It has to survive the end of its dependency in any
+//!   case, because that may crash. If it cannot, it exits, and starts again when the dependency is healthy. So a change
+//!   affects only what was changed.
+//! * A service that exited is restarted by its policy, after a backoff that grows with each quick exit. A service that
+//!   could not be started at all is retried under every policy, because it has not exited.
+//! * While the desired services are unknown nothing is done, and what runs continues.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::model::declaration::Sha256;
-use crate::roleserver::cluster::services::state::{Doing, How, Moment, Present};
-use crate::roleserver::cluster::services::wanted::{Id, Wanted};
-use crate::supervisor::backoff::Backoff;
+use crate::model::role_declaration::Sha256;
+use crate::roleserver::cluster::services::desired::{DesiredService, ServiceId};
+use crate::roleserver::cluster::services::service_state::{
+    Moment, ObservedService, ServiceExit, ServicePhase,
+};
+use crate::supervisor::backoff::ExponentialBackoff;
 
 #[cfg(test)]
 mod tests;
 
-/// Pauses between the end of a service and its next start.
-pub const PAUSES: Backoff = Backoff::USUAL;
-/// When what could not be stopped or removed is tried again.
-pub const TRY_AGAIN: Duration = Duration::from_secs(10);
+/// Backoff between the exit of a service and its next start.
+pub const RESTART_BACKOFF: ExponentialBackoff = ExponentialBackoff::DEFAULT;
+/// Delay before stopping or removing is retried after a failure.
+pub const RETRY_DELAY: Duration = Duration::from_secs(10);
 
-/// All that is decided from.
+/// Inputs of the planner.
 #[derive(Clone, Copy, Debug)]
-pub struct Circumstances<'c> {
-    /// What is to run; none while nobody knows.
-    pub wanted: Option<&'c BTreeMap<Id, Wanted>>,
-    /// How everything is of which there is something.
-    pub present: &'c BTreeMap<Id, Present>,
-    /// Artefacts that are here, whole.
+pub struct PlanInput<'c> {
+    /// Desired services; `None` while they are unknown.
+    pub desired: Option<&'c BTreeMap<ServiceId, DesiredService>>,
+    /// Services that exist on this host in any phase.
+    pub observed: &'c BTreeMap<ServiceId, ObservedService>,
+    /// Artefacts that are available.
     pub artefacts: &'c BTreeSet<Sha256>,
-    /// Now.
+    /// The current moment of the monotonic clock.
     pub now: Moment,
 }
 
-/// One thing to do.
+/// One action on a service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Action {
-    /// Start it.
-    Start(Id),
-    /// Let what is newly declared of it hold without starting it again.
-    Adjust(Id),
-    /// Stop it.
-    Stop(Id),
-    /// Remove what it left: nobody wants it any more.
-    Forget(Id),
+pub enum ServiceAction {
+    /// Start a service that does not run.
+    Start(ServiceId),
+    /// Apply a changed declaration to a running service without a restart.
+    Adjust(ServiceId),
+    /// Stop a service that may be running.
+    Stop(ServiceId),
+    /// Remove the files of a service that is not desired any more.
+    Remove(ServiceId),
 }
 
-/// What to do, and when to look again even if nothing happens.
+/// The next actions, and when to plan again if nothing happens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
-    /// What to do now.
-    pub actions: Vec<Action>,
-    /// When something is due.
-    pub look_again: Option<Moment>,
+pub struct ActionPlan {
+    /// Actions to execute now.
+    pub actions: Vec<ServiceAction>,
+    /// When the next backoff or retry is due; `None` if none is.
+    pub next_check: Option<Moment>,
 }
 
-/// Why a service that is to run does not start yet.
+/// Why a desired service does not start yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Waits {
-    /// What it is started with cannot be said; the sentence says why.
+pub enum WaitReason {
+    /// It cannot be rendered; the sentence gives the reason.
     Rendering(String),
-    /// For an artefact.
+    /// It needs an artefact that is not available.
     Artefact(Sha256),
-    /// For others.
-    For(Vec<Id>),
+    /// It depends on services that are not healthy.
+    Services(Vec<ServiceId>),
 }
 
-/// Decides what to do.
+/// Plans the next actions.
 #[must_use]
-pub fn plan(all: &Circumstances<'_>) -> Plan {
-    let Some(wanted) = all.wanted else { return Plan::default() };
-    let mut plan = Plan::default();
-    stops(all, wanted, &mut plan);
-    for (id, present) in all.present.iter().filter(|(id, _)| !wanted.contains_key(id)) {
-        match present.doing {
-            Doing::Down | Doing::Ended { .. } => plan.actions.push(Action::Forget(id.clone())),
-            Doing::Starting
-            | Doing::Up { .. }
-            | Doing::Stopping
-            | Doing::Stuck { .. }
-            | Doing::Forgetting => {}
+pub fn plan_services(all: &PlanInput<'_>) -> ActionPlan {
+    let Some(wanted) = all.desired else { return ActionPlan::default() };
+    let mut plan = ActionPlan::default();
+    plan_stops(all, wanted, &mut plan);
+    for (id, present) in all.observed.iter().filter(|(id, _)| !wanted.contains_key(id)) {
+        match present.phase {
+            ServicePhase::Stopped | ServicePhase::Ended { .. } => {
+                plan.actions.push(ServiceAction::Remove(id.clone()));
+            }
+            ServicePhase::Starting
+            | ServicePhase::Running { .. }
+            | ServicePhase::Stopping
+            | ServicePhase::Stuck { .. }
+            | ServicePhase::Removing => {}
         }
     }
     for (id, service) in wanted {
-        match all.present.get(id) {
-            None => start(all, service, &mut plan),
-            Some(present) => one(all, service, present, &mut plan),
+        match all.observed.get(id) {
+            None => plan_start(all, service, &mut plan),
+            Some(present) => plan_service(all, service, present, &mut plan),
         }
     }
     plan
 }
 
-/// What a service waits for before it can start; none when nothing stands in its way.
+/// What a service waits for before it can start; `None` if it can start.
 #[must_use]
-pub fn waits(all: &Circumstances<'_>, service: &Wanted) -> Option<Waits> {
+pub fn wait_reason(all: &PlanInput<'_>, service: &DesiredService) -> Option<WaitReason> {
     let (rendered, _) = match &service.rendered {
         Ok(rendered) => rendered,
-        Err(why) => return Some(Waits::Rendering(why.clone())),
+        Err(why) => return Some(WaitReason::Rendering(why.clone())),
     };
     if let Some(artefact) = rendered.artefact().filter(|artefact| !all.artefacts.contains(artefact)) {
-        return Some(Waits::Artefact(artefact));
+        return Some(WaitReason::Artefact(artefact));
     }
-    let is_well = |id: &&Id| {
-        let wanted = all.wanted.and_then(|wanted| wanted.get(id));
-        wanted.zip(all.present.get(id)).is_some_and(|(wanted, present)| present.is_well(wanted))
+    let is_well = |id: &&ServiceId| {
+        let wanted = all.desired.and_then(|wanted| wanted.get(id));
+        wanted.zip(all.observed.get(id)).is_some_and(|(wanted, present)| present.is_healthy(wanted))
     };
-    let waits_for: Vec<Id> = service.depends_on.iter().filter(|id| !is_well(id)).cloned().collect();
-    (!waits_for.is_empty()).then_some(Waits::For(waits_for))
+    let waits_for: Vec<ServiceId> = service.depends_on.iter().filter(|id| !is_well(id)).cloned().collect();
+    (!waits_for.is_empty()).then_some(WaitReason::Services(waits_for))
 }
 
-/// Whether what ended so stays so.
+/// Whether a service that exited this way is not restarted.
 #[must_use]
-pub fn stays(service: &Wanted, how: How) -> bool {
-    how != How::NotStarted && !service.restart.again(how.status())
+pub fn stays_ended(service: &DesiredService, how: ServiceExit) -> bool {
+    how != ServiceExit::NotStarted && !service.restart.restarts_after(how.exit_code())
 }
 
-/// Whether what runs, or may run, is not what is to run.
-fn is_to_go(wanted: &BTreeMap<Id, Wanted>, id: &Id, present: &Present) -> bool {
-    present.doing.is_live()
+/// Whether a service that may be running has to stop.
+fn must_stop(
+    wanted: &BTreeMap<ServiceId, DesiredService>,
+    id: &ServiceId,
+    present: &ObservedService,
+) -> bool {
+    present.phase.is_live()
         && wanted
             .get(id)
-            .is_none_or(|service| service.digest().is_some_and(|digest| digest != present.note.digest))
+            .is_none_or(|service| service.digest().is_some_and(|digest| digest != present.record.digest))
 }
 
-fn stops(all: &Circumstances<'_>, wanted: &BTreeMap<Id, Wanted>, plan: &mut Plan) {
-    let going: BTreeMap<&Id, &Present> =
-        all.present.iter().filter(|(id, present)| is_to_go(wanted, id, present)).collect();
-    let mut running: Vec<&Id> = Vec::new();
+fn plan_stops(all: &PlanInput<'_>, wanted: &BTreeMap<ServiceId, DesiredService>, plan: &mut ActionPlan) {
+    let going: BTreeMap<&ServiceId, &ObservedService> =
+        all.observed.iter().filter(|(id, present)| must_stop(wanted, id, present)).collect();
+    let mut running: Vec<&ServiceId> = Vec::new();
     for (id, present) in &going {
-        match present.doing {
-            Doing::Up { .. } => running.push(id),
-            Doing::Stuck { at, .. } if all.now >= at + TRY_AGAIN => running.push(id),
-            Doing::Stuck { at, .. } => look_at(plan, at + TRY_AGAIN),
+        match present.phase {
+            ServicePhase::Running { .. } => running.push(id),
+            ServicePhase::Stuck { at, .. } if all.now >= at + RETRY_DELAY => running.push(id),
+            ServicePhase::Stuck { at, .. } => schedule_check(plan, at + RETRY_DELAY),
             _ => {}
         }
     }
-    let is_needed =
-        |id: &Id| going.iter().any(|(other, present)| *other != id && present.note.depends_on.contains(id));
-    let mut free: Vec<&Id> = running.iter().copied().filter(|id| !is_needed(id)).collect();
-    // Declarations one after the other may have turned who depends on whom; then somebody has to be first.
+    let is_needed = |id: &ServiceId| {
+        going.iter().any(|(other, present)| *other != id && present.record.depends_on.contains(id))
+    };
+    let mut free: Vec<&ServiceId> = running.iter().copied().filter(|id| !is_needed(id)).collect();
+    // Successive declarations may have reversed dependencies into a cycle; then one service has to stop first.
     if free.is_empty() && running.len() == going.len() {
         free.extend(running.last());
     }
-    plan.actions.extend(free.into_iter().map(|id| Action::Stop(id.clone())));
+    plan.actions.extend(free.into_iter().map(|id| ServiceAction::Stop(id.clone())));
 }
 
-fn one(all: &Circumstances<'_>, service: &Wanted, present: &Present, plan: &mut Plan) {
+fn plan_service(
+    all: &PlanInput<'_>,
+    service: &DesiredService,
+    present: &ObservedService,
+    plan: &mut ActionPlan,
+) {
     let Some(digest) = service.digest() else { return };
-    let changed = digest != present.note.digest;
-    match &present.doing {
-        Doing::Down => start(all, service, plan),
-        Doing::Ended { .. } if changed => start(all, service, plan),
-        Doing::Ended { how, .. } if stays(service, *how) => {}
-        Doing::Ended { at, random, .. } => {
-            let due = *at + PAUSES.after(present.deaths, *random);
+    let changed = digest != present.record.digest;
+    match &present.phase {
+        ServicePhase::Stopped => plan_start(all, service, plan),
+        ServicePhase::Ended { .. } if changed => plan_start(all, service, plan),
+        ServicePhase::Ended { exit: how, .. } if stays_ended(service, *how) => {}
+        ServicePhase::Ended { at, random, .. } => {
+            let due = *at + RESTART_BACKOFF.delay(present.failures, *random);
             if all.now >= due {
-                start(all, service, plan);
+                plan_start(all, service, plan);
             } else {
-                look_at(plan, due);
+                schedule_check(plan, due);
             }
         }
-        Doing::Up { .. } if !changed && present.note != present.note.adjusted(service) => {
-            plan.actions.push(Action::Adjust(service.id.clone()));
+        ServicePhase::Running { .. } if !changed && present.record != present.record.adjusted(service) => {
+            plan.actions.push(ServiceAction::Adjust(service.id.clone()));
         }
-        Doing::Stuck { at, .. } if !changed => {
-            // It was to go, and is wanted again as it was: whether it still runs, stopping it finds out.
-            if all.now >= *at + TRY_AGAIN {
-                plan.actions.push(Action::Stop(service.id.clone()));
+        ServicePhase::Stuck { at, .. } if !changed => {
+            // It had to stop, and is desired again as it was. Stopping it once more finds out whether it still runs.
+            if all.now >= *at + RETRY_DELAY {
+                plan.actions.push(ServiceAction::Stop(service.id.clone()));
             } else {
-                look_at(plan, *at + TRY_AGAIN);
+                schedule_check(plan, *at + RETRY_DELAY);
             }
         }
-        Doing::Up { .. } | Doing::Stuck { .. } | Doing::Starting | Doing::Stopping | Doing::Forgetting => {}
+        ServicePhase::Running { .. }
+        | ServicePhase::Stuck { .. }
+        | ServicePhase::Starting
+        | ServicePhase::Stopping
+        | ServicePhase::Removing => {}
     }
 }
 
-fn start(all: &Circumstances<'_>, service: &Wanted, plan: &mut Plan) {
-    if waits(all, service).is_none() {
-        plan.actions.push(Action::Start(service.id.clone()));
+fn plan_start(all: &PlanInput<'_>, service: &DesiredService, plan: &mut ActionPlan) {
+    if wait_reason(all, service).is_none() {
+        plan.actions.push(ServiceAction::Start(service.id.clone()));
     }
 }
 
-fn look_at(plan: &mut Plan, moment: Moment) {
-    plan.look_again = Some(plan.look_again.map_or(moment, |other| other.min(moment)));
+fn schedule_check(plan: &mut ActionPlan, moment: Moment) {
+    plan.next_check = Some(plan.next_check.map_or(moment, |other| other.min(moment)));
 }

@@ -1,0 +1,431 @@
+//! Bulk orders: one order for all machines of a filter, with confirmation of their number. Also `label`, `unlabel` and
+//! `quarantine`, which are the same for one machine and for many.
+//!
+//! A filter is easily wrong. So the machines are listed first, and the operator types their number, or gives it with
+//! `--confirm_count`. The order contains that number, and is rejected if another number of machines matches by then.
+
+use std::fmt::Write as _;
+use std::io::{BufRead as _, IsTerminal as _, Write as _};
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::bmdb::action::{Expiry, OrderOutcome};
+use crate::bmdb::audit::Order;
+use crate::bmdb::bulk_orders::{MachineSelection as Selected, RPC};
+use crate::bmdb::machine_lookup::machine_id;
+use crate::bmdb::machine_order::MachineOrder;
+use crate::cli::api_decode;
+use crate::cli::backend::Backend;
+use crate::cli::dry_run;
+use crate::cli::error::CliError;
+use crate::cli::fleet_client::status_to_error;
+use crate::cli::get::format_json;
+use crate::cli::idempotency_key;
+use crate::cli::machine_filter::MachineFilters;
+use crate::cli::machine_lookup::find_machine;
+use crate::cli::machine_orders::{
+    current_user, direct_order, format_outcome, format_response, reason_or_placeholder,
+};
+use crate::cli::order_retry;
+use crate::cli::output::{Format, print_stderr};
+use crate::model::access::AccessScope;
+use crate::model::label::{self, Labels};
+use crate::model::machine_view::MachineName;
+use crate::model::order_limits::format_machine_count;
+use crate::model::power_order::PowerOrderKind;
+use crate::proto::fleet::v1;
+use crate::proto::fleet::v1::give_orders_request::What;
+use crate::proto::fleet::v1::machines_client::MachinesClient;
+use crate::proto::fleet::v1::orders_client::OrdersClient;
+
+/// Groups of flags, any of which selects many machines instead of one.
+pub const BULK_GROUPS: [&str; 2] = ["MachineFilters", "BulkSelection"];
+
+/// The machines of an order, instead of one.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Instead of one machine")]
+pub struct BulkSelection {
+    /// Which.
+    #[command(flatten)]
+    filters: MachineFilters,
+    /// How many machines that is: nothing is done if it is another number, and nobody is asked
+    #[arg(long = "confirm_count", value_name = "N")]
+    pub confirm_count: Option<u32>,
+    /// Go beyond the policy's limits, or order it of all machines; an admin may
+    #[arg(long = "override_limits")]
+    pub beyond_limits: bool,
+}
+
+/// Labels to set.
+#[derive(Debug, Args)]
+pub struct LabelArgs {
+    /// The machine
+    #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
+    pub machine: Option<String>,
+    /// The label; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", required = true)]
+    pub set: Vec<String>,
+    /// Why, for the history
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+    /// Or many.
+    #[command(flatten)]
+    pub selection: BulkSelection,
+}
+
+/// Labels to take away.
+#[derive(Debug, Args)]
+pub struct UnlabelArgs {
+    /// The machine
+    #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
+    pub machine: Option<String>,
+    /// The label's key; may be given several times
+    #[arg(long, value_name = "KEY", required = true)]
+    pub key: Vec<String>,
+    /// Why, for the history
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+    /// Or many.
+    #[command(flatten)]
+    pub selection: BulkSelection,
+}
+
+/// A quarantine.
+#[derive(Debug, Args)]
+pub struct QuarantineArgs {
+    /// The machine
+    #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
+    pub machine: Option<String>,
+    /// Why, for whoever asks `why`
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+    /// Or many.
+    #[command(flatten)]
+    pub selection: BulkSelection,
+}
+
+/// Runs `label`: sets labels on one machine or on many.
+pub async fn label_machines(source: &Backend, args: &LabelArgs, format: Format) -> Result<String, CliError> {
+    let set = args.set.iter().map(|text| label::parse_label(text)).collect::<Result<Labels, _>>();
+    let each = MachineOrder::Label { set: set.map_err(CliError::Invalid)?, remove: Vec::new() };
+    let machine = args.machine.as_deref();
+    dispatch_order(source, machine, &args.selection, each, args.reason.as_deref(), format).await
+}
+
+/// Runs `unlabel`: removes labels from one machine or from many.
+pub async fn unlabel_machines(
+    source: &Backend,
+    args: &UnlabelArgs,
+    format: Format,
+) -> Result<String, CliError> {
+    for key in &args.key {
+        label::check_label_key(key).map_err(CliError::Invalid)?;
+    }
+    let each = MachineOrder::Label { set: Labels::new(), remove: args.key.clone() };
+    let machine = args.machine.as_deref();
+    dispatch_order(source, machine, &args.selection, each, args.reason.as_deref(), format).await
+}
+
+/// Runs `quarantine` for one machine or for many.
+pub async fn quarantine_machines(
+    source: &Backend,
+    args: &QuarantineArgs,
+    format: Format,
+) -> Result<String, CliError> {
+    if args.reason.trim().is_empty() {
+        return Err(CliError::Invalid(
+            "--reason is empty; whoever asks `why` later will want to know".into(),
+        ));
+    }
+    let (machine, reason) = (args.machine.as_deref(), Some(args.reason.as_str()));
+    dispatch_order(source, machine, &args.selection, MachineOrder::Quarantine, reason, format).await
+}
+
+async fn dispatch_order(
+    source: &Backend,
+    machine: Option<&str>,
+    selection: &BulkSelection,
+    each: MachineOrder,
+    reason: Option<&str>,
+    format: Format,
+) -> Result<String, CliError> {
+    let Some(machine) = machine else {
+        return give_bulk_order(source, selection, each, reason, format).await;
+    };
+    match source {
+        Backend::Direct(bmdb) => {
+            let name = find_machine(bmdb, machine).await?;
+            let order = direct_order(each.rpc(), name.short_name(), reason);
+            format_outcome(
+                name.clone(),
+                bmdb.execute_machine_order(order, machine_id(&name), each, current_user()).await?.outcome,
+                format,
+            )
+        }
+        Backend::Api(remote) => {
+            let give = async |service, order| {
+                let (mut client, machine) = (MachinesClient::new(service), machine.to_owned());
+                match &each {
+                    MachineOrder::Label { set, remove } => {
+                        let (set, remove) = (set.clone(), remove.clone());
+                        client.label(v1::LabelRequest { machine, order: Some(order), set, remove }).await
+                    }
+                    _ => client.quarantine(v1::QuarantineRequest { machine, order: Some(order) }).await,
+                }
+            };
+            format_response(
+                order_retry::send_order(&mut remote.clone(), reason_or_placeholder(reason), give).await?,
+                format,
+            )
+        }
+    }
+}
+
+/// Outcome of a bulk order on one machine.
+#[derive(Serialize)]
+struct BulkOutcome {
+    #[serde(flatten)]
+    name: MachineName,
+    #[serde(flatten)]
+    outcome: OrderOutcome,
+    rejected: bool,
+}
+
+#[derive(Serialize)]
+struct BulkOutput {
+    machines: Vec<BulkOutcome>,
+}
+
+/// Gives one order for all machines of a filter.
+pub async fn give_bulk_order(
+    source: &Backend,
+    selection: &BulkSelection,
+    each: MachineOrder,
+    reason: Option<&str>,
+    format: Format,
+) -> Result<String, CliError> {
+    if dry_run::is_active() {
+        return render_dry_run(preview_bulk_order(source, selection, &each, reason).await?, format);
+    }
+    let expected = if let Some(expected) = selection.confirm_count {
+        expected
+    } else {
+        let BulkPreview { names, rejection: refusal } =
+            preview_bulk_order(source, selection, &each, reason).await?;
+        if let Some(message) = refusal {
+            return Err(CliError::Invalid(message));
+        }
+        if names.is_empty() && format == Format::Table {
+            return Ok("no machine is meant; nothing was changed\n".to_owned());
+        }
+        if names.is_empty() { 0 } else { confirm_machine_count(&names)? }
+    };
+    let lines = send_bulk_order(source, selection, each, reason, expected).await?;
+    if format == Format::Json {
+        return format_json(&BulkOutput { machines: lines });
+    }
+    let mut text = String::new();
+    for line in &lines {
+        let _ = writeln!(text, "{} {}", line.name.short_name(), line.outcome.message);
+    }
+    let refused = lines.iter().filter(|line| line.rejected).count();
+    let changed = lines.iter().filter(|line| line.outcome.changed).count();
+    let _ = write!(text, "{}: {changed} changed", format_machine_count(lines.len()));
+    if refused > 0 {
+        let _ = write!(text, ", {refused} refused");
+    }
+    text.push('\n');
+    Ok(text)
+}
+
+/// The machines that a bulk order would change.
+struct BulkPreview {
+    names: Vec<MachineName>,
+    /// Why the order would be rejected; `None` if it would be accepted.
+    rejection: Option<String>,
+}
+
+/// Output of a dry run: the machines, and whether the order would be accepted.
+fn render_dry_run(listed: BulkPreview, format: Format) -> Result<String, CliError> {
+    let BulkPreview { names, rejection: refusal } = listed;
+    if format == Format::Json {
+        let mut answer = serde_json::json!({ "machines": names, "refusal": refusal });
+        dry_run::annotate_json(&mut answer);
+        return format_json(&answer);
+    }
+    let mut text = String::new();
+    for name in &names {
+        let _ = writeln!(text, "{}", name.short_name());
+    }
+    let given = refusal
+        .map_or_else(|| "the order would be given".to_owned(), |message| format!("refused: {message}"));
+    let _ = writeln!(
+        text,
+        "{}",
+        dry_run::annotate_text(&format!("this is about {}; {given}", format_machine_count(names.len())))
+    );
+    Ok(text)
+}
+
+/// Lists the machines of a bulk order without changing anything. With `--confirm_count`, the preview has a rejection
+/// if another number of machines matches.
+async fn preview_bulk_order(
+    source: &Backend,
+    selection: &BulkSelection,
+    each: &MachineOrder,
+    reason: Option<&str>,
+) -> Result<BulkPreview, CliError> {
+    Ok(match source {
+        Backend::Direct(bmdb) => {
+            let order = Order { dry_run: true, ..new_bulk_order(reason, None) };
+            let selected = to_machine_selection(selection, selection.confirm_count)?;
+            let given = bmdb.execute_bulk_order(order, selected, each.clone(), current_user()).await?;
+            let names = given.outcomes.into_iter().map(|outcome| outcome.name).collect::<Vec<_>>();
+            BulkPreview { names, rejection: given.rejection }
+        }
+        Backend::Api(remote) => {
+            let order = v1::Order {
+                reason: reason_or_placeholder(reason).to_owned(),
+                dry_run: true,
+                ..v1::Order::default()
+            };
+            let request = bulk_request(selection, each, order, selection.confirm_count);
+            let response = OrdersClient::new(remote.authorized_channel())
+                .give(request)
+                .await
+                .map_err(status_to_error)?
+                .into_inner();
+            let names =
+                response.outcomes.into_iter().map(|outcome| api_decode::decode_machine_name(outcome.name));
+            BulkPreview { names: names.collect::<Result<_, _>>()?, rejection: response.refusal }
+        }
+    })
+}
+
+async fn send_bulk_order(
+    source: &Backend,
+    selection: &BulkSelection,
+    each: MachineOrder,
+    reason: Option<&str>,
+    expected: u32,
+) -> Result<Vec<BulkOutcome>, CliError> {
+    match source {
+        Backend::Direct(bmdb) => {
+            let order = new_bulk_order(reason, Some(idempotency_key::current_or_new_key()));
+            let given = bmdb
+                .execute_bulk_order(
+                    order,
+                    to_machine_selection(selection, Some(expected))?,
+                    each,
+                    current_user(),
+                )
+                .await;
+            let outcomes = given.map_err(CliError::from)?.outcomes.into_iter();
+            Ok(outcomes
+                .map(|one| BulkOutcome { name: one.name, outcome: one.outcome, rejected: one.rejected })
+                .collect())
+        }
+        Backend::Api(remote) => {
+            let give = async |service, order| {
+                OrdersClient::new(service).give(bulk_request(selection, &each, order, Some(expected))).await
+            };
+            let response =
+                order_retry::send_order(&mut remote.clone(), reason_or_placeholder(reason), give).await?;
+            let line = |one: v1::OrderOutcome| {
+                let done = OrderOutcome { changed: one.changed, message: one.said };
+                Ok(BulkOutcome {
+                    name: api_decode::decode_machine_name(one.name)?,
+                    outcome: done,
+                    rejected: one.refused,
+                })
+            };
+            response.outcomes.into_iter().map(line).collect()
+        }
+    }
+}
+
+fn new_bulk_order(reason: Option<&str>, idempotency_key: Option<String>) -> Order {
+    Order { idempotency_key, ..direct_order(RPC, "the machines of a filter".to_owned(), reason) }
+}
+
+/// `is_admin` is true because an operator with write access to the BMDB counts as an admin.
+fn to_machine_selection(selection: &BulkSelection, expected: Option<u32>) -> Result<Selected, CliError> {
+    Ok(Selected {
+        filter: selection.filters.to_filter()?,
+        scope: AccessScope::Fleet,
+        expected: expected.map(|count| usize::try_from(count).unwrap_or(usize::MAX)),
+        beyond_limits: selection.beyond_limits,
+        is_admin: true,
+    })
+}
+
+fn bulk_request(
+    selection: &BulkSelection,
+    each: &MachineOrder,
+    order: v1::Order,
+    expected: Option<u32>,
+) -> v1::GiveOrdersRequest {
+    v1::GiveOrdersRequest {
+        filter: Some(selection.filters.to_proto()),
+        order: Some(order),
+        machines: expected.map(|count| i32::try_from(count).unwrap_or(i32::MAX)),
+        beyond_limits: selection.beyond_limits,
+        what: Some(encode_operation(each)),
+    }
+}
+
+fn encode_operation(each: &MachineOrder) -> What {
+    match each {
+        MachineOrder::Hold { scope, until } => What::Hold(v1::HoldEach {
+            scope: scope.as_str().to_owned(),
+            until: until.map(|until| match until {
+                Expiry::After(span) => v1::hold_each::Until::After(span.to_string()),
+                Expiry::At(moment) => v1::hold_each::Until::At(prost_types::Timestamp {
+                    seconds: moment.timestamp(),
+                    nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
+                }),
+            }),
+        }),
+        MachineOrder::Release { quarantine } => What::Release(v1::ReleaseEach { quarantine: *quarantine }),
+        MachineOrder::Retry => What::Retry(v1::RetryEach {}),
+        MachineOrder::Quarantine => What::Quarantine(v1::QuarantineEach {}),
+        MachineOrder::Retire { wipe } => What::Retire(v1::RetireEach { wipe: *wipe }),
+        MachineOrder::Power(PowerOrderKind::Reboot) => What::Reboot(v1::RebootEach {}),
+        MachineOrder::Power(switch) => What::Power(v1::PowerEach { action: switch.as_str().to_owned() }),
+        MachineOrder::Prioritize { level, until } => What::Prioritize(v1::PrioritizeEach {
+            level: level.as_str().to_owned(),
+            until: until.map(|until| match until {
+                Expiry::After(span) => v1::prioritize_each::Until::After(span.to_string()),
+                Expiry::At(moment) => v1::prioritize_each::Until::At(prost_types::Timestamp {
+                    seconds: moment.timestamp(),
+                    nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
+                }),
+            }),
+        }),
+        MachineOrder::Label { set, remove } => {
+            What::Label(v1::LabelEach { set: set.clone(), remove: remove.clone() })
+        }
+    }
+}
+
+/// Lists the machines on standard error, and reads their number from the terminal.
+fn confirm_machine_count(listed: &[MachineName]) -> Result<u32, CliError> {
+    for name in listed {
+        print_stderr(&format!("  {}", name.short_name()));
+    }
+    let machines = format_machine_count(listed.len());
+    if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+        return Err(CliError::Invalid(format!(
+            "this is about {machines}, and nothing was ordered; if these are the ones, give --confirm_count {}",
+            listed.len()
+        )));
+    }
+    // Without a terminal nothing is read, and the number does not match.
+    let _ = write!(std::io::stderr().lock(), "This is about {machines}. Type their number to go on: ");
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line)?;
+    line.trim()
+        .parse()
+        .map_err(|_| CliError::Invalid(format!("{:?} is no number; nothing was ordered", line.trim())))
+}

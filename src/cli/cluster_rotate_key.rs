@@ -1,0 +1,57 @@
+//! `cluster rotate-key`: rotate the shepherd's owner key for a cluster.
+
+use std::fmt::Write as _;
+
+use crate::bmdb::action::OrderOutcome;
+use crate::bmdb::cluster::order_target;
+use crate::cli::backend::Backend;
+use crate::cli::cluster::{RotateClusterKey, format_outcome as told_of, require_reason};
+use crate::cli::error::CliError;
+use crate::cli::machine_orders::direct_order;
+use crate::cli::order_retry;
+use crate::cli::output::Format;
+use crate::model::cluster::view::ClusterView;
+use crate::model::humanize::humanize_duration;
+use crate::model::time::{Timestamp, between};
+use crate::proto::fleet::v1;
+use crate::proto::fleet::v1::clusters_client::ClustersClient;
+
+/// Orders the rotation of a cluster's owner key.
+pub(super) async fn rotate_cluster_key(
+    source: &Backend,
+    args: &RotateClusterKey,
+    format: Format,
+) -> Result<String, CliError> {
+    require_reason(&args.reason)?;
+    let done = match source {
+        Backend::Direct(bmdb) => {
+            let order = direct_order(
+                "shepherd.fleet.v1.Clusters/RotateKey",
+                order_target(&args.name),
+                Some(&args.reason),
+            );
+            bmdb.rotate_cluster_key(order, args.name.clone()).await?.outcome
+        }
+        Backend::Api(remote) => {
+            let give = async |service, order| {
+                let request = v1::RotateClusterKeyRequest { name: args.name.clone(), order: Some(order) };
+                ClustersClient::new(service).rotate_key(request).await
+            };
+            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
+            OrderOutcome { changed: done.changed, message: done.said }
+        }
+    };
+    told_of(&args.name, &done, format)
+}
+
+/// Describes the age and rotation of the key for `cluster describe`; `None` until a cluster with this key exists.
+pub(super) fn format_key_status(cluster: &ClusterView, now: Timestamp) -> Option<String> {
+    let mut text = format!("{} old", humanize_duration(between(cluster.key_since?, now)));
+    if let Some(by) = &cluster.key_rotation_requested_by {
+        let _ = write!(text, "; to be replaced, as {by} ordered");
+    }
+    if let Some(since) = cluster.keys_rejected_since {
+        let _ = write!(text, "; refused by its curators for {}", humanize_duration(between(since, now)));
+    }
+    Some(text)
+}

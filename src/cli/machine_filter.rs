@@ -1,0 +1,71 @@
+//! Filter flags that select machines, for lists, watches and bulk orders.
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
+use crate::bmdb::listing::Filter;
+use crate::cli::error::CliError;
+use crate::model::label::LabelFilter;
+use crate::model::phase::Phase;
+use crate::proto::fleet::v1;
+
+/// What machines are filtered by. Of one flag, any value that was given fits, except of tags and labels.
+#[derive(Debug, Default, Args)]
+pub struct MachineFilters {
+    /// Only machines in this phase; may be given several times
+    #[arg(
+        long,
+        value_name = "PHASE",
+        value_parser = PossibleValuesParser::new(Phase::ALL.map(Phase::as_str)),
+        ignore_case = true
+    )]
+    phase: Vec<String>,
+    /// Only machines of this provider; may be given several times
+    #[arg(long, value_name = "NAME")]
+    provider: Vec<String>,
+    /// Only machines whose location begins so; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    location: Vec<String>,
+    /// Only machines of this manufacturer, as their hardware report says; may be given several times
+    #[arg(long, value_name = "NAME")]
+    manufacturer: Vec<String>,
+    /// Only machines of this product, as their hardware report says; may be given several times
+    #[arg(long, value_name = "NAME")]
+    product: Vec<String>,
+    /// Only machines that have this fact, as hold or quarantine; all that are given must be
+    #[arg(long, value_name = "FACT")]
+    tag: Vec<String>,
+    /// Only machines with this label, KEY=VALUE or KEY; all that are given must be
+    #[arg(long, value_name = "LABEL")]
+    label: Vec<String>,
+}
+
+impl MachineFilters {
+    /// The filter for a query of the BMDB.
+    pub fn to_filter(&self) -> Result<Filter, CliError> {
+        let labels = self.label.iter().map(|text| LabelFilter::parse(text)).collect::<Result<_, _>>();
+        Ok(Filter {
+            phases: self.phase.clone(),
+            providers: self.provider.clone(),
+            locations: self.location.clone(),
+            tags: self.tag.clone(),
+            manufacturers: self.manufacturer.clone(),
+            products: self.product.clone(),
+            labels: labels.map_err(CliError::Invalid)?,
+        })
+    }
+
+    /// The filter for a call of the API.
+    #[must_use]
+    pub fn to_proto(&self) -> v1::MachineFilter {
+        v1::MachineFilter {
+            phases: self.phase.clone(),
+            providers: self.provider.clone(),
+            locations: self.location.clone(),
+            tags: self.tag.clone(),
+            manufacturers: self.manufacturer.clone(),
+            products: self.product.clone(),
+            labels: self.label.clone(),
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! `hold`, `release`, `retry`, `allow host-key`: orders for one machine, through the API or directly in the BMDB.
+//!
+//! Each order is decided under the machine's lock on the facts read there ([`crate::bmdb::action`]). It writes one
+//! line of history and one of the audit, with the operator and the reason. The API identifies the operator by the
+//! credential. In the BMDB it is the user of the environment, because an operator with write access there is trusted.
+
+use serde::Serialize;
+
+use crate::bmdb::action::{self, Expiry, OrderOutcome, format_attribution, parse_expiry};
+use crate::bmdb::audit::{Actor, Order, request_digest};
+use crate::bmdb::connection::Bmdb;
+use crate::bmdb::facts::MachineSnapshot;
+use crate::bmdb::machine_lookup::machine_id;
+use crate::bmdb::machine_order::MachineOrder;
+use crate::bmdb::work::Decision;
+use crate::cli::api_decode;
+use crate::cli::backend::Backend;
+use crate::cli::bulk_orders::give_bulk_order;
+use crate::cli::command::{AllowHostKey, HoldArgs as HoldArguments, ReleaseArgs, RetryArgs};
+use crate::cli::dry_run;
+use crate::cli::error::CliError;
+use crate::cli::get::format_json;
+use crate::cli::idempotency_key;
+use crate::cli::machine_lookup::find_machine;
+use crate::cli::order_retry;
+use crate::cli::output::Format;
+use crate::model::facts::HoldScope;
+use crate::model::machine_view::MachineName;
+use crate::proto::fleet::v1;
+use crate::proto::fleet::v1::machines_client::MachinesClient;
+
+#[derive(Serialize)]
+struct OrderOutput {
+    #[serde(flatten)]
+    name: MachineName,
+    #[serde(flatten)]
+    outcome: OrderOutcome,
+}
+
+pub(crate) fn format_outcome(
+    name: MachineName,
+    done: OrderOutcome,
+    format: Format,
+) -> Result<String, CliError> {
+    match format {
+        Format::Json => {
+            let mut answer = serde_json::to_value(OrderOutput { name, outcome: done })?;
+            dry_run::annotate_json(&mut answer);
+            format_json(&answer)
+        }
+        Format::Table => {
+            Ok(format!("{}\n", dry_run::annotate_text(&format!("{} {}", name.short_name(), done.message))))
+        }
+    }
+}
+
+/// The operator for the history: `kim@workstation`.
+pub(crate) fn current_user() -> String {
+    let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.trim().is_empty());
+    let user = variable("USER")
+        .or_else(|| variable("LOGNAME"))
+        .unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()));
+    format!("{user}@{}", rustix::system::uname().nodename().to_string_lossy())
+}
+
+/// Executes an order for one machine as the API does, and formats the outcome.
+async fn execute_on_machine(
+    bmdb: &Bmdb,
+    name: MachineName,
+    rpc: &str,
+    reason: Option<&str>,
+    format: Format,
+    decide: impl Fn(&MachineSnapshot) -> Decision<OrderOutcome> + Send + Sync + 'static,
+) -> Result<String, CliError> {
+    let order = direct_order(&format!("shepherd.fleet.v1.Machines/{rpc}"), name.short_name(), reason);
+    let carried = bmdb.execute_on_machine(order, machine_id(&name), decide).await?;
+    format_outcome(name, carried.outcome, format)
+}
+
+/// An order of an operator who writes to the BMDB directly.
+pub(crate) fn direct_order(rpc: &str, target: String, reason: Option<&str>) -> Order {
+    idempotency_key::with_current_key(Order {
+        actor: Actor { name: current_user(), credential: None },
+        rpc: rpc.to_owned(),
+        target,
+        reason: reason.unwrap_or_default().to_owned(),
+        idempotency_key: None,
+        dry_run: dry_run::is_active(),
+        expected_version: None,
+        request_digest: request_digest(&[]),
+    })
+}
+
+/// The reason, or a placeholder for the audit: the API requires a reason.
+pub(crate) fn reason_or_placeholder(reason: Option<&str>) -> &str {
+    reason.filter(|reason| !reason.trim().is_empty()).unwrap_or("(no reason was given)")
+}
+
+/// Formats the response of the API to an order.
+pub(crate) fn format_response(response: v1::OrderResponse, format: Format) -> Result<String, CliError> {
+    let done = OrderOutcome { changed: response.changed, message: response.said };
+    format_outcome(api_decode::decode_machine_name(response.name)?, done, format)
+}
+
+/// Parses `--until`: a duration or a time.
+pub(crate) fn parse_until(text: &str) -> Result<Expiry, CliError> {
+    parse_expiry(text).ok_or_else(|| {
+        CliError::Invalid(format!(
+            "--until {text:?} is neither a duration (2h, 30m, 1d) nor a moment (2026-11-20T18:00:00Z)"
+        ))
+    })
+}
+
+/// Runs `hold M`: puts a hold on a machine.
+pub async fn hold_machine(
+    source: &Backend,
+    arguments: &HoldArguments,
+    format: Format,
+) -> Result<String, CliError> {
+    let until = match arguments.until.as_deref() {
+        None => None,
+        Some(text) => Some(parse_until(text)?),
+    };
+    let scope = HoldScope::ALL.into_iter().find(|scope| scope.as_str() == arguments.scope);
+    let scope = scope.unwrap_or(HoldScope::Everything);
+    if arguments.reason.trim().is_empty() {
+        return Err(CliError::Invalid(
+            "--reason is empty; whoever asks `why` later will want to know".into(),
+        ));
+    }
+    let Some(machine) = arguments.machine.as_deref() else {
+        let each = MachineOrder::Hold { scope, until };
+        return give_bulk_order(source, &arguments.selection, each, Some(&arguments.reason), format).await;
+    };
+    let bmdb = match source {
+        Backend::Direct(bmdb) => bmdb,
+        Backend::Api(remote) => {
+            let until = until.map(|until| match until {
+                Expiry::After(span) => v1::hold_request::Until::After(span.to_string()),
+                Expiry::At(moment) => v1::hold_request::Until::At(prost_types::Timestamp {
+                    seconds: moment.timestamp(),
+                    nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
+                }),
+            });
+            let give = async |service, order| {
+                let request = v1::HoldRequest {
+                    machine: machine.to_owned(),
+                    order: Some(order),
+                    scope: scope.as_str().to_owned(),
+                    until: until.clone(),
+                };
+                MachinesClient::new(service).hold(request).await
+            };
+            return format_response(
+                order_retry::send_order(&mut remote.clone(), &arguments.reason, give).await?,
+                format,
+            );
+        }
+    };
+    let (reason, who) = (arguments.reason.clone(), current_user());
+    let name = find_machine(bmdb, machine).await?;
+    execute_on_machine(bmdb, name, "Hold", Some(&arguments.reason), format, move |snapshot| {
+        action::hold_machine(snapshot, scope, &reason, &who, until)
+    })
+    .await
+}
+
+/// Runs `release M`: removes a hold from a machine.
+pub async fn release_machine(
+    source: &Backend,
+    arguments: &ReleaseArgs,
+    format: Format,
+) -> Result<String, CliError> {
+    let Some(machine) = arguments.machine.as_deref() else {
+        let reason = arguments.reason.as_deref();
+        return give_bulk_order(
+            source,
+            &arguments.selection,
+            MachineOrder::Release { quarantine: arguments.quarantine },
+            reason,
+            format,
+        )
+        .await;
+    };
+    let bmdb = match source {
+        Backend::Direct(bmdb) => bmdb,
+        Backend::Api(remote) => {
+            let give = async |service, order| {
+                let request = v1::ReleaseRequest {
+                    machine: machine.to_owned(),
+                    order: Some(order),
+                    quarantine: arguments.quarantine,
+                };
+                MachinesClient::new(service).release(request).await
+            };
+            let reason = reason_or_placeholder(arguments.reason.as_deref());
+            return format_response(
+                order_retry::send_order(&mut remote.clone(), reason, give).await?,
+                format,
+            );
+        }
+    };
+    let (quarantine, by) =
+        (arguments.quarantine, format_attribution(&current_user(), arguments.reason.as_deref()));
+    let name = find_machine(bmdb, machine).await?;
+    execute_on_machine(bmdb, name, "Release", arguments.reason.as_deref(), format, move |snapshot| {
+        action::release_machine(&snapshot.facts, quarantine, &by)
+    })
+    .await
+}
+
+/// Runs `retry M`: lets everything that failed on a machine be tried again at once.
+pub async fn retry_machine(
+    source: &Backend,
+    arguments: &RetryArgs,
+    format: Format,
+) -> Result<String, CliError> {
+    let Some(machine) = arguments.machine.as_deref() else {
+        let reason = arguments.reason.as_deref();
+        return give_bulk_order(source, &arguments.selection, MachineOrder::Retry, reason, format).await;
+    };
+    let bmdb = match source {
+        Backend::Direct(bmdb) => bmdb,
+        Backend::Api(remote) => {
+            let give = async |service, order| {
+                let request = v1::RetryRequest { machine: machine.to_owned(), order: Some(order) };
+                MachinesClient::new(service).retry(request).await
+            };
+            let reason = reason_or_placeholder(arguments.reason.as_deref());
+            return format_response(
+                order_retry::send_order(&mut remote.clone(), reason, give).await?,
+                format,
+            );
+        }
+    };
+    let by = format_attribution(&current_user(), arguments.reason.as_deref());
+    let name = find_machine(bmdb, machine).await?;
+    execute_on_machine(bmdb, name, "Retry", arguments.reason.as_deref(), format, move |snapshot| {
+        action::retry_machine(&snapshot.facts, &by)
+    })
+    .await
+}
+
+/// Runs `allow host-key M`: accepts another SSH host key.
+pub async fn allow_host_key(
+    source: &Backend,
+    arguments: &AllowHostKey,
+    format: Format,
+) -> Result<String, CliError> {
+    let bmdb = match source {
+        Backend::Direct(bmdb) => bmdb,
+        Backend::Api(remote) => {
+            let give = async |service, order| {
+                let request = v1::AllowHostKeyRequest {
+                    machine: arguments.machine.clone(),
+                    order: Some(order),
+                    fingerprint: arguments.fingerprint.clone(),
+                };
+                MachinesClient::new(service).allow_host_key(request).await
+            };
+            let reason = reason_or_placeholder(arguments.reason.as_deref());
+            return format_response(
+                order_retry::send_order(&mut remote.clone(), reason, give).await?,
+                format,
+            );
+        }
+    };
+    let name = find_machine(bmdb, &arguments.machine).await?;
+    let reason = arguments.reason.as_deref();
+    let order = direct_order("shepherd.fleet.v1.Machines/AllowHostKey", name.short_name(), reason);
+    let fingerprint = action::trim_fingerprint(&arguments.fingerprint).to_owned();
+    let meant = (name.short_name(), fingerprint, format_attribution(&current_user(), reason));
+    let carried = bmdb.allow_host_key(order, machine_id(&name), meant).await?;
+    format_outcome(name, carried.outcome, format)
+}

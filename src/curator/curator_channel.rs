@@ -1,0 +1,120 @@
+//! A lazily connected gRPC channel to one curator, over mutual TLS.
+//!
+//! It connects on first use, and again when the connection was lost, always to the same address. The TLS configuration
+//! decides who may answer there. When the channel is cancelled, everything that goes through it fails, open streams
+//! included.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, Join, ReadBuf, ReadHalf, WriteHalf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::codegen::Service;
+use tonic::codegen::http::Uri;
+use tonic::transport::{Channel, Endpoint};
+
+/// Timeout of the TCP connect and TLS handshake together.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A curator that was cut off is noticed within the sum of interval and timeout.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Opens a channel to the curator at `host:port`. Must be called within a tokio runtime.
+#[must_use]
+pub fn open_channel(address: &str, config: Arc<ClientConfig>) -> Channel {
+    open_channel_until(address, config, &CancellationToken::new())
+}
+
+/// Like [`open_channel`], until `over` is cancelled.
+#[must_use]
+pub fn open_channel_until(address: &str, config: Arc<ClientConfig>, over: &CancellationToken) -> Channel {
+    Endpoint::from_static("http://curator")
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .keep_alive_while_idle(true)
+        .connect_with_connector_lazy(CuratorConnector {
+            address: address.into(),
+            config,
+            cancel: over.clone(),
+        })
+}
+
+#[derive(Clone)]
+struct CuratorConnector {
+    address: Arc<str>,
+    config: Arc<ClientConfig>,
+    cancel: CancellationToken,
+}
+
+impl Service<Uri> for CuratorConnector {
+    type Response =
+        TokioIo<Join<CancellableRead<ReadHalf<TlsStream<TcpStream>>>, WriteHalf<TlsStream<TcpStream>>>>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let Self { address, config, cancel: over } = self.clone();
+        Box::pin(async move {
+            let connecting = async {
+                let stream = TcpStream::connect(&*address).await?;
+                stream.set_nodelay(true)?;
+                // The certificate identifies the curator, so the host name is a dummy.
+                let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
+                TlsConnector::from(config).connect(name, stream).await
+            };
+            match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
+                Ok(Ok(stream)) => {
+                    let (stream, written) = tokio::io::split(stream);
+                    let read = CancellableRead { stream, cancelled: Box::pin(over.cancelled_owned()) };
+                    Ok(TokioIo::new(tokio::io::join(read, written)))
+                }
+                Ok(Err(error)) => {
+                    Err(io::Error::new(error.kind(), format!("connecting to the curator {address}: {error}")))
+                }
+                Err(_) => Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!(
+                        "the curator {address} took no connection within {} s",
+                        CONNECT_TIMEOUT.as_secs()
+                    ),
+                )),
+            }
+        })
+    }
+}
+
+/// The read half of a connection; it fails once the channel is cancelled. Its user reads all the time, so it notices at
+/// once.
+pub struct CancellableRead<S> {
+    stream: S,
+    cancelled: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for CancellableRead<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.cancelled.as_mut().poll(context).is_ready() {
+            let text = "the cluster was restored, and this curator is of before";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, text)));
+        }
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}

@@ -1,0 +1,413 @@
+//! Reaches a machine over SSH: enrols the agent, runs a command, classifies failures.
+//!
+//! The initializer, the recoverer and the power controller share it. It turns facts into an SSH target, an expected
+//! host key and an enrolment request with the fence of the work. It turns the result into changes of facts.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::bmdb::error::BmdbError;
+use crate::bmdb::fact_change::{FactChange, HostKeySource, NewAgent};
+use crate::bmdb::facts::MachineSnapshot;
+use crate::bmdb::work::Work;
+use crate::manager::control_loop::HandlerError;
+use crate::manager::failpoint;
+use crate::model::host_key::PinnedHostKey;
+use crate::model::needs_human::Obstacle;
+use crate::model::time::unix_milliseconds;
+use crate::model::unknown_fence::UnknownFence;
+use crate::proto::agent::v1::{EnrollRequest, EnrollSuccess, Supervision};
+use crate::takeover::agent_binary::{AgentBinary, AgentBinaryError};
+use crate::takeover::exec::RunOutcome;
+use crate::takeover::host_keys::HostKeyExpectation;
+use crate::takeover::machine_takeover::{TakeoverError, TakeoverResult, TakeoverStep, take_over_machine};
+use crate::takeover::session::{SshSession, SshSettings, SshTarget};
+use crate::takeover::ssh_error::SshError;
+
+/// How machines are reached, and what is installed on them.
+pub struct MachineAccess {
+    /// SSH credentials and time limits.
+    pub ssh: SshSettings,
+    /// SSH user for machines whose provider names none.
+    pub user: String,
+    /// The role server to install.
+    pub agent_file: AgentFile,
+    /// Path of the role server on the machine.
+    pub agent_path: String,
+    /// `host:port` of each callback server.
+    pub endpoints: Vec<String>,
+    /// CA certificates of the callback servers at this moment, DER.
+    pub ca_certificates: Box<dyn Fn() -> Vec<Vec<u8>> + Send + Sync>,
+    /// The BMDB that the machine belongs to after its enrolment.
+    pub bmdb_id: Uuid,
+}
+
+/// The agent program on this host. It is read again when the file changes.
+pub struct AgentFile {
+    path: PathBuf,
+    loaded: Mutex<Option<(SystemTime, u64, Arc<AgentBinary>)>>,
+}
+
+impl AgentFile {
+    /// The program at `path`, which is not read yet.
+    #[must_use]
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, loaded: Mutex::new(None) }
+    }
+
+    /// Loads the present program. All uploads of one version share one copy.
+    pub async fn load(&self) -> Result<Arc<AgentBinary>, AgentBinaryError> {
+        let stamp = tokio::fs::metadata(&self.path)
+            .await
+            .ok()
+            .and_then(|metadata| Some((metadata.modified().ok()?, metadata.len())));
+        // The lock is held during the read: otherwise workers that start together would each read a copy of their own.
+        let mut loaded = self.loaded.lock().await;
+        if let Some((modified, length)) = stamp
+            && let Some((known, known_length, binary)) = &*loaded
+            && (*known, *known_length) == (modified, length)
+        {
+            return Ok(binary.clone());
+        }
+        let binary = Arc::new(AgentBinary::load(&self.path).await?);
+        if let Some((modified, length)) = stamp {
+            *loaded = Some((modified, length, binary.clone()));
+        }
+        Ok(binary)
+    }
+}
+
+/// Why a machine was not reached or not taken over.
+#[derive(Debug)]
+pub struct AccessError {
+    /// The failure as a sentence for people.
+    pub message: String,
+    /// What prevents access, if the machine answered and waiting alone will not help.
+    pub obstacle: Option<Obstacle>,
+    /// Facts that were established before the failure.
+    pub changes: Vec<FactChange>,
+}
+
+impl AccessError {
+    /// A failure that may pass by itself.
+    pub fn new(sentence: impl Into<String>) -> Self {
+        Self { message: sentence.into(), obstacle: None, changes: Vec::new() }
+    }
+
+    /// The established facts, and an escalation to a person if the obstacle needs one at its first occurrence.
+    #[must_use]
+    pub fn fact_changes(&self) -> Vec<FactChange> {
+        let called = self.obstacle.clone().filter(Obstacle::needs_human_at_once);
+        let call = called.map(|obstacle| FactChange::NeedsHuman { obstacle, reason: self.message.clone() });
+        self.changes.iter().cloned().chain(call).collect()
+    }
+}
+
+impl From<BmdbError> for AccessError {
+    fn from(error: BmdbError) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
+/// For a loop that retries by itself as long as that may help.
+impl From<AccessError> for HandlerError {
+    fn from(error: AccessError) -> Self {
+        let changes = error.fact_changes();
+        Self::new(error.message).with_changes(changes)
+    }
+}
+
+impl MachineAccess {
+    /// The SSH target of a machine, by what its provider reports.
+    pub fn ssh_target(&self, snapshot: &MachineSnapshot) -> Result<SshTarget, AccessError> {
+        let provided = snapshot
+            .facts
+            .provider_record
+            .as_ref()
+            .ok_or_else(|| AccessError::new("no provider has handed the machine over"))?;
+        let host = provided
+            .address
+            .clone()
+            .ok_or_else(|| AccessError::new("its provider has given no address for it"))?;
+        Ok(SshTarget {
+            host,
+            port: provided.ssh_port.unwrap_or(22),
+            user: provided.ssh_user.clone().unwrap_or_else(|| self.user.clone()),
+        })
+    }
+
+    /// Longest time that an enrolment may take: the sum of all its time limits.
+    fn enroll_time_limit(&self) -> Duration {
+        let SshSettings { connect_timeout, login_timeout, exec_timeout, .. } = self.ssh;
+        // If the host has no key of the pinned kind, a second connection fetches the key that it has instead.
+        (connect_timeout + login_timeout) * 2 + login_timeout + exec_timeout * 3
+    }
+
+    /// Installs the agent on the machine, or restarts it there. Returns the facts that follow.
+    pub async fn enroll_agent(
+        &self,
+        work: &Work,
+        snapshot: &MachineSnapshot,
+    ) -> Result<Vec<FactChange>, AccessError> {
+        check_fence(work).await?;
+        let target = self.ssh_target(snapshot)?;
+        let pinned = work.bmdb().host_key(work.machine()).await?;
+        let agent = self.agent_file.load().await.map_err(|error| AccessError::new(error.to_string()))?;
+        // A takeover does not replace an updated role server by an older one.
+        let agent = agent.accepting_release(work.bmdb().read_updated_release(work.machine()).await?);
+        let (_, policy) = work.bmdb().policy();
+        let request = EnrollRequest {
+            machine_id: work.machine().to_string(),
+            endpoints: self.endpoints.clone(),
+            ca_certificates: (self.ca_certificates)(),
+            lane: work.process().lane().as_str().to_owned(),
+            fence: work.fence(),
+            session_id: work.session().id().to_string(),
+            bmdb_id: self.bmdb_id.to_string(),
+            heartbeat_interval_seconds: u32::try_from(policy.heartbeat_interval.0.as_secs()).unwrap_or(0),
+            shepherd_time_ms: unix_milliseconds(SystemTime::now()),
+        };
+        // The machine rejects an older fence, so a step that was started may outlast the lease.
+        let deadline = Instant::now() + self.enroll_time_limit();
+        let taken = take_over_machine(
+            &self.ssh,
+            &target,
+            &host_key_expectation(pinned.as_ref()),
+            &agent,
+            &self.agent_path,
+            &request,
+            deadline,
+            |step| {
+                tracing::debug!(?step, "takeover");
+                match step {
+                    TakeoverStep::Connect | TakeoverStep::Probe => {}
+                    TakeoverStep::Upload { .. } => failpoint::hit("takeover", "probed"),
+                    TakeoverStep::Enroll => failpoint::hit("takeover", "uploaded"),
+                }
+                work.outward_call_limit(Duration::ZERO).map(|_| ()).map_err(|error| error.to_string())
+            },
+        )
+        .await;
+        match taken {
+            Ok(taken) => Ok(takeover_changes(taken, pinned.as_ref(), work.fence())),
+            Err(error) => {
+                if let TakeoverError::StaleFence { machine_fence: known, .. } = &error
+                    && let Err(untold) = work.report_rejected_fence(*known).await
+                {
+                    tracing::warn!(%untold, "cannot write down that the machine knows a newer fence");
+                }
+                Err(takeover_access_error(&error))
+            }
+        }
+    }
+
+    /// Runs an argument vector on the machine. A missing exit status, as under a reboot, is no failure.
+    pub async fn run_command(
+        &self,
+        work: &Work,
+        snapshot: &MachineSnapshot,
+        argv: &[String],
+    ) -> Result<String, AccessError> {
+        check_fence(work).await?;
+        let target = self.ssh_target(snapshot)?;
+        let expectation = host_key_expectation(work.bmdb().host_key(work.machine()).await?.as_ref());
+        let deadline = Instant::now() + work.outward_call_limit(self.enroll_time_limit())?;
+        let session = SshSession::connect(&self.ssh, &target, &expectation, deadline)
+            .await
+            .map_err(|error| takeover_access_error(&error.into()))?;
+        // Checked again: a shepherd that was frozen during the login may have lost the machine, and no fence on the
+        // machine rejects the effects of an argument vector.
+        work.outward_call_limit(Duration::ZERO)?;
+        let outcome = session
+            .run_argv("asking for a reboot", argv)
+            .await
+            .map_err(|error| AccessError::new(error.to_string()))?;
+        match outcome {
+            RunOutcome::Finished(output) if output.success() => Ok("the command succeeded".to_owned()),
+            RunOutcome::Finished(output) => Err(AccessError::new(format!(
+                "{} failed on {}: {}",
+                argv.join(" "),
+                target.address(),
+                output.summary()
+            ))),
+            RunOutcome::Unknown(error) => Ok(format!("it was started, and its end was not seen: {error}")),
+        }
+    }
+}
+
+/// Checks that no fence newer than this work's is known on the machine.
+async fn check_fence(work: &Work) -> Result<(), AccessError> {
+    work.unknown_fence().await?.map_or(Ok(()), |newer| Err(stale_fence_error(&newer)))
+}
+
+/// The machine would reject this BMDB, and rightly so. It needs a person as long as that lasts.
+fn stale_fence_error(newer: &UnknownFence) -> AccessError {
+    AccessError { obstacle: Some(Obstacle::StaleFence), ..AccessError::new(newer.describe()) }
+}
+
+fn host_key_expectation(pinned: Option<&PinnedHostKey>) -> HostKeyExpectation {
+    match pinned {
+        Some(pinned) => HostKeyExpectation::Pinned(vec![pinned.key.clone()]),
+        None => HostKeyExpectation::PinOnFirstUse,
+    }
+}
+
+fn takeover_changes(taken: TakeoverResult, pinned: Option<&PinnedHostKey>, fence: i64) -> Vec<FactChange> {
+    let mut changes = Vec::new();
+    match pinned {
+        None => changes.push(FactChange::HostKeyPinned {
+            algorithm: taken.host_key.algorithm,
+            public_key: taken.host_key.key,
+            source: HostKeySource::FirstUse,
+        }),
+        // Otherwise `why` would advise for ever to allow a key that a stranger once showed.
+        Some(pinned) if pinned.rejected.is_some() => changes.push(FactChange::HostKeyVerified),
+        Some(_) => {}
+    }
+    for warning in &taken.success.warnings {
+        tracing::warn!(warning, "the machine enrolled with a warning");
+    }
+    changes.push(FactChange::AgentStarted(new_agent(taken.success, fence)));
+    changes
+}
+
+fn new_agent(success: EnrollSuccess, fence: i64) -> NewAgent {
+    let supervision = match success.supervision() {
+        Supervision::Systemd => "systemd",
+        Supervision::Detached => "detached",
+        Supervision::External => "external",
+        Supervision::Unspecified => "unknown",
+    };
+    NewAgent {
+        public_key: success.public_key,
+        boot_id: (!success.boot_id.is_empty()).then_some(success.boot_id),
+        version: success.agent_version,
+        supervision: supervision.to_owned(),
+        fence,
+    }
+}
+
+/// Turns a failed takeover into an access error, with the obstacle if the failure shows one.
+fn takeover_access_error(error: &TakeoverError) -> AccessError {
+    let changes = match error {
+        TakeoverError::HostKeyChanged(changed) => vec![FactChange::HostKeyRefused {
+            algorithm: changed.offered.algorithm.clone(),
+            public_key: changed.offered.key.clone(),
+        }],
+        _ => Vec::new(),
+    };
+    AccessError { message: error.to_string(), obstacle: classify_obstacle(error), changes }
+}
+
+/// The obstacle that a failure shows. A machine that does not answer may be dead, and then it is a case for the
+/// recovery ladder and has no obstacle.
+fn classify_obstacle(error: &TakeoverError) -> Option<Obstacle> {
+    match error {
+        TakeoverError::HostKeyChanged(_) => Some(Obstacle::HostKeyChanged),
+        TakeoverError::OtherMachine { .. } => Some(Obstacle::OtherMachine),
+        TakeoverError::OtherBmdb { .. } => Some(Obstacle::OtherBmdb),
+        TakeoverError::StaleFence { .. } => Some(Obstacle::StaleFence),
+        TakeoverError::Ssh(SshError::AuthenticationRejected { .. }) => Some(Obstacle::LoginRefused),
+        TakeoverError::Ssh(SshError::RsaOnly { .. } | SshError::ExecRejected { .. })
+        | TakeoverError::InvalidAgentPath(_)
+        | TakeoverError::NotLinux { .. }
+        | TakeoverError::WrongArchitecture { .. }
+        | TakeoverError::NoDigestProgram { .. }
+        | TakeoverError::MalformedRequest { .. } => Some(Obstacle::Unfit),
+        TakeoverError::NoLongerPermitted { .. }
+        | TakeoverError::Ssh(_)
+        | TakeoverError::StepFailed { .. }
+        | TakeoverError::InvalidResponse { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::host_key::HostKey;
+    use crate::model::time::Timestamp;
+
+    #[tokio::test]
+    async fn workers_that_start_together_share_one_copy_of_the_agent() {
+        // The test's own program is an executable of this architecture.
+        let file = AgentFile::new(std::env::current_exe().unwrap());
+        let copies = futures::future::join_all((0..4).map(|_| file.load())).await;
+        let copies: Vec<_> = copies.into_iter().map(Result::unwrap).collect();
+        assert!(copies.iter().all(|copy| Arc::ptr_eq(copy, &copies[0])));
+    }
+
+    #[test]
+    fn only_a_rejecting_machine_is_an_obstacle() {
+        let address = || "192.0.2.7:22".to_owned();
+        let login = SshError::AuthenticationRejected {
+            address: address(),
+            user: "root".to_owned(),
+            tried: vec!["publickey"],
+            accepted: Vec::new(),
+            public_key: "ssh-ed25519 AAAA".to_owned(),
+        };
+        let hung = SshError::Timeout {
+            address: address(),
+            operation: "waiting for its greeting",
+            limit: std::time::Duration::from_secs(5),
+            flag: "--agent_ssh_greeting_timeout",
+        };
+        let full =
+            TakeoverError::StepFailed { address: address(), step: "upload", reason: "no space".into() };
+        let other = TakeoverError::OtherMachine {
+            address: address(),
+            machine_id: "1".to_owned(),
+            message: "it is 2".to_owned(),
+        };
+        for (name, error, met, called) in [
+            ("our key is refused", login.into(), Some(Obstacle::LoginRefused), false),
+            ("it hangs", hung.into(), None, false),
+            ("nothing listens", SshError::ConnectionRefused { address: address() }.into(), None, false),
+            ("its disk is full", full, None, false),
+            ("RSA alone", SshError::RsaOnly { address: address() }.into(), Some(Obstacle::Unfit), false),
+            ("another machine", other, Some(Obstacle::OtherMachine), true),
+        ] {
+            let error = takeover_access_error(&error);
+            assert_eq!(error.obstacle, met, "{name}");
+            let calls = |change: &FactChange| matches!(change, FactChange::NeedsHuman { .. });
+            assert_eq!(error.fact_changes().iter().any(calls), called, "{name}");
+        }
+    }
+
+    fn key(byte: u8) -> HostKey {
+        HostKey { algorithm: "ssh-ed25519".to_owned(), key: vec![byte; 51] }
+    }
+
+    #[test]
+    fn login_pins_or_confirms_the_host_key() {
+        let taken =
+            || TakeoverResult { host_key: key(1), uploaded: false, success: EnrollSuccess::default() };
+        let at = Timestamp::from_timestamp(1_800_000_000, 0).unwrap();
+        let pinned = |refused: Option<HostKey>| PinnedHostKey {
+            key: key(1),
+            source: "first-use".to_owned(),
+            pinned_at: at,
+            rejected: refused.map(|key| (key, at)),
+        };
+        let first_use = FactChange::HostKeyPinned {
+            algorithm: "ssh-ed25519".to_owned(),
+            public_key: key(1).key,
+            source: HostKeySource::FirstUse,
+        };
+        for (name, known, expected) in [
+            ("first use", None, Some(first_use)),
+            ("the key that is pinned", Some(pinned(None)), None),
+            ("that key again, after another", Some(pinned(Some(key(2)))), Some(FactChange::HostKeyVerified)),
+        ] {
+            let changes = takeover_changes(taken(), known.as_ref(), 7);
+            let about_key: Vec<_> =
+                changes.into_iter().filter(|change| !matches!(change, FactChange::AgentStarted(_))).collect();
+            assert_eq!(about_key, Vec::from_iter(expected), "{name}");
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Release report: which role server release a machine runs.
+
+/// An agent's report of its release.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReleaseReport {
+    /// Generation of the newest order that has ended on the machine; 0 for none.
+    pub generation: i64,
+    /// Digest of the running program.
+    pub sha256: [u8; 32],
+    /// Why the ordered release does not run, as a sentence.
+    pub error: Option<String>,
+}

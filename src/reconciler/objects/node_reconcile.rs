@@ -1,0 +1,87 @@
+//! The Node part of a reconcile pass.
+//!
+//! It needs one list, and one request for each object that is not as it should be. A failure is retried in the next
+//! pass and holds nothing up: no component waits for it.
+
+use std::fmt::Write as _;
+
+use crate::etcd::client::Client;
+use crate::etcd::key_space::NODES;
+use crate::etcd::namespace::KeySelector;
+use crate::reconciler::objects::ReconcileSummary;
+use crate::reconciler::objects::api_client::{ApiClient, ApiError};
+use crate::reconciler::objects::api_error::{ApiErrorKind, classify_api_error};
+use crate::reconciler::objects::node_api::node_kind;
+use crate::reconciler::objects::node_objects::{NodeObjectChange, plan_node_changes};
+use crate::reconciler::objects::object_kind::ObjectKey;
+use crate::reconciler::objects::problem::{Problem, ProblemSubject};
+
+/// Plans the changes. The error is why they are unknown.
+async fn plan_changes(
+    api: &ApiClient,
+    records: &Client,
+) -> Result<Vec<(ObjectKey, NodeObjectChange)>, String> {
+    // In this order, or a node that starts meanwhile would be taken for one that is gone.
+    let objects = api.list_nodes().await.map_err(|error| format!("they cannot be listed: {error}"))?;
+    let records = records.list(&KeySelector::Prefix(NODES.range().start)).await;
+    let records = records.map_err(|error| format!("their records cannot be read: {error}"))?;
+    Ok(plan_node_changes(&objects, &records.records))
+}
+
+/// Makes the changes, and adds the results and the problems.
+pub(super) async fn reconcile_nodes(
+    api: &ApiClient,
+    records: &Client,
+    passed: &mut ReconcileSummary,
+    troubles: &mut Vec<Problem>,
+) {
+    let resource = node_kind().resource();
+    let all = match plan_changes(api, records).await {
+        Ok(all) => all,
+        Err(why) => return troubles.push(Problem::transient(ProblemSubject::Kind(resource), why)),
+    };
+    for (key, amendment) in all {
+        let (what, done) = match &amendment {
+            NodeObjectChange::Delete(seen) => ("deleted", api.delete(&node_kind(), &key, seen).await),
+            NodeObjectChange::Patch(change) => ("updated", api.patch_node(&key.name, change).await),
+        };
+        match (done, amendment) {
+            (Ok(()), amendment) => {
+                match amendment {
+                    NodeObjectChange::Delete(_) => passed.deleted += 1,
+                    NodeObjectChange::Patch(_) => passed.updated += 1,
+                }
+                tracing::info!(kind = %resource, object = %key, what, "an object of Kubernetes was not as it should be");
+            }
+            // The next pass reads its new state.
+            (Err(ApiError::Rejected(status)), _)
+                if matches!(classify_api_error(&status), ApiErrorKind::Conflict | ApiErrorKind::NotFound) =>
+            {
+                tracing::debug!(kind = %resource, object = %key, "a node was changed meanwhile, and is left to the next pass");
+            }
+            (Err(error), _) => {
+                let subject = ProblemSubject::for_object(None, &resource, &key);
+                troubles.push(Problem::transient(subject, error.to_string()));
+            }
+        }
+    }
+}
+
+/// Describes the planned changes, one per line.
+pub(super) async fn describe_changes(api: &ApiClient, records: &Client, text: &mut String) {
+    let resource = node_kind().resource();
+    match plan_changes(api, records).await {
+        Err(why) => {
+            let _ = writeln!(text, "unknown {resource}: {why}");
+        }
+        Ok(all) => {
+            for (key, amendment) in all {
+                let word = match amendment {
+                    NodeObjectChange::Delete(_) => "delete",
+                    NodeObjectChange::Patch(_) => "update",
+                };
+                let _ = writeln!(text, "{word} {resource} {key}");
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Atomic file replacement: temporary file, fsync, rename, fsync of the directory.
+//!
+//! After a crash in the middle the old file or the new one exists, and never a half. A machine that loses power in the
+//! middle of an enrolment must come back with the old fence or the new one, not with none.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Error, ErrorKind, Result, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+/// What survives a loss of power after a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// The new file survives.
+    Durable,
+    /// The old file may be there instead: for records of running processes, none of which survives a loss of power.
+    UntilPowerLoss,
+}
+
+/// Replaces a file, readable by its owner alone.
+pub fn replace_file(path: &Path, bytes: &[u8], durability: Durability) -> Result<()> {
+    let nowhere =
+        || Error::new(ErrorKind::InvalidInput, format!("{} is no file in a directory", path.display()));
+    let (directory, name) = path.parent().zip(path.file_name()).ok_or_else(nowhere)?;
+    // Each file has one writer, but a dying one may overlap with its successor.
+    let mut hidden = std::ffi::OsString::from(".");
+    hidden.push(name);
+    hidden.push(format!(".{}", std::process::id()));
+    let temporary = directory.join(hidden);
+    let write = || -> Result<()> {
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.write_all(bytes)?;
+        if durability == Durability::Durable {
+            file.sync_all()?;
+        }
+        std::fs::rename(&temporary, path)?;
+        if durability == Durability::Durable {
+            File::open(directory)?.sync_all()?;
+        }
+        Ok(())
+    };
+    write().inspect_err(|_| {
+        // No half-written file stays. If the removal fails too, that adds nothing to the first error.
+        let _ = std::fs::remove_file(&temporary);
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_is_replaced_whole_and_nothing_else_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        for durability in [Durability::Durable, Durability::UntilPowerLoss] {
+            for text in ["long text", "short"] {
+                replace_file(&path, text.as_bytes(), durability).unwrap();
+                assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+            }
+        }
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+        let taken = directory.path().join("taken");
+        std::fs::create_dir_all(taken.join("full")).unwrap();
+        assert!(replace_file(&taken, b"x", Durability::Durable).is_err());
+        assert!(replace_file(Path::new("/"), b"x", Durability::Durable).is_err());
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "no temporary file stays");
+    }
+}

@@ -1,0 +1,185 @@
+//! gRPC service Orders: one order for all machines of a filter.
+
+use tonic::{Request, Response, Status};
+
+use crate::bmdb::action::Expiry;
+use crate::bmdb::bulk_orders::{MachineOutcome, MachineSelection, RPC};
+use crate::bmdb::machine_order::MachineOrder;
+use crate::model::access::AccessRole;
+use crate::model::facts::HoldScope;
+use crate::model::label::{Labels, check_label_key, check_label_value};
+use crate::model::power_order::PowerOrderKind;
+use crate::model::priority::PriorityLevel;
+use crate::model::process::UnknownName;
+use crate::proto::fleet::v1;
+use crate::proto::fleet::v1::give_orders_request::What;
+use crate::proto::fleet::v1::hold_each;
+use crate::proto::fleet::v1::orders_server::Orders;
+use crate::proto::fleet::v1::prioritize_each;
+use crate::server::api::api_error::{bmdb_status, invalid_argument};
+use crate::server::api::auth::caller_of;
+use crate::server::api::context::ApiContext;
+use crate::server::api::convert::{decode_timestamp, encode_machine_name};
+use crate::server::api::incoming_order::{IncomingOrder, reject_expected_version};
+use crate::server::api::machines::parse_filter;
+
+/// Most labels in one request.
+const MAX_LABELS: usize = 64;
+
+/// The gRPC service `Orders`.
+pub struct OrdersService {
+    /// Context shared by all services.
+    pub context: ApiContext,
+}
+
+#[tonic::async_trait]
+impl Orders for OrdersService {
+    async fn give(
+        &self,
+        request: Request<v1::GiveOrdersRequest>,
+    ) -> Result<Response<v1::GiveOrdersResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let each = parse_machine_order(body.what.as_ref())?;
+        let expected = match body.machines {
+            None => None,
+            Some(count) => Some(
+                usize::try_from(count)
+                    .map_err(|_| invalid_argument("machines", "machines is less than nothing"))?,
+            ),
+        };
+        let selection = MachineSelection {
+            filter: parse_filter(body.filter.clone())?,
+            scope: caller.scope().clone(),
+            expected,
+            beyond_limits: body.beyond_limits,
+            is_admin: caller.credential().role >= AccessRole::Admin,
+        };
+        let order = IncomingOrder { rpc: RPC, request: body, order: body.order.as_ref() }
+            .parse(&caller, "the machines of a filter".to_owned())
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let who = caller.credential().name.clone();
+        let given =
+            self.context.bmdb.execute_bulk_order(order, selection, each, who).await.map_err(bmdb_status)?;
+        Ok(Response::new(v1::GiveOrdersResponse {
+            outcomes: given.outcomes.iter().map(encode_outcome).collect(),
+            dry_run,
+            repeated: given.replayed,
+            audit: given.audit_id.to_string(),
+            refusal: given.rejection,
+        }))
+    }
+}
+
+fn encode_outcome(outcome: &MachineOutcome) -> v1::OrderOutcome {
+    v1::OrderOutcome {
+        name: Some(encode_machine_name(&outcome.name)),
+        changed: outcome.outcome.changed,
+        said: outcome.outcome.message.clone(),
+        refused: outcome.rejected,
+    }
+}
+
+fn parse_machine_order(what: Option<&What>) -> Result<MachineOrder, Status> {
+    Ok(match what {
+        None => {
+            return Err(invalid_argument(
+                "what",
+                "the request does not say what is ordered; give hold, release, …",
+            ));
+        }
+        Some(What::Hold(hold)) => MachineOrder::Hold {
+            scope: parse_hold_scope(&hold.scope)?,
+            until: match &hold.until {
+                None => None,
+                Some(hold_each::Until::At(time)) => {
+                    Some(Expiry::At(decode_timestamp(*time).ok_or_else(|| {
+                        invalid_argument("at", "the hold is to end at a moment that is none")
+                    })?))
+                }
+                Some(hold_each::Until::After(text)) => Some(parse_expiry_after(text)?),
+            },
+        },
+        Some(What::Release(release)) => MachineOrder::Release { quarantine: release.quarantine },
+        Some(What::Retry(_)) => MachineOrder::Retry,
+        Some(What::Quarantine(_)) => MachineOrder::Quarantine,
+        Some(What::Retire(retire)) => MachineOrder::Retire { wipe: retire.wipe },
+        Some(What::Reboot(_)) => MachineOrder::Power(PowerOrderKind::Reboot),
+        Some(What::Power(power)) => MachineOrder::Power(parse_power_action(&power.action)?),
+        Some(What::Prioritize(each)) => MachineOrder::Prioritize {
+            level: parse_priority_level(&each.level)?,
+            until: match &each.until {
+                None => None,
+                Some(prioritize_each::Until::At(time)) => Some(parse_priority_expiry(*time)?),
+                Some(prioritize_each::Until::After(text)) => Some(parse_expiry_after(text)?),
+            },
+        },
+        Some(What::Label(label)) => {
+            let set = label.set.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+            parse_label_order(set, label.remove.clone())?
+        }
+    })
+}
+
+/// Parses the scope of a hold.
+pub(super) fn parse_hold_scope(text: &str) -> Result<HoldScope, Status> {
+    match text {
+        "" => Ok(HoldScope::Everything),
+        text => HoldScope::ALL.into_iter().find(|scope| scope.as_str() == text).ok_or_else(|| {
+            invalid_argument(
+                "scope",
+                format!("{text:?} is no scope of a hold; write everything, power or recovery"),
+            )
+        }),
+    }
+}
+
+/// Parses a power action. A reboot is none, because it is an order of its own.
+pub(super) fn parse_power_action(text: &str) -> Result<PowerOrderKind, Status> {
+    text.parse().ok().filter(|switch| *switch != PowerOrderKind::Reboot).ok_or_else(|| {
+        invalid_argument(
+            "action",
+            format!("{text:?} is nothing that can be done to power; write on, off or cycle"),
+        )
+    })
+}
+
+/// Parses the level of a priority.
+pub(super) fn parse_priority_level(text: &str) -> Result<PriorityLevel, Status> {
+    text.parse().map_err(|error: UnknownName| invalid_argument("level", error.to_string()))
+}
+
+/// Parses the time at which a priority ends.
+pub(super) fn parse_priority_expiry(time: prost_types::Timestamp) -> Result<Expiry, Status> {
+    let ends = decode_timestamp(time)
+        .ok_or_else(|| invalid_argument("at", "the priority is to end at a moment that is none"))?;
+    Ok(Expiry::At(ends))
+}
+
+/// Parses the duration after which a hold ends.
+pub(super) fn parse_expiry_after(text: &str) -> Result<Expiry, Status> {
+    let span = text.parse().map_err(|_| {
+        invalid_argument("after", format!("{text:?} is no length of time; write for example 2h, 30m or 1d"))
+    })?;
+    Ok(Expiry::After(span))
+}
+
+/// Builds an order that changes labels; an error if a label is invalid.
+pub(super) fn parse_label_order(set: Labels, remove: Vec<String>) -> Result<MachineOrder, Status> {
+    if set.is_empty() && remove.is_empty() {
+        return Err(invalid_argument("set", "the request names no label to set, and none to remove"));
+    }
+    if set.len() > MAX_LABELS || remove.len() > MAX_LABELS {
+        return Err(invalid_argument("set", format!("the request names more than {MAX_LABELS} labels")));
+    }
+    for (key, value) in &set {
+        check_label_key(key)
+            .and_then(|()| check_label_value(value))
+            .map_err(|reason| invalid_argument("set", reason))?;
+    }
+    for key in &remove {
+        check_label_key(key).map_err(|reason| invalid_argument("remove", reason))?;
+    }
+    Ok(MachineOrder::Label { set, remove })
+}

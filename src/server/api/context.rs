@@ -1,0 +1,68 @@
+//! Context shared by all services: connection pools, auth, shutdown.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use crate::bmdb::connection::Bmdb;
+use crate::bmdb::machine_lookup::{LookupResult, find_machine};
+use crate::bmdb::read_pool::ReadPool;
+use crate::bmdb::read_pool::scoped_lookup::find_in_scope;
+use crate::model::access::AccessScope;
+use crate::model::machine_view::MachineName;
+use crate::server::api::api_error::{bmdb_status, invalid_argument, not_found};
+use crate::server::api::auth::{AuthLayer, Caller};
+use crate::server::api::stream_limits::StreamLimits;
+use crate::server::api::validate::single_line;
+
+/// Longest name of a machine in a request, in characters.
+const MAX_NAME_CHARS: usize = 300;
+
+/// Context shared by all services; cheap to clone.
+#[derive(Clone)]
+pub struct ApiContext {
+    /// Connection pool for orders.
+    pub bmdb: Bmdb,
+    /// Connection pool for queries.
+    pub read_pool: ReadPool,
+    /// The pool of authentication, also for queries that precede an order, so that lists and watches cannot delay it.
+    pub auth_pool: ReadPool,
+    /// For streams, whose credential may end before they do.
+    pub auth: Arc<AuthLayer>,
+    /// Limits on the number of watches.
+    pub watch_limits: StreamLimits,
+    /// Cancelled when the server stops; streams end then.
+    pub stop: CancellationToken,
+}
+
+impl ApiContext {
+    /// Finds the one machine that `text` names within the scope of the caller's credential.
+    pub async fn find_machine(&self, caller: &Caller, text: &str) -> Result<MachineName, Status> {
+        let text = single_line("machine", text, MAX_NAME_CHARS)?;
+        if text.is_empty() {
+            return Err(invalid_argument(
+                "machine",
+                "machine is empty; name one by its UUID, its provider's id, or PROVIDER/ID",
+            ));
+        }
+        let (wanted, scope) = (text.to_owned(), caller.scope().clone());
+        let found = self
+            .auth_pool
+            .read(move |tx| {
+                let (wanted, scope) = (wanted.clone(), scope.clone());
+                Box::pin(async move {
+                    match &scope {
+                        AccessScope::Fleet => find_machine(tx, &wanted).await,
+                        AccessScope::Providers(_) => find_in_scope(tx, &wanted, &scope).await,
+                    }
+                })
+            })
+            .await
+            .map_err(bmdb_status)?;
+        match found {
+            LookupResult::One(name) => Ok(name),
+            LookupResult::Unresolved(message) => Err(not_found("machine", text, message)),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Listeners of this process: callback server, API, metrics.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::bmdb::connection::Bmdb;
+use crate::bmdb::metrics::Metrics;
+use crate::bmdb::secret::SecretsKey;
+use crate::bmdb::session::Sessions;
+use crate::model::time::{Rate, Span};
+use crate::server::agent_acceptor::ConnectionLimits;
+use crate::server::api::api_server::{ApiServer, ApiSettings, serve_api};
+use crate::server::api::auth::ApiRates;
+use crate::server::callback_server::{CallbackServer, CallbackSettings, serve_agents};
+use crate::server::error::ServerError;
+use crate::server::metrics_server::{MetricsServer, serve_metrics};
+use crate::server::server_certificate::{CaCertificates, CertificateSource, RenewalClock, ServerCertificate};
+use crate::service::failure::ExitFailure;
+use crate::service::flags::ServiceComponent;
+use crate::service::preflight::server_failure;
+use crate::service::service_plan::ServicePlan;
+
+/// The listeners of this process.
+pub struct Listeners {
+    callback_server: Option<CallbackServer>,
+    metrics: Option<MetricsServer>,
+    api: Option<ApiServer>,
+    stop: CancellationToken,
+    /// The CA certificates that agents verify a callback server with.
+    pub authorities: CaCertificates,
+    certificate_refresh: Option<JoinHandle<()>>,
+}
+
+impl Listeners {
+    /// The address of the metrics server, if it runs.
+    #[must_use]
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(|metrics| metrics.local_addr)
+    }
+
+    /// The address of the API, if it runs.
+    #[must_use]
+    pub fn api_address(&self) -> Option<SocketAddr> {
+        self.api.as_ref().map(|api| api.local_addr)
+    }
+
+    /// Stops listening. Calls under way are answered first.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        if let Some(agents) = self.callback_server {
+            agents.wait_until_stopped().await;
+        }
+        if let Some(metrics) = self.metrics {
+            metrics.wait_until_stopped().await;
+        }
+        if let Some(api) = self.api {
+            api.wait_until_stopped().await;
+        }
+        if let Some(freshening) = self.certificate_refresh
+            && let Err(error) = freshening.await
+        {
+            tracing::error!(%error, "reading the certificate again did not end in order");
+        }
+    }
+}
+
+/// Rate limits of operators' calls: far above what a person or a well-behaved program needs.
+fn operator_rates() -> ApiRates {
+    let rate = |milliseconds, burst| Rate {
+        period: Span(std::time::Duration::from_millis(milliseconds)),
+        burst: std::num::NonZeroU32::MIN.saturating_add(burst),
+    };
+    ApiRates { source: rate(10, 399), credential: rate(20, 199) }
+}
+
+/// Most connections of operators, most watches, and the API's connections to the database: for queries, and for
+/// authentication, which many watches must not delay.
+const OPERATOR_CONNECTIONS: usize = 1000;
+const OPERATOR_WATCHES: usize = 200;
+const API_DATABASE_CONNECTIONS: u32 = 4;
+const API_AUTH_CONNECTIONS: u32 = 2;
+
+/// Rate limit of one agent's calls: far above any heartbeat interval, far below what hurts.
+fn agent_rate() -> Rate {
+    Rate {
+        period: Span(std::time::Duration::from_millis(200)),
+        burst: std::num::NonZeroU32::MIN.saturating_add(19),
+    }
+}
+
+/// Starts the listeners of the plan. If this process has no callback server, it still loads the CA certificates that
+/// agents verify the others with.
+pub async fn start_listeners(
+    plan: &ServicePlan,
+    bmdb: &Bmdb,
+    sessions: &Sessions,
+    secrets: Option<Arc<SecretsKey>>,
+    metrics: Metrics,
+) -> Result<Listeners, ExitFailure> {
+    let stop = CancellationToken::new();
+    let certificate = certificate_source(plan, secrets.as_ref())?;
+    let mut callback = Listeners {
+        callback_server: None,
+        metrics: None,
+        api: None,
+        stop: stop.clone(),
+        authorities: watch::Sender::new(Vec::new()).subscribe(),
+        certificate_refresh: None,
+    };
+    let started = start_parts(plan, bmdb, sessions, (certificate, secrets), metrics, &mut callback).await;
+    if let Err(error) = started {
+        callback.stop().await;
+        return Err(server_failure(&error));
+    }
+    Ok(callback)
+}
+
+async fn start_parts(
+    plan: &ServicePlan,
+    bmdb: &Bmdb,
+    sessions: &Sessions,
+    (certificate, secrets): (CertificateSource, Option<Arc<SecretsKey>>),
+    metrics: Metrics,
+    callback: &mut Listeners,
+) -> Result<(), ServerError> {
+    let stop = callback.stop.clone();
+    if plan.components.contains(&ServiceComponent::Callback) {
+        let settings = CallbackSettings {
+            listen_address: plan.flags.agent_listen_address,
+            endpoints: plan.endpoints.clone(),
+            certificate: certificate.clone(),
+            secrets,
+            renewal: RenewalClock::default(),
+            agent_rate: agent_rate(),
+            limits: ConnectionLimits::default(),
+        };
+        let agents =
+            serve_agents(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone()).await?;
+        callback.authorities = agents.ca_certificates.clone();
+        callback.callback_server = Some(agents);
+    } else {
+        let found =
+            ServerCertificate::load(&certificate, bmdb, Vec::new(), std::time::SystemTime::now()).await?;
+        callback.authorities = found.subscribe_ca_certificates();
+        callback.certificate_refresh =
+            Some(tokio::spawn(found.run_renewal(RenewalClock::default(), stop.clone())));
+    }
+    if plan.components.contains(&ServiceComponent::Api) {
+        let settings = ApiSettings {
+            listen_address: plan.flags.api_listen_address,
+            endpoints: plan.flags.api_endpoint.clone(),
+            certificate,
+            renewal: RenewalClock::default(),
+            rates: operator_rates(),
+            max_connections: OPERATOR_CONNECTIONS,
+            max_watches: OPERATOR_WATCHES,
+            read_pool_connections: API_DATABASE_CONNECTIONS,
+            auth_pool_connections: API_AUTH_CONNECTIONS,
+        };
+        let api = serve_api(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone());
+        callback.api = Some(api.await?);
+    }
+    if let Some(address) = plan.flags.metrics_listen_address {
+        callback.metrics = Some(serve_metrics(bmdb.clone(), metrics, address, stop).await?);
+    }
+    Ok(())
+}
+
+/// Opens the key that seals secrets, and creates the file if it does not exist. `None` without a path.
+pub fn open_secrets_key(path: Option<&Path>) -> Result<Option<Arc<SecretsKey>>, ExitFailure> {
+    let open = |path| SecretsKey::open(path).map_err(|error| ExitFailure::usage(error.to_string()));
+    Ok(path.map(open).transpose()?.map(Arc::new))
+}
+
+fn certificate_source(
+    plan: &ServicePlan,
+    secrets: Option<&Arc<SecretsKey>>,
+) -> Result<CertificateSource, ExitFailure> {
+    let flags = &plan.flags;
+    if let (Some(certificate), Some(key)) = (&flags.agent_tls_certificate_path, &flags.agent_tls_key_path) {
+        return Ok(CertificateSource::Files {
+            certificate: certificate.clone(),
+            key: key.clone(),
+            ca_certificate: flags.agent_endpoint_ca_certificate_path.clone(),
+        });
+    }
+    let key = secrets.ok_or_else(|| {
+        ExitFailure::usage(
+            "give --secrets_key_path FILE: the key that seals the callback server's CA, made if absent",
+        )
+    })?;
+    Ok(CertificateSource::CallbackCa(key.clone()))
+}

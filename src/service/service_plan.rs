@@ -1,0 +1,429 @@
+//! Service plan: validated flags and configuration.
+//!
+//! All mistakes that can be found before anything is started are found here. `--check` prints the plan. A plan contains
+//! no secrets: it has the paths of keys, never keys.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use reqwest::Url;
+
+use crate::bmdb::connection::ConnectionSettings;
+use crate::model::time::Rate;
+use crate::providers::http;
+use crate::providers::provider::ProviderName;
+use crate::service::configuration::{ConfigurationFile, ProviderConfiguration};
+use crate::service::failure::ExitFailure;
+use crate::service::flags::{ServiceComponent, ServiceFlags};
+
+/// The database of the plan.
+#[derive(Clone)]
+pub enum Database {
+    /// A server that the operator runs.
+    Url(Box<ConnectionSettings>),
+    /// A private server whose data is removed at the end.
+    Ephemeral,
+    /// A private server with persistent data in this directory.
+    Directory(PathBuf),
+}
+
+/// A complete and consistent service, as far as that can be verified without starting it.
+#[derive(Clone)]
+pub struct ServicePlan {
+    /// The flags as given, configuration file included.
+    pub flags: ServiceFlags,
+    /// Which database is used.
+    pub database: Database,
+    /// All configured providers, in order.
+    pub providers: Vec<ProviderConfiguration>,
+    /// The parts that run in this process.
+    pub components: BTreeSet<ServiceComponent>,
+    /// `host:port` of each callback server that machines call.
+    pub endpoints: Vec<String>,
+}
+
+/// Validates everything that needs no database, provider or machine.
+pub fn plan_service(flags: ServiceFlags, file: ConfigurationFile) -> Result<ServicePlan, ExitFailure> {
+    let database = plan_database(&flags)?;
+    let providers = plan_providers(&flags, file.providers)?;
+    let components: BTreeSet<ServiceComponent> = flags.components.iter().copied().collect();
+    let reaches_machines = components.contains(&ServiceComponent::Initializer)
+        || components.contains(&ServiceComponent::Recoverer);
+    let endpoints =
+        plan_endpoints(&flags, reaches_machines || components.contains(&ServiceComponent::Callback))?;
+    let anywhere = flags.api_listen_address.ip().is_unspecified();
+    if components.contains(&ServiceComponent::Api) && anywhere && flags.api_endpoint.is_empty() {
+        return Err(ExitFailure::usage(
+            "give --api_endpoint HOST:PORT: where operators reach --api_listen_address of this shepherd",
+        ));
+    }
+    if flags.session_interval.0 < std::time::Duration::from_secs(1) {
+        return Err(ExitFailure::usage(format!(
+            "--session_interval {} is too short to be renewed in time; give at least 1s",
+            flags.session_interval
+        )));
+    }
+    let throw_away = matches!(database, Database::Ephemeral);
+    if reaches_machines {
+        let agent = require_path(
+            flags.agent_executable_path.as_deref(),
+            "--agent_executable_path",
+            "the role server to put on machines",
+        )?;
+        check_is_file("--agent_executable_path", agent)?;
+        if !throw_away {
+            require_path(
+                flags.ssh_key_path.as_deref(),
+                "--ssh_key_path",
+                "the SSH key to reach machines with, made if absent",
+            )?;
+        }
+    }
+    check_certificate_pair(&flags)?;
+    flags.policy.validate().map_err(ExitFailure::usage)?;
+    let own_certificate = flags.agent_tls_certificate_path.is_some();
+    let needs_authority = reaches_machines
+        || components.contains(&ServiceComponent::Callback)
+        || components.contains(&ServiceComponent::Api);
+    if needs_authority && !own_certificate && !throw_away {
+        require_path(
+            flags.secrets_key_path.as_deref(),
+            "--secrets_key_path",
+            "the key that seals the servers' CA in the database, made if absent (or give --agent_tls_certificate_path)",
+        )?;
+    }
+    for (flag, path) in [
+        ("--agent_tls_certificate_path", &flags.agent_tls_certificate_path),
+        ("--agent_tls_key_path", &flags.agent_tls_key_path),
+        ("--agent_endpoint_ca_certificate_path", &flags.agent_endpoint_ca_certificate_path),
+        ("--ssh_password_path", &flags.ssh_password_path),
+    ] {
+        if let Some(path) = path {
+            check_is_file(flag, path)?;
+        }
+    }
+    Ok(ServicePlan { flags, database, providers, components, endpoints })
+}
+
+/// A certificate and its key must be given together.
+fn check_certificate_pair(flags: &ServiceFlags) -> Result<(), ExitFailure> {
+    let (certificate, key) = (&flags.agent_tls_certificate_path, &flags.agent_tls_key_path);
+    let lacks = |given: &str, path: &Path, lacking: &str| {
+        Err(ExitFailure::usage(format!(
+            "{given} {} is of no use alone; give {lacking} FILE, too",
+            path.display()
+        )))
+    };
+    match (certificate, key, &flags.agent_endpoint_ca_certificate_path) {
+        (Some(certificate), None, _) => {
+            lacks("--agent_tls_certificate_path", certificate, "--agent_tls_key_path")
+        }
+        (None, Some(key), _) => lacks("--agent_tls_key_path", key, "--agent_tls_certificate_path"),
+        (None, None, Some(authority)) => {
+            lacks("--agent_endpoint_ca_certificate_path", authority, "--agent_tls_certificate_path")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn require_path<'a>(path: Option<&'a Path>, flag: &str, what: &str) -> Result<&'a Path, ExitFailure> {
+    path.ok_or_else(|| ExitFailure::usage(format!("give {flag} FILE: {what}")))
+}
+
+fn check_is_file(flag: &str, path: &Path) -> Result<(), ExitFailure> {
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => Ok(()),
+        Ok(_) => Err(ExitFailure::usage(format!("{flag} {} is no file", path.display()))),
+        Err(error) => Err(ExitFailure::usage(format!("{flag} {} cannot be read: {error}", path.display()))),
+    }
+}
+
+fn plan_database(flags: &ServiceFlags) -> Result<Database, ExitFailure> {
+    if flags.bmdb_eat_my_data {
+        return Ok(Database::Ephemeral);
+    }
+    if let Some(directory) = &flags.bmdb_dir {
+        return Ok(Database::Directory(directory.clone()));
+    }
+    let Some(url) = &flags.bmdb_url else {
+        return Err(ExitFailure::usage(
+            "no database is given. Give --bmdb_url postgres://USER@HOST:5432/DATABASE, or --bmdb_dir DIR for a \
+             private PostgreSQL that keeps its data there, or --bmdb_eat_my_data for one that is thrown away. \
+             To see Shepherd work, run `shepherd demo`",
+        ));
+    };
+    let mut settings = ConnectionSettings::from_url(url, "shepherd")
+        .map_err(|error| ExitFailure::usage(error.to_string()))?;
+    settings.max_connections = flags.bmdb_max_connections;
+    settings.dialect = flags.bmdb_dialect;
+    Ok(Database::Url(Box::new(settings)))
+}
+
+fn plan_providers(
+    flags: &ServiceFlags,
+    mut providers: Vec<ProviderConfiguration>,
+) -> Result<Vec<ProviderConfiguration>, ExitFailure> {
+    if let Some(kind) = &flags.provider {
+        let name: ProviderName = flags
+            .provider_name
+            .as_deref()
+            .unwrap_or(kind)
+            .parse()
+            .map_err(|error| ExitFailure::usage(format!("--provider_name: {error}")))?;
+        let provider = match kind.as_str() {
+            "static" => ProviderConfiguration::Static {
+                name,
+                device_list_url: flags.static_device_list_url.clone().ok_or_else(|| {
+                    ExitFailure::usage("--provider static needs --static_device_list_url file:///PATH or http(s)://HOST/PATH")
+                })?,
+            },
+            "simulated" => ProviderConfiguration::Simulated {
+                name,
+                url: flags
+                    .simulated_url
+                    .clone()
+                    .ok_or_else(|| ExitFailure::usage("--provider simulated needs --simulated_url http://HOST:PORT"))?,
+            },
+            other => {
+                return Err(ExitFailure::usage(format!(
+                    "--provider {other} is no kind of provider; there are static and simulated"
+                )));
+            }
+        };
+        if providers.iter().any(|known| known.name() == provider.name()) {
+            return Err(ExitFailure::usage(format!(
+                "provider {} is given by flags and in the configuration file; give --provider_name NAME",
+                provider.name()
+            )));
+        }
+        providers.push(provider);
+    }
+    if providers.is_empty() {
+        return Err(ExitFailure::usage(
+            "no provider is given. Give --provider static --static_device_list_url file:///PATH, or [[provider]] \
+             tables in the file named by --config",
+        ));
+    }
+    Ok(providers)
+}
+
+fn plan_endpoints(flags: &ServiceFlags, needed: bool) -> Result<Vec<String>, ExitFailure> {
+    for endpoint in &flags.agent_endpoint {
+        check_endpoint("--agent_endpoint", endpoint)?;
+    }
+    for endpoint in &flags.api_endpoint {
+        check_endpoint("--api_endpoint", endpoint)?;
+    }
+    if needed && flags.agent_endpoint.is_empty() {
+        return Err(ExitFailure::usage(
+            "give --agent_endpoint HOST:PORT: where machines reach --agent_listen_address of this shepherd",
+        ));
+    }
+    Ok(flags.agent_endpoint.clone())
+}
+
+fn check_endpoint(flag: &str, endpoint: &str) -> Result<(), ExitFailure> {
+    let wrong = || {
+        ExitFailure::usage(format!(
+            "{flag} {endpoint:?} is no HOST:PORT; write for example shepherd.example:8443 or [2001:db8::1]:8443"
+        ))
+    };
+    let (host, port) = endpoint.rsplit_once(':').ok_or_else(wrong)?;
+    let host_is_right = match host.strip_prefix('[') {
+        Some(bracketed) => {
+            bracketed.strip_suffix(']').is_some_and(|ip| ip.parse::<std::net::Ipv6Addr>().is_ok())
+        }
+        None => !host.is_empty() && !host.contains(['/', ':', '@', ' ']),
+    };
+    if !host_is_right || port.parse::<u16>().ok().is_none_or(|port| port == 0) {
+        return Err(wrong());
+    }
+    Ok(())
+}
+
+impl ServicePlan {
+    /// The plan as text for people.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let flags = &self.flags;
+        let mut text = String::new();
+        let mut line = |name: &str, value: String| {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "{name:<12} {value}");
+        };
+        line(
+            "database",
+            match &self.database {
+                Database::Url(settings) => {
+                    format!("{} ({} dialect)", settings.address(), flags.bmdb_dialect.as_str())
+                }
+                Database::Ephemeral => "a private PostgreSQL, thrown away at the end".to_owned(),
+                Database::Directory(directory) => format!("a private PostgreSQL in {}", directory.display()),
+            },
+        );
+        for provider in &self.providers {
+            line(
+                "provider",
+                match provider {
+                    ProviderConfiguration::Static { name, device_list_url } => {
+                        format!("{name} (static): {}", redact_provider_url(device_list_url))
+                    }
+                    ProviderConfiguration::Simulated { name, url } => {
+                        format!("{name} (simulated): {}", redact_provider_url(url))
+                    }
+                },
+            );
+        }
+        for component in &self.components {
+            line("runs", describe_component(*component, flags));
+        }
+        if !self.endpoints.is_empty() {
+            line("endpoints", self.endpoints.join(", "));
+        }
+        if let Some(agent) = &flags.agent_executable_path {
+            line("agent", format!("{} goes to {}", agent.display(), flags.agent_target_path));
+        }
+        line(
+            "ssh",
+            format!(
+                "as {}, key {}, password {}",
+                flags.ssh_user,
+                path_text_or(flags.ssh_key_path.as_deref(), "made for this run"),
+                if flags.ssh_password_path.is_some() || std::env::var_os("SHEPHERD_SSH_PASSWORD").is_some() {
+                    "given (masked)"
+                } else {
+                    "none"
+                }
+            ),
+        );
+        line(
+            "secrets",
+            match &flags.agent_tls_certificate_path {
+                Some(certificate) => format!("callback certificate {}", certificate.display()),
+                None => format!(
+                    "CA sealed in the database by {}",
+                    path_text_or(flags.secrets_key_path.as_deref(), "a key made for this run")
+                ),
+            },
+        );
+        line(
+            "metrics",
+            flags
+                .metrics_listen_address
+                .map_or("not served".to_owned(), |address| format!("http://{address}/metrics")),
+        );
+        text
+    }
+}
+
+/// Describes a part of the service and its parallelism.
+fn describe_component(component: ServiceComponent, flags: &ServiceFlags) -> String {
+    match component {
+        ServiceComponent::Provisioner => format!(
+            "provisioner: compares each provider {}, asks for a machine {}, {}",
+            describe_rate(flags.provisioner_reconciler_rate),
+            describe_rate(flags.provisioner_device_creation_rate),
+            match flags.provisioner_max_machines {
+                0 => "takes any number of them".to_owned(),
+                count => format!("takes up to {count} of each provider"),
+            }
+        ),
+        ServiceComponent::Initializer => {
+            describe_loop("initializer", flags.initializer_loop_parallelism, flags.initializer_db_query_rate)
+        }
+        ServiceComponent::Recoverer => {
+            describe_loop("recoverer", flags.recoverer_loop_parallelism, flags.recoverer_db_query_rate)
+        }
+        ServiceComponent::Updater => {
+            describe_loop("updater", flags.updater_loop_parallelism, flags.updater_db_query_rate)
+        }
+        ServiceComponent::Retirer => {
+            describe_loop("retirer", flags.retirer_loop_parallelism, flags.retirer_db_query_rate)
+        }
+        ServiceComponent::Switcher => {
+            describe_loop("switcher", flags.switcher_loop_parallelism, flags.switcher_db_query_rate)
+        }
+        ServiceComponent::Cluster => match flags.secrets_key_path {
+            None if flags.agent_tls_certificate_path.is_some() => {
+                "cluster: tends no clusters without --secrets_key_path".to_owned()
+            }
+            _ => "cluster: makes clusters of machines, and keeps them".to_owned(),
+        },
+        ServiceComponent::Callback => {
+            format!("callback: hears agents on {}", flags.agent_listen_address)
+        }
+        ServiceComponent::Api => format!("api: answers operators on {}", flags.api_listen_address),
+    }
+}
+
+fn describe_loop(name: &str, workers: usize, rate: Rate) -> String {
+    let workers = workers.max(1);
+    format!(
+        "{name}: {workers} worker{}, looks for work {}",
+        if workers == 1 { "" } else { "s" },
+        describe_rate(rate)
+    )
+}
+
+/// Describes a rate in words.
+fn describe_rate(rate: Rate) -> String {
+    match rate.burst.get() {
+        1 => format!("every {} at most", rate.period),
+        burst => format!("every {} at most, up to {burst} times at once after a pause", rate.period),
+    }
+}
+
+fn path_text_or(path: Option<&Path>, otherwise: &str) -> String {
+    path.map_or_else(|| otherwise.to_owned(), |path| path.display().to_string())
+}
+
+/// A URL without the parts that may be secret: user, password and query.
+fn redact_provider_url(url: &str) -> String {
+    match Url::parse(url) {
+        Ok(url) if url.scheme() == "file" => format!("file://{}", url.path()),
+        Ok(url) if url.has_host() => http::redact_url(&url),
+        Ok(url) => format!("{}:…", url.scheme()),
+        // Never shown in full: a text that is no URL may still contain a password.
+        Err(error) => format!("(no URL: {error})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoint_is_a_host_and_a_port() {
+        for good in ["shepherd.example:8443", "192.0.2.1:1", "[2001:db8::1]:8443"] {
+            check_endpoint("--agent_endpoint", good).unwrap();
+        }
+        for bad in [
+            "shepherd.example",
+            "2001:db8::1:8443",
+            ":8443",
+            "h:0",
+            "h:99999",
+            "https://h:1",
+            "[h]:1",
+            "u@h:1",
+        ] {
+            assert_eq!(check_endpoint("--agent_endpoint", bad).unwrap_err().code, 2, "{bad}");
+        }
+    }
+
+    #[test]
+    fn credentials_of_a_url_are_not_shown() {
+        for (url, shown) in [
+            ("https://kim:secret@h/x@y", "https://h/x@y"),
+            ("https://kim:se%2Fcret@h:8443/x", "https://h:8443/x"),
+            ("https://h/x?token=secret#secret", "https://h/x"),
+            ("file:///etc/x", "file:///etc/x"),
+        ] {
+            assert_eq!(redact_provider_url(url), shown);
+        }
+        for url in ["https://kim:se/cret@h/x", "kim:secret@h"] {
+            assert!(!redact_provider_url(url).contains("cret"), "{}", redact_provider_url(url));
+        }
+    }
+}
