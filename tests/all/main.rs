@@ -48,6 +48,7 @@ mod heartbeats;
 mod issues;
 mod kubernetes_build;
 mod leaving;
+mod lines;
 mod logs;
 mod loops;
 mod many;
