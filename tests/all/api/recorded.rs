@@ -22,7 +22,7 @@ const SCRIPT: &[&str] = &[
     // Reading.
     "get machines",
     "get machines --phase Ready",
-    "get sessions --limit 1",
+    "get sessions --limit 1000",
     "get work --limit 1",
     "get providers",
     "get loops",
@@ -252,6 +252,7 @@ impl<'a> Way<'a> {
         if command.starts_with("get ") || command.starts_with("debug ") {
             let mut sorted: Vec<&str> = lines.lines().collect();
             sorted.sort_unstable();
+            sorted.dedup();
             lines = sorted.join("\n") + "\n";
         }
         let code = output.status.code().context("it ended by itself")?;
