@@ -71,7 +71,7 @@ fn freeze_process() {
 /// Does nothing: release builds have no fail points.
 #[cfg(not(debug_assertions))]
 #[inline]
-pub(crate) const fn pass(_part: &str, _point: &str) {}
+pub(crate) const fn hit(_part: &str, _point: &str) {}
 
 /// Parses `PART.POINT` or `PART.POINT@TURN`, with or without `=freeze`.
 #[cfg(debug_assertions)]
