@@ -19,6 +19,7 @@ const CONTRACTS: [&str; 25] = [
     "shepherd/fleet/v1/approvals.proto",
     "shepherd/fleet/v1/artefacts.proto",
     "shepherd/fleet/v1/budgets.proto",
+    "shepherd/fleet/v1/bulk_orders.proto",
     "shepherd/fleet/v1/cluster_credentials.proto",
     "shepherd/fleet/v1/cluster_kubernetes.proto",
     "shepherd/fleet/v1/clusters.proto",
@@ -26,8 +27,7 @@ const CONTRACTS: [&str; 25] = [
     "shepherd/fleet/v1/logs.proto",
     "shepherd/fleet/v1/loops.proto",
     "shepherd/fleet/v1/machines.proto",
-    "shepherd/fleet/v1/orders.proto",
-    "shepherd/fleet/v1/outlook.proto",
+    "shepherd/fleet/v1/plan.proto",
     "shepherd/fleet/v1/updates.proto",
 ];
 /// The public contracts: reflection, JSON and the OpenAPI document are generated from them. The contracts before
@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         // An order and a change in a watch are identified by their bytes, so equal messages must have equal encodings.
         .btree_map(".shepherd.fleet.v1.Machine.labels")
         .btree_map(".shepherd.fleet.v1.LabelRequest")
-        .btree_map(".shepherd.fleet.v1.LabelEach")
+        .btree_map(".shepherd.fleet.v1.LabelOperation")
         .btree_map(".shepherd.fleet.v1.Update.counts")
         // And a record that has not changed must not be written again.
         .btree_map(".shepherd.curator.v1")

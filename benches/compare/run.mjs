@@ -4,8 +4,8 @@
 //
 // The database is named by PGHOST, PGPORT, PGUSER and PGDATABASE. Jobs are put in before the clock starts; it stops when
 // the last one is recorded as done. Both are used as their manuals show, but for two things: graphile-worker's
-// log is silent, and pg-boss is asked for its next job as soon as one is done, because its own workers wait at
-// least half a second between two.
+// log is silent, and this script requests the next job from pg-boss as soon as one is done, because the workers of
+// pg-boss wait at least half a second between two.
 import { createRequire } from "node:module";
 
 import { Logger, makeWorkerUtils, run } from "graphile-worker";

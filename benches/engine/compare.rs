@@ -91,7 +91,7 @@ async fn run(server: &Server, queue: &str, number: u32, jobs: u32) -> Result<Run
     ensure!(ran.status.success(), "{queue} ended with {}: {}", ran.status, complaint.trim());
     let output = String::from_utf8_lossy(&ran.stdout);
     let reported: RunResult =
-        serde_json::from_str(output.trim()).with_context(|| format!("{queue} said {output}"))?;
+        serde_json::from_str(output.trim()).with_context(|| format!("{queue} printed {output}"))?;
     ensure!(reported.done == jobs, "{queue} did {} of {jobs} jobs", reported.done);
     Ok(reported)
 }

@@ -43,8 +43,8 @@ const HELD: [(usize, Target); 3] =
 pub(crate) async fn measure(plan: &Plan, server: &Server, fleet: &Fleet, report: &mut Report) -> Result<()> {
     report.section(
         "Cycles of work against plain commits",
-        "Eight clients. A cycle is a claim of one machine and its finish: its provider was asked about it, so \
-         its facts change and it is scheduled anew. With k workers a client claims for k at once and finishes \
+        "Eight clients. A cycle is a claim of one machine and its finish: its provider answered about it, so \
+         its facts change and it is scheduled again. With k workers a client claims for k at once and finishes \
          one after the other. Plain commits are pgbench's, of two inserts, by as many clients, in turns with \
          the cycles. Clients and server share this host's processors.",
     )?;
@@ -71,7 +71,7 @@ pub(crate) async fn measure_durable(plan: &Plan, report: &mut Report) -> Result<
     report.section(
         "The same on a server that waits for its disk",
         "As above, on a smaller fleet and a server with fsync, full_page_writes and synchronous_commit on, as people \
-         run it. Both sides wait for the same disk, whose commits are shared by whoever waits. What is promised is \
+         run it. Both sides wait for the same disk, whose commits all waiting clients share. What is promised is \
          held against the server above, for which it is harder.",
     )?;
     let server = Server::start_durable().await?;

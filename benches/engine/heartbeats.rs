@@ -25,8 +25,8 @@ const BEAT: Duration = Duration::from_millis(5);
 pub(crate) async fn measure(plan: &Plan, server: &Server, fleet: &Fleet, report: &mut Report) -> Result<()> {
     report.section(
         "Heartbeats by group commit",
-        "In process, without TLS: 3,334 heartbeats a second, each of another machine, for as long as is said \
-         in the first line (promised are five minutes, which `make bench ARGS=--full` takes). The time of each runs from \
+        "In process, without TLS: 3,334 heartbeats a second, each of another machine, for the time in \
+         the first line (promised are five minutes, which `make bench ARGS=--full` takes). The time of each runs from \
          when it was to be sent to when its commit is acknowledged, so falling behind shows.",
     )?;
     let machines: Vec<Uuid> = sqlx::query_scalar(

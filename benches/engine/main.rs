@@ -214,7 +214,7 @@ const WATCHERS: Page = Page {
     path: "docs/benchmarks/watchers.md",
     title: "Nodes that watch their curator",
     introduction: "Every node of a cluster watches what becomes of it, through the curator that leads, and sends heartbeats. \
-                   This page says what one change of a node costs that curator and the etcd beside it, and whoever is told, \
+                   This page shows what one change of a node costs that curator, the etcd beside it and each watcher, \
                    with ten, a hundred and a thousand light clients: processes are real, only the nodes are not. \
                    Written by `make bench ARGS='--part watchers'`; `benches/engine/watchers.rs` says how.",
 };
@@ -223,7 +223,7 @@ const COMPARED: Page = Page {
     path: "docs/benchmarks/compared.md",
     title: "Beside two other queues",
     introduction: "Written by `make bench-compare`. What is compared is not the same thing, and the table must not be read \
-                   as if it were: see what is said above it.",
+                   as if it were: see the text above it.",
 };
 
 async fn run(flags: &RoleserverFlags) -> Result<()> {

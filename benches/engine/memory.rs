@@ -73,13 +73,14 @@ impl Site {
         let mut program = fs::read("/bin/sh")?;
         program.resize(usize::from(PROGRAM) * 1024, 7);
         fs::write(directory.path().join("agent"), program)?;
-        let simulator = ["simulator", "--listen", "127.0.0.1:0", "--boot_seconds", "0.5", "--state"];
+        let simulator =
+            ["simulator", "--listen_address", "127.0.0.1:0", "--boot_seconds", "0.5", "--state_path"];
         let mut arguments: Vec<String> = simulator.map(str::to_owned).into();
-        arguments.extend([path("fleet.json"), "--machines".to_owned(), machines.to_string()]);
+        arguments.extend([path("fleet.json"), "--machine_count".to_owned(), machines.to_string()]);
         let mut simulator = Program::start(&arguments, &[])?;
         let stdout = simulator.child.stdout.take().context("its output is piped")?;
         let line = BufReader::new(stdout).lines().next_line().await?.context("the simulator ended")?;
-        let url = line.strip_prefix("listening on ").context("the simulator said something else")?;
+        let url = line.strip_prefix("listening on ").context("the simulator printed something else")?;
         // Released a moment before the shepherd binds it: agents need a port number in advance.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let arguments: Vec<String> = [

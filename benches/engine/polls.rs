@@ -54,7 +54,7 @@ const WITHOUT_A_SCHEDULE: &str = "
 /// Takes the first of them, as a claim does.
 const ANTI_JOIN: &str = "
     WITH next AS ($WITHOUT_A_SCHEDULE LIMIT 1 FOR UPDATE OF m SKIP LOCKED),
-    told AS (INSERT INTO history (machine_id, at, event, edge, lane, fence, process, session_id)
+    history_row AS (INSERT INTO history (machine_id, at, event, edge, lane, fence, process, session_id)
              SELECT machine_id, clock_timestamp(), 'Started', 'start', 'access', $2, 'AgentStart', $3 FROM next)
     INSERT INTO work (machine_id, lane, session_id, process, fence, started_at)
     SELECT machine_id, 'access', $3, 'AgentStart', $2, clock_timestamp() FROM next

@@ -112,7 +112,7 @@ impl Server {
         let printed = String::from_utf8_lossy(&output.stdout);
         let tps =
             printed.lines().find_map(|line| line.strip_prefix("tps = ")?.split(' ').next()?.parse().ok());
-        tps.with_context(|| format!("pgbench said {printed}{}", String::from_utf8_lossy(&output.stderr)))
+        tps.with_context(|| format!("pgbench printed {printed}{}", String::from_utf8_lossy(&output.stderr)))
     }
 
     /// Processor seconds that the server has used, those of backends that have ended included.

@@ -54,7 +54,7 @@ const AT_ONCE: usize = 16;
 /// The label that is changed.
 const LABEL: &str = "turn";
 const SPENT: Plot = Plot { title: "What a change of a node costs the leader", unit: "ms of processor time" };
-const DELIVERY_TIME: Plot = Plot { title: "From a change to the last watcher that is told", unit: "ms" };
+const DELIVERY_TIME: Plot = Plot { title: "From a change to the last watcher that receives it", unit: "ms" };
 
 /// Which nodes a watcher watches.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -167,7 +167,7 @@ impl Leader {
     async fn take_in(&self, count: usize) -> Result<Vec<Watcher>> {
         let ticket = wire::CreateTicketRequest {
             lifetime_ms: AN_HOUR_MS,
-            uses: None,
+            max_uses: None,
             purpose: "measuring".to_owned(),
         };
         let ticket = TicketsClient::new(self.owner.clone()).create(ticket).await?.into_inner().secret;
@@ -260,7 +260,9 @@ impl DeliveryCounter {
             }
         };
         let waited = tokio::time::timeout(PATIENCE, waiting).await;
-        waited.with_context(|| format!("{} of {watchers} were told", self.count.load(Ordering::SeqCst)))
+        waited.with_context(|| {
+            format!("{} of {watchers} watchers received the change", self.count.load(Ordering::SeqCst))
+        })
     }
 }
 
@@ -409,9 +411,9 @@ pub(crate) async fn measure(plan: &Plan, report: &mut Report) -> Result<()> {
         "Nodes that watch their curator",
         "One member of a control plane, a process with an etcd of its own, leads; its nodes are light clients of another \
          process on the same host, each with a key, a certificate and a connection of its own, and send heartbeats. A label of \
-         one node after the other is changed, each when everybody was told the one before. What the leader spends while \
-         nothing changes is taken off. Nodes watch themselves, so that one is told of a change; what it would cost if \
-         all watched all stands beside it. Processor time is counted by the kernel in hundredths of a second.",
+         one node after the other is changed, each when every watcher has received the one before. What the leader \
+         spends while nothing changes is taken off. Nodes watch themselves, so one watcher receives a change; the cost \
+         if all watched all is beside it. Processor time is counted by the kernel in hundredths of a second.",
     )?;
     let leader = Leader::start().await?;
     let most = plan.watchers.iter().copied().max().context("no numbers of watchers")?;
@@ -454,7 +456,7 @@ pub(crate) async fn measure(plan: &Plan, report: &mut Report) -> Result<()> {
             if what == Watching::All {
                 let one = cost.leader / at * 1000.0;
                 report.add(
-                    format!("{words}: for each that is told"),
+                    format!("{words}: for each that receives it"),
                     "µs of processor time",
                     &[one],
                     Target::None,
@@ -468,7 +470,7 @@ pub(crate) async fn measure(plan: &Plan, report: &mut Report) -> Result<()> {
                 )?;
             }
             report.add(
-                format!("{words}: until the last is told"),
+                format!("{words}: until the last receives it"),
                 "ms",
                 &cost.delivery_times,
                 Target::None,

@@ -24,7 +24,7 @@ use tracing_subscriber::fmt::writer::MakeWriterExt as _;
 /// detached process where systemd does not run. From then on the machine calls its
 /// shepherd with a heartbeat and a report of its hardware; nothing connects to it.
 ///
-/// `roleserver status` says whose this machine is and whether it is heard.
+/// `roleserver status` shows the shepherd of this machine and the result of the last heartbeat.
 #[derive(Parser)]
 #[command(name = "roleserver", version, max_term_width = 100)]
 struct RoleserverFlags {

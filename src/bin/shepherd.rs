@@ -109,8 +109,9 @@ async fn run_simulator(args: SimulatorArgs) -> Result<(), ExitFailure> {
         return writeln!(std::io::stdout(), "{text}")
             .map_err(|error| ExitFailure::failed(format!("cannot write to standard output: {error}")));
     }
-    let run =
-        args.run.ok_or_else(|| ExitFailure::usage("give --state FILE, where the simulated fleet is kept"))?;
+    let run = args
+        .run
+        .ok_or_else(|| ExitFailure::usage("give --state_path FILE, where the simulated fleet is kept"))?;
     let (mut terminate, mut interrupt) = run::stop_signals()?;
     let shutdown = CancellationToken::new();
     let stop = shutdown.clone();

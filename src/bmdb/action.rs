@@ -114,7 +114,7 @@ pub fn hold_machine(
         "Held",
         detail,
         format!(
-            "is held ({}) {ends}{replaced}; work under way that this covers is told to stop",
+            "is held ({}) {ends}{replaced}; work under way that this covers is ordered to stop",
             scope.as_str()
         ),
     )
@@ -187,7 +187,7 @@ pub fn quarantine_machine(facts: &MachineFacts, by: &str) -> Decision<OrderOutco
         vec![FactChange::Quarantined(by.to_owned())],
         "QuarantineOrdered",
         by.to_owned(),
-        "is quarantined until `release --quarantine`; work under way on it is told to stop",
+        "is quarantined until `release --quarantine`; work under way on it is ordered to stop",
     )
 }
 

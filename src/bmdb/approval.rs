@@ -194,8 +194,8 @@ pub(crate) async fn require_second_approval(
         ApprovalDecision::OrderChanged => refuse(
             "NOT_AS_ASKED",
             format!(
-                "this is not the order that was asked for with the idempotency key {key}: it says something else, or \
-                 means other machines by now. Nothing was changed; give it another key to ask anew"
+                "this is not the order that was requested with the idempotency key {key}: its content differs, or it \
+                 means other machines by now. Nothing was changed; give it another key to request approval again"
             ),
         ),
         // The same order was given at the same time and is in the audit by now, where the retry finds its outcome.
@@ -210,8 +210,7 @@ pub(crate) async fn require_second_approval(
         ),
         ApprovalDecision::RequesterInvalid => refuse(
             "ASKER_GONE",
-            "the credential that this order was asked for with is revoked or over; nothing was changed"
-                .to_owned(),
+            "the credential that requested this order is revoked or expired; nothing was changed".to_owned(),
         ),
     }
 }
@@ -304,8 +303,9 @@ async fn approve_order_in_tx(
     }
     let refuse = |reason, text: String| BmdbError::OrderRejected { reason, message: text };
     let Some(found) = lock_approval(tx, approval).await? else {
-        let output =
-            format!("nothing was asked for as {approval}; `shepherdctl get approvals` lists what was");
+        let output = format!(
+            "no approval was requested as {approval}; `shepherdctl get approvals` lists the requests"
+        );
         return Err(refuse("NO_SUCH_APPROVAL", output));
     };
     check_approver(&found.pending_approval(), by, found.now)

@@ -430,8 +430,8 @@ async fn add_artefact_in_tx(
     let upload = match made {
         UploadCheck::Verified(upload) if upload == known.upload => upload,
         UploadCheck::DigestMismatch(upload) if upload == known.upload => {
-            let text = "it was not added: what was brought is another file, its digest is not this one; it is removed, so \
-                        bring it anew";
+            let text = "it was not added: the uploaded file is another one, its digest is not this one; it is \
+                        removed, so upload it again";
             return Err(order_rejected("OTHER_DIGEST", text));
         }
         UploadCheck::Incomplete { missing, total: of } => {
@@ -443,7 +443,7 @@ async fn add_artefact_in_tx(
         | UploadCheck::AlreadyAdded
         | UploadCheck::Verified(_)
         | UploadCheck::DigestMismatch(_) => {
-            let text = "it was not added: somebody else began anew with it at this moment; try again";
+            let text = "it was not added: another client began its upload again at this moment; try again";
             return Err(order_rejected("INCOMPLETE", text));
         }
     };

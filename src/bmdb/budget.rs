@@ -156,7 +156,7 @@ fn change_message(before: Option<Budget>, budget: Budget, used: BudgetUsage) -> 
         let _ = write!(text, "; {} began within it, so that none may for now", used.count);
     }
     if before.is_some_and(|before| before.count < budget.count) {
-        text.push_str("; what waits for it already looks again when it was told to");
+        text.push_str("; work that already waits for it tries again at its scheduled time");
     }
     text
 }
@@ -195,7 +195,8 @@ mod tests {
                 budget(20),
                 used(5),
                 format!(
-                    "is 20 in 10m (was 5 in 10m){tail}; what waits for it already looks again when it was told to"
+                    "is 20 in 10m (was 5 in 10m){tail}; work that already waits for it tries again at its \
+                     scheduled time"
                 ),
             ),
         ] {

@@ -34,7 +34,7 @@ use crate::model::phase::Phase;
 use crate::model::two_person_rule::SensitiveOrder;
 
 /// The RPC that gives a bulk order, as the audit names it.
-pub const RPC: &str = "shepherd.fleet.v1.Orders/Give";
+pub const RPC: &str = "shepherd.fleet.v1.BulkOrders/Submit";
 const OPERATION: &str = "choosing the machines of an order";
 /// The lease whose row is locked while bulk orders are counted.
 const BUDGET_NAME: &str = "orders";

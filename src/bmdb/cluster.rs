@@ -567,7 +567,7 @@ async fn create_cluster_in_tx(
     }
     roll_back_dry_run(tx, order).await?;
     let text = format!(
-        "is asked for: {}, {}{} from machines that {}; watch it with: shepherdctl cluster describe {}",
+        "is requested: {}, {}{} from machines that {}; watch it with: shepherdctl cluster describe {}",
         count_noun(spec.control_plane, "member of the control plane", "members of the control plane"),
         count_noun(spec.workers, "worker", "workers"),
         kubernetes.as_ref().map(|k| format!(" with Kubernetes {}", k.version)).unwrap_or_default(),
@@ -704,7 +704,8 @@ async fn delete_cluster_in_tx(
         .await
         .context("ending a cluster")?;
     roll_back_dry_run(tx, order).await?;
-    let output = "ends: its machines are asked to leave it, and what they keep of it is removed".to_owned();
+    let output =
+        "ends: its machines receive a request to leave it, and what they keep of it is removed".to_owned();
     record_audit(tx, order, None, OrderOutcome { changed: true, message: output }, None, None).await
 }
 

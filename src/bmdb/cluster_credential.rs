@@ -258,7 +258,7 @@ async fn request_credential_in_tx(
     let known = read_credentials(tx, cluster).await?;
     if let Some(known) = known.iter().find(|known| known.public_key == new.public_key) {
         let text = format!(
-            "certificate {} was asked for with the same key; make another key for another certificate",
+            "certificate {} was requested with the same key; make another key for another certificate",
             known.id
         );
         return Err(order_rejected("KEY_IN_USE", text));
@@ -325,7 +325,7 @@ async fn revoke_cluster_credential_in_tx(
     };
     let before = audit_json(found, now);
     let is = credential_state(found, now);
-    if !matches!(is, "asked" | "good") {
+    if !matches!(is, "requested" | "valid") {
         let text = format!("has nothing to end: the certificate {credential} of {} is {is}", found.holder);
         let same = Some(before);
         return record_audit(
@@ -344,8 +344,10 @@ async fn revoke_cluster_credential_in_tx(
         .await
         .context(REVOKING)?;
     roll_back_dry_run(tx, order).await?;
-    let text =
-        format!("refuses the certificate {credential} of {} as soon as its curators were told", found.holder);
+    let text = format!(
+        "refuses the certificate {credential} of {} once its curators have the revocation",
+        found.holder
+    );
     let ended = ClusterCredential { revoked_by: Some(order.actor.name.clone()), ..found.clone() };
     let after = audit_json(&ended, now);
     record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, Some(before), Some(after))

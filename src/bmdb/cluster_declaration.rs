@@ -167,7 +167,7 @@ async fn declare_role_in_tx(
     roll_back_dry_run(tx, order).await?;
     let next = if spec.roles.contains(&role) {
         format!(
-            "its workers act on it once its curators were told; watch them with: shepherdctl cluster describe {name}"
+            "its workers act on it once its curators have it; watch them with: shepherdctl cluster describe {name}"
         )
     } else {
         format!("have its workers run it with: shepherdctl cluster roles {name} --add_role {role}")

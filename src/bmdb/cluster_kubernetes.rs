@@ -114,6 +114,13 @@ pub(crate) async fn read_kubernetes(
 pub(crate) fn kubernetes_view(line: &KubernetesRecord) -> KubernetesView {
     let KubernetesSpec { bundle, version, service_range, pod_range, node_prefix, domain, add_ons, storage } =
         line.desired.spec.clone();
+    let mut status = line.observed.clone().unwrap_or_default();
+    for rotation in &mut status.rotations {
+        // Stored under the name that the curators' contract has for it.
+        if rotation.stage == "signs" {
+            "signing".clone_into(&mut rotation.stage);
+        }
+    }
     KubernetesView {
         bundle,
         version,
@@ -132,7 +139,7 @@ pub(crate) fn kubernetes_view(line: &KubernetesRecord) -> KubernetesView {
             .iter()
             .map(|keys| keys.as_str().to_owned())
             .collect(),
-        status: line.observed.clone().unwrap_or_default(),
+        status,
     }
 }
 
@@ -191,7 +198,7 @@ pub(crate) async fn resolve_desired(
             if before.is_some_and(|before| before.bundle != bundle) {
                 let text = format!(
                     "the cluster {name} runs another bundle, and all of its nodes would change at once; they do so one by one \
-                     with: shepherdctl cluster upgrade {name} --kubernetes {}",
+                     with: shepherdctl cluster upgrade {name} --kubernetes_bundle {}",
                     &bundle[..16]
                 );
                 return Err(order_rejected("ANOTHER_BUNDLE", text));
@@ -221,8 +228,8 @@ pub(crate) async fn resolve_desired(
         |k: &KubernetesSpec| (k.service_range.clone(), k.pod_range.clone(), k.node_prefix, k.domain.clone());
     if before.is_some() && place(&was) != place(&wanted) {
         let text = format!(
-            "the ranges and the domain of the cluster {name} cannot be changed: nothing that runs would follow. Take \
-             Kubernetes from it and give it anew"
+            "the ranges and the domain of the cluster {name} cannot be changed: nothing that runs would follow. Remove \
+             Kubernetes from it and set it again"
         );
         return Err(order_rejected("FIXED", text));
     }
@@ -390,8 +397,8 @@ async fn set_kubernetes_in_tx(
     let before = read_kubernetes(tx, id).await?;
     if let Some(by) = before.as_ref().and_then(|before| before.removing_by.as_ref()) {
         let text = format!(
-            "Kubernetes of the cluster {name} is going, as {by} ordered; give it anew when it is gone (shepherdctl cluster \
-             describe {name})"
+            "Kubernetes of the cluster {name} is being removed, as {by} ordered; set it again when it is gone \
+             (shepherdctl cluster describe {name})"
         );
         return Err(order_rejected("KUBERNETES_GOES", text));
     }

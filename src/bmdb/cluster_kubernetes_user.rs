@@ -190,7 +190,7 @@ async fn request_user_in_tx(
     let known = read_users(tx, cluster).await?;
     if let Some(known) = known.iter().find(|known| known.public_key == new.public_key) {
         let text = format!(
-            "certificate {} was asked for with the same key; make another key for another certificate",
+            "certificate {} was requested with the same key; make another key for another certificate",
             known.id
         );
         return Err(order_rejected("KEY_IN_USE", text));

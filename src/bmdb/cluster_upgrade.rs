@@ -89,7 +89,9 @@ impl NewUpgrade {
     pub fn check(&self) -> Result<(), String> {
         if self.kubernetes.is_none() && self.roleserver.is_none() {
             return Err(
-                "nothing is to be upgraded; say --kubernetes BUNDLE, --roleserver RELEASE or both".to_owned()
+                "nothing is to be upgraded; say --kubernetes_bundle BUNDLE, --roleserver_release RELEASE or \
+                        both"
+                    .to_owned(),
             );
         }
         if !(1..=MAX_PARALLELISM).contains(&self.parallelism) {
@@ -266,7 +268,10 @@ fn running_versions(found: &ClusterDetails) -> Vec<NodeVersion> {
 
 fn parse_version(text: &str) -> Result<ReleaseVersion, BmdbError> {
     text.parse().map_err(|error| {
-        order_rejected("NO_VERSION", format!("whether it may be upgraded cannot be said: {error}"))
+        order_rejected(
+            "NO_VERSION",
+            format!("its version cannot be read, so whether it may be upgraded is unknown: {error}"),
+        )
     })
 }
 
@@ -474,7 +479,7 @@ async fn change_upgrade_in_tx(
                     .context(OPERATION)?;
             }
             if why.is_some() {
-                "asks no more nodes; those that were asked go on".to_owned()
+                "sends no more requests to nodes; those with a request continue".to_owned()
             } else {
                 // Nodes with a request that are not finished get another one, with the whole deadline.
                 let requests: BTreeMap<&String, &NodeUpgrade> = line
@@ -487,7 +492,7 @@ async fn change_upgrade_in_tx(
                     .execute(&mut *tx)
                     .await
                     .context(OPERATION)?;
-                "goes on with its upgrade; nodes that were not through are asked again".to_owned()
+                "goes on with its upgrade; nodes that were not finished get the request again".to_owned()
             }
         }
         UpgradeChange::Abort | UpgradeChange::RollBack => {

@@ -300,7 +300,7 @@ impl Bmdb {
     /// because its database is gone.
     pub async fn close(&self) {
         if tokio::time::timeout(CLOSE_LIMIT, self.inner.pool.close()).await.is_err() {
-            tracing::warn!(place = %self.inner.settings.address(), "some connections to the BMDB did not close in time");
+            tracing::warn!(database = %self.inner.settings.address(), "some connections to the BMDB did not close in time");
         }
     }
 

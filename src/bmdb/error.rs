@@ -114,7 +114,8 @@ pub enum BmdbError {
     },
     /// The machine changed since the client read the version that the order names. Nothing was done.
     #[error(
-        "{machine} is at version {found} by now, and the order was for version {expected}; look again, and decide anew"
+        "{machine} is at version {found} by now, and the order was for version {expected}; read it again, and \
+         decide again"
     )]
     VersionMismatch {
         /// The machine as people call it.

@@ -269,14 +269,14 @@ async fn request_log_in_tx(
         .context(REQUESTING)?;
     if counts.of_machine >= MAX_REQUESTS_PER_MACHINE {
         let text = format!(
-            "{name} is asked for {MAX_REQUESTS_PER_MACHINE} logs at this moment, and brings no more at a time; try again when one \
-             of them has ended, a minute after nobody reads it any more"
+            "{name} has {MAX_REQUESTS_PER_MACHINE} log requests at this moment, and uploads no more at a time; try \
+             again when one of them has ended, a minute after nobody reads it any more"
         );
         return Err(order_rejected("TOO_MANY_LOGS", text));
     }
     if counts.all >= MAX_REQUESTS {
         let text = format!(
-            "{MAX_REQUESTS} logs of machines are asked for at this moment, and there can be no more; try again soon"
+            "{MAX_REQUESTS} log requests to machines exist at this moment, and there can be no more; try again soon"
         );
         return Err(order_rejected("TOO_MANY_LOGS", text));
     }
@@ -296,7 +296,7 @@ async fn request_log_in_tx(
     .await
     .context(REQUESTING)?;
     roll_back_dry_run(tx, order).await?;
-    let output = format!("is asked for {} with its next heartbeat", wanted.describe());
+    let output = format!("gets the request for {} with its next heartbeat", wanted.describe());
     let after = json!({
         "request": id, "log": wanted.log, "lines": wanted.lines, "since": wanted.since, "follow": wanted.follow,
     });

@@ -39,14 +39,14 @@ const COMPONENTS: [&str; 11] = [
     "switcher",
     "updater",
 ];
-/// Results of transactions: see [`ByStatement`].
+/// Results of transactions: see [`ByOperation`].
 const TRANSACTION_RESULTS: [&str; 6] = ["done", "retried", "refused", "locked", "unknown", "failed"];
 /// Upper bounds of buckets in seconds: from an answer out of memory to a plan of a large fleet.
 const CALL_BOUNDS: [f64; 8] = [0.002, 0.01, 0.05, 0.2, 1.0, 5.0, 15.0, 60.0];
 /// Results of heartbeats as agents receive them.
 const HEARTBEAT_RESULTS: [&str; 11] = [
     "stored",
-    "repeated",
+    "duplicate",
     "stale",
     "unauthenticated",
     "retired",
@@ -54,19 +54,19 @@ const HEARTBEAT_RESULTS: [&str; 11] = [
     "stopping",
     "unavailable",
     "malformed",
-    "too-many",
+    "rate-limited",
     "internal",
 ];
 /// Results of fetching a file.
 const FETCH_RESULTS: [&str; 7] =
-    ["sent", "broken-off", "busy", "malformed", "not-found", "unauthenticated", "unavailable"];
+    ["sent", "aborted", "busy", "malformed", "not-found", "unauthenticated", "unavailable"];
 /// Reasons why TLS handshakes fail.
 const HANDSHAKE_REASONS: [&str; 7] =
-    ["accept", "certificate", "connection", "full", "gave-way", "protocol", "timeout"];
+    ["accept", "certificate", "connection", "evicted", "full", "protocol", "timeout"];
 /// Reasons for closing connections that proved no agent.
-const CLOSE_REASONS: [&str; 2] = ["gave-way", "no-heartbeat"];
+const CLOSE_REASONS: [&str; 2] = ["evicted", "unauthenticated"];
 /// Results of work items, for the label `result`.
-const WORK_RESULTS: [&str; 6] = ["finished", "put-off", "failed", "cancelled", "panicked", "lost"];
+const WORK_RESULTS: [&str; 6] = ["finished", "requeued", "failed", "cancelled", "panicked", "lost"];
 
 /// Upper bounds of buckets in seconds for a statement, from an index probe to its time limit.
 pub const STATEMENT_BOUNDS: [f64; 12] =
@@ -125,7 +125,7 @@ pub struct ByProcess {
 pub struct ByProcessAndResult {
     /// The kind of work.
     pub process: &'static str,
-    /// `finished`, `failed`, `panicked`, `put-off`, `cancelled` or `lost`.
+    /// `finished`, `failed`, `panicked`, `requeued`, `cancelled` or `lost`.
     pub result: &'static str,
 }
 
@@ -150,11 +150,11 @@ pub struct ByReason {
     pub reason: &'static str,
 }
 
-/// Labels `statement` and `result`: how a transaction ended.
+/// Labels `operation` and `result`: how a transaction ended.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct ByStatement {
+pub struct ByOperation {
     /// Its purpose, in the words of its errors.
-    pub statement: &'static str,
+    pub operation: &'static str,
     /// `done`; `retried`: lost against another one, and run again; `refused`: rolled back by ourselves, as after a lost
     /// lease; `locked`: another client held a row for too long; `unknown`: the answer was lost; `failed`.
     pub result: &'static str,
@@ -186,7 +186,7 @@ struct ByPhase {
 #[derive(Clone, Debug)]
 pub struct BmdbMetrics {
     /// Transactions, and statements that are their own transaction.
-    pub transactions: Family<ByStatement, Counter>,
+    pub transactions: Family<ByOperation, Counter>,
     /// Rounds of renewing sessions: `renewed`, or `failed` and tried again until the deadline.
     pub renewals: Family<ByResult, Counter>,
     /// Sessions that ended before they were closed.
@@ -226,7 +226,7 @@ impl BmdbMetrics {
                 "bmdb_transactions",
                 "BMDB transactions by operation and result",
                 &[
-                    Label::names("statement", "what the code says it is doing, as in its errors", 200),
+                    Label::names("operation", "what the code says it is doing, as in its errors", 200),
                     Label::one_of("result", TRANSACTION_RESULTS),
                 ],
                 self.transactions.clone(),
@@ -269,8 +269,8 @@ impl BmdbMetrics {
         self.phases.get_or_create(&label).observe(after.as_secs_f64());
     }
 
-    pub(crate) fn count_transaction(&self, statement: &'static str, result: &'static str) {
-        self.transactions.get_or_create(&ByStatement { statement, result }).inc();
+    pub(crate) fn count_transaction(&self, operation: &'static str, result: &'static str) {
+        self.transactions.get_or_create(&ByOperation { operation, result }).inc();
     }
 
     pub(crate) fn count_renewal(&self) {

@@ -220,7 +220,7 @@ pub(super) fn last_lines(output: &[u8]) -> String {
     let text = String::from_utf8_lossy(output);
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     if lines.is_empty() {
-        return "it said nothing".to_owned();
+        return "it printed nothing".to_owned();
     }
     lines[lines.len().saturating_sub(3)..].join(" / ")
 }

@@ -1,8 +1,8 @@
-# Runs a PostgreSQL server and outlives whoever asked for it: $1 is the signal that ends the server
-# when the asker is gone, $2 what to remove afterwards (or nothing), the rest the server's command.
+# Runs a PostgreSQL server and outlives the client that started it: $1 is the signal that ends the server
+# when the client is gone, $2 what to remove afterwards (or nothing), the rest the server's command.
 #
-# Standard input is the asker's hold on us. Each line is a signal for the server; the end of input
-# means that the asker has stopped or died, in whatever way, because the kernel closes pipes even
+# Standard input is the client's hold on us. Each line is a signal for the server; the end of input
+# means that the client has stopped or died, in whatever way, because the kernel closes pipes even
 # for those killed outright. Standard output is a lock file, held for as long as the server lives.
 at_end=$1
 remove=$2
@@ -14,7 +14,7 @@ server=$!
   while read -r signal; do
     kill -s "$signal" "$server" 2>/dev/null
   done <&3
-  # Short sleeps, so that no orphan sleeps on when the server has ended and we are told to go.
+  # Short sleeps, so that no orphan sleeps on when the server has ended and this subshell is killed.
   for signal in "$at_end" QUIT KILL; do
     kill -s "$signal" "$server" 2>/dev/null
     tenths=0

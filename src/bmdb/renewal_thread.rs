@@ -111,11 +111,11 @@ fn lose_expired(sessions: &Sessions) {
     }
 }
 
-fn lose_session(sessions: &Sessions, session: &Session, because: &str) {
-    tracing::warn!(session = %session.id(), because, "a session is over");
+fn lose_session(sessions: &Sessions, session: &Session, reason: &str) {
+    tracing::warn!(session = %session.id(), reason, "a session is over");
     sessions.inner.bmdb.metrics().sessions_lost.inc();
     lock_mutex(&sessions.inner.open).remove(&session.id());
-    session.mark_lost(because);
+    session.mark_lost(reason);
 }
 
 /// One round of renewals. Returns the connection if it can be used for another one.

@@ -125,7 +125,9 @@ pub fn retire_machine(
         changes,
         "RetirementRequested",
         format!("{}{how}", format_attribution(who, Some(reason))),
-        format!("is being retired{how}: work under way on it is told to stop, and nothing else begins{held}"),
+        format!(
+            "is being retired{how}: work under way on it is ordered to stop, and nothing else begins{held}"
+        ),
     ))
 }
 
@@ -147,7 +149,7 @@ pub fn cancel_retirement(
     }
     if let Some(order) = present.release {
         let text = format!(
-            "cannot stay any more: its provider was told to take it back {}. Nothing was changed",
+            "cannot stay any more: its provider was ordered to take it back {}. Nothing was changed",
             absolute_time(order.recorded_at)
         );
         return Err(("RELEASE_ORDERED", text));
@@ -184,7 +186,7 @@ pub fn waive_stage(
     let (change, text) = match (stage, ordered) {
         (RetirementStage::Release, None) => (
             RetirementChange::Finished(waived),
-            "is retired, and was not given back; it is never adopted again, and its agent is heard no more",
+            "is retired, and was not given back; it is never adopted again, and heartbeats of its agent are rejected",
         ),
         (RetirementStage::Release, Some(order)) => (
             RetirementChange::Finished(format!(
@@ -192,7 +194,7 @@ pub fn waive_stage(
                 absolute_time(order.recorded_at)
             )),
             "is retired; its release was ordered, and whether it was carried out is not known; it is never \
-             adopted again, and its agent is heard no more",
+             adopted again, and heartbeats of its agent are rejected",
         ),
         _ => (RetirementChange::WipeWaived(who.to_owned()), "is not wiped; its provider is to take it back"),
     };
@@ -253,7 +255,7 @@ impl Work {
                         machine.0,
                         lease.session.0,
                         lease.fence,
-                        "its provider is told to take it back"
+                        "its provider is ordered to take it back"
                     )
                     .execute(tx)
                     .await

@@ -412,15 +412,15 @@ async fn change_roll_out_in_tx(
                 .execute(&mut *tx)
                 .await
                 .context(OPERATION)?;
-            ("asks no more machines; those that were asked go on".to_owned(), reported(Some(&why), None))
+            let text = "orders no more machines to update; those with an order continue";
+            (text.to_owned(), reported(Some(&why), None))
         }
         RollOutChange::Resume => {
             sqlx::query_file!("sql/roll_out/set_paused.sql", id, None as Option<&str>)
                 .execute(&mut *tx)
                 .await
                 .context(OPERATION)?;
-            let text =
-                "goes on with the machines that were not asked yet; those that failed stay as they are";
+            let text = "goes on with the machines that have no order yet; those that failed stay as they are";
             (text.to_owned(), reported(None, None))
         }
         RollOutChange::Abort => {
@@ -436,7 +436,8 @@ async fn change_roll_out_in_tx(
                 .execute(&mut *tx)
                 .await
                 .context(OPERATION)?;
-            let output = "has ended; machines that were asked may have begun with the release, the others stay as they are";
+            let output = "has ended; machines that had an order may have begun with the release, the others stay as \
+                          they are";
             (output.to_owned(), reported(known.paused.as_ref(), Some("aborted")))
         }
     };

@@ -84,7 +84,7 @@ impl WakeUps {
             match notification.payload().parse::<Process>() {
                 Ok(process) => self.wake(process),
                 // A newer release's process has no loop here.
-                Err(unknown) => tracing::trace!(%unknown, "a wake-up for somebody else"),
+                Err(_) => tracing::trace!(payload = notification.payload(), "a wake-up for somebody else"),
             }
         }
         Ok(())

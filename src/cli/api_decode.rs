@@ -27,8 +27,8 @@ pub fn decode_timestamp(time: prost_types::Timestamp) -> Option<Timestamp> {
 #[must_use]
 pub fn missing_field(what: &str) -> CliError {
     CliError::Failed(format!(
-        "the API answered without {what}; is it of another release? With --direct and --bmdb_url the database is asked \
-         itself"
+        "the API answered without {what}; is it of another release? Use --direct and --bmdb_url to query the \
+         database itself"
     ))
 }
 
@@ -81,7 +81,7 @@ pub fn decode_session(session: v1::Session) -> Result<SessionSummary, CliError> 
         version: session.version,
         started_at: require_timestamp(session.started_at, "a session's beginning")?,
         deadline: require_timestamp(session.deadline, "a session's deadline")?,
-        work: session.work,
+        work: session.work_items,
     })
 }
 
@@ -90,12 +90,12 @@ pub fn decode_work(item: v1::WorkItem) -> Result<WorkSummary, CliError> {
     Ok(WorkSummary {
         name: decode_machine_name(item.name)?,
         lane: item.lane,
-        work: decode_holder(item.work.ok_or_else(|| missing_field("who works"))?)?,
+        work: decode_holder(item.holder.ok_or_else(|| missing_field("who works"))?)?,
     })
 }
 
 /// Decodes the process that holds a work item or a lease.
-pub fn decode_holder(holder: v1::Holder) -> Result<WorkHolder, CliError> {
+pub fn decode_holder(holder: v1::WorkHolder) -> Result<WorkHolder, CliError> {
     Ok(WorkHolder {
         process: holder.process,
         fence: holder.fence,
@@ -131,47 +131,48 @@ pub fn decode_brake(brake: v1::Brake) -> Result<EngagedBrake, CliError> {
         scope: brake.scope,
         reason: brake.reason,
         engaged_at: require_timestamp(brake.engaged_at, "a brake's beginning")?,
-        confirmed_at: require_timestamp(brake.seen_at, "when a brake was seen")?,
+        confirmed_at: require_timestamp(brake.confirmed_at, "when a brake was seen")?,
     })
 }
 
 /// Decodes the statistics of the fleet.
 pub fn decode_statistics(response: v1::GetStatisticsResponse) -> Result<Statistics, CliError> {
     let counts = response.counts.into_iter().map(|count| {
-        let v1::PhaseCount { phase, provider, machines, at_least } = count;
+        let v1::PhaseCount { phase, provider, machines, is_lower_bound: at_least } = count;
         ClassCount { phase, provider, machines, at_least }
     });
-    let paces = response.paces.into_iter().map(|pace| {
-        let v1::Pace { process, finished, failed, put_off, lost, mean_seconds } = pace;
+    let paces = response.throughput.into_iter().map(|pace| {
+        let v1::ProcessThroughput { process, finished, failed, postponed: put_off, lost, mean_seconds } =
+            pace;
         ProcessThroughput { process, finished, failed, postponed: put_off, lost, mean_seconds }
     });
     Ok(Statistics {
         counts: counts.collect(),
         throughput: paces.collect(),
-        sampled: response.counted.map(decode_sampled_statistics).transpose()?,
-        at: require_timestamp(response.at, "its moment")?,
+        sampled: response.sample.map(decode_sampled_statistics).transpose()?,
+        at: require_timestamp(response.read_at, "its moment")?,
     })
 }
 
-fn decode_sampled_statistics(count: v1::FleetCount) -> Result<SampledStatistics, CliError> {
+fn decode_sampled_statistics(count: v1::FleetSample) -> Result<SampledStatistics, CliError> {
     let phases = count.phases.into_iter().map(|of| PhaseAge {
         phase: of.phase,
         oldest_seconds: of.oldest_seconds,
-        over_deadline: of.over_deadline,
+        over_deadline: of.past_deadline,
     });
-    let waiting = count.waiting.into_iter().map(|of| Backlog {
+    let waiting = count.backlogs.into_iter().map(|of| Backlog {
         process: of.process,
         machines: of.machines,
         oldest_seconds: of.oldest_seconds,
     });
-    let at = require_timestamp(count.at, "when the fleet was counted")?;
+    let at = require_timestamp(count.sampled_at, "when the fleet was counted")?;
     Ok(SampledStatistics { at, phases: phases.collect(), backlogs: waiting.collect() })
 }
 
 /// Decodes an entry of a machine's history.
 pub fn decode_event(event: v1::Event) -> Result<HistoryEntry, CliError> {
     Ok(HistoryEntry {
-        at: require_timestamp(event.at, "an event's moment")?,
+        at: require_timestamp(event.occurred_at, "an event's moment")?,
         event: event.event,
         lane: event.lane,
         fence: event.fence,
@@ -189,7 +190,7 @@ pub fn decode_explanation(response: v1::WhyResponse) -> Result<Explanation, CliE
         name: decode_machine_name(response.name)?,
         phase: phase_name(&response.phase),
         since: response.since.and_then(decode_timestamp),
-        at: require_timestamp(response.at, "its moment")?,
+        at: require_timestamp(response.read_at, "its moment")?,
         waits_for: response.waits_for,
         obstacle: response.obstacle,
         decided_at: response.decided_at,
@@ -205,7 +206,7 @@ pub fn decode_explanation(response: v1::WhyResponse) -> Result<Explanation, CliE
             None => None,
             Some(deadline) => Some(Deadline {
                 at: require_timestamp(deadline.at, "a deadline")?,
-                consequence: deadline.then,
+                consequence: deadline.consequence,
             }),
         },
         failures: response

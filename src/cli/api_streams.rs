@@ -38,8 +38,8 @@ async fn next_chunk<T>(pieces: &mut Streaming<T>, remote: &FleetClient) -> Resul
     let waited = tokio::time::timeout(CHUNK_TIMEOUT, pieces.message()).await;
     let late = |_| {
         CliError::Failed(format!(
-            "{} began to answer and then said nothing for {} seconds; ask again, or with --direct and --bmdb_url the \
-             database itself",
+            "{} began to answer and then sent nothing for {} seconds; try again, or use --direct and --bmdb_url to \
+             query the database itself",
             remote.current_server(),
             CHUNK_TIMEOUT.as_secs()
         ))
@@ -78,16 +78,17 @@ pub async fn fetch_plan(
         }
     }
     let head = head.ok_or_else(|| missing_field("what its plan is of"))?;
-    let waits = head.waits.into_iter().map(|wait| query::LaneWait { lane: wait.lane, reason: wait.reason });
+    let waits =
+        head.lane_waits.into_iter().map(|wait| query::LaneWait { lane: wait.lane, reason: wait.reason });
     Ok(PlanReport {
         machine: head.name.map(|name| decode_machine_name(Some(name))).transpose()?,
         result: PlanResult {
             at: require_timestamp(head.at, "its moment")?,
             until: require_timestamp(head.until, "the end of its plan")?,
-            truncated: head.cut,
+            truncated: head.truncated,
             content: if is_diff { PlanContent::Differences(differences) } else { PlanContent::Rows(rows) },
             lane_waits: waits.collect(),
-            pauses: head.paused.into_iter().map(decode_paused_loop).collect::<Result<_, _>>()?,
+            pauses: head.pauses.into_iter().map(decode_paused_loop).collect::<Result<_, _>>()?,
         },
         total: usize::try_from(head.total).unwrap_or_default(),
         assumptions: head.assumptions,
@@ -100,7 +101,7 @@ fn decode_paused_loop(paused_loop: v1::PausedLoop) -> Result<Pause, CliError> {
         loop_kind: paused_loop.name.parse().map_err(|_| missing_field("a loop that this release knows"))?,
         provider: pause.provider,
         reason: pause.reason,
-        by: pause.by,
+        by: pause.paused_by,
         since: require_timestamp(pause.since, "a pause's beginning")?,
         until: pause.until.and_then(decode_timestamp),
     })
@@ -108,11 +109,11 @@ fn decode_paused_loop(paused_loop: v1::PausedLoop) -> Result<Pause, CliError> {
 
 fn decode_plan_row(plan_row: v1::PlanRow) -> Result<PlanRow, CliError> {
     Ok(PlanRow {
-        at: require_timestamp(plan_row.at, "when a work item is begun")?,
+        at: require_timestamp(plan_row.starts_at, "when a work item is begun")?,
         name: decode_machine_name(plan_row.name)?,
         process: process_name(&plan_row.process),
-        action: plan_row.what,
-        in_progress: plan_row.under_way,
+        action: plan_row.action,
+        in_progress: plan_row.in_progress,
     })
 }
 
@@ -120,7 +121,7 @@ fn decode_difference(difference: v1::PlanDifference) -> Result<PlanDifference, C
     Ok(PlanDifference {
         name: decode_machine_name(difference.name)?,
         process: process_name(&difference.process),
-        action: difference.what,
+        action: difference.action,
         before: difference.before.and_then(decode_timestamp),
         after: difference.after.and_then(decode_timestamp),
     })
@@ -136,7 +137,7 @@ pub async fn fetch_issues(remote: &FleetClient) -> Result<(Timestamp, Vec<Issue>
         .into_inner();
     let (mut now, mut issues) = (None, Vec::new());
     while let Some(piece) = next_chunk(&mut pieces, remote).await? {
-        now = now.or(piece.at);
+        now = now.or(piece.read_at);
         for issue in piece.issues {
             issues.push(decode_issue(issue)?);
         }
@@ -151,13 +152,13 @@ fn decode_issue(issue: v1::Issue) -> Result<Issue, CliError> {
     Ok(Issue {
         id: id.unwrap_or("(of another release)"),
         severity: severity.ok_or_else(|| missing_field("how urgent an issue is"))?,
-        subject: issue.about,
+        subject: issue.subject,
         machines: issue
             .machines
             .into_iter()
             .map(|one| decode_machine_name(Some(one)))
             .collect::<Result<_, _>>()?,
-        message: issue.evidence,
+        message: issue.message,
         since: issue.since.and_then(decode_timestamp),
         remedy: issue.remedy,
         page: issue.page,
@@ -170,7 +171,7 @@ pub fn decode_description(response: v1::DescribeMachineResponse) -> Result<Machi
         name: decode_machine_name(response.name)?,
         phase: phase_name(&response.phase),
         created_at: require_timestamp(response.created_at, "since when a machine is known")?,
-        at: require_timestamp(response.at, "its moment")?,
+        at: require_timestamp(response.read_at, "its moment")?,
         tags: response.facts.into_iter().map(decode_fact).collect::<Result<_, _>>()?,
         schedule: response.schedule.into_iter().map(decode_lane).collect::<Result<_, _>>()?,
         backoffs: response.backoffs.into_iter().map(decode_wait).collect::<Result<_, _>>()?,
@@ -187,7 +188,7 @@ fn decode_fact(fact: v1::Fact) -> Result<Tag, CliError> {
     Ok(Tag { table: fact.table, columns: columns.collect(), row })
 }
 
-fn decode_wait(wait: v1::Wait) -> Result<ProcessWait, CliError> {
+fn decode_wait(wait: v1::ProcessWait) -> Result<ProcessWait, CliError> {
     Ok(ProcessWait {
         process: process_name(&wait.process),
         active: wait.active,
@@ -215,6 +216,6 @@ fn decode_lane(lane: v1::Lane) -> Result<LaneView, CliError> {
         phase_since: require_timestamp(lane.phase_since, "a phase's beginning")?,
         rules_version: lane.rules_version,
         policy_version: lane.policy_version,
-        work: lane.work.map(decode_holder).transpose()?,
+        work: lane.holder.map(decode_holder).transpose()?,
     })
 }

@@ -41,14 +41,14 @@ pub async fn show_approvals(source: &Backend, format: Format) -> Result<String, 
                 ApprovalsClient::new(remote.authorized_channel()).list(v1::ListApprovalsRequest {}).await;
             let response = result.map_err(status_to_error)?.into_inner();
             let found = response.approvals.into_iter().map(decode_approval).collect::<Result<Vec<_>, _>>()?;
-            (found, require_timestamp(response.at, "its moment")?)
+            (found, require_timestamp(response.read_at, "its moment")?)
         }
     };
     if format == Format::Json {
         return get::format_json(&json!({ "approvals": found }));
     }
     if found.is_empty() {
-        return Ok("nothing was asked for\n".to_owned());
+        return Ok("no approvals were requested\n".to_owned());
     }
     let rows: Vec<Vec<String>> = found
         .into_iter()
@@ -65,23 +65,23 @@ pub async fn show_approvals(source: &Backend, format: Format) -> Result<String, 
             ]
         })
         .collect();
-    let headers = ["APPROVAL", "STATE", "ENDS", "ASKED BY", "ORDER", "ABOUT", "APPROVED BY", "REASON"];
+    let headers = ["APPROVAL", "STATE", "ENDS", "REQUESTED BY", "ORDER", "ABOUT", "APPROVED BY", "REASON"];
     Ok(format_table(&headers, &rows, terminal_width()))
 }
 
 fn decode_approval(approval: v1::Approval) -> Result<ApprovalRecord, CliError> {
     Ok(ApprovalRecord {
-        approval_id: parse_uuid(&approval.approval, "an approval's id")?,
+        approval_id: parse_uuid(&approval.approval_id, "an approval's id")?,
         state: approval.state,
-        requested_by: approval.asked_by,
+        requested_by: approval.requested_by,
         rpc: approval.rpc,
         target: approval.target,
         reason: approval.reason,
-        requested_at: require_timestamp(approval.asked_at, "when it was asked for")?,
+        requested_at: require_timestamp(approval.requested_at, "the time of its request")?,
         expires_at: require_timestamp(approval.expires_at, "when it is over")?,
         approved_by: approval.approved_by,
         approved_at: approval.approved_at.and_then(decode_timestamp),
-        approve_reason: approval.approve_reason,
+        approve_reason: approval.approval_reason,
         used_at: approval.used_at.and_then(decode_timestamp),
     })
 }
@@ -89,7 +89,7 @@ fn decode_approval(approval: v1::Approval) -> Result<ApprovalRecord, CliError> {
 /// Runs `approve`: approves an order that another admin gave.
 pub async fn approve_order(source: &Backend, args: &ApproveArgs, format: Format) -> Result<String, CliError> {
     if args.reason.trim().is_empty() {
-        return Err(CliError::Invalid("--reason is empty; whoever reads the audit will want to know".into()));
+        return Err(CliError::Invalid("--reason is empty; give one for operators who read the audit".into()));
     }
     let approval = args.approval;
     let (changed, text) = match source {
@@ -101,11 +101,11 @@ pub async fn approve_order(source: &Backend, args: &ApproveArgs, format: Format)
         }
         Backend::Api(remote) => {
             let give = async |service, order| {
-                let request = v1::ApproveRequest { order: Some(order), approval: approval.to_string() };
+                let request = v1::ApproveRequest { order: Some(order), approval_id: approval.to_string() };
                 ApprovalsClient::new(service).approve(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            (done.changed, done.said)
+            (done.changed, done.message)
         }
     };
     match format {

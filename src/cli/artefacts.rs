@@ -103,7 +103,7 @@ async fn fetch_artefacts(source: &Backend) -> Result<(Vec<ArtefactView>, Timesta
                 ArtefactsClient::new(remote.authorized_channel()).list(v1::ListArtefactsRequest {}).await;
             let response = result.map_err(status_to_error)?.into_inner();
             let found = response.artefacts.into_iter().map(decode_artefact).collect::<Result<_, _>>()?;
-            Ok((found, require_timestamp(response.at, "its moment")?))
+            Ok((found, require_timestamp(response.read_at, "its moment")?))
         }
     }
 }
@@ -114,11 +114,11 @@ fn decode_artefact(artefact: v1::Artefact) -> Result<ArtefactView, CliError> {
         sha256: artefact.sha256,
         size: artefact.size,
         name: some(artefact.name),
-        upload_started_at: require_timestamp(artefact.begun_at, "when an artefact was begun")?,
+        upload_started_at: require_timestamp(artefact.upload_started_at, "when an artefact was begun")?,
         added_at: artefact.added_at.and_then(decode_timestamp),
         added_by: some(artefact.added_by),
-        pieces: artefact.pieces,
-        kubernetes: artefact.kubernetes,
+        pieces: artefact.uploaded_pieces,
+        kubernetes: artefact.kubernetes_version,
     })
 }
 
@@ -153,7 +153,7 @@ async fn show_artefacts(source: &Backend, format: Format) -> Result<String, CliE
 
 fn require_reason(reason: &str) -> Result<(), CliError> {
     if reason.trim().is_empty() {
-        return Err(CliError::Invalid("--reason is empty; whoever reads the audit will want to know".into()));
+        return Err(CliError::Invalid("--reason is empty; give one for operators who read the audit".into()));
     }
     Ok(())
 }
@@ -242,7 +242,7 @@ async fn add_artefact(source: &Backend, args: &AddArtefact, format: Format) -> R
                 ArtefactsClient::new(service).add(request).await
             };
             let done = order_retry::send_order(&mut remote, &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&name, &sha256, &done, format)
@@ -254,19 +254,22 @@ async fn upload_missing_pieces(
     local: &mut LocalFile,
     sha256: &str,
 ) -> Result<(), CliError> {
-    let request = v1::BeginArtefactRequest { sha256: sha256.to_owned(), size: local.size };
-    let begun =
-        call_with_retry(remote, async |service| ArtefactsClient::new(service).begin(request.clone()).await)
-            .await?;
-    let mut progress = UploadProgress::new(local.size, &begun.missing);
-    for number in begun.missing {
+    let request = v1::BeginUploadRequest { sha256: sha256.to_owned(), size: local.size };
+    let begun = call_with_retry(remote, async |service| {
+        ArtefactsClient::new(service).begin_upload(request.clone()).await
+    })
+    .await?;
+    let mut progress = UploadProgress::new(local.size, &begun.missing_pieces);
+    for number in begun.missing_pieces {
         let request = v1::PutPieceRequest {
             sha256: sha256.to_owned(),
             number,
-            piece: Some(v1::Piece { bytes: local.read_piece(number)? }),
+            piece: Some(v1::ArtefactPiece { bytes: local.read_piece(number)? }),
         };
-        call_with_retry(remote, async |service| ArtefactsClient::new(service).put(request.clone()).await)
-            .await?;
+        call_with_retry(remote, async |service| {
+            ArtefactsClient::new(service).put_piece(request.clone()).await
+        })
+        .await?;
         progress.record_piece();
     }
     Ok(())
@@ -366,7 +369,7 @@ async fn delete_artefact(
                 ArtefactsClient::new(service).delete(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(name, "", &done, format)

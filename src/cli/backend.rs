@@ -78,7 +78,7 @@ impl Backend {
         match self {
             Self::Direct(bmdb) => Ok(bmdb),
             Self::Api(_) => Err(CliError::Invalid(format!(
-                "{what} is asked of the database itself: give --direct and --bmdb_url postgres://USER@HOST:5432/DATABASE"
+                "{what} works on the database itself: give --direct and --bmdb_url postgres://USER@HOST:5432/DATABASE"
             ))),
         }
     }

@@ -33,7 +33,7 @@ pub enum BudgetCommand {
 /// A budget to change.
 #[derive(Debug, Args)]
 pub struct SetBudget {
-    /// The budget
+    /// Kind of the budget to change, for example reboot
     #[arg(
         value_name = "KIND",
         value_parser = PossibleValuesParser::new(BudgetKind::ALL.map(BudgetKind::as_str))
@@ -68,7 +68,7 @@ async fn fetch_budgets_and_brakes(source: &Backend) -> Result<BudgetsAndBrakes, 
             Ok(BudgetsAndBrakes {
                 budgets: response.budgets.into_iter().map(decode_budget).collect::<Result<_, _>>()?,
                 brakes: response.brakes.into_iter().map(decode_brake).collect(),
-                at: require_timestamp(response.at, "its moment")?,
+                at: require_timestamp(response.read_at, "its moment")?,
             })
         }
     }
@@ -79,10 +79,10 @@ fn decode_budget(budget: v1::Budget) -> Result<BudgetStatus, CliError> {
     Ok(BudgetStatus {
         window: window.transpose()?,
         budget: budget.kind,
-        max_count: budget.most,
+        max_count: budget.max_count,
         used: budget.used,
-        available: budget.free,
-        available_at: budget.free_at.and_then(decode_timestamp),
+        available: budget.available,
+        available_at: budget.available_at.and_then(decode_timestamp),
     })
 }
 
@@ -90,10 +90,10 @@ fn decode_brake(brake_state: v1::BrakeState) -> BrakeState {
     BrakeState {
         kind: brake_state.kind,
         scope: brake_state.scope,
-        engaged: brake_state.holds,
+        engaged: brake_state.engaged,
         since: brake_state.since.and_then(decode_timestamp),
         reason: brake_state.reason,
-        engages_when: brake_state.engaged_by,
+        engages_when: brake_state.engages_when,
     }
 }
 
@@ -149,7 +149,7 @@ pub async fn set_budget(source: &Backend, args: &SetBudget, format: Format) -> R
     let kind: BudgetKind =
         args.kind.parse().map_err(|error: UnknownName| CliError::Invalid(error.to_string()))?;
     if args.reason.trim().is_empty() {
-        return Err(CliError::Invalid("--reason is empty; whoever reads the audit will want to know".into()));
+        return Err(CliError::Invalid("--reason is empty; give one for operators who read the audit".into()));
     }
     let change = BudgetChange { max_count: args.max_count, window: args.window };
     let (changed, text) = match source {
@@ -164,13 +164,13 @@ pub async fn set_budget(source: &Backend, args: &SetBudget, format: Format) -> R
                 let request = v1::SetBudgetRequest {
                     kind: kind.as_str().to_owned(),
                     order: Some(order),
-                    most: change.max_count,
+                    max_count: change.max_count,
                     window: change.window.map(|window| window.to_string()).unwrap_or_default(),
                 };
                 BudgetsClient::new(service).set(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            (done.changed, done.said)
+            (done.changed, done.message)
         }
     };
     match format {

@@ -35,9 +35,9 @@ use crate::model::machine_view::MachineName;
 use crate::model::order_limits::format_machine_count;
 use crate::model::power_order::PowerOrderKind;
 use crate::proto::fleet::v1;
-use crate::proto::fleet::v1::give_orders_request::What;
+use crate::proto::fleet::v1::bulk_orders_client::BulkOrdersClient;
 use crate::proto::fleet::v1::machines_client::MachinesClient;
-use crate::proto::fleet::v1::orders_client::OrdersClient;
+use crate::proto::fleet::v1::submit_bulk_order_request::Operation;
 
 /// Groups of flags, any of which selects many machines instead of one.
 pub const BULK_GROUPS: [&str; 2] = ["MachineFilters", "BulkSelection"];
@@ -46,10 +46,10 @@ pub const BULK_GROUPS: [&str; 2] = ["MachineFilters", "BulkSelection"];
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Instead of one machine")]
 pub struct BulkSelection {
-    /// Which.
+    /// Filters that select the machines of the order.
     #[command(flatten)]
     filters: MachineFilters,
-    /// How many machines that is: nothing is done if it is another number, and nobody is asked
+    /// Expected number of machines: with another number nothing is done; omit it to be prompted
     #[arg(long = "confirm_count", value_name = "N")]
     pub confirm_count: Option<u32>,
     /// Go beyond the policy's limits, or order it of all machines; an admin may
@@ -57,10 +57,10 @@ pub struct BulkSelection {
     pub beyond_limits: bool,
 }
 
-/// Labels to set.
+/// Arguments of `label`: the machines and the labels to set.
 #[derive(Debug, Args)]
 pub struct LabelArgs {
-    /// The machine
+    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// The label; may be given several times
@@ -69,7 +69,7 @@ pub struct LabelArgs {
     /// Why, for the history
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
-    /// Or many.
+    /// Filters that select many machines instead of one.
     #[command(flatten)]
     pub selection: BulkSelection,
 }
@@ -77,7 +77,7 @@ pub struct LabelArgs {
 /// Labels to take away.
 #[derive(Debug, Args)]
 pub struct UnlabelArgs {
-    /// The machine
+    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// The label's key; may be given several times
@@ -86,21 +86,21 @@ pub struct UnlabelArgs {
     /// Why, for the history
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
-    /// Or many.
+    /// Filters that select many machines instead of one.
     #[command(flatten)]
     pub selection: BulkSelection,
 }
 
-/// A quarantine.
+/// Arguments of `quarantine`: the machines and the reason.
 #[derive(Debug, Args)]
 pub struct QuarantineArgs {
-    /// The machine
+    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
-    /// Why, for whoever asks `why`
+    /// Why, for operators who run `why`
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
-    /// Or many.
+    /// Filters that select many machines instead of one.
     #[command(flatten)]
     pub selection: BulkSelection,
 }
@@ -135,7 +135,7 @@ pub async fn quarantine_machines(
 ) -> Result<String, CliError> {
     if args.reason.trim().is_empty() {
         return Err(CliError::Invalid(
-            "--reason is empty; whoever asks `why` later will want to know".into(),
+            "--reason is empty; give one for operators who run `why` later".into(),
         ));
     }
     let (machine, reason) = (args.machine.as_deref(), Some(args.reason.as_str()));
@@ -291,14 +291,14 @@ async fn preview_bulk_order(
                 ..v1::Order::default()
             };
             let request = bulk_request(selection, each, order, selection.confirm_count);
-            let response = OrdersClient::new(remote.authorized_channel())
-                .give(request)
+            let response = BulkOrdersClient::new(remote.authorized_channel())
+                .submit(request)
                 .await
                 .map_err(status_to_error)?
                 .into_inner();
             let names =
                 response.outcomes.into_iter().map(|outcome| api_decode::decode_machine_name(outcome.name));
-            BulkPreview { names: names.collect::<Result<_, _>>()?, rejection: response.refusal }
+            BulkPreview { names: names.collect::<Result<_, _>>()?, rejection: response.rejection }
         }
     })
 }
@@ -328,16 +328,18 @@ async fn send_bulk_order(
         }
         Backend::Api(remote) => {
             let give = async |service, order| {
-                OrdersClient::new(service).give(bulk_request(selection, &each, order, Some(expected))).await
+                BulkOrdersClient::new(service)
+                    .submit(bulk_request(selection, &each, order, Some(expected)))
+                    .await
             };
             let response =
                 order_retry::send_order(&mut remote.clone(), reason_or_placeholder(reason), give).await?;
-            let line = |one: v1::OrderOutcome| {
-                let done = OrderOutcome { changed: one.changed, message: one.said };
+            let line = |one: v1::MachineOrderOutcome| {
+                let done = OrderOutcome { changed: one.changed, message: one.message };
                 Ok(BulkOutcome {
                     name: api_decode::decode_machine_name(one.name)?,
                     outcome: done,
-                    rejected: one.refused,
+                    rejected: one.rejected,
                 })
             };
             response.outcomes.into_iter().map(line).collect()
@@ -365,46 +367,50 @@ fn bulk_request(
     each: &MachineOrder,
     order: v1::Order,
     expected: Option<u32>,
-) -> v1::GiveOrdersRequest {
-    v1::GiveOrdersRequest {
+) -> v1::SubmitBulkOrderRequest {
+    v1::SubmitBulkOrderRequest {
         filter: Some(selection.filters.to_proto()),
         order: Some(order),
-        machines: expected.map(|count| i32::try_from(count).unwrap_or(i32::MAX)),
-        beyond_limits: selection.beyond_limits,
-        what: Some(encode_operation(each)),
+        expected_machines: expected.map(|count| i32::try_from(count).unwrap_or(i32::MAX)),
+        override_limits: selection.beyond_limits,
+        operation: Some(encode_operation(each)),
     }
 }
 
-fn encode_operation(each: &MachineOrder) -> What {
+fn encode_operation(each: &MachineOrder) -> Operation {
     match each {
-        MachineOrder::Hold { scope, until } => What::Hold(v1::HoldEach {
+        MachineOrder::Hold { scope, until } => Operation::Hold(v1::HoldOperation {
             scope: scope.as_str().to_owned(),
-            until: until.map(|until| match until {
-                Expiry::After(span) => v1::hold_each::Until::After(span.to_string()),
-                Expiry::At(moment) => v1::hold_each::Until::At(prost_types::Timestamp {
+            expiry: until.map(|until| match until {
+                Expiry::After(span) => v1::hold_operation::Expiry::ExpiresAfter(span.to_string()),
+                Expiry::At(moment) => v1::hold_operation::Expiry::ExpiresAt(prost_types::Timestamp {
                     seconds: moment.timestamp(),
                     nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
                 }),
             }),
         }),
-        MachineOrder::Release { quarantine } => What::Release(v1::ReleaseEach { quarantine: *quarantine }),
-        MachineOrder::Retry => What::Retry(v1::RetryEach {}),
-        MachineOrder::Quarantine => What::Quarantine(v1::QuarantineEach {}),
-        MachineOrder::Retire { wipe } => What::Retire(v1::RetireEach { wipe: *wipe }),
-        MachineOrder::Power(PowerOrderKind::Reboot) => What::Reboot(v1::RebootEach {}),
-        MachineOrder::Power(switch) => What::Power(v1::PowerEach { action: switch.as_str().to_owned() }),
-        MachineOrder::Prioritize { level, until } => What::Prioritize(v1::PrioritizeEach {
+        MachineOrder::Release { quarantine } => {
+            Operation::Release(v1::ReleaseOperation { quarantine: *quarantine })
+        }
+        MachineOrder::Retry => Operation::Retry(v1::RetryOperation {}),
+        MachineOrder::Quarantine => Operation::Quarantine(v1::QuarantineOperation {}),
+        MachineOrder::Retire { wipe } => Operation::Retire(v1::RetireOperation { wipe: *wipe }),
+        MachineOrder::Power(PowerOrderKind::Reboot) => Operation::Reboot(v1::RebootOperation {}),
+        MachineOrder::Power(switch) => {
+            Operation::Power(v1::PowerOperation { action: switch.as_str().to_owned() })
+        }
+        MachineOrder::Prioritize { level, until } => Operation::Prioritize(v1::PrioritizeOperation {
             level: level.as_str().to_owned(),
-            until: until.map(|until| match until {
-                Expiry::After(span) => v1::prioritize_each::Until::After(span.to_string()),
-                Expiry::At(moment) => v1::prioritize_each::Until::At(prost_types::Timestamp {
+            expiry: until.map(|until| match until {
+                Expiry::After(span) => v1::prioritize_operation::Expiry::ExpiresAfter(span.to_string()),
+                Expiry::At(moment) => v1::prioritize_operation::Expiry::ExpiresAt(prost_types::Timestamp {
                     seconds: moment.timestamp(),
                     nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
                 }),
             }),
         }),
         MachineOrder::Label { set, remove } => {
-            What::Label(v1::LabelEach { set: set.clone(), remove: remove.clone() })
+            Operation::Label(v1::LabelOperation { set: set.clone(), remove: remove.clone() })
         }
     }
 }

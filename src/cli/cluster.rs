@@ -42,13 +42,13 @@ pub enum ClusterCommand {
     /// Ask for a cluster of machines of the fleet
     #[command(after_help = examples::CLUSTER_CREATE)]
     Create(CreateCluster),
-    /// List clusters
+    /// List clusters with their stage, size, health and votes
     #[command(after_help = examples::CLUSTER_GET)]
     Get,
     /// Show a cluster, its machines, and what each waits for
     #[command(after_help = examples::CLUSTER_DESCRIBE)]
     Describe(ClusterArg),
-    /// Say what will be done to a cluster, step by step, or would be if it was asked for, changed or ended
+    /// Show, step by step, what will be done to a cluster, or would be if it was created, changed or ended
     #[command(after_help = examples::CLUSTER_PLAN)]
     Plan(PlanCluster),
     /// Change how many machines a cluster is to have
@@ -98,7 +98,7 @@ pub enum ClusterCommand {
 /// A cluster to show.
 #[derive(Debug, Args)]
 pub struct ClusterArg {
-    /// Its name
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
 }
@@ -117,7 +117,7 @@ pub struct CreateCluster {
     pub workers: u32,
     /// Which machines may be chosen, as location=ams,memory>=64GiB,label.rack=7 [default: any]
     #[arg(long, value_name = "TERMS", default_value = "", hide_default_value = true)]
-    pub select: String,
+    pub selector: String,
     /// A role that every worker is to have, as it is declared to the cluster; may be given several times
     #[arg(long, value_name = "ROLE")]
     pub role: Vec<String>,
@@ -130,8 +130,8 @@ pub struct CreateCluster {
     )]
     pub approval: String,
     /// The bundle of Kubernetes that it runs: an artefact's digest, the beginning of it, or its name [default: none]
-    #[arg(long, value_name = "BUNDLE")]
-    pub kubernetes: Option<String>,
+    #[arg(long = "kubernetes_bundle", value_name = "BUNDLE")]
+    pub kubernetes_bundle: Option<String>,
     /// What Kubernetes is to be
     #[command(flatten)]
     pub flags: KubernetesFlags,
@@ -143,7 +143,7 @@ pub struct CreateCluster {
 /// A cluster to change in size.
 #[derive(Debug, Args)]
 pub struct ScaleCluster {
-    /// Its name
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
     /// How many machines are to run its control plane: 1, 3, 5 or 7
@@ -165,7 +165,7 @@ pub struct ScaleCluster {
 /// A role to declare.
 #[derive(Debug, Args)]
 pub struct DeclareInCluster {
-    /// The cluster
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
     /// The file that says what the role is, TOML
@@ -179,10 +179,10 @@ pub struct DeclareInCluster {
 /// A role to withdraw.
 #[derive(Debug, Args)]
 pub struct UndeclareInCluster {
-    /// The cluster
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// The role
+    /// Name of the role to withdraw, for example web
     #[arg(value_name = "ROLE")]
     pub role: String,
     /// Why, for the audit
@@ -193,7 +193,7 @@ pub struct UndeclareInCluster {
 /// A cluster whose workers are to do something else.
 #[derive(Debug, Args)]
 pub struct ChangeClusterRoles {
-    /// Its name
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
     /// A role that every worker is to have; may be given several times
@@ -210,7 +210,7 @@ pub struct ChangeClusterRoles {
 /// A machine to let in.
 #[derive(Debug, Args)]
 pub struct ApproveInCluster {
-    /// The cluster
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
     /// The machine: its id, or its provider's name for it
@@ -224,7 +224,7 @@ pub struct ApproveInCluster {
 /// A cluster to take a snapshot of.
 #[derive(Debug, Args)]
 pub struct SnapshotCluster {
-    /// Its name
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Why, for the audit
@@ -235,7 +235,7 @@ pub struct SnapshotCluster {
 /// A cluster for which the shepherd is to have another key.
 #[derive(Debug, Args)]
 pub struct RotateClusterKey {
-    /// Its name
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Why, for the audit
@@ -246,7 +246,7 @@ pub struct RotateClusterKey {
 /// A cluster to bring back.
 #[derive(Debug, Args)]
 pub struct RestoreCluster {
-    /// Its name
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
     /// The snapshot [default: the newest one]
@@ -266,7 +266,7 @@ pub struct RestoreCluster {
 /// A cluster to end.
 #[derive(Debug, Args)]
 pub struct DeleteCluster {
-    /// Its name
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Why, for the audit
@@ -293,7 +293,7 @@ async fn fetch_clusters(
             let result = ClustersClient::new(remote.authorized_channel()).list(request).await;
             let response = result.map_err(status_to_error)?.into_inner();
             let clusters = response.clusters.into_iter().map(decode_cluster).collect::<Result<_, _>>()?;
-            Ok((clusters, require_timestamp(response.at, "its moment")?))
+            Ok((clusters, require_timestamp(response.read_at, "its moment")?))
         }
     }
 }
@@ -305,25 +305,25 @@ fn decode_cluster(cluster: v1::Cluster) -> Result<ClusterView, CliError> {
         stage: cluster.stage,
         control_plane: cluster.control_plane,
         workers: cluster.workers,
-        selector: cluster.select,
+        selector: cluster.selector,
         roles: cluster.roles,
         approval: cluster.approval,
-        created_at: require_timestamp(cluster.created_at, "when a cluster was asked for")?,
+        created_at: require_timestamp(cluster.created_at, "the time when a cluster was requested")?,
         created_by: cluster.created_by,
-        deletion_requested_by: cluster.deleting_by,
+        deletion_requested_by: cluster.deletion_requested_by,
         curators: cluster.curators,
-        observed_at: cluster.seen_at.and_then(decode_timestamp),
+        observed_at: cluster.observed_at.and_then(decode_timestamp),
         snapshot_at: cluster.snapshot_at.and_then(decode_timestamp),
         epoch: cluster.epoch,
         restored_at: cluster.restored_at.and_then(decode_timestamp),
         restoring_from: cluster.restoring_from,
-        restore_requested_by: cluster.restoring_by,
+        restore_requested_by: cluster.restore_requested_by,
         key_since: cluster.key_since.and_then(decode_timestamp),
-        key_rotation_requested_by: cluster.key_asked_by,
-        keys_rejected_since: cluster.keys_refused_since.and_then(decode_timestamp),
+        key_rotation_requested_by: cluster.key_rotation_requested_by,
+        keys_rejected_since: cluster.keys_rejected_since.and_then(decode_timestamp),
         voters: cluster.voters,
         voters_reached: cluster.voters_reached,
-        wait_reasons: cluster.waits,
+        wait_reasons: cluster.wait_reasons,
         machines: cluster.machines.into_iter().map(decode_machine).collect(),
         declarations: cluster.declarations.into_iter().map(decode_declaration).collect::<Result<_, _>>()?,
         kubernetes: cluster.kubernetes.map(cluster_kubernetes::decode_kubernetes).transpose()?,
@@ -342,7 +342,7 @@ fn decode_declaration(declaration: v1::ClusterDeclaration) -> Result<Declaration
     })
 }
 
-fn decode_service(service: v1::ClusterService) -> ServiceView {
+fn decode_service(service: v1::ClusterServiceStatus) -> ServiceView {
     ServiceView {
         role: service.role,
         service: service.service,
@@ -364,8 +364,8 @@ fn decode_machine(machine: v1::ClusterMachine) -> ClusterMachineView {
         state: machine.state,
         health: machine.health,
         roles: machine.roles,
-        leave_reason: machine.leaving,
-        wait_reason: machine.waits,
+        leave_reason: machine.leave_reason,
+        wait_reason: machine.wait_reason,
         services: machine.services.into_iter().map(decode_service).collect(),
         kubernetes: machine.kubernetes.map(cluster_kubernetes::decode_node_kubernetes),
     }
@@ -477,7 +477,7 @@ fn format_cluster(cluster: &ClusterView, now: Timestamp) -> String {
         line("worker roles", &cluster.roles.join(", "));
     }
     line("approval", &cluster.approval);
-    line("asked for", &format!("{} by {}", absolute_time(cluster.created_at), cluster.created_by));
+    line("requested", &format!("{} by {}", absolute_time(cluster.created_at), cluster.created_by));
     if !cluster.curators.is_empty() {
         line("curators", &cluster.curators.join(", "));
     }
@@ -605,7 +605,7 @@ fn format_services(cluster: &ClusterView, now: Timestamp) -> String {
 
 pub(super) fn require_reason(reason: &str) -> Result<(), CliError> {
     if reason.trim().is_empty() {
-        return Err(CliError::Invalid("--reason is empty; whoever reads the audit will want to know".into()));
+        return Err(CliError::Invalid("--reason is empty; give one for operators who read the audit".into()));
     }
     Ok(())
 }
@@ -629,17 +629,21 @@ async fn create_cluster(source: &Backend, args: &CreateCluster, format: Format) 
         name: args.name.clone(),
         control_plane: args.control_plane,
         workers: args.workers,
-        selector: args.select.parse().map_err(|reason| CliError::Invalid(format!("--select: {reason}")))?,
+        selector: args
+            .selector
+            .parse()
+            .map_err(|reason| CliError::Invalid(format!("--selector: {reason}")))?,
         roles: args.role.iter().cloned().collect(),
         approval: args.approval.parse().unwrap_or_default(),
     };
     spec.validate().map_err(CliError::Invalid)?;
-    let kubernetes = match &args.kubernetes {
+    let kubernetes = match &args.kubernetes_bundle {
         Some(bundle) => Some(cluster_kubernetes::parse_patch(Some(bundle), &args.flags)?),
         None if cluster_kubernetes::parse_patch(None, &args.flags)? == KubernetesPatch::default() => None,
         None => {
             return Err(CliError::Invalid(
-                "the cluster is to have no Kubernetes; say by which bundle with --kubernetes BUNDLE".into(),
+                "the cluster is to have no Kubernetes; say by which bundle with --kubernetes_bundle BUNDLE"
+                    .into(),
             ));
         }
     };
@@ -659,7 +663,7 @@ async fn create_cluster(source: &Backend, args: &CreateCluster, format: Format) 
                     order: Some(order),
                     control_plane: spec.control_plane,
                     workers: spec.workers,
-                    select: spec.selector.to_string(),
+                    selector: spec.selector.to_string(),
                     roles: spec.roles.iter().cloned().collect(),
                     approval: spec.approval.as_str().to_owned(),
                     kubernetes: kubernetes.as_ref().map(cluster_kubernetes::encode_patch),
@@ -667,7 +671,7 @@ async fn create_cluster(source: &Backend, args: &CreateCluster, format: Format) 
                 ClustersClient::new(service).create(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&args.name, &done, format)
@@ -693,13 +697,13 @@ async fn change_cluster(
                     order: Some(order),
                     control_plane: change.control_plane,
                     workers: change.workers,
-                    give: change.add_roles.iter().cloned().collect(),
-                    take: change.remove_roles.iter().cloned().collect(),
+                    add_roles: change.add_roles.iter().cloned().collect(),
+                    remove_roles: change.remove_roles.iter().cloned().collect(),
                 };
                 ClustersClient::new(service).change(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(name, &done, format)
@@ -711,7 +715,7 @@ async fn declare_role(source: &Backend, args: &DeclareInCluster, format: Format)
     let done = match source {
         Backend::Direct(bmdb) => {
             let order = direct_order(
-                "shepherd.fleet.v1.Clusters/Declare",
+                "shepherd.fleet.v1.Clusters/DeclareRole",
                 order_target(&args.name),
                 Some(&args.reason),
             );
@@ -719,15 +723,15 @@ async fn declare_role(source: &Backend, args: &DeclareInCluster, format: Format)
         }
         Backend::Api(remote) => {
             let give = async |service, order| {
-                let request = v1::DeclareInClusterRequest {
+                let request = v1::DeclareRoleRequest {
                     name: args.name.clone(),
                     order: Some(order),
                     declaration: Some(declaration.to_wire().clone()),
                 };
-                ClustersClient::new(service).declare(request).await
+                ClustersClient::new(service).declare_role(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&args.name, &done, format)
@@ -742,7 +746,7 @@ async fn undeclare_role(
     let done = match source {
         Backend::Direct(bmdb) => {
             let order = direct_order(
-                "shepherd.fleet.v1.Clusters/Undeclare",
+                "shepherd.fleet.v1.Clusters/UndeclareRole",
                 order_target(&args.name),
                 Some(&args.reason),
             );
@@ -750,15 +754,15 @@ async fn undeclare_role(
         }
         Backend::Api(remote) => {
             let give = async |service, order| {
-                let request = v1::UndeclareInClusterRequest {
+                let request = v1::UndeclareRoleRequest {
                     name: args.name.clone(),
                     order: Some(order),
                     role: args.role.clone(),
                 };
-                ClustersClient::new(service).undeclare(request).await
+                ClustersClient::new(service).undeclare_role(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&args.name, &done, format)
@@ -773,7 +777,7 @@ async fn approve_machine(
     let done = match source {
         Backend::Direct(bmdb) => {
             let order = direct_order(
-                "shepherd.fleet.v1.Clusters/Approve",
+                "shepherd.fleet.v1.Clusters/ApproveMachine",
                 order_target(&args.name),
                 Some(&args.reason),
             );
@@ -781,15 +785,15 @@ async fn approve_machine(
         }
         Backend::Api(remote) => {
             let give = async |service, order| {
-                let request = v1::ApproveInClusterRequest {
+                let request = v1::ApproveMachineRequest {
                     name: args.name.clone(),
                     order: Some(order),
                     machine: args.machine.clone(),
                 };
-                ClustersClient::new(service).approve(request).await
+                ClustersClient::new(service).approve_machine(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&args.name, &done, format)
@@ -812,7 +816,7 @@ async fn delete_cluster(source: &Backend, args: &DeleteCluster, format: Format) 
                 ClustersClient::new(service).delete(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&args.name, &done, format)

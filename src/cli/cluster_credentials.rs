@@ -64,12 +64,12 @@ pub enum CredentialsCommand {
 /// A certificate to ask for.
 #[derive(Debug, Args)]
 pub struct IssueCredential {
-    /// The cluster
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Where its files go: HOLDER.key, which only you may read, HOLDER.crt and ca.crt; made if it is not there
-    #[arg(long, value_name = "PATH")]
-    pub directory: PathBuf,
+    #[arg(long = "output_dir", value_name = "PATH")]
+    pub output_dir: PathBuf,
     /// Whose it is: letters, digits, dots, dashes and underscores [default: who runs this]
     #[arg(long, value_name = "NAME")]
     pub holder: Option<String>,
@@ -84,7 +84,7 @@ pub struct IssueCredential {
 /// A certificate to end.
 #[derive(Debug, Args)]
 pub struct RevokeCredential {
-    /// The cluster
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Its id, as cluster credentials get shows it
@@ -141,7 +141,7 @@ async fn fetch_credentials(source: &Backend, name: &str) -> Result<FetchedCreden
                     .collect::<Result<_, _>>()?,
                 ca_certificate: response.ca_certificate,
                 curators: response.curators,
-                now: require_timestamp(response.at, "its moment")?,
+                now: require_timestamp(response.read_at, "its moment")?,
             })
         }
     }
@@ -153,11 +153,11 @@ fn decode_credential(credential: v1::ClusterCredential) -> Result<ClusterCredent
         holder: credential.holder,
         public_key: credential.public_key,
         state: credential.state,
-        requested_at: require_timestamp(credential.asked_at, "when a certificate was asked for")?,
-        requested_by: credential.asked_by,
+        requested_at: require_timestamp(credential.requested_at, "when a certificate was requested")?,
+        requested_by: credential.requested_by,
         serial: credential.serial,
         expires_at: credential.expires_at.and_then(decode_timestamp),
-        rejection: credential.refused,
+        rejection: credential.rejection,
         revoked_by: credential.revoked_by,
         certificate: credential.certificate,
     })
@@ -184,7 +184,7 @@ async fn show_credentials(source: &Backend, name: &str, format: Format) -> Resul
             ]
         })
         .collect();
-    let head = ["CERTIFICATE", "HOLDER", "STATE", "ENDS", "ASKED BY"];
+    let head = ["CERTIFICATE", "HOLDER", "STATE", "ENDS", "REQUESTED BY"];
     Ok(format_table(&head, &rows, terminal_width()))
 }
 
@@ -205,12 +205,12 @@ async fn revoke_credential(
                 let request = v1::RevokeClusterCredentialRequest {
                     name: args.name.clone(),
                     order: Some(order),
-                    credential: args.credential.clone(),
+                    credential_id: args.credential.clone(),
                 };
                 ClusterCredentialsClient::new(service).revoke(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&args.name, &done, format)
@@ -245,11 +245,11 @@ async fn issue_credential(
     check_holder(&holder).map_err(|reason| CliError::Invalid(format!("--holder: {reason}")))?;
     check_lifetime(args.expires_after)
         .map_err(|reason| CliError::Invalid(format!("--expires_after: {reason}")))?;
-    let file = |ending: &str| args.directory.join(format!("{holder}.{ending}"));
+    let file = |ending: &str| args.output_dir.join(format!("{holder}.{ending}"));
     for there in [file("key"), file("crt")] {
         if there.exists() {
             return Err(CliError::Invalid(format!(
-                "{} is there already; say another --directory or --holder, or remove it",
+                "{} is there already; say another --output_dir or --holder, or remove it",
                 there.display()
             )));
         }
@@ -277,7 +277,7 @@ async fn issue_credential(
     let found = wait_until_signed(source, &args.name, &hex::encode(public_key), &file("key")).await?;
     let SignedCredential { credential, certificate, ca_certificate, curators } = found;
     write_file_atomic(&file("crt"), encode_pem("CERTIFICATE", &certificate).as_bytes(), 0o644)?;
-    let authority = args.directory.join("ca.crt");
+    let authority = args.output_dir.join("ca.crt");
     write_file_atomic(&authority, encode_pem("CERTIFICATE", &ca_certificate).as_bytes(), 0o644)?;
     if format == Format::Json {
         return get::format_json(&json!({
@@ -323,7 +323,7 @@ async fn request_credential(
                 ClusterCredentialsClient::new(service).issue(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            Ok(OrderOutcome { changed: done.changed, message: done.said })
+            Ok(OrderOutcome { changed: done.changed, message: done.message })
         }
     }
 }
@@ -349,25 +349,25 @@ async fn wait_until_signed(
         let credential = found.credentials.into_iter().find(|credential| credential.public_key == public_key);
         let Some(credential) = credential else {
             return Err(CliError::Failed(format!(
-                "{} knows no more of what was asked for",
+                "{} has no record of the requested certificate any more",
                 order_target(name)
             )));
         };
         match (credential.state.as_str(), &credential.certificate) {
-            ("good", Some(certificate)) => {
+            ("valid", Some(certificate)) => {
                 let certificate = hex::decode(certificate)
                     .map_err(|error| CliError::Failed(format!("the certificate is none: {error}")))?;
                 let FetchedCredentials { ca_certificate, curators, .. } = found;
                 return Ok(SignedCredential { credential, certificate, ca_certificate, curators });
             }
-            ("asked", _) if Instant::now() < end => {
+            ("requested", _) if Instant::now() < end => {
                 if !waiting {
                     print_stderr(&format!("shepherdctl: waiting for the curators of {name} to sign it"));
                     waiting = true;
                 }
                 sleep(POLL_INTERVAL).await;
             }
-            ("asked", _) => {
+            ("requested", _) => {
                 return Err(CliError::Failed(format!(
                     "no curator of {name} has signed it within {} s. It may still come: the key is in {}, and shepherdctl \
                      cluster credentials get {name} -o json shows certificate {} once it is signed; what the cluster \
@@ -380,7 +380,7 @@ async fn wait_until_signed(
             (state, _) => {
                 let why = credential.rejection.map(|text| format!(": {text}")).unwrap_or_default();
                 return Err(CliError::Invalid(format!(
-                    "the certificate {} that was asked for is {state}{why}",
+                    "the requested certificate {} is {state}{why}",
                     credential.id
                 )));
             }

@@ -52,7 +52,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// A kubeconfig to make.
 #[derive(Debug, Args)]
 pub struct KubeconfigArgs {
-    /// The cluster
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
     /// What its holder may do: all, or look, but at no secret
@@ -64,8 +64,13 @@ pub struct KubeconfigArgs {
     )]
     pub access: String,
     /// How long it is good: 1m to 7d
-    #[arg(long, value_name = "SPAN", value_parser = parse_lifetime, default_value_t = DEFAULT_LIFETIME)]
-    pub lifetime: Span,
+    #[arg(
+        long = "expires_after",
+        value_name = "SPAN",
+        value_parser = parse_lifetime,
+        default_value_t = DEFAULT_LIFETIME
+    )]
+    pub expires_after: Span,
     /// Whose it is: letters, digits, dots, dashes and underscores [default: who runs this]
     #[arg(long, value_name = "NAME")]
     pub holder: Option<String>,
@@ -114,12 +119,12 @@ fn decode_user(user: v1::ClusterKubernetesUser) -> Result<KubernetesUserView, Cl
         access: user.access,
         public_key: user.public_key,
         state: user.state,
-        requested_at: require_timestamp(user.asked_at, "when a certificate was asked for")?,
-        requested_by: user.asked_by,
+        requested_at: require_timestamp(user.requested_at, "when a certificate was requested")?,
+        requested_by: user.requested_by,
         expires_at: user.expires_at.and_then(decode_timestamp),
-        rejection: user.refused,
+        rejection: user.rejection,
         certificate: user.certificate,
-        server_authorities: user.servers,
+        server_authorities: user.server_authorities,
         api_servers: user.api_servers,
     })
 }
@@ -132,11 +137,13 @@ pub(super) async fn create_kubeconfig(
     require_reason(&args.reason)?;
     let holder = args.holder.clone().unwrap_or_else(default_holder);
     check_holder(&holder).map_err(|reason| CliError::Invalid(format!("--holder: {reason}")))?;
-    check_lifetime(args.lifetime).map_err(|reason| CliError::Invalid(format!("--lifetime: {reason}")))?;
+    check_lifetime(args.expires_after)
+        .map_err(|reason| CliError::Invalid(format!("--expires_after: {reason}")))?;
     let access = args.access.parse().map_err(|error| CliError::Invalid(format!("--access: {error}")))?;
     let (secret, public_key) = generate_key()?;
     let known_by = hex::encode(&public_key);
-    let new = KubernetesUserRequest { public_key, holder: holder.clone(), access, lifetime: args.lifetime };
+    let new =
+        KubernetesUserRequest { public_key, holder: holder.clone(), access, lifetime: args.expires_after };
     let done = request_user(source, args, new).await?;
     if dry_run::is_active() || !done.changed {
         return format_outcome(&args.name, &done, format);
@@ -184,7 +191,7 @@ async fn request_user(
                 ClusterKubernetesClient::new(service).issue_user(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            Ok(OrderOutcome { changed: done.changed, message: done.said })
+            Ok(OrderOutcome { changed: done.changed, message: done.message })
         }
     }
 }
@@ -201,20 +208,20 @@ async fn wait_until_signed(
         let found = fetch_users(source, name).await?.into_iter().find(|user| user.public_key == public_key);
         let Some(found) = found else {
             return Err(CliError::Failed(format!(
-                "{} knows no more of what was asked for",
+                "{} has no record of the requested certificate any more",
                 order_target(name)
             )));
         };
         match found.state.as_str() {
-            "good" => return Ok(found),
-            "asked" if Instant::now() < end => {
+            "valid" => return Ok(found),
+            "requested" if Instant::now() < end => {
                 if !waiting {
                     print_stderr(&format!("shepherdctl: waiting for the curators of {name} to sign it"));
                     waiting = true;
                 }
                 sleep(POLL_INTERVAL).await;
             }
-            "asked" => {
+            "requested" => {
                 return Err(CliError::Failed(format!(
                     "no curator of {name} has signed it within {} s, and its key is given up here; what the cluster waits for \
                      says: shepherdctl cluster describe {name}",
@@ -223,7 +230,7 @@ async fn wait_until_signed(
             }
             state => {
                 let why = found.rejection.map(|text| format!(": {text}")).unwrap_or_default();
-                return Err(CliError::Invalid(format!("the certificate that was asked for is {state}{why}")));
+                return Err(CliError::Invalid(format!("the requested certificate is {state}{why}")));
             }
         }
     }
@@ -287,7 +294,7 @@ mod tests {
             holder: "kim".to_owned(),
             access: "owner".to_owned(),
             public_key: String::new(),
-            state: "good".to_owned(),
+            state: "valid".to_owned(),
             requested_at: Timestamp::UNIX_EPOCH,
             requested_by: "kim".to_owned(),
             expires_at: None,

@@ -53,20 +53,20 @@ pub struct KubernetesFlags {
     #[arg(long = "node_prefix", alias = "node-prefix", value_name = "BITS")]
     pub node_prefix: Option<u32>,
     /// In which services have names [default: cluster.local]
-    #[arg(long, value_name = "DOMAIN")]
-    pub domain: Option<String>,
+    #[arg(long = "cluster_domain", value_name = "DOMAIN")]
+    pub cluster_domain: Option<String>,
     /// Objects of yours that are kept as an artefact says; may be given several times
     #[arg(long = "add_on", alias = "add-on", value_name = "NAME=ARTEFACT")]
     pub add_on: Vec<String>,
     /// Who makes volumes, and the class of storage that asks it
-    #[arg(long = "storage", value_name = "DRIVER=CLASS")]
-    pub storage: Option<String>,
+    #[arg(long = "storage_driver", value_name = "DRIVER=CLASS")]
+    pub storage_driver: Option<String>,
 }
 
 /// Kubernetes to give or to change.
 #[derive(Debug, Args)]
 pub struct SetKubernetes {
-    /// The cluster
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
     /// The bundle, of a cluster that has none: an artefact's digest, the beginning of it, or its name
@@ -79,17 +79,17 @@ pub struct SetKubernetes {
     #[arg(long = "remove_add_on", alias = "remove-add-on", value_name = "NAME")]
     pub remove_add_on: Vec<String>,
     /// Nobody makes volumes any more
-    #[arg(long = "no_storage", alias = "no-storage", conflicts_with = "storage")]
-    pub no_storage: bool,
+    #[arg(long = "remove_storage", conflicts_with = "storage_driver")]
+    pub remove_storage: bool,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
 }
 
-/// Kubernetes to take.
+/// Cluster whose Kubernetes is removed, and why.
 #[derive(Debug, Args)]
 pub struct RemoveKubernetes {
-    /// The cluster
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Why, for the audit
@@ -97,13 +97,13 @@ pub struct RemoveKubernetes {
     pub reason: String,
 }
 
-/// Keys to replace.
+/// Cluster whose keys are replaced, which keys, and why.
 #[derive(Debug, Args)]
 pub struct RotateKubernetes {
-    /// The cluster
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// What to replace
+    /// Set of keys to replace; the new ones are trusted everywhere before they sign
     #[arg(long, value_name = "WHAT", value_parser = PossibleValuesParser::new(RotatableKeys::ALL.map(RotatableKeys::as_str)))]
     pub keys: String,
     /// Why, for the audit
@@ -121,13 +121,13 @@ pub(super) fn parse_patch(
         pair.map(|(one, other)| (one.to_owned(), other.to_owned()))
             .ok_or_else(|| CliError::Invalid(format!("--{flag}: {text:?} has not the form NAME=…")))
     };
-    let storage = flags.storage.as_deref().map(|text| pair("storage", text)).transpose()?;
+    let storage = flags.storage_driver.as_deref().map(|text| pair("storage_driver", text)).transpose()?;
     Ok(KubernetesPatch {
         bundle: bundle.map(str::to_owned),
         service_range: flags.service_range.clone(),
         pod_range: flags.pod_range.clone(),
         node_prefix: flags.node_prefix,
-        domain: flags.domain.clone(),
+        domain: flags.cluster_domain.clone(),
         add_ons: flags.add_on.iter().map(|text| pair("add_on", text)).collect::<Result<_, _>>()?,
         storage: storage.map(|(driver, class)| VolumeDriver { driver, class }),
         ..KubernetesPatch::default()
@@ -135,9 +135,9 @@ pub(super) fn parse_patch(
 }
 
 /// Encodes a change as a message of the API; unset fields are empty.
-pub(super) fn encode_patch(wish: &KubernetesPatch) -> v1::KubernetesWish {
+pub(super) fn encode_patch(wish: &KubernetesPatch) -> v1::KubernetesPatch {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
-    v1::KubernetesWish {
+    v1::KubernetesPatch {
         bundle: text(&wish.bundle),
         service_range: text(&wish.service_range),
         pod_range: text(&wish.pod_range),
@@ -167,7 +167,7 @@ async fn set_kubernetes(source: &Backend, args: &SetKubernetes, format: Format) 
     require_reason(&args.reason)?;
     let mut wish = parse_patch(args.bundle.as_deref(), &args.flags)?;
     wish.remove_add_ons = args.remove_add_on.iter().cloned().collect();
-    if args.no_storage {
+    if args.remove_storage {
         wish.storage = Some(VolumeDriver { driver: String::new(), class: String::new() });
     }
     let done = match source {
@@ -181,12 +181,12 @@ async fn set_kubernetes(source: &Backend, args: &SetKubernetes, format: Format) 
                 let request = v1::SetClusterKubernetesRequest {
                     name: args.name.clone(),
                     order: Some(order),
-                    wish: Some(encode_patch(&wish)),
+                    patch: Some(encode_patch(&wish)),
                 };
                 ClusterKubernetesClient::new(service).set(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&args.name, &done, format)
@@ -211,7 +211,7 @@ async fn remove_kubernetes(
                 ClusterKubernetesClient::new(service).remove(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&args.name, &done, format)
@@ -232,12 +232,12 @@ async fn rotate_keys(source: &Backend, args: &RotateKubernetes, format: Format) 
                 let request = v1::RotateClusterKubernetesRequest {
                     name: args.name.clone(),
                     order: Some(order),
-                    what: args.keys.clone(),
+                    keys: args.keys.clone(),
                 };
                 ClusterKubernetesClient::new(service).rotate(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&args.name, &done, format)
@@ -247,14 +247,14 @@ async fn rotate_keys(source: &Backend, args: &RotateKubernetes, format: Format) 
 pub(super) fn decode_kubernetes(
     kubernetes_state: v1::ClusterKubernetesState,
 ) -> Result<KubernetesView, CliError> {
-    let rotation = |cluster_rotation: v1::ClusterRotation| KubernetesKeyRotation {
-        keys: cluster_rotation.what,
+    let rotation = |cluster_rotation: v1::ClusterKeyRotation| KubernetesKeyRotation {
+        keys: cluster_rotation.keys,
         stage: cluster_rotation.stage,
         since: cluster_rotation.since.and_then(decode_timestamp),
         waits_for: cluster_rotation.waits_for,
         until: cluster_rotation.until.and_then(decode_timestamp),
-        blocked_by: cluster_rotation.held_by,
-        notified_at: cluster_rotation.told_at.and_then(decode_timestamp),
+        blocked_by: cluster_rotation.blocked_by,
+        notified_at: cluster_rotation.notified_at.and_then(decode_timestamp),
     };
     Ok(KubernetesView {
         bundle: kubernetes_state.bundle,
@@ -267,13 +267,13 @@ pub(super) fn decode_kubernetes(
         storage: kubernetes_state
             .storage
             .map(|storage| VolumeDriver { driver: storage.driver, class: storage.class }),
-        requested_at: require_timestamp(kubernetes_state.asked_at, "when Kubernetes was asked for")?,
-        requested_by: kubernetes_state.asked_by,
-        removal_requested_by: kubernetes_state.removing_by,
-        pending_rotations: kubernetes_state.rotate,
+        requested_at: require_timestamp(kubernetes_state.requested_at, "when Kubernetes was requested")?,
+        requested_by: kubernetes_state.requested_by,
+        removal_requested_by: kubernetes_state.removal_requested_by,
+        pending_rotations: kubernetes_state.pending_rotations,
         status: KubernetesStatusView {
-            in_sync: kubernetes_state.told,
-            assigned_bundles: kubernetes_state.assigned.into_iter().collect(),
+            in_sync: kubernetes_state.in_sync,
+            assigned_bundles: kubernetes_state.assigned_bundles.into_iter().collect(),
             rotations: kubernetes_state.rotations.into_iter().map(rotation).collect(),
             api_servers: kubernetes_state.api_servers,
         },
@@ -291,31 +291,31 @@ pub(super) fn decode_upgrade(upgrade: v1::ClusterUpgrade) -> Result<UpgradeView,
         to: bundle(upgrade.to_sha256, upgrade.to_version),
         release: upgrade.release,
         roll_out: upgrade.roll_out,
-        release_done: upgrade.released,
-        rolling_back: upgrade.back,
+        release_done: upgrade.release_done,
+        rolling_back: upgrade.rolling_back,
         parallelism: upgrade.parallelism,
         deadline_seconds: upgrade.deadline_seconds,
         created_at: require_timestamp(upgrade.created_at, "when an upgrade was ordered")?,
         created_by: upgrade.created_by,
         reason: upgrade.reason,
-        pause_reason: upgrade.paused,
+        pause_reason: upgrade.pause_reason,
         ended_at: upgrade.ended_at.and_then(decode_timestamp),
-        outcome: upgrade.ended,
-        requested_count: upgrade.asked,
-        completed_count: upgrade.through,
+        outcome: upgrade.outcome,
+        requested_count: upgrade.requested_count,
+        completed_count: upgrade.completed_count,
     })
 }
 
 /// Decodes the Kubernetes components of a node.
 pub(super) fn decode_node_kubernetes(kubernetes: v1::ClusterNodeKubernetes) -> NodeKubernetes {
-    let component = |cluster_component: v1::ClusterComponent| ComponentStatus {
+    let component = |cluster_component: v1::ClusterComponentStatus| ComponentStatus {
         name: cluster_component.name,
         state: cluster_component.state,
         since: cluster_component.since.and_then(decode_timestamp),
         restarts: cluster_component.restarts,
         message: cluster_component.message,
     };
-    let clash = |cluster_clash: v1::ClusterClash| ObjectConflict {
+    let clash = |cluster_clash: v1::ClusterObjectConflict| ObjectConflict {
         kind: cluster_clash.kind,
         name: cluster_clash.name,
         message: cluster_clash.message,
@@ -324,9 +324,9 @@ pub(super) fn decode_node_kubernetes(kubernetes: v1::ClusterNodeKubernetes) -> N
         bundle: kubernetes.bundle,
         version: kubernetes.version,
         components: kubernetes.components.into_iter().map(component).collect(),
-        wait_reason: kubernetes.waits,
-        is_reconciler: kubernetes.reconciles,
-        conflicts: kubernetes.clashes.into_iter().map(clash).collect(),
+        wait_reason: kubernetes.wait_reason,
+        is_reconciler: kubernetes.is_reconciler,
+        conflicts: kubernetes.conflicts.into_iter().map(clash).collect(),
     }
 }
 
@@ -341,7 +341,7 @@ pub(super) fn summary_lines(cluster: &ClusterView, now: Timestamp) -> Vec<(&'sta
         let how = match &kubernetes.removal_requested_by {
             Some(by) => format!("; goes, as {by} ordered"),
             None if kubernetes.status.in_sync => String::new(),
-            None => "; its curators are yet to be told".to_owned(),
+            None => "; its curators are not informed yet".to_owned(),
         };
         lines.push((
             "kubernetes",
@@ -364,7 +364,7 @@ pub(super) fn summary_lines(cluster: &ClusterView, now: Timestamp) -> Vec<(&'sta
             lines.push(("API servers", kubernetes.status.api_servers.join(", ")));
         }
         for what in &kubernetes.pending_rotations {
-            lines.push(("replaced", format!("{what}: its curators are yet to be told")));
+            lines.push(("replaced", format!("{what}: its curators are not informed yet")));
         }
         for rotation in &kubernetes.status.rotations {
             lines.push(("replaced", format_rotation(rotation, now)));
@@ -375,7 +375,7 @@ pub(super) fn summary_lines(cluster: &ClusterView, now: Timestamp) -> Vec<(&'sta
             (Some(ended), Some(at), _) => format!("; {ended} {} ago", humanize_duration(between(at, now))),
             (_, _, Some(why)) => format!("; stands still: {why}"),
             _ => format!(
-                "; {} of {} nodes that were asked are through",
+                "; {} of {} nodes that got the order are done",
                 upgrade.completed_count, upgrade.requested_count
             ),
         };
@@ -390,7 +390,7 @@ pub(super) fn summary_lines(cluster: &ClusterView, now: Timestamp) -> Vec<(&'sta
 fn format_rotation(rotation: &KubernetesKeyRotation, now: Timestamp) -> String {
     let stage = match rotation.stage.as_str() {
         "trusted" => "the new one is trusted, the old one signs",
-        "signs" => "the new one signs, the old one is trusted still",
+        "signing" => "the new one signs, the old one is trusted still",
         other => other,
     };
     let mut text = format!("{}: {stage}", rotation.keys);

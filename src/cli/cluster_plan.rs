@@ -22,10 +22,10 @@ use crate::model::text_layout::wrap_text;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::clusters_client::ClustersClient;
 
-/// A cluster to foresee, and what is supposed of it.
+/// Cluster whose next steps are computed, and the changes to assume.
 #[derive(Debug, Args)]
 pub struct PlanCluster {
-    /// Its name; where its control plane is said, it may be one that there is not yet
+    /// Name of the cluster; with --control_plane it may be one that does not exist yet
     #[arg(value_name = "NAME")]
     pub name: String,
     /// As if it was to have so many machines that run its control plane: 1, 3, 5 or 7
@@ -45,7 +45,7 @@ pub struct PlanCluster {
     pub delete: bool,
     /// Which machines could be chosen, of a cluster that there is not yet, as location=ams,memory>=64GiB
     #[arg(long, value_name = "TERMS")]
-    pub select: Option<String>,
+    pub selector: Option<String>,
 }
 
 impl PlanCluster {
@@ -82,7 +82,7 @@ pub(super) async fn plan_cluster(
 ) -> Result<String, CliError> {
     let report = match source {
         Backend::Direct(bmdb) => {
-            let select = args.select.as_deref().map(str::parse::<Selector>).transpose();
+            let select = args.selector.as_deref().map(str::parse::<Selector>).transpose();
             let select = select.map_err(CliError::Invalid)?;
             let supposed = Hypothesis { change: args.spec_change(), select, delete: args.delete };
             let forecast = bmdb.forecast_cluster(&args.name, &supposed).await?;
@@ -102,10 +102,10 @@ pub(super) async fn plan_cluster(
                 name: args.name.clone(),
                 control_plane: args.control_plane,
                 workers: args.workers,
-                give: args.add_roles.clone(),
-                take: args.remove_roles.clone(),
+                add_roles: args.add_roles.clone(),
+                remove_roles: args.remove_roles.clone(),
                 delete: args.delete,
-                select: args.select.clone().unwrap_or_default(),
+                selector: args.selector.clone().unwrap_or_default(),
             };
             let result = ClustersClient::new(remote.authorized_channel()).plan(request).await;
             decode_plan(result.map_err(status_to_error)?.into_inner())?
@@ -121,9 +121,9 @@ pub(super) async fn plan_cluster(
 fn decode_plan(response: v1::PlanClusterResponse) -> Result<ClusterPlanReport, CliError> {
     let end = ForecastEnd::ALL.into_iter().find(|end| end.as_str() == response.end);
     let step =
-        |step: v1::ClusterStep| ForecastStep { machine: step.machine, name: step.name, action: step.what };
+        |step: v1::ForecastStep| ForecastStep { machine: step.machine, name: step.name, action: step.action };
     let forecast = Forecast {
-        at: require_timestamp(response.at, "its moment")?,
+        at: require_timestamp(response.read_at, "its moment")?,
         steps: response.steps.into_iter().map(step).collect(),
         end: end.ok_or_else(|| {
             CliError::Invalid(format!(
@@ -131,8 +131,12 @@ fn decode_plan(response: v1::PlanClusterResponse) -> Result<ClusterPlanReport, C
                 response.end
             ))
         })?,
-        wait_reasons: response.waits,
-        machine_waits: response.machines.into_iter().map(|machine| (machine.name, machine.waits)).collect(),
+        wait_reasons: response.wait_reasons,
+        machine_waits: response
+            .machine_waits
+            .into_iter()
+            .map(|machine| (machine.name, machine.wait_reason))
+            .collect(),
     };
     Ok(ClusterPlanReport { exists: response.exists, forecast, assumptions: response.assumptions })
 }
@@ -157,7 +161,7 @@ fn format_plan(name: &str, report: &ClusterPlanReport) -> String {
         (ForecastEnd::Waiting, true) => "nothing can be done now; it waits:",
         (ForecastEnd::Waiting, false) => "then it waits:",
         (ForecastEnd::Deleted, _) => "then nothing of it is left",
-        (ForecastEnd::Truncated, _) => "there is so much to do that it is said no further",
+        (ForecastEnd::Truncated, _) => "there are more steps than this forecast can show",
     };
     let _ = writeln!(text, "{sentence}");
     let machines = machines.iter().map(|(machine, waits)| format!("{machine}: {waits}"));
@@ -166,8 +170,8 @@ fn format_plan(name: &str, report: &ClusterPlanReport) -> String {
         let _ = writeln!(text, "  {}", wrap_text(&wait, narrower).join("\n  "));
     }
     if !steps.is_empty() {
-        let assumed = "Assumed: what is asked for succeeds, nodes that are silent stay so, and nobody else changes \
-                       anything. docs/clusters.md says it in full.";
+        let assumed = "Assumed: every request succeeds, silent nodes stay silent, and nobody else changes \
+                       anything. docs/clusters.md has the full list.";
         let _ = write!(text, "\n{}\n", wrap_text(assumed, terminal_width()).join("\n"));
     }
     text

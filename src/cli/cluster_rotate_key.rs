@@ -38,7 +38,7 @@ pub(super) async fn rotate_cluster_key(
                 ClustersClient::new(service).rotate_key(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     told_of(&args.name, &done, format)

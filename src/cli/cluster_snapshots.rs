@@ -43,7 +43,7 @@ pub(super) async fn request_snapshot(
                 ClustersClient::new(service).snapshot(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&args.name, &done, format)
@@ -76,13 +76,13 @@ pub(super) async fn restore_cluster(
                     name: args.name.clone(),
                     order: Some(order),
                     snapshot: args.snapshot.clone().unwrap_or_default(),
-                    onto: args.target_machine.clone().unwrap_or_default(),
+                    target_machine: args.target_machine.clone().unwrap_or_default(),
                     bypass_quorum: args.bypass_quorum,
                 };
                 ClustersClient::new(service).restore(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&args.name, &done, format)
@@ -131,7 +131,7 @@ async fn fetch_snapshots(source: &Backend, name: &str) -> Result<(Vec<SnapshotVi
             let result = ClustersClient::new(remote.authorized_channel()).list_snapshots(request).await;
             let response = result.map_err(status_to_error)?.into_inner();
             let snapshots = response.snapshots.into_iter().map(decode_snapshot).collect::<Result<_, _>>()?;
-            Ok((snapshots, require_timestamp(response.at, "its moment")?))
+            Ok((snapshots, require_timestamp(response.read_at, "its moment")?))
         }
     }
 }
@@ -140,7 +140,7 @@ fn decode_snapshot(snapshot: v1::ClusterSnapshot) -> Result<SnapshotView, CliErr
     Ok(SnapshotView {
         id: snapshot.id,
         taken_at: require_timestamp(snapshot.taken_at, "when a snapshot was taken")?,
-        reason: snapshot.why,
+        reason: snapshot.reason,
         revision: snapshot.revision,
         epoch: snapshot.epoch,
         bytes: snapshot.bytes,

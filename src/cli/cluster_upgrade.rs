@@ -19,21 +19,29 @@ use crate::proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "of these flags one may be given")]
 pub struct UpgradeCluster {
-    /// The cluster
+    /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
     /// The bundle that its nodes are to run: an artefact's digest, the beginning of it, or its name
-    #[arg(long, value_name = "BUNDLE", conflicts_with_all = ["rollback", "pause", "resume", "abort"])]
-    pub kubernetes: Option<String>,
+    #[arg(
+        long = "kubernetes_bundle",
+        value_name = "BUNDLE",
+        conflicts_with_all = ["rollback", "pause", "resume", "abort"]
+    )]
+    pub kubernetes_bundle: Option<String>,
     /// The release that its role servers become first: an artefact's digest, the beginning of it, or its name
-    #[arg(long, value_name = "RELEASE", conflicts_with_all = ["rollback", "pause", "resume", "abort"])]
-    pub roleserver: Option<String>,
+    #[arg(
+        long = "roleserver_release",
+        value_name = "RELEASE",
+        conflicts_with_all = ["rollback", "pause", "resume", "abort"]
+    )]
+    pub roleserver_release: Option<String>,
     /// How many workers at a time; controllers go one by one
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub parallelism: u32,
     /// How long a node may take until all of it is well
-    #[arg(long, value_name = "SPAN", default_value = "15m")]
-    pub deadline: Span,
+    #[arg(long = "node_deadline", value_name = "SPAN", default_value = "15m")]
+    pub node_deadline: Span,
     /// Go back to the bundle of before: workers first, then controllers
     #[arg(long, conflicts_with_all = ["pause", "resume", "abort"])]
     pub rollback: bool,
@@ -87,7 +95,7 @@ pub(super) async fn run_upgrade_command(
                 }
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&args.name, &done, format)
@@ -95,10 +103,10 @@ pub(super) async fn run_upgrade_command(
 
 async fn create_upgrade(source: &Backend, args: &UpgradeCluster, format: Format) -> Result<String, CliError> {
     let new = NewUpgrade {
-        kubernetes: args.kubernetes.clone(),
-        roleserver: args.roleserver.clone(),
+        kubernetes: args.kubernetes_bundle.clone(),
+        roleserver: args.roleserver_release.clone(),
         parallelism: args.parallelism,
-        deadline_seconds: u32::try_from(args.deadline.0.as_secs()).unwrap_or(u32::MAX),
+        deadline_seconds: u32::try_from(args.node_deadline.0.as_secs()).unwrap_or(u32::MAX),
     };
     new.check().map_err(CliError::Invalid)?;
     let done = match source {
@@ -120,7 +128,7 @@ async fn create_upgrade(source: &Backend, args: &UpgradeCluster, format: Format)
                 ClusterKubernetesClient::new(service).upgrade(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&args.name, &done, format)

@@ -96,11 +96,11 @@ pub struct Cli {
     )]
     pub context: Option<String>,
 
-    /// How to answer
+    /// Output format: a table for people, JSON or YAML for programs
     #[arg(short = 'o', long = "output", value_enum, default_value = "table", global = true, help_heading = GLOBAL_HEADING)]
     pub output: Output,
 
-    /// What to do
+    /// Command to run, with its arguments
     #[command(subcommand)]
     pub command: Command,
 }
@@ -122,15 +122,15 @@ Examples:
     Manual(ManualArgs),
 }
 
-/// Whose script.
+/// Shell that gets the completion script.
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
-    /// The shell
+    /// Shell that runs the script, for example bash
     #[arg(value_name = "SHELL", value_enum)]
     pub shell: clap_complete::Shell,
 }
 
-/// Where pages go.
+/// Directory that receives the manual pages.
 #[derive(Debug, Args)]
 pub struct ManualArgs {
     /// The directory, as /usr/local/share/man/man1
@@ -175,7 +175,7 @@ A shepherd tells it. When that one stops or dies, the watch goes on at the next 
     #[command(
         after_help = examples::TOP,
         long_about = "\
-Show the fleet on one page that is drawn anew every few seconds, until you end it (q).
+Show the fleet on one page that is redrawn every few seconds, until you end it (q).
 
 It shows machines by phase, how the loops get on, what is under way for longest, and what somebody should look at:
 brakes, pauses, providers that fail. Where standard output is no terminal, or with --once, the page is printed once."
@@ -277,7 +277,7 @@ pub enum TokensCommand {
     Revoke(RevokeToken),
 }
 
-/// The first token.
+/// Name, lifetime and destination of the first token.
 #[derive(Debug, Args)]
 pub struct BootstrapArgs {
     /// Whose it is [default: you]
@@ -344,7 +344,7 @@ writes a line into every machine's history. Stop every shepherd first; docs/back
     Restored(DeclareRestoredArgs),
 }
 
-/// Lists.
+/// Lists that `get` prints, one per subcommand.
 #[derive(Debug, Subcommand)]
 pub enum GetCommand {
     /// Machines by phase, provider and id
@@ -389,10 +389,10 @@ pub enum AllowCommand {
     HostKey(AllowHostKey),
 }
 
-/// One machine.
+/// The one machine that a command is about.
 #[derive(Debug, Args)]
 pub struct MachineArg {
-    /// The machine
+    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
 }
@@ -400,7 +400,7 @@ pub struct MachineArg {
 /// A list of machines.
 #[derive(Debug, Args)]
 pub struct ListMachinesArgs {
-    /// Which.
+    /// Filters that select the machines to list.
     #[command(flatten)]
     pub filters: MachineFilters,
     /// Most machines to list
@@ -422,7 +422,7 @@ pub struct LimitArgs {
 /// How much of a machine's history.
 #[derive(Debug, Args)]
 pub struct TimelineArgs {
-    /// The machine
+    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
     /// Most events to list
@@ -430,7 +430,7 @@ pub struct TimelineArgs {
     pub limit: u32,
 }
 
-/// What is to be foreseen.
+/// What the forecast covers: machine, process, horizon and policy.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
     /// Only what happens to this machine
@@ -454,13 +454,13 @@ pub struct PlanArgs {
     pub limit: u32,
 }
 
-/// A stop.
+/// Which machines to hold, why, how much and until when.
 #[derive(Debug, Args)]
 pub struct HoldArgs {
-    /// The machine
+    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
-    /// Why, for whoever asks `why`
+    /// Why, for operators who run `why`
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
     /// What it stops: everything, power (no reboot, no power cut), or recovery
@@ -474,7 +474,7 @@ pub struct HoldArgs {
     /// When it ends by itself: after a while (2h) or at a moment (2026-11-20T18:00:00Z)
     #[arg(long, value_name = "WHEN")]
     pub until: Option<String>,
-    /// Or many.
+    /// Filters that select many machines instead of one.
     #[command(flatten)]
     pub selection: BulkSelection,
 }
@@ -482,7 +482,7 @@ pub struct HoldArgs {
 /// The end of a stop.
 #[derive(Debug, Args)]
 pub struct ReleaseArgs {
-    /// The machine
+    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// End its quarantine instead; it comes back if provider and BMDB still disagree
@@ -491,21 +491,21 @@ pub struct ReleaseArgs {
     /// Why, for the history
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
-    /// Or many.
+    /// Filters that select many machines instead of one.
     #[command(flatten)]
     pub selection: BulkSelection,
 }
 
-/// Another try.
+/// Which machines to retry, and why.
 #[derive(Debug, Args)]
 pub struct RetryArgs {
-    /// The machine
+    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// Why, for the history
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
-    /// Or many.
+    /// Filters that select many machines instead of one.
     #[command(flatten)]
     pub selection: BulkSelection,
 }
@@ -516,16 +516,16 @@ pub struct RetireArgs {
     /// What to do with a retirement that was begun
     #[command(subcommand)]
     pub command: Option<RetireCommand>,
-    /// The machine
+    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// Wipe it first; no agent and no provider of this release offers that yet
     #[arg(long)]
     pub wipe: bool,
-    /// Why, for the audit and whoever asks `why`
+    /// Why, for the audit and for operators who run `why`
     #[arg(long, value_name = "TEXT", required = true)]
     pub reason: Option<String>,
-    /// Or many.
+    /// Filters that select many machines instead of one.
     #[command(flatten)]
     pub selection: BulkSelection,
 }
@@ -533,13 +533,13 @@ pub struct RetireArgs {
 /// A machine to reboot.
 #[derive(Debug, Args)]
 pub struct RebootArgs {
-    /// The machine
+    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
-    /// Why, for the audit and whoever asks `why`
+    /// Why, for the audit and for operators who run `why`
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
-    /// Or many.
+    /// Filters that select many machines instead of one.
     #[command(flatten)]
     pub selection: BulkSelection,
 }
@@ -553,13 +553,13 @@ pub struct PowerArgs {
     /// What to do: on, off or cycle
     #[arg(value_name = "ACTION", required = true, value_parser = ["on", "off", "cycle"])]
     pub action: Option<String>,
-    /// The machine
+    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
-    /// Why, for the audit and whoever asks `why`
+    /// Why, for the audit and for operators who run `why`
     #[arg(long, value_name = "TEXT", required = true)]
     pub reason: Option<String>,
-    /// Or many.
+    /// Filters that select many machines instead of one.
     #[command(flatten)]
     pub selection: BulkSelection,
 }
@@ -575,7 +575,7 @@ pub enum PowerCommand {
 /// A machine that is to stay as it is.
 #[derive(Debug, Args)]
 pub struct CancelPower {
-    /// The machine
+    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
     /// Why, for the audit
@@ -586,7 +586,7 @@ pub struct CancelPower {
 /// What can be done with a retirement that was begun.
 #[derive(Debug, Subcommand)]
 pub enum RetireCommand {
-    /// Let it stay; possible until its provider is told to take it back
+    /// Let it stay; possible until its provider is ordered to take it back
     #[command(after_help = examples::RETIRE_CANCEL)]
     Cancel(CancelRetire),
     /// Leave out the stage that it is at, when that cannot be done
@@ -597,7 +597,7 @@ pub enum RetireCommand {
 /// A machine that is to stay.
 #[derive(Debug, Args)]
 pub struct CancelRetire {
-    /// The machine
+    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
     /// Why, for the audit
@@ -608,13 +608,13 @@ pub struct CancelRetire {
 /// A stage to leave out.
 #[derive(Debug, Args)]
 pub struct WaiveStage {
-    /// The machine
+    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
     /// The stage: wipe or release
     #[arg(value_name = "STAGE")]
     pub stage: String,
-    /// What then remains undone, word by word; without the right words, they are said
+    /// Sentence that names what stays undone; a wrong one is refused with the right one
     #[arg(long = "confirm", value_name = "WORDS", default_value = "")]
     pub confirm: String,
     /// Why, for the audit
@@ -625,7 +625,7 @@ pub struct WaiveStage {
 /// A host key to believe.
 #[derive(Debug, Args)]
 pub struct AllowHostKey {
-    /// The machine
+    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
     /// Fingerprint of the key as `why` shows it; nothing happens unless it is the one that was refused
@@ -636,7 +636,7 @@ pub struct AllowHostKey {
     pub reason: Option<String>,
 }
 
-/// Declares a restoration.
+/// Which backup the BMDB was restored from, and why.
 #[derive(Debug, Args)]
 pub struct DeclareRestoredArgs {
     /// Which backup, and why: kept in every machine's history

@@ -237,7 +237,7 @@ mod tests {
         assert!(check_token_writable(&context.token_path).is_err(), "a token is never written over");
         let other = directory.path().join("other");
         check_token_writable(&other).unwrap();
-        assert!(!other.exists(), "it only asked");
+        assert!(!other.exists(), "the check creates no file");
         let impossible = context.token_path.join("below-a-file");
         assert!(check_token_writable(&impossible).is_err());
     }

@@ -32,17 +32,17 @@ use crate::model::time::Timestamp;
 /// What helps to find a fault.
 #[derive(Debug, Subcommand)]
 pub enum DebugCommand {
-    /// Write one archive that explains the fleet's state, for whoever helps; known forms of secrets are masked
+    /// Write one archive of the fleet's state, to find a fault; known forms of secrets are masked
     #[command(after_help = examples::DEBUG_BUNDLE)]
     Bundle(DebugBundleArgs),
 }
 
-/// A bundle.
+/// Where the bundle is written, and which machines it adds.
 #[derive(Debug, Args)]
 pub struct DebugBundleArgs {
     /// Where it is written; there must be no such file yet. [default: shepherd-debug-MOMENT.tar.gz, here]
-    #[arg(long, value_name = "FILE")]
-    pub file: Option<PathBuf>,
+    #[arg(long = "output_file", value_name = "FILE")]
+    pub output_file: Option<PathBuf>,
     /// A machine to tell everything of, besides those with an issue; may be given several times
     #[arg(long, value_name = "M")]
     pub machine: Vec<String>,
@@ -74,9 +74,9 @@ const MACHINE_QUERIES: &[(&str, &[&str])] = &[
 ];
 
 const README: &str = "\
-What a fleet of Shepherd looked like, for whoever helps to find a fault.
+State of a fleet of Shepherd, for the person who helps to find a fault.
 
-about.json     who wrote this, when, whom it asked, and what could not be had
+about.json     version of shepherdctl, time, the API or database that was read, and the queries that failed
 *.json         what shepherdctl answered about the fleet, with --output json
 machines/*/    the same about each machine that has an issue or was named
 
@@ -145,7 +145,7 @@ pub async fn write_debug_bundle(
 ) -> Result<String, CliError> {
     let now = Timestamp::from(std::time::SystemTime::now());
     let path = args
-        .file
+        .output_file
         .clone()
         .unwrap_or_else(|| PathBuf::from(format!("shepherd-debug-{}.tar.gz", now.format("%Y%m%dT%H%M%SZ"))));
     let mut file = create_private_file(&path)?;
@@ -173,7 +173,10 @@ pub async fn write_debug_bundle(
 /// Creates a file that only its owner can read. Fails if the file exists.
 fn create_private_file(path: &Path) -> Result<std::fs::File, CliError> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(|error| {
-        CliError::Invalid(format!("cannot make {}: {error}; name another file with --file", path.display()))
+        CliError::Invalid(format!(
+            "cannot make {}: {error}; name another file with --output_file",
+            path.display()
+        ))
     })
 }
 
@@ -198,7 +201,7 @@ async fn collect_files(
     }
     if files.contents.is_empty() {
         let why = files.failures.into_values().next().unwrap_or_default();
-        return Err(CliError::Failed(format!("nothing could be asked, so no bundle was written: {why}")));
+        return Err(CliError::Failed(format!("every query failed, so no bundle was written: {why}")));
     }
     let about = json!({
         "shepherdctl": env!("CARGO_PKG_VERSION"),

@@ -35,7 +35,7 @@ pub async fn declare_restored(
         return Err(CliError::Invalid(active_sessions_message(&live)));
     }
     let reason = Some(arguments.reason.as_str());
-    let order = direct_order("declare restored", "the BMDB".to_owned(), reason);
+    let order = direct_order("shepherd.direct/DeclareRestored", "the BMDB".to_owned(), reason);
     let restored = bmdb.declare_restored(order, &format_attribution(&current_user(), reason)).await?;
     let answer = DeclareRestoredOutput {
         machines: restored.machines,

@@ -37,8 +37,8 @@ pub const APPROVE: &str = "\
 Example:
   shepherdctl approve 0d9e2a4c-6f1b-4c7e-9a53-2b8f6c1d7e90 --reason 'I looked at the row'
 
-Whoever asked cannot approve it: another credential and another name are needed. Then they give the
-same order again, with the idempotency key that they were told.";
+The requester cannot approve the order: the approver needs another credential and another name. After the
+approval the requester gives the same order again, with the idempotency key of the first answer.";
 
 /// Examples in the help of `get budgets`.
 pub const GET_BUDGETS: &str = "\
@@ -58,14 +58,14 @@ Examples:
   shepherdctl budget set release --max_count 200 --window 1h --reason 'two rows go'
 
 It is kept in the policy of the database, and counts with the next step in every shepherd. No flag
-of a shepherd writes a budget, so that it stays when one is started again. What waits for a budget
-looks again when it was told to.";
+of a shepherd writes a budget, so that it stays when one is started again. Work that waits for a budget
+tries again at its scheduled time.";
 
 /// Examples in the help of `cluster create`.
 pub const CLUSTER_CREATE: &str = "\
 Examples:
   shepherdctl cluster create ams --workers 5 --reason 'the new hall'
-  shepherdctl cluster create edge --select 'location=ams,memory>=64GiB' --reason 'a trial'
+  shepherdctl cluster create edge --selector 'location=ams,memory>=64GiB' --reason 'a trial'
 
 Machines are chosen that are Ready and that nobody has other plans for, at as many locations as can be.
 The first one founds the cluster; the others are let in by the key that each reported over its agent
@@ -75,7 +75,7 @@ separated by commas; all of them must hold.";
 /// Examples in the help of `cluster get`.
 pub const CLUSTER_GET: &str = "\
 Example:
-  shepherdctl cluster get -o json | jq -r '.clusters[] | select(.stage != \"settled\") | .name'";
+  shepherdctl cluster get -o json | jq -r '.clusters[] | select(.stage != \"converged\") | .name'";
 
 /// Examples in the help of `cluster describe`.
 pub const CLUSTER_DESCRIBE: &str = "\
@@ -87,7 +87,7 @@ pub const CLUSTER_PLAN: &str = "\
 Examples:
   shepherdctl cluster plan ams                  what will be done to it, and what it waits for then
   shepherdctl cluster plan ams --workers 3      which machines would leave
-  shepherdctl cluster plan new --control_plane 3 --workers 5 --select location=ams
+  shepherdctl cluster plan new --control_plane 3 --workers 5 --selector location=ams
                                                 which machines would be chosen for a cluster that there is not yet";
 
 /// Examples in the help of `cluster scale`.
@@ -129,8 +129,8 @@ web.toml:
   from = \"server.pl\"                  # a file beside this one, or contents = \"…\"
 
 A service may also have environment, depends_on, restart (always, on-failure or never) and stop_time;
-health may be tcp = PORT or exec = [PROGRAM, …]. Declared again, a role is replaced: services that are
-not the same any more are started anew on each node that has it. It is no place for secrets.";
+health may be tcp = PORT or exec = [PROGRAM, …]. Declared again, a role is replaced: each node
+that has it restarts the services that changed. A declaration is no place for secrets.";
 
 /// Examples in the help of `cluster undeclare`.
 pub const CLUSTER_UNDECLARE: &str = "\
@@ -152,7 +152,8 @@ Example:
   shepherdctl cluster rotate-key ams --reason 'a backup of the database is lost'
 
 The curators take the next key before they refuse the one before, and every certificate for it. It is replaced every
-thirty days in any case, or as --cluster_key_rotation says. People's certificates stay as they are.";
+thirty days in any case, or as --cluster_key_rotation_interval says. People's certificates stay as they
+are.";
 
 /// Examples in the help of `cluster snapshots`.
 pub const CLUSTER_SNAPSHOTS: &str = "\
@@ -164,9 +165,9 @@ A snapshot is kept sealed in the database, and holds every secret of the cluster
 /// Examples in the help of `cluster credentials issue`.
 pub const CLUSTER_CREDENTIALS_ISSUE: &str = "\
 Example:
-  shepherdctl cluster credentials issue ams --directory ./ams --reason 'a look at its tickets'
+  shepherdctl cluster credentials issue ams --output_dir ./ams --reason 'a look at its tickets'
 
-Whoever has the key may do in the cluster what any owner may, without a shepherd and its audit, until the
+The holder of the key has an owner's rights in the cluster, without a shepherd and its audit, until the
 certificate ends. The key is made here and goes nowhere else.";
 
 /// Examples in the help of `cluster credentials get`.
@@ -181,7 +182,7 @@ pub const CLUSTER_CREDENTIALS_REVOKE: &str = "\
 Example:
   shepherdctl cluster credentials revoke ams 0199d0a2-4f5e-7cc1-9d52-5b1f0a1c2d3e --reason 'left'
 
-Its curators refuse it as soon as they were told, and again after they were restored from a snapshot.";
+The curators refuse it as soon as they receive the revocation, and again after a restore from a snapshot.";
 
 /// Examples in the help of `cluster kubernetes set`.
 pub const CLUSTER_KUBERNETES_SET: &str = "\
@@ -214,14 +215,14 @@ Examples:
   shepherdctl cluster kubeconfig ams --output_file ams.yaml --reason 'a look'
   shepherdctl cluster kubeconfig ams --access viewer --output_file view.yaml --reason 'a board'
 
-The key is made here and goes nowhere else. Kubernetes knows no certificate that was revoked: whoever has the
-file may use it until it ends, or until the authority of clients is replaced.";
+The key is made here and goes nowhere else. Kubernetes cannot revoke a certificate: the holder of
+the file may use it until it ends, or until the authority of clients is replaced.";
 
 /// Examples in the help of `cluster upgrade`.
 pub const CLUSTER_UPGRADE: &str = "\
 Examples:
-  shepherdctl cluster upgrade ams --kubernetes 'kubernetes 1.31.0' --reason 'next minor' --dry_run
-  shepherdctl cluster upgrade ams --roleserver 'roleserver 1.5' --parallelism 3 --reason 'a fix'
+  shepherdctl cluster upgrade ams --kubernetes_bundle 'kubernetes 1.31.0' --reason next --dry_run
+  shepherdctl cluster upgrade ams --roleserver_release roleserver-1.5 --parallelism 3 --reason fix
   shepherdctl cluster upgrade ams --rollback --reason 'pods do not start'
 
 The first node that is not well with the bundle in time lets the upgrade stand still: --resume asks it again,
@@ -234,7 +235,7 @@ Examples:
   shepherdctl cluster restore ams --target_machine rack-7-03 --reason 'the rest of the hall is dark'
 
 What was changed since the snapshot is lost. Workers go on with what they run, and follow the new
-control plane; machines of the old one leave, and whoever is not heard is told so when it is again.";
+control plane. Machines of the old one leave; an unreachable one gets the order when it reports again.";
 
 /// Examples in the help of `cluster approve`.
 pub const CLUSTER_APPROVE: &str = "\
@@ -278,8 +279,8 @@ Examples:
   shepherdctl logs sim-0007 web/server --lines 1000 --follow
   shepherdctl logs sim-0007 etcd -o json | jq -r '.lines[]'
 
-The machine is asked with the answer to its next heartbeat, and brings the log itself; nobody connects to
-it. One that is silent cannot be asked. Who asked for which log is in the audit.";
+The machine gets the request with the answer to its next heartbeat, and sends the log itself; nobody
+connects to it. A silent machine gets no request. The audit records who requested which log.";
 
 /// Examples in the help of `why`.
 pub const WHY: &str = "\
@@ -352,7 +353,7 @@ Example:
 pub const QUARANTINE: &str = "\
 Examples:
   shepherdctl quarantine sim-0007 --reason 'its fan rattles'
-  shepherdctl quarantine --provider rack-a --tag needs_human --reason 'for the vendor'";
+  shepherdctl quarantine --provider rack-a --fact needs_human --reason 'for the vendor'";
 
 /// Examples in the help of `label`.
 pub const LABEL: &str = "\
@@ -395,9 +396,9 @@ Examples:
   shepherdctl update --selector label.row=7 --release 'roleserver 1.4' --reason 'a try' --dry_run
   shepherdctl update --selector '' --release 'roleserver 1.4' --parallelism 5 --reason '1.4'
 
-The release is an artefact (shepherdctl artefacts add). Each machine fetches it, becomes it without
-ending what runs beside its role server, and goes back by itself where no shepherd hears it. The next
-machine is asked when those before run it and are well; the first failure lets the update stand still.";
+The release is an artefact (shepherdctl artefacts add). Each machine fetches it, switches to it without
+ending what runs beside its role server, and goes back by itself if it reaches no shepherd. The next
+machine gets the order when those before run it and are well; the first failure pauses the update.";
 
 /// Examples in the help of `update get`.
 pub const UPDATE_GET: &str = "\
@@ -469,7 +470,7 @@ Examples:
 pub const DEBUG_BUNDLE: &str = "\
 Examples:
   shepherdctl debug bundle
-  shepherdctl debug bundle --direct --machine sim-0007 --file /tmp/for-the-maintainers.tar.gz
+  shepherdctl debug bundle --direct --machine sim-0007 --output_file /tmp/for-help.tar.gz
 
 It has what the commands that read answer, as JSON: issues, machines, providers, sessions, work, loops, plan, policy; and
 why, facts and history of each machine that has an issue or is named. Passwords, tokens and keys in known forms are masked;
@@ -478,7 +479,7 @@ read it before you send it.";
 /// Examples in the help of `allow host-key`.
 pub const ALLOW_HOST_KEY: &str = "\
 Example:
-  shepherdctl allow host-key sim-0007 --fingerprint SHA256:3h5p… --reason 'it was installed anew'";
+  shepherdctl allow host-key sim-0007 --fingerprint SHA256:3h5p… --reason 'it was reinstalled'";
 
 /// Examples in the help of `tokens bootstrap`.
 pub const TOKENS_BOOTSTRAP: &str = "\

@@ -76,8 +76,8 @@ impl FleetClient {
             }
         }
         Err(CliError::Failed(format!(
-            "no server of this context answers ({}). Is a shepherd running there? With --direct and --bmdb_url the \
-             database is asked itself",
+            "no server of this context answers ({}). Is a shepherd running there? With --direct and \
+             --bmdb_url shepherdctl uses the database itself",
             failures.join("; ")
         )))
     }
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn status_code_decides_the_exit_code() {
         for (code, exit) in [(Code::NotFound, 2), (Code::PermissionDenied, 2), (Code::Unavailable, 1)] {
-            assert_eq!(status_to_error(Status::new(code, "said")).exit_code(), exit);
+            assert_eq!(status_to_error(Status::new(code, "message")).exit_code(), exit);
         }
     }
 }

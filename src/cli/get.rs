@@ -96,7 +96,7 @@ async fn fetch_machines(remote: &FleetClient, filters: &ListMachinesArgs) -> Res
         token = page.next_page_token;
         if token.is_empty() || machines.len() >= limit {
             let next = Some(token).filter(|token| !token.is_empty());
-            return Ok((machines, next, api_decode::require_timestamp(page.at, "its moment")?));
+            return Ok((machines, next, api_decode::require_timestamp(page.read_at, "its moment")?));
         }
     }
 }
@@ -230,7 +230,7 @@ async fn fetch_sessions(
             return Ok((
                 sessions,
                 !page_token.is_empty(),
-                api_decode::require_timestamp(page.at, "its moment")?,
+                api_decode::require_timestamp(page.read_at, "its moment")?,
             ));
         }
     }
@@ -304,7 +304,11 @@ async fn fetch_work(
         }
         page_token = page.next_page_token;
         if page_size(limit, work.len()) == 0 || page_token.is_empty() {
-            return Ok((work, !page_token.is_empty(), api_decode::require_timestamp(page.at, "its moment")?));
+            return Ok((
+                work,
+                !page_token.is_empty(),
+                api_decode::require_timestamp(page.read_at, "its moment")?,
+            ));
         }
     }
 }
@@ -340,14 +344,14 @@ pub async fn show_providers(source: &Backend, format: Format) -> Result<String, 
             let brakes =
                 response.brakes.into_iter().map(api_decode::decode_brake).collect::<Result<_, _>>()?;
             let providers = response.providers.into_iter().map(api_decode::decode_provider).collect();
-            (providers, brakes, api_decode::require_timestamp(response.at, "its moment")?)
+            (providers, brakes, api_decode::require_timestamp(response.read_at, "its moment")?)
         }
     };
     if format == Format::Json {
         return format_json(&ProvidersOutput { providers, brakes });
     }
     let mut text = if providers.is_empty() {
-        "no provider was asked yet\n".to_owned()
+        "no provider was queried yet\n".to_owned()
     } else {
         let rows: Vec<Vec<String>> = providers.iter().map(|line| provider_row(line, now)).collect();
         format_table(&["PROVIDER", "KIND", "MACHINES", "LISTED", "STATE"], &rows, terminal_width())

@@ -159,8 +159,9 @@ pub fn repeated_credential(id: &str, pinned: bool) -> Result<(String, Option<Sec
         return Ok((id.to_owned(), None));
     }
     Err(CliError::Failed(format!(
-        "an order with this idempotency key has made the token {id}, and a token is said once; if nobody has it, end \
-         it by: shepherdctl tokens revoke {id} --reason 'was lost', and make another one with another key"
+        "an earlier order with this idempotency key has made the token {id}, and a token is shown only once. If \
+         nobody has it, revoke it (shepherdctl tokens revoke {id} --reason 'was lost') and make another one with \
+         another key"
     )))
 }
 

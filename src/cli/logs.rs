@@ -41,12 +41,12 @@ const SERVER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to wait without a report on standard error.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
 /// Name of the order in the audit.
-const RPC: &str = "shepherd.fleet.v1.Logs/Ask";
+const RPC: &str = "shepherd.fleet.v1.Logs/Request";
 
 /// Which log of which machine.
 #[derive(Debug, Args)]
 pub struct LogsArgs {
-    /// The machine
+    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
     /// Which log: roleserver, etcd, or ROLE/SERVICE [default: list those that there are]
@@ -132,7 +132,7 @@ async fn request_log(source: &Backend, args: &LogsArgs) -> Result<LogRequestOutc
         Backend::Api(remote) => {
             let mut remote = remote.clone();
             let give = async |service, order| {
-                let request = v1::AskLogRequest {
+                let request = v1::RequestLogRequest {
                     machine: args.machine.clone(),
                     order: Some(order),
                     log: wanted.log.clone(),
@@ -140,17 +140,17 @@ async fn request_log(source: &Backend, args: &LogsArgs) -> Result<LogRequestOutc
                     since: wanted.since.map(|since| since.to_string()).unwrap_or_default(),
                     follow: wanted.follow,
                 };
-                LogsClient::new(service).ask(request).await
+                LogsClient::new(service).request(request).await
             };
             let response =
                 order_retry::send_order(&mut remote, reason_or_placeholder(args.reason.as_deref()), give)
                     .await?;
             let order = response.order.unwrap_or_default();
-            let done = OrderOutcome { changed: order.changed, message: order.said };
+            let done = OrderOutcome { changed: order.changed, message: order.message };
             (
                 LogBackend::Api(remote),
                 api_decode::decode_machine_name(order.name)?,
-                response.request.parse().ok(),
+                response.request_id.parse().ok(),
                 done,
             )
         }
@@ -202,8 +202,8 @@ impl LogReader {
                 LogBackend::Api(remote) => {
                     let request = v1::ReadLogRequest {
                         machine: self.name.machine.to_string(),
-                        request: self.request.to_string(),
-                        taken: u64::try_from(self.parts_read).unwrap_or_default(),
+                        request_id: self.request.to_string(),
+                        parts_read: u64::try_from(self.parts_read).unwrap_or_default(),
                     };
                     LogsClient::new(remote.authorized_channel()).read(request).await
                 }
@@ -236,11 +236,11 @@ impl LogReader {
     }
 
     fn decode_update(&mut self, response: v1::ReadLogResponse) -> Result<LogUpdate, CliError> {
-        self.parts_read = i64::try_from(response.taken).unwrap_or(i64::MAX);
-        let why = Some(response.said).filter(|text| !text.is_empty());
+        self.parts_read = i64::try_from(response.parts_read).unwrap_or(i64::MAX);
+        let why = Some(response.message).filter(|text| !text.is_empty());
         let state = match response.state.as_str() {
             "waiting" => LogRequestState::Waiting(why.unwrap_or_default()),
-            "coming" => LogRequestState::Receiving,
+            "receiving" => LogRequestState::Receiving,
             "ended" => LogRequestState::Ended(why),
             other => {
                 return Err(CliError::Failed(format!(
@@ -252,7 +252,7 @@ impl LogReader {
             state,
             lines: response.lines,
             available_logs: response
-                .logs
+                .available_logs
                 .into_iter()
                 .map(|log| AvailableLog { log: log.log, bytes: log.bytes })
                 .collect(),

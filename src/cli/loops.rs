@@ -37,13 +37,13 @@ pub enum LoopsCommand {
 /// A loop to pause.
 #[derive(Debug, Args)]
 pub struct PauseLoop {
-    /// The loop
+    /// Loop to pause, for example recoverer
     #[arg(value_name = "LOOP", value_parser = PossibleValuesParser::new(LoopKind::ALL.map(LoopKind::as_str)))]
     pub name: String,
     /// Only for the machines of this provider
     #[arg(long, value_name = "NAME")]
     pub provider: Option<String>,
-    /// Why, for whoever asks `why`
+    /// Why, for operators who run `why`
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
     /// When it ends by itself: after a while (2h) or at a moment (2026-11-20T18:00:00Z)
@@ -54,7 +54,7 @@ pub struct PauseLoop {
 /// A loop to resume.
 #[derive(Debug, Args)]
 pub struct ResumeLoop {
-    /// The loop
+    /// Paused loop to resume, for example recoverer
     #[arg(value_name = "LOOP", value_parser = PossibleValuesParser::new(LoopKind::ALL.map(LoopKind::as_str)))]
     pub name: String,
     /// The provider that was named when it was paused
@@ -104,7 +104,7 @@ pub async fn show_loops(source: &Backend, format: Format) -> Result<String, CliE
             let result = LoopsClient::new(remote.authorized_channel()).list(v1::ListLoopsRequest {}).await;
             let response = result.map_err(status_to_error)?.into_inner();
             let loops = response.loops.into_iter().map(decode_loop).collect::<Result<Vec<_>, _>>()?;
-            (loops, require_timestamp(response.at, "its moment")?)
+            (loops, require_timestamp(response.read_at, "its moment")?)
         }
     };
     if format == Format::Json {
@@ -145,7 +145,7 @@ pub fn decode_loop(reported: v1::Loop) -> Result<LoopSummary, CliError> {
             since: require_timestamp(pause.since, "a pause's beginning")?,
             provider: pause.provider,
             reason: pause.reason,
-            paused_by: pause.by,
+            paused_by: pause.paused_by,
             until: pause.until.and_then(decode_timestamp),
         })
     });
@@ -183,7 +183,7 @@ pub async fn pause_loop(source: &Backend, args: &PauseLoop, format: Format) -> R
     let of: LoopKind = parse_loop(&args.name)?;
     if args.reason.trim().is_empty() {
         return Err(CliError::Invalid(
-            "--reason is empty; whoever asks `why` later will want to know".into(),
+            "--reason is empty; give one for operators who run `why` later".into(),
         ));
     }
     let until = args.until.as_deref().map(parse_until).transpose()?;
@@ -198,8 +198,8 @@ pub async fn pause_loop(source: &Backend, args: &PauseLoop, format: Format) -> R
         }
         Backend::Api(remote) => {
             let until = until.map(|until| match until {
-                Expiry::After(span) => v1::pause_loop_request::Until::After(span.to_string()),
-                Expiry::At(moment) => v1::pause_loop_request::Until::At(prost_types::Timestamp {
+                Expiry::After(span) => v1::pause_loop_request::Expiry::ExpiresAfter(span.to_string()),
+                Expiry::At(moment) => v1::pause_loop_request::Expiry::ExpiresAt(prost_types::Timestamp {
                     seconds: moment.timestamp(),
                     nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
                 }),
@@ -209,12 +209,12 @@ pub async fn pause_loop(source: &Backend, args: &PauseLoop, format: Format) -> R
                     name: of.as_str().to_owned(),
                     order: Some(order),
                     provider: provider.clone().unwrap_or_default(),
-                    until: until.clone(),
+                    expiry: until.clone(),
                 };
                 LoopsClient::new(service).pause(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            (done.changed, done.said)
+            (done.changed, done.message)
         }
     };
     format_outcome(of, provider.as_deref(), changed, &text, format)
@@ -243,7 +243,7 @@ pub async fn resume_loop(source: &Backend, args: &ResumeLoop, format: Format) ->
             };
             let done =
                 order_retry::send_order(&mut remote.clone(), reason_or_placeholder(reason), give).await?;
-            (done.changed, done.said)
+            (done.changed, done.message)
         }
     };
     format_outcome(of, provider.as_deref(), changed, &text, format)

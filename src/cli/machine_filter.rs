@@ -9,7 +9,7 @@ use crate::model::label::LabelFilter;
 use crate::model::phase::Phase;
 use crate::proto::fleet::v1;
 
-/// What machines are filtered by. Of one flag, any value that was given fits, except of tags and labels.
+/// What machines are filtered by. Of one flag, any value that was given fits, except of facts and labels.
 #[derive(Debug, Default, Args)]
 pub struct MachineFilters {
     /// Only machines in this phase; may be given several times
@@ -34,7 +34,7 @@ pub struct MachineFilters {
     product: Vec<String>,
     /// Only machines that have this fact, as hold or quarantine; all that are given must be
     #[arg(long, value_name = "FACT")]
-    tag: Vec<String>,
+    fact: Vec<String>,
     /// Only machines with this label, KEY=VALUE or KEY; all that are given must be
     #[arg(long, value_name = "LABEL")]
     label: Vec<String>,
@@ -48,7 +48,7 @@ impl MachineFilters {
             phases: self.phase.clone(),
             providers: self.provider.clone(),
             locations: self.location.clone(),
-            tags: self.tag.clone(),
+            tags: self.fact.clone(),
             manufacturers: self.manufacturer.clone(),
             products: self.product.clone(),
             labels: labels.map_err(CliError::Invalid)?,
@@ -62,7 +62,7 @@ impl MachineFilters {
             phases: self.phase.clone(),
             providers: self.provider.clone(),
             locations: self.location.clone(),
-            tags: self.tag.clone(),
+            tags: self.fact.clone(),
             manufacturers: self.manufacturer.clone(),
             products: self.product.clone(),
             labels: self.label.clone(),

@@ -98,7 +98,7 @@ pub(crate) fn reason_or_placeholder(reason: Option<&str>) -> &str {
 
 /// Formats the response of the API to an order.
 pub(crate) fn format_response(response: v1::OrderResponse, format: Format) -> Result<String, CliError> {
-    let done = OrderOutcome { changed: response.changed, message: response.said };
+    let done = OrderOutcome { changed: response.changed, message: response.message };
     format_outcome(api_decode::decode_machine_name(response.name)?, done, format)
 }
 
@@ -125,7 +125,7 @@ pub async fn hold_machine(
     let scope = scope.unwrap_or(HoldScope::Everything);
     if arguments.reason.trim().is_empty() {
         return Err(CliError::Invalid(
-            "--reason is empty; whoever asks `why` later will want to know".into(),
+            "--reason is empty; give one for operators who run `why` later".into(),
         ));
     }
     let Some(machine) = arguments.machine.as_deref() else {
@@ -136,8 +136,8 @@ pub async fn hold_machine(
         Backend::Direct(bmdb) => bmdb,
         Backend::Api(remote) => {
             let until = until.map(|until| match until {
-                Expiry::After(span) => v1::hold_request::Until::After(span.to_string()),
-                Expiry::At(moment) => v1::hold_request::Until::At(prost_types::Timestamp {
+                Expiry::After(span) => v1::hold_request::Expiry::ExpiresAfter(span.to_string()),
+                Expiry::At(moment) => v1::hold_request::Expiry::ExpiresAt(prost_types::Timestamp {
                     seconds: moment.timestamp(),
                     nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
                 }),
@@ -147,7 +147,7 @@ pub async fn hold_machine(
                     machine: machine.to_owned(),
                     order: Some(order),
                     scope: scope.as_str().to_owned(),
-                    until: until.clone(),
+                    expiry: until.clone(),
                 };
                 MachinesClient::new(service).hold(request).await
             };

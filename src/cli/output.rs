@@ -7,10 +7,10 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-/// How an answer is asked for.
+/// Format of a command's answer, as `--output` selects it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// For people: tables and text.
     Table,
     /// For programs: fields are added, never renamed.
     Json,

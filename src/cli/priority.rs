@@ -21,19 +21,19 @@ use crate::proto::fleet::v1::machines_client::MachinesClient;
 /// A machine to put before or behind the others.
 #[derive(Debug, Args)]
 pub struct PrioritizeArgs {
-    /// The machine
+    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
     /// Before the others, as the engine decides, or behind them
     #[arg(value_name = "LEVEL", value_parser = PossibleValuesParser::new(PriorityLevel::ALL.map(PriorityLevel::as_str)))]
     pub level: String,
-    /// Why, for whoever asks `why`
+    /// Why, for operators who run `why`
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
     /// When it ends by itself: after a while (2h) or at a moment (2026-11-20T18:00:00Z)
     #[arg(long, value_name = "WHEN")]
     pub until: Option<String>,
-    /// Or many.
+    /// Selection of many machines, instead of one.
     #[command(flatten)]
     pub selection: BulkSelection,
 }
@@ -48,7 +48,7 @@ pub async fn prioritize_machine(
         args.level.parse().map_err(|error: UnknownName| CliError::Invalid(error.to_string()))?;
     if args.reason.trim().is_empty() {
         return Err(CliError::Invalid(
-            "--reason is empty; whoever asks `why` later will want to know".into(),
+            "--reason is empty; give one for operators who run `why` later".into(),
         ));
     }
     let until = args.until.as_deref().map(parse_until).transpose()?;
@@ -68,8 +68,8 @@ pub async fn prioritize_machine(
         }
         Backend::Api(remote) => {
             let until = until.map(|until| match until {
-                Expiry::After(span) => v1::prioritize_request::Until::After(span.to_string()),
-                Expiry::At(moment) => v1::prioritize_request::Until::At(prost_types::Timestamp {
+                Expiry::After(span) => v1::prioritize_request::Expiry::ExpiresAfter(span.to_string()),
+                Expiry::At(moment) => v1::prioritize_request::Expiry::ExpiresAt(prost_types::Timestamp {
                     seconds: moment.timestamp(),
                     nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
                 }),
@@ -79,7 +79,7 @@ pub async fn prioritize_machine(
                     machine: machine.to_owned(),
                     order: Some(order),
                     level: level.as_str().to_owned(),
-                    until: until.clone(),
+                    expiry: until.clone(),
                 };
                 MachinesClient::new(service).prioritize(request).await
             };

@@ -115,13 +115,13 @@ async fn waive_stage(source: &Backend, arguments: &WaiveStage, format: Format) -
         Backend::Direct(bmdb) => bmdb,
         Backend::Api(remote) => {
             let give = async |service, order| {
-                let request = v1::WaiveRequest {
+                let request = v1::WaiveStageRequest {
                     machine: arguments.machine.clone(),
                     order: Some(order),
                     stage: stage.as_str().to_owned(),
-                    i_know: arguments.confirm.clone(),
+                    confirmation: arguments.confirm.clone(),
                 };
-                MachinesClient::new(service).waive(request).await
+                MachinesClient::new(service).waive_stage(request).await
             };
             return format_response(
                 order_retry::send_order(&mut remote.clone(), reason, give).await?,
@@ -143,7 +143,7 @@ async fn waive_stage(source: &Backend, arguments: &WaiveStage, format: Format) -
 pub(crate) fn require_reason(reason: &str) -> Result<&str, CliError> {
     if reason.trim().is_empty() {
         return Err(CliError::Invalid(
-            "--reason is empty; whoever asks `why` later will want to know".into(),
+            "--reason is empty; give one for operators who run `why` later".into(),
         ));
     }
     Ok(reason)

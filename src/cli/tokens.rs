@@ -271,7 +271,7 @@ async fn create_through_api(
             "shepherdctl: the token {lost} was made and lost on its way here; it is revoked, and another \
              one made"
         ));
-        revoke_through_api(&mut remote, &lost, "it was lost on its way to whoever it was made for").await?;
+        revoke_through_api(&mut remote, &lost, "it was lost on its way to the requesting client").await?;
     }
     Err(CliError::Failed(format!(
         "{MAX_CREATE_ATTEMPTS} tokens were made, lost on their way here, and revoked; try again when the connection is \
@@ -293,20 +293,20 @@ enum CreateOutcome {
 fn create_outcome(made: v1::CreateCredentialResponse, pinned: bool) -> CreateOutcome {
     let token = Some(made.token).filter(|token| !token.is_empty()).map(SecretString::from);
     if let Some(credential) = made.credential {
-        return CreateOutcome::Created(credential.credential, token);
+        return CreateOutcome::Created(credential.credential_id, token);
     }
     let order = made.order.unwrap_or_default();
     // The response to a repeated order contains the credential only in the audited state.
     let written = order.after.as_ref().and_then(|after| after.fields.get("credential")?.kind.as_ref());
     match written {
-        Some(prost_types::value::Kind::StringValue(id)) if order.repeated && order.changed => {
+        Some(prost_types::value::Kind::StringValue(id)) if order.replayed && order.changed => {
             if pinned {
                 CreateOutcome::Created(id.clone(), None)
             } else {
                 CreateOutcome::TokenLost(id.clone())
             }
         }
-        _ => CreateOutcome::Rejected(order.said),
+        _ => CreateOutcome::Rejected(order.message),
     }
 }
 
@@ -316,7 +316,7 @@ async fn revoke_through_api(
     reason: &str,
 ) -> Result<v1::OrderResponse, CliError> {
     let give = async |service, order| {
-        let request = v1::RevokeCredentialRequest { order: Some(order), credential: id.to_owned() };
+        let request = v1::RevokeCredentialRequest { order: Some(order), credential_id: id.to_owned() };
         CredentialsClient::new(service).revoke(request).await
     };
     order_retry::send_order(remote, reason, give).await
@@ -362,7 +362,7 @@ pub async fn show_tokens(source: &Backend, format: Format) -> Result<String, Cli
                 if page_token.is_empty() || lines.len() >= MAX_LISTED {
                     let more = lines.len() > MAX_LISTED || !page_token.is_empty();
                     lines.truncate(MAX_LISTED);
-                    break (lines, more, api_decode::require_timestamp(page.at, "its moment")?);
+                    break (lines, more, api_decode::require_timestamp(page.read_at, "its moment")?);
                 }
             }
         }
@@ -414,7 +414,7 @@ pub async fn revoke_token(
             let done =
                 revoke_through_api(&mut remote.clone(), &arguments.credential.to_string(), &arguments.reason)
                     .await?;
-            (done.changed, done.said)
+            (done.changed, done.message)
         }
     };
     match format {
@@ -446,7 +446,7 @@ impl From<v1::Credential> for CredentialLine {
     fn from(of: v1::Credential) -> Self {
         use api_decode::decode_timestamp;
         Self {
-            credential: of.credential,
+            credential: of.credential_id,
             kind: of.kind,
             name: of.name,
             role: of.role,
@@ -480,11 +480,17 @@ mod tests {
         let kind = Some(prost_types::value::Kind::StringValue("c-1".into()));
         let fields = BTreeMap::from([("credential".to_owned(), prost_types::Value { kind })]);
         let after = Some(prost_types::Struct { fields });
-        v1::OrderResponse { said: "said".into(), changed, repeated, after, ..Default::default() }
+        v1::OrderResponse {
+            message: "denied".into(),
+            changed,
+            replayed: repeated,
+            after,
+            ..Default::default()
+        }
     }
 
     fn create_response(token: &str, there: bool, order: v1::OrderResponse) -> v1::CreateCredentialResponse {
-        let credential = there.then(|| v1::Credential { credential: "c-1".into(), ..Default::default() });
+        let credential = there.then(|| v1::Credential { credential_id: "c-1".into(), ..Default::default() });
         v1::CreateCredentialResponse { credential, token: token.into(), order: Some(order) }
     }
 
@@ -495,11 +501,15 @@ mod tests {
             (create_response("", true, order_response(true, false)), true, "made c-1"),
             (create_response("", false, order_response(true, true)), true, "made c-1"),
             (create_response("", false, order_response(true, true)), false, "lost c-1"),
-            (create_response("", false, order_response(false, true)), false, "refused: said"),
+            (create_response("", false, order_response(false, true)), false, "refused: denied"),
             (
-                create_response("", false, v1::OrderResponse { said: "said".into(), ..Default::default() }),
+                create_response(
+                    "",
+                    false,
+                    v1::OrderResponse { message: "denied".into(), ..Default::default() },
+                ),
                 true,
-                "refused: said",
+                "refused: denied",
             ),
         ] {
             let found = match create_outcome(answer, pinned) {

@@ -38,10 +38,10 @@ pub struct UpdateArgs {
     /// How many machines at a time
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub parallelism: u32,
-    /// How long a machine may take to fetch it, and then to be heard
-    #[arg(long, value_name = "SPAN", default_value = "2m")]
-    pub deadline: Span,
-    /// Why, for the audit and whoever asks `why`
+    /// How long a machine may take to fetch the release, and again to report that it runs it
+    #[arg(long = "machine_deadline", value_name = "SPAN", default_value = "2m")]
+    pub machine_deadline: Span,
+    /// Why, for the audit and for operators who run `why`
     #[arg(long, value_name = "TEXT", required = true)]
     pub reason: Option<String>,
 }
@@ -55,10 +55,10 @@ pub enum UpdateCommand {
     /// Show an update, its machines, and what each waits for
     #[command(after_help = examples::UPDATE_DESCRIBE)]
     Describe(UpdateIdArg),
-    /// Ask no more machines until it is resumed
+    /// Order no more machines until it is resumed
     #[command(after_help = examples::UPDATE_PAUSE)]
     Pause(ChangeUpdate),
-    /// Go on with machines that were not asked yet
+    /// Continue with the machines that have no order yet
     #[command(after_help = examples::UPDATE_RESUME)]
     Resume(ChangeUpdate),
     /// End an update where it is
@@ -119,7 +119,7 @@ async fn fetch_updates(
             let result = UpdatesClient::new(remote.authorized_channel()).list(request).await;
             let response = result.map_err(status_to_error)?.into_inner();
             let found = response.updates.into_iter().map(decode_update).collect::<Result<_, _>>()?;
-            Ok((found, require_timestamp(response.at, "its moment")?))
+            Ok((found, require_timestamp(response.read_at, "its moment")?))
         }
     }
 }
@@ -129,15 +129,15 @@ fn decode_update(update: v1::Update) -> Result<RollOutView, CliError> {
         id: update.id,
         release: update.release,
         sha256: update.sha256,
-        selector: update.select,
+        selector: update.selector,
         parallelism: update.parallelism,
         deadline_seconds: update.deadline_seconds,
         created_at: require_timestamp(update.created_at, "when an update was ordered")?,
         created_by: update.created_by,
         reason: update.reason,
-        pause_reason: update.paused,
+        pause_reason: update.pause_reason,
         ended_at: update.ended_at.and_then(decode_timestamp),
-        outcome: update.ended,
+        outcome: update.outcome,
         counts: update.counts,
         machines: update.machines.into_iter().map(decode_machine).collect::<Result<_, _>>()?,
     })
@@ -148,8 +148,8 @@ fn decode_machine(machine: v1::UpdateMachine) -> Result<RollOutMachineView, CliE
         machine: machine.machine,
         name: machine.name,
         state: machine.state,
-        message: machine.said,
-        state_since: require_timestamp(machine.changed_at, "since when a machine is so far")?,
+        message: machine.message,
+        state_since: require_timestamp(machine.state_since, "since when a machine is so far")?,
     })
 }
 
@@ -228,7 +228,7 @@ async fn describe_update(source: &Backend, id: &str, format: Format) -> Result<S
 
 fn require_reason(reason: &str) -> Result<(), CliError> {
     if reason.trim().is_empty() {
-        return Err(CliError::Invalid("--reason is empty; whoever reads the audit will want to know".into()));
+        return Err(CliError::Invalid("--reason is empty; give one for operators who read the audit".into()));
     }
     Ok(())
 }
@@ -249,7 +249,7 @@ fn format_outcome(id: &str, done: &OrderOutcome, format: Format) -> Result<Strin
 async fn create_update(source: &Backend, args: &UpdateArgs, format: Format) -> Result<String, CliError> {
     let reason = args.reason.as_deref().unwrap_or_default();
     require_reason(reason)?;
-    let deadline = std::time::Duration::from(args.deadline).as_secs();
+    let deadline = std::time::Duration::from(args.machine_deadline).as_secs();
     let new = NewRollOut {
         release: args.release.clone().unwrap_or_default(),
         selector: args
@@ -274,14 +274,14 @@ async fn create_update(source: &Backend, args: &UpdateArgs, format: Format) -> R
                 let request = v1::CreateUpdateRequest {
                     release: new.release.clone(),
                     order: Some(order),
-                    select: new.selector.to_string(),
+                    selector: new.selector.to_string(),
                     parallelism: new.parallelism,
                     deadline_seconds: new.deadline_seconds,
                 };
                 UpdatesClient::new(service).create(request).await
             };
             let done = order_retry::send_order(&mut remote.clone(), reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&release, &done, format)
@@ -315,7 +315,7 @@ async fn change_update(
                 }
             };
             let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.said }
+            OrderOutcome { changed: done.changed, message: done.message }
         }
     };
     format_outcome(&args.id, &done, format)

@@ -23,7 +23,7 @@ use crate::cli::output::{Output, print_chunk, print_stderr};
 use crate::cli::{api_decode, yaml};
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::machines_client::MachinesClient;
-use crate::proto::fleet::v1::watch_machines_response::What;
+use crate::proto::fleet::v1::watch_machines_response::Event;
 
 /// Longest silence of a stream: the shepherd sends a bookmark every few seconds.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -36,7 +36,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// Which machines are watched.
 #[derive(Debug, Args)]
 pub struct WatchArgs {
-    /// Which.
+    /// Filters that select the machines.
     #[command(flatten)]
     pub filters: MachineFilters,
 }
@@ -117,7 +117,7 @@ impl PrintedMachines {
 /// One line of output for programs.
 #[derive(Serialize)]
 struct WatchLine<'a> {
-    /// `machine` for a state, `gone` for a removal.
+    /// `machine` for a state, `removed` for a removal.
     event: &'static str,
     #[serde(flatten)]
     summary: Option<&'a MachineSummary>,
@@ -149,8 +149,8 @@ impl From<CliError> for WatchEnd {
 pub async fn watch_machines(source: &Backend, filters: &WatchArgs, output: Output) -> Result<(), CliError> {
     let Backend::Api(remote) = source else {
         return Err(CliError::Invalid(
-            "`watch` is told by a shepherd: give a context (--context NAME) instead of a database; `shepherdctl \
-             tokens bootstrap --save_context` makes one"
+            "`watch` reads changes from a shepherd's API: give a context (--context NAME) instead of a \
+             database; `shepherdctl tokens bootstrap --save_context` makes one"
                 .to_owned(),
         ));
     };
@@ -191,7 +191,7 @@ impl WatchSession {
         let (filter, resume) = (Some(self.filter.clone()), self.resume_token.clone());
         let mut complete = !resume.is_empty();
         self.printed.start_stream();
-        let request = v1::WatchMachinesRequest { filter, resume };
+        let request = v1::WatchMachinesRequest { filter, resume_token: resume };
         let mut stream =
             MachinesClient::new(self.remote.authorized_channel()).watch(request).await?.into_inner();
         loop {
@@ -199,27 +199,27 @@ impl WatchSession {
             let response = result.unwrap_or_else(|_| Err(Status::deadline_exceeded("it fell silent")))?;
             let Some(response) = response else { return Ok(()) };
             (self.last_message_at, self.failures) = (Instant::now(), 0);
-            match response.what {
-                Some(What::Machine(machine)) => {
+            match response.event {
+                Some(Event::Machine(machine)) => {
                     let line = api_decode::decode_machine(machine)?;
                     if self.printed.is_new(&line) {
                         self.print_machine(&line)?;
                     }
                 }
-                Some(What::Gone(machine)) => {
+                Some(Event::RemovedMachine(machine)) => {
                     let machine = api_decode::parse_uuid(&machine, "a machine's id")?;
                     self.print_removed(machine)?;
                 }
-                Some(What::Quiet(_)) if !complete => {
+                Some(Event::Bookmark(_)) if !complete => {
                     complete = true;
                     for machine in self.printed.missing_machines() {
                         self.print_removed(machine)?;
                     }
                 }
-                Some(What::Quiet(_)) | None => {}
+                Some(Event::Bookmark(_)) | None => {}
             }
-            if !response.resume.is_empty() {
-                self.resume_token = response.resume;
+            if !response.resume_token.is_empty() {
+                self.resume_token = response.resume_token;
             }
         }
     }
@@ -241,7 +241,7 @@ impl WatchSession {
         let text = match self.output {
             Output::Table => format!("{:.8}  {:<24}  gone, or no longer meant\n", machine.to_string(), "-"),
             Output::Json | Output::Yaml => {
-                self.format_line(&WatchLine { event: "gone", summary: None, removed: Some(machine) })?
+                self.format_line(&WatchLine { event: "removed", summary: None, removed: Some(machine) })?
             }
         };
         print_or_end(&text)
@@ -261,8 +261,8 @@ impl WatchSession {
             ReconnectDecision::Fail => return Err(status_to_error(status)),
             ReconnectDecision::GiveUp => {
                 return Err(CliError::Failed(format!(
-                    "no server of this context has told anything for {} minutes (the last one: {}); watch again when \
-                     one answers",
+                    "no server of this context has sent anything for {} minutes (the last error: {}); watch \
+                     again when one answers",
                     OUTAGE_LIMIT.as_secs() / 60,
                     status.message()
                 )));

@@ -140,7 +140,7 @@ impl Revocation {
         match self {
             Self::Certificate(_, until) => wire::RevokedCertificateRecord {
                 format: record::FORMAT,
-                until_ms: until.timestamp_millis(),
+                expires_at_ms: until.timestamp_millis(),
                 revoked_at_ms,
                 revoked_by,
             }
@@ -168,7 +168,7 @@ impl Revocation {
         let serial = parse_serial(key, REVOKED_CERTIFICATES.id_of(key))?;
         let record = record::decode(key, bytes, |record: &wire::RevokedCertificateRecord| record.format)?;
         let until =
-            parse_timestamp("until", record.until_ms).map_err(|fault| RecordError::new(key, fault))?;
+            parse_timestamp("until", record.expires_at_ms).map_err(|fault| RecordError::new(key, fault))?;
         Ok(Self::Certificate(serial, until))
     }
 

@@ -115,7 +115,7 @@ impl CuratorAddresses {
         }
         if response.leader_address.is_empty() {
             // It names itself and does not know its address as others see it: use the one at which it was reached.
-            return (response.this_node_id == response.leader_node_id).then(|| query.to_owned());
+            return (response.responding_node_id == response.leader_node_id).then(|| query.to_owned());
         }
         let port = u16::try_from(response.leader_port).ok().filter(|port| *port > 0)?;
         let address: std::net::IpAddr = response.leader_address.parse().ok()?;
@@ -132,7 +132,7 @@ enum FollowError {
     TimedOut,
     #[error("it does not follow any more")]
     StreamEnded,
-    #[error("it said something that cannot be: {0}")]
+    #[error("its answer is invalid: {0}")]
     InvalidResponse(String),
     #[error("it is of epoch {received} of the cluster, which has been restored since ({highest})")]
     OutdatedEpoch { received: u64, highest: u64 },
@@ -229,7 +229,7 @@ impl LeaderTracker {
             for candidate in candidates {
                 let mut found = false;
                 let error = self.query_curator(&candidate, &mut found).await;
-                tracing::debug!(curator = candidate, found, %error, "a curator leads nobody to the leader");
+                tracing::debug!(curator = candidate, leader = found, %error, "a curator leads nobody to the leader");
                 last = Some(candidate);
                 if found {
                     pause = MIN_BACKOFF;
@@ -352,7 +352,8 @@ impl Service<http::Request<Body>> for LeaderChannel {
             let channel =
                 tokio::time::timeout(LEADER_WAIT_TIMEOUT, known).await.ok().flatten().ok_or_else(|| {
                     Status::unavailable(format!(
-                        "no curator said within {} s who leads the cluster; most consensus members must run",
+                        "no curator reported within {} s which node leads the cluster; most consensus \
+                         members must run",
                         LEADER_WAIT_TIMEOUT.as_secs()
                     ))
                 });
@@ -436,7 +437,7 @@ mod tests {
             leader_node_id: node_id(leader).to_string(),
             leader_address: address.to_owned(),
             leader_port: port,
-            this_node_id: node_id(this).to_string(),
+            responding_node_id: node_id(this).to_string(),
             epoch: 0,
         };
         let place = |local, response: wire::WatchLeaderResponse| {

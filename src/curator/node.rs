@@ -131,7 +131,7 @@ impl NodeRoles {
             }),
             kubernetes_controller: self.kubernetes_controller,
             kubernetes_worker: self.kubernetes_worker,
-            declared: self.declared.iter().map(ToString::to_string).collect(),
+            declared_roles: self.declared.iter().map(ToString::to_string).collect(),
         }
     }
 
@@ -147,7 +147,7 @@ impl NodeRoles {
                 })
             }
         };
-        let declared = roles.declared.iter().map(|name| name.parse().map_err(error_text));
+        let declared = roles.declared_roles.iter().map(|name| name.parse().map_err(error_text));
         Ok(Self {
             consensus_member,
             kubernetes_controller: roles.kubernetes_controller,
@@ -489,7 +489,7 @@ pub(crate) mod tests {
         assert!(!node.machine_id.is_empty() && !node.labels.is_empty() && !record.ticket_id.is_empty());
         let status = node.status.unwrap();
         assert_eq!((status.services.len(), status.kubernetes.is_some()), (1, true));
-        assert_eq!(node.roles.unwrap().declared, ["database", "web"], "in order of the alphabet");
+        assert_eq!(node.roles.unwrap().declared_roles, ["database", "web"], "in order of the alphabet");
     }
 
     #[test]
@@ -519,7 +519,9 @@ pub(crate) mod tests {
                 "and no consensus-member",
             ),
             (
-                |record| node(record).roles.as_mut().unwrap().declared.push("consensus-member".to_owned()),
+                |record| {
+                    node(record).roles.as_mut().unwrap().declared_roles.push("consensus-member".to_owned())
+                },
                 "built-in",
             ),
             (|record| drop(node(record).labels.insert("-".to_owned(), String::new())), "no key of a label"),

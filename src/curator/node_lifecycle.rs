@@ -79,7 +79,7 @@ pub enum LifecycleError {
     #[error("{0} is no consensus member, and gets no certificate for a member of etcd")]
     NotConsensusMember(NodeId),
     /// The node has not reported an address for its etcd certificate.
-    #[error("{0} has said no address yet, at which its member of etcd could prove itself")]
+    #[error("{0} has not reported an address yet, and the certificate of its etcd member has to contain one")]
     NoAddress(NodeId),
     /// The node never was up, so it cannot be decommissioned.
     #[error("{node} was not decommissioned: it is {}, so it never was part of the cluster. Delete it instead", state.as_str())]

@@ -212,7 +212,7 @@ mod tests {
             assert!(is_member || !node.roles.kubernetes_controller, "{number}");
             assert!(is_member || node.status.is_none_or(|status| status.curator_port.is_none()), "{number}");
         }
-        assert_eq!(decoded(&records, 3), busy, "whoever was no member is as before");
+        assert_eq!(decoded(&records, 3), busy, "a node that was no member is unchanged");
         assert_eq!(decoded(&records, 7), own);
         let mut same = taken.records.clone();
         same.retain(|key, _| !NODES.range().contains(key) && !LEADER.range().contains(key));

@@ -286,7 +286,7 @@ impl Ticket {
             created_by: self.created_by.clone(),
             expires_at_ms: self.expires_at.timestamp_millis(),
             revoked_at_ms: self.revoked_at.map(|at| at.timestamp_millis()),
-            uses: self.uses,
+            max_uses: self.uses,
             used_by: self.used_by.iter().map(ToString::to_string).collect(),
             purpose: self.purpose.clone(),
         }
@@ -302,7 +302,7 @@ impl Ticket {
             created_by: self.created_by.clone(),
             expires_at_ms: self.expires_at.timestamp_millis(),
             revoked_at_ms: self.revoked_at.map(|at| at.timestamp_millis()),
-            uses: self.uses,
+            max_uses: self.uses,
             used_by: self.used_by.iter().map(ToString::to_string).collect(),
             purpose: self.purpose.clone(),
         }
@@ -332,7 +332,7 @@ impl Ticket {
                 .map(|at| parse_timestamp("revoked_at", at))
                 .transpose()
                 .map_err(fault)?,
-            uses: record.uses,
+            uses: record.max_uses,
             used_by: used_by.collect::<Result<_, _>>()?,
             purpose: record.purpose,
         };

@@ -59,7 +59,7 @@ pub enum EtcdError {
         message: String,
     },
     /// The revision was compacted: it is older than etcd's history.
-    #[error("{operation} failed, because etcd no longer keeps that revision; read anew")]
+    #[error("{operation} failed, because etcd no longer keeps that revision; read again")]
     Compacted {
         /// The operation and its object.
         operation: String,
@@ -526,7 +526,7 @@ mod tests {
         );
         assert_eq!(
             reported(Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted"),
-            "reading /a failed, because etcd no longer keeps that revision; read anew"
+            "reading /a failed, because etcd no longer keeps that revision; read again"
         );
         assert_eq!(
             reported(Code::InvalidArgument, "etcdserver: request is too large"),

@@ -90,7 +90,10 @@ pub enum WriteError {
     #[error(transparent)]
     LostLeadership(#[from] LostLeadership),
     /// Nothing was written: these keys are no longer as expected.
-    #[error("writing {operation} changed nothing, because {} changed meanwhile; read again and decide anew", keys.join(", "))]
+    #[error(
+        "writing {operation} changed nothing, because {} changed meanwhile; read and decide again",
+        keys.join(", ")
+    )]
     Conflict {
         /// The keys of the write.
         operation: String,
@@ -105,8 +108,8 @@ pub enum WriteError {
 /// The guard no longer holds: another candidate leads, or none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{operation} was refused, because whoever asked is no longer the leader (the lock {lock} of revision {create_revision} is \
-     gone); ask the new leader"
+    "{operation} was refused, because the caller is no longer the leader (the lock {lock} of revision \
+     {create_revision} is gone); ask the new leader"
 )]
 pub struct LostLeadership {
     /// The operation and its object.
@@ -289,8 +292,8 @@ mod tests {
         ];
         let why = |read: &[Record]| explain_failed_write(&guard, &changes, read).to_string();
         let lock = record("/leader/1", 7, 7);
-        let lost = "writing /a, /b, /c was refused, because whoever asked is no longer the leader (the lock /leader/1 of \
-                    revision 7 is gone); ask the new leader";
+        let lost = "writing /a, /b, /c was refused, because the caller is no longer the leader (the lock \
+                    /leader/1 of revision 7 is gone); ask the new leader";
         assert_eq!(why(&[]), lost);
         assert_eq!(why(&[record("/leader/1", 8, 8), record("/a", 1, 9)]), lost);
         for (read, changed) in [
@@ -299,7 +302,8 @@ mod tests {
             (vec![lock.clone(), record("/a", 1, 9), record("/b", 3, 3), record("/c", 4, 4)], "/b"),
         ] {
             let expected = format!(
-                "writing /a, /b, /c changed nothing, because {changed} changed meanwhile; read again and decide anew"
+                "writing /a, /b, /c changed nothing, because {changed} changed meanwhile; read and decide \
+                 again"
             );
             assert_eq!(why(&read), expected);
         }

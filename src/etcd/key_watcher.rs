@@ -200,7 +200,7 @@ async fn run_watch(
         tracing::debug!(
             keys = keys.display_name(),
             failures,
-            why,
+            reason = why,
             "etcd is not followed, and will be tried again"
         );
         sight.send_modify(|sight| {

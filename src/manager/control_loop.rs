@@ -322,7 +322,7 @@ fn work_span(work: &Work) -> Span {
         process = %work.process(),
         machine = %work.machine(),
         fence = work.fence(),
-        begun_before_ns = u64::try_from(work.time_since_claim().as_nanos()).unwrap_or(u64::MAX),
+        elapsed_ns = u64::try_from(work.time_since_claim().as_nanos()).unwrap_or(u64::MAX),
         result = Empty,
         error = Empty,
     )
@@ -333,8 +333,8 @@ fn work_span(work: &Work) -> Span {
 async fn cancel_unstarted(work: Work) {
     let traced = work_span(&work);
     async {
-        let because = work.stop_reason().unwrap_or("the shepherd is shutting down").to_owned();
-        let result = match trace_end_write(work.cancel(because)).await {
+        let reason = work.stop_reason().unwrap_or("the shepherd is shutting down").to_owned();
+        let result = match trace_end_write(work.cancel(reason)).await {
             Ok(()) => WorkResult::Cancelled,
             Err(error) => {
                 traced.record("error", display(&error));
@@ -359,7 +359,7 @@ async fn run_worker<L: ControlLoop>(
         let session = match context.sessions.start(control_loop.name(), details.clone()).await {
             Ok(session) => session,
             Err(error) => {
-                tracing::warn!(loop_name = control_loop.name(), number, %error, "cannot start a session; trying again in a second");
+                tracing::warn!(loop_name = control_loop.name(), worker = number, %error, "cannot start a session; trying again in a second");
                 tokio::select! {
                     () = context.drain.cancelled() => {}
                     () = tokio::time::sleep(Duration::from_secs(1)) => {}
@@ -370,11 +370,11 @@ async fn run_worker<L: ControlLoop>(
         context.metrics.record_session_start();
         run_under_session(&*control_loop, &session, &idle, &context).await;
         if session.lost().is_cancelled() {
-            let because = session.loss_reason().unwrap_or_default();
+            let reason = session.loss_reason().unwrap_or_default();
             tracing::warn!(
                 loop_name = control_loop.name(),
-                number,
-                because,
+                worker = number,
+                reason,
                 "replacing a session in a second"
             );
             tokio::select! {
@@ -449,9 +449,9 @@ async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopCont
     let ending = Instant::now();
     let (result, ended) = match outcome {
         None => {
-            let because = work.stop_reason().unwrap_or("the shepherd is shutting down").to_owned();
-            tracing::info!(because, "stopped");
-            let cancelled = trace_end_write(work.cancel(because)).await;
+            let reason = work.stop_reason().unwrap_or("the shepherd is shutting down").to_owned();
+            tracing::info!(reason, "stopped");
+            let cancelled = trace_end_write(work.cancel(reason)).await;
             failpoint::hit(control_loop.name(), "cancelled");
             (WorkResult::Cancelled, cancelled)
         }
@@ -460,7 +460,7 @@ async fn handle<L: ControlLoop>(control_loop: &L, work: Work, context: &LoopCont
             (WorkResult::Finished, trace_end_write(work.finish(changes, detail)).await)
         }
         Some(Ok(Ok(HandlerOutcome::Requeue { changes, until, reason }))) => {
-            tracing::debug!(%until, reason, "put off");
+            tracing::debug!(not_before = %until, reason, "put off");
             (WorkResult::Requeued, trace_end_write(work.postpone(changes, until, reason)).await)
         }
         Some(Ok(Err(HandlerError { cause, backoff, changes }))) => {

@@ -41,11 +41,11 @@ pub(crate) fn hit(part: &str, point: &str) {
     }
     match fate {
         FailpointAction::Abort => {
-            tracing::error!(part, point, "dying here, as was asked for");
+            tracing::error!(part, point, "aborting here, as SHEPHERD_FAILPOINT requires");
             std::process::abort();
         }
         FailpointAction::Freeze => {
-            tracing::error!(part, point, "freezing here, as was asked for");
+            tracing::error!(part, point, "freezing here, as SHEPHERD_FAILPOINT requires");
             freeze_process();
         }
     }
@@ -98,7 +98,10 @@ mod tests {
             parse_spec("provisioner.created"),
             place("provisioner.created", 1, FailpointAction::Abort)
         );
-        assert_eq!(parse_spec("recoverer.acted@3"), place("recoverer.acted", 3, FailpointAction::Abort));
+        assert_eq!(
+            parse_spec("recoverer.step-executed@3"),
+            place("recoverer.step-executed", 3, FailpointAction::Abort)
+        );
         assert_eq!(
             parse_spec("provisioner.intended=freeze"),
             place("provisioner.intended", 1, FailpointAction::Freeze)
@@ -107,7 +110,7 @@ mod tests {
             parse_spec("provisioner.intended@2=freeze"),
             place("provisioner.intended", 2, FailpointAction::Freeze)
         );
-        assert_eq!(parse_spec("recoverer.acted@often"), None);
-        assert_eq!(parse_spec("recoverer.acted=laugh"), None);
+        assert_eq!(parse_spec("recoverer.step-executed@often"), None);
+        assert_eq!(parse_spec("recoverer.step-executed=laugh"), None);
     }
 }

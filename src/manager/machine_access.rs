@@ -199,7 +199,7 @@ impl MachineAccess {
                 if let TakeoverError::StaleFence { machine_fence: known, .. } = &error
                     && let Err(untold) = work.report_rejected_fence(*known).await
                 {
-                    tracing::warn!(%untold, "cannot write down that the machine knows a newer fence");
+                    tracing::warn!(error = %untold, "cannot write down that the machine knows a newer fence");
                 }
                 Err(takeover_access_error(&error))
             }

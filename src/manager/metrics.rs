@@ -47,7 +47,7 @@ impl WorkResult {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Finished => "finished",
-            Self::Requeued => "put-off",
+            Self::Requeued => "requeued",
             Self::Failed => "failed",
             Self::Cancelled => "cancelled",
             Self::Panicked => "panicked",

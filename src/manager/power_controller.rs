@@ -124,7 +124,7 @@ impl PowerController {
                 });
             }
         };
-        tracing::info!(switch = %order.kind, by = order.by, %intent, "switching a machine by order");
+        tracing::info!(power_action = %order.kind, actor = order.by, %intent, "switching a machine by order");
         failpoint::hit(self.name(), "intended");
         let outcome =
             self.send_order(work, snapshot, order.kind, &rungs, (&*provider, &admission), intent).await;
@@ -138,7 +138,7 @@ impl PowerController {
         if let Err(error) = work.resolve_intent(intent, &text).await {
             tracing::warn!(%intent, %error, "cannot write down how an intent ended");
         }
-        failpoint::hit(self.name(), "settled");
+        failpoint::hit(self.name(), "resolved");
         match outcome {
             Ok(PowerOrderOutcome::Sent(text)) => {
                 let now = work.snapshot().await?.now;

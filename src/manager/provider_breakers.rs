@@ -64,10 +64,10 @@ impl ProviderCall {
     const fn as_str(self) -> &'static str {
         match self {
             Self::List => "list",
-            Self::FindMachine => "look-at",
+            Self::FindMachine => "inspect",
             Self::FindByIntent => "find-by-intent",
             Self::Create => "create",
-            Self::Capabilities => "rungs",
+            Self::Capabilities => "capabilities",
             Self::Reboot => "reboot",
             Self::Power => "power",
             Self::Release => "release",
@@ -83,13 +83,13 @@ struct ProviderCallLabels {
 }
 
 /// A call that the provider answered without an error.
-const RESULT_ANSWERED: &str = "answered";
+const RESULT_OK: &str = "ok";
 /// A call that was cut off before its answer.
-const RESULT_ABANDONED: &str = "given_up";
+const RESULT_TIMED_OUT: &str = "timed_out";
 /// Values of the result label of calls.
 const CALL_RESULTS: [&str; 7] = [
-    RESULT_ANSWERED,
-    RESULT_ABANDONED,
+    RESULT_OK,
+    RESULT_TIMED_OUT,
     ErrorClass::Transient.as_str(),
     ErrorClass::Permanent.as_str(),
     ErrorClass::NotFound.as_str(),
@@ -254,7 +254,7 @@ impl Admission {
             span.record("error", display(error));
         }
         underway.is_done = true;
-        underway.record_result(result.as_ref().err().map_or(RESULT_ANSWERED, |error| error.class.as_str()));
+        underway.record_result(result.as_ref().err().map_or(RESULT_OK, |error| error.class.as_str()));
         let failure = result.as_ref().err().filter(|error| error.class == ErrorClass::Transient);
         let failure = failure.map(|error| (error.endpoint.as_str(), error.message.as_str()));
         let outcome = CallOutcome::classify(underway.began.elapsed(), failure);
@@ -299,7 +299,7 @@ impl Drop for CallInProgress<'_> {
         if self.is_done {
             return;
         }
-        self.record_result(RESULT_ABANDONED);
+        self.record_result(RESULT_TIMED_OUT);
         let sentence = format!("it was given up after {} s without an answer", took.as_secs());
         let outcome = CallOutcome::classify(took, Some((&self.admission.breaker.provider, &sentence)));
         if outcome != CallOutcome::Responded {

@@ -230,7 +230,7 @@ impl Recoverer {
         tracing::info!(step = %what.step, attempt, %intent, "disturbing a machine");
         failpoint::hit(self.name(), "intended");
         let outcome = self.take_step(work, snapshot, means, what.step, intent).await;
-        failpoint::hit(self.name(), "acted");
+        failpoint::hit(self.name(), "step-executed");
         let text = match &outcome {
             Ok((_, text)) => format!("done: {text}"),
             Err(error) => format!("failed: {}", error.message),
@@ -239,7 +239,7 @@ impl Recoverer {
         if let Err(error) = work.resolve_intent(intent, &text).await {
             tracing::warn!(%intent, %error, "cannot write down how an intent ended");
         }
-        failpoint::hit(self.name(), "settled");
+        failpoint::hit(self.name(), "resolved");
         match work.snapshot().await {
             Ok(snapshot) => step_outcome(outcome, recovery, what, attempt, snapshot.now),
             // What was learnt stays true even if the database cannot tell the time. If it were lost, an agent that was
@@ -263,7 +263,7 @@ impl Recoverer {
         match step {
             DisruptionKind::RestartAgent => {
                 let changes = self.access.enroll_agent(work, snapshot).await?;
-                Ok((changes, "the agent was started anew".to_owned()))
+                Ok((changes, "the agent was started again".to_owned()))
             }
             DisruptionKind::Reboot => match means.rungs.as_ref().map(|rungs| &rungs.reboot) {
                 Some(RebootMethod::Ssh(argv)) => {
@@ -282,7 +282,7 @@ impl Recoverer {
                     Ok((Vec::new(), "the provider took the order".to_owned()))
                 }
                 Some(RebootMethod::Unsupported { reason }) => Err(AccessError::new(reason.clone())),
-                None => Err(AccessError::new("its provider could not be asked")),
+                None => Err(AccessError::new("its provider has not answered how to reboot it")),
             },
             DisruptionKind::PowerCycle => {
                 let (control, admission) = means

@@ -121,7 +121,7 @@ impl Retirer {
             Err(error) => format!("failed: {}", error.message),
         };
         record_intent_outcome(work, intent, &text).await;
-        failpoint::hit(self.name(), "settled");
+        failpoint::hit(self.name(), "resolved");
         match outcome {
             Ok(()) => Ok(finish_retirement(format!("provider {name} took it back"))),
             Err(error) if error.class == ErrorClass::NotFound => Ok(check_missing(work, name, snapshot.now)

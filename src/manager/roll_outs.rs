@@ -118,7 +118,7 @@ async fn run_pass(bmdb: &Bmdb, lease: &NamedLease) -> Result<bool, BmdbError> {
             plan_roll_out(&found.roll_out, &found.members, &elsewhere, found.budget_remaining, found.now);
         bmdb.set_roll_out_wait_reasons(lease, id, planned.wait_reasons.into_iter().collect()).await?;
         for step in planned.steps {
-            failpoint::hit(COMPONENT, "step");
+            failpoint::hit(COMPONENT, "step-started");
             tracing::info!(update = id, ?step, "a step of a roll-out");
             match step {
                 RollOutStep::Order(machine) => {

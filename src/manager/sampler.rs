@@ -122,7 +122,7 @@ async fn count_and_store(
     stop: &CancellationToken,
 ) -> Result<(), BmdbError> {
     let Some(sample) = count_fleet(bmdb, stop).await? else { return Ok(()) };
-    failpoint::hit(COMPONENT, "counted");
+    failpoint::hit(COMPONENT, "sampled");
     bmdb.store_sample(lease, now, &sample).await.map(drop)
 }
 

@@ -359,7 +359,7 @@ mod tests {
         let wiping = with(|facts| facts.retirement.as_mut().unwrap().wipe = true);
         let over = with(|facts| facts.retirement.as_mut().unwrap().finished_at = Some(at(5)));
         for (name, facts, circumstances, refused) in [
-            ("asked for", retiring(), &quiet, None),
+            ("requested", retiring(), &quiet, None),
             ("a brake is on", retiring(), &braked, None),
             ("used up", retiring(), &used, Some("the budget to give machines back is used up (100 in 10m)")),
             ("ordered before", ordered.clone(), &used, None),
@@ -368,7 +368,7 @@ mod tests {
             ("quarantined", quarantined, &quiet, Some("it is quarantined")),
             ("to be wiped", wiping, &quiet, Some("it is not to be given back")),
             ("over", over, &quiet, Some("it is not to be given back")),
-            ("not asked for", machine(), &quiet, Some("it is not to be given back")),
+            ("not requested", machine(), &quiet, Some("it is not to be given back")),
         ] {
             let denied = may_release(&facts, circumstances, &Policy::default(), at(100)).err();
             let text = denied.map(|refusal| refusal.reason).unwrap_or_default();
@@ -404,7 +404,7 @@ mod tests {
         assert_eq!(
             refused.retry_at,
             at(115),
-            "asked again when somebody may have set it, and not all the time"
+            "it is tried again when somebody may have set the budget, and not all the time"
         );
     }
 }

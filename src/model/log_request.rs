@@ -72,7 +72,7 @@ impl LogQuery {
             return Err(("log", text));
         }
         if !(1..=MAX_LINES).contains(&self.lines) {
-            return Err(("lines", format!("{} lines cannot be asked for; 1 to {MAX_LINES} can", self.lines)));
+            return Err(("lines", format!("{} lines cannot be requested; 1 to {MAX_LINES} can", self.lines)));
         }
         if self.since.is_some_and(|since| since > MAX_SINCE || since.0 < Duration::from_secs(1)) {
             return Err(("since", "it is neither a second nor more, or longer than ten years".to_owned()));
@@ -140,8 +140,8 @@ fn silence_limit(interval: Duration) -> Duration {
 
 fn describe_last_heartbeat(last_contact: Option<Timestamp>, now: Timestamp) -> String {
     last_contact.map_or_else(
-        || "it was never heard".to_owned(),
-        |at| format!("it was last heard {}", relative_and_absolute_time(at, now)),
+        || "it has never reported".to_owned(),
+        |at| format!("it last reported {}", relative_and_absolute_time(at, now)),
     )
 }
 
@@ -158,12 +158,12 @@ pub fn unreachable_reason(
     }
     match last_contact {
         None => Some(
-            "was never heard: no role server on it speaks to a shepherd, and nothing else brings its logs; see what \
+            "has never reported: no role server on it speaks to a shepherd, and nothing else brings its logs; see what \
              it waits for with shepherdctl why"
                 .to_owned(),
         ),
         Some(at) if between(at, now) > silence_limit(interval) => Some(format!(
-            "is silent: it was last heard {}, and brings logs with its heartbeats alone; see what is done about it with \
+            "is silent: it last reported {}, and brings logs with its heartbeats alone; see what is done about it with \
              shepherdctl why, or read them on the machine: agent.log and children/*/output.log in the state directory of \
              its role server (/var/lib/roleserver)",
             relative_and_absolute_time(at, now)
@@ -187,7 +187,7 @@ pub fn request_state(
         let waited = between(request.requested_at, now);
         if waited <= silence_limit(interval) {
             return LogRequestState::Waiting(format!(
-                "it is asked with the answer to its next heartbeat; one comes every {}",
+                "it receives the request with the answer to its next heartbeat; a heartbeat comes every {}",
                 humanize_duration(interval)
             ));
         }
@@ -197,7 +197,7 @@ pub fn request_state(
                 .to_owned()
         } else {
             format!(
-                "it has not called since it was asked; {}. Ask again when it is heard",
+                "it has not reported since the request was made; {}. Request it again when it reports",
                 describe_last_heartbeat(last_contact, now)
             )
         };
@@ -205,7 +205,8 @@ pub fn request_state(
     };
     if between(request.last_part_at.unwrap_or(handed).max(handed), now) > STALL_TIMEOUT {
         return LogRequestState::Ended(Some(format!(
-            "it was asked, and has brought nothing for {}; {}. Ask again when it is heard",
+            "the request was sent to it, and it has brought nothing for {}; {}. Request it again when \
+             it reports",
             humanize_duration(STALL_TIMEOUT),
             describe_last_heartbeat(last_contact, now)
         )));
@@ -245,8 +246,8 @@ pub fn decide_delivery(
     }
     if !brings {
         return Delivery::End(format!(
-            "its role server ({version}) does not know how to bring logs; update it (shepherdctl update, or put it on \
-             the machine anew), or read them on the machine"
+            "its role server ({version}) does not know how to bring logs; update it (shepherdctl update, or install \
+             it on the machine again), or read them on the machine"
         ));
     }
     match &request.delivered {
@@ -255,7 +256,7 @@ pub fn decide_delivery(
         // Its predecessor sent nothing, so no line can be sent twice.
         Some(_) if request.parts == 0 => Delivery::First,
         Some(_) => {
-            Delivery::End("its role server was started anew in the middle of it; ask again".to_owned())
+            Delivery::End("its role server restarted in the middle of the log; request it again".to_owned())
         }
     }
 }
@@ -380,9 +381,9 @@ mod tests {
     #[test]
     fn silent_machine_gets_no_request() {
         for (received, retired, now, expected) in [
-            (None, false, 0, Some("was never heard")),
+            (None, false, 0, Some("has never reported")),
             (Some(0), false, 90, None),
-            (Some(0), false, 91, Some("is silent: it was last heard 1m31s ago")),
+            (Some(0), false, 91, Some("is silent: it last reported 1m31s ago")),
             (Some(0), true, 1, Some("is retired")),
         ] {
             let text = unreachable_reason(received.map(at), retired, INTERVAL, at(now));
@@ -412,25 +413,25 @@ mod tests {
             ..log_request(true)
         };
         for (name, request, received, now, expected) in [
-            ("not called yet", log_request(false), Some(-5), 90, "waits: it is asked with"),
+            ("not called yet", log_request(false), Some(-5), 90, "waits: it receives the request with"),
             (
                 "never called",
                 log_request(false),
                 Some(-5),
                 91,
-                "ended: it has not called since it was asked; it was last heard",
+                "ended: it has not reported since the request was made; it last reported",
             ),
             ("passed over", log_request(false), Some(60), 91, "ended: it has called since, and nobody"),
-            ("told", with(&|request| request.delivered = handed(20)), Some(20), 80, "comes"),
+            ("sent", with(&|request| request.delivered = handed(20)), Some(20), 80, "comes"),
             (
                 "brings nothing",
                 with(&|request| request.delivered = handed(20)),
                 Some(20),
                 81,
-                "ended: it was asked, and has",
+                "ended: the request was sent to it, and it has",
             ),
             ("brings", follow(600), Some(600), 650, "comes"),
-            ("stopped bringing", follow(600), Some(600), 661, "ended: it was asked, and has"),
+            ("stopped bringing", follow(600), Some(600), 661, "ended: the request was sent to it, and"),
             ("followed for long", follow(3600), Some(3600), 3601, "ended: a log is followed for 1h"),
             ("brought", with(&|request| request.outcome = Some(None)), None, 9999, "ended: all"),
             (
@@ -461,9 +462,9 @@ mod tests {
         };
         for (name, request, brings, now, expected) in [
             ("new", log_request(false), true, 5, Some(Delivery::First)),
-            ("told again", handed("i", 2), true, 5, Some(Delivery::Repeat)),
-            ("started anew before it began", handed("other", 0), true, 5, Some(Delivery::First)),
-            ("started anew in the middle", handed("other", 1), true, 5, None),
+            ("sent to it before", handed("i", 2), true, 5, Some(Delivery::Repeat)),
+            ("restarted before it began", handed("other", 0), true, 5, Some(Delivery::First)),
+            ("restarted in the middle", handed("other", 1), true, 5, None),
             ("does not know how", log_request(false), false, 5, None),
             ("nobody reads it", log_request(false), true, 61, None),
         ] {

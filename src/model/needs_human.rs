@@ -182,14 +182,14 @@ mod tests {
         use HealingStep::{Completed, Started};
         let policy = Policy::default();
         for (name, observed_since, last, now, expected) in [
-            ("never heard before", None, None, 1000, Some(Started)),
-            ("heard before it was given up", None, Some(-900), 1000, Some(Started)),
-            ("heard for a while", Some(1000), Some(1500), 1530, None),
+            ("never reported before", None, None, 1000, Some(Started)),
+            ("reported before it was given up", None, Some(-900), 1000, Some(Started)),
+            ("reports for a while", Some(1000), Some(1500), 1530, None),
             ("a moment too early", Some(1000), Some(1570), 1599, None),
-            ("heard for the limit", Some(1000), Some(1570), 1600, Some(Completed)),
+            ("reports for the limit", Some(1000), Some(1570), 1600, Some(Completed)),
             ("a gap just short of the limit", Some(1000), Some(1001), 1600, Some(Completed)),
             ("a gap of the limit", Some(1000), Some(1000), 1600, Some(Started)),
-            ("heard twice, an hour apart", Some(1000), Some(1000), 4600, Some(Started)),
+            ("two reports, an hour apart", Some(1000), Some(1000), 4600, Some(Started)),
         ] {
             assert_eq!(
                 next_healing_step(&waiting(observed_since, last), &policy, at(now)),

@@ -62,7 +62,7 @@ pub struct PolicyFlags {
     pub power_order_timeout: Option<Span>,
     /// Longest time an outward call may outlive its session. [default: 1m]
     #[arg(long, value_name = "SPAN")]
-    pub outward_limit: Option<Span>,
+    pub outward_call_timeout: Option<Span>,
     /// How long what happened is kept, a day at least. [default: 180d]
     #[arg(long, value_name = "SPAN")]
     pub history_retention: Option<Span>,
@@ -86,10 +86,10 @@ pub struct PolicyFlags {
     pub cluster_snapshots_retained: Option<u32>,
     /// Of how many days one snapshot of each cluster is kept besides. [default: 7]
     #[arg(long, value_name = "COUNT")]
-    pub cluster_snapshot_days: Option<u32>,
+    pub cluster_snapshots_retained_daily: Option<u32>,
     /// How old the shepherd's key for a cluster becomes before it is replaced; 0s: never by itself. [default: 30d]
     #[arg(long, value_name = "SPAN")]
-    pub cluster_key_rotation: Option<Span>,
+    pub cluster_key_rotation_interval: Option<Span>,
 }
 
 /// The rungs of a ladder. It is a type of its own because clap takes a `Vec` for a repeated flag.
@@ -139,7 +139,7 @@ impl PolicyFlags {
         set(self.retirement_wipe_timeout.as_ref(), &mut policy.retirement_wipe_timeout);
         set(self.retirement_release_timeout.as_ref(), &mut policy.retirement_release_timeout);
         set(self.power_order_timeout.as_ref(), &mut policy.power_order_timeout);
-        set(self.outward_limit.as_ref(), &mut policy.outward_limit);
+        set(self.outward_call_timeout.as_ref(), &mut policy.outward_limit);
         set(self.history_retention.as_ref(), &mut policy.history_retention);
         let limits = &mut policy.order_limits;
         set(self.order_max_machines.as_ref(), &mut limits.machines);
@@ -149,8 +149,8 @@ impl PolicyFlags {
         let snapshots = &mut policy.cluster_snapshots;
         set(self.cluster_snapshot_interval.as_ref(), &mut snapshots.interval);
         set(self.cluster_snapshots_retained.as_ref(), &mut snapshots.newest);
-        set(self.cluster_snapshot_days.as_ref(), &mut snapshots.days);
-        set(self.cluster_key_rotation.as_ref(), &mut policy.cluster_key_rotation);
+        set(self.cluster_snapshots_retained_daily.as_ref(), &mut snapshots.days);
+        set(self.cluster_key_rotation_interval.as_ref(), &mut policy.cluster_key_rotation);
         let mut backoff = policy.backoff_of(Process::AgentStart);
         set(self.agent_start_backoff_initial.as_ref(), &mut backoff.initial);
         set(self.agent_start_backoff_maximum.as_ref(), &mut backoff.maximum);
@@ -184,12 +184,13 @@ impl PolicyFlags {
                 "--history_retention {kept} does not last until the morning; give at least 1d"
             ));
         }
-        if let Some(every) = policy.cluster_key_rotation {
-            check_rotation_interval(every).map_err(|reason| format!("--cluster_key_rotation {reason}"))?;
+        if let Some(every) = policy.cluster_key_rotation_interval {
+            check_rotation_interval(every)
+                .map_err(|reason| format!("--cluster_key_rotation_interval {reason}"))?;
         }
         for (flag, count, least) in [
             ("--cluster_snapshots_retained", policy.cluster_snapshots_retained, 1),
-            ("--cluster_snapshot_days", policy.cluster_snapshot_days, 0),
+            ("--cluster_snapshots_retained_daily", policy.cluster_snapshots_retained_daily, 0),
         ] {
             if let Some(count) = count.filter(|count| !(least..=MAX_RETAINED).contains(count)) {
                 return Err(format!(
@@ -339,8 +340,8 @@ mod tests {
                 "--cluster_snapshots_retained 0 cannot be: give a number from 1",
             ),
             (
-                PolicyFlags { cluster_key_rotation: span("1m"), ..none() },
-                "--cluster_key_rotation 1m is too short for a key: give at least 1h",
+                PolicyFlags { cluster_key_rotation_interval: span("1m"), ..none() },
+                "--cluster_key_rotation_interval 1m is too short for a key: give at least 1h",
             ),
         ] {
             let refused = policy.validate().unwrap_err();

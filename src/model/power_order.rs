@@ -238,7 +238,7 @@ pub fn lapse_reason(order: &PowerOrder, policy: &Policy, now: Timestamp) -> Opti
     let lapses = lapses_at(order, policy);
     let limit = policy.power_order_timeout;
     (lapses <= now).then(|| match order.intent {
-        Some(_) => format!("was given, and what became of it was not heard within {limit}"),
+        Some(_) => format!("was given, and its result was not reported within {limit}"),
         None => format!("was not carried out by {}, {limit} after it was given", absolute_time(lapses)),
     })
 }
@@ -377,7 +377,7 @@ mod tests {
         for (name, begun, way, now, expected) in [
             ("new", false, PowerRoute::Provider, 10, "Execute"),
             ("new, over SSH", false, PowerRoute::Ssh, 10, "Execute"),
-            ("told before", true, PowerRoute::Provider, 10, "Execute"),
+            ("begun before", true, PowerRoute::Provider, 10, "Execute"),
             ("run before", true, PowerRoute::Ssh, 10, "Watch"),
             (
                 "no way",
@@ -388,13 +388,7 @@ mod tests {
             ),
             ("just in time", false, PowerRoute::Provider, late - 1, "Execute"),
             ("too late", false, PowerRoute::Provider, late, "GiveUp(\"was not carried out by "),
-            (
-                "too late, and told",
-                true,
-                PowerRoute::Provider,
-                late,
-                "GiveUp(\"was given, and what became of it",
-            ),
+            ("too late, and begun", true, PowerRoute::Provider, late, "GiveUp(\"was given, and its result"),
         ] {
             let next = format!(
                 "{:?}",

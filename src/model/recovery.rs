@@ -368,8 +368,8 @@ mod tests {
             ("reported since", Some((0, Some("a"))), Some((100, "b")), Some("b")),
             // The agent was restarted after a boot that it never reported from. A last report from that boot must not
             // count as one from the next.
-            ("started anew", Some((200, Some("c"))), Some((100, "b")), Some("c")),
-            ("started anew, boot not told", Some((200, None)), Some((100, "b")), Some("b")),
+            ("started again", Some((200, Some("c"))), Some((100, "b")), Some("c")),
+            ("started again, boot unknown", Some((200, None)), Some((100, "b")), Some("b")),
         ] {
             let mut facts = machine(None);
             facts.agent_started = started.map(|(seconds, boot)| AgentStarted {

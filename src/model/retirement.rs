@@ -138,7 +138,7 @@ pub fn describe_stages(retirement: &Retirement, policy: &Policy) -> [(Retirement
     let present = retirement_state(retirement, policy);
     let over = retirement.finished_at.is_some();
     let wipe = match (retirement.wipe, &retirement.wipe_waived) {
-        (false, _) => "not asked for".to_owned(),
+        (false, _) => "not requested".to_owned(),
         (true, Some(waiver)) => format!("waived by {}", waiver.by),
         (true, None) => WIPE_UNSUPPORTED.to_owned(),
     };
@@ -174,8 +174,8 @@ pub fn wait_reason(retirement: &Retirement, present: &RetirementState) -> String
             format!("is being retired by {by} ({reason}); its provider is to take it back")
         }
         RetirementStep::RetryRelease(_) => format!(
-            "is being retired by {by} ({reason}); its provider was told to take it back, and what became of \
-             that is not known yet"
+            "is being retired by {by} ({reason}); its provider was ordered to take it back, and what became \
+             of that is not known yet"
         ),
     }
 }
@@ -273,7 +273,7 @@ mod tests {
         };
         let hours = |hours: i64| Some(hours * 3600);
         for (name, retirement, stage, since, deadline, step) in [
-            ("asked for", retiring(), RetirementStage::Release, 0, hours(1), RetirementStep::Release),
+            ("requested", retiring(), RetirementStage::Release, 0, hours(1), RetirementStep::Release),
             (
                 "to be wiped",
                 wiping,
@@ -299,7 +299,7 @@ mod tests {
                 RetirementStep::RetryRelease(order),
             ),
             (
-                "over, whatever else is said",
+                "over, whatever else is recorded",
                 Retirement { finished_at: Some(at(90)), wipe: true, ..retiring() },
                 RetirementStage::Tombstone,
                 90,
@@ -320,7 +320,7 @@ mod tests {
         let hold = |scope| Hold { scope, reason: "disks".into(), by: "lee".into(), until: None };
         let order = ReleaseOrder { intent: IntentId::generate(), recorded_at: at(60) };
         for (name, retirement, held, due) in [
-            ("asked for", retiring(), None, Some((Process::Retirement, 0))),
+            ("requested", retiring(), None, Some((Process::Retirement, 0))),
             ("to be wiped", Retirement { wipe: true, ..retiring() }, None, None),
             (
                 "ordered",

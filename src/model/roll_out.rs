@@ -270,7 +270,7 @@ fn evaluate_machine(
     else {
         let patience = roll_out.deadline.saturating_mul(2).saturating_add(REPORT_GRACE);
         if after(member.state_since, patience) < now {
-            return Err("it has not said what became of the release".to_owned());
+            return Err("it has not reported the result of the release".to_owned());
         }
         return Ok(Some("it fetches the release and tries it".to_owned()));
     };
@@ -395,8 +395,8 @@ mod tests {
     fn next_machine_is_ordered_when_earlier_ones_are_done() {
         let through = RollOutMachine { report: report(1, NEW, None), ..ordered(1) };
         for (what, first, expected) in [
-            ("nobody was asked", member(1), vec![1]),
-            ("it was asked", ordered(1), vec![]),
+            ("no machine has an order", member(1), vec![1]),
+            ("it has an order", ordered(1), vec![]),
             ("it is through", through.clone(), vec![2]),
             ("it runs it and is silent", RollOutMachine { phase: Phase::Silent, ..through.clone() }, vec![]),
             (
@@ -461,7 +461,7 @@ mod tests {
                 at(40),
                 "m1: it runs another",
             ),
-            ("it says nothing", ordered(1), late, "m1: it has not said"),
+            ("it says nothing", ordered(1), late, "m1: it has not reported"),
             (
                 "it gets not well",
                 RollOutMachine { phase: Phase::Silent, ..runs },

@@ -85,7 +85,7 @@ pub fn roll_out_note(
 ) -> String {
     let part = match state {
         "waiting" => "is to become",
-        "ordered" => "was asked to become",
+        "ordered" => "was ordered to become",
         "failed" => "failed to become",
         _ => "has become",
     };
@@ -106,7 +106,7 @@ mod tests {
                 "ordered",
                 None,
                 Some("it fetches it"),
-                "it was asked to become the release 1.4 (update a1); it fetches it",
+                "it was ordered to become the release 1.4 (update a1); it fetches it",
             ),
             (
                 "waiting",

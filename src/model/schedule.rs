@@ -230,7 +230,7 @@ fn due_observe(answer: &DueBuilder, facts: &MachineFacts, policy: &Policy) -> Du
         return answer.wait("no provider has handed it over yet");
     };
     let Some(looked_at) = provided.polled_at else {
-        return answer.due(Process::Update, provided.acquired_at, "the provider was never asked about it");
+        return answer.due(Process::Update, provided.acquired_at, "the provider was never polled for it");
     };
     let stable = provided.unchanged
         && provided.address.is_some()
@@ -246,7 +246,7 @@ fn due_observe(answer: &DueBuilder, facts: &MachineFacts, policy: &Policy) -> Du
     answer.due(
         Process::Update,
         after(looked_at, interval.0),
-        format!("the provider is asked about it every {interval}: {why}"),
+        format!("the provider is polled for it every {interval}: {why}"),
     )
 }
 
@@ -422,10 +422,10 @@ mod tests {
             ("provisioning", provisioning, 5, (None, None, false, P::Provisioning)),
             ("provided", provided_machine(), 5, (Some(AgentStart), Some(0), false, P::Provided)),
             ("started", with_agent(), 20, (Some(Recovery), Some(10 + 1800), true, P::AgentStarting)),
-            ("never heard", with_agent(), 1810, (Some(Recovery), Some(1810), false, P::Silent)),
+            ("never reported", with_agent(), 1810, (Some(Recovery), Some(1810), false, P::Silent)),
             ("healthy", healthy_machine(), 200, (Some(Recovery), Some(100 + 600), true, P::Ready)),
             ("silent", healthy_machine(), 700, (Some(Recovery), Some(700), false, P::Silent)),
-            ("started anew", restarted, 700, (Some(Recovery), Some(500 + 600), true, P::Ready)),
+            ("started again", restarted, 700, (Some(Recovery), Some(500 + 600), true, P::Ready)),
             ("nobody listens", deaf, 9_000, (Some(Recovery), Some(9_600), true, P::Ready)),
             ("we were away", returned, 5_100, (Some(Recovery), Some(5_600), true, P::Ready)),
         ] {
@@ -528,7 +528,7 @@ mod tests {
             cause: "no route to host".into(),
         };
         for (name, priority, failures, expected, lapsed) in [
-            ("nothing said", None, 0, 1, None),
+            ("no priority set", None, 0, 1, None),
             ("failed often", None, 3, 2, None),
             ("urgent", Some(reported(PriorityLevel::Urgent, None)), 0, 0, None),
             ("urgent, though it failed often", Some(reported(PriorityLevel::Urgent, Some(300))), 3, 0, None),

@@ -121,7 +121,7 @@ pub enum RenderError {
         key: String,
     },
     /// The machine of the node is not known.
-    #[error("nobody has said which machine {node} is on, which {{{{node.machine}}}} asks for")]
+    #[error("it is not known which machine {node} is on, and {{{{node.machine}}}} needs that")]
     NoMachine {
         /// Id of the node.
         node: String,

@@ -53,7 +53,7 @@ pub enum SensitiveOrder {
 }
 
 /// The call that waives a stage of a retirement.
-pub const WAIVE_RPC: &str = "shepherd.fleet.v1.Machines/Waive";
+pub const WAIVE_RPC: &str = "shepherd.fleet.v1.Machines/WaiveStage";
 
 impl SensitiveOrder {
     /// The kind of an order for one machine, by its call; `None` if the rule does not cover it.
@@ -166,7 +166,7 @@ pub fn check_approver(
         return Err((
             "SAME_PERSON",
             format!(
-                "{} asked for it, and somebody else has to approve it: another admin, with a credential and a name of \
+                "{} requested it, and somebody else has to approve it: another admin, with a credential and a name of \
                  their own",
                 approval.requester.name
             ),
@@ -176,12 +176,12 @@ pub fn check_approver(
         return Err(("USED", "it was approved before, and carried out".to_owned()));
     }
     if approval.expires_at <= now {
-        let output = "it is over; whoever asked has to give the order again, and asks anew by that";
+        let output = "it has expired; its requester has to give the order again, which makes a new request";
         return Err(("EXPIRED", output.to_owned()));
     }
     if !approval.requester_is_valid {
         let text =
-            format!("the credential of {}, who asked for it, is revoked or over", approval.requester.name);
+            format!("the credential of {}, who requested it, is revoked or expired", approval.requester.name);
         return Err(("ASKER_GONE", text));
     }
     Ok(())
@@ -262,7 +262,7 @@ mod tests {
             ("not required", TwoPersonRule::default(), false, None, 0, ApprovalDecision::NotRequired),
             ("a dry run", on, true, None, 0, ApprovalDecision::NotRequired),
             ("the first time", on, false, None, 0, ApprovalDecision::Required),
-            ("asked for already", on, false, Some((pending_approval(), true)), 0, ApprovalDecision::Required),
+            ("requested already", on, false, Some((pending_approval(), true)), 0, ApprovalDecision::Required),
             (
                 "approved",
                 on,
@@ -302,7 +302,7 @@ mod tests {
             ("too late", pending_approval(), &lee, 60, Some("EXPIRED")),
             ("carried out", PendingApproval { is_used: true, ..approved }, &lee, 0, Some("USED")),
             (
-                "who asked is gone",
+                "the requester is gone",
                 PendingApproval { requester_is_valid: false, ..pending_approval() },
                 &lee,
                 0,

@@ -67,7 +67,7 @@ mod tests {
             ("passed by a century of tries", 20, 20 + ANSWER_MARGIN - 1, true),
             ("lifted", 20, 5 + FENCE_LIFT, false),
             ("lifted, and much was claimed since the backup", 40_000_000, 5 + FENCE_LIFT, false),
-            ("heard after it was lifted", 5 + FENCE_LIFT + 7, 5 + FENCE_LIFT, true),
+            ("reported after it was lifted", 5 + FENCE_LIFT + 7, 5 + FENCE_LIFT, true),
             ("restored from before a declaration, and declared once", 9 + FENCE_LIFT, 5 + FENCE_LIFT, true),
             ("the same, declared again", 9 + FENCE_LIFT, 5 + 2 * FENCE_LIFT, false),
             ("an agent that says anything", i64::MAX, 5 + FENCE_LIFT, true),

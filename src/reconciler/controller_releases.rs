@@ -98,10 +98,10 @@ pub fn controller_release(record: &Record) -> Option<ControllerRelease> {
         return None;
     }
     match node.status {
-        None => unknown(format!("the node {} has not said which release it runs", node.node_id)),
+        None => unknown(format!("the node {} has not reported which release it runs", node.node_id)),
         Some(status) => match status.version.parse::<Version>() {
             Ok(version) => Some(ControllerRelease::Known(version.release())),
-            Err(error) => unknown(format!("the node {} said that its version is {error}", node.node_id)),
+            Err(error) => unknown(format!("the node {} reported an invalid version: {error}", node.node_id)),
         },
     }
 }
@@ -220,7 +220,7 @@ mod tests {
             (record("/nodes/a", vec![]), "no record of ours"),
             (record("/nodes/a", empty.encode_to_vec()), "has no node"),
             (record("/nodes/a", newer.encode_to_vec()), "update the role server"),
-            (node(true, None), "has not said"),
+            (node(true, None), "has not reported"),
             (node(true, Some("")), "is no version"),
             (node(true, Some("unknown")), "is no version"),
         ] {
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(of(&["3.0.0", "3.0.1", "1.0.0"]).check_candidacy(&own), Err(newer.clone()));
         assert_eq!(of(&["3.0.0", "3.0.1", "1.0.0"]).check_exclusion(&own), Err(newer));
         let old = of(&["1.9.9", "3.0.0"]);
-        assert_eq!(old.check_candidacy(&own), Ok(()), "whoever is newest stands, and waits");
+        assert_eq!(old.check_candidacy(&own), Ok(()), "the newest controller is a candidate, and waits");
         let older = ReleaseBlock::Older { lowest: Release::new(1, 9, 9), required: Release::new(2, 0, 0) };
         assert_eq!(old.check_exclusion(&own), Err(older));
     }

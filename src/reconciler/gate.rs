@@ -166,7 +166,7 @@ mod tests {
             None,
             Some(ControllerRelease::Known(release(2))),
             Some(ControllerRelease::Known(release(4))),
-            Some(ControllerRelease::Unknown("it said nothing".to_owned())),
+            Some(ControllerRelease::Unknown("it reported nothing".to_owned())),
         ] {
             let expected = GateWait::NotRecorded { own: release(3), recorded: recorded.clone() };
             assert_eq!(check(recorded, fits), Err(expected));

@@ -50,9 +50,9 @@ pub async fn wait_until_ready(
             let changed = last.as_ref() != Some(&waits);
             if changed {
                 if matches!(waits, GateWait::StatusUnreadable(_)) {
-                    tracing::error!(why = %waits, "the controller of Kubernetes cannot begin");
+                    tracing::error!(reason = %waits, "the controller of Kubernetes cannot begin");
                 } else {
-                    tracing::info!(why = %waits, "the controller of Kubernetes waits");
+                    tracing::info!(reason = %waits, "the controller of Kubernetes waits");
                 }
                 *last = Some(waits);
             }

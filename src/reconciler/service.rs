@@ -224,7 +224,7 @@ impl<O: ObjectReconciler> Reconciler<O> {
             let leading = async {
                 let _leading = LeadingFlag::set(&self.is_leading);
                 let Err(lost) = self.run_leadership(guard, releases.clone()).await;
-                tracing::info!(%lost, "the built-in objects of Kubernetes are left to the next");
+                tracing::info!(leadership_loss = %lost, "the built-in objects of Kubernetes are left to the next");
                 // The election reports the loss, too.
                 std::future::pending::<()>().await;
             };
@@ -312,7 +312,9 @@ impl<O: ObjectReconciler> Reconciler<O> {
             (Ok(passed), _) if passed.is_unchanged() => {
                 tracing::debug!("the built-in objects of Kubernetes are as they should be");
             }
-            (Ok(passed), _) => tracing::info!(%passed, "the built-in objects of Kubernetes were changed"),
+            (Ok(passed), _) => {
+                tracing::info!(summary = %passed, "the built-in objects of Kubernetes were changed")
+            }
             (Err(error), FailureLogLevel::Debug) => tracing::debug!(%error, "a pass is tried again"),
             (Err(error), FailureLogLevel::Warn) => tracing::warn!(%error, "a pass is tried again"),
         }
@@ -334,7 +336,7 @@ fn handle_write_error(
     match error {
         WriteError::LostLeadership(lost) => return Err(lost),
         WriteError::Conflict { keys: changed, .. } => {
-            tracing::info!(?changed, "the status of objects was not written, and is decided anew");
+            tracing::info!(?changed, "the status of objects was not written, and is decided again");
             leadership.on_write_conflict();
         }
         WriteError::Etcd(error) => {
@@ -352,13 +354,13 @@ fn log_block(blocked: &ReleaseBlock, block: &mut Option<ReleaseBlock>) {
     }
     match blocked {
         ReleaseBlock::Newer { .. } => {
-            tracing::info!(why = %blocked, "the built-in objects are left to another");
+            tracing::info!(reason = %blocked, "the built-in objects are left to another");
         }
         ReleaseBlock::Older { .. } => {
-            tracing::warn!(why = %blocked, "the built-in objects are left as they are");
+            tracing::warn!(reason = %blocked, "the built-in objects are left as they are");
         }
         ReleaseBlock::Unknown(_) => {
-            tracing::error!(why = %blocked, "the built-in objects are left as they are");
+            tracing::error!(reason = %blocked, "the built-in objects are left as they are");
         }
     }
     *block = Some(blocked.clone());

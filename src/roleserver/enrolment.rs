@@ -140,7 +140,7 @@ impl EnrollError {
             Self::OtherMachine { .. } => (Kind::OtherMachine, 0),
             Self::OtherBmdb { .. } => (Kind::OtherBmdb, 0),
         };
-        wire::EnrollError { kind: kind.into(), message: self.to_string(), known_fence }
+        wire::EnrollError { kind: kind.into(), message: self.to_string(), current_fence: known_fence }
     }
 
     /// The whole response with this error.
@@ -367,7 +367,7 @@ mod tests {
         let next = accept_enrolment(Some(&kept), &of(OTHER, 8)).unwrap();
         assert_eq!(next.holders[&Lane::Access].to_string(), OTHER);
         let silent = accept_enrolment(Some(&next), &request(9)).unwrap();
-        assert!(accept_enrolment(Some(&silent), &of(MACHINE, 9)).is_ok(), "nobody said whose 9 is");
+        assert!(accept_enrolment(Some(&silent), &of(MACHINE, 9)).is_ok(), "fence 9 has no recorded session");
         assert!(accept_enrolment(None, &of("7", 7)).unwrap_err().to_string().contains("session_id"));
     }
 
@@ -386,7 +386,7 @@ mod tests {
         assert_eq!(accept_enrolment(Some(&kept), &request(7)).unwrap(), kept);
         let error = accept_enrolment(Some(&kept), &request(6)).unwrap_err();
         assert_eq!(error, EnrollError::StaleFence { lane: Lane::Access, offered: 6, known: 7 });
-        assert_eq!(error.to_wire().known_fence, 7);
+        assert_eq!(error.to_wire().current_fence, 7);
         assert_eq!(error.to_wire().kind(), Kind::StaleFence);
     }
 

@@ -127,7 +127,7 @@ impl HeartbeatSession {
             access_fence: self.header.access_fence,
             cluster_report: cluster,
             release_report: release,
-            brings_logs: self.header.uploads_logs,
+            supports_log_upload: self.header.uploads_logs,
         })
     }
 
@@ -165,7 +165,7 @@ impl HeartbeatSession {
         if with_report {
             self.report_requested = false;
         }
-        self.report_requested |= answer.wants_hardware_report;
+        self.report_requested |= answer.hardware_report_requested;
         self.release_ordered = answer.release_order.is_some();
         if let Some(sent) = sent {
             if sent.installation_report.is_some() {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     fn requesting_hardware() -> wire::HeartbeatResponse {
-        wire::HeartbeatResponse { wants_hardware_report: true, ..satisfied() }
+        wire::HeartbeatResponse { hardware_report_requested: true, ..satisfied() }
     }
 
     #[test]

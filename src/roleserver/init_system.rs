@@ -66,7 +66,7 @@ pub enum SupervisionPlan {
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisionError {
     /// The requested mode is impossible on this host.
-    #[error("--supervision systemd was asked for, but no systemd manager for this user runs here")]
+    #[error("--supervision systemd was requested, but no systemd manager for this user runs here")]
     NoSystemd,
     /// An operation on a process or a file failed.
     #[error("{operation} failed: {source}")]
@@ -83,7 +83,7 @@ pub enum SupervisionError {
     #[error(transparent)]
     Systemd(#[from] SystemdError),
     /// The agent was started and does not run.
-    #[error("the agent was started but does not run after {} s; it last said: {output}", START_TIMEOUT.as_secs())]
+    #[error("the agent was started but does not run after {} s; its log ends: {output}", START_TIMEOUT.as_secs())]
     DoesNotRun {
         /// The end of its log.
         output: String,

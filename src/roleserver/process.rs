@@ -235,7 +235,7 @@ mod tests {
         let start_time = read_start_time(Path::new("/proc"), pid).unwrap();
         let record = ProcessInstance { pid, start_time, ..ProcessInstance::current().unwrap() };
         record.reap().unwrap();
-        assert!(record.is_alive(), "whoever runs is left alone");
+        assert!(record.is_alive(), "a running process is left alone");
         record.stop(Duration::from_millis(200)).unwrap();
         assert!(!record.is_alive());
         let earlier = ProcessInstance { start_time: start_time - 1, ..record.clone() };

@@ -143,7 +143,9 @@ async fn fetch_from_server(
         Err(status) if status.code() == Code::OutOfRange => {
             // The existing part is longer than the file, so it belongs to another one.
             tokio::fs::remove_file(path).await.map_err(|error| failed(&error))?;
-            return Err(FetchError::Failed("what was here is longer than it; it begins anew".to_owned()));
+            return Err(FetchError::Failed(
+                "the local part is longer than the file; the next attempt starts at byte 0".to_owned(),
+            ));
         }
         Err(status) => return Err(status_error(&status)),
     };
@@ -161,7 +163,7 @@ async fn fetch_from_server(
             let bytes = piece.part.unwrap_or_default().bytes;
             there = there.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
             if there > piece.size.min(MAX_FILE_BYTES) {
-                return Err(FetchError::Failed("it is longer than was said".to_owned()));
+                return Err(FetchError::Failed("it is longer than announced or allowed".to_owned()));
             }
             file.write_all(&bytes).await.map_err(|error| failed(&error))?;
             size = Some(piece.size);

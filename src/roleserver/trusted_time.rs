@@ -160,7 +160,7 @@ pub(crate) mod tests {
         assert_eq!(time.now(), None);
         assert_eq!(time.observe(0), None);
         assert_eq!(time.observe(-5), None);
-        assert_eq!(time.now(), None, "nothing was said");
+        assert_eq!(time.now(), None, "a time that is not positive is ignored");
         let sample = time.observe(500_000).unwrap();
         clock.set_time("first", 4000);
         assert_eq!(time.now(), Some(exactly(503_000)));

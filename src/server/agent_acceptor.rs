@@ -154,8 +154,8 @@ impl AgentAcceptor {
         self.with_preauth(|open| open.remove(&ticket));
         let reason = match ended {
             PreAuthOutcome::Authenticated | PreAuthOutcome::Closed => return,
-            PreAuthOutcome::Evicted => "gave-way",
-            PreAuthOutcome::TimedOut => "no-heartbeat",
+            PreAuthOutcome::Evicted => "evicted",
+            PreAuthOutcome::TimedOut => "unauthenticated",
         };
         expel.cancel();
         tracing::debug!(%address, reason, "a connection that proved no agent was closed");
@@ -174,7 +174,7 @@ impl AgentAcceptor {
         };
         let outcome = tokio::select! {
             outcome = tokio::time::timeout(self.limits.handshake, handshake) => outcome.map_err(|_| "timeout"),
-            () = ticket.evicted.cancelled() => Err("gave-way"),
+            () = ticket.evicted.cancelled() => Err("evicted"),
         };
         self.with_half_open(|open| open.remove(&ticket));
         let stream = outcome?.map_err(|error| handshake_failure_reason(&error))?;

@@ -30,8 +30,8 @@ use crate::model::role_declaration::Sha256;
 use crate::model::time::{Rate, unix_milliseconds};
 use crate::proto::agent::v1::agent_callback_server::AgentCallback;
 use crate::proto::agent::v1::{
-    BringLogRequest, BringLogResponse, ClusterOrder, FetchArtefactRequest, HeartbeatRequest,
-    HeartbeatResponse, InstallationRequest, LogRequest, ReleaseOrder,
+    ClusterOrder, FetchArtefactRequest, HeartbeatRequest, HeartbeatResponse, InstallationRequest, LogRequest,
+    ReleaseOrder, UploadLogRequest, UploadLogResponse,
 };
 use crate::server::agent_acceptor::AgentPeer;
 use crate::server::file_downloads::{FileDownloads, PieceStream};
@@ -137,8 +137,8 @@ impl AgentCallback for CallbackService {
 
     async fn bring_log(
         &self,
-        request: Request<BringLogRequest>,
-    ) -> Result<Response<BringLogResponse>, Status> {
+        request: Request<UploadLogRequest>,
+    ) -> Result<Response<UploadLogResponse>, Status> {
         let called = Instant::now();
         let answer = self.store_log_part(request).await;
         if answer.as_ref().is_err_and(|status| status.code() == Code::Unauthenticated) {
@@ -193,7 +193,7 @@ impl CallbackService {
     }
 
     /// Stores a part of a log of a machine that proves its identity with the key of its connection.
-    async fn store_log_part(&self, request: Request<BringLogRequest>) -> Result<BringLogResponse, Status> {
+    async fn store_log_part(&self, request: Request<UploadLogRequest>) -> Result<UploadLogResponse, Status> {
         let Some(peer) = request.extensions().get::<AgentPeer>().cloned() else {
             return Err(Status::internal("the connection carries no key"));
         };
@@ -205,9 +205,9 @@ impl CallbackService {
         self.authenticate(&peer, machine, "a part of a log").await?;
         let kept = self.bmdb.store_log_part(machine, part.request_id, part.part);
         match tokio::time::timeout(DATABASE_TIMEOUT, kept).await {
-            Ok(Ok(kept)) => Ok(BringLogResponse {
-                wanted: !matches!(kept, PartDecision::Discard | PartDecision::End(_)),
-                later: kept == PartDecision::Defer,
+            Ok(Ok(kept)) => Ok(UploadLogResponse {
+                continue_upload: !matches!(kept, PartDecision::Discard | PartDecision::End(_)),
+                retry_later: kept == PartDecision::Defer,
             }),
             Ok(Err(error)) => {
                 tracing::warn!(%machine, %error, "a part of a log could not be kept");
@@ -247,10 +247,10 @@ impl CallbackService {
             return (Err(Status::internal("the connection carries no key")), "internal");
         };
         if !self.rate_limiter.allows(peer.public_key) {
-            return (Err(Status::resource_exhausted("too many heartbeats from this agent")), "too-many");
+            return (Err(Status::resource_exhausted("too many heartbeats from this agent")), "rate-limited");
         }
         let request = request.into_inner();
-        let brings_logs = request.brings_logs;
+        let brings_logs = request.supports_log_upload;
         let heartbeat = match parse_heartbeat(request, peer.public_key) {
             Ok(heartbeat) => heartbeat,
             Err(malformed) => return (Err(Status::invalid_argument(malformed.to_string())), "malformed"),
@@ -280,7 +280,7 @@ impl CallbackService {
             }
             Ok(Ok(HeartbeatOutcome::Duplicate(wants))) => {
                 let logs = logs(wants.logs).await;
-                (Ok(self.heartbeat_response(machine, wants, logs)), "repeated")
+                (Ok(self.heartbeat_response(machine, wants, logs)), "duplicate")
             }
             Ok(Ok(HeartbeatOutcome::Stale)) => {
                 let text = "a heartbeat newer than this one is already stored";
@@ -356,7 +356,7 @@ impl CallbackService {
             Err(_) => Vec::new(),
         };
         let reports = handed.into_iter().map(|handed| LogRequest {
-            request: handed.id.to_string(),
+            request_id: handed.id.to_string(),
             log: handed.query.log,
             lines: handed.query.lines,
             since_seconds: handed.query.since.map_or(0, |since| since.0.as_secs()),
@@ -381,7 +381,7 @@ impl CallbackService {
             endpoints: self.endpoints.borrow().clone(),
             ca_certificates: self.ca_certificates.borrow().clone(),
             heartbeat_interval_seconds: u32::try_from(interval).unwrap_or(u32::MAX),
-            wants_hardware_report: wants.hardware_report,
+            hardware_report_requested: wants.hardware_report,
             shepherd_time_ms: unix_milliseconds(SystemTime::now()),
             cluster_order: wants.cluster.and_then(|order| self.unseal_cluster_order(machine, &order)),
             release_order: wants.release.map(|release| ReleaseOrder {

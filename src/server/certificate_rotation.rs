@@ -113,9 +113,9 @@ mod tests {
                 ("b", &["r"], "a", &["r"], false),
                 CertificateRotationStep { serve_candidate: true, announce: None },
             ),
-            ("authority alone, told ahead", ("a", &["r", "s"], "a", &["r"], false), tell(&["r", "s"])),
+            ("authority alone, announced ahead", ("a", &["r", "s"], "a", &["r"], false), tell(&["r", "s"])),
             (
-                "of the one told ahead",
+                "of the one announced ahead",
                 ("b", &["r", "s"], "a", &["r", "s"], false),
                 CertificateRotationStep { serve_candidate: true, announce: None },
             ),

@@ -68,7 +68,7 @@ pub enum ServerError {
     Tls(#[from] rustls::Error),
     /// The built-in API descriptors are invalid.
     #[error(
-        "cannot read the contracts that this program was built with: {0}; it is damaged, install it anew"
+        "cannot read the contracts that this program was built with: {0}; it is damaged, install it again"
     )]
     ApiDescriptors(String),
     /// The sealed CA cannot be read or stored.

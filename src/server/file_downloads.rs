@@ -198,7 +198,7 @@ impl FileDownloads {
             let taken = sender.send_timeout(piece, SEND_TIMEOUT).await;
             if failed || taken.is_err() {
                 tracing::info!(%machine, sha256 = hex::encode(sha256.0), offset, "sending a file broke off");
-                return self.count_result(if failed { "unavailable" } else { "broken-off" });
+                return self.count_result(if failed { "unavailable" } else { "aborted" });
             }
         }
         tracing::info!(%machine, sha256 = hex::encode(sha256.0), size, "a file was sent");
@@ -272,7 +272,7 @@ mod tests {
         for _ in 0..1_000 {
             tokio::task::yield_now().await;
         }
-        assert!(read.lock().unwrap().len() <= 2, "it was read ahead of whoever takes it");
+        assert!(read.lock().unwrap().len() <= 2, "the file was read ahead of the client");
         let mut bytes = 0;
         while let Some(piece) = pieces.next().await {
             let piece = piece.unwrap();

@@ -9,7 +9,7 @@ use crate::model::ids::MachineId;
 use crate::model::log_request::{
     AvailableLog, LogPart, MAX_LOG_NAMES, MAX_MESSAGE_CHARS, MAX_NAME_CHARS, MAX_PART_BYTES,
 };
-use crate::proto::agent::v1::BringLogRequest;
+use crate::proto::agent::v1::UploadLogRequest;
 use crate::server::heartbeat_validation::parse_uuid;
 
 /// A validated log part with its request.
@@ -24,12 +24,13 @@ pub struct ParsedLogPart {
 }
 
 /// Parses the part of a request. The error names the malformed field.
-pub fn parse_log_part(request: BringLogRequest) -> Result<ParsedLogPart, String> {
+pub fn parse_log_part(request: UploadLogRequest) -> Result<ParsedLogPart, String> {
     let id = |field, text: &str| parse_uuid(field, text).map_err(|malformed| malformed.to_string());
     let machine = MachineId(id("machine_id", &request.machine_id)?);
-    let reported = id("request", &request.request)?;
+    let reported = id("request", &request.request_id)?;
     id("incarnation", &request.incarnation)?;
-    let number = i64::try_from(request.number).map_err(|_| "number is larger than it can be".to_owned())?;
+    let number =
+        i64::try_from(request.part_number).map_err(|_| "number is larger than it can be".to_owned())?;
     let lines = request.lines.unwrap_or_default().text;
     if lines.len() > MAX_PART_BYTES {
         return Err(format!("lines is larger than {} KiB", MAX_PART_BYTES >> 10));
@@ -39,11 +40,11 @@ pub fn parse_log_part(request: BringLogRequest) -> Result<ParsedLogPart, String>
     if !lines.is_empty() && !lines.ends_with('\n') {
         lines.push('\n');
     }
-    if request.there.len() > MAX_LOG_NAMES {
+    if request.available_logs.len() > MAX_LOG_NAMES {
         return Err(format!("there has more than {MAX_LOG_NAMES} logs"));
     }
     let there = request
-        .there
+        .available_logs
         .into_iter()
         .map(|there| AvailableLog {
             log: replace_control_characters(&there.log, MAX_NAME_CHARS),
@@ -63,7 +64,7 @@ pub fn parse_log_part(request: BringLogRequest) -> Result<ParsedLogPart, String>
             available: there,
             note: sentence(&request.note),
             error: sentence(&request.error),
-            last: request.last,
+            last: request.is_last,
         },
     })
 }
@@ -75,19 +76,19 @@ fn replace_control_characters(text: &str, most: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::agent::v1::{LogLines, LogThere};
+    use crate::proto::agent::v1::{self as wire, LogLines};
 
-    fn request() -> BringLogRequest {
-        BringLogRequest {
+    fn request() -> UploadLogRequest {
+        UploadLogRequest {
             machine_id: "0b1c9a52-7d3a-4a35-9f0a-0242ac120002".to_owned(),
-            request: "11111111-2222-4333-8444-555555555555".to_owned(),
+            request_id: "11111111-2222-4333-8444-555555555555".to_owned(),
             incarnation: "66666666-7777-4888-8999-aaaaaaaaaaaa".to_owned(),
-            number: 2,
+            part_number: 2,
             lines: Some(LogLines { text: "a\tb\u{1b}[31mc\u{0}\r\nsecond".to_owned() }),
-            there: vec![LogThere { log: "web/ser\nver".to_owned(), bytes: 7 }],
+            available_logs: vec![wire::AvailableLog { log: "web/ser\nver".to_owned(), bytes: 7 }],
             note: "n\n".to_owned(),
             error: String::new(),
-            last: true,
+            is_last: true,
         }
     }
 
@@ -103,18 +104,18 @@ mod tests {
     #[test]
     fn malformed_field_is_named() {
         let text = |length| Some(LogLines { text: "x".repeat(length) });
-        let there = vec![LogThere::default(); MAX_LOG_NAMES + 1];
+        let there = vec![wire::AvailableLog::default(); MAX_LOG_NAMES + 1];
         for (field, odd) in [
-            ("machine_id", BringLogRequest { machine_id: "m".to_owned(), ..request() }),
-            ("request", BringLogRequest { request: String::new(), ..request() }),
-            ("incarnation", BringLogRequest { incarnation: "1".to_owned(), ..request() }),
-            ("number", BringLogRequest { number: u64::MAX, ..request() }),
-            ("lines", BringLogRequest { lines: text(MAX_PART_BYTES + 1), ..request() }),
-            ("there", BringLogRequest { there, ..request() }),
+            ("machine_id", UploadLogRequest { machine_id: "m".to_owned(), ..request() }),
+            ("request", UploadLogRequest { request_id: String::new(), ..request() }),
+            ("incarnation", UploadLogRequest { incarnation: "1".to_owned(), ..request() }),
+            ("number", UploadLogRequest { part_number: u64::MAX, ..request() }),
+            ("lines", UploadLogRequest { lines: text(MAX_PART_BYTES + 1), ..request() }),
+            ("there", UploadLogRequest { available_logs: there, ..request() }),
         ] {
             let message = parse_log_part(odd).unwrap_err();
             assert!(message.starts_with(field), "{message}");
         }
-        assert!(parse_log_part(BringLogRequest { lines: text(MAX_PART_BYTES), ..request() }).is_ok());
+        assert!(parse_log_part(UploadLogRequest { lines: text(MAX_PART_BYTES), ..request() }).is_ok());
     }
 }

@@ -106,7 +106,7 @@ async fn show_health(State(shown): State<MetricsServerState>) -> Response {
         Ok(Ok(_)) => "ok\n".into_response(),
         Ok(Err(error)) => {
             tracing::debug!(%error, "not healthy");
-            away("the BMDB cannot be asked")
+            away("the BMDB cannot be queried")
         }
         Err(_) => away("the BMDB does not answer"),
     }

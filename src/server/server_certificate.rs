@@ -154,7 +154,7 @@ impl ServerCertificate {
                 if let Some(bytes) = step.announce {
                     tracing::info!(
                         certificates = bytes.len(),
-                        "agents are told other authorities from now on"
+                        "agents receive other CA certificates from now on"
                     );
                     self.ca_certificates.send_replace(bytes);
                 }

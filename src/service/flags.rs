@@ -42,7 +42,7 @@ pub struct ShepherdFlags {
     /// Something else than the service.
     #[command(subcommand)]
     pub command: Option<ShepherdCommand>,
-    /// The service.
+    /// Flags of the service itself.
     #[command(flatten)]
     pub service: ServiceFlags,
 }
@@ -79,7 +79,7 @@ pub enum ShepherdCommand {
 /// How logs are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For a terminal.
+    /// Lines of text, for a terminal.
     #[default]
     Text,
     /// One object a line.
@@ -97,15 +97,15 @@ pub enum ServiceComponent {
     Recoverer,
     /// Asks providers what became of their machines, and rolls releases of the role server out.
     Updater,
-    /// Gives machines back.
+    /// Returns retiring machines to their providers.
     Retirer,
     /// Reboots machines and switches their power, as people order.
     Switcher,
     /// Makes clusters of machines, and keeps them.
     Cluster,
-    /// Hears the agents.
+    /// Receives the heartbeats of agents.
     Callback,
-    /// Answers operators.
+    /// Serves the fleet API to operators.
     Api,
 }
 
@@ -145,7 +145,7 @@ pub struct ServiceFlags {
     /// Start a private PostgreSQL that keeps its data in DIR.
     #[arg(long, value_name = "DIR", help_heading = "Bare metal database")]
     pub bmdb_dir: Option<PathBuf>,
-    /// Database dialect.
+    /// SQL dialect and transaction rules of the database.
     #[arg(
         long,
         value_name = "DIALECT",
@@ -186,7 +186,7 @@ pub struct ServiceFlags {
     /// host:port that machines call; may be given several times.
     #[arg(long, value_name = "HOST:PORT", help_heading = "Agent")]
     pub agent_endpoint: Vec<String>,
-    /// Where agents are heard.
+    /// Listen address of the callback server, to which agents report.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:8443", help_heading = "Agent")]
     pub agent_listen_address: SocketAddr,
     /// Certificate of the callback server and its chain, PEM. [default: one from a CA kept in the database]
@@ -236,10 +236,10 @@ pub struct ServiceFlags {
     /// Most machines of one provider; 0 without limit.
     #[arg(long, value_name = "N", default_value_t = 50, help_heading = "Loops")]
     pub provisioner_max_machines: usize,
-    /// How often a provider is asked for a machine.
+    /// How often a machine is requested from a provider.
     #[arg(long, value_name = "RATE", default_value = "5s,1", help_heading = "Loops")]
     pub provisioner_device_creation_rate: Rate,
-    /// Most machines asked for in one pass.
+    /// Most machines requested from a provider in one pass.
     #[arg(long, value_name = "N", default_value_t = 20, help_heading = "Loops")]
     pub provisioner_reservation_chunk_size: usize,
     /// Machines taken over at once; 0 counts as 1.
@@ -254,7 +254,7 @@ pub struct ServiceFlags {
     /// How often the recoverer looks for work.
     #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
     pub recoverer_db_query_rate: Rate,
-    /// Machines whose provider is asked at once; 0 counts as 1.
+    /// Machines looked up at their providers at once; 0 counts as 1.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Loops")]
     pub updater_loop_parallelism: usize,
     /// How often the updater looks for work.

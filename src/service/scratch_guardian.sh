@@ -1,5 +1,5 @@
-# Removes the directory $1 when standard input ends, which it does when whoever holds its other end
-# has stopped or died. A process that is about to end may still write there, so it is tried for a while.
+# Removes the directory $1 when standard input ends: the process that holds its other end has stopped
+# or died. A process that is about to end may still write there, so it is tried for a while.
 while read -r _; do :; done
 tries=0
 while [ -e "$1" ] && [ "$tries" -lt 100 ]; do

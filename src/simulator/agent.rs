@@ -195,7 +195,7 @@ fn handle_event(fleet: &Arc<SimulatedFleet>, index: usize, id: &str, event: &Age
         AgentEvent::ClusterOrder { .. } => {
             tracing::warn!(
                 machine = id,
-                "an order about a cluster is passed over: give --roleserver FILE to the simulator, and machines can be nodes"
+                "an order about a cluster is passed over: give --roleserver_path FILE to the simulator, and machines can be nodes"
             );
             Ok(())
         }
@@ -285,7 +285,7 @@ pub fn describe_response(response: &wire::EnrollResponse) -> serde_json::Value {
         Some(wire::enroll_response::Result::Error(error)) => json!({
             "kind": error.kind().as_str_name(),
             "message": error.message,
-            "known_fence": error.known_fence,
+            "known_fence": error.current_fence,
         }),
         None => json!({}),
     }

@@ -21,9 +21,9 @@ const PROVIDER: &str = "provider";
 pub struct FaultArgs {
     /// The machine's id at the provider, like `sim-0007`, or `provider` for a fault of the API itself.
     pub machine: String,
-    /// What goes wrong.
+    /// Fault to inject; `heal` removes all earlier ones.
     pub fault: AnyFault,
-    /// The simulator's address.
+    /// URL of the simulator's provider API, for example http://127.0.0.1:8080.
     #[arg(long, env = "SHEPHERD_SIMULATOR_URL", value_name = "URL")]
     pub url: String,
 }

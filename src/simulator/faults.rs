@@ -14,7 +14,7 @@ use crate::simulator::seed::Seed;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultProfile {
-    /// Nothing.
+    /// Nothing goes wrong by itself.
     None,
     /// Now and then an agent dies or hangs, a boot is slow, an API call fails before doing anything.
     Mild,

@@ -21,7 +21,7 @@ use crate::simulator::seed::Seed;
 use crate::simulator::state::{FleetState, StateError, StateLock};
 
 /// Default share of machines that start their agent again after a boot, in per cent.
-const PERSISTENT_PERCENT: u64 = 80;
+const PERSISTENT_AGENT_PERCENT: u64 = 80;
 /// Most open files of one machine: three for its SSH port, some connections, its agent's.
 const FILES_PER_MACHINE: u64 = 12;
 const OTHER_FILES: u64 = 256;
@@ -39,12 +39,12 @@ pub struct SimulatorArgs {
     /// A verb; without one the simulator runs.
     #[command(subcommand)]
     pub command: Option<SimulatorCommand>,
-    /// How it runs.
+    /// Flags of a simulator that runs.
     #[command(flatten)]
     pub run: Option<RunArgs>,
 }
 
-/// Verbs.
+/// Subcommands of `shepherd simulator`.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum SimulatorCommand {
     /// Break a machine, or the provider itself.
@@ -55,31 +55,35 @@ pub enum SimulatorCommand {
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
     /// Loopback address of the provider API; port 0 lets the system choose.
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
-    pub listen: SocketAddr,
+    #[arg(long = "listen_address", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
+    pub listen_address: SocketAddr,
     /// File that keeps the fleet; made if absent. Calls are journalled beside it.
-    #[arg(long, value_name = "FILE")]
-    pub state: PathBuf,
+    #[arg(long = "state_path", value_name = "FILE")]
+    pub state_path: PathBuf,
     /// How many machines there are. A kept fleet grows, and never shrinks.
-    #[arg(long, value_name = "N", default_value_t = 50)]
-    pub machines: u32,
+    #[arg(long = "machine_count", value_name = "N", default_value_t = 50)]
+    pub machine_count: u32,
     /// The number that all chance comes from; a kept fleet keeps its own. [default: 1]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
     /// What goes wrong unasked.
-    #[arg(long, value_enum, default_value_t = FaultProfile::None)]
-    pub faults: FaultProfile,
+    #[arg(long = "fault_profile", value_enum, value_name = "PROFILE", default_value_t = FaultProfile::None)]
+    pub fault_profile: FaultProfile,
     /// Seconds a boot takes, half as much more or less.
     #[arg(long = "boot_seconds", alias = "boot-seconds", value_name = "SECONDS", default_value_t = 3.0)]
     pub boot_seconds: f64,
     /// How many of a hundred machines start their agent again after a boot.
-    #[arg(long = "persistent_percent", alias = "persistent-percent", value_name = "PERCENT", default_value_t = PERSISTENT_PERCENT,
-          value_parser = clap::value_parser!(u64).range(0..=100))]
-    pub persistent_percent: u64,
+    #[arg(
+        long = "persistent_agent_percent",
+        value_name = "PERCENT",
+        default_value_t = PERSISTENT_AGENT_PERCENT,
+        value_parser = clap::value_parser!(u64).range(0..=100)
+    )]
+    pub persistent_agent_percent: u64,
     /// The role server's program. With it machines can be nodes of clusters, each with a real etcd.
-    #[arg(long, value_name = "FILE")]
-    pub roleserver: Option<PathBuf>,
-    /// End when standard input ends: when whoever holds its other end is gone, however it went.
+    #[arg(long = "roleserver_path", value_name = "FILE")]
+    pub roleserver_path: Option<PathBuf>,
+    /// End when standard input ends: the process that holds its other end has closed it or died.
     #[arg(long = "exit_with_parent", hide = true)]
     pub exit_with_parent: bool,
 }
@@ -89,14 +93,16 @@ pub struct RunArgs {
 pub enum SimulatorError {
     /// The address is not a loopback address, so others could reach it.
     #[error(
-        "the simulator listens on loopback addresses only, and {0} is none; give --listen 127.0.0.1:PORT"
+        "the simulator listens on loopback addresses only, and {0} is none; give --listen_address 127.0.0.1:PORT"
     )]
     NotLoopback(SocketAddr),
     /// The duration of a boot is invalid.
     #[error("--boot_seconds {0} is no duration; give a number from 0 to 3600")]
     BootSeconds(f64),
     /// The address cannot be listened on.
-    #[error("the simulator cannot listen on {address}: {source}; stop what has it, or give another --listen")]
+    #[error(
+        "the simulator cannot listen on {address}: {source}; stop what has it, or give another --listen_address"
+    )]
     Listen {
         /// The address that was given.
         address: SocketAddr,
@@ -149,43 +155,43 @@ pub struct Simulator {
 impl Simulator {
     /// Locks the state file, binds the address, and starts the fleet.
     pub async fn start(args: &RunArgs) -> Result<Self, SimulatorError> {
-        if !args.listen.ip().is_loopback() {
-            return Err(SimulatorError::NotLoopback(args.listen));
+        if !args.listen_address.ip().is_loopback() {
+            return Err(SimulatorError::NotLoopback(args.listen_address));
         }
         let boot = boot_duration(args.boot_seconds)?;
         // Bound before any file is created: a start that fails at the address leaves nothing behind.
-        let failed = |source| SimulatorError::Listen { address: args.listen, source };
-        let listener = TcpListener::bind(args.listen).await.map_err(failed)?;
+        let failed = |source| SimulatorError::Listen { address: args.listen_address, source };
+        let listener = TcpListener::bind(args.listen_address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let lock = StateLock::acquire(&args.state)?;
-        let mut state = match FleetState::load(&args.state)? {
+        let lock = StateLock::acquire(&args.state_path)?;
+        let mut state = match FleetState::load(&args.state_path)? {
             Some(state) => state,
-            None => FleetState::new(Seed(args.seed.unwrap_or(1)), args.machines, host_now()),
+            None => FleetState::new(Seed(args.seed.unwrap_or(1)), args.machine_count, host_now()),
         };
         if let Some(requested) = args.seed
             && requested != state.seed.0
         {
-            let path = args.state.clone();
+            let path = args.state_path.clone();
             return Err(StateError::Seed { path, found: state.seed.0, requested }.into());
         }
-        state.grow(args.machines, host_now());
+        state.grow(args.machine_count, host_now());
         let machines = state.machines.len();
         raise_file_limit(machines);
-        let path = Journal::path_beside(&args.state);
+        let path = Journal::path_beside(&args.state_path);
         let journal = Journal::open(&path).map_err(|source| SimulatorError::Journal { path, source })?;
         let nature = FleetProfile {
             seed: state.seed,
-            fault_profile: args.faults,
+            fault_profile: args.fault_profile,
             boot,
-            persistent_per_mille: args.persistent_percent * 10,
+            persistent_per_mille: args.persistent_agent_percent * 10,
         };
-        let nodes = args.roleserver.clone().map(|roleserver| {
-            let absolute = std::path::absolute(&args.state).unwrap_or_else(|_| args.state.clone());
+        let nodes = args.roleserver_path.clone().map(|roleserver| {
+            let absolute = std::path::absolute(&args.state_path).unwrap_or_else(|_| args.state_path.clone());
             NodeSettings { roleserver, disks: NodeSettings::disks_beside(&absolute) }
         });
-        let fleet = SimulatedFleet::start(nature, state, args.state.clone(), journal, nodes)
+        let fleet = SimulatedFleet::start(nature, state, args.state_path.clone(), journal, nodes)
             .map_err(SimulatorError::Machines)?;
-        tracing::info!(%address, machines, seed = nature.seed.0, faults = ?args.faults, "the simulator runs");
+        tracing::info!(%address, machines, seed = nature.seed.0, faults = ?args.fault_profile, "the simulator runs");
         Ok(Self { listener, address, fleet, _lock: lock })
     }
 
@@ -244,9 +250,13 @@ fn raise_file_limit(machines: usize) {
         let current = limit.maximum.map_or(wanted, |maximum| maximum.min(wanted));
         let raised = Rlimit { current: Some(current), maximum: limit.maximum };
         if let Err(error) = setrlimit(Resource::Nofile, raised) {
-            tracing::warn!(%error, wanted, "cannot raise the limit of open files");
+            tracing::warn!(%error, required = wanted, "cannot raise the limit of open files");
         } else if current < wanted {
-            tracing::warn!(current, wanted, "the limit of open files is too low for so many machines");
+            tracing::warn!(
+                current,
+                required = wanted,
+                "the limit of open files is too low for so many machines"
+            );
         }
     }
 }

@@ -98,7 +98,7 @@ pub enum StateError {
     },
     /// The fleet has another seed than the one given.
     #[error(
-        "the simulator's state file {path} holds a fleet of seed {found}, not {requested}; give --seed {found}, or another --state"
+        "the simulator's state file {path} holds a fleet of seed {found}, not {requested}; give --seed {found}, or another --state_path"
     )]
     Seed {
         /// The path of the state file.
@@ -110,7 +110,7 @@ pub enum StateError {
     },
     /// Another simulator has locked it.
     #[error(
-        "the simulator's state file {0} is in use by another simulator; stop that one, or give another --state"
+        "the simulator's state file {0} is in use by another simulator; stop that one, or give another --state_path"
     )]
     InUse(PathBuf),
 }

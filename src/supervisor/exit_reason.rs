@@ -13,7 +13,7 @@ use crate::supervisor::tree::RunId;
 
 /// This run was cancelled. Only the scope of the run creates this value, and only after the cancellation.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{path} was asked to end")]
+#[error("{path} was cancelled")]
 pub struct Cancelled {
     pub(super) run: RunId,
     pub(super) path: std::sync::Arc<str>,
@@ -136,10 +136,10 @@ mod tests {
             (TaskOutcome::Returned(Err(Around(cancelled(own)).into())), true, ExitReason::Cancelled),
             (TaskOutcome::Returned(Err(Around(Around(cancelled(own))).into())), true, ExitReason::Cancelled),
             // The run was not cancelled.
-            (TaskOutcome::Returned(Err(cancelled(own).into())), false, dead("root.a was asked to end")),
+            (TaskOutcome::Returned(Err(cancelled(own).into())), false, dead("root.a was cancelled")),
             // Another run was cancelled.
-            (TaskOutcome::Returned(Err(cancelled(other).into())), true, dead("root.a was asked to end")),
-            (TaskOutcome::Returned(Err(cancelled(earlier).into())), true, dead("root.a was asked to end")),
+            (TaskOutcome::Returned(Err(cancelled(other).into())), true, dead("root.a was cancelled")),
+            (TaskOutcome::Returned(Err(cancelled(earlier).into())), true, dead("root.a was cancelled")),
             // Another error after the cancellation is still an error.
             (TaskOutcome::Returned(Err(io().into())), true, dead("broken pipe")),
             (

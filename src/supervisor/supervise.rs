@@ -226,7 +226,7 @@ impl Shared {
         match &end {
             ExitReason::Dead(why) => tracing::warn!(error = why, "a runnable died"),
             ExitReason::Done => tracing::debug!("a runnable is done"),
-            ExitReason::Cancelled => tracing::debug!("a runnable ended as it was asked to"),
+            ExitReason::Cancelled => tracing::debug!("a runnable ended after its cancellation"),
         }
         let after = tree.record_exit(scope.run, end, self.now(), &mut rand::random::<f64>);
         let waits = tree.waits_for(scope.run).is_some();
@@ -267,5 +267,5 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())
         .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "it said nothing".to_owned())
+        .unwrap_or_else(|| "no message".to_owned())
 }

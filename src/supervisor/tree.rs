@@ -77,7 +77,7 @@ pub(super) enum AddChildError {
     #[error("two children of {path} are to be called {name}; give each a name of its own")]
     DuplicateName { path: Arc<str>, name: RunnableName },
     /// The parent was cancelled, or has returned.
-    #[error("the parent was asked to end")]
+    #[error("the parent was cancelled or has returned")]
     ParentCancelled,
 }
 

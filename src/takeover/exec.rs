@@ -130,7 +130,7 @@ impl SshSession {
         stdin: Bytes,
     ) -> Result<CommandOutput, ExecFailure> {
         // Not the command: it may contain secrets.
-        let span = tracing::debug_span!(target: TRACE_TARGET, "ssh exec", doing, sent_bytes = stdin.len(), error = Empty);
+        let span = tracing::debug_span!(target: TRACE_TARGET, "ssh exec", operation = doing, sent_bytes = stdin.len(), error = Empty);
         let ran = self.run_in_channel(doing, command, stdin).instrument(span.clone()).await;
         if let Err(failure) = &ran {
             span.record("error", display(&failure.error));

@@ -320,7 +320,7 @@ fn check_enroll_response(
             Ok(success)
         }
         Some(enroll_response::Result::Error(error)) => Err(map_enroll_error(&error, address, request)),
-        None => Err(bad("it said neither success nor error".to_owned())),
+        None => Err(bad("it returned neither success nor error".to_owned())),
     }
 }
 
@@ -330,7 +330,7 @@ fn map_enroll_error(error: &EnrollError, address: &str, request: &EnrollRequest)
     let message = sanitize_text(&error.message).trim_end_matches('.').to_owned();
     match error.kind() {
         Kind::StaleFence => {
-            TakeoverError::StaleFence { address, sent: request.fence, machine_fence: error.known_fence }
+            TakeoverError::StaleFence { address, sent: request.fence, machine_fence: error.current_fence }
         }
         Kind::OtherMachine => {
             TakeoverError::OtherMachine { address, machine_id: request.machine_id.clone(), message }
@@ -369,7 +369,7 @@ mod tests {
     }
 
     fn rejection_of(kind: enroll_error::Kind, message: &str) -> TakeoverError {
-        let error = EnrollError { kind: kind.into(), message: message.to_owned(), known_fence: 9 };
+        let error = EnrollError { kind: kind.into(), message: message.to_owned(), current_fence: 9 };
         check_result(enroll_response::Result::Error(error)).unwrap_err()
     }
 
@@ -385,7 +385,7 @@ mod tests {
         insta::assert_snapshot!(check_result(Success(short)).unwrap_err(), @"the agent on 192.0.2.7:22 answered wrongly: its public key has 31 bytes and not 32; is the program at agent a role server?");
         let zero = EnrollSuccess { public_key: vec![0; 32], ..success() };
         insta::assert_snapshot!(check_result(Success(zero)).unwrap_err(), @"the agent on 192.0.2.7:22 answered wrongly: its public key is all zero; is the program at agent a role server?");
-        insta::assert_snapshot!(check_enroll_response(None, ADDRESS, "agent", &request()).unwrap_err(), @"the agent on 192.0.2.7:22 answered wrongly: it said neither success nor error; is the program at agent a role server?");
+        insta::assert_snapshot!(check_enroll_response(None, ADDRESS, "agent", &request()).unwrap_err(), @"the agent on 192.0.2.7:22 answered wrongly: it returned neither success nor error; is the program at agent a role server?");
     }
 
     #[test]
@@ -398,7 +398,7 @@ mod tests {
         insta::assert_snapshot!(rejection_of(Kind::OtherBmdb, "it is of database B."), @"192.0.2.7:22 belongs to another bare metal database than 5a0c2c4e-0000-4000-8000-00000000000b: it is of database B. Release it there, or remove its agent's state directory if that database is gone");
         insta::assert_snapshot!(rejection_of(Kind::Invalid, "the lane is empty."), @"the agent on 192.0.2.7:22 refused the enrolment as malformed: the lane is empty");
         insta::assert_snapshot!(rejection_of(Kind::Failed, "the state directory\nis locked."), @"the enrolment on 192.0.2.7:22 failed: the state directory is locked");
-        let later = EnrollError { kind: 99, message: "a later reason.".to_owned(), known_fence: 0 };
+        let later = EnrollError { kind: 99, message: "a later reason.".to_owned(), current_fence: 0 };
         insta::assert_snapshot!(check_result(enroll_response::Result::Error(later)).unwrap_err(), @"the enrolment on 192.0.2.7:22 failed: a later reason");
     }
 

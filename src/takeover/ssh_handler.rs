@@ -67,7 +67,7 @@ impl client::Handler for SshHandler {
     async fn disconnected(&mut self, reason: DisconnectReason<russh::Error>) -> Result<(), russh::Error> {
         self.close_reason.set(match reason {
             DisconnectReason::ReceivedDisconnect(info) => {
-                format!("the host said {:?}", sanitize_text(&info.message))
+                format!("the host disconnected with {:?}", sanitize_text(&info.message))
             }
             DisconnectReason::Error(russh::Error::KeepaliveTimeout) => {
                 "the host stopped answering".to_owned()

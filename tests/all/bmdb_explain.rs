@@ -358,7 +358,7 @@ async fn check_planned_once(connection: &mut PgConnection) -> anyhow::Result<()>
         .bind(file)
         .fetch_one(&mut *connection)
         .await?;
-        assert_eq!(planned, (5, 5), "planned anew each time: {file}");
+        assert_eq!(planned, (5, 5), "the server plans it at every execution: {file}");
     }
     Ok(())
 }

@@ -115,7 +115,7 @@ const STATEMENTS: &[Statement] = &[
     ("its end", sql!("kubernetes/delete"), |q, a| q.bind(a.cluster), ONE),
     ("a replacement", sql!("kubernetes/set_rotation_requests"), |q, a| q.bind(a.cluster).bind(empty()), ONE),
     (
-        "a replacement that was told",
+        "a replacement that its cluster received",
         sql!("kubernetes/remove_rotation_request"),
         |q, a| q.bind(a.cluster).bind("clients"),
         ONE,
@@ -130,7 +130,7 @@ const STATEMENTS: &[Statement] = &[
     ("the newest upgrade", sql!("upgrade/read_newest"), |q, a| q.bind(a.still), SOME),
     ("an upgrade, locked", sql!("upgrade/lock"), |q, a| q.bind(a.upgrade.clone()), ONE),
     (
-        "who was asked",
+        "the requested nodes",
         sql!("upgrade/set_requested_nodes"),
         |q, a| q.bind(a.upgrade.clone()).bind(json!({})),
         ONE,

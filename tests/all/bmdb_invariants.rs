@@ -267,7 +267,7 @@ impl Worker {
         self.bmdb
             .change_machine(machine, move |_| shepherd::bmdb::work::Decision {
                 changes: vec![change.clone()],
-                events: vec![("Told".into(), "by the test".into())],
+                events: vec![("Reported".into(), "by the test".into())],
                 output: (),
             })
             .await

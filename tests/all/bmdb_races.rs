@@ -11,7 +11,7 @@ use shepherd::bmdb::claim::Claimed;
 use shepherd::bmdb::error::BmdbError;
 use shepherd::bmdb::fact_change::{FactChange, NewHeartbeat};
 use shepherd::bmdb::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
-use shepherd::bmdb::metrics::ByStatement;
+use shepherd::bmdb::metrics::ByOperation;
 use shepherd::bmdb::work::Decision;
 use shepherd::model::ids::MachineId;
 use shepherd::model::process::Process;
@@ -832,7 +832,7 @@ async fn transaction_that_loses_at_its_commit_is_run_again() -> TestResult {
     if !kit.is_serializable() {
         assert_eq!(sent("ROLLBACK").await?, undone, "rolled back what was over");
     }
-    let retried = ByStatement { statement: "changing facts", result: "retried" };
+    let retried = ByOperation { operation: "changing facts", result: "retried" };
     assert!(kit.bmdb.metrics().transactions.get_or_create(&retried).get() >= 2);
 
     // As one among many does that all want the same: it has to lose long before that is an error.

@@ -182,7 +182,7 @@ async fn a_longer_retention_counts_for_a_process_that_has_not_read_it() -> TestR
     tell_of_the_past(&kit).await?;
     let other = kit.database.bmdb().await?;
     other.change_policy("another process", |policy| policy.history_retention = Span::hours(60 * 24)).await?;
-    assert_eq!(kit.bmdb.policy().1.history_retention, Span::hours(30 * 24), "it has heard of it");
+    assert_eq!(kit.bmdb.policy().1.history_retention, Span::hours(30 * 24), "it has read the new policy");
     assert_eq!(kit.bmdb.delete_expired(RetainedKind::History, BATCH).await?, 0);
     Ok(())
 }

@@ -336,7 +336,7 @@ async fn what_became_of_transactions_is_counted_by_what_they_were_for() -> TestR
         Ok(found.unwrap_or(0))
     };
     let of = |what: &str, result: &str| {
-        counted(&format!("shepherd_bmdb_transactions_total{{statement=\"{what}\",result=\"{result}\"}}"))
+        counted(&format!("shepherd_bmdb_transactions_total{{operation=\"{what}\",result=\"{result}\"}}"))
     };
     assert_eq!((of("ending work", "done")?, of("ending work", "refused")?), (1, 0));
     assert!(of("claiming", "done")? >= 2);

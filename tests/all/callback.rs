@@ -88,7 +88,7 @@ async fn agent_and_server_have_their_whole_conversation() -> TestResult {
     let world = World::new("conversation").await?;
     let (agent, mut client) = world.agent().await?;
     let first = say(&mut client, agent.heartbeat(10)).await?;
-    assert!(first.wants_hardware_report && first.installation_request.is_none());
+    assert!(first.hardware_report_requested && first.installation_request.is_none());
     assert_eq!(first.endpoints, world.listener.server.endpoints);
     assert_eq!(first.ca_certificates, world.listener.server.current_ca_certificates());
     assert_eq!(first.heartbeat_interval_seconds, 30);
@@ -96,7 +96,7 @@ async fn agent_and_server_have_their_whole_conversation() -> TestResult {
 
     let mut with_report = agent.heartbeat(20);
     with_report.hardware_report = Some(report());
-    assert!(!say(&mut client, with_report).await?.wants_hardware_report);
+    assert!(!say(&mut client, with_report).await?.hardware_report_requested);
     let stored: (String, String, i64, i64) = sqlx::query_as(
         "SELECT manufacturer, product, memory_bytes, cpu_threads FROM machine_hardware_report WHERE machine_id = $1",
     )
@@ -104,14 +104,16 @@ async fn agent_and_server_have_their_whole_conversation() -> TestResult {
     .fetch_one(&world.pool)
     .await?;
     assert_eq!(stored, ("ACME".to_owned(), "Server 9".to_owned(), 64 << 30, 32));
-    assert!(!say(&mut client, agent.heartbeat(30)).await?.wants_hardware_report);
+    assert!(!say(&mut client, agent.heartbeat(30)).await?.hardware_report_requested);
 
     sqlx::query("INSERT INTO machine_os_installation_request VALUES ($1, 4, 'https://a/b', '\\x01', clock_timestamp())")
         .bind(agent.machine.0)
         .execute(&world.pool)
         .await?;
-    let request =
-        say(&mut client, agent.heartbeat(40)).await?.installation_request.context("nothing asked")?;
+    let request = say(&mut client, agent.heartbeat(40))
+        .await?
+        .installation_request
+        .context("no installation request")?;
     assert_eq!((request.generation, request.artefact_url.as_str()), (4, "https://a/b"));
     let mut late = agent.heartbeat(50);
     late.installation_report =
@@ -126,7 +128,7 @@ async fn agent_and_server_have_their_whole_conversation() -> TestResult {
 
     // Another start of the agent, then another boot.
     let agent = TestAgent { incarnation: Uuid::new_v4().to_string(), ..agent };
-    assert!(say(&mut client, agent.heartbeat(70)).await?.wants_hardware_report);
+    assert!(say(&mut client, agent.heartbeat(70)).await?.hardware_report_requested);
     let agent = TestAgent { boot_id: Uuid::new_v4().to_string(), ..agent };
     say(&mut client, agent.heartbeat(5)).await?;
     let messages = events(&world.pool, agent.machine).await?;
@@ -591,7 +593,7 @@ async fn too_many_and_too_slow_handshakes_end_and_honest_ones_go_on() -> TestRes
             0
         );
     }
-    assert!(listener.counted("shepherd_tls_handshake_failures_total{reason=\"gave-way\"}")? >= 32);
+    assert!(listener.counted("shepherd_tls_handshake_failures_total{reason=\"evicted\"}")? >= 32);
     until("the others ran out of time", async || {
         Ok(listener.counted("shepherd_tls_handshake_failures_total{reason=\"timeout\"}")? > 0
             && listener.counted("shepherd_tls_handshakes_in_progress")? == 0)
@@ -613,7 +615,7 @@ async fn shepherds_of_one_bmdb_share_an_authority_and_know_each_other() -> TestR
     both.sort_unstable();
     let next = AtomicU64::new(1);
     let next = || next.fetch_add(1, Ordering::Relaxed);
-    until("an agent is told both endpoints", async || {
+    until("an agent receives both endpoints", async || {
         Ok(say(&mut client.clone(), agent.heartbeat(next())).await?.endpoints == both)
     })
     .await?;
@@ -772,7 +774,7 @@ async fn metrics_and_health_are_shown() -> TestResult {
     world.listener.bmdb.close().await;
     let health = get("/healthz").await?;
     assert!(
-        health.starts_with("HTTP/1.1 503") && health.ends_with("\r\n\r\nthe BMDB cannot be asked\n"),
+        health.starts_with("HTTP/1.1 503") && health.ends_with("\r\n\r\nthe BMDB cannot be queried\n"),
         "{health}"
     );
     stop.cancel();

@@ -331,7 +331,7 @@ fn orders(records: &Records, found: &mut Vec<Violation>) {
         *before = fence.max(*before);
         let text = call.arguments["machine_id"].as_str().unwrap_or_default();
         if names.get(machine).map(String::as_str) != Some(text) {
-            found.push(Violation::WentBack(format!("{machine} was told that it is {text}")));
+            found.push(Violation::WentBack(format!("{machine} was enrolled as {text}")));
         }
         if !held.contains(&(text.to_owned(), fence)) {
             found.push(Violation::WentBack(format!("{machine} took fence {fence}, which nobody held")));

@@ -358,7 +358,7 @@ async fn list_of_machines_is_read_in_pages_without_gaps_or_repeats() -> TestResu
         }
         let page = site.json(&arguments)?;
         let machines = page["machines"].as_array().context("no list")?;
-        assert!(machines.len() <= 2, "more than asked for: {page}");
+        assert!(machines.len() <= 2, "more than the limit: {page}");
         for machine in machines {
             seen.push(machine["machine"].as_str().context("no id")?.to_owned());
         }
@@ -605,7 +605,7 @@ async fn why_follows_a_machine_through_silence_and_recovery() -> TestResult {
     let next_at = after(decided_on, Duration::from_mins(2));
     let waiting = Recovery {
         next_check_at: next_at,
-        note: "the reboot was asked for; waits for its agent".into(),
+        note: "the reboot was requested; waits for its agent".into(),
         ..recovery
     };
     work.finish(vec![FactChange::Recovery(waiting)], "rebooted").await?;
@@ -757,7 +757,7 @@ fn wrong_input_gets_a_sentence_and_the_right_code() -> TestResult {
         ("nothing", None, vec![]),
     ] {
         let output = transcript(&command(url, &arguments).output()?)?;
-        assert!(!output.contains("hunter2"), "a password was told: {output}");
+        assert!(!output.contains("hunter2"), "the output holds the password: {output}");
         golden!(format!("wrong_{name}"), output);
     }
     Ok(())

@@ -63,11 +63,11 @@ async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> Tes
     let files = scratch.path().join("ams");
     let directory = files.to_str().context("a path")?;
     let issue = |holder: &str| {
-        let issue = ["cluster", "credentials", "issue", "ams", "--directory", directory, "--holder", holder];
+        let issue = ["cluster", "credentials", "issue", "ams", "--output_dir", directory, "--holder", holder];
         field.ctl(&[&issue[..], &["--reason", "a look", "-o", "json"]].concat())
     };
     let made: Value = serde_json::from_str(&issue("kim")?)?;
-    assert_eq!(made["credential"]["state"], "good", "{made:#}");
+    assert_eq!(made["credential"]["state"], "valid", "{made:#}");
     let id = made["credential"]["id"].as_str().context("an id")?;
     let mode = |name: &str| anyhow::Ok(std::fs::metadata(files.join(name))?.permissions().mode() & 0o777);
     assert_eq!((mode("kim.key")?, mode("kim.crt")?), (0o600, 0o644));
@@ -114,7 +114,7 @@ async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> Tes
     field.ctl(&["cluster", "credentials", "revoke", "ams", id, "--reason", "kim has left"])?;
     let end = Instant::now() + PATIENCE;
     while listed(&field, id)?["state"] != "revoked" {
-        assert!(Instant::now() < end, "its curators were never told: {:#}", listed(&field, id)?);
+        assert!(Instant::now() < end, "no curator received the revocation: {:#}", listed(&field, id)?);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     let refused = nodes(&files, "kim", &curators).await?;

@@ -116,7 +116,7 @@ async fn key_is_replaced_by_order_whatever_dies_meanwhile_and_the_old_one_opens_
     let described = field.ctl(&["cluster", "describe", "ams"])?;
     assert!(described.contains("; to be replaced, as "), "{described}");
     for (number, place) in
-        ["key-made", "key-added", "key-taken", "key-switched", "key-refused", "key-removed"]
+        ["key-stored", "key-added", "key-verified", "key-activated", "key-revoked", "key-removal-recorded"]
             .iter()
             .enumerate()
     {

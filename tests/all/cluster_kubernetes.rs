@@ -59,7 +59,7 @@ async fn curators_get_the_settings_of_kubernetes_and_forget_them_when_no_node_ru
         "1",
         "--workers",
         "1",
-        "--kubernetes",
+        "--kubernetes_bundle",
         "k-1.30",
         "--reason",
         "a hall",

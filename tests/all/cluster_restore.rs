@@ -97,7 +97,7 @@ async fn cluster_comes_back_from_its_snapshot_and_its_old_members_stay_out() -> 
     let workers = machines(&cluster, "worker");
     assert_eq!((workers.len(), name(workers[0])?), (1, worker.clone()), "{cluster:#}");
     assert_eq!(workers[0]["roles"], Value::from(vec!["web"]), "{cluster:#}");
-    assert_eq!(sleeping(seconds)?, [service], "the worker's service was started anew");
+    assert_eq!(sleeping(seconds)?, [service], "the worker's service was restarted");
     let messages: Vec<String> = sqlx::query_scalar(
         "SELECT detail FROM history WHERE event IN ('ClusterRestored', 'ClusterFounded') ORDER BY at",
     )
@@ -110,7 +110,7 @@ async fn cluster_comes_back_from_its_snapshot_and_its_old_members_stay_out() -> 
     .bind(&worker)
     .fetch_one(&field.fleet.pool)
     .await?;
-    assert_eq!(received, 1, "the worker has not heard that its cluster was restored");
+    assert_eq!(received, 1, "the worker has not learned that its cluster was restored");
     let left = "SELECT count(*) = 0 FROM cluster WHERE restoring_since IS NOT NULL";
     assert!(field.fleet.holds(left).await?);
     for machine in cluster["machines"].as_array().context("machines")? {
@@ -135,7 +135,7 @@ async fn cluster_comes_back_from_its_snapshot_and_its_old_members_stay_out() -> 
         .await?;
         let cluster = field.cluster("ams")?;
         assert_eq!(cluster["curators"], curators, "an old member is a curator again: {cluster:#}");
-        assert_eq!(sleeping(seconds)?, [service], "the worker's service was started anew");
+        assert_eq!(sleeping(seconds)?, [service], "the worker's service was restarted");
         if key.is_none() && !field.disk(&old[1]).join("cluster/node_key.pk8").exists() {
             break;
         }

@@ -218,7 +218,7 @@ impl World {
                         .request_node_upgrade(lease, &line.upgrade, (&node, machine), &bundle)
                         .await?;
                     if let Some(no) = no {
-                        bail!("{node} is not asked: {no}");
+                        bail!("{node} gets no request: {no}");
                     }
                     if halves == 0 {
                         return Ok(true);
@@ -325,11 +325,11 @@ async fn upgrade_and_rollback_go_on_after_any_crash_in_their_order() -> TestResu
     )
     .fetch_one(&world.kit.pool)
     .await?;
-    assert_eq!(history, 10, "each node was asked once each way");
+    assert_eq!(history, 10, "each node got one request each way");
     let counted: i64 = sqlx::query_scalar("SELECT count(*) FROM intent WHERE kind = 'restart-agent'")
         .fetch_one(&world.kit.pool)
         .await?;
-    assert_eq!(counted, 10, "what is asked counts against the budget");
+    assert_eq!(counted, 10, "every request counts against the budget");
     Ok(())
 }
 
@@ -360,7 +360,7 @@ async fn one_controller_at_a_time_is_upgraded_and_the_next_when_it_is_well() -> 
     }
     for _ in 0..3 {
         world.pass(&lease, 100).await?;
-        assert_eq!(world.order.len(), 1, "controllers were asked at once: {:?}", world.order);
+        assert_eq!(world.order.len(), 1, "controllers got requests at once: {:?}", world.order);
     }
     // Its time is over: it stands still, and says so.
     sqlx::query("UPDATE cluster_upgrade SET deadline_seconds = 0").execute(&world.kit.pool).await?;

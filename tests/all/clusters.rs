@@ -60,13 +60,13 @@ impl Field {
         let count = machines.to_string();
         let roleserver = env!("CARGO_BIN_EXE_roleserver");
         let simulator = [
-            "--machines",
+            "--machine_count",
             &count,
             "--boot_seconds",
             "0.3",
-            "--persistent_percent",
+            "--persistent_agent_percent",
             "100",
-            "--roleserver",
+            "--roleserver_path",
             roleserver,
         ];
         let fleet = Fleet::start(name, &simulator).await?;
@@ -146,7 +146,7 @@ pub(crate) fn machines<'c>(cluster: &'c Value, part: &str) -> Vec<&'c Value> {
 }
 
 pub(crate) fn settled(cluster: &Value) -> bool {
-    cluster["stage"] == "settled"
+    cluster["stage"] == "converged"
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -164,7 +164,7 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
         "the new hall",
     ])?;
     assert!(
-        output.starts_with("the cluster ams is asked for: 3 members of the control plane, 1 worker"),
+        output.starts_with("the cluster ams is requested: 3 members of the control plane, 1 worker"),
         "{output}"
     );
     let cluster = field.until("it is settled", "ams", settled).await?;
@@ -389,11 +389,11 @@ async fn recovery_asks_the_cluster_before_it_disturbs_a_member() -> TestResult {
     let cluster = field.cluster("ams")?;
     assert_eq!(
         (&cluster["stage"], &cluster["voters_reached"]),
-        (&"settled".into(), &3.into()),
+        (&"converged".into(), &3.into()),
         "{cluster:#}"
     );
     field.fleet.strike("sim-0002", "heal").await?;
-    field.fleet.until("it is heard again", ALL_READY).await?;
+    field.fleet.until("it is back in contact", ALL_READY).await?;
 
     // The machine is dead, and its node with it: the others are most of the members, and it is helped.
     field.fleet.strike("sim-0003", "dead").await?;
@@ -461,7 +461,7 @@ async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
     for machine in &cut_off {
         field.fleet.strike(machine, "heal").await?;
     }
-    field.fleet.until("they are heard again", ALL_READY).await?;
+    field.fleet.until("they are back in contact", ALL_READY).await?;
     let after = field.until("it is settled", "ams", settled).await?;
     let names = |cluster: &Value| -> Vec<String> {
         let all = cluster["machines"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -472,7 +472,7 @@ async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
     assert_eq!(names(&after), names(&cluster), "somebody was replaced");
     assert!(
         field.fleet.holds(UNDISTURBED).await?,
-        "a machine was disturbed that its curator heard all the time"
+        "a machine was disturbed although its curator was in contact with it all the time"
     );
     Ok(())
 }
@@ -481,7 +481,7 @@ async fn rack_that_only_we_do_not_hear_is_left_alone() -> TestResult {
 /// them either: the ladder helps one after the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_three_silent_members_one_at_a_time_is_helped() -> TestResult {
-    let simulator = ["--machines", "100", "--boot_seconds", "0.3", "--persistent_percent", "100"];
+    let simulator = ["--machine_count", "100", "--boot_seconds", "0.3", "--persistent_agent_percent", "100"];
     let fleet = Fleet::start("clusters_silent", &simulator).await?;
     // No loop reconciles the cluster: this test itself writes what its curators would report.
     let parts = "--components=provisioner,initializer,recoverer,updater,callback";
@@ -559,7 +559,7 @@ async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult 
     let forecast = planned(&field, &["ams"])?;
     assert_eq!(
         (&forecast["exists"], &forecast["end"], &forecast["steps"]),
-        (&true.into(), &"settled".into(), &before_creation["steps"]),
+        (&true.into(), &"converged".into(), &before_creation["steps"]),
         "{forecast:#}"
     );
 
@@ -587,9 +587,13 @@ async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult 
     assert!(lines.len() == 5, "{lines:#?}");
     assert_eq!(messages, lines);
     let now = planned(&field, &["ams"])?;
-    assert_eq!((&now["end"], now["steps"].as_array().map(Vec::len)), (&"settled".into(), Some(0)), "{now:#}");
+    assert_eq!(
+        (&now["end"], now["steps"].as_array().map(Vec::len)),
+        (&"converged".into(), Some(0)),
+        "{now:#}"
+    );
     let ended = planned(&field, &["ams", "--delete"])?;
-    assert_eq!(ended["end"], "gone", "{ended:#}");
+    assert_eq!(ended["end"], "deleted", "{ended:#}");
     let refused = field.ctl(&["cluster", "plan", "ams", "--control_plane", "2"]).expect_err("an even one");
     assert!(refused.to_string().contains("a control plane of 2 cannot be"), "{refused}");
     let refused = field.ctl(&["cluster", "plan", "fra"]).expect_err("there is none");

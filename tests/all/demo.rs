@@ -58,10 +58,10 @@ impl Demo {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     aloud(&format!(
-                        "it never said {what:?}, and last {:#?}",
+                        "it never printed {what:?}, and last {:#?}",
                         self.output_lines.last_chunk::<5>()
                     ));
-                    bail!("it never said {what:?}: {:#?}", self.output_lines)
+                    bail!("it never printed {what:?}: {:#?}", self.output_lines)
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     bail!("it ended without {what:?}: {:#?}", self.output_lines)
@@ -137,7 +137,7 @@ fn a_demo_until_ready_ends_well_and_leaves_nothing() {
     assert_eq!((code, stderr.as_str()), (Some(0), ""), "{:#?}", demo.output_lines);
     let position =
         |what: &str| demo.output_lines.iter().position(|line| line.contains(what)).context(what.to_owned());
-    assert_eq!(position("8 simulated machines, a private PostgreSQL").unwrap(), 0, "the first thing said");
+    assert_eq!(position("8 simulated machines, a private PostgreSQL").unwrap(), 0, "the first line printed");
     let order = ["starting the simulator", "Ready 0", "all 8 machines are Ready", "stopping", COUNTS];
     let places: Vec<usize> = order.iter().map(|what| position(what).unwrap()).collect();
     assert!(places.is_sorted(), "{:#?}", demo.output_lines);
@@ -147,7 +147,7 @@ fn a_demo_until_ready_ends_well_and_leaves_nothing() {
 #[test]
 fn a_demo_whose_deadline_passes_says_why_of_the_rest() {
     let place = Place::new().unwrap();
-    let arguments = ["--machines", "8", "--until-ready", "--deadline", "100ms"];
+    let arguments = ["--machines", "8", "--until-ready", "--ready_timeout", "100ms"];
     let mut demo = Demo::start(&place, &arguments).unwrap();
     let (code, stderr) = demo.end().unwrap();
     assert_eq!(code, Some(1), "{stderr}");
@@ -167,7 +167,7 @@ fn the_rest_is_explained_as_shepherdctl_explains_it() {
     let place = Place::new().unwrap();
     // One machine gets no agent for as long as its disk is full, the other two are Ready by then.
     let directory = place.path("fleet");
-    let arguments = ["--machines", "3", "--dir", directory.to_str().unwrap()];
+    let arguments = ["--machines", "3", "--state_dir", directory.to_str().unwrap()];
     let mut demo = Demo::start(&place, &arguments).unwrap();
     demo.until("Ctrl-C ends the demo").unwrap();
     let fault = demo.output_lines.iter().find(|line| line.contains(" kill --url ")).unwrap().clone();
@@ -190,7 +190,7 @@ fn the_rest_is_explained_as_shepherdctl_explains_it() {
     demo.signal(Signal::INT).unwrap();
     assert_eq!(demo.end().unwrap().0, Some(0), "{:#?}", demo.output_lines);
 
-    let arguments = [&arguments[..], &["--until-ready", "--deadline", "4s"]].concat();
+    let arguments = [&arguments[..], &["--until-ready", "--ready_timeout", "4s"]].concat();
     let mut demo = Demo::start(&place, &arguments).unwrap();
     let (code, stderr) = demo.end().unwrap();
     assert_eq!(code, Some(1), "{stderr}");
@@ -210,13 +210,13 @@ fn a_directory_that_is_no_demos_is_left_alone() {
     fs::create_dir(&directory).unwrap();
     fs::write(directory.join("ssh_key"), "of a real shepherd").unwrap();
     for more in [&[][..], &["--fresh"]] {
-        let arguments = [&["--machines", "1", "--dir", directory.to_str().unwrap()][..], more].concat();
+        let arguments = [&["--machines", "1", "--state_dir", directory.to_str().unwrap()][..], more].concat();
         let mut demo = Demo::start(&place, &arguments).unwrap();
         let (code, stderr) = demo.end().unwrap();
         assert_eq!(code, Some(2), "{:#?}", demo.output_lines);
         assert_eq!(
             place.masked(&stderr),
-            "shepherd: --dir [place]/var is no directory of a demo, and holds ssh_key, which a demo would use or \
+            "shepherd: --state_dir [place]/var is no directory of a demo, and holds ssh_key, which a demo would use or \
              remove; give another directory\n"
         );
     }
@@ -228,13 +228,13 @@ fn a_directory_that_is_no_demos_is_left_alone() {
 fn a_directory_has_one_demo_at_a_time() {
     let place = Place::new().unwrap();
     let directory = place.path("fleet");
-    let arguments = ["--machines", "1", "--dir", directory.to_str().unwrap()];
+    let arguments = ["--machines", "1", "--state_dir", directory.to_str().unwrap()];
     let mut first = Demo::start(&place, &arguments).unwrap();
     first.until("Ready 0").unwrap();
     let mut second = Demo::start(&place, &[&arguments[..], &["--fresh"]].concat()).unwrap();
     let (code, stderr) = second.end().unwrap();
     assert_eq!(code, Some(2), "{:#?}", second.output_lines);
-    assert!(stderr.contains("another demo runs in --dir "), "{stderr}");
+    assert!(stderr.contains("another demo runs in --state_dir "), "{stderr}");
     first.until("all 1 machines are Ready").unwrap();
     first.signal(Signal::INT).unwrap();
     assert_eq!(first.end().unwrap().0, Some(0), "{:#?}", first.output_lines);
@@ -246,8 +246,14 @@ async fn a_demo_that_nobody_listens_to_any_more_ends_in_order() {
     let place = Place::new().unwrap();
     let directory = place.path("fleet");
     let (reader, writer) = std::io::pipe().unwrap();
-    let mut command =
-        place.program(["demo", "--machines", "3", "--until-ready", "--dir", directory.to_str().unwrap()]);
+    let mut command = place.program([
+        "demo",
+        "--machines",
+        "3",
+        "--until-ready",
+        "--state_dir",
+        directory.to_str().unwrap(),
+    ]);
     let mut child = command.stdout(writer).spawn().unwrap();
     // Waiting for a child closes the end of the pipe that it still owns, by which it may be held.
     let hold = child.stdin.take();
@@ -399,7 +405,7 @@ fn a_persisted_fleet_is_the_same_next_time_and_new_on_request() {
     let directory = place.path("fleet");
     let directory = directory.to_str().unwrap();
     let run = |more: &[&str]| {
-        let arguments = [&["--machines", "3", "--until-ready", "--dir", directory], more].concat();
+        let arguments = [&["--machines", "3", "--until-ready", "--state_dir", directory], more].concat();
         let mut demo = Demo::start(&place, &arguments).unwrap();
         let (code, stderr) = demo.end().unwrap();
         assert_eq!((code, stderr.as_str()), (Some(0), ""), "{:#?}", demo.output_lines);

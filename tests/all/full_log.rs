@@ -7,7 +7,7 @@ use crate::harness::fleet::{ALL_READY, Fleet, Program, endpoint};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shepherd_that_can_log_nothing_works_all_the_same() -> TestResult {
-    let fleet = Fleet::start("full_log", &["--machines", "3"]).await?;
+    let fleet = Fleet::start("full_log", &["--machine_count", "3"]).await?;
     let mut command = fleet.unheard_shepherd("unheard", &[endpoint()?], &[])?;
     // Every line that is written fails, as on a full disk.
     command.env("RUST_LOG", "debug").stderr(File::create("/dev/full")?);

@@ -130,7 +130,7 @@ fn heartbeat(bytes: &[u8]) -> Result<(), String> {
 }
 
 fn log_part(bytes: &[u8]) -> Result<(), String> {
-    let request = codec::decode::<wire::BringLogRequest>(bytes.to_vec().into())?;
+    let request = codec::decode::<wire::UploadLogRequest>(bytes.to_vec().into())?;
     let part = parse_log_part(request)?;
     let text = part.part.lines;
     assert!(text.len() <= MAX_PART_BYTES + 1 && (text.is_empty() || text.ends_with('\n')));

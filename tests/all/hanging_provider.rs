@@ -152,14 +152,11 @@ async fn provider_that_hangs_is_left_alone_and_the_other_ones_machines_are_serve
     let tries = began.elapsed().as_secs() / 30;
     let most = FAILURE_THRESHOLD as usize - 1 + WORKERS + usize::try_from(tries)?;
     let (requested, served) = (hung.orders(), well.orders());
-    assert!(
-        (FAILURE_THRESHOLD as usize..=most).contains(&requested),
-        "asked {requested} times, {most} at most"
-    );
+    assert!((FAILURE_THRESHOLD as usize..=most).contains(&requested), "{requested} requests, {most} at most");
     assert_eq!(served, 4, "the other one's machines waited");
 
     let left_alone = "SELECT count(*) FROM machine_due WHERE provider = 'hung' AND reason LIKE 'the provider is left alone for %'";
-    assert!(kit.count(left_alone).await? >= 12 - i64::try_from(most)?, "nobody is told why");
+    assert!(kit.count(left_alone).await? >= 12 - i64::try_from(most)?, "no reason is recorded");
     let counted = metrics.encode()?;
     for line in [
         "shepherd_provider_breaker_open{provider=\"hung\"} 1",
@@ -170,6 +167,6 @@ async fn provider_that_hangs_is_left_alone_and_the_other_ones_machines_are_serve
     drain.cancel();
     ended("the recoverer", task).await?;
     let tried = kit.count("SELECT count(*) FROM intent WHERE kind = 'reboot' AND provider = 'hung'").await?;
-    assert_eq!(usize::try_from(tried)?, hung.orders(), "a try of the ladder was used up, and nobody asked");
+    assert_eq!(usize::try_from(tried)?, hung.orders(), "a try of the ladder was used up without a request");
     Ok(shepherd.stop().await?)
 }

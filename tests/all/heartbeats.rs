@@ -220,7 +220,7 @@ async fn fence_that_was_never_granted_is_recorded_once_and_explained_by_why_unti
             };
             assert_eq!(kind(&outcome), "stored", "{way}: it is no reason to refuse a heartbeat");
         }
-        until("it is told", async || Ok(!lines().await?.is_empty())).await?;
+        until("history holds the newer fence", async || Ok(!lines().await?.is_empty())).await?;
         // Another shepherd receives it, too.
         bmdb.store_heartbeat(Arc::new(says(20, 9))).await?;
         assert_eq!(lines().await?, [9], "{way}");

@@ -99,7 +99,7 @@ async fn until_none(fleet: &Fleet) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn problem_of_a_real_service_is_listed_as_its_issue() -> TestResult {
-    let simulator = ["--machines", "4", "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let simulator = ["--machine_count", "4", "--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
     let fleet = Fleet::start("issues", &simulator).await?;
     until(&fleet, "no-shepherd", "all machines", "no session is alive").await?;
 

@@ -184,7 +184,7 @@ async fn machine_that_its_provider_does_not_know_ends_as_guarded_as_any() -> Tes
             .context("it leaves")?
             .release
             .is_some();
-        assert_eq!(ordered, late, "it may still be told to stay");
+        assert_eq!(ordered, late, "an order to stay may still come");
         kit.bmdb.set_provisioner_brake(&lease, None).await?;
         let handled = retirer.handle(&work).await.map_err(|error| anyhow::anyhow!(error.cause))?;
         let HandlerOutcome::Finished { changes, detail } = handled else { panic!("{handled:?}") };

@@ -13,7 +13,9 @@ use shepherd::model::ids::MachineId;
 use shepherd::model::log_request::{
     LogQuery, LogRequestState, MAX_ANSWER_BYTES, MAX_PART_BYTES, MAX_REQUESTS_PER_MACHINE,
 };
-use shepherd::proto::agent::v1::{BringLogRequest, BringLogResponse, HeartbeatRequest, LogLines, LogRequest};
+use shepherd::proto::agent::v1::{
+    HeartbeatRequest, LogLines, LogRequest, UploadLogRequest, UploadLogResponse,
+};
 use sqlx::PgPool;
 use tonic::Code;
 use uuid::Uuid;
@@ -83,7 +85,7 @@ impl World {
 
 /// A heartbeat of a role server that knows how to bring logs.
 fn knowing(agent: &TestAgent, seq: u64) -> HeartbeatRequest {
-    HeartbeatRequest { brings_logs: true, ..agent.heartbeat(seq) }
+    HeartbeatRequest { supports_log_upload: true, ..agent.heartbeat(seq) }
 }
 
 /// The next start of its role server, in the same boot.
@@ -96,23 +98,23 @@ fn restart_agent(agent: &TestAgent) -> TestAgent {
     }
 }
 
-fn part(agent: &TestAgent, request: Uuid, number: u64, text: &str) -> BringLogRequest {
-    BringLogRequest {
+fn part(agent: &TestAgent, request: Uuid, number: u64, text: &str) -> UploadLogRequest {
+    UploadLogRequest {
         machine_id: agent.machine.to_string(),
-        request: request.to_string(),
+        request_id: request.to_string(),
         incarnation: agent.incarnation.clone(),
-        number,
+        part_number: number,
         lines: Some(LogLines { text: text.to_owned() }),
-        ..BringLogRequest::default()
+        ..UploadLogRequest::default()
     }
 }
 
-async fn bring(client: &mut Client, part: BringLogRequest) -> Result<BringLogResponse, tonic::Status> {
+async fn bring(client: &mut Client, part: UploadLogRequest) -> Result<UploadLogResponse, tonic::Status> {
     Ok(client.bring_log(part).await?.into_inner())
 }
 
-const WANTED: BringLogResponse = BringLogResponse { wanted: true, later: false };
-const OVER: BringLogResponse = BringLogResponse { wanted: false, later: false };
+const WANTED: UploadLogResponse = UploadLogResponse { continue_upload: true, retry_later: false };
+const OVER: UploadLogResponse = UploadLogResponse { continue_upload: false, retry_later: false };
 
 fn failed(read: &LogReadResult) -> Result<&str> {
     match &read.state {
@@ -140,7 +142,7 @@ async fn log_request_is_sent_with_a_heartbeat_and_its_log_returned_once_to_the_r
 
     // A plain heartbeat, which is stored in a group, and again until it was brought; to this machine alone.
     let expected = LogRequest {
-        request: request.to_string(),
+        request_id: request.to_string(),
         log: "web/server".to_owned(),
         lines: 100,
         since_seconds: 0,
@@ -157,14 +159,17 @@ async fn log_request_is_sent_with_a_heartbeat_and_its_log_returned_once_to_the_r
         bring(&mut stranger, part(&agent, request, 0, "mine\n")).await.err().context("it was taken")?;
     assert_eq!(refused.code(), Code::Unauthenticated, "{refused:?}");
     let theirs =
-        BringLogRequest { machine_id: other.machine.to_string(), ..part(&agent, request, 0, "mine\n") };
+        UploadLogRequest { machine_id: other.machine.to_string(), ..part(&agent, request, 0, "mine\n") };
     assert_eq!(bring(&mut stranger, theirs).await?, OVER);
     for _ in 0..2 {
         // The answer to the first was lost.
         assert_eq!(bring(&mut client, part(&agent, request, 0, "one\u{1b}[2J\ntwo\n")).await?, WANTED);
     }
-    let last =
-        BringLogRequest { last: true, note: "that is all".to_owned(), ..part(&agent, request, 1, "three\n") };
+    let last = UploadLogRequest {
+        is_last: true,
+        note: "that is all".to_owned(),
+        ..part(&agent, request, 1, "three\n")
+    };
     assert_eq!(bring(&mut client, last).await?, WANTED);
     assert_eq!(bring(&mut client, part(&agent, request, 2, "four\n")).await?, OVER);
     assert_eq!(say(&mut client, knowing(&agent, 4)).await?.log_requests, Vec::new());
@@ -191,7 +196,7 @@ async fn log_request_is_sent_with_a_heartbeat_and_its_log_returned_once_to_the_r
         .bind(agent.machine.0)
         .fetch_one(&world.pool)
         .await?;
-    assert_eq!(audited, "is asked for the log web/server with its next heartbeat");
+    assert_eq!(audited, "gets the request for the log web/server with its next heartbeat");
     Ok(world.listener.stop().await?)
 }
 
@@ -203,8 +208,8 @@ async fn silent_machine_gets_no_log_request_and_one_that_falls_silent_is_not_wai
     let mut client = agent.connect(&world.listener.server).await?;
     say(&mut client, knowing(&agent, 1)).await?;
     let never =
-        world.order(bare, build_log_query("etcd", false)).await.err().context("it was asked")?.to_string();
-    assert!(never.contains("m was never heard"), "{never}");
+        world.order(bare, build_log_query("etcd", false)).await.err().context("not refused")?.to_string();
+    assert!(never.contains("m has never reported"), "{never}");
 
     let request = world.ask(agent.machine, build_log_query("etcd", false)).await?;
     world.back("80 seconds").await?;
@@ -216,17 +221,17 @@ async fn silent_machine_gets_no_log_request_and_one_that_falls_silent_is_not_wai
     let read = world.read(agent.machine, request, 0).await?;
     let text = failed(&read)?;
     assert!(
-        text.starts_with("it has not called since it was asked; it was last heard 1m50s ago ("),
+        text.starts_with("it has not reported since the request was made; it last reported 1m50s ago ("),
         "{text}"
     );
     let silent = world
         .order(agent.machine, build_log_query("etcd", false))
         .await
         .err()
-        .context("it was asked")?
+        .context("not refused")?
         .to_string();
     assert!(
-        silent.contains("m is silent: it was last heard 1m5") && silent.contains("shepherdctl why"),
+        silent.contains("m is silent: it last reported 1m5") && silent.contains("shepherdctl why"),
         "{silent}"
     );
     let refused = world.count("SELECT count(*) FROM audit WHERE outcome = 'refused'").await?;
@@ -243,7 +248,10 @@ async fn silent_machine_gets_no_log_request_and_one_that_falls_silent_is_not_wai
         (&read.state, read.lines.as_str()),
         (&LogRequestState::Ended(failed(&read).ok().map(str::to_owned)), "its last words\n")
     );
-    assert!(failed(&read)?.starts_with("it was asked, and has brought nothing for 1m"), "{read:?}");
+    assert!(
+        failed(&read)?.starts_with("the request was sent to it, and it has brought nothing for 1m"),
+        "{read:?}"
+    );
     assert_eq!(bring(&mut client, part(&agent, request, 1, "it is back\n")).await?, OVER);
     Ok(world.listener.stop().await?)
 }
@@ -271,9 +279,9 @@ async fn request_fails_with_a_reason_where_a_role_server_does_not_support_it_or_
     // Restarted in the middle: the successor does not receive a request that its predecessor began, and nobody waits.
     let after = restart_agent(&agent);
     let requests = say(&mut client, knowing(&after, 5)).await?.log_requests;
-    assert_eq!(requests, Vec::new(), "what its predecessor began is begun anew");
+    assert_eq!(requests, Vec::new(), "it receives the request that its predecessor began");
     let read = world.read(next.machine, request, 0).await?;
-    assert_eq!(failed(&read)?, "its role server was started anew in the middle of it; ask again");
+    assert_eq!(failed(&read)?, "its role server restarted in the middle of the log; request it again");
     assert_eq!(read.lines, "one\n", "what came is worth having");
     assert_eq!(bring(&mut client, part(&next, request, 1, "two\n")).await?, OVER);
     Ok(world.listener.stop().await?)
@@ -295,7 +303,7 @@ async fn requests_and_what_is_brought_for_them_are_bounded() -> TestResult {
         .err()
         .context("one too many")?
         .to_string();
-    assert!(many.contains("m is asked for 4 logs at this moment"), "{many}");
+    assert!(many.contains("m has 4 log requests at this moment"), "{many}");
     assert_eq!(say(&mut client, knowing(&agent, 2)).await?.log_requests.len(), requests.len());
 
     let long = "x".repeat(MAX_PART_BYTES + 1);
@@ -310,7 +318,7 @@ async fn requests_and_what_is_brought_for_them_are_bounded() -> TestResult {
     }
     assert_eq!(bring(&mut client, part(&agent, requests[0], parts, "y\n")).await?, OVER);
     // What is followed goes on once somebody has taken something of it.
-    let later = BringLogResponse { wanted: true, later: true };
+    let later = UploadLogResponse { continue_upload: true, retry_later: true };
     assert_eq!(bring(&mut client, part(&agent, requests[1], parts, "y\n")).await?, later);
     let bytes = world.count("SELECT sum(octet_length(lines))::INT8 FROM log_part").await?;
     assert_eq!(usize::try_from(bytes)?, 2 * MAX_ANSWER_BYTES);

@@ -46,7 +46,7 @@ async fn the_manual_of_metrics_is_what_the_code_counts() -> TestResult {
     let gone: Vec<&str> = written.lines().filter(|line| !manual.contains(line)).collect();
     assert!(
         written == manual,
-        "{MANUAL} is not what the code counts; write it anew with INSTA_UPDATE=always and read the difference.\n\
+        "{MANUAL} is not what the code counts; rewrite it with INSTA_UPDATE=always and read the difference.\n\
          not in the manual: {missing:#?}\nin the manual alone: {gone:#?}"
     );
     Ok(())

@@ -41,7 +41,7 @@ async fn refused_fence_holds_orders_back_after_any_number_of_tries_until_it_is_d
     let seen = work.fence();
     work.report_rejected_fence(seen).await?;
     work.report_rejected_fence(seen + 3).await?;
-    assert_eq!(kit.count(NEWER_FENCE_EVENT_COUNT).await?, 1, "told once until it is declared");
+    assert_eq!(kit.count(NEWER_FENCE_EVENT_COUNT).await?, 1, "recorded once until it is declared");
     work.cancel("it was refused").await?;
     for _ in 0..8 {
         let work = shepherd.claim_one(&session, Process::AgentStart).await?;
@@ -76,7 +76,7 @@ async fn refused_fence_holds_orders_back_after_any_number_of_tries_until_it_is_d
     }
     let order = Order {
         actor: Actor { name: "the test".to_owned(), credential: None },
-        rpc: "declare restored".to_owned(),
+        rpc: "shepherd.direct/DeclareRestored".to_owned(),
         target: "the BMDB".to_owned(),
         reason: "the test".to_owned(),
         idempotency_key: None,
@@ -89,7 +89,10 @@ async fn refused_fence_holds_orders_back_after_any_number_of_tries_until_it_is_d
         "SELECT count(*) FROM roll_out WHERE paused LIKE '%restored from a backup' AND ended_at IS NULL";
     assert_eq!(kit.count(stands).await?, 1);
     assert_eq!(kit.count("SELECT count(*) FROM release_order WHERE NOT withdrawn").await?, 0);
-    assert_eq!(kit.count("SELECT count(*) FROM audit WHERE rpc = 'declare restored'").await?, 1);
+    assert_eq!(
+        kit.count("SELECT count(*) FROM audit WHERE rpc = 'shepherd.direct/DeclareRestored'").await?,
+        1
+    );
     let after = Shepherd::start(&kit, "declared", LONG).await?;
     let session = after.session().await?;
     let work = after.claim_one(&session, Process::AgentStart).await?;

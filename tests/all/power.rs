@@ -77,7 +77,7 @@ const NOTHING_ORDERED: &str = "SELECT count(*) = 0 FROM machine_power_order";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_ordered_is_done_once_and_what_is_off_stays_off() -> TestResult {
-    let simulator = ["--machines", "5", "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let simulator = ["--machine_count", "5", "--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
     let fleet = Fleet::start("power", &simulator).await?;
     let endpoints = [endpoint()?];
     let shepherd = fleet.shepherd("first", &endpoints, &LIMITS)?;
@@ -227,7 +227,7 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     fleet.until("it is given up", NOTHING_ORDERED).await?;
     let ends = endings(fleet, id).await?;
     let last = ends.last().context("an end")?;
-    assert!(last.contains("the order to switch it off and on was given, and what became of it"), "{ends:?}");
+    assert!(last.contains("the order to switch it off and on was given, and its result"), "{ends:?}");
     bmdb.change_policy("test", |policy| {
         policy.power_order_timeout = Span::hours(1);
         policy.backoff.remove(&Process::Power);
@@ -246,7 +246,7 @@ async fn with_shepherds_that_die(_fleet: &Fleet, _endpoints: &[String]) -> Resul
 /// provider gets one intent, and the machine that has come back meanwhile is Ready without another boot.
 #[cfg(debug_assertions)]
 async fn with_shepherds_that_die(fleet: &Fleet, endpoints: &[String]) -> Result<()> {
-    let brief = [&LIMITS[..], &["--session_interval=3s", "--outward_limit=1s"]].concat();
+    let brief = [&LIMITS[..], &["--session_interval=3s", "--outward_call_timeout=1s"]].concat();
     let cycled = "sim-0002";
     let before = boot(fleet, cycled).await?;
     let powered = done(&fleet.journal()?, cycled, "power");
@@ -265,14 +265,14 @@ async fn with_shepherds_that_die(fleet: &Fleet, endpoints: &[String]) -> Result<
     fleet.until("the order is over", NOTHING_ORDERED).await?;
     until_phase(fleet, cycled, "Ready").await?;
     assert_ne!(boot(fleet, cycled).await?, before);
-    assert_eq!(done(&fleet.journal()?, cycled, "power") - powered, 2, "told twice, under one intent");
+    assert_eq!(done(&fleet.journal()?, cycled, "power") - powered, 2, "ordered twice, under one intent");
     stop(fleet, shepherd).await
 }
 
 /// A hold, a cancellation or a retirement that comes between the decision and the order.
 #[tokio::test]
 async fn machine_is_switched_only_as_things_are_right_before() -> TestResult {
-    let kit = Kit::new("power_asked").await?;
+    let kit = Kit::new("power_permission").await?;
     let shepherd = Shepherd::start(&kit, "switcher", LONG).await?;
     let machine = kit.provided(1, "rack").await?[0];
     let ordered = |switch| {
@@ -307,7 +307,7 @@ async fn machine_is_switched_only_as_things_are_right_before() -> TestResult {
     let SwitchPermission::Granted { intent, ladder } = ask().await? else { panic!("refused") };
     assert!(ladder.is_none(), "it was never given an agent that could report");
     let SwitchPermission::Granted { intent: again, .. } = ask().await? else { panic!("refused") };
-    assert_eq!((intents().await?, again), (1, intent), "asked again, it is the same order");
+    assert_eq!((intents().await?, again), (1, intent), "a second request gets the same intent");
     work.finish(vec![FactChange::Power(PowerChange::Ended)], "done").await?;
     let open = kit.count("SELECT count(*) FROM intent WHERE settled_at IS NULL").await?;
     assert_eq!((open, kit.sweep().await?), (0, 0), "its schedule is what its facts demand");

@@ -20,7 +20,7 @@ use crate::harness::aloud::TestResult;
 use crate::harness::child::guarded;
 use crate::harness::program::PATIENCE;
 
-const IN_CHILD: &str = "SHEPHERD_TEST_OWNER_OF_POSTGRES";
+const IN_CHILD: &str = "SHEPHERD_TEST_POSTGRES_OWNER";
 
 #[tokio::test]
 async fn a_throw_away_server_leaves_nothing() -> TestResult {
@@ -169,7 +169,7 @@ async fn a_directory_that_the_server_cannot_enter_is_refused_in_words() -> TestR
 async fn error_on_a_host_without_server_programs_names_what_to_install() -> TestResult {
     if env::var_os(IN_CHILD).is_some() {
         let error = PrivatePostgres::start(throw_away()).await.map(|_| ()).unwrap_err();
-        println!("\nsaid {error}");
+        println!("\nrefused: {error}");
         return Ok(());
     }
     let output = Command::new(env::current_exe()?)
@@ -183,7 +183,7 @@ async fn error_on_a_host_without_server_programs_names_what_to_install() -> Test
         .stdin(Stdio::null())
         .output()?;
     let output = String::from_utf8(output.stdout)?;
-    let printed = output.lines().find_map(|line| line.strip_prefix("said "));
+    let printed = output.lines().find_map(|line| line.strip_prefix("refused: "));
     assert_eq!(
         printed,
         Some(

@@ -460,7 +460,7 @@ impl Harness for Simulated {
 async fn a_simulated_fleet_conforms() {
     let directory = tempfile::tempdir().unwrap();
     let running =
-        Running::start(directory.path(), &["--machines", "5", "--boot_seconds", "0"]).await.unwrap();
+        Running::start(directory.path(), &["--machine_count", "5", "--boot_seconds", "0"]).await.unwrap();
     let provider = running.provider().unwrap();
     let harness = Simulated { provider, running };
     conforms(&harness).await.unwrap();
@@ -470,7 +470,7 @@ async fn a_simulated_fleet_conforms() {
 #[tokio::test]
 async fn a_simulated_provider_tells_busy_from_impossible() {
     let directory = tempfile::tempdir().unwrap();
-    let running = Running::start(directory.path(), &["--machines", "1"]).await.unwrap();
+    let running = Running::start(directory.path(), &["--machine_count", "1"]).await.unwrap();
     let provider = running.provider().unwrap();
     let creation = provider.creation().unwrap();
     let made = creation.create(IntentId::generate(), None).await.unwrap();

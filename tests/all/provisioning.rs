@@ -110,7 +110,7 @@ async fn lists(fleet: &Fleet, more: usize) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn capacity_becomes_machines_up_to_the_limit_and_by_the_chunk() -> TestResult {
-    let fleet = Fleet::start("provision_limits", &["--machines", "12"]).await?;
+    let fleet = Fleet::start("provision_limits", &["--machine_count", "12"]).await?;
     let limits = ["--provisioner_max_machines", "5", "--provisioner_reservation_chunk_size", "2"];
     let shepherd = provisioning(&fleet, "limited", &limits)?;
     fleet.until("five machines are known", "SELECT count(*) = 5 FROM machine").await?;
@@ -132,13 +132,13 @@ async fn capacity_becomes_machines_up_to_the_limit_and_by_the_chunk() -> TestRes
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_crash_left_open_is_adopted_once_or_settled() -> TestResult {
-    let fleet = Fleet::start("provision_adopt", &["--machines", "4"]).await?;
+    let fleet = Fleet::start("provision_adopt", &["--machine_count", "4"]).await?;
     let (provider, lease, crash) = doomed(&fleet).await?;
     // It crashes twice: after the provider made the machine, and before the provider got the request.
     let free = provider.list().await?.first().context("capacity")?.id.clone();
     let id = crash.bmdb.begin_creation(&lease, &free).await?;
     let made = provider.create(id, Some(&free)).await?;
-    let not_requested = crash.bmdb.begin_creation(&lease, "never asked for").await?;
+    let not_requested = crash.bmdb.begin_creation(&lease, "never requested").await?;
     crash.now(&fleet).await?;
 
     let shepherd = provisioning(&fleet, "next", &[])?;
@@ -161,12 +161,12 @@ async fn what_a_crash_left_open_is_adopted_once_or_settled() -> TestResult {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_order_of_a_dead_provisioner_that_arrives_late_is_still_adopted() -> TestResult {
-    let fleet = Fleet::start("provision_late", &["--machines", "3"]).await?;
+    let fleet = Fleet::start("provision_late", &["--machine_count", "3"]).await?;
     let (provider, lease, crash) = doomed(&fleet).await?;
     let late = crash.bmdb.begin_creation(&lease, "on its way").await?;
     crash.now(&fleet).await?;
     // So long as that an order may be on its way, which nothing here waits for.
-    let limits = ["--provisioner_max_machines", "2", "--outward_limit", "30m"];
+    let limits = ["--provisioner_max_machines", "2", "--outward_call_timeout", "30m"];
     let shepherd = provisioning(&fleet, "next", &limits)?;
     fleet.until("two are known", "SELECT count(*) = 2 FROM machine").await?;
     // A shepherd that looks for it by now finds nothing.
@@ -182,7 +182,7 @@ async fn an_order_of_a_dead_provisioner_that_arrives_late_is_still_adopted() -> 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_provisioners_one_works_and_the_other_takes_over_when_it_dies() -> TestResult {
-    let fleet = Fleet::start("provision_two", &["--machines", "30"]).await?;
+    let fleet = Fleet::start("provision_two", &["--machine_count", "30"]).await?;
     let slow = ["--provisioner_device_creation_rate", "150ms,1"];
     // One is left for the second, however late that comes.
     let all_but_one = [&slow[..], &["--provisioner_max_machines", "29"]].concat();
@@ -217,7 +217,7 @@ async fn of_two_provisioners_one_works_and_the_other_takes_over_when_it_dies() -
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_machine_that_the_provider_lost_is_quarantined_until_it_is_listed_again() -> TestResult {
-    let fleet = Fleet::start("provision_lost", &["--machines", "2"]).await?;
+    let fleet = Fleet::start("provision_lost", &["--machine_count", "2"]).await?;
     let shepherd = provisioning(&fleet, "shepherd", &[])?;
     fleet.until("both are known", "SELECT count(*) = 2 FROM machine").await?;
     fleet.strike("provider", "list-short").await?;
@@ -231,13 +231,15 @@ async fn a_machine_that_the_provider_lost_is_quarantined_until_it_is_listed_agai
     assert!(fleet.holds("SELECT brake IS NULL FROM provider_state").await?, "one machine is no brake");
     fleet.strike("provider", "heal").await?;
     fleet.until("it is explained", "SELECT count(*) = 0 FROM machine_quarantine").await?;
-    fleet.until("it told so", "SELECT count(*) = 1 FROM history WHERE event = 'QuarantineCleared'").await?;
+    fleet
+        .until("the history records it", "SELECT count(*) = 1 FROM history WHERE event = 'QuarantineCleared'")
+        .await?;
     Ok(stop(&fleet, shepherd).await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_that_cannot_be_right_stops_creation_until_it_is() -> TestResult {
-    let fleet = Fleet::start("provision_brake", &["--machines", "10"]).await?;
+    let fleet = Fleet::start("provision_brake", &["--machine_count", "10"]).await?;
     let shepherd = provisioning(&fleet, "before", &["--provisioner_max_machines", "6"])?;
     fleet.until("six are known", "SELECT count(*) = 6 FROM machine").await?;
     stop(&fleet, shepherd).await?;
@@ -270,7 +272,8 @@ async fn a_list_that_cannot_be_right_stops_creation_until_it_is() -> TestResult 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_creation_that_fails_is_skipped_and_every_machine_is_still_made_once() -> TestResult {
     // One call in fourteen fails, some of them after the deed.
-    let fleet = Fleet::start("provision_errors", &["--machines", "80", "--faults", "harsh"]).await?;
+    let fleet =
+        Fleet::start("provision_errors", &["--machine_count", "80", "--fault_profile", "harsh"]).await?;
     let shepherd = provisioning(&fleet, "shepherd", &[])?;
     fleet.until("all 80 are known", "SELECT count(*) = 80 FROM machine").await?;
     fleet.until("nothing is open", "SELECT count(*) = 0 FROM intent WHERE settled_at IS NULL").await?;
@@ -514,7 +517,7 @@ async fn a_paused_provisioner_makes_no_pass_until_it_is_resumed() -> TestResult 
     ));
     let requested = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
                  AND application_name = 'provisioner' AND query LIKE '%FROM loop_pause%'";
-    until("it has asked whether it is paused", async || Ok(kit.count(requested).await? > 0)).await?;
+    until("it has read whether it is paused", async || Ok(kit.count(requested).await? > 0)).await?;
     assert!(provider.lists().is_empty() && all(&provider.made).is_empty());
     sqlx::query("DELETE FROM loop_pause").execute(&kit.pool).await?;
     until("a pass was made", async || Ok(!all(&provider.made).is_empty())).await?;

@@ -29,7 +29,7 @@ const SHORT: [&str; 4] = [
 
 pub(crate) async fn ready(test_name: &str, machines: usize, flags: &[&str]) -> Result<(Fleet, Program)> {
     let count = machines.to_string();
-    let simulator = ["--machines", &count, "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let simulator = ["--machine_count", &count, "--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
     let fleet = Fleet::start(test_name, &simulator).await?;
     let shepherd = fleet.shepherd("shepherd", &[endpoint()?], &[&SHORT, flags].concat())?;
     // None is missing, because the provisioner makes them all in one pass before it looks again.
@@ -284,7 +284,7 @@ async fn a_machine_given_up_that_reports_again_for_long_enough_needs_no_person()
     assert_eq!(
         read_history_details(&kit, machine, "HeardAgain").await?.len(),
         2,
-        "the time began anew after the gap"
+        "the time starts again after the gap"
     );
     let due: String =
         sqlx::query_scalar("SELECT reason FROM machine_due WHERE machine_id = $1 AND lane = 'access'")
@@ -334,7 +334,7 @@ async fn what_a_lost_recoverer_began_is_settled_as_unknown_when_its_lease_is_fre
 
 #[tokio::test]
 async fn every_step_is_requested_right_before_it_is_taken() -> TestResult {
-    let kit = Kit::new("recover_asked").await?;
+    let kit = Kit::new("recover_permission").await?;
     let shepherd = Shepherd::start(&kit, "recoverer", LONG).await?;
     let (machine, work) = silent(&kit, &shepherd).await?;
     let intents = async || kit.count("SELECT count(*) FROM intent").await;

@@ -91,8 +91,8 @@ async fn cluster_is_restored_only_when_its_control_plane_is_known_to_be_lost() -
     let newest = RestoreRequest::default();
     for (what, (looked, seen, away), expected) in [
         ("it answered a moment ago", (1, 1, None), "QUORUM_ANSWERS"),
-        ("nobody asked it for an hour", (3_600, 3_600, None), "NOBODY_LOOKED"),
-        ("it was last asked in vain, an hour ago", (3_600, 4_000, Some(3_900)), "NOBODY_LOOKED"),
+        ("no shepherd checked it for an hour", (3_600, 3_600, None), "NOBODY_LOOKED"),
+        ("it did not answer the last check, an hour ago", (3_600, 4_000, Some(3_900)), "NOBODY_LOOKED"),
         ("it is silent for a moment", (1, 90, Some(20)), "SILENT_TOO_SHORTLY"),
     ] {
         record_observation(&kit, looked, seen, away).await?;
@@ -107,14 +107,14 @@ async fn cluster_is_restored_only_when_its_control_plane_is_known_to_be_lost() -
     }
     record_observation(&kit, 1, 300, Some(200)).await?;
     let result = ordered(&kit, newest).await?;
-    assert!(result.is_ok(), "asked in vain for minutes: {result:?}");
+    assert!(result.is_ok(), "it has not answered for minutes: {result:?}");
     assert_eq!(restored_from(&kit).await?.as_deref(), Some(SECOND), "the newest snapshot");
     Ok(())
 }
 
 #[tokio::test]
 async fn another_order_takes_the_place_of_the_one_that_is_being_carried_out() -> TestResult {
-    let (kit, worker) = world("restore_orders_anew").await?;
+    let (kit, worker) = world("restore_orders_again").await?;
     record_observation(&kit, 1, 1, None).await?;
     let whatever = RestoreRequest { bypass_quorum: true, ..RestoreRequest::default() };
     assert!(ordered(&kit, whatever.clone()).await?.is_ok());

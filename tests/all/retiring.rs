@@ -74,7 +74,7 @@ fn retire(id: &str) -> Vec<&str> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_way_out_ends_as_it_is_documented_and_is_ordered_once() -> TestResult {
-    let simulator = ["--machines", "7", "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let simulator = ["--machine_count", "7", "--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
     let fleet = Fleet::start("retire", &simulator).await?;
     let endpoints = [endpoint()?];
     let shepherd = fleet.shepherd("first", &endpoints, &LIMITS)?;
@@ -107,7 +107,7 @@ async fn every_way_out_ends_as_it_is_documented_and_is_ordered_once() -> TestRes
     assert_eq!(releases(&fleet.journal()?, "sim-0006"), 0);
     fleet
         .until(
-            "what was given back is made anew, under other names, and Ready",
+            "the machines that replace those given back are Ready, under other names",
             "SELECT count(*) = 5 FROM machine_due JOIN machine_provided USING (machine_id)
              WHERE lane = 'access' AND phase_index = 'Ready' AND provider_id LIKE 'sim-000_-2'",
         )
@@ -188,7 +188,7 @@ async fn without_agent_in_the_middle_of_work(fleet: &Fleet) -> Result<()> {
         )
         .await?;
     for id in ["sim-0002", "sim-0003"] {
-        says(fleet, &retire(id), "work under way on it is told to stop").await?;
+        says(fleet, &retire(id), "work under way on it is ordered to stop").await?;
         until_phase(fleet, id, "Retired").await?;
         assert_eq!(releases(&fleet.journal()?, id), 1, "{id}");
     }
@@ -227,11 +227,11 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     // The machine runs on, but heartbeats of its agent are no longer accepted.
     let deadline = Instant::now() + PATIENCE;
     while failed_heartbeats(fleet, id).await? < before + 2 {
-        ensure!(Instant::now() < deadline, "its agent is still heard\n{}", fleet.explain().await?);
+        ensure!(Instant::now() < deadline, "its agent is still let in\n{}", fleet.explain().await?);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let audited: i64 = sqlx::query_scalar(
-        "SELECT count(*) FROM audit WHERE rpc = 'shepherd.fleet.v1.Machines/Waive' AND outcome = 'changed'",
+        "SELECT count(*) FROM audit WHERE rpc = 'shepherd.fleet.v1.Machines/WaiveStage' AND outcome = 'changed'",
     )
     .fetch_one(&fleet.pool)
     .await?;
@@ -250,13 +250,13 @@ async fn with_shepherds_that_die(fleet: &Fleet, _endpoints: &[String]) -> Result
 async fn with_shepherds_that_die(fleet: &Fleet, endpoints: &[String]) -> Result<()> {
     let id = "sim-0007";
     says(fleet, &retire(id), "is being retired").await?;
-    let brief = [&LIMITS[..], &["--session_interval=3s", "--outward_limit=1s"]].concat();
+    let brief = [&LIMITS[..], &["--session_interval=3s", "--outward_call_timeout=1s"]].concat();
     for (place, carried_out) in [("retirer.intended", 0), ("retirer.released", 1)] {
         let mut shepherd = fleet.shepherd_dying_at(place, place, endpoints, &brief)?;
         until_dead(fleet, place, &mut shepherd).await?;
         assert_eq!(releases(&fleet.journal()?, id), carried_out, "{place}");
         assert_eq!(phase(fleet, id).await?, "Retiring", "{place}");
-        says(fleet, &["why", id], "its provider was told to take it back").await?;
+        says(fleet, &["why", id], "its provider was ordered to take it back").await?;
         refuses(fleet, &["retire", "cancel", id], "cannot stay any more").await?;
     }
     assert!(
@@ -286,7 +286,9 @@ fn names(text: &str) -> BTreeSet<&str> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn order_about_five_hundred_stops_at_each_limit_and_a_dry_run_lists_them() -> TestResult {
     let count = MANY.to_string();
-    let fleet = Fleet::start("retire_many", &["--machines", &count, "--persistent_percent", "100"]).await?;
+    let fleet =
+        Fleet::start("retire_many", &["--machine_count", &count, "--persistent_agent_percent", "100"])
+            .await?;
     let made = [
         "--components=provisioner",
         "--provisioner_max_machines=500",
@@ -341,7 +343,7 @@ async fn order_about_five_hundred_stops_at_each_limit_and_a_dry_run_lists_them()
 /// right before the order is given.
 #[tokio::test]
 async fn machine_is_given_back_only_as_things_are_right_before() -> TestResult {
-    let kit = Kit::new("retire_asked").await?;
+    let kit = Kit::new("retire_permission").await?;
     let shepherd = Shepherd::start(&kit, "retirer", LONG).await?;
     let machine = kit.provided(1, "rack").await?[0];
     let requested = RetirementChange::Requested { reason: "old".into(), by: "kim".into(), wipe: false };
@@ -363,7 +365,7 @@ async fn machine_is_given_back_only_as_things_are_right_before() -> TestResult {
     kit.change(machine, vec![FactChange::Retirement(requested)]).await?;
     let ReleasePermission::Granted(intent) = ask().await? else { panic!("refused") };
     let ReleasePermission::Granted(again) = ask().await? else { panic!("refused") };
-    assert_eq!((intents().await?, again), (1, intent), "asked again, it is the same order");
+    assert_eq!((intents().await?, again), (1, intent), "a second request gets the same intent");
     kit.change(machine, vec![FactChange::Retirement(RetirementChange::Cleared)]).await?;
     assert_eq!(kit.count("SELECT count(*) FROM machine_retirement").await?, 1, "what was ordered stays");
     let finished = |how: &str| FactChange::Retirement(RetirementChange::Finished(how.into()));
@@ -387,7 +389,7 @@ async fn machine_is_given_back_only_as_things_are_right_before() -> TestResult {
 /// In a group and singly, and whatever its boot.
 #[tokio::test]
 async fn agent_of_a_retired_machine_is_refused_with_words_of_its_own_and_nothing_is_written() -> TestResult {
-    let kit = Kit::new("retire_heard").await?;
+    let kit = Kit::new("retire_refused").await?;
     let machine = kit.provided(1, "rack").await?[0];
     let agent = NewAgent {
         public_key: vec![7; 32],
@@ -427,7 +429,10 @@ async fn agent_of_a_retired_machine_is_refused_with_words_of_its_own_and_nothing
         }
     };
     let on_its_way = say(beat("boot", 2), 7).await?;
-    assert!(matches!(on_its_way, HeartbeatOutcome::Stored(_)), "it is heard until it is out: {on_its_way:?}");
+    assert!(
+        matches!(on_its_way, HeartbeatOutcome::Stored(_)),
+        "its heartbeats are stored until it is retired: {on_its_way:?}"
+    );
     kit.bmdb
         .change_machine(machine, |_| Decision {
             changes: vec![FactChange::Retirement(RetirementChange::Finished("gone".into()))],
@@ -437,7 +442,11 @@ async fn agent_of_a_retired_machine_is_refused_with_words_of_its_own_and_nothing
         .await?;
     assert_eq!(say(beat("boot", 3), 7).await?, HeartbeatOutcome::Retired);
     assert_eq!(say(beat("another", 1), 7).await?, HeartbeatOutcome::Retired);
-    assert_eq!(say(beat("boot", 3), 8).await?, HeartbeatOutcome::Unauthenticated, "nobody else is told");
+    assert_eq!(
+        say(beat("boot", 3), 8).await?,
+        HeartbeatOutcome::Unauthenticated,
+        "another key does not learn that it is retired"
+    );
     let heartbeat = kit.bmdb.read_machine_snapshot(machine).await?.facts.heartbeat.context("its last one")?;
     assert_eq!((heartbeat.sequence, heartbeat.boot_id.as_str()), (2, "boot"));
     Ok(())

@@ -312,7 +312,7 @@ fn enrolments_at_once_leave_one_agent_of_the_highest_fence() -> TestResult {
             Some(Answer::Success(_)) => {}
             Some(Answer::Error(error)) => {
                 assert_eq!(error.kind(), Kind::StaleFence, "{error:?}");
-                assert!(error.known_fence > fence, "{error:?}");
+                assert!(error.current_fence > fence, "{error:?}");
             }
             None => panic!("no answer"),
         }
@@ -337,7 +337,7 @@ fn refused_enrolment_changes_nothing() -> TestResult {
     assert_eq!(before.len(), 4);
 
     let stale = machine.refusal(&request(&callback, 4))?;
-    assert_eq!((stale.kind(), stale.known_fence), (Kind::StaleFence, 5));
+    assert_eq!((stale.kind(), stale.current_fence), (Kind::StaleFence, 5));
     let other = "0b1a4a52-4a5c-4b66-8a5e-00000000ffff".to_owned();
     let machine_id = wire::EnrollRequest { machine_id: other.clone(), ..request(&callback, 6) };
     assert_eq!(machine.refusal(&machine_id)?.kind(), Kind::OtherMachine);
@@ -461,7 +461,7 @@ fn agent_moves_where_an_answer_sends_it_and_remembers() -> TestResult {
             .any(|observations| observations.request.incarnation != incarnation)
             .then_some(()))
     })?;
-    assert_eq!(old.heartbeats().len(), at_old, "the old place is not asked again");
+    assert_eq!(old.heartbeats().len(), at_old, "the old place receives no more heartbeats");
     Ok(())
 }
 

@@ -156,7 +156,10 @@ async fn self_signed_pair_is_renewed_under_agents_that_call_and_none_is_cut_off(
         Ok(())
     };
     knows(&first, 1).await?;
-    assert!(knows(&second, 2).await.is_err(), "it is shown before agents were told");
+    assert!(
+        knows(&second, 2).await.is_err(),
+        "the new certificate is in use before the agents received its authority"
+    );
 
     look.send(())?;
     until("the new one is shown", async || Ok(knows(&second, 3).await.is_ok())).await?;

@@ -211,7 +211,7 @@ async fn clusters_are_counted_as_they_are_shown_and_those_that_nobody_hears() ->
         .filter(|(_, count)| **count > 0)
         .map(|(stage, count)| (stage.as_str(), *count))
         .collect();
-    assert_eq!(some, [("ending", 1), ("settled", 2), ("waiting-for-machines", 1)]);
+    assert_eq!(some, [("converged", 2), ("deleting", 1), ("waiting-for-machines", 1)]);
     assert_eq!(clusters.unheard, 1);
     let hours = clusters.oldest_snapshot_seconds / 3600.0;
     assert!((5.0..6.0).contains(&hours), "{hours}");

@@ -97,7 +97,7 @@ async fn order_waits_for_another_admin_and_is_then_carried_out_once() -> TestRes
     let dry = set(&kit, Order { dry_run: true, ..given() }).await?;
     assert!(dry.outcome.changed, "a dry run needs nobody: {dry:?}");
     let approval = expect_approval_required(set(&kit, given()).await)?;
-    assert_eq!(expect_approval_required(set(&kit, given()).await)?, approval, "it is asked for once");
+    assert_eq!(expect_approval_required(set(&kit, given()).await)?, approval, "it is requested once");
     assert_eq!((states(&kit).await?, most(&kit).await?), (vec!["waiting".to_owned()], Some(100)));
 
     assert_eq!(refused(approve(&kit, "kim@b", approval, false).await)?, "SAME_PERSON");

@@ -49,7 +49,7 @@ fn a_demo_shows_its_secrets_nowhere() {
     let (lines, environments) = processes.end().unwrap();
     seen.insert("command lines".to_owned(), (lines, "--exit_with_parent"));
     seen.insert("environments".to_owned(), (environments, "RUST_LOG=trace"));
-    seen.insert("what was said".to_owned(), (demo.output_lines.join("\n"), "all 8 machines are Ready"));
+    seen.insert("the output".to_owned(), (demo.output_lines.join("\n"), "all 8 machines are Ready"));
     seen.insert("the log".to_owned(), (fs::read_to_string(errors).unwrap(), "TRACE"));
     let mut shown = Vec::new();
     for (place, (text, must)) in &seen {

@@ -175,7 +175,7 @@ fn every_shell_completes_every_command() -> TestResult {
     for shell in ["bash", "zsh", "fish"] {
         let script = read_stdout(&["completions", shell])?;
         for word in commands.iter().filter_map(|path| path.last()) {
-            assert!(script.contains(word.as_str()), "{shell} is not told of {word}");
+            assert!(script.contains(word.as_str()), "the completions of {shell} lack {word}");
         }
     }
     let wrong = shepherdctl(&["completions", "csh"])?;

@@ -59,7 +59,7 @@ impl Running {
     pub(crate) async fn start(directory: &Path, flags: &[&str]) -> Result<Self> {
         let state = directory.join("fleet.json");
         let state_flag = state.to_str().context("a path of text")?;
-        let line = RunLine::try_parse_from(["simulator", "--state", state_flag].iter().chain(flags))?;
+        let line = RunLine::try_parse_from(["simulator", "--state_path", state_flag].iter().chain(flags))?;
         let simulator = Simulator::start(&line.run).await?;
         let url = simulator.url();
         let shutdown = CancellationToken::new();
@@ -231,8 +231,9 @@ fn a_machine_is_created_taken_over_and_heartbeats_with_its_hardware() {
     let agent = program().unwrap();
     runtime().unwrap().block_on(async {
         let directory = tempfile::tempdir().unwrap();
-        let running =
-            Running::start(directory.path(), &["--machines", "3", "--boot_seconds", "0.1"]).await.unwrap();
+        let running = Running::start(directory.path(), &["--machine_count", "3", "--boot_seconds", "0.1"])
+            .await
+            .unwrap();
         let machine = running.machine().await.unwrap();
         let body = request(&callback, 1, 7);
         let taken = take(&machine, &agent, &body).await.unwrap().unwrap();
@@ -271,7 +272,7 @@ fn two_hundred_machines_are_taken_over_at_once() {
     let agent = AgentBinary::from_content(content.into()).map_err(anyhow::Error::msg).unwrap();
     runtime().unwrap().block_on(async {
         let directory = tempfile::tempdir().unwrap();
-        let flags = ["--machines", "200", "--boot_seconds", "0.5"];
+        let flags = ["--machine_count", "200", "--boot_seconds", "0.5"];
         let running = Running::start(directory.path(), &flags).await.unwrap();
         let provider = running.provider().unwrap();
         let machines =
@@ -325,7 +326,7 @@ fn each_fault_is_cured_by_what_it_says_and_by_nothing_less() {
     let agent = program().unwrap();
     runtime().unwrap().block_on(async {
         let directory = tempfile::tempdir().unwrap();
-        let flags = ["--machines", "1", "--boot_seconds", "0.1", "--persistent_percent", "100"];
+        let flags = ["--machine_count", "1", "--boot_seconds", "0.1", "--persistent_agent_percent", "100"];
         let running = Running::start(directory.path(), &flags).await.unwrap();
         let provider = running.provider().unwrap();
         let machine = running.machine().await.unwrap();
@@ -401,7 +402,7 @@ fn each_fault_is_cured_by_what_it_says_and_by_nothing_less() {
 async fn a_simulated_machine_runs_nothing_but_what_it_knows() {
     let directory = tempfile::tempdir().unwrap();
     let running =
-        Running::start(directory.path(), &["--machines", "1", "--boot_seconds", "0"]).await.unwrap();
+        Running::start(directory.path(), &["--machine_count", "1", "--boot_seconds", "0"]).await.unwrap();
     let machine = running.machine().await.unwrap();
     let evidence = directory.path().join("evidence");
     let session = session(&machine).await.unwrap();
@@ -435,7 +436,7 @@ fn a_restarted_simulator_is_the_same_fleet() {
     let agent = program().unwrap();
     runtime().unwrap().block_on(async {
         let directory = tempfile::tempdir().unwrap();
-        let flags = ["--machines", "4", "--seed", "5", "--boot_seconds", "0.1"];
+        let flags = ["--machine_count", "4", "--seed", "5", "--boot_seconds", "0.1"];
         let running = Running::start(directory.path(), &flags).await.unwrap();
         let provider = running.provider().unwrap();
         // Between its two lives a simulator has no ports, and somebody else could be given this one.
@@ -483,7 +484,7 @@ fn a_restarted_simulator_is_the_same_fleet() {
 async fn the_journal_holds_every_call_with_its_start_and_end() {
     let directory = tempfile::tempdir().unwrap();
     let running =
-        Running::start(directory.path(), &["--machines", "2", "--boot_seconds", "0"]).await.unwrap();
+        Running::start(directory.path(), &["--machine_count", "2", "--boot_seconds", "0"]).await.unwrap();
     let provider = running.provider().unwrap();
     provider.list().await.unwrap();
     let machine = running.machine().await.unwrap();
@@ -533,7 +534,7 @@ async fn the_journal_holds_every_call_with_its_start_and_end() {
 #[tokio::test]
 async fn wrong_requests_are_answered_and_change_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    let running = Running::start(directory.path(), &["--machines", "2"]).await.unwrap();
+    let running = Running::start(directory.path(), &["--machine_count", "2"]).await.unwrap();
     let client = client().unwrap();
     let post =
         |path: &str, body: &str| client.post(format!("{}{path}", running.url)).body(body.to_owned()).send();
@@ -571,7 +572,7 @@ async fn wrong_requests_are_answered_and_change_nothing() {
 #[tokio::test]
 async fn lost_answers_make_no_second_machine() {
     let directory = tempfile::tempdir().unwrap();
-    let flags = ["--machines", "40", "--faults", "harsh", "--seed", "3", "--boot_seconds", "0"];
+    let flags = ["--machine_count", "40", "--fault_profile", "harsh", "--seed", "3", "--boot_seconds", "0"];
     let running = Running::start(directory.path(), &flags).await.unwrap();
     let provider = running.provider().unwrap();
     let mut lost = 0;
@@ -598,7 +599,9 @@ async fn lost_answers_make_no_second_machine() {
 /// The program itself, and where it listens.
 fn simulator(state: &Path, machines: &str) -> Result<(Program, String)> {
     let mut command = guarded(env!("CARGO_BIN_EXE_shepherd"));
-    command.args(["simulator", "--listen", "127.0.0.1:0", "--machines", machines, "--state"]).arg(state);
+    command
+        .args(["simulator", "--listen_address", "127.0.0.1:0", "--machine_count", machines, "--state_path"])
+        .arg(state);
     let mut program = Program::spawn(command.stdout(Stdio::piped()).stderr(Stdio::null()))?;
     let stdout = program.child().stdout.take().context("its output")?;
     let mut line = String::new();
@@ -649,17 +652,17 @@ async fn wrong_flags_are_answered_in_a_sentence() {
         Err(error) => error.to_string(),
     };
     assert_eq!(
-        refused(&["--listen", "192.0.2.1:0"]).await,
-        "the simulator listens on loopback addresses only, and 192.0.2.1:0 is none; give --listen 127.0.0.1:PORT"
+        refused(&["--listen_address", "192.0.2.1:0"]).await,
+        "the simulator listens on loopback addresses only, and 192.0.2.1:0 is none; give --listen_address 127.0.0.1:PORT"
     );
     assert_eq!(
         refused(&["--boot_seconds", "nan"]).await,
         "--boot_seconds NaN is no duration; give a number from 0 to 3600"
     );
     assert_eq!(
-        refused(&["--listen", &taken]).await,
+        refused(&["--listen_address", &taken]).await,
         format!(
-            "the simulator cannot listen on {taken}: Address already in use (os error 98); stop what has it, or give another --listen"
+            "the simulator cannot listen on {taken}: Address already in use (os error 98); stop what has it, or give another --listen_address"
         )
     );
     drop(holder);
@@ -694,7 +697,7 @@ fn an_enrolment_that_is_no_message_is_refused() {
     runtime().unwrap().block_on(async {
         let directory = tempfile::tempdir().unwrap();
         let running =
-            Running::start(directory.path(), &["--machines", "1", "--boot_seconds", "0"]).await.unwrap();
+            Running::start(directory.path(), &["--machine_count", "1", "--boot_seconds", "0"]).await.unwrap();
         let machine = running.machine().await.unwrap();
         let agent = program().unwrap();
         let empty = wire::EnrollRequest::default();

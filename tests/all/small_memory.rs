@@ -187,7 +187,7 @@ fn resident(pid: u32) -> Result<u64> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shepherd_whose_machines_are_ready_holds_less_than_150_mib() -> TestResult {
-    let fleet = Fleet::start("small_memory", &["--machines", "60", "--boot_seconds", "0.5"]).await?;
+    let fleet = Fleet::start("small_memory", &["--machine_count", "60", "--boot_seconds", "0.5"]).await?;
     let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &["--initializer_loop_parallelism=20"])?;
     fleet.until("all 60 machines are Ready", ALL_READY).await?;
     let held = resident(shepherd.pid())?;

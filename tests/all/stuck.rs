@@ -27,7 +27,7 @@ const LIMITS: [&str; 7] = [
     "--agent_start_backoff_initial=10m",
     "--agent_start_backoff_maximum=1h",
 ];
-const SIMULATOR: [&str; 4] = ["--boot_seconds", "0.5", "--persistent_percent", "100"];
+const SIMULATOR: [&str; 4] = ["--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
 
 /// Holds a text against its golden file, with what differs from run to run masked.
 fn golden(name: &str, text: &str) {
@@ -126,7 +126,7 @@ fn hint(text: &str, beginning: &str) -> Result<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn machines_that_are_stuck_in_ten_ways_are_explained() -> TestResult {
-    let fleet = Fleet::start("stuck", &[&["--machines", "10"], SIMULATOR.as_slice()].concat()).await?;
+    let fleet = Fleet::start("stuck", &[&["--machine_count", "10"], SIMULATOR.as_slice()].concat()).await?;
     // Made, and not taken over yet.
     let flags = [&LIMITS[..], &["--components=provisioner,updater"]].concat();
     let mut maker = fleet.shepherd("maker", &[endpoint()?], &flags)?;
@@ -193,8 +193,9 @@ async fn machines_that_are_stuck_in_ten_ways_are_explained() -> TestResult {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn why_of_a_machine_whose_worker_was_killed_names_until_when_nobody_touches_it() -> TestResult {
-    let fleet = Fleet::start("stuck_lost", &[&["--machines", "1"], SIMULATOR.as_slice()].concat()).await?;
-    let flags = [&LIMITS[..], &["--outward_limit=10m"]].concat();
+    let fleet =
+        Fleet::start("stuck_lost", &[&["--machine_count", "1"], SIMULATOR.as_slice()].concat()).await?;
+    let flags = [&LIMITS[..], &["--outward_call_timeout=10m"]].concat();
     // The shepherd that dies takes over and does nothing else. An updater that ran at the same moment would be killed
     // at its own work, which `why` also reports.
     let made = [&flags[..], &["--components=provisioner,updater"]].concat();
@@ -219,7 +220,7 @@ async fn why_of_a_machine_whose_worker_was_killed_names_until_when_nobody_touche
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn why_of_a_machine_that_its_provider_does_not_list_names_what_contradicts() -> TestResult {
     let fleet =
-        Fleet::start("stuck_vanished", &[&["--machines", "2"], SIMULATOR.as_slice()].concat()).await?;
+        Fleet::start("stuck_vanished", &[&["--machine_count", "2"], SIMULATOR.as_slice()].concat()).await?;
     let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &LIMITS)?;
     fleet.until("both are Ready", ALL_READY).await?;
     fleet.strike("provider", "list-short").await?;
@@ -237,7 +238,7 @@ async fn why_of_a_machine_that_its_provider_does_not_list_names_what_contradicts
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_newcomer_helps_a_machine_with_nothing_but_what_is_printed() -> TestResult {
     let fleet =
-        Fleet::start("stuck_newcomer", &[&["--machines", "3"], SIMULATOR.as_slice()].concat()).await?;
+        Fleet::start("stuck_newcomer", &[&["--machine_count", "3"], SIMULATOR.as_slice()].concat()).await?;
     let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &LIMITS)?;
     fleet.until("all are Ready", ALL_READY).await?;
     fleet.strike("sim-0001", "power-fail").await?;

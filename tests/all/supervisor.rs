@@ -49,7 +49,7 @@ fn failing_when(notify: &Arc<Notify>) -> Runnable {
         async move {
             let healthy = starting.mark_healthy();
             healthy.scope().until_cancelled(notify.notified()).await?;
-            Err(RunnableError::msg("it was told to fail"))
+            Err(RunnableError::msg("failed by the test"))
         }
     })
 }
@@ -94,7 +94,7 @@ async fn members_of_a_group_become_healthy_and_share_the_fate_of_a_dead_one() ->
     let report = until(&tree, |report| starts(report, "root.two") == 2 && report.is_healthy()).await?;
     assert_eq!(starts(&report, "root.one"), 2);
     assert_eq!(starts(&report, "root.three"), 1);
-    assert_eq!(report.get("root.one").and_then(|e| e.last_failure.as_deref()), Some("it was told to fail"));
+    assert_eq!(report.get("root.one").and_then(|e| e.last_failure.as_deref()), Some("failed by the test"));
     assert_eq!(report.get("root.two").and_then(|e| e.last_failure.as_deref()), None);
     tree.stop().await;
     Ok(())
@@ -171,8 +171,8 @@ async fn deep_sibling_returns_wholly_before_it_starts_again() -> TestResult {
                         async move {
                             let healthy = starting.mark_healthy();
                             healthy.scope().until_cancelled(notify.notified()).await?;
-                            assert!(!panics, "told to panic");
-                            Err(RunnableError::msg("it was told to fail"))
+                            assert!(!panics, "panic of the test");
+                            Err(RunnableError::msg("failed by the test"))
                         }
                     });
                     Ok(starting.start_group([("dies", dies), ("deep", binary(DEPTH, running.clone()))])?)
@@ -189,7 +189,7 @@ async fn deep_sibling_returns_wholly_before_it_starts_again() -> TestResult {
         }
         let report = until(&tree, |report| starts(report, "root.dies") == 5).await?;
         let why = report.get("root.dies").and_then(|entry| entry.last_failure.as_deref());
-        assert_eq!(why, Some(if panics { "it panicked: told to panic" } else { "it was told to fail" }));
+        assert_eq!(why, Some(if panics { "it panicked: panic of the test" } else { "failed by the test" }));
         assert_eq!(running.most(), all, "two instances of one at once");
         tree.stop().await;
         assert_eq!(running.now(), 0);
@@ -253,7 +253,7 @@ async fn one_may_say_that_it_is_done_and_return_after_its_parent_failed() -> Tes
                         starting.start("late", late)?;
                         let healthy = starting.mark_healthy();
                         healthy.scope().until_cancelled(fail.notified()).await?;
-                        Err(RunnableError::msg("it was told to fail"))
+                        Err(RunnableError::msg("failed by the test"))
                     }
                 });
                 Ok(starting.start("parent", parent)?)
@@ -361,7 +361,7 @@ async fn own_cancellation_is_distinguished_from_everything_that_looks_like_it() 
     let why = |name: &str| report.get(&format!("root.{name}")).and_then(|entry| entry.last_failure.clone());
     assert_eq!(why("proper"), None);
     assert_eq!(why("careless").as_deref(), Some("connection reset"));
-    assert_eq!(why("foreign").as_deref(), Some("root.proper was asked to end"));
+    assert_eq!(why("foreign").as_deref(), Some("root.proper was cancelled"));
     tree.stop().await;
     Ok(())
 }

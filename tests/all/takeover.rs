@@ -680,7 +680,7 @@ async fn a_rejection_by_the_agent_is_reported_by_its_kind() {
     let error = EnrollError {
         kind: enroll_error::Kind::StaleFence.into(),
         message: "stale".to_owned(),
-        known_fence: 9,
+        current_fence: 9,
     };
     put_answer(&sshd.home(), enroll_response::Result::Error(error)).unwrap();
     let first_use = HostKeyExpectation::PinOnFirstUse;

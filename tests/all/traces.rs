@@ -111,7 +111,8 @@ async fn until(what: &str, mut is: impl FnMut() -> bool) -> Result<()> {
     Ok(())
 }
 
-const SIMULATOR: [&str; 6] = ["--machines", "3", "--boot_seconds", "0.5", "--persistent_percent", "100"];
+const SIMULATOR: [&str; 6] =
+    ["--machine_count", "3", "--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
 const LIMITS: [&str; 3] =
     ["--heartbeat_interval=1s", "--agent_start_backoff_initial=10m", "--agent_start_backoff_maximum=1h"];
 
@@ -150,7 +151,7 @@ async fn each_work_item_is_one_trace_from_its_claim_to_its_end() -> TestResult {
     let result = |event: &str| match event {
         "Finished" => "finished",
         "Failed" => "failed",
-        "PutOff" => "put-off",
+        "PutOff" => "requeued",
         "Cancelled" => "cancelled",
         _ => "lost",
     };
@@ -190,12 +191,12 @@ async fn each_work_item_is_one_trace_from_its_claim_to_its_end() -> TestResult {
         assert_eq!(
             (inside(root, "ssh connect"), inside(root, "ssh exec")),
             (1, 3),
-            "asked, uploaded, enrolled"
+            "probed, uploaded, enrolled"
         );
         assert_eq!(inside(root, "write the end"), 1);
     }
     for root in looked {
-        assert!(inside(root, "provider call") >= 1, "the provider was asked");
+        assert!(inside(root, "provider call") >= 1, "the provider got a request");
     }
     let [failed] = failed.as_slice() else { panic!("{} failed", failed.len()) };
     let status = failed.status.as_ref().context("a status")?;

@@ -47,7 +47,7 @@ async fn all_arrived(fleet: &Fleet) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_two_shepherds_is_killed_among_200_machines_and_all_become_ready() -> TestResult {
-    let flags = ["--machines", "200", "--boot_seconds", "0.5", "--seed", "7"];
+    let flags = ["--machine_count", "200", "--boot_seconds", "0.5", "--seed", "7"];
     let fleet = Fleet::start("two_shepherds", &flags).await?;
     let (first, second) = (endpoint()?, endpoint()?);
     let flags = ["--session_interval", "3s"];

@@ -76,7 +76,7 @@ async fn connections_that_say_no_agent_s_heartbeat_end_and_an_agent_s_stays() ->
 
     end_of(silent).await?;
     end_of(begun).await?;
-    let closed = "shepherd_agent_connections_closed_total{reason=\"no-heartbeat\"}";
+    let closed = "shepherd_agent_connections_closed_total{reason=\"unauthenticated\"}";
     until("all three are counted", async || Ok(listener.counted(closed)? == 3)).await?;
     until("only the agent is left", async || Ok(listener.counted("shepherd_agent_connections")? == 1))
         .await?;
@@ -95,7 +95,7 @@ async fn oldest_silent_connection_of_a_source_gives_way_and_agents_get_in() -> T
     settings.limits.preauth.per_network = 3;
     let listener = Listener::start(&database, settings).await?;
     let pool = database.pool().await?;
-    let gave_way = "shepherd_agent_connections_closed_total{reason=\"gave-way\"}";
+    let gave_way = "shepherd_agent_connections_closed_total{reason=\"evicted\"}";
 
     let mut strangers = Vec::new();
     for open in 1..=3 {

@@ -114,7 +114,7 @@ impl Fleet {
             _database: database,
         };
         fleet
-            .until("all have said which release they are", async || {
+            .until("all have reported their release", async || {
                 let text = "SELECT count(*) FROM machine_release_report JOIN machine_due USING (machine_id)
                         WHERE lane = 'access' AND phase_index = 'Ready'";
                 let value: i64 = sqlx::query_scalar(text).fetch_one(&fleet.pool).await?;
@@ -233,7 +233,8 @@ async fn good_release_reaches_every_machine_one_after_the_other() -> TestResult 
         .await?;
     let waits = fleet.update(&id).await?.machines[2].message.clone();
     assert_eq!(waits.as_deref(), Some("lee holds it: a disk"));
-    let why = fleet.listener.bmdb.machine_view(held).await?.roll_out_note.context("nothing is said of it")?;
+    let why =
+        fleet.listener.bmdb.machine_view(held).await?.roll_out_note.context("no note on its roll-out")?;
     assert!(
         why.starts_with(&format!("it is to become the release 1.4 (update {id}); lee holds it")),
         "{why}"
@@ -258,7 +259,7 @@ async fn good_release_reaches_every_machine_one_after_the_other() -> TestResult 
     )
     .fetch_one(&fleet.pool)
     .await?;
-    assert_eq!(overlaps, 0, "two machines were asked at once");
+    assert_eq!(overlaps, 0, "two machines were updated at once");
 
     // All of them are listed without their machines, which may be many.
     let look =

@@ -48,7 +48,7 @@ start_shepherd() {
         --provisioner_reconciler_rate 1s,1 --provisioner_device_creation_rate 100ms,6 \
         --heartbeat_interval 2s --recovery_first_heartbeat_timeout 60s --recovery_silence_timeout 60s \
         --recovery_ladder restart-agent:20s:1 --recovery_brake_window 1s \
-        --agent_start_backoff_initial 1s --agent_start_backoff_maximum 5s --outward_limit 10s \
+        --agent_start_backoff_initial 1s --agent_start_backoff_maximum 5s --outward_call_timeout 10s \
         >>"$scratch/shepherd.log" 2>&1 &
     # shellcheck disable=SC2034 # the sourcing script ends it
     shepherd=$!

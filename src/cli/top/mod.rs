@@ -24,10 +24,10 @@ pub mod fleet_summary;
 pub mod page;
 pub mod screen;
 
-/// A page.
+/// Arguments of `top`, which shows the fleet on one page.
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// How often the page is drawn anew, from 1s to 1h
+    /// Interval between two refreshes of the page, from 1s to 1h
     #[arg(long, value_name = "SPAN", default_value = "2s", value_parser = parse_interval)]
     pub interval: Span,
     /// Print the page once, whole; so it is wherever standard output is no terminal

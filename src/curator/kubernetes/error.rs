@@ -36,7 +36,7 @@ pub enum KubernetesError {
     /// The field cannot be changed, since nothing that runs would follow the change.
     #[error(
         "Kubernetes was left as it is: {field} would change from {from} to {to}, which nothing that runs would follow; \
-         delete Kubernetes and put it anew to have another one"
+         to change it, delete Kubernetes and put it again"
     )]
     Immutable {
         /// Name of the field.

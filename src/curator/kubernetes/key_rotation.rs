@@ -69,7 +69,7 @@ impl RotationStage {
     pub const fn to_wire(self) -> wire::kubernetes_rotation::Stage {
         match self {
             Self::Trusted => wire::kubernetes_rotation::Stage::Trusted,
-            Self::Signing => wire::kubernetes_rotation::Stage::Signs,
+            Self::Signing => wire::kubernetes_rotation::Stage::Signing,
         }
     }
 
@@ -230,14 +230,14 @@ impl KubernetesKeys {
             let waits_for = lagging_nodes(replacement.generation, all.iter().map(|standing| standing.node));
             let notified_at = key_rollout::last_assigned_at(replacement.generation, all);
             Some(wire::KubernetesRotation {
-                which: which.to_wire().into(),
+                keys: which.to_wire().into(),
                 stage: replacement.stage.to_wire().into(),
                 since_ms: replacement.since.timestamp_millis(),
-                held_by: if waits_for.is_empty() { Vec::new() } else { ids(&held_by) },
+                blocked_by: if waits_for.is_empty() { Vec::new() } else { ids(&held_by) },
                 waits_for: ids(&waits_for),
                 until_ms: overlap_end(*which, replacement, overlap)
                     .map_or(0, |until| until.timestamp_millis()),
-                told_at_ms: notified_at.map_or(0, |at| at.timestamp_millis()),
+                notified_at_ms: notified_at.map_or(0, |at| at.timestamp_millis()),
             })
         });
         rotations.collect()
@@ -444,12 +444,16 @@ mod tests {
         let rotations = begun.describe_rotations(&progress_of(&late), OVERLAP);
         assert_eq!(rotations.len(), 1);
         assert_eq!(rotations[0].waits_for, [node_id(1).to_string()]);
-        assert_eq!((rotations[0].held_by.len(), rotations[0].told_at_ms), (0, 0), "it may be told next");
+        assert_eq!(
+            (rotations[0].blocked_by.len(), rotations[0].notified_at_ms),
+            (0, 0),
+            "it may be notified next"
+        );
         let mut is_notified = progress_of(&late);
         is_notified[0].assigned = Some(AssignedGeneration { generation: 2, assigned_at: at(1) });
         let rotations = begun.describe_rotations(&is_notified, OVERLAP);
-        assert_eq!(rotations[0].held_by, rotations[0].waits_for);
-        assert_eq!(rotations[0].told_at_ms, at(1).timestamp_millis());
+        assert_eq!(rotations[0].blocked_by, rotations[0].waits_for);
+        assert_eq!(rotations[0].notified_at_ms, at(1).timestamp_millis());
         assert_eq!(
             (rotations[0].stage(), rotations[0].until_ms),
             (wire::kubernetes_rotation::Stage::Trusted, 0)

@@ -167,7 +167,7 @@ impl KubernetesKeys {
     pub fn authorities(&self) -> Vec<wire::KubernetesAuthority> {
         let authorities = self.rings.iter().filter(|(which, _)| which.is_authority());
         let reports = authorities.map(|(which, ring)| wire::KubernetesAuthority {
-            which: which.to_wire().into(),
+            keys: which.to_wire().into(),
             trusted: ring.trusted_signers().map(|signer| signer.certificate().to_vec()).collect(),
         });
         reports.collect()
@@ -215,10 +215,10 @@ impl KubernetesKeys {
             private_key: signer.pkcs8().to_vec(),
         };
         let rings = self.rings.iter().map(|(which, ring)| wire::KubernetesKeyRing {
-            which: which.to_wire().into(),
-            signs: Some(key(&ring.signer)),
+            keys: which.to_wire().into(),
+            signing_key: Some(key(&ring.signer)),
             replacement: ring.replacement.as_ref().map(|replacement| wire::KubernetesReplacement {
-                trusted: Some(key(&replacement.trusted)),
+                other_trusted_key: Some(key(&replacement.trusted)),
                 stage: replacement.stage.to_wire().into(),
                 since_ms: replacement.since.timestamp_millis(),
                 generation: replacement.generation,
@@ -229,7 +229,7 @@ impl KubernetesKeys {
             format: record::FORMAT,
             generation: self.generation,
             rings: rings.collect(),
-            former: self.former.iter().map(TrustBundle::to_wire).collect(),
+            former_trust_bundles: self.former.iter().map(TrustBundle::to_wire).collect(),
         }
         .encode_to_vec()
     }
@@ -240,8 +240,8 @@ impl KubernetesKeys {
         let record = record::decode(key, bytes, |record: &wire::KubernetesKeysRecord| record.format)?;
         let mut rings = BTreeMap::new();
         for ring in record.rings {
-            let which = KeyPurpose::from_wire(ring.which)
-                .map_err(|_| fault(format!("it has keys for {}", ring.which)))?;
+            let which = KeyPurpose::from_wire(ring.keys)
+                .map_err(|_| fault(format!("it has keys for {}", ring.keys)))?;
             let signer = |kept: Option<wire::KubernetesKey>| {
                 let kept = kept.unwrap_or_default();
                 let signer = Signer::load(&kept.certificate, &kept.private_key);
@@ -256,7 +256,7 @@ impl KubernetesKeys {
             let replacement = match ring.replacement {
                 None => None,
                 Some(kept) => Some(KeyReplacement {
-                    trusted: signer(kept.trusted)?,
+                    trusted: signer(kept.other_trusted_key)?,
                     stage: RotationStage::from_wire(kept.stage)
                         .ok_or_else(|| fault(format!("{which}: its stage is {}", kept.stage)))?,
                     since: parse_timestamp("since", kept.since_ms).map_err(fault)?,
@@ -267,7 +267,7 @@ impl KubernetesKeys {
                     },
                 }),
             };
-            rings.insert(which, KeyRing { signer: signer(ring.signs)?, replacement });
+            rings.insert(which, KeyRing { signer: signer(ring.signing_key)?, replacement });
         }
         if !rings.is_empty() && rings.len() < KeyPurpose::ALL.len() {
             return Err(fault("keys of some purposes are missing".to_owned()));
@@ -275,7 +275,11 @@ impl KubernetesKeys {
         if record.generation == 0 {
             return Err(fault("it says no generation".to_owned()));
         }
-        let former = record.former.into_iter().map(TrustBundle::from_wire).collect::<Result<Vec<_>, _>>();
+        let former = record
+            .former_trust_bundles
+            .into_iter()
+            .map(TrustBundle::from_wire)
+            .collect::<Result<Vec<_>, _>>();
         let former = former.map_err(|error| fault(format!("a generation before: {error}")))?;
         let ascend = former.iter().map(|edition| edition.generation).is_sorted_by(|one, other| one < other);
         if !ascend || former.last().is_some_and(|last| last.generation >= record.generation) {
@@ -336,17 +340,23 @@ pub(crate) mod tests {
             (|record| record.format = 2, "format 2"),
             (|record| record.generation = 0, "no generation"),
             (|record| drop(record.rings.pop()), "are missing"),
-            (|record| record.rings[0].which = 9, "keys for 9"),
-            (|record| record.rings[0].signs = None, "servers: a key of Kubernetes cannot be used"),
+            (|record| record.rings[0].keys = 9, "keys for 9"),
+            (|record| record.rings[0].signing_key = None, "servers: a key of Kubernetes cannot be used"),
             (
-                |record| record.rings[4].signs = record.rings[0].signs.clone(),
+                |record| record.rings[4].signing_key = record.rings[0].signing_key.clone(),
                 "service-accounts: a certificate",
             ),
             (|record| record.rings[0].replacement.as_mut().unwrap().stage = 0, "its stage is 0"),
             (|record| record.rings[0].replacement.as_mut().unwrap().since_ms = 0, "since is 0"),
-            (|record| record.former[0].service_account_keys[0] = vec![1], "a generation before"),
-            (|record| record.former.push(record.former[0].clone()), "not in their order"),
-            (|record| record.former[0].generation = record.generation, "not in their order"),
+            (
+                |record| record.former_trust_bundles[0].service_account_keys[0] = vec![1],
+                "a generation before",
+            ),
+            (
+                |record| record.former_trust_bundles.push(record.former_trust_bundles[0].clone()),
+                "not in their order",
+            ),
+            (|record| record.former_trust_bundles[0].generation = record.generation, "not in their order"),
         ];
         for (change, text) in cases {
             let kept = KubernetesKeys {

@@ -80,8 +80,8 @@ impl NodeAllocation {
             pod_range: self.pod_range.map(|part| part.to_string()).unwrap_or_default(),
             bundle: bundle.digest,
             bundle_url: bundle.url,
-            told_generation: self.assigned.map_or(0, |generation| generation.generation),
-            told_at_ms: self.assigned.map_or(0, |generation| generation.assigned_at.timestamp_millis()),
+            notified_generation: self.assigned.map_or(0, |generation| generation.generation),
+            notified_at_ms: self.assigned.map_or(0, |generation| generation.assigned_at.timestamp_millis()),
         }
         .encode_to_vec()
     }
@@ -94,10 +94,10 @@ impl NodeAllocation {
             text => Some(text.parse().map_err(|_| RecordError::new(key, "its range for pods is none"))?),
         };
         let bundle = BundleRef { digest: record.bundle, url: record.bundle_url };
-        let assigned_generation = match record.told_generation {
+        let assigned_generation = match record.notified_generation {
             0 => None,
             generation => {
-                let at = parse_timestamp("told_at", record.told_at_ms)
+                let at = parse_timestamp("told_at", record.notified_at_ms)
                     .map_err(|why| RecordError::new(key, why))?;
                 Some(AssignedGeneration { generation, assigned_at: at })
             }

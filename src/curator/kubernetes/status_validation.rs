@@ -19,9 +19,9 @@ pub fn validate_status(status: &wire::KubernetesStatus) -> Result<(), String> {
         parse_sha256(&status.bundle).map_err(|error| format!("kubernetes.bundle: {error}"))?;
     }
     check_text("version", &status.version)?;
-    check_text("waits", &status.waits)?;
+    check_text("waits", &status.wait_reason)?;
     check_count("components", status.components.len(), MAX_COMPONENTS)?;
-    check_count("clashes", status.clashes.len(), MAX_CONFLICTS)?;
+    check_count("clashes", status.conflicts.len(), MAX_CONFLICTS)?;
     for component in &status.components {
         let name: String = component.name.chars().take(100).collect();
         if !is_role_name(&component.name) {
@@ -33,7 +33,7 @@ pub fn validate_status(status: &wire::KubernetesStatus) -> Result<(), String> {
         }
         check_text(&format!("components.{name}.message"), &component.message)?;
     }
-    for clash in &status.clashes {
+    for clash in &status.conflicts {
         for text in [&clash.kind, &clash.name, &clash.message] {
             check_text("clashes", text)?;
         }
@@ -71,9 +71,9 @@ pub(crate) mod tests {
                 restarts: 1,
                 message: String::new(),
             }],
-            waits: "the reconciler".to_owned(),
-            reconciles: true,
-            clashes: vec![wire::KubernetesClash {
+            wait_reason: "the reconciler".to_owned(),
+            is_reconciler: true,
+            conflicts: vec![wire::KubernetesObjectConflict {
                 kind: "ClusterRole".to_owned(),
                 name: "shepherd:owners".to_owned(),
                 message: "it is somebody else's".to_owned(),
@@ -89,7 +89,7 @@ pub(crate) mod tests {
         let cases: [(Change, &str); 10] = [
             (|status| status.bundle = "ab".to_owned(), "kubernetes.bundle"),
             (|status| status.version = "v".repeat(1001), "kubernetes.version"),
-            (|status| status.waits = "w".repeat(1001), "kubernetes.waits"),
+            (|status| status.wait_reason = "w".repeat(1001), "kubernetes.waits"),
             (
                 |status| status.components = vec![status.components[0].clone(); 33],
                 "kubernetes.components has 33",
@@ -100,9 +100,9 @@ pub(crate) mod tests {
                 |status| status.components[0].message = "m".repeat(1001),
                 "kubernetes.components.kube-apiserver.message",
             ),
-            (|status| status.clashes = vec![status.clashes[0].clone(); 65], "kubernetes.clashes has 65"),
-            (|status| status.clashes[0].name = "n".repeat(1001), "kubernetes.clashes"),
-            (|status| status.clashes[0].message = "m".repeat(1001), "kubernetes.clashes"),
+            (|status| status.conflicts = vec![status.conflicts[0].clone(); 65], "kubernetes.clashes has 65"),
+            (|status| status.conflicts[0].name = "n".repeat(1001), "kubernetes.clashes"),
+            (|status| status.conflicts[0].message = "m".repeat(1001), "kubernetes.clashes"),
         ];
         for (change, field) in cases {
             let mut status = sample_status();

@@ -27,8 +27,8 @@ pub struct TrustBundle {
 impl TrustBundle {
     /// The bundle as it is stored.
     #[must_use]
-    pub fn to_wire(&self) -> wire::KubernetesEdition {
-        wire::KubernetesEdition {
+    pub fn to_wire(&self) -> wire::KubernetesTrustBundle {
+        wire::KubernetesTrustBundle {
             generation: self.generation,
             authorities: self.authorities.clone(),
             service_account_keys: self.service_account_spkis(),
@@ -42,7 +42,7 @@ impl TrustBundle {
     }
 
     /// Reads a stored bundle.
-    pub fn from_wire(stored: wire::KubernetesEdition) -> Result<Self, SignerError> {
+    pub fn from_wire(stored: wire::KubernetesTrustBundle) -> Result<Self, SignerError> {
         let points = stored.service_account_keys.iter().map(|der| P256PublicKey::from_spki(der));
         Ok(Self {
             generation: stored.generation,

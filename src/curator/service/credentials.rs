@@ -53,12 +53,12 @@ impl CredentialsService {
 
     async fn resolve_revocation(
         &self,
-        which: wire::revoke_credentials_request::Which,
+        which: wire::revoke_credentials_request::Target,
     ) -> Result<Revocation, ServiceError> {
-        use wire::revoke_credentials_request::Which;
+        use wire::revoke_credentials_request::Target;
         match which {
-            Which::NodeId(id) => Ok(Revocation::Node(parse_node_id(&id)?)),
-            Which::Serial(serial) => {
+            Target::NodeId(id) => Ok(Revocation::Node(parse_node_id(&id)?)),
+            Target::Serial(serial) => {
                 let serial: Serial = serial
                     .parse()
                     .map_err(|error: InvalidSerial| ServiceError::invalid_argument(error.to_string()))?;
@@ -116,7 +116,7 @@ impl credentials_server::Credentials for CredentialsService {
             Ok(true)
         });
         if added.await? {
-            tracing::warn!(%key, by = %caller.peer, "a key may claim owners' certificates from now on");
+            tracing::warn!(%key, actor = %caller.peer, "a key may claim owners' certificates from now on");
         }
         Ok(Response::new(wire::AddOwnerKeyResponse {}))
     }
@@ -153,7 +153,7 @@ impl credentials_server::Credentials for CredentialsService {
             Ok(true)
         });
         if removed.await? {
-            tracing::warn!(%key, by = %caller.peer, "an owner's key was removed");
+            tracing::warn!(%key, actor = %caller.peer, "an owner's key was removed");
         }
         leading.wait_until_cached(|seen| seen.revocations.owners.contains(&key)).await?;
         Ok(Response::new(wire::RemoveOwnerKeyResponse {}))
@@ -169,7 +169,7 @@ impl credentials_server::Credentials for CredentialsService {
                 "it does not say what is to be revoked: a serial number or a node id",
             )
         };
-        let which = request.into_inner().which.ok_or_else(none)?;
+        let which = request.into_inner().target.ok_or_else(none)?;
         let leading = &self.0;
         let revocation = self.resolve_revocation(which).await?;
         let key = revocation.etcd_key().map_err(ServiceError::from)?;
@@ -179,7 +179,7 @@ impl credentials_server::Credentials for CredentialsService {
             Ok(()) | Err(ServiceError::Conflict(_)) => {}
             Err(error) => return Err(error.into()),
         }
-        tracing::warn!(?revocation, by = %caller.peer, "credentials were revoked");
+        tracing::warn!(?revocation, actor = %caller.peer, "credentials were revoked");
         leading
             .wait_until_cached(|seen| match &revocation {
                 Revocation::Certificate(serial, _) => seen.revocations.serials.contains_key(serial),

@@ -264,7 +264,7 @@ impl Curator {
                 _ = sync.tick() => match leading.sync_members().await {
                     Ok(None) => {}
                     Ok(Some(change)) => {
-                        tracing::info!(?change, "members of etcd and records of nodes differed");
+                        tracing::info!(difference = ?change, "members of etcd and records of nodes differed");
                     }
                     Err(error) => {
                         tracing::warn!(%error, "members of etcd and records of nodes were not compared");
@@ -275,7 +275,7 @@ impl Curator {
                 },
                 _ = clear.tick() => match leading.delete_expired().await {
                     Ok(0) => {}
-                    Ok(count) => tracing::info!(count, "cleared away what had ended"),
+                    Ok(count) => tracing::info!(deleted = count, "cleared away what had ended"),
                     Err(error) => tracing::warn!(%error, "what has ended was not cleared away"),
                 },
             }

@@ -50,7 +50,7 @@ impl declarations_server::Declarations for DeclarationsService {
             };
             let change = record_change(DECLARATIONS.key(new.role())?, new.encode(), known.as_ref());
             store.write(&[change]).await?;
-            tracing::info!(role = %new.role(), revision = new.revision(), by = %caller.peer, "a role was declared");
+            tracing::info!(role = %new.role(), revision = new.revision(), actor = %caller.peer, "a role was declared");
             Ok((Some(new), true))
         });
         let (declaration, changed) = written.await?;
@@ -100,7 +100,7 @@ impl declarations_server::Declarations for DeclarationsService {
             leading.store.write(&[KeyChange::Delete { key: DECLARATIONS.key(&role)?, expected }]).await
         });
         deleted.await?;
-        tracing::info!(%role, by = %caller.peer, "a role was forgotten");
+        tracing::info!(%role, actor = %caller.peer, "a role was forgotten");
         Ok(Response::new(wire::DeleteDeclarationResponse {}))
     }
 

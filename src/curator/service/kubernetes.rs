@@ -99,13 +99,14 @@ impl kubernetes_server::Kubernetes for KubernetesService {
             if known.is_none() {
                 leading.delete_allocations().await?;
                 let before = leading.store.kubernetes_keys().await?;
-                let signers = KeyPurpose::ALL.into_iter().map(|which| Ok((which, self.create_signer(which)?)));
+                let signers =
+                    KeyPurpose::ALL.into_iter().map(|which| Ok((which, self.create_signer(which)?)));
                 let signers = signers.collect::<Result<BTreeMap<_, _>, ServiceError>>()?;
                 let first = KubernetesKeys::initial(before.as_ref().map(|before| &before.value), signers);
                 changes.push(record_change(keys_record_key()?, first.encode(), before.as_ref()));
             }
             leading.store.write(&changes).await?;
-            tracing::info!(revision = new.revision(), by = %caller.peer, "it was said what Kubernetes is to be");
+            tracing::info!(revision = new.revision(), actor = %caller.peer, "a new Kubernetes spec was stored");
             Ok((new.revision(), true))
         });
         let (revision, changed) = written.await?;
@@ -128,7 +129,7 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         Ok(Response::new(wire::GetKubernetesResponse {
             settings: Some(settings.spec().clone()),
             revision: settings.revision(),
-            assigned: assigned.collect(),
+            assigned_bundles: assigned.collect(),
             authorities: keys.authorities(),
             rotations,
             api_servers: node_setup::api_server_addresses(nodes.values()),
@@ -167,7 +168,7 @@ impl kubernetes_server::Kubernetes for KubernetesService {
             Ok(true)
         });
         if deleted.await? {
-            tracing::warn!(by = %caller.peer, "Kubernetes of the cluster was forgotten, with its authorities and keys");
+            tracing::warn!(actor = %caller.peer, "Kubernetes of the cluster was forgotten, with its authorities and keys");
         }
         leading.delete_allocations().await?;
         Ok(Response::new(wire::DeleteKubernetesResponse {}))
@@ -197,7 +198,7 @@ impl kubernetes_server::Kubernetes for KubernetesService {
             let wanted = NodeAllocation { bundle: bundle.clone(), ..has.clone() };
             if wanted != has {
                 leading.store.write(&[allotments.allocation_change(&id, &wanted)?]).await?;
-                tracing::info!(node = %id, bundle = body.bundle, by = %caller.peer, "a node has another bundle of Kubernetes");
+                tracing::info!(node = %id, bundle = body.bundle, actor = %caller.peer, "a node has another bundle of Kubernetes");
             }
             Ok(())
         });
@@ -275,17 +276,17 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         let keys = self.load_keys().await?.value;
         let issued = self.sign_certificate(&keys, KeyPurpose::Clients, &subject, &key, lifetime)?;
         tracing::info!(
-            user = subject.name, group = subject.organisation, serial = %issued.serial, by = %caller.peer,
+            user = subject.name, group = subject.organisation, serial = %issued.serial, actor = %caller.peer,
             "a user of Kubernetes has a certificate"
         );
         let servers = keys
             .authorities()
             .into_iter()
-            .find(|authority| authority.which() == wire::KubernetesKeys::Servers);
+            .find(|authority| authority.keys() == wire::KubernetesKeys::Servers);
         let nodes = self.0.store.nodes().await?.nodes;
         Ok(Response::new(wire::IssueKubernetesUserResponse {
             certificate: issued.certificate,
-            servers: servers.map(|authority| authority.trusted).unwrap_or_default(),
+            server_authorities: servers.map(|authority| authority.trusted).unwrap_or_default(),
             api_servers: node_setup::api_server_addresses(nodes.values()),
             not_after_ms: issued.validity.not_after.timestamp_millis(),
         }))
@@ -296,7 +297,7 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         request: Request<wire::RotateKubernetesRequest>,
     ) -> Result<Response<wire::RotateKubernetesResponse>, Status> {
         let caller = Caller::from_request(&request)?;
-        let number = request.into_inner().which;
+        let number = request.into_inner().keys;
         let which = KeyPurpose::from_wire(number).map_err(ServiceError::from)?;
         let leading = &self.0;
         // With the lock, no node is assigned a generation whose bundle is just being dropped as unused.
@@ -311,7 +312,7 @@ impl kubernetes_server::Kubernetes for KubernetesService {
                     leading.assign_to_new_nodes().await?;
                     let begun = begun.retain_bundles(leading.store.allocations().await?.assigned_generations());
                     leading.store.write(&[record_change(keys_record_key()?, begun.encode(), Some(&known))]).await?;
-                    tracing::warn!(%which, generation = begun.generation, by = %caller.peer, "keys of Kubernetes are being replaced");
+                    tracing::warn!(keys = %which, generation = begun.generation, actor = %caller.peer, "keys of Kubernetes are being replaced");
                     Ok(begun)
                 }
             }
@@ -321,7 +322,7 @@ impl kubernetes_server::Kubernetes for KubernetesService {
         let allotments = leading.store.allocations().await?.allocations;
         let rotations =
             keys.describe_rotations(&leading.node_progress(&nodes, &allotments), leading.token_overlap);
-        let rotation = rotations.into_iter().find(|rotation| rotation.which == number);
+        let rotation = rotations.into_iter().find(|rotation| rotation.keys == number);
         Ok(Response::new(wire::RotateKubernetesResponse { rotation }))
     }
 }

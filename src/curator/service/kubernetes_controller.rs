@@ -40,7 +40,7 @@ impl LeaderContext {
     async fn advance_rollout(&self) -> Result<bool, ServiceError> {
         let _alone = self.lock_membership().await;
         let Some(turn) = self.write_rollout_step(|_| true).await? else { return Ok(false) };
-        tracing::debug!(?turn, "a node may be told another generation of keys of Kubernetes");
+        tracing::debug!(rollout_step = ?turn, "the generation of Kubernetes keys assigned to a node was changed");
         Ok(true)
     }
 
@@ -117,7 +117,7 @@ impl LeaderContext {
         // No node is without an assignment: each of them has reported since it was assigned one.
         let after = after.retain_bundles(self.store.allocations().await?.assigned_generations());
         self.store.write(&[record_change(keys_record_key()?, after.encode(), Some(&known))]).await?;
-        tracing::info!(%which, ?step, generation = after.generation, "the replacement of keys of Kubernetes goes on");
+        tracing::info!(keys = %which, ?step, generation = after.generation, "the replacement of keys of Kubernetes goes on");
         Ok(true)
     }
 

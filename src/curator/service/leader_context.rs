@@ -325,8 +325,8 @@ impl LeaderContext {
             Ok(tick) => tick,
             Err(abort) => return Err(ServiceError::rejected(Code::Unavailable, abort.to_string())),
         };
-        for refusal in tick.blocked {
-            tracing::debug!(%refusal, "a member of etcd is not removed yet");
+        for rejection in tick.blocked {
+            tracing::debug!(%rejection, "a member of etcd is not removed yet");
         }
         let Some(change) = tick.action else { return Ok(None) };
         if let Disagreement::RemoveMember { member, .. } = &change {

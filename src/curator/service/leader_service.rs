@@ -73,7 +73,7 @@ impl leader_server::Leader for LeaderService {
                 leader_node_id: leader.to_string(),
                 leader_address,
                 leader_port: leader_port.into(),
-                this_node_id: this.to_string(),
+                responding_node_id: this.to_string(),
                 epoch,
             }))
         });
@@ -100,7 +100,7 @@ fn leader_unknown() -> Status {
 }
 
 fn leader_address_unknown(leader: NodeId) -> Status {
-    Status::unavailable(format!("{leader} leads and has not said yet where its curator listens; ask again"))
+    Status::unavailable(format!("{leader} leads and has not reported where its curator listens; ask again"))
 }
 
 /// The address of a node and the port of its curator, now and whenever they change. `None` before the node has reported

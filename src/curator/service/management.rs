@@ -87,7 +87,7 @@ impl management_server::Management for ManagementService {
         let id = NodeId::from_key(&key);
         let now = self.0.clock.now();
         let node = self.update_node(id, |known| Ok(node_lifecycle::approve_node(known, &key, now)?)).await?;
-        tracing::info!(node = %id, by = %caller.peer, "a node was approved");
+        tracing::info!(node = %id, actor = %caller.peer, "a node was approved");
         Ok(Response::new(wire::ApproveResponse { node: Some(node.to_wire()) }))
     }
 
@@ -98,7 +98,8 @@ impl management_server::Management for ManagementService {
         let caller = Caller::from_request(&request)?;
         let body = request.into_inner();
         let id = parse_node_id(&body.node_id)?;
-        let order = RoleOrder { add: parse_roles(&body.give)?, remove: parse_roles(&body.take)? };
+        let order =
+            RoleOrder { add: parse_roles(&body.add_roles)?, remove: parse_roles(&body.remove_roles)? };
         let leading = &self.0;
         let _alone = leading.lock_membership().await;
         let node = leading.store.retry_on_conflict(|| async {
@@ -133,7 +134,7 @@ impl management_server::Management for ManagementService {
                 }
                 let (before, now) = (crate::model::node_role::join_names(node.roles.names()), changed.roles.names());
                 tracing::info!(
-                    node = %id, by = %caller.peer, before, now = crate::model::node_role::join_names(now), "roles were changed"
+                    node = %id, actor = %caller.peer, before, roles = crate::model::node_role::join_names(now), "roles were changed"
                 );
             }
             Ok(changed)
@@ -169,7 +170,7 @@ impl management_server::Management for ManagementService {
             let _alone = self.0.lock_membership().await;
             self.update_node(id, |known| Ok(node_lifecycle::decommission_node(known, id, now)?)).await?
         };
-        tracing::warn!(node = %id, by = %caller.peer, "a node was decommissioned");
+        tracing::warn!(node = %id, actor = %caller.peer, "a node was decommissioned");
         self.0
             .wait_until_cached(|seen| {
                 seen.nodes.get(&id).is_none_or(|node| node.state == NodeState::Decommissioned)
@@ -224,7 +225,7 @@ impl management_server::Management for ManagementService {
             });
             deleted.await?;
         }
-        tracing::warn!(node = %id, by = %caller.peer, ?bypass, "a node was deleted");
+        tracing::warn!(node = %id, actor = %caller.peer, ?bypass, "a node was deleted");
         leading
             .wait_until_cached(|seen| seen.nodes.get(&id).is_none_or(|node| node.state == NodeState::New))
             .await?;

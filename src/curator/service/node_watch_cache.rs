@@ -24,7 +24,7 @@ pub enum NodeEvent {
 
 /// The watcher was away for so long that deletions since then are forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("more nodes were deleted since this watch was last answered than are remembered; watch anew")]
+#[error("more nodes were deleted since the last answer to this watch than are remembered; start a new watch")]
 pub struct Expired;
 
 /// All nodes and recent deletions, by the number of the last change of each.

@@ -99,7 +99,7 @@ impl registration_server::Registration for RegistrationService {
             Ok(Some((issued.certificate, outcome.node().clone())))
         });
         let answer = match committed.await? {
-            None => Answer::AwaitingApproval(wire::AwaitingApproval { ask_again_after_ms: RETRY_AFTER_MS }),
+            None => Answer::AwaitingApproval(wire::AwaitingApproval { retry_after_ms: RETRY_AFTER_MS }),
             Some((certificate, node)) => Answer::Membership(membership_response(leading, certificate, &node)),
         };
         Ok(Response::new(wire::CommitResponse { result: Some(answer) }))

@@ -34,7 +34,7 @@ impl snapshots_server::Snapshots for SnapshotsService {
             .map_err(|error| snapshot_error_status(&error))?;
         let encoded = snapshot.encode().map_err(|error| snapshot_error_status(&error))?;
         tracing::info!(
-            revision = snapshot.revision, bytes = encoded.len(), by = %caller.peer, "a snapshot was taken"
+            revision = snapshot.revision, bytes = encoded.len(), actor = %caller.peer, "a snapshot was taken"
         );
         let pieces = futures::stream::iter(split_into_chunks(&encoded).into_iter().map(Ok));
         Ok(Response::new(self.0.guard_stream(&caller, pieces)))
@@ -52,7 +52,7 @@ fn snapshot_error_status(error: &ClusterSnapshotError) -> Status {
 fn split_into_chunks(encoded: &[u8]) -> Vec<wire::TakeSnapshotResponse> {
     let mut pieces: Vec<wire::TakeSnapshotResponse> = encoded
         .chunks(CHUNK_BYTES)
-        .map(|piece| wire::TakeSnapshotResponse { piece: piece.to_vec(), sha256: Vec::new() })
+        .map(|piece| wire::TakeSnapshotResponse { chunk: piece.to_vec(), sha256: Vec::new() })
         .collect();
     if let Some(last) = pieces.last_mut() {
         last.sha256 = snapshot_digest(encoded).to_vec();
@@ -69,7 +69,7 @@ mod tests {
         for size in [1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES] {
             let whole = vec![7; size];
             let pieces = split_into_chunks(&whole);
-            let sent: Vec<u8> = pieces.iter().flat_map(|piece| piece.piece.clone()).collect();
+            let sent: Vec<u8> = pieces.iter().flat_map(|piece| piece.chunk.clone()).collect();
             assert_eq!(sent, whole);
             let (last, before) = pieces.split_last().unwrap();
             assert_eq!(last.sha256, snapshot_digest(&whole));

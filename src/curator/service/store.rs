@@ -257,7 +257,7 @@ impl Store {
         };
         for tries in 1..MAX_ATTEMPTS {
             let Err(ServiceError::Conflict(keys)) = &answer else { break };
-            tracing::debug!(keys, tries, "a record changed while it was being written");
+            tracing::debug!(keys, attempts = tries, "a record changed while it was being written");
             answer = attempt().await;
         }
         answer

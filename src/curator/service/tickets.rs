@@ -30,13 +30,13 @@ impl tickets_server::Tickets for TicketsService {
         let wanted = TicketRequest {
             created_by: caller.peer.to_string(),
             lifetime: Duration::from_millis(body.lifetime_ms),
-            uses: body.uses,
+            uses: body.max_uses,
             purpose: body.purpose,
         };
         let ticket = Ticket::new(&secret, wanted, self.0.clock.now()).map_err(ServiceError::from)?;
         let key = TICKETS.key(ticket.id()).map_err(ServiceError::from)?;
         self.0.store.write(&[record_change::<()>(key, ticket.encode(), None)]).await?;
-        tracing::info!(ticket = %ticket.id(), by = ticket.created_by, "a ticket was made");
+        tracing::info!(ticket = %ticket.id(), actor = ticket.created_by, "a ticket was made");
         Ok(Response::new(wire::CreateTicketResponse {
             secret: secret.reveal().to_vec(),
             ticket: Some(ticket.to_wire()),

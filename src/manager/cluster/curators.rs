@@ -102,7 +102,7 @@ pub enum CuratorCallError {
         tried: usize,
     },
     /// A curator returned something that the contract rules out.
-    #[error("a curator said something that cannot be: {0}")]
+    #[error("a curator gave an invalid answer: {0}")]
     InvalidResponse(String),
 }
 
@@ -239,7 +239,7 @@ impl CuratorClient {
     ) -> Result<Vec<u8>, CuratorCallError> {
         let request = wire::CreateTicketRequest {
             lifetime_ms: u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX),
-            uses: Some(1),
+            max_uses: Some(1),
             purpose,
         };
         let mut tickets = TicketsClient::new(self.channel());
@@ -259,8 +259,11 @@ impl CuratorClient {
         give: &[String],
         take: &[String],
     ) -> Result<(), CuratorCallError> {
-        let request =
-            wire::UpdateRolesRequest { node_id: node.to_owned(), give: give.to_vec(), take: take.to_vec() };
+        let request = wire::UpdateRolesRequest {
+            node_id: node.to_owned(),
+            add_roles: give.to_vec(),
+            remove_roles: take.to_vec(),
+        };
         call_curator("changing roles", self.management().update_roles(request)).await.map(drop)
     }
 
@@ -303,7 +306,7 @@ impl CuratorClient {
             else {
                 break;
             };
-            encoded.extend(piece.piece);
+            encoded.extend(piece.chunk);
             if encoded.len() > MAX_SNAPSHOT_BYTES {
                 return Err(ClusterSnapshotError::TooLarge(encoded.len()).into());
             }
@@ -346,7 +349,7 @@ impl CuratorClient {
         public_key: [u8; 32],
         serial: Option<&str>,
     ) -> Result<(), CuratorCallError> {
-        use wire::revoke_credentials_request::Which;
+        use wire::revoke_credentials_request::Target;
         let mut credentials = CredentialsClient::new(self.channel());
         let listed = credentials.list(wire::ListCredentialsRequest {});
         let listed = call_curator("listing certificates", listed).await?.credentials;
@@ -354,7 +357,7 @@ impl CuratorClient {
         let mut serials: BTreeSet<&str> = of_the_key.map(|listed| listed.serial.as_str()).collect();
         serials.extend(serial);
         for serial in serials {
-            let request = wire::RevokeCredentialsRequest { which: Some(Which::Serial(serial.to_owned())) };
+            let request = wire::RevokeCredentialsRequest { target: Some(Target::Serial(serial.to_owned())) };
             call_curator("having a certificate refused", credentials.revoke(request)).await?;
         }
         Ok(())
@@ -436,7 +439,7 @@ fn parse_node(listed: wire::ListedNode) -> Result<ClusterNode, CuratorCallError>
         key: node.public_key.try_into().map_err(|_| odd("a key of 32 bytes"))?,
         machine: node.machine_id.parse().ok(),
         state,
-        roles: built_in.chain(roles.declared).collect(),
+        roles: built_in.chain(roles.declared_roles).collect(),
         health: match health.kind() {
             Kind::Healthy => NodeHealth::Healthy,
             Kind::HeartbeatTimeout => NodeHealth::Silent(silence),

@@ -66,7 +66,7 @@ impl CuratorClient {
 
     /// Starts the rotation of certificates or keys.
     async fn rotate_keys(&self, keys: RotatableKeys) -> Result<(), CuratorCallError> {
-        let request = wire::RotateKubernetesRequest { which: keys.to_wire().into() };
+        let request = wire::RotateKubernetesRequest { keys: keys.to_wire().into() };
         let mut kubernetes = KubernetesClient::new(self.channel());
         call_curator("having keys of Kubernetes replaced", kubernetes.rotate(request)).await.map(drop)
     }
@@ -94,7 +94,7 @@ impl CuratorClient {
         let odd = || CuratorCallError::InvalidResponse("a certificate without an end".to_owned());
         Ok(IssuedUserCertificate {
             certificate: response.certificate,
-            server_authorities: response.servers,
+            server_authorities: response.server_authorities,
             api_servers: response.api_servers,
             expires_at: DateTime::from_timestamp_millis(response.not_after_ms).ok_or_else(odd)?,
         })
@@ -104,7 +104,7 @@ impl CuratorClient {
 fn parse_kubernetes(response: wire::GetKubernetesResponse) -> CuratorKubernetes {
     CuratorKubernetes {
         spec: spec_from_settings(response.settings.unwrap_or_default()),
-        assigned_bundles: response.assigned.into_iter().collect(),
+        assigned_bundles: response.assigned_bundles.into_iter().collect(),
         rotations: response.rotations.into_iter().map(parse_rotation).collect(),
         api_servers: response.api_servers,
     }
@@ -115,17 +115,17 @@ fn parse_rotation(rotation: wire::KubernetesRotation) -> KubernetesKeyRotation {
     let moment = |ms: i64| Some(ms).filter(|ms| *ms != 0).and_then(DateTime::from_timestamp_millis);
     KubernetesKeyRotation {
         // Newer curators may name keys that this release does not have.
-        keys: RotatableKeys::from_wire(rotation.which()).map_or("keys", RotatableKeys::as_str).to_owned(),
+        keys: RotatableKeys::from_wire(rotation.keys()).map_or("keys", RotatableKeys::as_str).to_owned(),
         stage: match rotation.stage() {
             Stage::Trusted => "trusted",
-            Stage::Signs => "signs",
+            Stage::Signing => "signs",
             Stage::Unspecified => "unknown",
         }
         .to_owned(),
         since: moment(rotation.since_ms),
         until: moment(rotation.until_ms),
-        notified_at: moment(rotation.told_at_ms),
-        blocked_by: rotation.held_by,
+        notified_at: moment(rotation.notified_at_ms),
+        blocked_by: rotation.blocked_by,
         waits_for: rotation.waits_for,
     }
 }
@@ -139,7 +139,7 @@ pub(super) fn parse_node_kubernetes(status: wire::KubernetesStatus) -> NodeKuber
         restarts: status.restarts,
         message: status.message,
     };
-    let clash = |kubernetes_clash: wire::KubernetesClash| ObjectConflict {
+    let clash = |kubernetes_clash: wire::KubernetesObjectConflict| ObjectConflict {
         kind: kubernetes_clash.kind,
         name: kubernetes_clash.name,
         message: kubernetes_clash.message,
@@ -148,9 +148,9 @@ pub(super) fn parse_node_kubernetes(status: wire::KubernetesStatus) -> NodeKuber
         bundle: status.bundle,
         version: status.version,
         components: status.components.into_iter().map(component).collect(),
-        wait_reason: status.waits,
-        is_reconciler: status.reconciles,
-        conflicts: status.clashes.into_iter().map(clash).collect(),
+        wait_reason: status.wait_reason,
+        is_reconciler: status.is_reconciler,
+        conflicts: status.conflicts.into_iter().map(clash).collect(),
     }
 }
 
@@ -189,7 +189,7 @@ impl ClusterWorker<'_> {
                     planned.machine_waits.insert(*machine, why);
                     return Ok(());
                 }
-                crate::manager::failpoint::hit(super::COMPONENT, "assign");
+                crate::manager::failpoint::hit(super::COMPONENT, "bundle-assigned");
                 way.assign_bundle(node, bundle).await
             }
             ClusterPlanStep::ClearBundle { node } => way.assign_bundle(node, "").await,

@@ -270,7 +270,7 @@ impl ClusterWorker<'_> {
         }
         let busy = !steps.is_empty();
         for step in steps {
-            failpoint::hit(COMPONENT, "step");
+            failpoint::hit(COMPONENT, "step-started");
             // The session is renewed soon, or it has ended. In both cases the remaining steps are planned again.
             if self.session.remaining() <= CURATOR_TIMEOUT {
                 return Ok(ClusterPassOutcome::RequeueAfter(RETRY_PAUSE));
@@ -353,8 +353,8 @@ impl ClusterWorker<'_> {
     }
 }
 
-/// Builds the record of a pass. `asked_at` is a moment before the curators were queried, by the database's clock. Time
-/// that passed since then does not make their answer newer.
+/// Builds the record of a pass. `requested_at` is a moment before the curators were queried, by the database's clock.
+/// Time that passed since then does not make their answer newer.
 fn build_observation(
     cluster: &Cluster,
     planned: &ClusterPlan,

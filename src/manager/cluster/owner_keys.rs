@@ -53,7 +53,7 @@ impl ClusterWorker<'_> {
                     if which != OwnerKeySlot::Current {
                         tracing::warn!(
                             cluster = self.name,
-                            ?which,
+                            key_slot = ?which,
                             "curators take another key than the one in force"
                         );
                     }
@@ -123,7 +123,7 @@ impl ClusterWorker<'_> {
                 self.bmdb
                     .store_next_cluster_key(&self.lease, self.cluster, (key.public_key(), sealed))
                     .await?;
-                failpoint::hit(COMPONENT, "key-made");
+                failpoint::hit(COMPONENT, "key-stored");
             }
             OwnerKeyStep::Register(which) => {
                 let lost =
@@ -138,14 +138,14 @@ impl ClusterWorker<'_> {
                 }
                 // No other key is removed before the curators have accepted this one.
                 let way = CuratorClient::claim_certificate(founded, epoch, (which, &key)).await?;
-                failpoint::hit(COMPONENT, "key-taken");
+                failpoint::hit(COMPONENT, "key-verified");
                 self.curators = Some(way);
             }
             OwnerKeyStep::Activate(next) => {
                 let before =
                     load_owner_key(self.bmdb, &self.settings.secrets, self.cluster).await?.public_key();
                 self.bmdb.activate_next_cluster_key(&self.lease, self.cluster, before, next).await?;
-                failpoint::hit(COMPONENT, "key-switched");
+                failpoint::hit(COMPONENT, "key-activated");
                 if let Some(way) = &mut self.curators {
                     way.key_slot = OwnerKeySlot::Current;
                 }
@@ -154,9 +154,9 @@ impl ClusterWorker<'_> {
                 if let Some(way) = &self.curators {
                     way.remove_owner_key(key).await?;
                 }
-                failpoint::hit(COMPONENT, "key-refused");
+                failpoint::hit(COMPONENT, "key-revoked");
                 self.bmdb.record_former_key_removed(&self.lease, self.cluster, key).await?;
-                failpoint::hit(COMPONENT, "key-removed");
+                failpoint::hit(COMPONENT, "key-removal-recorded");
             }
             OwnerKeyStep::Delete(key) => self.bmdb.delete_former_key(&self.lease, self.cluster, key).await?,
         }

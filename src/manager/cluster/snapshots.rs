@@ -48,7 +48,7 @@ impl ClusterWorker<'_> {
         };
         let revision = new.revision;
         let forgotten = self.bmdb.store_cluster_snapshot(&self.lease, self.cluster, new).await?;
-        tracing::info!(cluster = self.name, %why, revision, bytes, forgotten, "a snapshot of a cluster is kept");
+        tracing::info!(cluster = self.name, reason = %why, revision, bytes, deleted = forgotten, "a snapshot of a cluster is kept");
         Ok(Ok(()))
     }
 }

@@ -17,7 +17,7 @@ use crate::model::cluster::plan::{ClusterPlan, ClusterPlanStep, TICKET_LIFETIME}
 use crate::model::cluster::state::{Cluster, ClusterIdentity, MembershipOrder};
 use crate::model::ids::MachineId;
 use crate::proto::agent::v1 as wire;
-use crate::proto::agent::v1::cluster_order::What;
+use crate::proto::agent::v1::cluster_order::Operation;
 
 /// TCP port of the curators on each node.
 const CURATOR_PORT: u16 = 7835;
@@ -160,7 +160,7 @@ impl ClusterWorker<'_> {
         what: MembershipOrder,
     ) -> Result<wire::ClusterOrder, CuratorCallError> {
         let what = match what {
-            MembershipOrder::Leave => What::Leave(wire::LeaveCluster {}),
+            MembershipOrder::Leave => Operation::Leave(wire::LeaveCluster {}),
             MembershipOrder::Found => {
                 let owner = load_owner_key(self.bmdb, &self.settings.secrets, self.cluster).await?;
                 let (snapshot_sha256, epoch) = match &cluster.restoring {
@@ -176,7 +176,7 @@ impl ClusterWorker<'_> {
                         (restoring.digest.ok_or(gone)?.to_vec(), epoch.ok_or(over)?)
                     }
                 };
-                What::Found(wire::FoundCluster {
+                Operation::Found(wire::FoundCluster {
                     cluster_id: self.cluster.to_string(),
                     name: cluster.spec.name.clone(),
                     owner_keys: vec![owner.public_key().to_vec()],
@@ -187,7 +187,7 @@ impl ClusterWorker<'_> {
             MembershipOrder::Join => {
                 let (way, founded) = self.require_founded(cluster)?;
                 let purpose = format!("machine {machine}");
-                What::Join(wire::JoinCluster {
+                Operation::Join(wire::JoinCluster {
                     ticket: way.create_ticket(purpose, TICKET_LIFETIME).await?,
                     ca_certificate: founded.ca_certificate.clone(),
                     curators: founded.curators.clone(),
@@ -199,7 +199,7 @@ impl ClusterWorker<'_> {
         let labels = line.map(|line| node_labels(line.member.part, line.location.as_deref(), &line.hardware));
         Ok(wire::ClusterOrder {
             generation: 0,
-            what: Some(what),
+            operation: Some(what),
             labels: labels.unwrap_or_default().into_iter().collect(),
             address: String::new(),
         })

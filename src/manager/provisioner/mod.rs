@@ -263,7 +263,7 @@ async fn run_pass(
         bmdb.record_machine(lease, None, &new).await?;
     }
     if let Some(limited) = &plan.limit_reason {
-        tracing::debug!(provider = name, limited, "creation is limited");
+        tracing::debug!(provider = name, limited_by = limited, "creation is limited");
     }
     let full_chunk = plan.create.len() >= settings.limits.chunk;
     let mut made = 0;

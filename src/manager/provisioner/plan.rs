@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(
             plan(&list(0..2, &MachineUsage::PossiblyUsed), &ours),
             ProvisionPlan::default(),
-            "told once"
+            "the change is planned only once"
         );
         let gone = plan(&list(1..2, &MachineUsage::PossiblyUsed), &ours);
         assert_eq!(
@@ -347,7 +347,7 @@ mod tests {
     fn machine_that_is_listed_again_leaves_quarantine() {
         let mut ours = recorded_machines(0..3);
         ours[0].quarantine = Some(format!("{LOST_REASON} any more, and it was not retired here"));
-        ours[1].quarantine = Some("a person said so".into());
+        ours[1].quarantine = Some("an operator quarantined it".into());
         let plan = plan(&list(0..3, &MachineUsage::PossiblyUsed), &ours);
         assert_eq!(plan.reappeared, [ours[0].machine]);
     }

@@ -71,7 +71,8 @@ pub struct ClusterCredentialView {
     pub holder: String,
     /// Public key of the holder, 64 hexadecimal digits.
     pub public_key: String,
-    /// Result of [`credential_state`]: for example `lapsed`, `refused`, `good`, `expired`, `revoking` or `revoked`.
+    /// Result of [`credential_state`]: for example `timed-out`, `rejected`, `valid`, `expired`, `revoking` or
+    /// `revoked`.
     pub state: String,
     /// When the certificate was requested.
     pub requested_at: Timestamp,
@@ -106,10 +107,10 @@ pub fn credential_state(credential: &ClusterCredential, now: Timestamp) -> &'sta
         _ if credential.revoked_at.is_some() => "revoked",
         (Some(_), _) if expired => "expired",
         (_, Some(_)) => "revoking",
-        (Some(_), None) => "good",
-        (None, None) if credential.rejection.is_some() => "refused",
-        (None, None) if has_signing_lapsed(credential, now) => "lapsed",
-        (None, None) => "asked",
+        (Some(_), None) => "valid",
+        (None, None) if credential.rejection.is_some() => "rejected",
+        (None, None) if has_signing_lapsed(credential, now) => "timed-out",
+        (None, None) => "requested",
     }
 }
 
@@ -126,7 +127,7 @@ pub fn due_steps(
     let mut due: Vec<(&ClusterCredential, CredentialStep)> = credentials
         .iter()
         .filter_map(|credential| match credential_state(credential, now) {
-            "asked" => Some((credential, CredentialStep::Issue)),
+            "requested" => Some((credential, CredentialStep::Issue)),
             "revoking" => Some((credential, CredentialStep::Revoke)),
             _ => None,
         })
@@ -239,13 +240,13 @@ mod tests {
     fn credential_states_and_their_due_steps() {
         let refused = ClusterCredential { rejection: Some("no".to_owned()), ..requested() };
         for (credential, seconds, expected, step) in [
-            (requested(), 0, "asked", Some(CredentialStep::Issue)),
-            (requested(), HOUR - 1, "asked", Some(CredentialStep::Issue)),
-            (requested(), HOUR, "lapsed", None),
-            (refused.clone(), 1, "refused", None),
-            (refused, 2 * HOUR, "refused", None),
-            (issued(), 1, "good", None),
-            (issued(), 8 * HOUR - 1, "good", None),
+            (requested(), 0, "requested", Some(CredentialStep::Issue)),
+            (requested(), HOUR - 1, "requested", Some(CredentialStep::Issue)),
+            (requested(), HOUR, "timed-out", None),
+            (refused.clone(), 1, "rejected", None),
+            (refused, 2 * HOUR, "rejected", None),
+            (issued(), 1, "valid", None),
+            (issued(), 8 * HOUR - 1, "valid", None),
             (issued(), 8 * HOUR, "expired", None),
             (revoking(issued()), 1, "revoking", Some(CredentialStep::Revoke)),
             (revoking(issued()), 8 * HOUR, "expired", None),

@@ -109,7 +109,7 @@ mod tests {
             ("one of three is silent", silent_member(), ""),
             ("a worker", ClusterContext { voter: false, votes: Some((3, 1)), ..silent_member() }, ""),
             (
-                "heard by its curator",
+                "healthy to its curator",
                 healthy.clone(),
                 "unreachable by us, healthy to its curator (cluster ams)",
             ),
@@ -145,7 +145,7 @@ mod tests {
                 reason.starts_with(expected) && reason.is_empty() == expected.is_empty(),
                 "{name}: {reason}"
             );
-            assert!(again > at(100), "{name}: asked again at once");
+            assert!(again > at(100), "{name}: checked again at once");
         }
     }
 }

@@ -31,9 +31,9 @@ use crate::model::time::{Span, Timestamp, after};
 
 /// What a forecast takes for granted, one clause each.
 pub const ASSUMPTIONS: [&str; 5] = [
-    "what is asked for succeeds: a machine does what it was asked, a node is well with what it is to run, and a member of \
-     etcd learns",
-    "nodes that are heard stay so, and those that are not stay silent; so do curators that do not answer",
+    "every step succeeds: a machine does what it was ordered to do, a node is healthy with what it should \
+     run, and a member of etcd learns",
+    "nodes that report continue to report, and silent nodes stay silent; so do curators that do not answer",
     "curators have the roles that were declared, and nodes that are of no machine of the cluster are left alone",
     "machines that are free stay so, and no other comes; nobody else changes anything",
     "budgets, holds and pauses of loops let everything pass",
@@ -47,15 +47,12 @@ const MAX_STEPS: usize = 2_000;
 #[serde(rename_all = "snake_case")]
 pub enum ForecastEnd {
     /// The cluster is as its spec demands.
-    #[serde(rename = "settled")]
     Converged,
     /// The cluster waits for something that does not happen by itself.
     Waiting,
     /// The cluster is deleted, with all its members.
-    #[serde(rename = "gone")]
     Deleted,
     /// The forecast has reached the maximum number of steps.
-    #[serde(rename = "cut")]
     Truncated,
 }
 
@@ -67,10 +64,10 @@ impl ForecastEnd {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Converged => "settled",
+            Self::Converged => "converged",
             Self::Waiting => "waiting",
-            Self::Deleted => "gone",
-            Self::Truncated => "cut",
+            Self::Deleted => "deleted",
+            Self::Truncated => "truncated",
         }
     }
 }

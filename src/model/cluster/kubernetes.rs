@@ -259,7 +259,7 @@ pub struct KubernetesKeyRotation {
     /// The keys: a name of [`RotatableKeys`].
     #[serde(rename = "what")]
     pub keys: String,
-    /// Stage of the rotation: `trusted` or `signs`.
+    /// Stage of the rotation: `trusted` or `signs`, which is shown as `signing`.
     pub stage: String,
     /// When the stage began, if that is known.
     pub since: Option<Timestamp>,
@@ -426,7 +426,7 @@ fn bundle_change_objection(
     (has.spec.bundle != wanted.bundle && others > 0).then(|| {
         format!(
             "its curators have the bundle {}, and {} is wanted here; {others} of its nodes would change at once. They go one \
-             by one with: shepherdctl cluster upgrade NAME --kubernetes BUNDLE",
+             by one with: shepherdctl cluster upgrade NAME --kubernetes_bundle BUNDLE",
             short(&has.spec.bundle),
             short(&wanted.bundle)
         )

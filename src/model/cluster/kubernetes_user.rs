@@ -143,10 +143,10 @@ pub struct KubernetesUserView {
 pub fn user_state(user: &KubernetesUser, now: Timestamp) -> &'static str {
     match &user.issued {
         Some(issued) if issued.expires_at <= now => "expired",
-        Some(_) => "good",
-        None if user.rejection.is_some() => "refused",
-        None if after(user.requested_at, SIGNING_TIMEOUT) <= now => "lapsed",
-        None => "asked",
+        Some(_) => "valid",
+        None if user.rejection.is_some() => "rejected",
+        None if after(user.requested_at, SIGNING_TIMEOUT) <= now => "timed-out",
+        None => "requested",
     }
 }
 
@@ -154,7 +154,7 @@ pub fn user_state(user: &KubernetesUser, now: Timestamp) -> &'static str {
 #[must_use]
 pub fn users_to_sign(users: &[KubernetesUser], now: Timestamp) -> Vec<&KubernetesUser> {
     let mut due: Vec<&KubernetesUser> =
-        users.iter().filter(|user| user_state(user, now) == "asked").collect();
+        users.iter().filter(|user| user_state(user, now) == "requested").collect();
     due.sort_by_key(|user| (user.requested_at, user.id));
     due
 }
@@ -246,11 +246,11 @@ mod tests {
     fn unsigned_requests_lapse_and_ended_ones_are_deleted_after_a_day() {
         const DAY: i64 = 24 * 3_600;
         for (user, now, expected, to_sign, forgotten) in [
-            (user(None, None), 3_599, "asked", 1, 0),
-            (user(None, None), 3_600, "lapsed", 0, 0),
-            (user(None, None), 3_600 + DAY, "lapsed", 0, 1),
-            (user(None, Some("no")), 1, "refused", 0, 0),
-            (user(Some(100), None), 99, "good", 0, 0),
+            (user(None, None), 3_599, "requested", 1, 0),
+            (user(None, None), 3_600, "timed-out", 0, 0),
+            (user(None, None), 3_600 + DAY, "timed-out", 0, 1),
+            (user(None, Some("no")), 1, "rejected", 0, 0),
+            (user(Some(100), None), 99, "valid", 0, 0),
             (user(Some(100), None), 100, "expired", 0, 0),
             (user(Some(100), None), 100 + DAY, "expired", 0, 1),
         ] {

@@ -159,7 +159,7 @@ impl fmt::Display for ClusterPlanStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AddMember { machine, part } => write!(f, "machine {machine} is chosen as {part}"),
-            Self::SendOrder { machine, order: what } => write!(f, "machine {machine} is asked to {what}"),
+            Self::SendOrder { machine, order: what } => write!(f, "machine {machine} is ordered to {what}"),
             Self::RecordFounding { machine } => write!(f, "machine {machine} has founded it"),
             Self::ApproveNode { machine, key } => {
                 write!(f, "machine {machine} is let in by the key {}", hex::encode(key))
@@ -179,12 +179,12 @@ impl fmt::Display for ClusterPlanStep {
             Self::DeclareRole { role } => write!(f, "role {role} is declared"),
             Self::UndeclareRole { role } => write!(f, "role {role} is declared no more"),
             Self::DeleteDeclaration { role } => write!(f, "the declaration of role {role} is forgotten"),
-            Self::PutKubernetes => f.write_str("its curators are told what Kubernetes is to be"),
+            Self::PutKubernetes => f.write_str("its curators receive the Kubernetes spec"),
             Self::DeleteKubernetes => f.write_str("its curators forget Kubernetes"),
             Self::DeleteKubernetesRecord => f.write_str("Kubernetes is forgotten"),
             Self::RotateKeys { keys } => write!(f, "{} of Kubernetes are replaced", keys.as_str()),
             Self::AssignBundle { node, bundle, .. } => {
-                write!(f, "{node} is asked to run the bundle {}", bundle.get(..16).unwrap_or(bundle))
+                write!(f, "{node} is ordered to run the bundle {}", bundle.get(..16).unwrap_or(bundle))
             }
             Self::ClearBundle { node } => write!(f, "{node} runs the bundle of its cluster"),
             Self::RecordUpgrade(UpgradeEvent::NodeDone { node }) => {
@@ -252,7 +252,7 @@ pub fn plan_cluster(
             planning.plan.wait_reasons.push(waits);
         }
         (Some(_), CuratorAnswer::NotQueried) => {
-            planning.plan.wait_reasons.push("its curators were not asked yet".to_owned());
+            planning.plan.wait_reasons.push("its curators were not queried yet".to_owned());
         }
     }
     planning.plan
@@ -294,7 +294,7 @@ impl ClusterPlanner<'_> {
     /// Ends a machine's membership: it leaves first, and nothing else has to be done for it.
     fn remove_member(&mut self, member: &ClusterMember, how: &str) {
         if member.last_order.is_none() && member.key().is_none() {
-            let how = format!("{how}, and it had not been asked anything");
+            let how = format!("{how}, and it had received no order");
             self.push_step(ClusterPlanStep::RemoveMember { machine: member.machine, reason: how });
         } else if member.last_order.is_none_or(|order| order.order != MembershipOrder::Leave) {
             self.push_order(member, MembershipOrder::Leave);
@@ -304,11 +304,13 @@ impl ClusterPlanner<'_> {
                 reason: format!("{how}, and it has left"),
             });
         } else if member.is_given_up() {
-            let how =
-                format!("{how}; its machine is {}, and is told to leave if it is heard again", member.phase);
+            let how = format!(
+                "{how}; its machine is {}, and is ordered to leave if it reports again",
+                member.phase
+            );
             self.push_step(ClusterPlanStep::RemoveMember { machine: member.machine, reason: how });
         } else {
-            self.push_wait(member, "it was asked to leave, and has not said that it has");
+            self.push_wait(member, "it was ordered to leave, and has not reported that it has left");
         }
     }
 
@@ -386,7 +388,9 @@ impl ClusterPlanner<'_> {
         };
         let report = founder.report.as_ref().filter(|report| report.generation == order.generation);
         match report {
-            None => self.push_wait(founder, "it was asked to found the cluster, and has not taken the order"),
+            None => {
+                self.push_wait(founder, "it was ordered to found the cluster, and has not accepted the order")
+            }
             Some(report) if report.ca_certificate.is_some() && report.address.is_some() => {
                 self.push_step(ClusterPlanStep::RecordFounding { machine: founder.machine });
             }
@@ -453,7 +457,7 @@ impl ClusterPlanner<'_> {
                     self.push_step(ClusterPlanStep::MarkLeaving { machine: member.machine, reason: why });
                 }
                 Some(_) if member.has_left() && needed(member) => {
-                    let how = "it has left, and may be chosen anew to restore the cluster".to_owned();
+                    let how = "it has left, and may be chosen again to restore the cluster".to_owned();
                     self.push_step(ClusterPlanStep::RemoveMember { machine: member.machine, reason: how });
                 }
                 Some(_) if member.has_left() => {
@@ -465,13 +469,13 @@ impl ClusterPlanner<'_> {
                 }
                 Some(_) => {
                     to_leave += usize::from(old && received);
-                    self.push_wait(member, "it was asked to leave, and has not said that it has");
+                    self.push_wait(member, "it was ordered to leave, and has not reported that it has left");
                 }
                 None => {}
             }
         }
         if to_leave > 0 && between(restoring.requested_at, self.now) < OLD_CONTROL_PLANE_GRACE {
-            let waits = format!("{to_leave} of its old control plane are heard and have to leave first");
+            let waits = format!("{to_leave} of its old control plane are reachable and have to leave first");
             return self.plan.wait_reasons.push(waits);
         }
         if restorer.is_none() && self.plan.steps.is_empty() {
@@ -577,7 +581,7 @@ impl ClusterPlanner<'_> {
                     return self.push_order(member, MembershipOrder::Leave);
                 }
                 return self
-                    .push_wait(member, "its node was deleted, and it has to leave before it comes anew");
+                    .push_wait(member, "its node was deleted, and it has to leave before it can join again");
             }
             return self.plan_join(member);
         };
@@ -604,7 +608,7 @@ impl ClusterPlanner<'_> {
                 }
                 self.push_wait(
                     member,
-                    "its node was decommissioned, and it has to leave before it comes anew",
+                    "its node was decommissioned, and it has to leave before it can join again",
                 );
             }
             NodeState::Up => self.plan_roles(member, node, seen, consensus),
@@ -639,17 +643,17 @@ impl ClusterPlanner<'_> {
         let report = member.report.clone().unwrap_or_default();
         match order.order {
             MembershipOrder::Leave if !member.has_left() => {
-                self.push_wait(member, "it has to leave before it comes anew");
+                self.push_wait(member, "it has to leave before it can join again");
             }
             MembershipOrder::Leave | MembershipOrder::Found => self.push_order(member, MembershipOrder::Join),
             MembershipOrder::Join if age > TICKET_LIFETIME => self.push_order(member, MembershipOrder::Join),
             MembershipOrder::Join if report.generation != order.generation => {
-                self.push_wait(member, "it was asked to join, and has not taken the order");
+                self.push_wait(member, "it was ordered to join, and has not accepted the order");
             }
             MembershipOrder::Join => match report.error {
                 Some(_) if age > ORDER_RETRY_AFTER => self.push_order(member, MembershipOrder::Join),
                 Some(error) => self.push_wait(member, format!("it cannot join: {error}")),
-                None => self.push_wait(member, "it was asked to join, and registers"),
+                None => self.push_wait(member, "it was ordered to join, and registers"),
             },
         }
     }
@@ -921,9 +925,9 @@ fn describe_silence(node: &ClusterNode, member: &ClusterMember) -> String {
     };
     match node.health {
         NodeHealth::Silent(silence) => {
-            format!("its curator has not heard it for {} s; {machine}", silence.as_secs())
+            format!("its curator has had no report from it for {} s; {machine}", silence.as_secs())
         }
-        _ => format!("its curator has not heard it since it listens; {machine}"),
+        _ => format!("its curator has had no report from it since it began to listen; {machine}"),
     }
 }
 

@@ -70,8 +70,8 @@ pub fn check_restore_allowed(
     let silent = evidence.unreachable_since.map_or(Duration::ZERO, |since| between(since, now));
     if silent < OBSERVATION_TTL {
         let text = format!(
-            "is not restored yet: its curators have been asked in vain for {}, and after a minute of that its control \
-             plane counts as lost. {bypass}",
+            "is not restored yet: its curators have not answered for {}, and its control plane counts as lost \
+             only after a minute of that. {bypass}",
             Span(Duration::from_secs(silent.as_secs()))
         );
         return Err(("SILENT_TOO_SHORTLY", text));

@@ -221,11 +221,11 @@ mod tests {
         let policy = SnapshotPolicy::default();
         for (name, known, seen, now, expected) in [
             ("none yet", known(None, None), &same, 0, Some(SnapshotReason::First)),
-            ("none yet, and asked for", known(None, Some(0)), &same, 0, Some(SnapshotReason::Ordered)),
+            ("none yet, and requested", known(None, Some(0)), &same, 0, Some(SnapshotReason::Ordered)),
             ("fresh", known(last(0), None), &same, HOUR - 1, None),
             ("as old as the interval", known(last(0), None), &same, HOUR, Some(SnapshotReason::Interval)),
-            ("asked for since", known(last(0), Some(1)), &same, 2, Some(SnapshotReason::Ordered)),
-            ("asked for before", known(last(2), Some(1)), &same, 3, None),
+            ("requested after the last", known(last(0), Some(1)), &same, 2, Some(SnapshotReason::Ordered)),
+            ("requested before the last", known(last(2), Some(1)), &same, 3, None),
             ("one more votes", known(last(0), None), &grown, 1, Some(SnapshotReason::Members)),
             ("one votes no more", known(last(0), None), &shrunk, 1, Some(SnapshotReason::Members)),
             ("one learns", known(last(0), None), &learning, 1, None),

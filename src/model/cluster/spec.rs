@@ -191,7 +191,7 @@ fn check_worker_role(role: &str) -> Result<(), String> {
     }
     if role == CONTROLLER_ROLE || role == WORKER_ROLE {
         return Err(format!(
-            "{role} is given by itself where a cluster has Kubernetes; say --kubernetes BUNDLE, or: shepherdctl cluster \
+            "{role} is given by itself where a cluster has Kubernetes; say --kubernetes_bundle BUNDLE, or: shepherdctl cluster \
              kubernetes set"
         ));
     }

@@ -130,9 +130,11 @@ impl UpgradeNode<'_> {
         match self.node.health {
             NodeHealth::Healthy => {}
             NodeHealth::Silent(silence) => {
-                return Some(format!("its curator has not heard it for {} s", silence.as_secs()));
+                return Some(format!("its curator has had no report from it for {} s", silence.as_secs()));
             }
-            NodeHealth::Unknown => return Some("its curator has not heard it since it listens".to_owned()),
+            NodeHealth::Unknown => {
+                return Some("its curator has had no report from it since it began to listen".to_owned());
+            }
         }
         match &self.node.kubernetes {
             Some(kubernetes) => kubernetes.unhealthy_reason(),
@@ -299,7 +301,7 @@ impl UpgradePlanner<'_> {
                     return true;
                 }
                 Some(why) => {
-                    self.push_wait(one.member.machine, format!("it is asked to run the bundle: {why}"));
+                    self.push_wait(one.member.machine, format!("it is assigned the bundle: {why}"));
                 }
             }
         }
@@ -334,7 +336,8 @@ impl UpgradePlanner<'_> {
     fn start_objection(&self, one: &UpgradeNode<'_>, controllers: &[UpgradeNode<'_>]) -> Option<String> {
         if let Some(elsewhere) = &self.upgrade.conflicting_roll_out {
             return Some(format!(
-                "the update {elsewhere} has asked a machine of its cluster, and one thing is done at a time"
+                "the update {elsewhere} has an open order for a machine of its cluster, and a cluster changes \
+                 one thing at a time"
             ));
         }
         if let Some(etcd) = etcd_unhealthy_reason(self.observed) {

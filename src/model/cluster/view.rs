@@ -11,17 +11,17 @@ use crate::model::time::Timestamp;
 #[must_use]
 pub fn cluster_stage(deleting: bool, founded: bool, machines: usize, settled: bool) -> &'static str {
     match (deleting, founded, settled) {
-        (true, ..) => "ending",
+        (true, ..) => "deleting",
         (false, false, _) if machines == 0 => "waiting for machines",
         (false, false, _) => "founding",
         (false, true, false) => "changing",
-        (false, true, true) => "settled",
+        (false, true, true) => "converged",
     }
 }
 
 /// All results of [`cluster_stage`], and the stage of a cluster that is being restored.
 pub const STAGES: [&str; 6] =
-    ["waiting for machines", "founding", "changing", "settled", RESTORING_STAGE, "ending"];
+    ["waiting for machines", "founding", "changing", "converged", RESTORING_STAGE, "deleting"];
 /// Stage of a cluster that is being restored and not deleted.
 pub const RESTORING_STAGE: &str = "restoring";
 
@@ -32,7 +32,7 @@ pub struct ClusterView {
     pub name: String,
     /// UUID of the cluster.
     pub id: String,
-    /// Stage: `waiting for machines`, `founding`, `changing`, `settled`, `restoring` or `ending`.
+    /// Stage: `waiting for machines`, `founding`, `changing`, `converged`, `restoring` or `deleting`.
     pub stage: String,
     /// Desired number of etcd members.
     pub control_plane: u32,
@@ -241,11 +241,11 @@ mod tests {
     #[test]
     fn stage_shows_the_most_important_state() {
         for (deleting, founded, machines, settled, expected) in [
-            (true, true, 3, true, "ending"),
+            (true, true, 3, true, "deleting"),
             (false, false, 0, false, "waiting for machines"),
             (false, false, 3, false, "founding"),
             (false, true, 3, false, "changing"),
-            (false, true, 3, true, "settled"),
+            (false, true, 3, true, "converged"),
         ] {
             assert_eq!(cluster_stage(deleting, founded, machines, settled), expected);
         }

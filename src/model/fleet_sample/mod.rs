@@ -15,7 +15,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::model::brake::ALL_PROVIDERS;
 use crate::model::cluster::disruption::OBSERVATION_TTL;
@@ -58,9 +58,9 @@ const HARDWARE_KNOWN: &str = "hardware-known";
 const NO_PROVIDER: &str = "without-provider";
 /// Stages of clusters as label values, in the order of [`STAGES`].
 pub const CLUSTER_STAGES: [&str; 6] =
-    ["waiting-for-machines", "founding", "changing", "settled", "restoring", "ending"];
+    ["waiting-for-machines", "founding", "changing", "converged", "restoring", "deleting"];
 /// States of cluster upgrades that are under way.
-pub const UPGRADE_STATES: [&str; 2] = ["going", "paused"];
+pub const UPGRADE_STATES: [&str; 2] = ["running", "paused"];
 /// Kinds of brakes that are counted.
 pub const BRAKE_KINDS: [&str; 2] = ["creation", "recovery"];
 /// A minute, in milliseconds.
@@ -195,6 +195,7 @@ pub struct SampledKubernetes {
 #[serde(default)]
 pub struct ClusterCounts {
     /// Number of clusters in each stage.
+    #[serde(deserialize_with = "deserialize_stages")]
     pub stages: BTreeMap<String, u64>,
     /// Active clusters whose curators have not answered for longer than an observation counts.
     pub unheard: u64,
@@ -403,6 +404,20 @@ impl FleetSample {
         scopes.dedup();
         scopes
     }
+}
+
+/// Reads counts by stage, also under the names that stages have in samples of a former release.
+fn deserialize_stages<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, u64>, D::Error> {
+    let mut stages = BTreeMap::new();
+    for (stage, count) in BTreeMap::<String, u64>::deserialize(deserializer)? {
+        let stage = match stage.as_str() {
+            "settled" => "converged".to_owned(),
+            "ending" => "deleting".to_owned(),
+            _ => stage,
+        };
+        *stages.entry(stage).or_default() += count;
+    }
+    Ok(stages)
 }
 
 /// The label value for a stage of a cluster.

@@ -164,6 +164,10 @@ fn samples_of_this_and_other_releases_deserialize() {
     assert_eq!(serde_json::from_str::<FleetSample>(&text).unwrap(), sample);
     let other = "{\"phases\": {\"Ready\": {\"machines\": 3, \"youngest\": 1}}, \"moods\": {}}";
     assert_eq!(serde_json::from_str::<FleetSample>(other).unwrap().phases["Ready"].machines, 3);
+    let former = "{\"clusters\": {\"stages\": {\"settled\": 2, \"ending\": 1, \"changing\": 3}}}";
+    let stages = serde_json::from_str::<FleetSample>(former).unwrap().clusters.stages;
+    let stages: Vec<(&str, u64)> = stages.iter().map(|(stage, count)| (stage.as_str(), *count)).collect();
+    assert_eq!(stages, [("changing", 3), ("converged", 2), ("deleting", 1)]);
 }
 
 #[test]
@@ -179,8 +183,8 @@ fn clusters_are_counted_by_stage_and_only_active_ones_must_answer() {
     };
     let mut tally = FleetTally::new(Policy::default());
     for cluster in [
-        cluster("settled", true, Some(990), Some(400)),
-        cluster("settled", true, Some(940), Some(900)),
+        cluster("converged", true, Some(990), Some(400)),
+        cluster("converged", true, Some(940), Some(900)),
         cluster("changing", true, Some(939), None),
         cluster("changing", true, None, None),
         cluster("restoring", false, Some(10), Some(10)),
@@ -194,11 +198,11 @@ fn clusters_are_counted_by_stage_and_only_active_ones_must_answer() {
         clusters.stages.iter().map(|(stage, count)| (stage.as_str(), *count)).collect();
     let expected = [
         ("changing", 2),
-        ("ending", 0),
+        ("converged", 2),
+        ("deleting", 0),
         ("founding", 0),
         ("other", 1),
         ("restoring", 1),
-        ("settled", 2),
         ("waiting-for-machines", 1),
     ];
     assert_eq!(stages, expected);
@@ -217,7 +221,7 @@ fn kubernetes_is_counted_for_active_clusters() {
     ] {
         tally.add_cluster(&SampledCluster {
             at: at(1_000),
-            stage: "settled",
+            stage: "converged",
             is_active: lives,
             observed_at: Some(at(990)),
             snapshot_at: None,

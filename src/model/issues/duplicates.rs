@@ -38,7 +38,7 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
             &machines,
             format!("their agents prove themselves with one key, {key}…: one was cloned from the other's disk"),
             "delete the role server's state directory on the clone, and `shepherdctl retry` it: it makes a key of its \
-             own when it is taken over anew",
+             own when a shepherd takes it over again",
         ));
     }
     for (serial, machines) in shared(&|machine| assigned_serial(machine).into_iter().collect()) {

@@ -213,7 +213,7 @@ fn lost_workers(machine: &MachineIssueInputs) -> Option<Issue> {
         return None;
     }
     let evidence = format!(
-        "whoever worked on it was lost {} times in a row: crashed, or cut off from the database",
+        "a shepherd was lost {} times in a row while it worked on it: crashed, or cut off from the database",
         machine.lost_sessions
     );
     let remedy = format!(

@@ -76,12 +76,13 @@ fn release_obstacle(machine: &MachineIssueInputs, retirement: &Retirement, evide
 fn retired_but_listed(machine: &MachineIssueInputs, retirement: &Retirement) -> Option<Issue> {
     let since = retirement.listed_since?;
     let text = format!(
-        "it is retired ({}), and its provider lists it; it is not taken again, and its agent is not heard",
+        "it is retired ({}), but its provider still lists it; no shepherd takes it again, and its \
+         agent is rejected",
         retirement.outcome.as_deref().unwrap_or("done")
     );
     let remedy =
         "give it back at the provider, or take it off the device list; to use it again, let the provider \
-                  name it anew"
+                  give it another id"
             .to_owned();
     Some(Issue::for_machine(IssueKind::RetiredListed, &machine.name(), text, Some(since), remedy))
 }

@@ -210,7 +210,7 @@ const CASES: &[Case] = &[
         &[("kubernetes-rotation-held", "cluster ams")],
     ),
     (
-        "keys of which one node after the other is told",
+        "keys that reach one node after the other",
         |e| {
             let mut rotating = rotating(NOW - 9000, &["node-1", "node-2"]);
             rotating.rotations[0].notified_at = Some(at(NOW - 899));
@@ -219,7 +219,7 @@ const CASES: &[Case] = &[
         &[],
     ),
     (
-        "keys that the node holds up that was told last",
+        "keys that the node notified last holds up",
         |e| {
             let mut rotating = rotating(NOW - 9000, &["node-1", "node-2"]);
             rotating.rotations[0].notified_at = Some(at(NOW - 900));
@@ -318,12 +318,12 @@ const CASES: &[Case] = &[
         &[("newer-fence", "rack-a/1")],
     ),
     (
-        "heard of a newer fence",
+        "report of a newer fence",
         |e| e.machines[0].unknown_fence = Some(UnknownFence { reported_at: at(900), fence: 17 }),
         &[("newer-fence", "rack-a/1")],
     ),
     (
-        "heard of a newer fence, and left to a person for it",
+        "report of a newer fence, and left to a person for it",
         |e| {
             e.machines[0].unknown_fence = Some(UnknownFence { reported_at: at(900), fence: 17 });
             e.machines[0].facts.needs_human = Some(needs_human(Obstacle::StaleFence));

@@ -167,6 +167,6 @@ mod tests {
             version("1.30.1"),
             version("1.30.2"),
         );
-        assert_eq!(result.unwrap_err().len(), 2, "all of them are told");
+        assert_eq!(result.unwrap_err().len(), 2, "the error names all of them");
     }
 }

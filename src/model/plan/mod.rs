@@ -49,7 +49,7 @@ pub const ASSUMPTIONS: [&str; 7] = [
      second later, and a provider answers and says nothing new, once what was put off while it hung is due again",
     "agents that report go on reporting, and those that do not stay silent until a step wakes them",
     "every provider can reboot its machines and switch their power",
-    "curators that answer go on to say what they said last, and those that do not stay away",
+    "curators that answer go on to report what they reported last, and those that do not stay away",
     "a worker is free at once, and work takes no time",
     "nobody changes anything: no operator, no provider's list, no fault",
     "somebody listens for heartbeats as now, or nobody does",

@@ -184,6 +184,6 @@ mod tests {
         question.process = Some(Process::Recovery);
         assert_eq!(lanes(&question), ["access"]);
         question.machine = None;
-        assert!(lanes(&question).is_empty(), "it is asked of one machine alone");
+        assert!(lanes(&question).is_empty(), "only a question about one machine gets wait reasons");
     }
 }

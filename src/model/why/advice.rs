@@ -49,8 +49,8 @@ pub(super) fn collect_advice(view: &MachineView, due: &DueWork, word: &str, now:
     if needs_human && refused.is_none() {
         add(format!("shepherdctl timeline {word}"), "to see what was tried");
         let when = match current_obstacle(facts) {
-            Some(Obstacle::LoginRefused) => "when that line is in place: everything begins anew",
-            _ => "when you have helped: everything begins anew",
+            Some(Obstacle::LoginRefused) => "when that line is in place: everything begins again",
+            _ => "when you have helped: everything begins again",
         };
         add(format!("shepherdctl retry {word}"), when);
     } else if facts.backoffs.iter().any(|(_, fact)| fact.until > now) && refused.is_none() {
@@ -87,7 +87,7 @@ fn retirement_advice(view: &MachineView, word: &str, now: Timestamp) -> Vec<Advi
     if retirement.release.is_none() {
         advice.push(Advice {
             command: format!("shepherdctl retire cancel {word}"),
-            when: "when it is to stay; possible until its provider is told to take it back".to_owned(),
+            when: "when it is to stay; possible until its provider is ordered to take it back".to_owned(),
         });
     }
     advice

@@ -221,7 +221,7 @@ fn deadline_consequence(facts: &MachineFacts, policy: &Policy) -> String {
 fn next_rung(recovery: &Recovery, policy: &Policy) -> String {
     let next = policy.ladder.iter().skip(recovery.rung + 1).find(|rung| rung.tries > 0);
     next.map_or_else(
-        || "nothing is left to try, and a person is asked".to_owned(),
+        || "nothing is left to try, and it waits for a person".to_owned(),
         |rung| format!("the next step is to {}, if its provider can", rung.step.phrase()),
     )
 }

@@ -34,7 +34,7 @@ pub(super) fn collect_notes(view: &MachineView, due: &DueWork, now: Timestamp) -
     if let Some(newer) = &view.unknown_fence {
         let sentence = newer.describe();
         if !due.reason.contains(&sentence) {
-            notes.push(format!("{} it was heard: {sentence}", relative_time(newer.reported_at, now)));
+            notes.push(format!("reported {}: {sentence}", relative_time(newer.reported_at, now)));
         }
     }
     notes.extend(view.cluster.as_ref().map(ClusterMembership::describe));
@@ -182,11 +182,13 @@ fn lost_sessions_note(lane: &LaneView, now: Timestamp) -> Option<String> {
     };
     let pause = lane.not_before.filter(|at| *at > now).map_or_else(String::new, |at| {
         format!(
-            "; nobody claims it until {}, because what they began may still be under way",
+            "; nobody claims it until {}, because what that shepherd began may still be under way",
             absolute_time(at)
         )
     });
-    Some(format!("whoever worked on it was lost {times} (crashed, or cut off from the database){pause}"))
+    Some(format!(
+        "a shepherd was lost {times} while it worked on it (crashed, or cut off from the database){pause}"
+    ))
 }
 
 /// How the stored schedule differs from what the facts demand.

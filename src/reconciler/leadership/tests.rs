@@ -227,7 +227,7 @@ fn changed_objects_are_reconciled_soon_but_rate_limited() {
     leadership.on_pass_finished(later, true, 0.5);
     assert_eq!(leadership.wake_source(), WakeSource::ObjectChanges);
     leadership.on_objects_changed();
-    assert_eq!(leadership.wake_source(), WakeSource::Nothing, "it has heard it");
+    assert_eq!(leadership.wake_source(), WakeSource::Nothing, "the change is noted");
     assert_eq!(leadership.next_step(later), LeaderStep::Wait(later + MIN_RECONCILE_INTERVAL));
     assert_eq!(leadership.next_step(later + MIN_RECONCILE_INTERVAL), LeaderStep::ReadStatus);
 }

@@ -149,7 +149,7 @@ impl ReloadingClient {
             let read = tokio::fs::read(path).await;
             contents.push(read.map_err(|error| {
                 ApiError::NotSent(format!(
-                    "{} cannot be read, which the API server is asked with: {error}",
+                    "{} cannot be read, and requests to the API server need it: {error}",
                     path.display()
                 ))
             })?);
@@ -180,8 +180,7 @@ impl ReloadingClient {
         // Its errors may contain parts of a key file, so they are not shown.
         let client = kube::Client::try_from(config).map_err(|_| {
             not_sent(
-                "the certificate and the key that the API server is asked with do not fit each other"
-                    .to_owned(),
+                "the certificate and the key for requests to the API server do not fit each other".to_owned(),
             )
         })?;
         Ok(ApiClient(client))
@@ -341,7 +340,7 @@ fn response_error(error: kube::Error) -> ApiError {
 }
 
 pub(super) fn request_error(error: &kube::core::request::Error) -> ApiError {
-    ApiError::NotSent(format!("what was to be asked makes no request: {error}"))
+    ApiError::NotSent(format!("the request to the API server cannot be built: {error}"))
 }
 
 /// An error with its causes. Its own text is often no more than the name of a layer.

@@ -185,9 +185,9 @@ mod tests {
         let newer = wire::NodeRecord { format: record::FORMAT + 1, ..empty.clone() };
         for (what, records, expected) in [
             ("no record", vec![], gone.clone()),
-            ("no role, and nothing said", vec![node(|node| node.status = None)], gone.clone()),
+            ("no role, and nothing reported", vec![node(|node| node.status = None)], gone.clone()),
             ("no role, and nothing runs", vec![node(|_| {})], gone.clone()),
-            ("roles were never said", vec![node(|node| node.roles = None)], gone.clone()),
+            ("roles were never reported", vec![node(|node| node.roles = None)], gone.clone()),
             ("what runs is no kubelet", vec![node(|node| runs(node, &["kube-apiserver"]))], gone.clone()),
             (
                 "it still hands over",
@@ -195,12 +195,12 @@ mod tests {
                 Some(labels(&json!({WORKER_LABEL: null}))),
             ),
             (
-                "it has the role, and has said nothing yet",
+                "it has the role, and has reported nothing yet",
                 vec![node(|node| roles(node).kubernetes_worker = true)],
                 None,
             ),
             (
-                "it is decommissioned, whatever it said last",
+                "it is decommissioned, whatever it reported last",
                 vec![node(|node| {
                     roles(node).kubernetes_worker = true;
                     runs(node, &[KUBELET]);

@@ -51,7 +51,7 @@ pub(super) async fn reconcile_nodes(
                     NodeObjectChange::Delete(_) => passed.deleted += 1,
                     NodeObjectChange::Patch(_) => passed.updated += 1,
                 }
-                tracing::info!(kind = %resource, object = %key, what, "an object of Kubernetes was not as it should be");
+                tracing::info!(kind = %resource, object = %key, difference = what, "an object of Kubernetes was not as it should be");
             }
             // The next pass reads its new state.
             (Err(ApiError::Rejected(status)), _)

@@ -291,8 +291,8 @@ impl KubernetesObjects {
                 (key, done.map(|()| (None, WriteResult::Deleted)))
             }
             Action::AwaitDeletion(key) => {
-                let why = "it is being deleted, and somebody has asked to be waited for: see its finalizers"
-                    .to_owned();
+                let why =
+                    "it is being deleted, and its finalizers delay that: see metadata.finalizers".to_owned();
                 (key, Err(ApiError::NotSent(why)))
             }
         };
@@ -315,7 +315,7 @@ impl KubernetesObjects {
                         match how {
                             WriteMode::Created => "created",
                             WriteMode::Updated => "updated",
-                            WriteMode::Replaced => "made anew",
+                            WriteMode::Replaced => "replaced",
                         }
                     }
                     WriteResult::Deleted => {
@@ -327,7 +327,7 @@ impl KubernetesObjects {
                         return;
                     }
                 };
-                tracing::info!(kind = %resource, object = %key, what, "an object of Kubernetes was not as it should be");
+                tracing::info!(kind = %resource, object = %key, difference = what, "an object of Kubernetes was not as it should be");
             }
             Err(error) => {
                 tracing::debug!(kind = %resource, object = %key, %error, "an object of Kubernetes is not as it should be");
@@ -347,7 +347,7 @@ impl KubernetesObjects {
         self.problems.send_if_modified(|problems| {
             for trouble in troubles.iter().filter(|trouble| !problems.contains(trouble)) {
                 let Problem { subject, reason: why, remedy } = trouble;
-                tracing::error!(%subject, why, remedy, "something in Kubernetes cannot be put right from here");
+                tracing::error!(%subject, reason = why, remedy, "something in Kubernetes cannot be put right from here");
             }
             for trouble in problems.iter().filter(|trouble| !troubles.contains(trouble)) {
                 tracing::info!(subject = %trouble.subject, "it no longer stands in the way");
@@ -605,7 +605,7 @@ fn action_problem(
     let (subject, why) = (ProblemSubject::for_object(add_on, resource, key), error.to_string());
     match error {
         ApiError::Rejected(status) if classify_api_error(status) == ApiErrorKind::Immutable => {
-            let remedy = "delete it, if nothing in it is needed: then it is made anew".to_owned();
+            let remedy = "delete it, if nothing in it is needed: then it is created again".to_owned();
             Problem { subject, reason: why, remedy }
         }
         _ => Problem::transient(subject, why),

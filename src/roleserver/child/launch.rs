@@ -224,7 +224,7 @@ pub fn stop_process_group(
     }
     let rest = group.kill_except(spared).map_err(std::io::Error::other)?;
     if rest > 0 {
-        tracing::warn!(rest, "processes did not end when they were asked to, and were killed");
+        tracing::warn!(remaining = rest, "processes did not end when requested, and were killed");
     }
     // For hosts without groups.
     if let Some(ChildRecord { instance, .. }) = record {

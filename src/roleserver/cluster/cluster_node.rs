@@ -108,7 +108,7 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
                     // A timeout and a changed order both lead to another check.
                     let _ = healthy.scope().until_cancelled(look).await?;
                 }
-                return Err(RunnableError::msg("this machine was asked to be a node, and begins with it"));
+                return Err(RunnableError::msg("this machine was ordered to be a node, and becomes one"));
             }
             for (name, part) in parts {
                 starting.start(name, part)?;
@@ -118,7 +118,7 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
                 healthy.scope().until_cancelled(ordered.next()).await?;
                 if should_leave(&files)? {
                     return Err(RunnableError::msg(
-                        "this machine was asked to leave its cluster, and ends what it runs",
+                        "this machine was ordered to leave its cluster, and ends what it runs",
                     ));
                 }
             }

@@ -34,7 +34,7 @@ pub fn refresh_curator_directory(files: ClusterFiles, facts: NodeFacts) -> Runna
                 let answer =
                     scope.until_cancelled(management.get_cluster(wire::GetClusterRequest {})).await?;
                 let answer = answer.map_err(|status| {
-                    RunnableError::msg(format!("where curators are was not said: {}", status.message()))
+                    RunnableError::msg(format!("the curators could not be listed: {}", status.message()))
                 })?;
                 let curators = answer.into_inner().directory.unwrap_or_default().curators;
                 let curators: BTreeSet<String> = curators.into_iter().collect();

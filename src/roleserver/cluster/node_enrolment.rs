@@ -156,7 +156,7 @@ impl NodeEnroller {
             }
             (EnrolmentStep::Join, Some(order), _) => Box::pin(self.join_cluster(&order)).await,
             // The order was withdrawn in the meantime.
-            _ => Err(RunnableError::msg("nothing is asked of this machine any more")),
+            _ => Err(RunnableError::msg("this machine has no order any more")),
         }
     }
 
@@ -269,10 +269,8 @@ impl NodeEnroller {
                     Some(Committed::Membership(membership)) => return Ok::<_, RunnableError>(membership),
                     Some(Committed::AwaitingApproval(waiting)) => {
                         tracing::info!(node = %node_id_of_key(&key), "this node waits to be approved");
-                        tokio::time::sleep(
-                            Duration::from_millis(waiting.ask_again_after_ms).max(RETRY_INTERVAL),
-                        )
-                        .await;
+                        tokio::time::sleep(Duration::from_millis(waiting.retry_after_ms).max(RETRY_INTERVAL))
+                            .await;
                     }
                     None => {
                         return Err(RunnableError::msg("the curator answered nothing to becoming a node"));
@@ -388,7 +386,11 @@ where
         match call().await {
             Ok(answer) => return Ok(answer.into_inner()),
             Err(status) if is_transient(status.code()) => {
-                tracing::info!(doing, said = status.message(), "the curator was not reached; trying again");
+                tracing::info!(
+                    operation = doing,
+                    error = status.message(),
+                    "the curator was not reached; trying again"
+                );
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
             Err(status) => {

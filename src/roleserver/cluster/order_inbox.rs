@@ -21,7 +21,7 @@ use uuid::Uuid;
 use crate::curator::pki::TrustAnchor;
 use crate::model::ids::MachineId;
 use crate::proto::agent::v1 as wire;
-use crate::proto::agent::v1::cluster_order::What as Wanted;
+use crate::proto::agent::v1::cluster_order::Operation as Wanted;
 use crate::roleserver::cluster::files::{ClusterFiles, ClusterFilesError, StoredEpoch};
 use crate::roleserver::cluster::node_facts::NodeFacts;
 use crate::roleserver::cluster::node_order::{NodeOrder, OrderError, OrderKind};
@@ -108,7 +108,7 @@ pub fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<Nod
         "" => None,
         text => Some(text.parse().map_err(|_| OrderError(format!("the address {text:?} is none")))?),
     };
-    let what = match order.what.as_ref() {
+    let what = match order.operation.as_ref() {
         Some(Wanted::Found(found)) => OrderKind::Found {
             cluster: found
                 .cluster_id
@@ -188,7 +188,7 @@ impl OrderInbox {
         match taken {
             Ok(false) => {}
             Ok(true) => {
-                tracing::info!(generation = order.generation, "this machine was asked about a cluster");
+                tracing::info!(generation = order.generation, "this machine accepted a cluster order");
                 *refused = None;
                 // The problem was about the previous order.
                 facts.problem.clear();
@@ -199,7 +199,7 @@ impl OrderInbox {
                     let (Rejection::Permanent(why) | Rejection::Temporary(why)) = &why;
                     tracing::warn!(
                         generation = order.generation,
-                        why,
+                        reason = why,
                         "an order about a cluster was not taken"
                     );
                 }
@@ -434,7 +434,7 @@ mod tests {
     }
 
     fn wire_order(generation: i64, what: Wanted) -> wire::ClusterOrder {
-        wire::ClusterOrder { generation, what: Some(what), ..Default::default() }
+        wire::ClusterOrder { generation, operation: Some(what), ..Default::default() }
     }
 
     fn founding(generation: i64, name: &str) -> wire::ClusterOrder {

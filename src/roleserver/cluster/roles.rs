@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(
             roles_from_event(own, None),
             Ok(None),
-            "nothing was said, which is not that there is nothing to do"
+            "an empty event differs from an event without roles"
         );
     }
 

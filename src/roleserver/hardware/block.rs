@@ -269,7 +269,7 @@ mod tests {
             assert!(device.rotational);
             assert_eq!(device.capacity_bytes, 1_000_204_886_016);
             assert_eq!((device.logical_block_bytes, device.physical_block_bytes), (512, 4096));
-            assert_eq!(device.critical_warning, None, "nobody could be asked");
+            assert_eq!(device.critical_warning, None, "no device could be queried");
         }
         assert_eq!(warnings.len(), 3, "three device nodes are missing: {warnings:?}");
     }

@@ -36,7 +36,7 @@ pub fn read_interfaces(sources: &Sources, warnings: &mut Warnings) -> Vec<Networ
     let socket = match sources.ports {
         PortSource::FilesOnly => None,
         PortSource::Kernel => rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)
-            .inspect_err(|error| warnings.add_warning(format!("network ports cannot be asked: {error}")))
+            .inspect_err(|error| warnings.add_warning(format!("network ports cannot be queried: {error}")))
             .ok(),
     };
     let found = list_names(&directory);

@@ -99,11 +99,11 @@ impl LogUploads {
         let mut begun = Vec::new();
         for request in requests {
             let mut known = lock_state(&self.state);
-            if known.running >= MAX_REQUESTS_PER_MACHINE || known.begun.contains(&request.request) {
+            if known.running >= MAX_REQUESTS_PER_MACHINE || known.begun.contains(&request.request_id) {
                 continue;
             }
             known.running += 1;
-            known.begun.push_back(request.request.clone());
+            known.begun.push_back(request.request_id.clone());
             if known.begun.len() > MAX_REMEMBERED {
                 known.begun.pop_front();
             }
@@ -157,7 +157,7 @@ mod tests {
     use crate::roleserver::logs::ring::LogRing;
 
     fn request(id: u32) -> LogRequest {
-        LogRequest { request: id.to_string(), ..LogRequest::default() }
+        LogRequest { request_id: id.to_string(), ..LogRequest::default() }
     }
 
     #[tokio::test]

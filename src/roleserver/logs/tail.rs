@@ -138,7 +138,7 @@ pub fn select_lines(
     });
     let fit = fit.count();
     if fit < lines.len() || (cut && since.is_none() && lines.len() < most) {
-        notes.push(format!("of the lines that were asked for, only the last {fit} can be brought"));
+        notes.push(format!("of the requested lines, only the last {fit} can be brought"));
         lines.drain(..lines.len() - fit);
     }
     LogTail { lines, note: Some(notes.join("; ")).filter(|note| !note.is_empty()) }
@@ -226,7 +226,7 @@ mod tests {
             ("{\"level\":\"info\",\"ts\":\"2026-11-24T12:00:00.000Z\",\"msg\":\"x\"}", noon),
             ("{\"level\":\"info\",\"ts\":\"2026-11-24T11:00:00.000-0100\",\"msg\":\"x\"}", noon),
             ("{\"timestamp\": \"2026-11-24T12:00:00Z\"}", noon),
-            ("2026-11-24 12:00:00 the zone is not said", None),
+            ("2026-11-24 12:00:00 the zone is missing", None),
             ("{\"ts\":1764000000.1}", None),
             ("  at main.rs:7", None),
             ("", None),
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(added.read_more().unwrap(), ["new"]);
         file.write_all(&vec![b'x'; 40_000]).unwrap();
         let lengths: Vec<_> = (0..3).map(|_| added.read_more().unwrap().len()).collect();
-        assert_eq!(lengths, [1, 1, 0], "a line without an end is told in pieces");
+        assert_eq!(lengths, [1, 1, 0], "a line without an end is read in pieces");
         std::fs::remove_file(&path).unwrap();
         assert!(added.read_more().is_err());
     }

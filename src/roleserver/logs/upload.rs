@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::model::ids::MachineId;
 use crate::model::log_request::{MAX_FOLLOW, MAX_LINES, MAX_PART_BYTES};
 use crate::proto::agent::v1::agent_callback_client::AgentCallbackClient;
-use crate::proto::agent::v1::{BringLogRequest, BringLogResponse, LogLines, LogRequest, LogThere};
+use crate::proto::agent::v1::{AvailableLog, LogLines, LogRequest, UploadLogRequest, UploadLogResponse};
 use crate::roleserver::logs::sources::{LogLocation, LogSource, LogSources};
 use crate::roleserver::logs::tail::{AppendedLines, read_tail, select_lines};
 use crate::roleserver::server_pool::ServerPool;
@@ -50,12 +50,12 @@ impl LogUploader {
     }
 
     /// Sends one part, with retries until a shepherd has it.
-    async fn upload_part(&mut self, part: BringLogRequest) -> Result<(), NoLongerWanted> {
+    async fn upload_part(&mut self, part: UploadLogRequest) -> Result<(), NoLongerWanted> {
         let (end, mut failed) = (Instant::now() + PART_TIMEOUT, 0);
         loop {
             match self.call_server(&part, failed).await {
-                Ok(answer) if !answer.wanted => return Err(NoLongerWanted),
-                Ok(answer) if answer.later => {}
+                Ok(answer) if !answer.continue_upload => return Err(NoLongerWanted),
+                Ok(answer) if answer.retry_later => {}
                 Ok(_) => {
                     self.number += u64::from(part.lines.is_some());
                     return Ok(());
@@ -79,20 +79,20 @@ impl LogUploader {
     /// Makes one call; the error is a sentence.
     async fn call_server(
         &mut self,
-        part: &BringLogRequest,
+        part: &UploadLogRequest,
         failed: usize,
-    ) -> Result<BringLogResponse, String> {
+    ) -> Result<UploadLogResponse, String> {
         let late = |_| format!("no answer within {} s", CALL_TIMEOUT.as_secs());
         if self.client.is_none() {
             let connecting = self.server_pool.connect(failed);
             self.client = Some(tokio::time::timeout(CALL_TIMEOUT, connecting).await.map_err(late)??);
         }
         let Some((client, machine)) = &mut self.client else { return Err(String::new()) };
-        let request = BringLogRequest {
+        let request = UploadLogRequest {
             machine_id: machine.to_string(),
-            request: self.request.clone(),
+            request_id: self.request.clone(),
             incarnation: self.incarnation.to_string(),
-            number: self.number,
+            part_number: self.number,
             ..part.clone()
         };
         let answer = tokio::time::timeout(CALL_TIMEOUT, client.bring_log(request)).await;
@@ -102,10 +102,10 @@ impl LogUploader {
             Err(status) if status.code() == Code::InvalidArgument => {
                 tracing::error!(
                     request = self.request,
-                    said = status.message(),
+                    error = status.message(),
                     "a shepherd refused a part of a log"
                 );
-                Ok(BringLogResponse { wanted: false, later: false })
+                Ok(UploadLogResponse { continue_upload: false, retry_later: false })
             }
             Err(status) => Err(format!("{:?}: {}", status.code(), status.message())),
         });
@@ -118,8 +118,8 @@ impl LogUploader {
 
 /// Uploads the requested log to its end.
 pub async fn upload_log(request: &LogRequest, source: &LogSources, mut to: LogUploader) {
-    to.request.clone_from(&request.request);
-    tracing::info!(request = request.request, log = request.log, "a log is brought to a shepherd");
+    to.request.clone_from(&request.request_id);
+    tracing::info!(request = request.request_id, log = request.log, "a log is brought to a shepherd");
     // A log that is no longer wanted needs no last part.
     let _ = upload_requested(request, source, &mut to).await;
 }
@@ -130,8 +130,8 @@ async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
         .map_err(|error| format!("reading it ended in the middle: {error}"))
 }
 
-fn error_part(error: String) -> BringLogRequest {
-    BringLogRequest { error, last: true, ..BringLogRequest::default() }
+fn error_part(error: String) -> UploadLogRequest {
+    UploadLogRequest { error, is_last: true, ..UploadLogRequest::default() }
 }
 
 async fn upload_requested(
@@ -145,8 +145,14 @@ async fn upload_requested(
             Ok(there) => there,
             Err(reason) => return to.upload_part(error_part(reason)).await,
         };
-        let there = there.into_iter().map(|log| LogThere { log: log.name, bytes: log.bytes }).collect();
-        return to.upload_part(BringLogRequest { there, last: true, ..BringLogRequest::default() }).await;
+        let there = there.into_iter().map(|log| AvailableLog { log: log.name, bytes: log.bytes }).collect();
+        return to
+            .upload_part(UploadLogRequest {
+                available_logs: there,
+                is_last: true,
+                ..UploadLogRequest::default()
+            })
+            .await;
     }
     let wanted = request.clone();
     let found = run_blocking(move || {
@@ -165,11 +171,11 @@ async fn upload_requested(
     let count = parts.len();
     for (number, text) in parts.into_iter().enumerate() {
         let note = if number == 0 { note.clone().unwrap_or_default() } else { String::new() };
-        to.upload_part(BringLogRequest {
+        to.upload_part(UploadLogRequest {
             lines: Some(text).filter(|text| !text.is_empty()).map(|text| LogLines { text }),
             note,
-            last: number + 1 == count && !request.follow,
-            ..BringLogRequest::default()
+            is_last: number + 1 == count && !request.follow,
+            ..UploadLogRequest::default()
         })
         .await?;
     }
@@ -203,11 +209,14 @@ async fn follow_log(name: &str, rest: &mut LogCursor, to: &mut LogUploader) -> R
         }
         time = Instant::now();
         if more.is_empty() {
-            to.upload_part(BringLogRequest::default()).await?;
+            to.upload_part(UploadLogRequest::default()).await?;
         }
         for text in split_parts(&more) {
-            to.upload_part(BringLogRequest { lines: Some(LogLines { text }), ..BringLogRequest::default() })
-                .await?;
+            to.upload_part(UploadLogRequest {
+                lines: Some(LogLines { text }),
+                ..UploadLogRequest::default()
+            })
+            .await?;
         }
     }
     Ok(())

@@ -84,11 +84,11 @@ pub fn decide_trial_or_rollback(
 fn rollback_reason(trial: &Trial, boot_id: &str, now_ms: u64) -> String {
     let seconds = trial.patience_ms / 1000;
     let how = if trial.boot_id != boot_id {
-        "the machine was started again before a shepherd had heard it".to_owned()
+        "the machine was started again before a shepherd acknowledged its heartbeat".to_owned()
     } else if now_ms >= trial.until_ms {
-        format!("no shepherd heard it within {seconds} s")
+        format!("no shepherd acknowledged its heartbeat within {seconds} s")
     } else {
-        "it ended before a shepherd had heard it".to_owned()
+        "it ended before a shepherd acknowledged its heartbeat".to_owned()
     };
     format!("{how}, and the former release runs again")
 }
@@ -151,9 +151,9 @@ mod tests {
     #[test]
     fn every_start_runs_the_old_or_the_new_release() {
         let back = |how: &str| StartDecision::RolledBack(format!("{how}, and the former release runs again"));
-        let ended = back("it ended before a shepherd had heard it");
-        let late = back("no shepherd heard it within 60 s");
-        let rebooted = back("the machine was started again before a shepherd had heard it");
+        let ended = back("it ended before a shepherd acknowledged its heartbeat");
+        let late = back("no shepherd acknowledged its heartbeat within 60 s");
+        let rebooted = back("the machine was started again before a shepherd acknowledged its heartbeat");
         for (what, own, stable, boot, now, expected) in [
             ("it became the candidate", NEW, Some(OLD), "b", 20_000, StartDecision::OnTrial),
             ("the last moment", NEW, Some(OLD), "b", 69_999, StartDecision::OnTrial),

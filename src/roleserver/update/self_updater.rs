@@ -99,7 +99,7 @@ impl SelfUpdater {
             (StartDecision::OnTrial, Some(trial)) => {
                 tracing::info!(
                     generation = trial.generation,
-                    "this release is on trial until a shepherd has heard it"
+                    "this release is on trial until a shepherd acknowledges its heartbeat"
                 );
                 release.with_state(|state| state.trial = Some(trial));
             }
@@ -144,7 +144,7 @@ impl SelfUpdater {
             Ok(()) => {
                 tracing::info!(
                     generation = trial.generation,
-                    "a shepherd has heard this release, and it stays"
+                    "a shepherd acknowledged a heartbeat of this release, and it stays"
                 );
                 self.finish_order(trial.generation, None);
             }
@@ -158,7 +158,7 @@ impl SelfUpdater {
     /// Writes the outcome of an order, and ends the trial.
     fn finish_order(&self, generation: i64, error: Option<String>) {
         if let Some(why) = &error {
-            tracing::error!(generation, why, "a release was given up");
+            tracing::error!(generation, reason = why, "a release was given up");
         }
         let concluded = UpdateResult { generation, error };
         // What cannot be written is found again at the next start, and ends there in the same way.
@@ -190,7 +190,10 @@ impl SelfUpdater {
                     () = self.handover_requested.notified() => {}
                     () = tokio::time::sleep(left) => {
                         if let Some(trial) = self.with_state(|state| state.trial.take()) {
-                            tracing::error!("no shepherd has heard this release in time; the former one comes back");
+                            tracing::error!(
+                                "no shepherd acknowledged a heartbeat of this release in time; the former one \
+                                 comes back"
+                            );
                             self.request_handover(Handover::RollBack(trial.stable));
                         }
                     }

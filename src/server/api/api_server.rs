@@ -39,6 +39,7 @@ use crate::proto::fleet::v1::artefacts_server::ArtefactsServer;
 use crate::proto::fleet::v1::audit_server::AuditServer;
 use crate::proto::fleet::v1::backoffs_server::BackoffsServer;
 use crate::proto::fleet::v1::budgets_server::BudgetsServer;
+use crate::proto::fleet::v1::bulk_orders_server::BulkOrdersServer;
 use crate::proto::fleet::v1::cluster_credentials_server::ClusterCredentialsServer;
 use crate::proto::fleet::v1::cluster_kubernetes_server::ClusterKubernetesServer;
 use crate::proto::fleet::v1::clusters_server::ClustersServer;
@@ -47,7 +48,6 @@ use crate::proto::fleet::v1::issues_server::IssuesServer;
 use crate::proto::fleet::v1::logs_server::LogsServer;
 use crate::proto::fleet::v1::loops_server::LoopsServer;
 use crate::proto::fleet::v1::machines_server::MachinesServer;
-use crate::proto::fleet::v1::orders_server::OrdersServer;
 use crate::proto::fleet::v1::plan_server::PlanServer;
 use crate::proto::fleet::v1::policy_server::PolicyServer;
 use crate::proto::fleet::v1::providers_server::ProvidersServer;
@@ -286,7 +286,7 @@ fn build_router(
                 .max_decoding_message_size(REQUEST_LIMIT),
         )
         .add_service(
-            OrdersServer::new(OrdersService { context: site.clone() })
+            BulkOrdersServer::new(OrdersService { context: site.clone() })
                 .max_decoding_message_size(REQUEST_LIMIT),
         )
         .add_service(

@@ -29,7 +29,7 @@ impl Approvals for ApprovalsService {
         let (found, now) = look.await.map_err(bmdb_status)?;
         Ok(Response::new(v1::ListApprovalsResponse {
             approvals: found.into_iter().map(encode_approval).collect(),
-            at: Some(encode_timestamp(now)),
+            read_at: Some(encode_timestamp(now)),
         }))
     }
 
@@ -39,8 +39,8 @@ impl Approvals for ApprovalsService {
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let caller = caller_of(&request)?;
         let body = request.get_ref();
-        let approval = Uuid::try_parse(&body.approval).map_err(|_| {
-            invalid_argument("approval", format!("{:?} is no approval's UUID", body.approval))
+        let approval = Uuid::try_parse(&body.approval_id).map_err(|_| {
+            invalid_argument("approval_id", format!("{:?} is no approval's UUID", body.approval_id))
         })?;
         let order = IncomingOrder { rpc: RPC, request: body, order: body.order.as_ref() }
             .parse(&caller, format!("approval {approval}"))
@@ -55,17 +55,17 @@ impl Approvals for ApprovalsService {
 
 fn encode_approval(line: ApprovalRecord) -> v1::Approval {
     v1::Approval {
-        approval: line.approval_id.to_string(),
+        approval_id: line.approval_id.to_string(),
         state: line.state,
-        asked_by: line.requested_by,
+        requested_by: line.requested_by,
         rpc: line.rpc,
         target: line.target,
         reason: line.reason,
-        asked_at: Some(encode_timestamp(line.requested_at)),
+        requested_at: Some(encode_timestamp(line.requested_at)),
         expires_at: Some(encode_timestamp(line.expires_at)),
         approved_by: line.approved_by,
         approved_at: line.approved_at.map(encode_timestamp),
-        approve_reason: line.approve_reason,
+        approval_reason: line.approve_reason,
         used_at: line.used_at.map(encode_timestamp),
     }
 }

@@ -17,7 +17,7 @@ use crate::server::api::validate::single_line;
 const ADD: &str = "shepherd.fleet.v1.Artefacts/Add";
 const DELETE: &str = "shepherd.fleet.v1.Artefacts/Delete";
 /// The call that uploads a piece; its requests are larger than others.
-pub const PUT: &str = "shepherd.fleet.v1.Artefacts/Put";
+pub const PUT: &str = "shepherd.fleet.v1.Artefacts/PutPiece";
 /// Largest request of that call: a piece of 256 KiB is a third larger in JSON.
 pub const PUT_LIMIT: usize = 384 << 10;
 /// Longest name of an artefact in a request, in characters.
@@ -42,24 +42,26 @@ impl Artefacts for ArtefactsService {
         let look = self.context.read_pool.read(|tx| Box::pin(async move { list_artefacts(tx).await }));
         let (found, now) = look.await.map_err(bmdb_status)?;
         let artefacts = found.into_iter().map(encode_artefact).collect();
-        Ok(Response::new(v1::ListArtefactsResponse { artefacts, at: Some(encode_timestamp(now)) }))
+        Ok(Response::new(v1::ListArtefactsResponse { artefacts, read_at: Some(encode_timestamp(now)) }))
     }
 
-    async fn begin(
+    async fn begin_upload(
         &self,
-        request: Request<v1::BeginArtefactRequest>,
-    ) -> Result<Response<v1::BeginArtefactResponse>, Status> {
+        request: Request<v1::BeginUploadRequest>,
+    ) -> Result<Response<v1::BeginUploadResponse>, Status> {
         let body = request.get_ref();
         let sha256 = parse_digest_field(&body.sha256)?;
         check_size(body.size).map_err(|reason| invalid_argument("size", reason))?;
         let begun = self.context.bmdb.begin_artefact_upload(sha256, body.size).await.map_err(bmdb_status)?;
         Ok(Response::new(match begun {
-            UploadState::Complete => v1::BeginArtefactResponse { whole: true, missing: Vec::new() },
-            UploadState::Missing(missing) => v1::BeginArtefactResponse { whole: false, missing },
+            UploadState::Complete => v1::BeginUploadResponse { complete: true, missing_pieces: Vec::new() },
+            UploadState::Missing(missing) => {
+                v1::BeginUploadResponse { complete: false, missing_pieces: missing }
+            }
         }))
     }
 
-    async fn put(
+    async fn put_piece(
         &self,
         request: Request<v1::PutPieceRequest>,
     ) -> Result<Response<v1::PutPieceResponse>, Status> {
@@ -108,10 +110,10 @@ fn encode_artefact(view: ArtefactView) -> v1::Artefact {
         sha256: view.sha256,
         size: view.size,
         name: view.name.unwrap_or_default(),
-        begun_at: Some(encode_timestamp(view.upload_started_at)),
+        upload_started_at: Some(encode_timestamp(view.upload_started_at)),
         added_at: view.added_at.map(encode_timestamp),
         added_by: view.added_by.unwrap_or_default(),
-        pieces: view.pieces,
-        kubernetes: view.kubernetes,
+        uploaded_pieces: view.pieces,
+        kubernetes_version: view.kubernetes,
     }
 }

@@ -56,26 +56,26 @@ impl Audit for AuditService {
         let more = drop_surplus(&mut lines, size);
         let next = lines.last().filter(|_| more).map(|line| encode_time_cursor(line.at, line.audit_id));
         Ok(Response::new(v1::ListAuditResponse {
-            orders: lines.into_iter().map(encode_audit_line).collect(),
+            records: lines.into_iter().map(encode_audit_line).collect(),
             next_page_token: next
                 .map_or_else(String::new, |place| pagination::encode_page_token("audit", &place)),
         }))
     }
 }
 
-fn encode_audit_line(line: AuditRecord) -> v1::AuditLine {
-    v1::AuditLine {
-        audit: line.audit_id.to_string(),
-        at: Some(encode_timestamp(line.at)),
+fn encode_audit_line(line: AuditRecord) -> v1::AuditRecord {
+    v1::AuditRecord {
+        audit_id: line.audit_id.to_string(),
+        ordered_at: Some(encode_timestamp(line.at)),
         actor: line.actor,
-        credential: line.credential_id.map(|credential| credential.to_string()),
+        credential_id: line.credential_id.map(|credential| credential.to_string()),
         rpc: line.rpc,
         target: line.target,
         reason: line.reason,
         idempotency_key: line.idempotency_key,
         dry_run: line.dry_run,
         outcome: line.outcome,
-        said: line.said,
+        message: line.said,
         before: encode_optional_struct(line.before.as_ref()),
         after: encode_optional_struct(line.after.as_ref()),
     }

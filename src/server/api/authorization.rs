@@ -59,7 +59,7 @@ pub const RULES: &[CallRule] = &[
     role_rule("shepherd.fleet.v1.Machines/Label", AccessRole::Operator, CallSubject::Machines),
     role_rule("shepherd.fleet.v1.Machines/Prioritize", AccessRole::Operator, CallSubject::Machines),
     // Exceeding the limits of the policy requires an admin, which the call itself enforces.
-    role_rule("shepherd.fleet.v1.Orders/Give", AccessRole::Operator, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.BulkOrders/Submit", AccessRole::Operator, CallSubject::Machines),
     role_rule("shepherd.fleet.v1.Machines/AllowHostKey", AccessRole::Operator, CallSubject::Machines),
     role_rule("shepherd.fleet.v1.Machines/Retire", AccessRole::Operator, CallSubject::Machines),
     // While a wipe is pending, this requires an admin, which the call itself enforces.
@@ -68,9 +68,9 @@ pub const RULES: &[CallRule] = &[
     role_rule("shepherd.fleet.v1.Machines/Power", AccessRole::Operator, CallSubject::Machines),
     role_rule("shepherd.fleet.v1.Machines/CancelPower", AccessRole::Operator, CallSubject::Machines),
     // A waived stage is never carried out later.
-    role_rule("shepherd.fleet.v1.Machines/Waive", AccessRole::Admin, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/WaiveStage", AccessRole::Admin, CallSubject::Machines),
     // A service may log anything, so reading logs requires a role that may act on the machine.
-    role_rule("shepherd.fleet.v1.Logs/Ask", AccessRole::Operator, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Logs/Request", AccessRole::Operator, CallSubject::Machines),
     role_rule("shepherd.fleet.v1.Logs/Read", AccessRole::Operator, CallSubject::Machines),
     role_rule("shepherd.fleet.v1.Sessions/List", AccessRole::Viewer, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Work/List", AccessRole::Viewer, CallSubject::Fleet),
@@ -83,8 +83,8 @@ pub const RULES: &[CallRule] = &[
     role_rule("shepherd.fleet.v1.Approvals/List", AccessRole::Viewer, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Approvals/Approve", AccessRole::Admin, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Artefacts/List", AccessRole::Viewer, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Artefacts/Begin", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Artefacts/Put", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Artefacts/BeginUpload", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Artefacts/PutPiece", AccessRole::Operator, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Artefacts/Add", AccessRole::Operator, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Artefacts/Delete", AccessRole::Operator, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Budgets/List", AccessRole::Viewer, CallSubject::Fleet),
@@ -93,15 +93,15 @@ pub const RULES: &[CallRule] = &[
     role_rule("shepherd.fleet.v1.Clusters/Plan", AccessRole::Viewer, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Clusters/Create", AccessRole::Operator, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Clusters/Change", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Clusters/Declare", AccessRole::Operator, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Clusters/Undeclare", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/DeclareRole", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/UndeclareRole", AccessRole::Operator, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Clusters/Snapshot", AccessRole::Operator, CallSubject::Fleet),
     // It revokes only the shepherd's own access, after the new key is proven to work.
     role_rule("shepherd.fleet.v1.Clusters/RotateKey", AccessRole::Operator, CallSubject::Fleet),
     // Changes since the snapshot are lost.
     role_rule("shepherd.fleet.v1.Clusters/Restore", AccessRole::Admin, CallSubject::Fleet),
     role_rule("shepherd.fleet.v1.Clusters/ListSnapshots", AccessRole::Viewer, CallSubject::Fleet),
-    role_rule("shepherd.fleet.v1.Clusters/Approve", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/ApproveMachine", AccessRole::Operator, CallSubject::Fleet),
     // The data of the cluster is lost for good.
     role_rule("shepherd.fleet.v1.Clusters/Delete", AccessRole::Admin, CallSubject::Fleet),
     // Holders of these certificates may do in the cluster what the shepherd may, without orders and without our audit.

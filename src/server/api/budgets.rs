@@ -38,7 +38,7 @@ impl Budgets for BudgetsService {
         Ok(Response::new(v1::ListBudgetsResponse {
             budgets: found.budgets.into_iter().map(encode_budget).collect(),
             brakes: found.brakes.into_iter().map(encode_brake).collect(),
-            at: Some(encode_timestamp(found.at)),
+            read_at: Some(encode_timestamp(found.at)),
         }))
     }
 
@@ -59,7 +59,7 @@ impl Budgets for BudgetsService {
                 )
             })?),
         };
-        let change = BudgetChange { max_count: body.most, window };
+        let change = BudgetChange { max_count: body.max_count, window };
         let order = IncomingOrder { rpc: SET, request: body, order: body.order.as_ref() }
             .parse(&caller, kind.audit_target())
             .and_then(reject_expected_version)?;
@@ -72,11 +72,11 @@ impl Budgets for BudgetsService {
 fn encode_budget(line: BudgetStatus) -> v1::Budget {
     v1::Budget {
         kind: line.budget,
-        most: line.max_count,
+        max_count: line.max_count,
         window: line.window.map(|window| window.to_string()),
         used: line.used,
-        free: line.available,
-        free_at: line.available_at.map(encode_timestamp),
+        available: line.available,
+        available_at: line.available_at.map(encode_timestamp),
     }
 }
 
@@ -84,9 +84,9 @@ fn encode_brake(state: BrakeState) -> v1::BrakeState {
     v1::BrakeState {
         kind: state.kind,
         scope: state.scope,
-        holds: state.engaged,
+        engaged: state.engaged,
         since: state.since.map(encode_timestamp),
         reason: state.reason,
-        engaged_by: state.engages_when,
+        engages_when: state.engages_when,
     }
 }

@@ -12,10 +12,10 @@ use crate::model::power_order::PowerOrderKind;
 use crate::model::priority::PriorityLevel;
 use crate::model::process::UnknownName;
 use crate::proto::fleet::v1;
-use crate::proto::fleet::v1::give_orders_request::What;
-use crate::proto::fleet::v1::hold_each;
-use crate::proto::fleet::v1::orders_server::Orders;
-use crate::proto::fleet::v1::prioritize_each;
+use crate::proto::fleet::v1::bulk_orders_server::BulkOrders;
+use crate::proto::fleet::v1::hold_operation;
+use crate::proto::fleet::v1::prioritize_operation;
+use crate::proto::fleet::v1::submit_bulk_order_request::Operation;
 use crate::server::api::api_error::{bmdb_status, invalid_argument};
 use crate::server::api::auth::caller_of;
 use crate::server::api::context::ApiContext;
@@ -33,26 +33,25 @@ pub struct OrdersService {
 }
 
 #[tonic::async_trait]
-impl Orders for OrdersService {
-    async fn give(
+impl BulkOrders for OrdersService {
+    async fn submit(
         &self,
-        request: Request<v1::GiveOrdersRequest>,
-    ) -> Result<Response<v1::GiveOrdersResponse>, Status> {
+        request: Request<v1::SubmitBulkOrderRequest>,
+    ) -> Result<Response<v1::SubmitBulkOrderResponse>, Status> {
         let caller = caller_of(&request)?;
         let body = request.get_ref();
-        let each = parse_machine_order(body.what.as_ref())?;
-        let expected = match body.machines {
+        let each = parse_machine_order(body.operation.as_ref())?;
+        let expected = match body.expected_machines {
             None => None,
-            Some(count) => Some(
-                usize::try_from(count)
-                    .map_err(|_| invalid_argument("machines", "machines is less than nothing"))?,
-            ),
+            Some(count) => Some(usize::try_from(count).map_err(|_| {
+                invalid_argument("expected_machines", "expected_machines is less than nothing")
+            })?),
         };
         let selection = MachineSelection {
             filter: parse_filter(body.filter.clone())?,
             scope: caller.scope().clone(),
             expected,
-            beyond_limits: body.beyond_limits,
+            beyond_limits: body.override_limits,
             is_admin: caller.credential().role >= AccessRole::Admin,
         };
         let order = IncomingOrder { rpc: RPC, request: body, order: body.order.as_ref() }
@@ -62,60 +61,60 @@ impl Orders for OrdersService {
         let who = caller.credential().name.clone();
         let given =
             self.context.bmdb.execute_bulk_order(order, selection, each, who).await.map_err(bmdb_status)?;
-        Ok(Response::new(v1::GiveOrdersResponse {
+        Ok(Response::new(v1::SubmitBulkOrderResponse {
             outcomes: given.outcomes.iter().map(encode_outcome).collect(),
             dry_run,
-            repeated: given.replayed,
-            audit: given.audit_id.to_string(),
-            refusal: given.rejection,
+            replayed: given.replayed,
+            audit_id: given.audit_id.to_string(),
+            rejection: given.rejection,
         }))
     }
 }
 
-fn encode_outcome(outcome: &MachineOutcome) -> v1::OrderOutcome {
-    v1::OrderOutcome {
+fn encode_outcome(outcome: &MachineOutcome) -> v1::MachineOrderOutcome {
+    v1::MachineOrderOutcome {
         name: Some(encode_machine_name(&outcome.name)),
         changed: outcome.outcome.changed,
-        said: outcome.outcome.message.clone(),
-        refused: outcome.rejected,
+        message: outcome.outcome.message.clone(),
+        rejected: outcome.rejected,
     }
 }
 
-fn parse_machine_order(what: Option<&What>) -> Result<MachineOrder, Status> {
+fn parse_machine_order(what: Option<&Operation>) -> Result<MachineOrder, Status> {
     Ok(match what {
         None => {
             return Err(invalid_argument(
-                "what",
+                "operation",
                 "the request does not say what is ordered; give hold, release, …",
             ));
         }
-        Some(What::Hold(hold)) => MachineOrder::Hold {
+        Some(Operation::Hold(hold)) => MachineOrder::Hold {
             scope: parse_hold_scope(&hold.scope)?,
-            until: match &hold.until {
+            until: match &hold.expiry {
                 None => None,
-                Some(hold_each::Until::At(time)) => {
+                Some(hold_operation::Expiry::ExpiresAt(time)) => {
                     Some(Expiry::At(decode_timestamp(*time).ok_or_else(|| {
-                        invalid_argument("at", "the hold is to end at a moment that is none")
+                        invalid_argument("expires_at", "the hold is to end at a moment that is none")
                     })?))
                 }
-                Some(hold_each::Until::After(text)) => Some(parse_expiry_after(text)?),
+                Some(hold_operation::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
             },
         },
-        Some(What::Release(release)) => MachineOrder::Release { quarantine: release.quarantine },
-        Some(What::Retry(_)) => MachineOrder::Retry,
-        Some(What::Quarantine(_)) => MachineOrder::Quarantine,
-        Some(What::Retire(retire)) => MachineOrder::Retire { wipe: retire.wipe },
-        Some(What::Reboot(_)) => MachineOrder::Power(PowerOrderKind::Reboot),
-        Some(What::Power(power)) => MachineOrder::Power(parse_power_action(&power.action)?),
-        Some(What::Prioritize(each)) => MachineOrder::Prioritize {
+        Some(Operation::Release(release)) => MachineOrder::Release { quarantine: release.quarantine },
+        Some(Operation::Retry(_)) => MachineOrder::Retry,
+        Some(Operation::Quarantine(_)) => MachineOrder::Quarantine,
+        Some(Operation::Retire(retire)) => MachineOrder::Retire { wipe: retire.wipe },
+        Some(Operation::Reboot(_)) => MachineOrder::Power(PowerOrderKind::Reboot),
+        Some(Operation::Power(power)) => MachineOrder::Power(parse_power_action(&power.action)?),
+        Some(Operation::Prioritize(each)) => MachineOrder::Prioritize {
             level: parse_priority_level(&each.level)?,
-            until: match &each.until {
+            until: match &each.expiry {
                 None => None,
-                Some(prioritize_each::Until::At(time)) => Some(parse_priority_expiry(*time)?),
-                Some(prioritize_each::Until::After(text)) => Some(parse_expiry_after(text)?),
+                Some(prioritize_operation::Expiry::ExpiresAt(time)) => Some(parse_priority_expiry(*time)?),
+                Some(prioritize_operation::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
             },
         },
-        Some(What::Label(label)) => {
+        Some(Operation::Label(label)) => {
             let set = label.set.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
             parse_label_order(set, label.remove.clone())?
         }
@@ -153,14 +152,17 @@ pub(super) fn parse_priority_level(text: &str) -> Result<PriorityLevel, Status> 
 /// Parses the time at which a priority ends.
 pub(super) fn parse_priority_expiry(time: prost_types::Timestamp) -> Result<Expiry, Status> {
     let ends = decode_timestamp(time)
-        .ok_or_else(|| invalid_argument("at", "the priority is to end at a moment that is none"))?;
+        .ok_or_else(|| invalid_argument("expires_at", "the priority is to end at a moment that is none"))?;
     Ok(Expiry::At(ends))
 }
 
 /// Parses the duration after which a hold ends.
 pub(super) fn parse_expiry_after(text: &str) -> Result<Expiry, Status> {
     let span = text.parse().map_err(|_| {
-        invalid_argument("after", format!("{text:?} is no length of time; write for example 2h, 30m or 1d"))
+        invalid_argument(
+            "expires_after",
+            format!("{text:?} is no length of time; write for example 2h, 30m or 1d"),
+        )
     })?;
     Ok(Expiry::After(span))
 }

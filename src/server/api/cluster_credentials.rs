@@ -64,7 +64,7 @@ impl ClusterCredentials for ClusterCredentialsService {
             credentials: found.credentials.into_iter().map(encode_credential).collect(),
             ca_certificate,
             curators,
-            at: Some(encode_timestamp(found.at)),
+            read_at: Some(encode_timestamp(found.at)),
         }))
     }
 
@@ -94,7 +94,7 @@ impl ClusterCredentials for ClusterCredentialsService {
             .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
         let revoked =
-            self.context.bmdb.revoke_cluster_credential(order, body.name.clone(), body.credential.clone());
+            self.context.bmdb.revoke_cluster_credential(order, body.name.clone(), body.credential_id.clone());
         Ok(Response::new(encode_order_response(None, dry_run, &revoked.await.map_err(bmdb_status)?)))
     }
 }
@@ -105,11 +105,11 @@ fn encode_credential(view: ClusterCredentialView) -> v1::ClusterCredential {
         holder: view.holder,
         public_key: view.public_key,
         state: view.state,
-        asked_at: Some(encode_timestamp(view.requested_at)),
-        asked_by: view.requested_by,
+        requested_at: Some(encode_timestamp(view.requested_at)),
+        requested_by: view.requested_by,
         serial: view.serial,
         expires_at: view.expires_at.map(encode_timestamp),
-        refused: view.rejection,
+        rejection: view.rejection,
         revoked_by: view.revoked_by,
         certificate: view.certificate,
     }

@@ -45,7 +45,7 @@ pub struct ClusterKubernetesService {
 }
 
 /// Validates and decodes a change of the Kubernetes settings.
-pub(super) fn parse_patch(wish: &v1::KubernetesWish) -> Result<KubernetesPatch, Status> {
+pub(super) fn parse_patch(wish: &v1::KubernetesPatch) -> Result<KubernetesPatch, Status> {
     let some = |field: &str, text: &str| -> Result<Option<String>, Status> {
         Ok(Some(single_line(field, text, MAX_NAME_CHARS)?.to_owned()).filter(|text| !text.is_empty()))
     };
@@ -117,7 +117,7 @@ impl ClusterKubernetes for ClusterKubernetesService {
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let caller = caller_of(&request)?;
         let body = request.get_ref();
-        let wish = parse_patch(&body.wish.clone().unwrap_or_default())?;
+        let wish = parse_patch(&body.patch.clone().unwrap_or_default())?;
         let order = IncomingOrder { rpc: SET, request: body, order: body.order.as_ref() }
             .parse(&caller, order_target(&body.name))
             .and_then(reject_expected_version)?;
@@ -147,7 +147,7 @@ impl ClusterKubernetes for ClusterKubernetesService {
         let caller = caller_of(&request)?;
         let body = request.get_ref();
         let keys: RotatableKeys =
-            body.what.parse().map_err(|error: UnknownName| invalid_argument("what", error.to_string()))?;
+            body.keys.parse().map_err(|error: UnknownName| invalid_argument("keys", error.to_string()))?;
         let order = IncomingOrder { rpc: ROTATE, request: body, order: body.order.as_ref() }
             .parse(&caller, order_target(&body.name))
             .and_then(reject_expected_version)?;
@@ -167,7 +167,10 @@ impl ClusterKubernetes for ClusterKubernetesService {
         });
         let (found, now) = look.await.map_err(bmdb_status)?;
         let users = found.into_iter().map(encode_user).collect();
-        Ok(Response::new(v1::ListClusterKubernetesUsersResponse { users, at: Some(encode_timestamp(now)) }))
+        Ok(Response::new(v1::ListClusterKubernetesUsersResponse {
+            users,
+            read_at: Some(encode_timestamp(now)),
+        }))
     }
 
     async fn issue_user(
@@ -248,26 +251,26 @@ fn encode_user(view: KubernetesUserView) -> v1::ClusterKubernetesUser {
         access: view.access,
         public_key: view.public_key,
         state: view.state,
-        asked_at: Some(encode_timestamp(view.requested_at)),
-        asked_by: view.requested_by,
+        requested_at: Some(encode_timestamp(view.requested_at)),
+        requested_by: view.requested_by,
         expires_at: view.expires_at.map(encode_timestamp),
-        refused: view.rejection,
+        rejection: view.rejection,
         certificate: view.certificate,
-        servers: view.server_authorities,
+        server_authorities: view.server_authorities,
         api_servers: view.api_servers,
     }
 }
 
 /// Encodes the Kubernetes state of a cluster.
 pub(super) fn encode_kubernetes(view: KubernetesView) -> v1::ClusterKubernetesState {
-    let rotation = |rotation: KubernetesKeyRotation| v1::ClusterRotation {
-        what: rotation.keys,
+    let rotation = |rotation: KubernetesKeyRotation| v1::ClusterKeyRotation {
+        keys: rotation.keys,
         stage: rotation.stage,
         since: rotation.since.map(encode_timestamp),
         waits_for: rotation.waits_for,
         until: rotation.until.map(encode_timestamp),
-        held_by: rotation.blocked_by,
-        told_at: rotation.notified_at.map(encode_timestamp),
+        blocked_by: rotation.blocked_by,
+        notified_at: rotation.notified_at.map(encode_timestamp),
     };
     v1::ClusterKubernetesState {
         bundle: view.bundle,
@@ -279,12 +282,12 @@ pub(super) fn encode_kubernetes(view: KubernetesView) -> v1::ClusterKubernetesSt
         add_ons: view.add_ons.into_iter().collect(),
         storage: (view.storage)
             .map(|storage| v1::ClusterStorage { driver: storage.driver, class: storage.class }),
-        asked_at: Some(encode_timestamp(view.requested_at)),
-        asked_by: view.requested_by,
-        removing_by: view.removal_requested_by,
-        rotate: view.pending_rotations,
-        told: view.status.in_sync,
-        assigned: view.status.assigned_bundles.into_iter().collect(),
+        requested_at: Some(encode_timestamp(view.requested_at)),
+        requested_by: view.requested_by,
+        removal_requested_by: view.removal_requested_by,
+        pending_rotations: view.pending_rotations,
+        in_sync: view.status.in_sync,
+        assigned_bundles: view.status.assigned_bundles.into_iter().collect(),
         rotations: view.status.rotations.into_iter().map(rotation).collect(),
         api_servers: view.status.api_servers,
     }
@@ -302,31 +305,31 @@ pub(super) fn upgrade(view: UpgradeView) -> v1::ClusterUpgrade {
         to_version: to.1,
         release: view.release,
         roll_out: view.roll_out,
-        released: view.release_done,
-        back: view.rolling_back,
+        release_done: view.release_done,
+        rolling_back: view.rolling_back,
         parallelism: view.parallelism,
         deadline_seconds: view.deadline_seconds,
         created_at: Some(encode_timestamp(view.created_at)),
         created_by: view.created_by,
         reason: view.reason,
-        paused: view.pause_reason,
+        pause_reason: view.pause_reason,
         ended_at: view.ended_at.map(encode_timestamp),
-        ended: view.outcome,
-        asked: view.requested_count,
-        through: view.completed_count,
+        outcome: view.outcome,
+        requested_count: view.requested_count,
+        completed_count: view.completed_count,
     }
 }
 
 /// Encodes the Kubernetes components of a node.
 pub(super) fn encode_node_kubernetes(view: NodeKubernetes) -> v1::ClusterNodeKubernetes {
-    let component = |component: ComponentStatus| v1::ClusterComponent {
+    let component = |component: ComponentStatus| v1::ClusterComponentStatus {
         name: component.name,
         state: component.state,
         since: component.since.map(encode_timestamp),
         restarts: component.restarts,
         message: component.message,
     };
-    let clash = |clash: ObjectConflict| v1::ClusterClash {
+    let clash = |clash: ObjectConflict| v1::ClusterObjectConflict {
         kind: clash.kind,
         name: clash.name,
         message: clash.message,
@@ -335,8 +338,8 @@ pub(super) fn encode_node_kubernetes(view: NodeKubernetes) -> v1::ClusterNodeKub
         bundle: view.bundle,
         version: view.version,
         components: view.components.into_iter().map(component).collect(),
-        waits: view.wait_reason,
-        reconciles: view.is_reconciler,
-        clashes: view.conflicts.into_iter().map(clash).collect(),
+        wait_reason: view.wait_reason,
+        is_reconciler: view.is_reconciler,
+        conflicts: view.conflicts.into_iter().map(clash).collect(),
     }
 }

@@ -24,12 +24,12 @@ use crate::server::api::incoming_order::{IncomingOrder, encode_order_response, r
 
 const CREATE: &str = "shepherd.fleet.v1.Clusters/Create";
 const CHANGE: &str = "shepherd.fleet.v1.Clusters/Change";
-const DECLARE: &str = "shepherd.fleet.v1.Clusters/Declare";
-const UNDECLARE: &str = "shepherd.fleet.v1.Clusters/Undeclare";
+const DECLARE: &str = "shepherd.fleet.v1.Clusters/DeclareRole";
+const UNDECLARE: &str = "shepherd.fleet.v1.Clusters/UndeclareRole";
 const SNAPSHOT: &str = "shepherd.fleet.v1.Clusters/Snapshot";
 const ROTATE_KEY: &str = "shepherd.fleet.v1.Clusters/RotateKey";
 const RESTORE: &str = "shepherd.fleet.v1.Clusters/Restore";
-const APPROVE: &str = "shepherd.fleet.v1.Clusters/Approve";
+const APPROVE: &str = "shepherd.fleet.v1.Clusters/ApproveMachine";
 const DELETE: &str = "shepherd.fleet.v1.Clusters/Delete";
 
 /// The gRPC service `Clusters`.
@@ -51,7 +51,7 @@ impl Clusters for ClustersService {
         });
         let (found, now) = look.await.map_err(bmdb_status)?;
         let clusters = found.iter().map(|found| encode_cluster(cluster_view(found))).collect();
-        Ok(Response::new(v1::ListClustersResponse { clusters, at: Some(encode_timestamp(now)) }))
+        Ok(Response::new(v1::ListClustersResponse { clusters, read_at: Some(encode_timestamp(now)) }))
     }
 
     async fn plan(
@@ -59,15 +59,15 @@ impl Clusters for ClustersService {
         request: Request<v1::PlanClusterRequest>,
     ) -> Result<Response<v1::PlanClusterResponse>, Status> {
         let body = request.into_inner();
-        let select = match body.select.as_str() {
+        let select = match body.selector.as_str() {
             "" => None,
-            text => Some(text.parse().map_err(|reason: String| invalid_argument("select", reason))?),
+            text => Some(text.parse().map_err(|reason: String| invalid_argument("selector", reason))?),
         };
         let change = ClusterSpecChange {
             control_plane: body.control_plane,
             workers: body.workers,
-            add_roles: body.give.into_iter().collect(),
-            remove_roles: body.take.into_iter().collect(),
+            add_roles: body.add_roles.into_iter().collect(),
+            remove_roles: body.remove_roles.into_iter().collect(),
         };
         let supposed = Hypothesis { change, select, delete: body.delete };
         let forecast = self
@@ -101,7 +101,7 @@ impl Clusters for ClustersService {
             name: body.name.clone(),
             control_plane: body.control_plane,
             workers: body.workers,
-            selector: body.select.parse().map_err(|reason: String| invalid_argument("select", reason))?,
+            selector: body.selector.parse().map_err(|reason: String| invalid_argument("selector", reason))?,
             roles: body.roles.iter().cloned().collect(),
             approval,
         };
@@ -123,8 +123,8 @@ impl Clusters for ClustersService {
         let change = ClusterSpecChange {
             control_plane: body.control_plane,
             workers: body.workers,
-            add_roles: body.give.iter().cloned().collect(),
-            remove_roles: body.take.iter().cloned().collect(),
+            add_roles: body.add_roles.iter().cloned().collect(),
+            remove_roles: body.remove_roles.iter().cloned().collect(),
         };
         let order = IncomingOrder { rpc: CHANGE, request: body, order: body.order.as_ref() }
             .parse(&caller, order_target(&body.name))
@@ -135,9 +135,9 @@ impl Clusters for ClustersService {
         Ok(Response::new(encode_order_response(None, dry_run, &carried)))
     }
 
-    async fn declare(
+    async fn declare_role(
         &self,
-        request: Request<v1::DeclareInClusterRequest>,
+        request: Request<v1::DeclareRoleRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let caller = caller_of(&request)?;
         let body = request.get_ref();
@@ -151,9 +151,9 @@ impl Clusters for ClustersService {
         Ok(Response::new(encode_order_response(None, dry_run, &declared.await.map_err(bmdb_status)?)))
     }
 
-    async fn undeclare(
+    async fn undeclare_role(
         &self,
-        request: Request<v1::UndeclareInClusterRequest>,
+        request: Request<v1::UndeclareRoleRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let caller = caller_of(&request)?;
         let body = request.get_ref();
@@ -188,7 +188,7 @@ impl Clusters for ClustersService {
         let reported = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let restore = RestoreRequest {
             snapshot: reported(&body.snapshot),
-            target_machine: reported(&body.onto),
+            target_machine: reported(&body.target_machine),
             bypass_quorum: body.bypass_quorum,
         };
         let order = IncomingOrder { rpc: RESTORE, request: body, order: body.order.as_ref() }
@@ -224,12 +224,12 @@ impl Clusters for ClustersService {
         });
         let (found, now) = look.await.map_err(bmdb_status)?;
         let snapshots = found.into_iter().map(snapshot).collect();
-        Ok(Response::new(v1::ListSnapshotsResponse { snapshots, at: Some(encode_timestamp(now)) }))
+        Ok(Response::new(v1::ListSnapshotsResponse { snapshots, read_at: Some(encode_timestamp(now)) }))
     }
 
-    async fn approve(
+    async fn approve_machine(
         &self,
-        request: Request<v1::ApproveInClusterRequest>,
+        request: Request<v1::ApproveMachineRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let caller = caller_of(&request)?;
         let body = request.get_ref();
@@ -260,15 +260,15 @@ impl Clusters for ClustersService {
 
 fn encode_forecast(forecast: Forecast, exists: bool) -> v1::PlanClusterResponse {
     v1::PlanClusterResponse {
-        at: Some(encode_timestamp(forecast.at)),
+        read_at: Some(encode_timestamp(forecast.at)),
         exists,
         steps: (forecast.steps.into_iter())
-            .map(|step| v1::ClusterStep { machine: step.machine, name: step.name, what: step.action })
+            .map(|step| v1::ForecastStep { machine: step.machine, name: step.name, action: step.action })
             .collect(),
         end: forecast.end.as_str().to_owned(),
-        waits: forecast.wait_reasons,
-        machines: (forecast.machine_waits.into_iter())
-            .map(|(name, waits)| v1::ClusterMachineWait { name, waits })
+        wait_reasons: forecast.wait_reasons,
+        machine_waits: (forecast.machine_waits.into_iter())
+            .map(|(name, waits)| v1::MachineWait { name, wait_reason: waits })
             .collect(),
         assumptions: ASSUMPTIONS.map(str::to_owned).to_vec(),
     }
@@ -281,27 +281,27 @@ fn encode_cluster(view: ClusterView) -> v1::Cluster {
         stage: view.stage,
         control_plane: view.control_plane,
         workers: view.workers,
-        select: view.selector,
+        selector: view.selector,
         roles: view.roles,
         approval: view.approval,
         created_at: Some(encode_timestamp(view.created_at)),
         created_by: view.created_by,
-        deleting_by: view.deletion_requested_by,
+        deletion_requested_by: view.deletion_requested_by,
         curators: view.curators,
-        seen_at: view.observed_at.map(encode_timestamp),
+        observed_at: view.observed_at.map(encode_timestamp),
         voters: view.voters,
         voters_reached: view.voters_reached,
-        waits: view.wait_reasons,
+        wait_reasons: view.wait_reasons,
         machines: view.machines.into_iter().map(encode_machine).collect(),
         declarations: view.declarations.into_iter().map(encode_declaration).collect(),
         snapshot_at: view.snapshot_at.map(encode_timestamp),
         epoch: view.epoch,
         restored_at: view.restored_at.map(encode_timestamp),
         restoring_from: view.restoring_from,
-        restoring_by: view.restore_requested_by,
+        restore_requested_by: view.restore_requested_by,
         key_since: view.key_since.map(encode_timestamp),
-        key_asked_by: view.key_rotation_requested_by,
-        keys_refused_since: view.keys_rejected_since.map(encode_timestamp),
+        key_rotation_requested_by: view.key_rotation_requested_by,
+        keys_rejected_since: view.keys_rejected_since.map(encode_timestamp),
         kubernetes: view.kubernetes.map(cluster_kubernetes::encode_kubernetes),
         upgrade: view.upgrade.map(cluster_kubernetes::upgrade),
     }
@@ -311,7 +311,7 @@ fn snapshot(view: SnapshotView) -> v1::ClusterSnapshot {
     v1::ClusterSnapshot {
         id: view.id,
         taken_at: Some(encode_timestamp(view.taken_at)),
-        why: view.reason,
+        reason: view.reason,
         revision: view.revision,
         epoch: view.epoch,
         bytes: view.bytes,
@@ -332,8 +332,8 @@ fn encode_declaration(view: DeclarationView) -> v1::ClusterDeclaration {
     }
 }
 
-fn encode_service(view: ServiceView) -> v1::ClusterService {
-    v1::ClusterService {
+fn encode_service(view: ServiceView) -> v1::ClusterServiceStatus {
+    v1::ClusterServiceStatus {
         role: view.role,
         service: view.service,
         state: view.state,
@@ -354,8 +354,8 @@ fn encode_machine(view: ClusterMachineView) -> v1::ClusterMachine {
         state: view.state,
         health: view.health,
         roles: view.roles,
-        leaving: view.leave_reason,
-        waits: view.wait_reason,
+        leave_reason: view.leave_reason,
+        wait_reason: view.wait_reason,
         services: view.services.into_iter().map(encode_service).collect(),
         kubernetes: view.kubernetes.map(cluster_kubernetes::encode_node_kubernetes),
     }

@@ -99,8 +99,8 @@ pub fn encode_machine(listed: &ListedMachine) -> v1::Machine {
 
 /// Encodes the process that works on an item.
 #[must_use]
-pub fn encode_holder(holder: &WorkHolder) -> v1::Holder {
-    v1::Holder {
+pub fn encode_holder(holder: &WorkHolder) -> v1::WorkHolder {
+    v1::WorkHolder {
         process: holder.process.clone(),
         fence: holder.fence,
         since: Some(encode_timestamp(holder.since)),
@@ -128,7 +128,7 @@ pub fn encode_lane(lane: &LaneView) -> v1::Lane {
         fence: lane.fence,
         losses: lane.losses,
         not_before: lane.not_before.map(encode_timestamp),
-        work: lane.work.as_ref().map(encode_holder),
+        holder: lane.work.as_ref().map(encode_holder),
         phase_index: lane.phase_index.clone(),
         phase_since: Some(encode_timestamp(lane.phase_since)),
         rules_version: lane.rules_version,
@@ -138,8 +138,8 @@ pub fn encode_lane(lane: &LaneView) -> v1::Lane {
 
 /// Encodes a process that waits.
 #[must_use]
-pub fn encode_wait(wait: ProcessWait) -> v1::Wait {
-    v1::Wait {
+pub fn encode_wait(wait: ProcessWait) -> v1::ProcessWait {
+    v1::ProcessWait {
         process: wait.process.to_owned(),
         active: wait.active,
         until: Some(encode_timestamp(wait.until)),
@@ -153,7 +153,7 @@ pub fn encode_wait(wait: ProcessWait) -> v1::Wait {
 #[must_use]
 pub fn encode_event(line: HistoryEntry) -> v1::Event {
     v1::Event {
-        at: Some(encode_timestamp(line.at)),
+        occurred_at: Some(encode_timestamp(line.at)),
         event: line.event,
         lane: line.lane,
         fence: line.fence,
@@ -172,23 +172,23 @@ pub fn encode_explanation(why: Explanation) -> v1::WhyResponse {
         name: Some(encode_machine_name(&why.name)),
         phase: why.phase.to_owned(),
         since: why.since.map(encode_timestamp),
-        at: Some(encode_timestamp(why.at)),
+        read_at: Some(encode_timestamp(why.at)),
         waits_for: why.waits_for,
         obstacle: why.obstacle,
         decided_at: why.decided_at,
-        next: why.next.map(|next| v1::Next {
+        next: why.next.map(|next| v1::NextWork {
             process: next.process.to_owned(),
             at: Some(encode_timestamp(next.at)),
             timer: next.timer,
         }),
         deadline: why.deadline.map(|deadline| v1::Deadline {
             at: Some(encode_timestamp(deadline.at)),
-            then: deadline.consequence,
+            consequence: deadline.consequence,
         }),
         failures: why
             .failures
             .into_iter()
-            .map(|failure| v1::Failure {
+            .map(|failure| v1::ProcessFailure {
                 process: failure.process.to_owned(),
                 count: failure.count,
                 cause: failure.cause,
@@ -218,7 +218,7 @@ pub fn encode_session(line: SessionSummary) -> v1::Session {
         version: line.version,
         started_at: Some(encode_timestamp(line.started_at)),
         deadline: Some(encode_timestamp(line.deadline)),
-        work: line.work,
+        work_items: line.work,
     }
 }
 
@@ -228,7 +228,7 @@ pub fn encode_work(line: &WorkSummary) -> v1::WorkItem {
     v1::WorkItem {
         name: Some(encode_machine_name(&line.name)),
         lane: line.lane.clone(),
-        work: Some(encode_holder(&line.work)),
+        holder: Some(encode_holder(&line.work)),
     }
 }
 
@@ -255,7 +255,7 @@ pub fn encode_brake(line: EngagedBrake) -> v1::Brake {
         scope: line.scope,
         reason: line.reason,
         engaged_at: Some(encode_timestamp(line.engaged_at)),
-        seen_at: Some(encode_timestamp(line.confirmed_at)),
+        confirmed_at: Some(encode_timestamp(line.confirmed_at)),
     }
 }
 
@@ -263,7 +263,7 @@ pub fn encode_brake(line: EngagedBrake) -> v1::Brake {
 #[must_use]
 pub fn encode_credential(of: &AccessCredential) -> v1::Credential {
     v1::Credential {
-        credential: of.id.to_string(),
+        credential_id: of.id.to_string(),
         kind: of.kind.clone(),
         name: of.name.clone(),
         role: of.role.as_str().to_owned(),
@@ -283,33 +283,33 @@ pub fn encode_statistics(found: Statistics) -> v1::GetStatisticsResponse {
     let Statistics { counts, throughput: paces, sampled: counted, at: now } = found;
     v1::GetStatisticsResponse {
         counts: counts.into_iter().map(encode_class_count).collect(),
-        at: Some(encode_timestamp(now)),
-        paces: paces.into_iter().map(encode_throughput).collect(),
-        counted: counted.map(encode_fleet_count),
+        read_at: Some(encode_timestamp(now)),
+        throughput: paces.into_iter().map(encode_throughput).collect(),
+        sample: counted.map(encode_fleet_count),
     }
 }
 
 fn encode_class_count(found: ClassCount) -> v1::PhaseCount {
     let ClassCount { phase, provider, machines, at_least } = found;
-    v1::PhaseCount { phase, provider, machines, at_least }
+    v1::PhaseCount { phase, provider, machines, is_lower_bound: at_least }
 }
 
-fn encode_throughput(found: ProcessThroughput) -> v1::Pace {
+fn encode_throughput(found: ProcessThroughput) -> v1::ProcessThroughput {
     let ProcessThroughput { process, finished, failed, postponed: put_off, lost, mean_seconds } = found;
-    v1::Pace { process, finished, failed, put_off, lost, mean_seconds }
+    v1::ProcessThroughput { process, finished, failed, postponed: put_off, lost, mean_seconds }
 }
 
-fn encode_fleet_count(found: SampledStatistics) -> v1::FleetCount {
+fn encode_fleet_count(found: SampledStatistics) -> v1::FleetSample {
     let phases = found.phases.into_iter().map(|PhaseAge { phase, oldest_seconds, over_deadline }| {
-        v1::PhaseAge { phase, oldest_seconds, over_deadline }
+        v1::PhaseAge { phase, oldest_seconds, past_deadline: over_deadline }
     });
     let waiting = found.backlogs.into_iter().map(|Backlog { process, machines, oldest_seconds }| {
         v1::Backlog { process, machines, oldest_seconds }
     });
-    v1::FleetCount {
-        at: Some(encode_timestamp(found.at)),
+    v1::FleetSample {
+        sampled_at: Some(encode_timestamp(found.at)),
         phases: phases.collect(),
-        waiting: waiting.collect(),
+        backlogs: waiting.collect(),
     }
 }
 

@@ -74,7 +74,7 @@ impl Credentials for CredentialsService {
         Ok(Response::new(v1::ListCredentialsResponse {
             credentials: found.iter().map(convert::encode_credential).collect(),
             next_page_token: next.unwrap_or_default(),
-            at: Some(convert::encode_timestamp(now)),
+            read_at: Some(convert::encode_timestamp(now)),
         }))
     }
 
@@ -103,8 +103,8 @@ impl Credentials for CredentialsService {
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let caller = caller_of(&request)?;
         let body = request.get_ref();
-        let id = Uuid::try_parse(&body.credential).map_err(|_| {
-            invalid_argument("credential", format!("{:?} is no UUID of a credential", body.credential))
+        let id = Uuid::try_parse(&body.credential_id).map_err(|_| {
+            invalid_argument("credential_id", format!("{:?} is no UUID of a credential", body.credential_id))
         })?;
         let order = IncomingOrder { rpc: REVOKE, request: body, order: body.order.as_ref() }
             .parse(&caller, format!("credential {id}"))

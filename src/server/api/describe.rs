@@ -48,7 +48,7 @@ fn encode_description(
         name: Some(convert::encode_machine_name(&view.name())),
         phase: phase_of(facts, &view.policy, now).as_str().to_owned(),
         created_at: Some(encode_timestamp(facts.created_at)),
-        at: Some(encode_timestamp(now)),
+        read_at: Some(encode_timestamp(now)),
         facts: tags.into_iter().map(encode_fact).collect(),
         schedule: view.lanes.iter().map(convert::encode_lane).collect(),
         backoffs: backoff_waits(facts, now).into_iter().map(convert::encode_wait).collect(),

@@ -53,7 +53,7 @@ impl Sessions for FleetService {
         Ok(Response::new(v1::ListSessionsResponse {
             sessions: sessions.into_iter().map(convert::encode_session).collect(),
             more,
-            at: Some(encode_timestamp(now)),
+            read_at: Some(encode_timestamp(now)),
             next_page_token: next
                 .map_or_else(String::new, |place| pagination::encode_page_token("sessions", &place)),
         }))
@@ -89,7 +89,7 @@ impl Work for FleetService {
         Ok(Response::new(v1::ListWorkResponse {
             work: work.iter().map(convert::encode_work).collect(),
             more,
-            at: Some(encode_timestamp(now)),
+            read_at: Some(encode_timestamp(now)),
             next_page_token: next
                 .map_or_else(String::new, |place| pagination::encode_page_token("work", &place)),
         }))
@@ -147,7 +147,7 @@ impl Schedule for FleetService {
                 .collect(),
             next_page_token: next
                 .map_or_else(String::new, |place| pagination::encode_page_token("schedule", &place)),
-            at: Some(encode_timestamp(now)),
+            read_at: Some(encode_timestamp(now)),
         }))
     }
 }
@@ -198,7 +198,7 @@ impl Backoffs for FleetService {
                 .collect(),
             next_page_token: next
                 .map_or_else(String::new, |place| pagination::encode_page_token("backoffs", &place)),
-            at: Some(encode_timestamp(now)),
+            read_at: Some(encode_timestamp(now)),
         }))
     }
 }
@@ -226,7 +226,7 @@ impl Providers for FleetService {
         Ok(Response::new(v1::ListProvidersResponse {
             providers: providers.into_iter().map(convert::encode_provider).collect(),
             brakes: brakes.into_iter().map(convert::encode_brake).collect(),
-            at: Some(encode_timestamp(now)),
+            read_at: Some(encode_timestamp(now)),
         }))
     }
 }

@@ -113,7 +113,7 @@ pub async fn compute_blocking<T: Send + 'static>(
     compute: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {
     tokio::task::spawn_blocking(compute).await.map_err(|error| {
-        tracing::error!(%error, "what was asked of the whole fleet could not be computed");
+        tracing::error!(%error, "an answer about the whole fleet could not be computed");
         error_status(Code::Internal, "INTERNAL", "this shepherd failed to answer; its log says why")
     })
 }
@@ -122,7 +122,7 @@ fn too_many_queries() -> Status {
     error_status(
         Code::ResourceExhausted,
         "TOO_MANY_QUERIES",
-        "there are as many plans and lists of issues asked of this shepherd as it bears, or of yours as are \
-         borne at once; ask again in a moment, or another one",
+        "this shepherd computes as many plans and lists of issues as it can at once, or as many of yours as \
+         it accepts; try again in a moment, or use another shepherd",
     )
 }

@@ -35,7 +35,7 @@ impl<M: Message> IncomingOrder<'_, M> {
         if reason.is_empty() {
             return Err(invalid_argument(
                 "order.reason",
-                "the order has no reason; whoever reads the audit will want to know",
+                "the order has no reason; give one for the operator who reads the audit",
             ));
         }
         let key = single_line("order.idempotency_key", &order.idempotency_key, MAX_KEY_CHARS)?;
@@ -82,10 +82,10 @@ pub fn encode_order_response(
     v1::OrderResponse {
         name: about.map(encode_machine_name),
         changed: carried.outcome.changed,
-        said: carried.outcome.message.clone(),
+        message: carried.outcome.message.clone(),
         dry_run,
-        repeated: carried.replayed,
-        audit: carried.audit_id.to_string(),
+        replayed: carried.replayed,
+        audit_id: carried.audit_id.to_string(),
         before: encode_optional_struct(carried.before.as_ref()),
         after: encode_optional_struct(carried.after.as_ref()),
     }

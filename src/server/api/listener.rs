@@ -104,7 +104,7 @@ pub async fn accept_operators(
             connection = listener.accept() => match connection {
                 Ok((stream, address)) => {
                     let Some(place) = places.try_acquire(source_key(address.ip())) else {
-                        tracing::warn!(%address, most, "too many connections to the API; one was refused");
+                        tracing::warn!(%address, max_connections = most, "too many connections to the API; one was refused");
                         continue;
                     };
                     handshakes.spawn(handle_connection(acceptor.clone(), stream, address, place, accepted.clone()));

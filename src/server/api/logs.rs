@@ -15,7 +15,7 @@ use crate::server::api::context::ApiContext;
 use crate::server::api::convert::encode_timestamp;
 use crate::server::api::incoming_order::{IncomingOrder, encode_order_response};
 
-const ASK: &str = "shepherd.fleet.v1.Logs/Ask";
+const ASK: &str = "shepherd.fleet.v1.Logs/Request";
 
 /// The gRPC service `Logs`.
 pub struct LogsService {
@@ -24,7 +24,7 @@ pub struct LogsService {
 }
 
 /// Decodes the query of a log request.
-fn parse_log_query(request: &v1::AskLogRequest) -> Result<LogQuery, Status> {
+fn parse_log_query(request: &v1::RequestLogRequest) -> Result<LogQuery, Status> {
     let since = match request.since.as_str() {
         "" => None,
         text => Some(text.parse::<Span>().map_err(|_| {
@@ -39,7 +39,10 @@ fn parse_log_query(request: &v1::AskLogRequest) -> Result<LogQuery, Status> {
 
 #[tonic::async_trait]
 impl Logs for LogsService {
-    async fn ask(&self, request: Request<v1::AskLogRequest>) -> Result<Response<v1::AskLogResponse>, Status> {
+    async fn request(
+        &self,
+        request: Request<v1::RequestLogRequest>,
+    ) -> Result<Response<v1::RequestLogResponse>, Status> {
         let caller = caller_of(&request)?;
         let body = request.get_ref();
         let wanted = parse_log_query(body)?;
@@ -60,9 +63,9 @@ impl Logs for LogsService {
             .await
             .map_err(bmdb_status)?;
         let id = request_id_of(&carried).filter(|_| !dry_run);
-        Ok(Response::new(v1::AskLogResponse {
+        Ok(Response::new(v1::RequestLogResponse {
             order: Some(encode_order_response(Some(&name), dry_run, &carried)),
-            request: id.map(|id| id.to_string()).unwrap_or_default(),
+            request_id: id.map(|id| id.to_string()).unwrap_or_default(),
         }))
     }
 
@@ -72,11 +75,14 @@ impl Logs for LogsService {
     ) -> Result<Response<v1::ReadLogResponse>, Status> {
         let caller = caller_of(&request)?;
         let body = request.get_ref();
-        let id = Uuid::try_parse(&body.request).map_err(|_| {
-            invalid_argument("request", format!("{:?} is no UUID of a request", body.request))
+        let id = Uuid::try_parse(&body.request_id).map_err(|_| {
+            invalid_argument("request_id", format!("{:?} is no UUID of a request", body.request_id))
         })?;
-        let taken = i64::try_from(body.taken).map_err(|_| {
-            invalid_argument("taken", "nobody has as many parts; it is what the answer before said")
+        let taken = i64::try_from(body.parts_read).map_err(|_| {
+            invalid_argument(
+                "parts_read",
+                "no log has so many parts; give `parts_read` of the previous answer",
+            )
         })?;
         let name = self.context.find_machine(&caller, &body.machine).await?;
         let who = caller.actor().name;
@@ -89,21 +95,21 @@ impl Logs for LogsService {
 fn encode_log_read(read: LogReadResult) -> v1::ReadLogResponse {
     let (state, text) = match read.state {
         LogRequestState::Waiting(text) => ("waiting", text),
-        LogRequestState::Receiving => ("coming", String::new()),
+        LogRequestState::Receiving => ("receiving", String::new()),
         LogRequestState::Ended(text) => ("ended", text.unwrap_or_default()),
     };
     v1::ReadLogResponse {
         state: state.to_owned(),
-        said: text,
+        message: text,
         lines: read.lines.lines().map(str::to_owned).collect(),
-        taken: u64::try_from(read.parts_read).unwrap_or_default(),
-        logs: read
+        parts_read: u64::try_from(read.parts_read).unwrap_or_default(),
+        available_logs: read
             .available_logs
             .into_iter()
-            .map(|there| v1::MachineLog { log: there.log, bytes: there.bytes })
+            .map(|there| v1::AvailableLog { log: there.log, bytes: there.bytes })
             .collect(),
         note: read.note.unwrap_or_default(),
-        at: Some(encode_timestamp(read.at)),
+        read_at: Some(encode_timestamp(read.at)),
     }
 }
 
@@ -113,12 +119,12 @@ mod tests {
 
     #[test]
     fn defaults_apply_and_invalid_fields_are_named() {
-        let whole = v1::AskLogRequest { log: "etcd".into(), since: "2h".into(), ..Default::default() };
+        let whole = v1::RequestLogRequest { log: "etcd".into(), since: "2h".into(), ..Default::default() };
         assert_eq!(parse_log_query(&whole).unwrap().lines, DEFAULT_LINES);
         for (field, odd) in [
-            ("since", v1::AskLogRequest { since: "soon".into(), ..whole.clone() }),
-            ("lines", v1::AskLogRequest { lines: 10_001, ..whole.clone() }),
-            ("log", v1::AskLogRequest { log: "../../etc/passwd\n".into(), ..whole }),
+            ("since", v1::RequestLogRequest { since: "soon".into(), ..whole.clone() }),
+            ("lines", v1::RequestLogRequest { lines: 10_001, ..whole.clone() }),
+            ("log", v1::RequestLogRequest { log: "../../etc/passwd\n".into(), ..whole }),
         ] {
             let status = parse_log_query(&odd).unwrap_err();
             let details = tonic_types::StatusExt::get_error_details(&status);

@@ -41,7 +41,10 @@ impl Loops for LoopsService {
             workers: state.workers,
             pauses: state.pauses.iter().map(encode_pause).collect(),
         });
-        Ok(Response::new(v1::ListLoopsResponse { loops: loops.collect(), at: Some(encode_timestamp(now)) }))
+        Ok(Response::new(v1::ListLoopsResponse {
+            loops: loops.collect(),
+            read_at: Some(encode_timestamp(now)),
+        }))
     }
 
     async fn pause(
@@ -51,16 +54,17 @@ impl Loops for LoopsService {
         let caller = caller_of(&request)?;
         let body = request.get_ref();
         let (of, provider) = (parse_loop(&body.name)?, parse_provider(&body.provider)?);
-        let until = match &body.until {
+        let until = match &body.expiry {
             None => None,
-            Some(v1::pause_loop_request::Until::At(time)) => Some(Expiry::At(
-                decode_timestamp(*time)
-                    .ok_or_else(|| invalid_argument("at", "the pause is to end at a moment that is none"))?,
-            )),
-            Some(v1::pause_loop_request::Until::After(text)) => {
+            Some(v1::pause_loop_request::Expiry::ExpiresAt(time)) => {
+                Some(Expiry::At(decode_timestamp(*time).ok_or_else(|| {
+                    invalid_argument("expires_at", "the pause is to end at a moment that is none")
+                })?))
+            }
+            Some(v1::pause_loop_request::Expiry::ExpiresAfter(text)) => {
                 Some(Expiry::After(text.parse().map_err(|_| {
                     invalid_argument(
-                        "after",
+                        "expires_after",
                         format!("{text:?} is no length of time; write for example 2h, 30m or 1d"),
                     )
                 })?))
@@ -110,7 +114,7 @@ pub(super) fn encode_pause(pause: &Pause) -> v1::LoopPause {
     v1::LoopPause {
         provider: pause.provider.clone(),
         reason: pause.reason.clone(),
-        by: pause.by.clone(),
+        paused_by: pause.by.clone(),
         since: Some(encode_timestamp(pause.since)),
         until: pause.until.map(encode_timestamp),
     }

@@ -35,7 +35,7 @@ use crate::bmdb::inspect;
 use crate::bmdb::listing::{self, ChangesUntil, Filter, ListedMachine, MachineCursor, PageBudget};
 use crate::model::time::{Timestamp, before};
 use crate::proto::fleet::v1;
-use crate::proto::fleet::v1::watch_machines_response::What;
+use crate::proto::fleet::v1::watch_machines_response::Event;
 use crate::server::api::api_error::{bmdb_status, error_status, invalid_argument};
 use crate::server::api::auth::Caller;
 use crate::server::api::closing_stream::{Close, ClosingStream, closing_stream};
@@ -80,7 +80,7 @@ pub fn parse_resume_token(text: &str) -> Result<Option<Timestamp>, Status> {
         DateTime::from_timestamp_micros(text.strip_prefix("watch ")?.parse().ok()?)
     };
     read().map(Some).ok_or_else(|| {
-        invalid_argument("resume", "this is no place to resume at; give what an earlier watch said")
+        invalid_argument("resume_token", "this is no resume token; give `resume_token` of an earlier watch")
     })
 }
 
@@ -189,8 +189,8 @@ pub(super) async fn send_within<T>(
         Err(SendTimeoutError::Closed(_)) => Err(StreamEnd::ClientGone),
         Err(SendTimeoutError::Timeout(_)) => {
             let text = format!(
-                "you read too slowly: there was no room for another message for {} seconds; resume at the \
-                 last place you were told, and read faster, or watch fewer machines",
+                "you read too slowly: there was no room for another message for {} seconds; resume with \
+                 the last token you received, and read faster, or watch fewer machines",
                 within.as_secs()
             );
             Err(StreamEnd::Failed(error_status(Code::ResourceExhausted, "SLOW_READER", text)))
@@ -274,7 +274,7 @@ impl MachineWatch {
         let now = self.read_with_retry(|tx| Box::pin(inspect::database_now(tx))).await?;
         if resume < before(now, MAX_RESUME_AGE) {
             let text = format!(
-                "this watch ended more than {} minutes ago; begin anew, without a place to resume at",
+                "this watch ended more than {} minutes ago; start again, without a resume token",
                 MAX_RESUME_AGE.as_secs() / 60
             );
             return Err(StreamEnd::Failed(error_status(Code::OutOfRange, "RESUME_TOKEN_EXPIRED", text)));
@@ -367,7 +367,7 @@ impl MachineWatch {
             let was_notified = self.sent.get(&machine).is_some_and(|digest| *digest != REMOVED_DIGEST);
             if was_notified || may_be_notified.contains(&machine) {
                 self.sent.insert(machine, REMOVED_DIGEST);
-                self.send(What::Gone(machine.to_string()), resume.to_owned()).await?;
+                self.send(Event::RemovedMachine(machine.to_string()), resume.to_owned()).await?;
             }
         }
         Ok(())
@@ -403,17 +403,17 @@ impl MachineWatch {
         if self.sent.insert(listed.summary.name.machine, digest) == Some(digest) {
             return Ok(());
         }
-        self.send(What::Machine(machine), resume.to_owned()).await
+        self.send(Event::Machine(machine), resume.to_owned()).await
     }
 
     async fn send_bookmark(&mut self, until: Timestamp) -> Result<(), StreamEnd> {
-        let quiet = v1::Quiet { at: Some(encode_timestamp(until)) };
-        self.send(What::Quiet(quiet), encode_resume_token(until)).await
+        let quiet = v1::Bookmark { read_at: Some(encode_timestamp(until)) };
+        self.send(Event::Bookmark(quiet), encode_resume_token(until)).await
     }
 
-    async fn send(&mut self, what: What, resume: String) -> Result<(), StreamEnd> {
+    async fn send(&mut self, what: Event, resume: String) -> Result<(), StreamEnd> {
         self.last_sent_at = Instant::now();
-        let response = v1::WatchMachinesResponse { what: Some(what), resume };
+        let response = v1::WatchMachinesResponse { event: Some(what), resume_token: resume };
         send_within(&self.sender, response, SEND_TIMEOUT).await
     }
 }

@@ -94,7 +94,7 @@ impl Machines for MachinesService {
         Ok(Response::new(v1::ListMachinesResponse {
             machines: page.machines.iter().map(convert::encode_machine).collect(),
             next_page_token: page.next.map_or_else(String::new, |next| next.encode()),
-            at: Some(encode_timestamp(now)),
+            read_at: Some(encode_timestamp(now)),
         }))
     }
 
@@ -122,7 +122,7 @@ impl Machines for MachinesService {
             name: Some(convert::encode_machine_name(&view.name())),
             phase: phase_of(facts, &view.policy, now).as_str().to_owned(),
             created_at: Some(encode_timestamp(facts.created_at)),
-            at: Some(encode_timestamp(now)),
+            read_at: Some(encode_timestamp(now)),
             version,
             facts: tags
                 .into_iter()
@@ -190,20 +190,21 @@ impl Machines for MachinesService {
         let caller = caller_of(&request)?;
         let body = request.into_inner();
         let filter = parse_filter(body.filter)?;
-        let resume = machine_watch::parse_resume_token(&body.resume)?;
+        let resume = machine_watch::parse_resume_token(&body.resume_token)?;
         Ok(Response::new(machine_watch::start_watch(self.context.clone(), caller, filter, resume)?))
     }
 
     async fn hold(&self, request: Request<v1::HoldRequest>) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
         let scope = parse_hold_scope(&body.scope)?;
-        let until = match &body.until {
+        let until = match &body.expiry {
             None => None,
-            Some(v1::hold_request::Until::At(time)) => Some(Expiry::At(
-                decode_timestamp(*time)
-                    .ok_or_else(|| invalid_argument("at", "the hold is to end at a moment that is none"))?,
-            )),
-            Some(v1::hold_request::Until::After(text)) => Some(parse_expiry_after(text)?),
+            Some(v1::hold_request::Expiry::ExpiresAt(time)) => {
+                Some(Expiry::At(decode_timestamp(*time).ok_or_else(|| {
+                    invalid_argument("expires_at", "the hold is to end at a moment that is none")
+                })?))
+            }
+            Some(v1::hold_request::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
         };
         let order = IncomingOrder { rpc: HOLD, request: body, order: body.order.as_ref() };
         let (who, reason) = actor_and_reason(&request, body.order.as_ref())?;
@@ -262,10 +263,10 @@ impl Machines for MachinesService {
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
         let level = parse_priority_level(&body.level)?;
-        let until = match &body.until {
+        let until = match &body.expiry {
             None => None,
-            Some(v1::prioritize_request::Until::At(time)) => Some(parse_priority_expiry(*time)?),
-            Some(v1::prioritize_request::Until::After(text)) => Some(parse_expiry_after(text)?),
+            Some(v1::prioritize_request::Expiry::ExpiresAt(time)) => Some(parse_priority_expiry(*time)?),
+            Some(v1::prioritize_request::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
         };
         let order = IncomingOrder { rpc: PRIORITIZE, request: body, order: body.order.as_ref() };
         self.execute_machine_order(&request, &body.machine, order, MachineOrder::Prioritize { level, until })
@@ -307,7 +308,10 @@ impl Machines for MachinesService {
         retirement_orders::cancel_retirement(&self.context, &request).await
     }
 
-    async fn waive(&self, request: Request<v1::WaiveRequest>) -> Result<Response<v1::OrderResponse>, Status> {
+    async fn waive_stage(
+        &self,
+        request: Request<v1::WaiveStageRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
         retirement_orders::waive_stage(&self.context, &request).await
     }
 

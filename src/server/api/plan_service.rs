@@ -148,16 +148,16 @@ fn plan_chunks(forecast: PlanResult, name: Option<&MachineName>, limit: usize) -
     let head = v1::PlanHead {
         at: Some(encode_timestamp(forecast.at)),
         until: Some(encode_timestamp(forecast.until)),
-        cut: forecast.truncated,
+        truncated: forecast.truncated,
         total: i64::try_from(total).unwrap_or(i64::MAX),
         name: name.map(convert::encode_machine_name),
-        waits: forecast
+        lane_waits: forecast
             .lane_waits
             .into_iter()
             .map(|wait| v1::LaneWait { lane: wait.lane, reason: wait.reason })
             .collect(),
         assumptions: ASSUMPTIONS.map(str::to_owned).to_vec(),
-        paused: forecast
+        pauses: forecast
             .pauses
             .iter()
             .map(|pause| v1::PausedLoop {
@@ -188,11 +188,11 @@ fn plan_chunks(forecast: PlanResult, name: Option<&MachineName>, limit: usize) -
 
 fn encode_plan_row(row: &PlanRow) -> v1::PlanRow {
     v1::PlanRow {
-        at: Some(encode_timestamp(row.at)),
+        starts_at: Some(encode_timestamp(row.at)),
         name: Some(convert::encode_machine_name(&row.name)),
         process: row.process.to_owned(),
-        what: row.action.clone(),
-        under_way: row.in_progress,
+        action: row.action.clone(),
+        in_progress: row.in_progress,
     }
 }
 
@@ -200,7 +200,7 @@ fn encode_difference(one: &PlanDifference) -> v1::PlanDifference {
     v1::PlanDifference {
         name: Some(convert::encode_machine_name(&one.name)),
         process: one.process.to_owned(),
-        what: one.action.clone(),
+        action: one.action.clone(),
         before: one.before.map(encode_timestamp),
         after: one.after.map(encode_timestamp),
     }
@@ -212,7 +212,7 @@ fn issue_chunks(now: Timestamp, found: Vec<Issue>) -> Vec<v1::ListIssuesResponse
     // At least one chunk: it contains the time of the read even if there are no issues.
     while !issues.is_empty() || pieces.is_empty() {
         let rest = issues.split_off(issues.len().min(CHUNK_SIZE));
-        pieces.push(v1::ListIssuesResponse { at: Some(encode_timestamp(now)), issues });
+        pieces.push(v1::ListIssuesResponse { read_at: Some(encode_timestamp(now)), issues });
         issues = rest;
     }
     pieces
@@ -222,9 +222,9 @@ fn encode_issue(found: Issue) -> v1::Issue {
     v1::Issue {
         id: found.id.to_owned(),
         severity: found.severity.as_str().to_owned(),
-        about: found.subject,
+        subject: found.subject,
         machines: found.machines.iter().map(convert::encode_machine_name).collect(),
-        evidence: found.message,
+        message: found.message,
         since: found.since.map(encode_timestamp),
         remedy: found.remedy,
         page: found.page,
@@ -301,7 +301,7 @@ mod tests {
             crate::proto::codec::decode::<v1::ListIssuesResponse>(bytes).unwrap();
         }
         let nothing = issue_chunks(Timestamp::UNIX_EPOCH, Vec::new());
-        assert!(nothing.len() == 1 && nothing[0].at.is_some(), "nothing was wrong at a moment");
+        assert!(nothing.len() == 1 && nothing[0].read_at.is_some(), "nothing was wrong at a moment");
     }
 
     #[test]

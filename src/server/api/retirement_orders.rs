@@ -48,19 +48,22 @@ pub async fn cancel_retirement(site: &ApiContext, request: &Request<v1::CancelRe
     .await
 }
 
-/// Handles `Machines.Waive`: skips a stage of the retirement.
-pub async fn waive_stage(site: &ApiContext, request: &Request<v1::WaiveRequest>) -> OrderReply {
+/// Handles `Machines.WaiveStage`: skips a stage of the retirement.
+pub async fn waive_stage(site: &ApiContext, request: &Request<v1::WaiveStageRequest>) -> OrderReply {
     let body = request.get_ref();
-    let order =
-        IncomingOrder { rpc: "shepherd.fleet.v1.Machines/Waive", request: body, order: body.order.as_ref() };
+    let order = IncomingOrder {
+        rpc: "shepherd.fleet.v1.Machines/WaiveStage",
+        request: body,
+        order: body.order.as_ref(),
+    };
     let (who, reason) = actor_and_reason(request, body.order.as_ref())?;
     let stage: RetirementStage = body
         .stage
         .parse()
         .map_err(|error: crate::model::process::UnknownName| invalid_argument("stage", error.to_string()))?;
     let name = site.find_machine(&caller_of(request)?, &body.machine).await?;
-    check_confirmation(stage, &name.short_name(), &body.i_know)
-        .map_err(|problem| invalid_argument("i_know", problem))?;
+    check_confirmation(stage, &name.short_name(), &body.confirmation)
+        .map_err(|problem| invalid_argument("confirmation", problem))?;
     let bmdb = site.bmdb.clone();
     let decide = move |snapshot: &MachineSnapshot| {
         retirement::waive_stage(snapshot, &bmdb.policy().1, stage, &reason, &who)

@@ -59,7 +59,7 @@ impl Updates for UpdatesService {
         });
         let (found, now) = look.await.map_err(bmdb_status)?;
         let updates = found.into_iter().map(encode_update).collect();
-        Ok(Response::new(v1::ListUpdatesResponse { updates, at: Some(encode_timestamp(now)) }))
+        Ok(Response::new(v1::ListUpdatesResponse { updates, read_at: Some(encode_timestamp(now)) }))
     }
 
     async fn create(
@@ -70,7 +70,7 @@ impl Updates for UpdatesService {
         let body = request.get_ref();
         let new = NewRollOut {
             release: single_line("release", &body.release, MAX_NAME_CHARS)?.to_owned(),
-            selector: body.select.parse().map_err(|reason: String| invalid_argument("select", reason))?,
+            selector: body.selector.parse().map_err(|reason: String| invalid_argument("selector", reason))?,
             parallelism: body.parallelism.max(1),
             deadline_seconds: if body.deadline_seconds == 0 {
                 DEFAULT_DEADLINE_SECONDS
@@ -113,15 +113,15 @@ fn encode_update(view: RollOutView) -> v1::Update {
         id: view.id,
         release: view.release,
         sha256: view.sha256,
-        select: view.selector,
+        selector: view.selector,
         parallelism: view.parallelism,
         deadline_seconds: view.deadline_seconds,
         created_at: Some(encode_timestamp(view.created_at)),
         created_by: view.created_by,
         reason: view.reason,
-        paused: view.pause_reason,
+        pause_reason: view.pause_reason,
         ended_at: view.ended_at.map(encode_timestamp),
-        ended: view.outcome,
+        outcome: view.outcome,
         counts: view.counts,
         machines: view.machines.into_iter().map(encode_machine).collect(),
     }
@@ -132,7 +132,7 @@ fn encode_machine(view: RollOutMachineView) -> v1::UpdateMachine {
         machine: view.machine,
         name: view.name,
         state: view.state,
-        said: view.message,
-        changed_at: Some(encode_timestamp(view.state_since)),
+        message: view.message,
+        state_since: Some(encode_timestamp(view.state_since)),
     }
 }

@@ -1,8 +1,8 @@
 //! Directory of a demo: temporary, or persistent and locked.
 //!
 //! A persistent directory has a marker file, which one demo at a time has locked. A directory without it does not
-//! belong to a demo: `--dir /var/lib/shepherd` must neither run the machines of a demo on a production database nor,
-//! with `--fresh`, remove its keys.
+//! belong to a demo: `--state_dir /var/lib/shepherd` must neither run the machines of a demo on a production database
+//! nor, with `--fresh`, remove its keys.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
@@ -38,11 +38,11 @@ pub(super) enum FleetDirectory {
 impl FleetDirectory {
     /// Opens the directory of a demo, and removes an earlier fleet if `--fresh` is set.
     pub(super) fn open(demo: &DemoFlags) -> Result<Self, ExitFailure> {
-        let Some(path) = &demo.dir else {
+        let Some(path) = &demo.state_dir else {
             return ScratchDirectory::create("shepherd-demo").map(Self::Scratch);
         };
         let failed = |what: &str, error: io::Error| {
-            ExitFailure::failed(format!("cannot use --dir {}: {what}: {error}", path.display()))
+            ExitFailure::failed(format!("cannot use --state_dir {}: {what}: {error}", path.display()))
         };
         // PostgreSQL runs in another working directory than this process.
         let path = &std::path::absolute(path).map_err(|error| failed("its path", error))?;
@@ -56,7 +56,7 @@ impl FleetDirectory {
             && let Some(foreign) = FLEET_FILES.iter().find(|name| path.join(name).exists())
         {
             return Err(ExitFailure::usage(format!(
-                "--dir {} is no directory of a demo, and holds {foreign}, which a demo would use or remove; give \
+                "--state_dir {} is no directory of a demo, and holds {foreign}, which a demo would use or remove; give \
                  another directory",
                 path.display()
             )));
@@ -71,7 +71,7 @@ impl FleetDirectory {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 return Err(ExitFailure::usage(format!(
-                    "another demo runs in --dir {}; end it with Ctrl-C, or give another directory",
+                    "another demo runs in --state_dir {}; end it with Ctrl-C, or give another directory",
                     path.display()
                 )));
             }

@@ -53,7 +53,7 @@ pub(super) async fn start_service(
         "--retirer_db_query_rate=20ms,20",
         "--switcher_loop_parallelism=4",
         "--switcher_db_query_rate=20ms,20",
-        "--outward_limit=10s",
+        "--outward_call_timeout=10s",
         "--shutdown_grace=5s",
         "--metrics_listen_address=127.0.0.1:0",
         "--api_listen_address=127.0.0.1:0",

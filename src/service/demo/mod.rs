@@ -57,11 +57,11 @@ pub struct DemoFlags {
     pub until_ready: bool,
     /// When every machine must be Ready, with --until_ready. It counts from when the fleet has started.
     #[arg(long, value_name = "SPAN", default_value = "15m")]
-    pub deadline: Span,
+    pub ready_timeout: Span,
     /// Keep machines and database in DIR and go on with them next time. [default: new ones each time]
     #[arg(long, value_name = "DIR")]
-    pub dir: Option<PathBuf>,
-    /// Begin with new machines, whatever --dir holds.
+    pub state_dir: Option<PathBuf>,
+    /// Begin with new machines, whatever --state_dir holds.
     #[arg(long)]
     pub fresh: bool,
     /// Program that puts shepherdctl beside this one. It is run when the fleet has started, and awaited before the

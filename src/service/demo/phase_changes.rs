@@ -128,7 +128,7 @@ mod tests {
             healing.observe(observation(&silent), start),
             ["  sim-0002  Ready → Silent: its agent is silent"]
         );
-        assert!(healing.observe(observation(&silent), start).is_empty(), "told once");
+        assert!(healing.observe(observation(&silent), start).is_empty(), "reported once");
         assert_eq!(
             healing.summary().unwrap(),
             "machines left Ready once, and came back 0 times; still away: 1"
@@ -160,7 +160,7 @@ mod tests {
                 "  sim-0001  … → Ready, back after less than 0.2 s"
             ]
         );
-        assert!(healing.observe(machines, start).is_empty(), "told once");
+        assert!(healing.observe(machines, start).is_empty(), "reported once");
         assert_eq!(
             healing.summary().unwrap(),
             "machines left Ready once, and came back once; every machine is Ready"

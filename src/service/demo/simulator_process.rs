@@ -40,15 +40,15 @@ impl SimulatorProcess {
         let faults = demo.faults.to_possible_value();
         let faults = faults.map(|value| value.get_name().to_owned()).unwrap_or_default();
         let mut child = Command::new(me)
-            .args(["simulator", "--listen", "127.0.0.1:0", "--state"])
+            .args(["simulator", "--listen_address", "127.0.0.1:0", "--state_path"])
             .arg(directory.join("simulator.json"))
-            .args(["--machines", &demo.machines.to_string(), "--seed", &demo.seed.to_string()])
-            .args(["--faults", &faults, "--exit_with_parent"])
+            .args(["--machine_count", &demo.machines.to_string(), "--seed", &demo.seed.to_string()])
+            .args(["--fault_profile", &faults, "--exit_with_parent"])
             // With this program the machines can be nodes of clusters.
             .args(
                 find_roleserver(me)
                     .into_iter()
-                    .flat_map(|program| ["--roleserver".into(), program.into_os_string()]),
+                    .flat_map(|program| ["--roleserver_path".into(), program.into_os_string()]),
             )
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -71,7 +71,8 @@ impl SimulatorProcess {
                 ));
             }
         };
-        let url = line.strip_prefix("listening on ").ok_or_else(|| wrong("it said", &line))?.to_owned();
+        let url =
+            line.strip_prefix("listening on ").ok_or_else(|| wrong("it announced no URL", &line))?.to_owned();
         // `wait` closes the child's stdin if the child still owns it, so it is taken out first.
         let hold = child.stdin.take().ok_or_else(|| wrong("its input", &"is not to be had"))?;
         Ok(Self { child, url, log, _stdin: hold })
@@ -86,7 +87,10 @@ impl SimulatorProcess {
     pub(super) async fn wait_for_exit(&mut self) -> ExitFailure {
         // An error of `wait` does not matter: there is nothing left to wait for.
         let _ = self.child.wait().await;
-        ExitFailure::failed(format!("the simulator ended by itself; it said:\n{}", last_lines(&self.log)))
+        ExitFailure::failed(format!(
+            "the simulator ended by itself; its log ends:\n{}",
+            last_lines(&self.log)
+        ))
     }
 
     /// Stops the simulator, and kills it after `STOP_TIMEOUT`.

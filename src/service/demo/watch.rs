@@ -59,9 +59,9 @@ pub(super) async fn watch_fleet(
             print_line(&format!("{ready} machines are Ready after {:.1} s", began.elapsed().as_secs_f64()))?;
             break;
         }
-        if demo.until_ready && began.elapsed() > demo.deadline.0 {
+        if demo.until_ready && began.elapsed() > demo.ready_timeout.0 {
             progress.finish();
-            return Err(not_ready::not_ready_failure(&database.bmdb, demo.deadline, fleet, ready).await);
+            return Err(not_ready::not_ready_failure(&database.bmdb, demo.ready_timeout, fleet, ready).await);
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }

@@ -21,7 +21,7 @@ use crate::service::traces::SpanCounts;
 /// The name of spans that start a trace.
 const ROOT_SPAN: &str = "work";
 /// A field with the age of the work when its span was created, in nanoseconds: the OTLP span starts that much earlier.
-const BEGUN_BEFORE_FIELD: &str = "begun_before_ns";
+const ELAPSED_FIELD: &str = "elapsed_ns";
 /// A field that is set on spans that failed.
 const ERROR_FIELD: &str = "error";
 
@@ -115,7 +115,7 @@ impl Visit for OpenSpan {
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        if field.name() == BEGUN_BEFORE_FIELD {
+        if field.name() == ELAPSED_FIELD {
             let began = &mut self.span.start_time_unix_nano;
             *began = began.saturating_sub(value);
             return;
@@ -175,18 +175,19 @@ mod tests {
     fn work_begins_a_trace_and_what_is_in_it_belongs_to_it() {
         let spans = recorded_spans(|| {
             let call = || tracing::debug_span!(target: TRACE_TARGET, "provider call").in_scope(|| ());
-            tracing::info_span!("work", of = "the log").in_scope(call);
+            tracing::info_span!("work", source = "the log").in_scope(call);
             let work = tracing::debug_span!(
                 target: TRACE_TARGET,
                 "work",
                 fence = 7_i64,
-                begun_before_ns = 5_000_000_000_u64,
+                elapsed_ns = 5_000_000_000_u64,
                 error = Empty,
             );
             let exec = || {
-                tracing::debug_span!(target: TRACE_TARGET, "ssh exec", doing = "enrolling").in_scope(|| ());
+                tracing::debug_span!(target: TRACE_TARGET, "ssh exec", operation = "enrolling")
+                    .in_scope(|| ());
             };
-            work.in_scope(|| tracing::info_span!("work", of = "the log").in_scope(exec));
+            work.in_scope(|| tracing::info_span!("work", source = "the log").in_scope(exec));
             work.record("error", "no route to host");
         });
         let [exec, work] = spans.as_slice() else { panic!("{spans:?}") };
@@ -197,7 +198,7 @@ mod tests {
         let status = work.status.as_ref().unwrap();
         assert_eq!((status.code(), status.message.as_str()), (StatusCode::Error, "no route to host"));
         assert_eq!(work.attributes, [attribute("fence", Value::IntValue(7))]);
-        assert_eq!(exec.attributes, [attribute("doing", Value::StringValue("enrolling".to_owned()))]);
+        assert_eq!(exec.attributes, [attribute("operation", Value::StringValue("enrolling".to_owned()))]);
     }
 
     #[test]

@@ -154,10 +154,10 @@ impl SpanSender {
                 return;
             };
             if !std::mem::replace(&mut self.failing, true) {
-                let because = describe_status(&status);
+                let error = describe_status(&status);
                 tracing::warn!(
                     receiver = self.receiver.url,
-                    because,
+                    error,
                     "traces cannot be handed over; it is tried on, and what does not fit into the queue is dropped"
                 );
             }

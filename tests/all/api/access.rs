@@ -106,10 +106,10 @@ async fn expired_revoked_foreign_and_odd_credentials_are_refused() -> TestResult
         assert!(!refused.json.to_string().contains("expired"), "{what}: {refused:?}");
     }
 
-    let body = json!({ "credential": short.id, "order": order("left", "1") });
+    let body = json!({ "credentialId": short.id, "order": order("left", "1") });
     assert_eq!(api.call(Some(&admin.token), "Credentials/Revoke", body).await?.ok()?["changed"], true);
     assert!(who(&short.token).await?.message().contains("revoked"));
-    let body = json!({ "credential": admin.id, "order": order("left, too", "2") });
+    let body = json!({ "credentialId": admin.id, "order": order("left, too", "2") });
     api.call(Some(&admin.token), "Credentials/Revoke", body).await?.ok()?;
     assert_eq!(who(&admin.token).await?.code, 401, "a revoked credential is good for no next call");
     Ok(api.stop().await?)
@@ -128,7 +128,7 @@ async fn token_is_returned_once_and_stored_nowhere() -> TestResult {
     );
 
     let again = api.call(Some(&admin.token), "Credentials/Create", body).await?.ok()?;
-    assert_eq!((again["token"].as_str(), &again["order"]["repeated"]), (Some(""), &json!(true)));
+    assert_eq!((again["token"].as_str(), &again["order"]["replayed"]), (Some(""), &json!(true)));
     assert_eq!(api.count("SELECT count(*) FROM access_credential WHERE name = 'kim'").await?, 1);
 
     let body = json!({ "name": "lee", "role": "admin", "order": { "reason": "what if", "dryRun": true } });
@@ -253,7 +253,7 @@ async fn machines_of_other_providers_change_no_answer() -> TestResult {
         ] {
             let refused = async |text: &str| {
                 let refused = ask(text).await?;
-                anyhow::Ok((refused.code, refused.json.to_string().replace(text, "ASKED")))
+                anyhow::Ok((refused.code, refused.json.to_string().replace(text, "NAME")))
             };
             let (refused, unknown) = (refused(theirs).await?, refused(nobodys).await?);
             assert_eq!(refused.0, 404, "{rpc} {theirs}: {refused:?}");
@@ -262,7 +262,7 @@ async fn machines_of_other_providers_change_no_answer() -> TestResult {
     }
     let everybodys = api.key(AccessRole::Viewer, &[], None).await?;
     let ambiguous = api.call(Some(&everybodys.token), "Machines/Get", json!({ "machine": "one" })).await?;
-    assert_eq!(ambiguous.code, 404, "whoever reaches both must say which: {ambiguous:?}");
+    assert_eq!(ambiguous.code, 404, "a client with access to both must name one: {ambiguous:?}");
     Ok(api.stop().await?)
 }
 
@@ -316,7 +316,7 @@ async fn pinned_client_certificate_is_a_credential() -> TestResult {
     let who = client.who_am_i(WhoAmIRequest {}).await?.into_inner().credential.context("a credential")?;
     assert_eq!((who.name.as_str(), who.kind.as_str(), who.role.as_str()), ("ci", "certificate", "viewer"));
 
-    let body = json!({ "credential": made["credential"]["credential"], "order": order("over", "2") });
+    let body = json!({ "credentialId": made["credential"]["credentialId"], "order": order("over", "2") });
     api.call(Some(&admin.token), "Credentials/Revoke", body).await?.ok()?;
     assert!(client.who_am_i(WhoAmIRequest {}).await.is_err(), "on the connection it was good on");
     Ok(api.stop().await?)
@@ -337,20 +337,20 @@ async fn certificate_is_pinned_once_and_a_dry_run_knows_it() -> TestResult {
     assert_eq!(would["order"]["after"]["name"], "ci");
     assert_eq!(api.count("SELECT count(*) FROM access_credential WHERE kind = 'certificate'").await?, 0);
     let made = create(order("ci", "1")).await?;
-    let id = made["credential"]["credential"].as_str().context("an id")?;
+    let id = made["credential"]["credentialId"].as_str().context("an id")?;
     for again in [create(dry()).await?, create(order("ci", "2")).await?] {
         assert_eq!((&again["order"]["changed"], &again["credential"]), (&json!(false), &json!(null)));
-        let output = again["order"]["said"].as_str().context("a sentence")?;
+        let output = again["order"]["message"].as_str().context("a sentence")?;
         assert!(output.contains("pinned already") && output.contains(id), "{output}");
     }
-    let revoke = |order: serde_json::Value| json!({ "credential": id, "order": order });
+    let revoke = |order: serde_json::Value| json!({ "credentialId": id, "order": order });
     let would = api.call(Some(&admin.token), "Credentials/Revoke", revoke(dry())).await?.ok()?;
     assert_eq!(would["changed"], true);
     assert_eq!(api.count("SELECT count(*) FROM access_credential WHERE revoked_at IS NOT NULL").await?, 0);
     api.call(Some(&admin.token), "Credentials/Revoke", revoke(order("over", "3"))).await?.ok()?;
     let would = api.call(Some(&admin.token), "Credentials/Revoke", revoke(dry())).await?.ok()?;
     assert_eq!(would["changed"], false);
-    let output = create(dry()).await?["order"]["said"].as_str().context("a sentence")?.to_owned();
+    let output = create(dry()).await?["order"]["message"].as_str().context("a sentence")?.to_owned();
     assert!(output.contains("that is over"), "{output}");
     Ok(api.stop().await?)
 }

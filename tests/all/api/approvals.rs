@@ -26,8 +26,7 @@ async fn order_is_refused_with_its_reason_until_an_admin_of_another_name_approve
         anyhow::Ok(made["token"].as_str().context("a token")?.to_owned())
     };
     let (kim, lee, kim_too) = (made("kim", "1").await?, made("lee", "2").await?, made("Kim", "3").await?);
-    let set =
-        |most: u32| json!({ "kind": "reboot", "most": most, "order": order("the feed is repaired", "k") });
+    let set = |most: u32| json!({ "kind": "reboot", "maxCount": most, "order": order("the feed is repaired", "k") });
     let refused = api.call(Some(&kim), "Budgets/Set", set(3)).await?;
     assert_eq!((refused.code, &refused.json["error"]["status"]), (400, &json!("FAILED_PRECONDITION")));
     let info = why(&refused);
@@ -42,7 +41,7 @@ async fn order_is_refused_with_its_reason_until_an_admin_of_another_name_approve
     let listed = api.call(Some(&viewer.token), "Approvals/List", json!({})).await?.ok()?;
     let line = &listed["approvals"][0];
     assert_eq!((&line["state"], &line["target"]), (&json!("waiting"), &json!("the budget reboot")));
-    let approve = |key: &str| json!({ "approval": approval, "order": order("I looked at it", key) });
+    let approve = |key: &str| json!({ "approvalId": approval, "order": order("I looked at it", key) });
     for (token, key) in [(&kim, "a"), (&kim_too, "b")] {
         let refused = api.call(Some(token), "Approvals/Approve", approve(key)).await?;
         assert_eq!(why(&refused)["reason"], "SAME_PERSON", "{refused:?}");
@@ -52,7 +51,7 @@ async fn order_is_refused_with_its_reason_until_an_admin_of_another_name_approve
     assert_eq!(why(&other)["reason"], "NOT_AS_ASKED", "{other:?}");
     let done = api.call(Some(&kim), "Budgets/Set", set(3)).await?.ok()?;
     assert_eq!((&done["changed"], &done["after"]["most"]), (&json!(true), &json!(3.0)));
-    assert!(done["said"].as_str().is_some_and(|text| text.ends_with("; approved by lee")), "{done}");
+    assert!(done["message"].as_str().is_some_and(|text| text.ends_with("; approved by lee")), "{done}");
     assert_eq!(api.count("SELECT count(*) FROM audit WHERE rpc LIKE '%Approvals/Approve'").await?, 3);
     Ok(api.stop().await?)
 }

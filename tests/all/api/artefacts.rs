@@ -34,14 +34,14 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
     // Somebody has begun and was cut off.
     let operator = api.key(AccessRole::Operator, &[], None).await?;
     let begin = json!({ "sha256": sha256, "size": bytes.len() });
-    let begun = api.call(Some(&operator.token), "Artefacts/Begin", begin.clone()).await?.ok()?;
-    assert_eq!(begun["missing"].as_array().map(Vec::len), Some(4), "{begun}");
+    let begun = api.call(Some(&operator.token), "Artefacts/BeginUpload", begin.clone()).await?.ok()?;
+    assert_eq!(begun["missingPieces"].as_array().map(Vec::len), Some(4), "{begun}");
     let encoded =
         base64::Engine::encode(&base64::engine::general_purpose::STANDARD, &bytes[piece..2 * piece]);
     let put = json!({ "sha256": sha256, "number": 1, "piece": { "bytes": encoded } });
-    api.call(Some(&operator.token), "Artefacts/Put", put).await?.ok()?;
-    let begun = api.call(Some(&operator.token), "Artefacts/Begin", begin).await?.ok()?;
-    assert_eq!(begun["missing"], json!(["0", "2", "3"]));
+    api.call(Some(&operator.token), "Artefacts/PutPiece", put).await?.ok()?;
+    let begun = api.call(Some(&operator.token), "Artefacts/BeginUpload", begin).await?.ok()?;
+    assert_eq!(begun["missingPieces"], json!(["0", "2", "3"]));
     let listed = kim.ask(&["artefacts", "get"])?;
     assert!(listed.contains("1 of 4 pieces"), "{listed}");
 
@@ -88,7 +88,7 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
     }
     let viewer = api.key(AccessRole::Viewer, &[], None).await?;
     let begin = json!({ "sha256": sha256, "size": 1 });
-    let refused = api.call(Some(&viewer.token), "Artefacts/Begin", begin).await?;
+    let refused = api.call(Some(&viewer.token), "Artefacts/BeginUpload", begin).await?;
     assert_eq!(refused.code, 403, "{refused:?}");
     Ok(api.stop().await?)
 }

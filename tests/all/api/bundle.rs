@@ -75,11 +75,17 @@ async fn bundle_has_everything_but_secrets_whichever_source_builds_it() -> TestR
     kim.ask(&["hold", &id, "--reason", reason])?;
     kim.ask(&["label", &id, "--set", "bmc_password=hunter2", "--set", "row=7"])?;
 
-    let (reported, direct) = (kim.home.path().join("told.tar.gz"), kim.home.path().join("direct.tar.gz"));
-    let output =
-        kim.ask(&["debug", "bundle", "--machine", &id, "--file", reported.to_str().context("a path")?])?;
+    let (reported, direct) = (kim.home.path().join("reported.tar.gz"), kim.home.path().join("direct.tar.gz"));
+    let output = kim.ask(&[
+        "debug",
+        "bundle",
+        "--machine",
+        &id,
+        "--output_file",
+        reported.to_str().context("a path")?,
+    ])?;
     assert!(output.contains("holds 19 files"), "{output}");
-    kim.direct(&["debug", "bundle", "--machine", &id, "--file", direct.to_str().context("a path")?])?;
+    kim.direct(&["debug", "bundle", "--machine", &id, "--output_file", direct.to_str().context("a path")?])?;
     assert_eq!(metadata(&reported)?.permissions().mode() & 0o777, 0o600);
     let (reports, direct) = (unpacked(&reported)?, unpacked(&direct)?);
     assert_eq!(reports.keys().collect::<Vec<_>>(), direct.keys().collect::<Vec<_>>());
@@ -108,7 +114,7 @@ async fn bundle_overwrites_nothing_and_names_what_it_could_not_have() -> TestRes
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     let path = kim.home.path().join("bundle.tar.gz");
     let file = path.to_str().context("a path")?;
-    let output = kim.direct(&["debug", "bundle", "--machine", "nobody", "--file", file])?;
+    let output = kim.direct(&["debug", "bundle", "--machine", "nobody", "--output_file", file])?;
     assert!(output.contains("without `why nobody`: "), "{output}");
     let about = parsed(&unpacked(&path)?, "about.json")?;
     let failed = about["failed"].as_object().context("an object")?;
@@ -116,8 +122,8 @@ async fn bundle_overwrites_nothing_and_names_what_it_could_not_have() -> TestRes
 
     let before = std::fs::read(&path)?;
     let refused =
-        kim.direct(&["debug", "bundle", "--file", file]).expect_err("it is there already").to_string();
-    assert!(refused.contains("name another file with --file"), "{refused}");
+        kim.direct(&["debug", "bundle", "--output_file", file]).expect_err("it is there already").to_string();
+    assert!(refused.contains("name another file with --output_file"), "{refused}");
     assert_eq!(std::fs::read(&path)?, before);
     Ok(())
 }

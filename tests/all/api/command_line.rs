@@ -204,7 +204,7 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     assert!(String::from_utf8(wrong.stderr)?.contains("the filter means 1 machine, and 2 were expected"));
     let done = kim.ask(&["quarantine", "--label", "row", "--reason", "a fan", "--confirm_count", "1"])?;
     assert!(done.contains("is quarantined until") && done.contains("1 machine: 1 changed"), "{done}");
-    let done = kim.direct(&["release", "--tag", "quarantine", "--quarantine", "--confirm_count", "1"])?;
+    let done = kim.direct(&["release", "--fact", "quarantine", "--quarantine", "--confirm_count", "1"])?;
     assert!(done.contains("is not quarantined any more"), "{done}");
     assert!(kim.ask(&["unlabel", &machine, "--key", "row"])?.contains("has no label any more"));
     let held = kim.json(&["hold", &machine, "--reason", "a new disk", "--until", "2h"])?;

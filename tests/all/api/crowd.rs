@@ -121,7 +121,7 @@ impl Crowd {
         for (_, key) in (0..WATCHERS).zip(keys.iter().cycle()) {
             let filter = MachineFilter { phases: vec!["Provided".to_owned()], ..Default::default() };
             let mut request =
-                Request::new(WatchMachinesRequest { filter: Some(filter), resume: String::new() });
+                Request::new(WatchMachinesRequest { filter: Some(filter), resume_token: String::new() });
             request.metadata_mut().insert("authorization", format!("Bearer {}", key.token).parse()?);
             let mut stream = MachinesClient::new(api.channel(None).await?).watch(request).await?.into_inner();
             let (stop, count) = (crowd.stop.clone(), crowd.watch_lines.clone());

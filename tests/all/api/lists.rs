@@ -109,7 +109,7 @@ async fn every_request_gets_a_response() -> TestResult {
     let timeline = ask("Machines/Timeline", json!({ "machine": machine })).await?;
     assert_eq!(timeline["more"], false);
     // A hold for longer than JSON can say moments leaves lists readable.
-    let hold = json!({ "machine": machine, "after": "90000000d", "order": order("for ever", "k") });
+    let hold = json!({ "machine": machine, "expiresAfter": "90000000d", "order": order("for ever", "k") });
     api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
     ask("Machines/List", json!({})).await?;
     ask("Machines/Get", json!({ "machine": machine })).await?;
@@ -126,8 +126,8 @@ async fn every_shepherd_gives_the_same_answer() -> TestResult {
         api.call_at(other.local_addr, Some(&admin.token), "Machines/Hold", hold.clone()).await?.ok()?;
     let again = api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
     assert_eq!(
-        (&again["repeated"], &again["audit"]),
-        (&json!(true), &held["audit"]),
+        (&again["replayed"], &again["auditId"]),
+        (&json!(true), &held["auditId"]),
         "it was given to the other"
     );
     for (rpc, body) in [
@@ -215,7 +215,7 @@ async fn contracts_and_health_are_served_to_anybody() -> TestResult {
     let plain =
         api.http.post(api.url("/api/shepherd.fleet.v1.Credentials/WhoAmI")).bearer_auth(&viewer.token);
     let plain = plain.body("{}").send().await?;
-    assert_eq!(plain.status(), 400, "what is not said to be JSON is not taken for it");
+    assert_eq!(plain.status(), 400, "a body without the content type of JSON is rejected");
     let unknown = api.call(None, "Machines/Explode", json!({})).await?;
     assert_eq!(unknown.code, 404);
     Ok(api.stop().await?)

@@ -56,7 +56,7 @@ async fn enrolled(api: &Api, listener: &Listener) -> Result<(MachineId, Arc<Mach
         })
         .await?;
     let message = "SELECT count(*) FROM machine_agent_heartbeat";
-    until("it is heard", || async { Ok(api.count(message).await? == 1) }).await?;
+    until("its first heartbeat arrives", || async { Ok(api.count(message).await? == 1) }).await?;
     Ok((machine, Arc::new(host)))
 }
 
@@ -72,7 +72,7 @@ fn json_of(output: &Output) -> Result<Value> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(
     clippy::too_many_lines,
-    reason = "one machine and two shepherds, who are asked one thing after the other"
+    reason = "one machine and two shepherds, which get one request after the other"
 )]
 async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_calls() -> TestResult {
     let api = Api::start("api_logs").await?;
@@ -110,7 +110,7 @@ async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_ca
         assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{}", format_output(&output));
     }
     let direct = kim.direct(&["logs", &name, "web/server", "--lines", "1"])?;
-    assert_eq!(direct, "last\n", "the database is asked in the same way");
+    assert_eq!(direct, "last\n", "a request through the database reads the same log");
 
     // The error for an unknown log lists the known ones.
     for odd in ["web/other", "../../identity.pk8"] {
@@ -125,12 +125,12 @@ async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_ca
         (api.key(AccessRole::Viewer, &[], None).await?, api.key(AccessRole::Operator, &[], None).await?);
     let elsewhere = api.key(AccessRole::Operator, &["another"], None).await?;
     let asking = |key: &str| json!({ "machine": name, "log": "web/server", "order": order("a look", key) });
-    assert_eq!(api.call(Some(&viewer.token), "Logs/Ask", asking("1")).await?.code, 403);
-    assert_eq!(api.call(Some(&elsewhere.token), "Logs/Ask", asking("1")).await?.code, 404);
-    let value = api.call(Some(&operator.token), "Logs/Ask", asking("1")).await?.ok()?;
-    let again = api.call(Some(&operator.token), "Logs/Ask", asking("1")).await?.ok()?;
-    assert_eq!((&again["request"], &again["order"]["repeated"]), (&value["request"], &json!(true)));
-    let reading = json!({ "machine": name, "request": value["request"] });
+    assert_eq!(api.call(Some(&viewer.token), "Logs/Request", asking("1")).await?.code, 403);
+    assert_eq!(api.call(Some(&elsewhere.token), "Logs/Request", asking("1")).await?.code, 404);
+    let value = api.call(Some(&operator.token), "Logs/Request", asking("1")).await?.ok()?;
+    let again = api.call(Some(&operator.token), "Logs/Request", asking("1")).await?.ok()?;
+    assert_eq!((&again["requestId"], &again["order"]["replayed"]), (&value["requestId"], &json!(true)));
+    let reading = json!({ "machine": name, "requestId": value["requestId"] });
     for (key, code) in [(&viewer, 403), (&elsewhere, 404)] {
         assert_eq!(api.call(Some(&key.token), "Logs/Read", reading.clone()).await?.code, code);
     }
@@ -146,7 +146,7 @@ async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_ca
     let read = api.call(Some(&operator.token), "Logs/Read", reading.clone()).await?.ok()?;
     assert_eq!(read["lines"][3], "last", "{read}");
     let audited: (String, String) = sqlx::query_as(
-        "SELECT reason, after->>'log' FROM audit WHERE credential_id = $1 AND rpc = 'shepherd.fleet.v1.Logs/Ask'",
+        "SELECT reason, after->>'log' FROM audit WHERE credential_id = $1 AND rpc = 'shepherd.fleet.v1.Logs/Request'",
     )
     .bind(operator.id)
     .fetch_one(&api.pool)
@@ -155,7 +155,7 @@ async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_ca
     let dry = kim.run_command(&["logs", &name, "etcd", "--dry_run"]).await?;
     assert!(
         format_output(&dry).contains("without --dry_run:")
-            && format_output(&dry).contains("is asked for the log etcd"),
+            && format_output(&dry).contains("gets the request for the log etcd"),
         "{}",
         format_output(&dry)
     );
@@ -188,7 +188,7 @@ async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_ca
     let agent = host.agent()?;
     agent.instance.send_signal(rustix::process::Signal::KILL)?;
     let ended = tokio::time::timeout(PATIENCE, following.wait()).await??;
-    assert_eq!(ended.code(), Some(1), "its role server was started anew");
+    assert_eq!(ended.code(), Some(1), "its role server restarted");
     listener.stop().await?;
     Ok(api.stop().await?)
 }

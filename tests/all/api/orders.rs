@@ -19,17 +19,16 @@ use crate::harness::callback::provided;
 async fn order_is_carried_out_once_and_written_down_with_before_and_after() -> TestResult {
     let api = Api::start("api_orders").await?;
     let (admin, machine) = (api.key(AccessRole::Admin, &[], None).await?, provided(&api.pool).await?);
-    let hold =
-        json!({ "machine": machine, "scope": "power", "after": "2h", "order": order("a new disk", "k1") });
+    let hold = json!({ "machine": machine, "scope": "power", "expiresAfter": "2h", "order": order("a new disk", "k1") });
     let held = api.call(Some(&admin.token), "Machines/Hold", hold.clone()).await?.ok()?;
-    assert_eq!((&held["changed"], &held["repeated"]), (&json!(true), &json!(false)));
+    assert_eq!((&held["changed"], &held["replayed"]), (&json!(true), &json!(false)));
     assert_eq!(held["before"], json!({}));
     assert_eq!(held["after"]["hold"]["scope"], "power");
 
     let again = api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
     assert_eq!(
-        (&again["repeated"], &again["audit"], &again["said"]),
-        (&json!(true), &held["audit"], &held["said"])
+        (&again["replayed"], &again["auditId"], &again["message"]),
+        (&json!(true), &held["auditId"], &held["message"])
     );
     assert_eq!(api.count("SELECT count(*) FROM history WHERE event = 'Held'").await?, 1);
     let other = json!({ "machine": machine, "order": order("a new disk", "k1") });
@@ -39,7 +38,7 @@ async fn order_is_carried_out_once_and_written_down_with_before_and_after() -> T
     let release = json!({ "machine": machine, "order": order("disk is in", "k2") });
     api.call(Some(&admin.token), "Machines/Release", release).await?.ok()?;
     let audit = api.call(Some(&admin.token), "Audit/List", json!({ "machine": machine })).await?.ok()?;
-    let lines: Vec<(&Value, &Value, &Value)> = audit["orders"]
+    let lines: Vec<(&Value, &Value, &Value)> = audit["records"]
         .as_array()
         .context("a list")?
         .iter()
@@ -53,10 +52,10 @@ async fn order_is_carried_out_once_and_written_down_with_before_and_after() -> T
             (&json!("shepherd.fleet.v1.Machines/Hold"), &json!("a new disk"), &json!("changed")),
         ]
     );
-    let actor = audit["orders"][0]["actor"].as_str().context("an actor")?;
+    let actor = audit["records"][0]["actor"].as_str().context("an actor")?;
     assert!(actor.starts_with("admin's (token ") && actor.contains(&admin.id.to_string()), "{actor}");
-    assert_eq!(audit["orders"][0]["before"]["hold"]["reason"], "a new disk");
-    assert_eq!(audit["orders"][0]["after"], json!({}));
+    assert_eq!(audit["records"][0]["before"]["hold"]["reason"], "a new disk");
+    assert_eq!(audit["records"][0]["after"], json!({}));
     Ok(api.stop().await?)
 }
 
@@ -92,8 +91,8 @@ async fn same_order_given_many_times_at_once_is_carried_out_once() -> TestResult
     while let Some(answer) = calls.join_next().await {
         answers.push(answer??);
     }
-    assert_eq!(answers.iter().filter(|answer| answer["repeated"] == json!(false)).count(), 1, "{answers:#?}");
-    assert!(answers.iter().all(|answer| answer["audit"] == answers[0]["audit"]));
+    assert_eq!(answers.iter().filter(|answer| answer["replayed"] == json!(false)).count(), 1, "{answers:#?}");
+    assert!(answers.iter().all(|answer| answer["auditId"] == answers[0]["auditId"]));
     assert_eq!(api.count("SELECT count(*) FROM history WHERE event = 'Held'").await?, 1);
     assert_eq!(api.count("SELECT count(*) FROM audit WHERE rpc <> 'test'").await?, 1);
     let admin = api.key(AccessRole::Admin, &[], None).await?;
@@ -108,9 +107,9 @@ async fn same_order_given_many_times_at_once_is_carried_out_once() -> TestResult
     while let Some(answer) = calls.join_next().await {
         tokens += usize::from(answer??["token"] != json!(""));
     }
-    assert_eq!(tokens, 1, "one of them is told the token");
+    assert_eq!(tokens, 1, "one response holds the token");
     assert_eq!(api.count("SELECT count(*) FROM access_credential WHERE name = 'kim'").await?, 1);
-    Ok(std::sync::Arc::into_inner(api).context("every caller has heard its answer")?.stop().await?)
+    Ok(std::sync::Arc::into_inner(api).context("every caller has its response")?.stop().await?)
 }
 
 /// A request of this call that can be carried out.
@@ -127,42 +126,42 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         }
         "Machines/Power" => json!({ "machine": machine, "action": "cycle" }),
         "Machines/Label" => json!({ "machine": machine, "set": { "row": "7" } }),
-        "Orders/Give" => {
-            json!({ "filter": { "tags": ["provided"] }, "machines": 2, "release": { "quarantine": true } })
+        "BulkOrders/Submit" => {
+            json!({ "filter": { "tags": ["provided"] }, "expectedMachines": 2, "release": { "quarantine": true } })
         }
-        "Logs/Ask" => json!({ "machine": machine, "log": "roleserver" }),
+        "Logs/Request" => json!({ "machine": machine, "log": "roleserver" }),
         "Machines/Retire" => json!({ "machine": machine, "wipe": true }),
-        "Machines/Waive" => {
+        "Machines/WaiveStage" => {
             let known = format!("rack/{machine} is not wiped");
-            json!({ "machine": machine, "stage": "wipe", "iKnow": known })
+            json!({ "machine": machine, "stage": "wipe", "confirmation": known })
         }
         "Machines/AllowHostKey" => json!({ "machine": machine, "fingerprint": key(2).fingerprint() }),
         "Credentials/Create" => json!({ "name": "kim", "role": "viewer" }),
-        "Loops/Pause" => json!({ "name": "updater", "provider": "rack", "after": "2h" }),
+        "Loops/Pause" => json!({ "name": "updater", "provider": "rack", "expiresAfter": "2h" }),
         "Loops/Resume" => json!({ "name": "updater" }),
-        "Machines/Prioritize" => json!({ "machine": machine, "level": "urgent", "after": "2h" }),
-        "Approvals/Approve" => json!({ "approval": credential }),
-        "Budgets/Set" => json!({ "kind": "reboot", "most": 3, "window": "5m" }),
-        "Updates/Create" => json!({ "release": "release", "select": "" }),
+        "Machines/Prioritize" => json!({ "machine": machine, "level": "urgent", "expiresAfter": "2h" }),
+        "Approvals/Approve" => json!({ "approvalId": credential }),
+        "Budgets/Set" => json!({ "kind": "reboot", "maxCount": 3, "window": "5m" }),
+        "Updates/Create" => json!({ "release": "release", "selector": "" }),
         "Updates/Pause" | "Updates/Resume" | "Updates/Abort" => json!({ "id": "u1" }),
         "Artefacts/Add" => json!({ "sha256": ARTEFACT, "name": "abc" }),
         "Artefacts/Delete" => json!({ "artefact": "abc" }),
-        "Clusters/Create" => json!({ "name": "ams", "controlPlane": 3, "workers": 1, "select": "cpus>=4" }),
-        "Clusters/Change" => json!({ "name": "ams", "workers": 2, "give": ["web"] }),
-        "Clusters/Declare" => {
+        "Clusters/Create" => json!({ "name": "ams", "controlPlane": 3, "workers": 1, "selector": "cpus>=4" }),
+        "Clusters/Change" => json!({ "name": "ams", "workers": 2, "addRoles": ["web"] }),
+        "Clusters/DeclareRole" => {
             let run = json!({ "path": "/bin/true" });
             let service = json!({ "name": "server", "program": run, "user": "root" });
             json!({ "name": "ams", "declaration": { "role": "front", "services": [service] } })
         }
-        "Clusters/Undeclare" => json!({ "name": "ams", "role": "front" }),
-        "Clusters/Approve" => json!({ "name": "ams", "machine": machine }),
+        "Clusters/UndeclareRole" => json!({ "name": "ams", "role": "front" }),
+        "Clusters/ApproveMachine" => json!({ "name": "ams", "machine": machine }),
         "Clusters/Snapshot" | "Clusters/RotateKey" | "Clusters/Delete" => json!({ "name": "ams" }),
         // Nobody ever looked at it.
         "Clusters/Restore" => json!({ "name": "ams", "bypassQuorum": true }),
         "ClusterCredentials/Issue" => json!({ "name": "fra", "publicKey": "07".repeat(32), "holder": "kim" }),
-        "ClusterCredentials/Revoke" => json!({ "name": "fra", "credential": credential }),
-        "ClusterKubernetes/Set" => json!({ "name": "fra", "wish": { "addOns": { "dns": "release" } } }),
-        "ClusterKubernetes/Rotate" => json!({ "name": "fra", "what": "clients" }),
+        "ClusterCredentials/Revoke" => json!({ "name": "fra", "credentialId": credential }),
+        "ClusterKubernetes/Set" => json!({ "name": "fra", "patch": { "addOns": { "dns": "release" } } }),
+        "ClusterKubernetes/Rotate" => json!({ "name": "fra", "keys": "clients" }),
         "ClusterKubernetes/IssueUser" => {
             let key = format!("3059301306072a8648ce3d020106082a8648ce3d03010703420004{}", "07".repeat(64));
             json!({ "name": "fra", "publicKey": key, "holder": "kim", "access": "viewer" })
@@ -173,7 +172,7 @@ fn request(rpc: &str, machine: MachineId, credential: uuid::Uuid) -> anyhow::Res
         | "ClusterKubernetes/PauseUpgrade"
         | "ClusterKubernetes/ResumeUpgrade"
         | "ClusterKubernetes/AbortUpgrade" => json!({ "name": "fra" }),
-        "Credentials/Revoke" => json!({ "credential": credential }),
+        "Credentials/Revoke" => json!({ "credentialId": credential }),
         other => anyhow::bail!("{other} takes an order, and this test knows no request of it"),
     };
     body["order"] = order(&format!("to try {rpc}"), rpc);
@@ -260,9 +259,9 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     .await?;
     // Something to add.
     let begin = json!({ "sha256": ARTEFACT, "size": 3 });
-    api.call(Some(&admin.token), "Artefacts/Begin", begin).await?.ok()?;
+    api.call(Some(&admin.token), "Artefacts/BeginUpload", begin).await?.ok()?;
     let piece = json!({ "sha256": ARTEFACT, "number": 0, "piece": { "bytes": "YWJj" } });
-    api.call(Some(&admin.token), "Artefacts/Put", piece).await?.ok()?;
+    api.call(Some(&admin.token), "Artefacts/PutPiece", piece).await?.ok()?;
     let mut tried = 0;
     for service in DescriptorPool::decode(DESCRIPTORS)?.services() {
         for method in service.methods() {
@@ -343,7 +342,7 @@ async fn order_for_what_was_seen_is_refused_when_it_is_another_by_now() -> TestR
     // Corrected, it may be given under the same key.
     let seen = api.call(Some(&operator.token), "Machines/Get", json!({ "machine": machine })).await?.ok()?;
     let held = api.call(Some(&operator.token), "Machines/Hold", hold(&seen["version"], "2")).await?.ok()?;
-    assert_eq!((&held["changed"], &held["repeated"]), (&json!(true), &json!(false)));
+    assert_eq!((&held["changed"], &held["replayed"]), (&json!(true), &json!(false)));
     Ok(api.stop().await?)
 }
 
@@ -367,14 +366,14 @@ async fn what_is_believed_and_what_is_revoked_is_in_the_audit_before_and_after()
     // The answer was lost, and the machine was refused for yet another key meanwhile.
     refuse(&api, machine, 4).await?;
     let again = api.call(Some(&admin.token), "Machines/AllowHostKey", allow(2, "k")).await?.ok()?;
-    assert_eq!((&again["repeated"], &again["audit"]), (&json!(true), &believed["audit"]));
+    assert_eq!((&again["replayed"], &again["auditId"]), (&json!(true), &believed["auditId"]));
 
-    let revoke = json!({ "credential": other.id, "order": order("left", "r") });
+    let revoke = json!({ "credentialId": other.id, "order": order("left", "r") });
     let revoked = api.call(Some(&admin.token), "Credentials/Revoke", revoke).await?.ok()?;
     assert_eq!((&revoked["before"]["active"], &revoked["after"]["active"]), (&json!(true), &json!(false)));
     let by = revoked["after"]["revoked_by"].as_str().context("by whom")?;
     assert!(by.contains(&admin.id.to_string()), "{by}");
-    let gone = json!({ "credential": uuid::Uuid::nil(), "order": order("left", "s") });
+    let gone = json!({ "credentialId": uuid::Uuid::nil(), "order": order("left", "s") });
     assert_eq!(api.call(Some(&admin.token), "Credentials/Revoke", gone).await?.code, 404);
     assert_eq!(api.count("SELECT count(*) FROM audit WHERE outcome = 'refused'").await?, 2);
     Ok(api.stop().await?)
@@ -415,7 +414,7 @@ async fn order_without_reason_or_key_or_sense_is_refused_with_its_field() -> Tes
         ("order.reason", json!({ "machine": machine, "order": order(" ", "k") })),
         ("order.idempotency_key", json!({ "machine": machine, "order": order("r", "") })),
         ("scope", json!({ "machine": machine, "scope": "half", "order": order("r", "k") })),
-        ("after", json!({ "machine": machine, "after": "soon", "order": order("r", "k") })),
+        ("expires_after", json!({ "machine": machine, "expiresAfter": "soon", "order": order("r", "k") })),
         ("machine", json!({ "order": order("r", "k") })),
         ("machine", json!({ "machine": "a\u{0}", "order": order("r", "k") })),
         ("order.reason", json!({ "machine": machine, "order": order("\u{1b}[2J", "k") })),

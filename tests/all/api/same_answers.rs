@@ -46,7 +46,7 @@ const READS: &[(&str, &[&[&str]])] = &[
             &["ams"],
             &["ams", "--control_plane", "1", "--workers", "0", "--remove_role", "web"],
             &["ams", "--delete"],
-            &["fra", "--control_plane", "3", "--workers", "1", "--select", "cpus>=4", "--add_role", "web"],
+            &["fra", "--control_plane", "3", "--workers", "1", "--selector", "cpus>=4", "--add_role", "web"],
         ],
     ),
     ("cluster snapshots", &[&["ams"]]),
@@ -188,7 +188,7 @@ pub(super) async fn populate(api: &Api) -> anyhow::Result<String> {
     }
     let machine = machine.to_string();
     let admin = api.key(AccessRole::Admin, &[], None).await?;
-    let hold = json!({ "machine": machine, "after": "2h", "order": order("a new disk", "k") });
+    let hold = json!({ "machine": machine, "expiresAfter": "2h", "order": order("a new disk", "k") });
     api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
     Ok(machine)
 }
@@ -331,7 +331,7 @@ async fn order_with_a_typed_key_is_carried_out_once_and_answered_again() -> Test
     for (key, through_api) in [("k3", true), ("k4", false)] {
         let give = |arguments: &[&str]| if through_api { kim.ask(arguments) } else { kim.direct(arguments) };
         give(&create(key))?;
-        let again = give(&create(key)).err().context("a token is said once")?.to_string();
+        let again = give(&create(key)).err().context("a token is returned once")?.to_string();
         assert!(again.contains("has made the token") && again.contains("tokens revoke"), "{again}");
     }
     let good = "SELECT count(*) FROM access_credential WHERE name = 'lee' AND revoked_at IS NULL";

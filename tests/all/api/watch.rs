@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use serde_json::json;
 use shepherd::model::access::AccessRole;
 use shepherd::proto::fleet::v1::machines_client::MachinesClient;
-use shepherd::proto::fleet::v1::watch_machines_response::What;
+use shepherd::proto::fleet::v1::watch_machines_response::Event;
 use shepherd::proto::fleet::v1::{MachineFilter, WatchMachinesRequest, WatchMachinesResponse};
 use tokio_stream::StreamExt as _;
 use tonic::transport::Channel;
@@ -50,12 +50,12 @@ async fn next_machine(
     stream: &mut Streaming<WatchMachinesResponse>,
 ) -> anyhow::Result<(String, Option<String>)> {
     loop {
-        match next(stream).await??.what.context("something")? {
-            What::Machine(machine) => {
+        match next(stream).await??.event.context("something")? {
+            Event::Machine(machine) => {
                 return Ok((machine.name.context("a name")?.machine, Some(machine.reason)));
             }
-            What::Gone(machine) => return Ok((machine, None)),
-            What::Quiet(_) => {}
+            Event::RemovedMachine(machine) => return Ok((machine, None)),
+            Event::Bookmark(_) => {}
         }
     }
 }
@@ -67,10 +67,10 @@ async fn watch_tells_what_there_is_then_what_changes_and_ends_with_its_credentia
         (api.key(AccessRole::Admin, &[], None).await?, api.key(AccessRole::Viewer, &[], None).await?);
     let machine = provided(&api.pool).await?;
     let mut stream = watch(&api, &viewer, WatchMachinesRequest::default()).await?;
-    let Some(What::Machine(first)) = next(&mut stream).await??.what else { panic!("not a machine") };
+    let Some(Event::Machine(first)) = next(&mut stream).await??.event else { panic!("not a machine") };
     assert_eq!(first.name.context("a name")?.machine, machine.to_string());
     let quiet = next(&mut stream).await??;
-    assert!(matches!(quiet.what, Some(What::Quiet(_))) && !quiet.resume.is_empty(), "{quiet:?}");
+    assert!(matches!(quiet.event, Some(Event::Bookmark(_))) && !quiet.resume_token.is_empty(), "{quiet:?}");
 
     let hold = json!({ "machine": machine, "order": order("a new disk", "k1") });
     api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
@@ -80,15 +80,15 @@ async fn watch_tells_what_there_is_then_what_changes_and_ends_with_its_credentia
 
     // A client that resumes receives what changed since, and not what exists.
     let still = provided(&api.pool).await?;
-    let resumed = WatchMachinesRequest { resume: quiet.resume, ..Default::default() };
+    let resumed = WatchMachinesRequest { resume_token: quiet.resume_token, ..Default::default() };
     let mut second = watch(&api, &viewer, resumed).await?;
     assert_eq!(
         next_machine(&mut second).await?.0,
         machine.to_string(),
-        "and not {still}, of which nothing is told"
+        "and not {still}, which did not change"
     );
 
-    let revoke = json!({ "credential": viewer.id, "order": order("left", "k2") });
+    let revoke = json!({ "credentialId": viewer.id, "order": order("left", "k2") });
     api.call(Some(&admin.token), "Credentials/Revoke", revoke).await?.ok()?;
     for stream in [&mut stream, &mut second] {
         let end = loop {
@@ -107,9 +107,10 @@ async fn watch_with_a_filter_tells_what_comes_and_goes() -> TestResult {
     let (operator, machine) = (api.key(AccessRole::Operator, &[], None).await?, provided(&api.pool).await?);
     let filter = MachineFilter { tags: vec!["hold".to_owned()], ..Default::default() };
     let mut stream =
-        watch(&api, &operator, WatchMachinesRequest { filter: Some(filter), resume: String::new() }).await?;
+        watch(&api, &operator, WatchMachinesRequest { filter: Some(filter), resume_token: String::new() })
+            .await?;
     let first = next(&mut stream).await??;
-    assert!(matches!(first.what, Some(What::Quiet(_))), "nothing is held yet: {first:?}");
+    assert!(matches!(first.event, Some(Event::Bookmark(_))), "nothing is held yet: {first:?}");
     let hold = json!({ "machine": machine, "order": order("r", "1") });
     api.call(Some(&operator.token), "Machines/Hold", hold).await?.ok()?;
     assert!(next_machine(&mut stream).await?.1.is_some());
@@ -130,23 +131,24 @@ async fn watch_goes_on_at_another_shepherd_when_its_own_stops() -> TestResult {
             .await??;
     let mut resume = String::new();
     while resume.is_empty() {
-        resume = next(&mut stream).await??.resume;
+        resume = next(&mut stream).await??.resume_token;
     }
     stop.cancel();
     let end = loop {
         match next(&mut stream).await? {
-            Ok(response) => resume = response.resume,
+            Ok(response) => resume = response.resume_token,
             Err(status) => break status,
         }
     };
     assert_eq!(end.code(), Code::Unavailable, "{end}");
     other.wait_until_stopped().await;
 
-    let hold = json!({ "machine": machine, "order": order("while nobody told", "k") });
+    let hold = json!({ "machine": machine, "order": order("while no watch was open", "k") });
     api.call(Some(&operator.token), "Machines/Hold", hold).await?.ok()?;
-    let mut stream = watch(&api, &operator, WatchMachinesRequest { resume, ..Default::default() }).await?;
+    let mut stream =
+        watch(&api, &operator, WatchMachinesRequest { resume_token: resume, ..Default::default() }).await?;
     let (text, reason) = next_machine(&mut stream).await?;
-    assert_eq!(text, machine.to_string(), "and not {still}, which is as it was told");
+    assert_eq!(text, machine.to_string(), "and not {still}, which did not change");
     assert!(reason.context("a line")?.contains("held"));
     Ok(api.stop().await?)
 }
@@ -166,7 +168,7 @@ async fn watch_that_resumes_tells_nothing_of_machines_that_its_credential_does_n
     let mut stream = watch(&api, &viewer, WatchMachinesRequest::default()).await?;
     let mut resume = String::new();
     while resume.is_empty() {
-        resume = next(&mut stream).await??.resume;
+        resume = next(&mut stream).await??.resume_token;
     }
     drop(stream);
     // Theirs changes first, so it would be delivered first, as gone.
@@ -176,14 +178,15 @@ async fn watch_that_resumes_tells_nothing_of_machines_that_its_credential_does_n
     }
     let filter = Some(MachineFilter { tags: vec!["hold".to_owned()], ..Default::default() });
     let mut stream =
-        watch(&api, &viewer, WatchMachinesRequest { filter: filter.clone(), resume: resume.clone() }).await?;
-    assert!(matches!(next(&mut stream).await??.what, Some(What::Quiet(_))));
+        watch(&api, &viewer, WatchMachinesRequest { filter: filter.clone(), resume_token: resume.clone() })
+            .await?;
+    assert!(matches!(next(&mut stream).await??.event, Some(Event::Bookmark(_))));
     assert_eq!(next_machine(&mut stream).await?.0, ours.to_string());
-    assert!(matches!(next(&mut stream).await??.what, Some(What::Quiet(_))), "nothing else is told");
+    assert!(matches!(next(&mut stream).await??.event, Some(Event::Bookmark(_))), "no other change arrives");
     // Ours is released, and is delivered as gone to a watcher of held machines, though it began after the release.
     let release = json!({ "machine": ours, "order": order("r", "3") });
     api.call(Some(&admin.token), "Machines/Release", release).await?.ok()?;
-    let mut late = watch(&api, &viewer, WatchMachinesRequest { filter, resume }).await?;
+    let mut late = watch(&api, &viewer, WatchMachinesRequest { filter, resume_token: resume }).await?;
     assert_eq!(next_machine(&mut late).await?, (ours.to_string(), None));
     Ok(api.stop().await?)
 }
@@ -193,25 +196,25 @@ async fn watches_have_a_bound_and_none_goes_on_after_long() -> TestResult {
     let api = Api::start_with("api_watch_bounds", |settings| settings.max_watches = 1).await?;
     let viewer = api.key(AccessRole::Viewer, &[], None).await?;
     let mut stream = watch(&api, &viewer, WatchMachinesRequest::default()).await?;
-    let resume = next(&mut stream).await??.resume;
+    let resume = next(&mut stream).await??.resume_token;
     let second = watch_on(api.channel(None).await?, &viewer, WatchMachinesRequest::default()).await?;
     assert_eq!(second.err().context("a second watch")?.code(), Code::ResourceExhausted);
     drop(stream);
     let end = std::time::Instant::now() + PATIENCE;
     let mut again = loop {
-        let request = WatchMachinesRequest { resume: resume.clone(), ..Default::default() };
+        let request = WatchMachinesRequest { resume_token: resume.clone(), ..Default::default() };
         match watch_on(api.channel(None).await?, &viewer, request).await? {
             Ok(stream) => break stream,
             Err(_) => assert!(std::time::Instant::now() < end, "the first watch never ends"),
         }
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     };
-    assert!(matches!(next(&mut again).await??.what, Some(What::Quiet(_))));
+    assert!(matches!(next(&mut again).await??.event, Some(Event::Bookmark(_))));
     drop(again);
     api.database.advance(std::time::Duration::from_hours(2)).await?;
     let end = std::time::Instant::now() + PATIENCE;
     let refused = loop {
-        let request = WatchMachinesRequest { resume: resume.clone(), ..Default::default() };
+        let request = WatchMachinesRequest { resume_token: resume.clone(), ..Default::default() };
         match watch_on(api.channel(None).await?, &viewer, request).await? {
             Ok(mut stream) => break next(&mut stream).await?.err().context("it goes on")?,
             Err(_) => assert!(std::time::Instant::now() < end, "the first watch never ends"),
@@ -266,7 +269,7 @@ async fn heartbeat_that_puts_off_a_timer_is_no_change() -> TestResult {
          WHERE machine_id = $1 AND lane = 'access'")
     .await?;
     let mut stream = watch(&api, &operator, WatchMachinesRequest::default()).await?;
-    while !matches!(next(&mut stream).await??.what, Some(What::Quiet(_))) {}
+    while !matches!(next(&mut stream).await??.event, Some(Event::Bookmark(_))) {}
     // As rearm_timers.sql does; and a line of history, so that the watch looks at the machine again.
     for statement in [
         "INSERT INTO machine_agent_heartbeat (machine_id, at, boot_id, incarnation, sequence)
@@ -298,7 +301,7 @@ async fn one_credential_has_a_part_of_the_watches() -> TestResult {
     assert!(refused.message().contains("this credential"), "{refused}");
     streams.push(watch(&api, &other, WatchMachinesRequest::default()).await?);
     for stream in &mut streams {
-        assert!(matches!(next(stream).await??.what, Some(What::Quiet(_))));
+        assert!(matches!(next(stream).await??.event, Some(Event::Bookmark(_))));
     }
     Ok(api.stop().await?)
 }
@@ -308,7 +311,7 @@ async fn watch_outlasts_a_database_that_is_too_busy_for_a_while() -> TestResult 
     let api = Api::start("api_watch_busy").await?;
     let (operator, machine) = (api.key(AccessRole::Operator, &[], None).await?, provided(&api.pool).await?);
     let mut stream = watch(&api, &operator, WatchMachinesRequest::default()).await?;
-    while !matches!(next(&mut stream).await??.what, Some(What::Quiet(_))) {}
+    while !matches!(next(&mut stream).await??.event, Some(Event::Bookmark(_))) {}
 
     let mut busy = api.pool.begin().await?;
     sqlx::raw_sql("SET LOCAL idle_in_transaction_session_timeout = 0; LOCK TABLE history")

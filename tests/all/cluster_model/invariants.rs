@@ -213,7 +213,8 @@ pub(crate) fn health_is_what_the_leader_can_know(
     };
     demand(right, || {
         format!(
-            "V13: {} ({:?}) is said to be {health:?}; it was heard {duration:?} ago by a leader that has listened for {listening:?}",
+            "V13: the health of {} ({:?}) is {health:?}; its last heartbeat came {duration:?} ago, and the leader \
+             has listened for {listening:?}",
             node.id, node.state
         )
     })

@@ -155,11 +155,11 @@ async fn list(world: &World) {
             let health = leading.heartbeats.borrow().node_health(node, now);
             world.demand(invariants::health_is_what_the_leader_can_know(&leading, node, health));
             world.count(match health {
-                shepherd::curator::node_health::NodeHealth::Unknown => "nodes said to be unknown",
+                shepherd::curator::node_health::NodeHealth::Unknown => "nodes whose health is unknown",
                 shepherd::curator::node_health::NodeHealth::HeartbeatTimeout { .. } => {
-                    "nodes said to be silent"
+                    "nodes whose health is silent"
                 }
-                shepherd::curator::node_health::NodeHealth::Healthy { .. } => "nodes said to be healthy",
+                shepherd::curator::node_health::NodeHealth::Healthy { .. } => "nodes whose health is healthy",
             });
         }
         Ok(())

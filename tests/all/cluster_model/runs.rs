@@ -58,9 +58,9 @@ const AT_LEAST: &[(&str, u64)] = &[
     ("leases ended", 500),
     ("certificates renewed beside etcd", 50),
     ("nodes that came back by their key alone", 40),
-    ("nodes said to be unknown", 3000),
-    ("nodes said to be silent", 400),
-    ("nodes said to be healthy", 4000),
+    ("nodes whose health is unknown", 3000),
+    ("nodes whose health is silent", 400),
+    ("nodes whose health is healthy", 4000),
 ];
 
 /// What one seed came to.
@@ -120,7 +120,7 @@ fn unhealthy(world: &World) -> Vec<String> {
     for node in state.nodes() {
         let health = leader.heartbeats.borrow().node_health(&node, world.sim.now());
         if !matches!(health, NodeHealth::Healthy { .. }) {
-            left.push(format!("{} is said to be {health:?}", node.id));
+            left.push(format!("the health of {} is {health:?}", node.id));
         }
     }
     left

@@ -12,7 +12,7 @@ use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
 use shepherd::proto::curator::v1::nodes_client::NodesClient;
-use shepherd::proto::curator::v1::revoke_credentials_request::Which;
+use shepherd::proto::curator::v1::revoke_credentials_request::Target;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
@@ -87,7 +87,7 @@ async fn each_kind_of_peer_is_let_into_its_own_calls_alone() -> TestResult {
                     continue;
                 }
                 (true, _) => {
-                    assert!(!refused(code), "{who} may call {}, and was told: {status}", row.method);
+                    assert!(!refused(code), "{who} may call {}, and got: {status}", row.method);
                     continue;
                 }
                 (false, "nobody") => Code::Unauthenticated,
@@ -124,7 +124,7 @@ async fn node_writes_its_own_record_alone() -> TestResult {
     assert!(text.contains(&other.id.to_string()) && text.contains("itself alone"), "{text}");
     let mut watching = nodes.watch(wire::WatchRequest { node_id: other.id.to_string() }).await?.into_inner();
     let event =
-        watching.message().await?.and_then(|response| response.event?.event).context("nothing was told")?;
+        watching.message().await?.and_then(|response| response.event?.event).context("no event arrived")?;
     let of_other = matches!(&event, wire::node_event::Event::Present(record) if record.status.is_none());
     assert!(of_other, "nothing was written: {event:?}");
 
@@ -164,7 +164,7 @@ async fn certificate_that_is_worth_nothing_opens_nothing() -> TestResult {
     let revoked = certificate(&cluster.authority, &node, now)?;
     let serial = serial_of(&revoked)?;
     CredentialsClient::new(owner.clone())
-        .revoke(wire::RevokeCredentialsRequest { which: Some(Which::Serial(serial)) })
+        .revoke(wire::RevokeCredentialsRequest { target: Some(Target::Serial(serial)) })
         .await?;
     let unknown = Holder::new()?;
     let cases: Vec<(&str, Arc<CertifiedKey>, &str)> = vec![
@@ -230,7 +230,7 @@ async fn revocation_ends_what_was_open_and_all_that_comes_until_the_node_is_dele
     let mut its = watch(&node, &certificate).await?;
     let mut the_others = watch(&other, &others).await?;
     let mut credentials = CredentialsClient::new(owner.clone());
-    let revoke = || wire::RevokeCredentialsRequest { which: Some(Which::NodeId(node.id.to_string())) };
+    let revoke = || wire::RevokeCredentialsRequest { target: Some(Target::NodeId(node.id.to_string())) };
     credentials.revoke(revoke()).await?;
     credentials.revoke(revoke()).await?;
     let ended = in_time("the end of its stream", its.message()).await?;

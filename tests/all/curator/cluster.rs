@@ -291,7 +291,7 @@ impl Cluster {
         let asking = management.get_cluster(wire::GetClusterRequest {});
         match tokio::time::timeout(Duration::from_secs(5), asking).await {
             Ok(Err(status)) => Ok(status.code() == Code::Unauthenticated),
-            Ok(Ok(_)) => bail!("{number} let in whoever proved nothing"),
+            Ok(Ok(_)) => bail!("{number} let in a client that proved nothing"),
             Err(_) => Ok(false),
         }
     }
@@ -333,7 +333,8 @@ pub(crate) fn certificate(authority: &Authority, node: &Holder, now: Timestamp) 
 
 /// A new ticket's secret.
 pub(crate) async fn ticket(owner: Channel, uses: Option<u32>) -> Result<Vec<u8>> {
-    let request = wire::CreateTicketRequest { lifetime_ms: AN_HOUR_MS, uses, purpose: "a test".to_owned() };
+    let request =
+        wire::CreateTicketRequest { lifetime_ms: AN_HOUR_MS, max_uses: uses, purpose: "a test".to_owned() };
     Ok(TicketsClient::new(owner).create(request).await?.into_inner().secret)
 }
 

@@ -20,8 +20,8 @@ use crate::harness::etcd_servers::until;
 fn roles(node: &Holder, give: &[&str], take: &[&str]) -> wire::UpdateRolesRequest {
     wire::UpdateRolesRequest {
         node_id: node.id.to_string(),
-        give: give.iter().map(|&name| name.to_owned()).collect(),
-        take: take.iter().map(|&name| name.to_owned()).collect(),
+        add_roles: give.iter().map(|&name| name.to_owned()).collect(),
+        remove_roles: take.iter().map(|&name| name.to_owned()).collect(),
     }
 }
 

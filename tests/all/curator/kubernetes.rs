@@ -72,7 +72,8 @@ impl Caller {
 
 async fn roles(owner: &Channel, node: &Caller, give: &[&str], take: &[&str]) -> Result<(), tonic::Status> {
     let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-    let request = wire::UpdateRolesRequest { node_id: node.id(), give: names(give), take: names(take) };
+    let request =
+        wire::UpdateRolesRequest { node_id: node.id(), add_roles: names(give), remove_roles: names(take) };
     ManagementClient::new(owner.clone()).update_roles(request).await.map(drop)
 }
 
@@ -158,7 +159,7 @@ async fn settings_are_put_sent_and_forgotten_and_a_role_needs_them() -> TestResu
     };
     kubernetes.assign_bundle(assign(node.id(), &"ef".repeat(32))).await?;
     wait_for_setup(&mut watching, |setup| setup.bundle == "ef".repeat(32)).await?;
-    assert_eq!(get(&owner).await?.assigned.get(&node.id()), Some(&"ef".repeat(32)));
+    assert_eq!(get(&owner).await?.assigned_bundles.get(&node.id()), Some(&"ef".repeat(32)));
     kubernetes.assign_bundle(assign(node.id(), "")).await?;
     wait_for_setup(&mut watching, |setup| setup.bundle == "cd".repeat(32)).await?;
     for (wrong, code) in [
@@ -197,7 +198,7 @@ async fn certificates_are_for_components_of_roles_that_the_node_has_now() -> Tes
     let issued = node.certificate(Component::Kubelet).await?;
     let known = get(&owner).await?;
     let authority = |which: wire::KubernetesKeys| {
-        let found = known.authorities.iter().find(|authority| authority.which() == which);
+        let found = known.authorities.iter().find(|authority| authority.keys() == which);
         found.map(|authority| authority.trusted[0].clone()).context("no such authority")
     };
     let clients = authority(wire::KubernetesKeys::Clients)?;
@@ -264,7 +265,7 @@ async fn user_reaches_what_the_clients_authority_opens_for_a_bounded_time() -> T
     }
     let issued = kubernetes.issue_user(ask("kim", Access::Viewer, AN_HOUR_MS)).await?.into_inner();
     let known = get(&owner).await?;
-    assert_eq!(issued.servers, known.authorities[0].trusted);
+    assert_eq!(issued.server_authorities, known.authorities[0].trusted);
     assert!(is_signed_by(&issued.certificate, &known.authorities[1].trusted[0])?);
     let (_, parsed) = X509Certificate::from_der(&issued.certificate)?;
     assert_eq!(parsed.subject().to_string(), "O=shepherd:viewers, CN=kim");
@@ -320,7 +321,7 @@ async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResul
         which => setup
             .authorities
             .iter()
-            .find(|authority| authority.which() == which)
+            .find(|authority| authority.keys() == which)
             .map(|authority| authority.trusted.clone())
             .unwrap_or_default(),
     };
@@ -332,7 +333,7 @@ async fn keys_are_replaced_in_steps_that_each_wait_for_every_node() -> TestResul
         let old = trusted(&before, which);
         assert_eq!(old.len(), 1);
         node.say(before.generation).await?;
-        let rotate = || wire::RotateKubernetesRequest { which: which.into() };
+        let rotate = || wire::RotateKubernetesRequest { keys: which.into() };
         let mut kubernetes = KubernetesClient::new(owner.clone());
         let begun = kubernetes.rotate(rotate()).await?.into_inner().rotation.context("none")?;
         assert_eq!((begun.stage(), begun.waits_for.clone()), (Stage::Trusted, vec![node.id()]));
@@ -379,9 +380,7 @@ async fn replacement_goes_on_under_another_leader() -> TestResult {
     node.say(0).await?;
     roles(&owner, &node, &[WORKER], &[]).await?;
     let which = wire::KubernetesKeys::Clients;
-    KubernetesClient::new(owner.clone())
-        .rotate(wire::RotateKubernetesRequest { which: which.into() })
-        .await?;
+    KubernetesClient::new(owner.clone()).rotate(wire::RotateKubernetesRequest { keys: which.into() }).await?;
     let both = get(&owner).await?.authorities[1].trusted.clone();
     assert_eq!(both.len(), 2);
 
@@ -420,8 +419,8 @@ async fn revoked_node_gets_no_certificate_and_no_settings() -> TestResult {
     let [node, other] = nodes;
     let mut watching = node.watch().await?;
     wait_for_setup(&mut watching, |_| true).await?;
-    let which = Some(wire::revoke_credentials_request::Which::NodeId(node.id()));
-    CredentialsClient::new(owner.clone()).revoke(wire::RevokeCredentialsRequest { which }).await?;
+    let which = Some(wire::revoke_credentials_request::Target::NodeId(node.id()));
+    CredentialsClient::new(owner.clone()).revoke(wire::RevokeCredentialsRequest { target: which }).await?;
     let ended = in_time("the end of what it follows", watching.message()).await?;
     assert_eq!(ended.map_err(|status| status.code()), Err(Code::Unauthenticated));
     // Nor over a new connection, for any component that it requests.

@@ -117,7 +117,7 @@ impl Follower {
     fn trusted_clients(&self) -> Vec<Vec<u8>> {
         let kubernetes_setup = self.setup_receiver.borrow();
         let authorities = kubernetes_setup.iter().flat_map(|setup| &setup.authorities);
-        let mut clients = authorities.filter(|authority| authority.which() == wire::KubernetesKeys::Clients);
+        let mut clients = authorities.filter(|authority| authority.keys() == wire::KubernetesKeys::Clients);
         clients.next().map(|authority| authority.trusted.clone()).unwrap_or_default()
     }
 }
@@ -158,7 +158,7 @@ impl Fleet {
             until("it has its role", async || Ok(fleet.roles(node, &[role], &[]).await.is_ok())).await?;
         }
         for node in &fleet.nodes {
-            until("it is told what to run", async || Ok(node.generation() > 0)).await?;
+            until("it receives what to run", async || Ok(node.generation() > 0)).await?;
             node.say(node.generation(), Kind::Healthy).await?;
         }
         Ok(fleet)
@@ -166,14 +166,17 @@ impl Fleet {
 
     async fn roles(&self, node: &Follower, give: &[&str], take: &[&str]) -> Result<()> {
         let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        let request =
-            wire::UpdateRolesRequest { node_id: node.id.clone(), give: names(give), take: names(take) };
+        let request = wire::UpdateRolesRequest {
+            node_id: node.id.clone(),
+            add_roles: names(give),
+            remove_roles: names(take),
+        };
         ManagementClient::new(self.owner.channel()).update_roles(request).await?;
         Ok(())
     }
 
     async fn rotate(&self) -> Result<wire::KubernetesRotation> {
-        let request = wire::RotateKubernetesRequest { which: wire::KubernetesKeys::Clients.into() };
+        let request = wire::RotateKubernetesRequest { keys: wire::KubernetesKeys::Clients.into() };
         let kubernetes = KubernetesClient::new(self.owner.channel());
         let begun = call_leader("a replacement", async || kubernetes.clone().rotate(request).await).await?;
         begun.rotation.context("no replacement")
@@ -188,7 +191,7 @@ impl Fleet {
     /// Waits until one of the controllers receives this generation, and returns its number.
     async fn wait_for_generation(&self, generation: u64) -> Result<usize> {
         let mut which = None;
-        until("a controller is told", async || {
+        until("a controller receives the generation", async || {
             which = (0..3).find(|number| self.nodes[*number].generation() == generation);
             Ok(which.is_some())
         })
@@ -264,7 +267,7 @@ async fn controllers_act_on_other_keys_one_after_the_other_and_the_worker_after_
     until("the replacement is done", async || Ok(fleet.rotations().await?.is_empty())).await?;
     let board = board.lock().unwrap_or_else(PoisonError::into_inner);
     assert_eq!(board.most_away, 1, "API servers of several controllers were away at once");
-    assert!(!board.worker_was_early, "the worker was told before all controllers acted on it");
+    assert!(!board.worker_was_early, "the worker received it before all controllers acted");
     for node in &fleet.nodes {
         let now = node.trusted_clients();
         assert!(now.len() == 1 && now != old, "{}", node.id);
@@ -283,7 +286,7 @@ async fn rotation_goes_on_under_another_leader_and_the_node_that_delays_it_is_na
     let away = fleet.wait_for_generation(first + 1).await?;
     fleet.nodes[away].say(0, Kind::Starting).await?;
     let held = |rotations: &[wire::KubernetesRotation]| {
-        rotations.first().map(|rotation| rotation.held_by.clone()).unwrap_or_default()
+        rotations.first().map(|rotation| rotation.blocked_by.clone()).unwrap_or_default()
     };
     assert_eq!(held(&fleet.rotations().await?), [fleet.nodes[away].id.clone()]);
 
@@ -307,7 +310,7 @@ async fn rotation_goes_on_under_another_leader_and_the_node_that_delays_it_is_na
     fleet.nodes[away].say(first + 1, Kind::Healthy).await?;
     let second = async {
         let mut which = None;
-        until("the next one is told", async || {
+        until("the next one receives the generation", async || {
             which = others.iter().copied().find(|number| fleet.nodes[*number].generation() > first);
             Ok(which.is_some())
         })
@@ -322,13 +325,14 @@ async fn rotation_goes_on_under_another_leader_and_the_node_that_delays_it_is_na
     // anything by it.
     fleet.nodes[third].is_silent.store(true, Ordering::SeqCst);
     fleet.nodes[second].say(first + 1, Kind::Healthy).await?;
-    until("the third is told", async || Ok(fleet.nodes[third].generation() == first + 1)).await?;
+    until("the third receives it", async || Ok(fleet.nodes[third].generation() == first + 1)).await?;
     fleet.cluster.time.pass(11);
     until("it is named", async || Ok(held(&fleet.rotations().await?).contains(&fleet.nodes[third].id)))
         .await?;
-    assert_eq!(fleet.nodes[3].generation(), first, "the worker was told before all controllers acted on it");
+    assert_eq!(fleet.nodes[3].generation(), first, "the worker received it before all controllers acted");
     fleet.roles(&fleet.nodes[third], &[], &[CONTROLLER]).await?;
-    until("the worker is told", async || Ok(fleet.nodes[3].generation() == first + 1)).await?;
+    until("the worker receives the generation", async || Ok(fleet.nodes[3].generation() == first + 1))
+        .await?;
     let waits = fleet.rotations().await?;
     assert_eq!(
         waits.first().map(|rotation| rotation.waits_for.clone()),

@@ -85,7 +85,7 @@ pub(super) async fn call_leader<T>(
 async fn make_ticket(curators: &LeaderTracker, purpose: &str) -> Result<String> {
     let tickets = TicketsClient::new(curators.channel());
     let request =
-        wire::CreateTicketRequest { lifetime_ms: AN_HOUR_MS, uses: None, purpose: purpose.to_owned() };
+        wire::CreateTicketRequest { lifetime_ms: AN_HOUR_MS, max_uses: None, purpose: purpose.to_owned() };
     let made = call_leader("a ticket", async || tickets.clone().create(request.clone()).await).await?;
     made.ticket.map(|ticket| ticket.ticket_id).context("no ticket")
 }
@@ -108,7 +108,7 @@ async fn every_curator_says_who_leads_and_only_that_one_does_more() -> TestResul
         .await?;
         let response = response.context("nothing")?;
         assert_eq!(response.leader_node_id, cluster.nodes[leader].id.to_string());
-        assert_eq!(response.this_node_id, cluster.nodes[number].id.to_string());
+        assert_eq!(response.responding_node_id, cluster.nodes[number].id.to_string());
         let place = format!("{}:{}", response.leader_address, response.leader_port);
         assert_eq!(place, cluster.address(leader)?);
         let ca = asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await?.into_inner();
@@ -198,7 +198,7 @@ async fn streams_end_with_the_leadership_they_were_opened_in() -> TestResult {
     leading.message().await?.context("nobody leads")?;
     cluster.stop(leader).await?;
     for ended in [end_of(watching).await?, end_of(leading).await?] {
-        let status = ended.context("it ended as if all had been told")?;
+        let status = ended.context("it ended as if the watch were complete")?;
         assert_eq!(status.code(), Code::Unavailable, "{status}");
     }
     Ok(())

@@ -77,7 +77,7 @@ async fn machine_becomes_a_node_step_by_step_and_each_step_may_be_made_again() -
     let membership = taken_in(registration.commit(wire::CommitRequest {}).await?.into_inner())?;
     let record = membership.node.context("no node")?;
     assert_eq!(record.state(), wire::NodeState::Up);
-    assert_eq!(record.roles, Some(wire::NodeRoles::default()), "whoever comes has no role");
+    assert_eq!(record.roles, Some(wire::NodeRoles::default()), "a node that registers has no role");
     assert_eq!(record.machine_id, "11111111-1111-4111-8111-111111111111");
     assert_eq!(record.labels["row"], "7");
     // At once: what was issued a moment ago is good, however late the curator's own view is.
@@ -218,8 +218,8 @@ async fn node_goes_only_when_nothing_protects_it_and_its_key_with_it() -> TestRe
     cluster.take_in(&other).await?;
     let roles = |give: &[&str], take: &[&str]| wire::UpdateRolesRequest {
         node_id: one.id.to_string(),
-        give: give.iter().map(|&name| name.to_owned()).collect(),
-        take: take.iter().map(|&name| name.to_owned()).collect(),
+        add_roles: give.iter().map(|&name| name.to_owned()).collect(),
+        remove_roles: take.iter().map(|&name| name.to_owned()).collect(),
     };
     let refused = refusal(management.update_roles(roles(&["kubernetes-worker"], &[])).await)?;
     assert_eq!(

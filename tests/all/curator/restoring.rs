@@ -180,7 +180,7 @@ async fn restored_cluster_has_its_kubernetes_in_a_generation_of_its_own() -> Tes
     assert_eq!((replacement.generation, replacement.settled_at), (keys.generation, None));
     let key = NodeAllocation::etcd_key(&worker.id)?;
     let kept = NodeAllocation::decode(&key, &there[&key])?;
-    assert_eq!(kept, NodeAllocation { assigned: None, ..its }, "its part, and nothing that it was told");
+    assert_eq!(kept, NodeAllocation { assigned: None, ..its }, "it keeps its pod range alone");
     assert!(!there.contains_key(&NodeAllocation::etcd_key(&gone.id)?), "a part of a node that nobody knows");
     Ok(())
 }

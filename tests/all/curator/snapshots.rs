@@ -42,7 +42,7 @@ async fn snapshot_has_every_record_as_it_was_at_one_moment_in_pieces_for_an_owne
     let before = client.list(&KeySelector::Prefix(ROOT.to_owned())).await?;
     let pieces = take(owner.clone()).await?;
     assert!(pieces.len() > 1, "one piece");
-    let encoded: Vec<u8> = pieces.iter().flat_map(|piece| piece.piece.clone()).collect();
+    let encoded: Vec<u8> = pieces.iter().flat_map(|piece| piece.chunk.clone()).collect();
     assert_eq!(pieces.last().map(|piece| piece.sha256.clone()), Some(snapshot_digest(&encoded).to_vec()));
     let taken = ClusterSnapshot::decode(&encoded)?;
     assert_eq!((taken.cluster, taken.epoch), (cluster.id, 0));

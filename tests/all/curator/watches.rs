@@ -33,7 +33,7 @@ async fn until(
     let mut all = Vec::new();
     loop {
         let response = in_time("news", watching.message()).await??.context("it ended")?;
-        ensure!(!response.backlog_complete, "it is said once");
+        ensure!(!response.backlog_complete, "the backlog is complete once");
         all.extend(response.events);
         if all.iter().filter_map(|event| event.event.as_ref()).any(&says) {
             return Ok(all);
@@ -157,7 +157,7 @@ async fn watch_of_all_nodes_ends_its_backlog_once_and_loses_nothing_after_it() -
     let reported =
         |event: &Event| matches!(event, Event::Present(node) if node.node_id == id && node.status.is_some());
     let news = until(&mut streaming, reported).await?;
-    assert!(news.len() < 20, "only what changed is told: {}", news.len());
+    assert!(news.len() < 20, "the watch delivers only what changed: {}", news.len());
 
     let owner = cluster.as_owner().await?;
     let gone = large[1].id.to_string();
@@ -213,12 +213,12 @@ async fn node_gets_the_declarations_of_its_own_roles_and_no_others() -> TestResu
         let reports = response.declarations.iter().map(|declared| (declared.role.clone(), declared.revision));
         anyhow::Ok(reports.collect::<Vec<_>>())
     };
-    assert_eq!(reported().await?, [], "it has no role yet, and is told so");
+    assert_eq!(reported().await?, [], "it has no role yet, and receives an empty list");
     let mut management = ManagementClient::new(owner.clone());
     let roles = |give: &[&str], take: &[&str]| wire::UpdateRolesRequest {
         node_id: node.id.to_string(),
-        give: give.iter().map(|&name| name.to_owned()).collect(),
-        take: take.iter().map(|&name| name.to_owned()).collect(),
+        add_roles: give.iter().map(|&name| name.to_owned()).collect(),
+        remove_roles: take.iter().map(|&name| name.to_owned()).collect(),
     };
     let (code, text) = refusal(management.update_roles(roles(&["nowhere"], &[])).await)?;
     assert_eq!((code, text.contains("not declared")), (Code::NotFound, true), "{text}");

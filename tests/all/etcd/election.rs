@@ -136,7 +136,7 @@ async fn of_three_one_leads_and_another_when_its_etcd_falls_silent() -> TestResu
     all[leader].is_neither().await?;
     let (next, next_guard) = agreed(&all, Some(leader)).await?;
     assert!(next_guard.key != guard.key && next_guard.create_revision > guard.create_revision);
-    assert_eq!(all[leader].now(), CandidateRole::Unknown, "nobody told it otherwise");
+    assert_eq!(all[leader].now(), CandidateRole::Unknown, "it cannot know who leads");
     write(&all[next].client, &next_guard, "second").await?;
     // By whatever way the former leader reaches etcd.
     let error = write(&all[next].client, &guard, "first again").await.unwrap_err();

@@ -75,7 +75,7 @@ async fn listing_that_events_overtook_changes_nothing() -> TestResult {
     until("the next listing is on its way", async || Ok(etcd.held_ranges() == 2)).await?;
     nothing_comes(&mut follower).await?;
     etcd.put("/r/d", "1", Delivery::Delivered);
-    assert_eq!(next(&mut follower).await?, "/r/d=1", "what the listing said is old");
+    assert_eq!(next(&mut follower).await?, "/r/d=1", "what the listing holds is old");
     Ok(())
 }
 

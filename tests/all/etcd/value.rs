@@ -332,7 +332,7 @@ async fn slow_reader_gets_the_newest_value_of_each_key_once() -> TestResult {
         assert!(newest.insert(key.to_owned(), value).is_none_or(|before| before < value), "{events:?}");
     }
     assert_eq!(newest, BTreeMap::from([("/r/a".to_owned(), 499), ("/r/b".to_owned(), 499)]), "{events:?}");
-    assert!(events.len() < 20, "1000 writes, and told: {events:?}");
+    assert!(events.len() < 20, "1000 writes, and too many events: {events:?}");
     nothing_comes(&mut follower).await?;
     Ok(())
 }

@@ -125,7 +125,8 @@ impl Site {
         server.create_database("bmdb").await?;
         let shell = Shell::new(directory.path(), &server)?;
         let machines = machines.to_string();
-        let flags = ["--machines", &machines, "--boot_seconds", "0.5", "--persistent_percent", "100"];
+        let flags =
+            ["--machine_count", &machines, "--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
         let url = server.url("bmdb");
         let fleet = Fleet::start_at(test_name, &flags, |_| Ok(url)).await?;
         Ok(Self { server, shell, fleet, _directory: directory })
@@ -272,7 +273,7 @@ async fn restored_backup_repeats_nothing_and_names_what_to_do() -> TestResult {
     let hasty = ready(fleet, "hasty", "12", &endpoints)?;
     fleet
         .until(
-            "known machines report, and those it never heard of are put aside",
+            "known machines report, and those it does not know are put aside",
             "SELECT count(*) FILTER (WHERE phase_index = 'Quarantined') = 4
                 AND (SELECT count(DISTINCT machine_id) FROM history WHERE event = 'NewerFence') >= 2
              FROM machine_due WHERE lane = 'access'",

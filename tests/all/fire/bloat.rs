@@ -154,7 +154,7 @@ async fn work_on_all(shepherd: &Shepherd, claimer: &mut Claimer, failing: bool) 
                     if failing && done == 0 {
                         work.fail(Vec::new(), "its provider did not answer", None).await?;
                     } else {
-                        work.finish(vec![unchanged_poll()], "the provider was asked").await?;
+                        work.finish(vec![unchanged_poll()], "the provider was polled").await?;
                     }
                     done += 1;
                 }
@@ -281,7 +281,7 @@ async fn ninety_days_keep_every_table_within_its_bound() -> TestResult {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_running_shepherd_deletes_what_its_policy_does_not_keep() -> TestResult {
-    let fleet = Fleet::start("fire_retention", &["--machines", "2", "--boot_seconds", "0.2"]).await?;
+    let fleet = Fleet::start("fire_retention", &["--machine_count", "2", "--boot_seconds", "0.2"]).await?;
     sqlx::raw_sql(
         "INSERT INTO history (machine_id, at, event)
          SELECT md5(n::TEXT)::UUID, now() - INTERVAL '31 days' - n * INTERVAL '1 minute', 'Old'
@@ -399,7 +399,7 @@ async fn round(kit: &Kit, claimer: &mut Claimer, shepherd: &Shepherd) -> Result<
         ensure!(began.elapsed() < PATIENCE, "{done} of {MACHINES} machines were due");
         if let Claimed::Work(work) = claimer.claim(std::slice::from_ref(&session)).await? {
             for work in work {
-                work.finish(vec![unchanged_poll()], "the provider was asked").await?;
+                work.finish(vec![unchanged_poll()], "the provider was polled").await?;
                 done += 1;
             }
         }

@@ -143,7 +143,7 @@ async fn client(
         match claimer.claim(std::slice::from_ref(&session)).await? {
             Claimed::Work(work) => {
                 for work in work {
-                    work.finish(vec![unchanged_poll()], "the provider was asked").await?;
+                    work.finish(vec![unchanged_poll()], "the provider was polled").await?;
                     finished.fetch_add(1, Ordering::Relaxed);
                 }
             }

@@ -95,7 +95,14 @@ async fn far_times(fleet: &Fleet) -> Result<Vec<String>> {
 
 async fn an_hour_off(test_name: &str, offset: &str, expected: TimeDelta) -> Result<()> {
     let machines = Form::of_this_run().pick(16, 100);
-    let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let flags = [
+        "--machine_count",
+        &machines.to_string(),
+        "--boot_seconds",
+        "0.5",
+        "--persistent_agent_percent",
+        "100",
+    ];
     let fleet = Fleet::start(test_name, &flags).await?;
     let (first, second) = (endpoint()?, endpoint()?);
     // Longer than a busy host is away, and nothing beside an hour.

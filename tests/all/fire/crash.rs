@@ -15,7 +15,7 @@ use crate::fire::{ALL_KNOWN_READY, count, counted, end};
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{Fleet, PATIENCE, Program, endpoint};
 
-pub(super) const BRIEF: [&str; 2] = ["--session_interval=3s", "--outward_limit=1s"];
+pub(super) const BRIEF: [&str; 2] = ["--session_interval=3s", "--outward_call_timeout=1s"];
 /// For the last shepherd, which has no successor: it loses no session and leaves none, however busy the host is.
 const LASTING: &str = "--session_interval=15s";
 
@@ -91,7 +91,8 @@ async fn a_shepherd_that_dies_while_it_makes_and_enrols_machines_leaves_each_to_
     let most = |number: usize| 3 + 2 * number;
     let capacity = most(PLACES.len());
     let fleet =
-        Fleet::start("crash_new", &["--machines", &capacity.to_string(), "--boot_seconds", "0.5"]).await?;
+        Fleet::start("crash_new", &["--machine_count", &capacity.to_string(), "--boot_seconds", "0.5"])
+            .await?;
     let endpoints = [endpoint()?];
     for (number, place) in PLACES.iter().enumerate() {
         let most = format!("--provisioner_max_machines={}", most(number));
@@ -149,13 +150,14 @@ async fn a_shepherd_that_dies_while_it_recovers_a_machine_never_reboots_it_twice
     const PLACES: [&str; 6] = [
         "recoverer.claimed",
         "recoverer.intended",
-        "recoverer.acted",
-        "recoverer.settled",
-        "recoverer.acted@2",
-        "recoverer.settled@2",
+        "recoverer.step-executed",
+        "recoverer.resolved",
+        "recoverer.step-executed@2",
+        "recoverer.resolved@2",
     ];
     let machines = PLACES.len().to_string();
-    let simulator = ["--machines", &machines, "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let simulator =
+        ["--machine_count", &machines, "--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
     let fleet = Fleet::start("crash_recovery", &simulator).await?;
     let endpoints = [endpoint()?];
     let shepherd = fleet.shepherd("first", &endpoints, &FLAGS)?;

@@ -148,12 +148,19 @@ async fn frozen_in_the_middle_of(
     wanted: &[&str],
     strike: Option<(&str, &[&str])>,
 ) -> Result<()> {
-    let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let flags = [
+        "--machine_count",
+        &machines.to_string(),
+        "--boot_seconds",
+        "0.5",
+        "--persistent_agent_percent",
+        "100",
+    ];
     let fleet = Fleet::start(test_name, &flags).await?;
     let (first, second) = (endpoint()?, endpoint()?);
     let flags = [
         "--session_interval=3s",
-        "--outward_limit=8s",
+        "--outward_call_timeout=8s",
         "--heartbeat_interval=1s",
         "--recovery_silence_timeout=6s",
         "--recovery_brake_fraction=0.9",

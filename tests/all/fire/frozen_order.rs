@@ -24,7 +24,7 @@ use crate::fire::{BRAKES, Form, count, counted, end};
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, PATIENCE, Program, endpoint};
 
-const FLAGS: [&str; 2] = ["--session_interval=3s", "--outward_limit=8s"];
+const FLAGS: [&str; 2] = ["--session_interval=3s", "--outward_call_timeout=8s"];
 
 /// Intents of the orders that a provider was sent after line `since`.
 fn ordered_since(journal: &[Value], since: u64) -> Vec<String> {
@@ -65,7 +65,7 @@ async fn judge(fleet: &Fleet, victim: Program, survivor: Program) -> Result<()> 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_while_the_provider_is_making_a_machine() -> TestResult {
     let machines: i64 = Form::of_this_run().pick(6, 40);
-    let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5"];
+    let flags = ["--machine_count", &machines.to_string(), "--boot_seconds", "0.5"];
     let fleet = Fleet::start("fire_frozen_create", &flags).await?;
     // Five seconds for everything: long enough to be in the middle of it.
     fleet.strike("provider", "api-slow").await?;
@@ -83,7 +83,7 @@ async fn frozen_while_the_provider_is_making_a_machine() -> TestResult {
         .iter()
         .all(|open| caught.iter().all(|c| c.call != open.call))
     {
-        assert!(Instant::now() < deadline, "the provider never ends what it was asked for");
+        assert!(Instant::now() < deadline, "the provider never ends the create calls");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     fleet.until("the other one has them all Ready", ALL_READY).await?;
@@ -128,11 +128,11 @@ async fn frozen_at(
     looked_after: &'static str,
     expected: (i64, i64),
 ) -> Result<()> {
-    let flags = ["--machines", "8", "--boot_seconds", "0.5"];
+    let flags = ["--machine_count", "8", "--boot_seconds", "0.5"];
     let fleet = Fleet::start(test_name, &flags).await?;
     let (first, second) = (endpoint()?, endpoint()?);
     // The survivor makes none itself: what the late order wants is there to be had.
-    let brief = ["--session_interval=10s", "--outward_limit=2s", "--provisioner_max_machines=3"];
+    let brief = ["--session_interval=10s", "--outward_call_timeout=2s", "--provisioner_max_machines=3"];
     let victim = fleet.shepherd_dying_at(place, "victim", &[first.clone(), second.clone()], &brief)?;
     let frozen = victim.pid();
     let deadline = Instant::now() + PATIENCE;
@@ -146,7 +146,7 @@ async fn frozen_at(
             .await?;
     ensure!(open.len() == 1, "{place} is not in the middle of an order: {open:?}");
     // Nor does it lose the lease again, however busy the host is.
-    let brief = ["--session_interval=30s", "--outward_limit=2s", "--provisioner_max_machines=2"];
+    let brief = ["--session_interval=30s", "--outward_call_timeout=2s", "--provisioner_max_machines=2"];
     let survivor = fleet.shepherd("survivor", &[second, first], &brief)?;
     all_over(&fleet, frozen, place).await?;
     fleet.until("somebody has looked after it", looked_after).await?;

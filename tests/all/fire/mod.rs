@@ -4,7 +4,7 @@
 //!
 //! Nearly every test runs real `shepherd` processes against a simulator, and most are judged by
 //! `checker.rs`. Each has a short form, which is part of the suite, and a long one with more machines and
-//! repetitions, which `make fire` runs (`SHEPHERD_FIRE=long`). Either prints a line that says what was
+//! repetitions, which `make fire` runs (`SHEPHERD_FAULT_SUITE=long`). Either prints a line that says what was
 //! counted, which `tools/fire` puts under a heading by the name of the module.
 //!
 //! That these tests can fail is shown by `tools/faults`, which breaks the engine on purpose.
@@ -46,7 +46,11 @@ pub(crate) enum Form {
 impl Form {
     /// The form of this run.
     fn of_this_run() -> Self {
-        if std::env::var("SHEPHERD_FIRE").is_ok_and(|form| form == "long") { Self::Long } else { Self::Short }
+        if std::env::var("SHEPHERD_FAULT_SUITE").is_ok_and(|form| form == "long") {
+            Self::Long
+        } else {
+            Self::Short
+        }
     }
 
     /// The value for this form.

@@ -81,7 +81,7 @@ async fn a_rack_of_odd_machines_ends_as_documented_and_why_is_true_of_each() -> 
     assert_eq!(left_at(&rack.sshd("bare")?.home())?, [""; 0]);
     Ok(counted(
         "odd machines",
-        format!("2 of 2 Ready all the same, {sentences} of 5 told apart by why, none rebooted"),
+        format!("2 of 2 Ready all the same, {sentences} of 5 distinguished by why, none rebooted"),
     )?)
 }
 
@@ -128,6 +128,6 @@ async fn an_address_that_another_machine_got_is_recognized_by_its_key_and_that_m
     end(&rack.fleet, shepherd).await?;
     Ok(counted(
         "another machine's address",
-        "told by both fingerprints, nobody logged in there, Ready when it was back",
+        "both fingerprints reported, nobody logged in there, Ready when it was back",
     )?)
 }

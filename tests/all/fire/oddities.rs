@@ -392,7 +392,7 @@ async fn hung_hosts_do_not_keep_the_only_worker_from_one_that_can_be_helped() ->
     assert!(causes.iter().all(|cause| cause.contains("while waiting for its greeting")), "{causes:?}");
     counted(
         "hosts that hang",
-        format!("{} of 10 told of, and the one that answers was helped", causes.len()),
+        format!("{} of 10 reported, and the one that answers was helped", causes.len()),
     )?;
     Ok(site.stop().await?)
 }

@@ -86,7 +86,14 @@ async fn recovered_before(fleet: &Fleet, moment: chrono::DateTime<chrono::Utc>) 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_hour_away_starts_no_ladder_before_agents_had_one_full_limit() -> TestResult {
     let machines = Form::of_this_run().pick(24, 200);
-    let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let flags = [
+        "--machine_count",
+        &machines.to_string(),
+        "--boot_seconds",
+        "0.5",
+        "--persistent_agent_percent",
+        "100",
+    ];
     let fleet = Fleet::start("fire_away", &flags).await?;
     let limit = chrono::TimeDelta::minutes(3);
     let flags = ["--heartbeat_interval=1s", "--recovery_silence_timeout=3m"];
@@ -156,7 +163,14 @@ async fn listen_on(fleet: &Fleet, alive: usize) -> Result<()> {
 async fn away_for_longer_than_the_silence_limit_in_real_time_disturbs_nobody() -> TestResult {
     // Enough that chance alone fills no second with three quarters of them.
     let machines = Form::of_this_run().pick(60, 200);
-    let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let flags = [
+        "--machine_count",
+        &machines.to_string(),
+        "--boot_seconds",
+        "0.5",
+        "--persistent_agent_percent",
+        "100",
+    ];
     let fleet = Fleet::start("fire_away_really", &flags).await?;
     let flags = ["--heartbeat_interval=1s", "--recovery_silence_timeout=30s"];
     let endpoints = [endpoint()?];
@@ -209,7 +223,7 @@ async fn postgres_stopped_in_the_middle_crashes_nothing_and_repeats_nothing() ->
     let server = PrivatePostgres::start(options.clone()).await?;
     server.create_database("bmdb").await?;
     let url = server.url("bmdb");
-    let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5"];
+    let flags = ["--machine_count", &machines.to_string(), "--boot_seconds", "0.5"];
     let fleet = Fleet::start_at("fire_postgres", &flags, |_| Ok(url.clone())).await?;
     let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &["--session_interval=6s"])?;
     let pid = shepherd.pid();

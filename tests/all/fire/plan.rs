@@ -7,7 +7,7 @@
 //! second after it was put on its machine, and then goes on. The moments to move to are read from the
 //! schedule in the database and never from the plan.
 //!
-//! Each fleet is random by a number that a failure prints, and that `SHEPHERD_PLAN_FLEET` picks alone.
+//! Each fleet is random by a number that a failure prints, and that `SHEPHERD_PLAN_SEED` picks alone.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -108,7 +108,7 @@ impl Site {
             .execute(&kit.pool)
             .await?;
         let directory = tempfile::tempdir()?;
-        let flags = ["--machines", "8", "--boot_seconds", "0", "--persistent_percent", "0"];
+        let flags = ["--machine_count", "8", "--boot_seconds", "0", "--persistent_agent_percent", "0"];
         let simulator = Running::start(directory.path(), &flags).await?;
         let horizon = Span::minutes(random.random_range(20..60));
         let mut site = Self {
@@ -235,7 +235,7 @@ impl Site {
         if self.random.random_range(0..8) == 0 {
             sqlx::query(
                 "INSERT INTO history (machine_id, at, event, fence, detail)
-                 VALUES ($1, $2, 'NewerFence', 1000, 'told')",
+                 VALUES ($1, $2, 'NewerFence', 1000, 'reported')",
             )
             .bind(machine.0)
             .bind(self.before(90))
@@ -592,7 +592,8 @@ async fn comes_true(seed: u64) -> Result<BTreeMap<String, usize>> {
             None => "they differ in how often the same is begun at one moment".to_owned(),
         };
         anyhow::bail!(
-            "fleet {seed}: {} foreseen, {} happened\nonly foreseen:\n{}\nonly happened:\n{}\n{text}",
+            "fleet {seed}: {} in the forecast, {} happened\nonly in the forecast:\n{}\nonly happened:\n{}\n\
+             {text}",
             forecast.len(),
             happened.len(),
             only(&forecast, &happened),
@@ -610,7 +611,7 @@ async fn comes_true(seed: u64) -> Result<BTreeMap<String, usize>> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_planned_is_what_history_tells_afterwards() -> TestResult {
     let fleets = Form::of_this_run().pick(2, 200);
-    let first = std::env::var("SHEPHERD_PLAN_FLEET").ok().and_then(|number| number.parse().ok());
+    let first = std::env::var("SHEPHERD_PLAN_SEED").ok().and_then(|number| number.parse().ok());
     let mut begun = BTreeMap::new();
     for seed in first.map_or(0..fleets, |only| only..only + 1) {
         for (process, count) in comes_true(seed).await.with_context(|| format!("fleet {seed}"))? {
@@ -618,7 +619,7 @@ async fn what_is_planned_is_what_history_tells_afterwards() -> TestResult {
         }
     }
     // What `make fire` shows beside the others.
-    counted("work items foreseen and begun", format!("{begun:?}"))?;
+    counted("work items forecast and begun", format!("{begun:?}"))?;
     assert!(first.is_some() || begun.contains_key("Recovery"), "no machine was brought back: {begun:?}");
     Ok(())
 }

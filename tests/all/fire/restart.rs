@@ -52,7 +52,14 @@ async fn until_it_listens(endpoint: &str) -> Result<()> {
 async fn restarting_two_shepherds_in_turn_costs_no_agent_more_than_one_heartbeat_each() -> TestResult {
     let form = Form::of_this_run();
     let (machines, rounds) = form.pick((30, 1), (200, 4));
-    let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let flags = [
+        "--machine_count",
+        &machines.to_string(),
+        "--boot_seconds",
+        "0.5",
+        "--persistent_agent_percent",
+        "100",
+    ];
     let fleet = Fleet::start("fire_rolling", &flags).await?;
     let (first, second) = (endpoint()?, endpoint()?);
     let flags = ["--session_interval=15s", "--heartbeat_interval=1s", "--recovery_silence_timeout=20s"];
@@ -102,7 +109,7 @@ async fn restarting_two_shepherds_in_turn_costs_no_agent_more_than_one_heartbeat
 /// Rows that a newer release wrote are not an older one's to claim, rewrite or sweep.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_shepherd_keeps_its_hands_off_what_newer_rules_decided() -> TestResult {
-    let flags = ["--machines", "12", "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let flags = ["--machine_count", "12", "--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
     let fleet = Fleet::start("fire_rules", &flags).await?;
     let flags = ["--heartbeat_interval=1s", "--recovery_silence_timeout=8s", "--recovery_brake_fraction=0.9"];
     let (first, second) = (endpoint()?, endpoint()?);

@@ -178,7 +178,14 @@ async fn a_shepherd_that_dies_while_it_stops_leaves_each_machine_to_be_ready_onc
     let rounds = Form::of_this_run().pick(1, 3);
     let ways = WAYS.repeat(rounds);
     let machines = 3 * ways.len();
-    let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.1", "--persistent_percent", "100"];
+    let flags = [
+        "--machine_count",
+        &machines.to_string(),
+        "--boot_seconds",
+        "0.1",
+        "--persistent_agent_percent",
+        "100",
+    ];
     let fleet = Fleet::start("fire_shutdown", &flags).await?;
     for number in 1..=machines {
         fleet.strike(&format!("sim-{number:04}"), "slow").await?;
@@ -212,7 +219,7 @@ async fn a_shepherd_that_dies_while_it_stops_leaves_each_machine_to_be_ready_onc
     ready_exactly_once(&fleet).await?;
     let expired = count(&fleet, "SELECT count(*) FROM history WHERE event = 'Expired'").await?;
     let cancelled = count(&fleet, "SELECT count(*) FROM history WHERE event = 'Cancelled'").await?;
-    assert!(expired >= left, "{left} work items were left behind, and {expired} told as lost");
+    assert!(expired >= left, "{left} work items were left behind, and {expired} recorded as lost");
     assert!(cancelled > 0, "nothing was ever cancelled in order");
     counted(
         "in the middle of stopping",

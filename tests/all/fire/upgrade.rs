@@ -34,11 +34,10 @@ fn previous(what: &str) -> Result<i64> {
     Ok(line.trim().parse()?)
 }
 
-/// What the release before this one calls a dialect of the database that has another name by now.
-fn previous_name_of(dialect: &str) -> Option<&'static str> {
+/// What has another name in the release before this one: the name now, and that one.
+fn previous_names(of: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     let text = include_str!("../../upgrade/previous");
-    let mut renamed = text.lines().filter_map(|line| line.strip_prefix("dialect ")?.split_once(" was "));
-    renamed.find(|(now, _)| *now == dialect).map(|(_, before)| before)
+    text.lines().filter_map(move |line| line.strip_prefix(of)?.strip_prefix(' ')?.split_once(" was "))
 }
 
 /// Tables are made, and found, in `public` first, as in a database without the test clock.
@@ -103,7 +102,14 @@ async fn schema(fleet: &Fleet) -> Result<i64> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_schema_before_with_data_is_upgraded_by_two_at_once_and_its_machines_go_on() -> TestResult {
     let machines: i64 = Form::of_this_run().pick(10, 60);
-    let flags = ["--machines", &machines.to_string(), "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let flags = [
+        "--machine_count",
+        &machines.to_string(),
+        "--boot_seconds",
+        "0.5",
+        "--persistent_agent_percent",
+        "100",
+    ];
     let fleet = Fleet::start_at("fire_upgrade", &flags, place).await?;
     let (first, second) = (endpoint()?, endpoint()?);
     let endpoints = [first.clone(), second.clone()];
@@ -160,10 +166,11 @@ fn previous_program() -> Result<Option<PathBuf>> {
     if Form::of_this_run() == Form::Short {
         return Ok(None);
     }
-    let path = std::env::var_os("SHEPHERD_PREVIOUS").map(PathBuf::from).filter(|path| path.is_file());
+    let path =
+        std::env::var_os("SHEPHERD_PREVIOUS_RELEASE_PATH").map(PathBuf::from).filter(|path| path.is_file());
     let path = path.context(
         "the release before this one is not built, so nothing is shown of an upgrade under it: \
-         set SHEPHERD_PREVIOUS to what tools/previous prints",
+         set SHEPHERD_PREVIOUS_RELEASE_PATH to what tools/previous prints",
     )?;
     Ok(Some(path))
 }
@@ -188,14 +195,19 @@ async fn a_schema_upgraded_live_is_left_alone_by_the_older_shepherd_that_still_r
         return Ok(newer_rules_beside_an_older_shepherd().await?);
     };
     let machines = 40;
-    let flags = ["--machines", "40", "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let flags = ["--machine_count", "40", "--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
     let fleet = Fleet::start_at("fire_upgrade_live", &flags, place).await?;
     let mut connection = connect(&fleet).await?;
     sqlx::raw_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public").execute(&mut connection).await?;
     connection.close().await?;
     let (first, second) = (endpoint()?, endpoint()?);
-    let dialect = previous_name_of(fleet.database.dialect().as_str());
-    let old_program = || Otherwise { program: Some(program.clone()), dialect, ..Otherwise::default() };
+    let dialect = previous_names("dialect").find(|(now, _)| *now == fleet.database.dialect().as_str());
+    let old_program = || Otherwise {
+        program: Some(program.clone()),
+        dialect: dialect.map(|(_, before)| before),
+        renamed_flags: previous_names("flag").collect(),
+        ..Otherwise::default()
+    };
     let old_endpoints = [first.clone(), second.clone()];
     let mut old = fleet.shepherd_otherwise(old_program(), "old", &old_endpoints, &FLAGS)?;
     let deadline = Instant::now() + PATIENCE;
@@ -294,7 +306,7 @@ async fn refused_at_its_start(fleet: &Fleet, program: Otherwise) -> Result<()> {
 
 /// Newer rules come to a living shepherd's database while it works, as an upgrade brings them.
 async fn newer_rules_beside_an_older_shepherd() -> Result<()> {
-    let flags = ["--machines", "12", "--boot_seconds", "0.5", "--persistent_percent", "100"];
+    let flags = ["--machine_count", "12", "--boot_seconds", "0.5", "--persistent_agent_percent", "100"];
     let fleet = Fleet::start("fire_upgrade_rules", &flags).await?;
     let (first, second) = (endpoint()?, endpoint()?);
     // That a busy host costs no session is not what is looked at.
@@ -302,7 +314,7 @@ async fn newer_rules_beside_an_older_shepherd() -> Result<()> {
     let mut older: Program = fleet.shepherd("older", &[first.clone(), second.clone()], &flags)?;
     fleet.until("all are Ready", ALL_READY).await?;
     // A first report is a fact, and not an older one's to take.
-    fleet.until("all have told their hardware", "SELECT count(*) = 12 FROM machine_hardware_report").await?;
+    fleet.until("all have reported hardware", "SELECT count(*) = 12 FROM machine_hardware_report").await?;
     sqlx::query("UPDATE machine_due SET rules_version = rules_version + 1").execute(&fleet.pool).await?;
     let since: chrono::DateTime<chrono::Utc> =
         sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&fleet.pool).await?;
@@ -323,7 +335,7 @@ async fn newer_rules_beside_an_older_shepherd() -> Result<()> {
     // Their silence lasts for two limits, and heartbeats of the others arrive all the while.
     fleet
         .until(
-            "two are silent and ten are heard",
+            "two are silent and ten send heartbeats",
             "SELECT count(*) FILTER (WHERE at < clock_timestamp() - INTERVAL '24 s') = 2
                 AND count(*) FILTER (WHERE at > clock_timestamp() - INTERVAL '4 s') = 10
              FROM machine_agent_heartbeat",
@@ -341,7 +353,7 @@ async fn newer_rules_beside_an_older_shepherd() -> Result<()> {
     end(&fleet, older).await?;
     counted(
         "newer rules come live",
-        "24 of 24 rows left alone, 10 agents heard all the while, 0 sessions lost",
+        "24 of 24 rows left alone, 10 agents in contact all the while, 0 sessions lost",
     )?;
     Ok(())
 }

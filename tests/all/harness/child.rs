@@ -183,7 +183,7 @@ mod tests {
 
     use crate::harness::aloud::TestResult;
 
-    const STAND_IN: &str = "SHEPHERD_TEST_STAND_IN";
+    const STAND_IN: &str = "SHEPHERD_TEST_FAKE_PROGRAM";
 
     /// When a process began; a process id alone may be another's by the time it is looked at.
     fn began(pid: &str) -> Option<String> {
@@ -222,7 +222,7 @@ mod tests {
             let detached = String::from_utf8(detached.stdout)?;
             let place = crate::harness::program::Place::new()?;
             let state = place.path("fleet.json");
-            let mut simulator = place.program(["simulator", "--state"]);
+            let mut simulator = place.program(["simulator", "--state_path"]);
             let mut simulator = Program::spawn(simulator.arg(state))?;
             let mut line = String::new();
             let child_stdout = simulator.child().stdout.take().context("its output is piped")?;

@@ -178,7 +178,7 @@ impl Cluster {
             };
             if ended.is_some() || Instant::now() > end {
                 let log = std::fs::read_to_string(self.path(&format!("{}.log", self.members[member].name)))?;
-                bail!("etcd does not answer ({error}), ended: {ended:?}; it said: {log}");
+                bail!("etcd does not answer ({error}), ended: {ended:?}; its log: {log}");
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

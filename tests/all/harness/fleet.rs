@@ -50,6 +50,8 @@ pub(crate) struct Otherwise {
     pub(crate) program: Option<PathBuf>,
     /// What that program calls the mode of the database, where it is another name.
     pub(crate) dialect: Option<&'static str>,
+    /// Flags that have another name there: the name here, and that one.
+    pub(crate) renamed_flags: Vec<(&'static str, &'static str)>,
     /// What stands in its environment besides.
     pub(crate) environment: Vec<(&'static str, OsString)>,
 }
@@ -90,7 +92,7 @@ impl Fleet {
         let directory = tempfile::tempdir()?;
         let log = directory.path().join("simulator.log");
         let mut command = guarded(env!("CARGO_BIN_EXE_shepherd"));
-        command.args(["simulator", "--listen", "127.0.0.1:0", "--state"]);
+        command.args(["simulator", "--listen_address", "127.0.0.1:0", "--state_path"]);
         command.arg(directory.path().join("fleet.json")).args(flags).stdout(Stdio::piped());
         let mut simulator = Program::spawn_logged(&mut command, &log)?;
         let stdout = simulator.child().stdout.take().context("its output is piped")?;
@@ -173,7 +175,7 @@ impl Fleet {
         self.logs.lock().unwrap_or_else(PoisonError::into_inner).push(log.clone());
         let program = otherwise.program.unwrap_or_else(|| env!("CARGO_BIN_EXE_shepherd").into());
         let dialect = otherwise.dialect.unwrap_or(self.database.dialect().as_str());
-        let mut command = self.command(program, dialect, name, endpoints, flags)?;
+        let mut command = self.command(program, dialect, name, endpoints, flags, &otherwise.renamed_flags)?;
         command.envs(otherwise.environment);
         Program::spawn_logged(&mut command, &log)
     }
@@ -188,7 +190,7 @@ impl Fleet {
         let provider = ["--provider", "simulated", "--simulated_url", &self.url];
         let program = env!("CARGO_BIN_EXE_shepherd").into();
         let dialect = self.database.dialect().as_str();
-        self.command(program, dialect, name, endpoints, &[provider.as_slice(), flags].concat())
+        self.command(program, dialect, name, endpoints, &[provider.as_slice(), flags].concat(), &[])
     }
 
     fn command(
@@ -198,6 +200,7 @@ impl Fleet {
         name: &str,
         endpoints: &[String],
         flags: &[&str],
+        renamed_flags: &[(&str, &str)],
     ) -> Result<Command> {
         let mut command = guarded(program);
         // By the environment, as a password would be.
@@ -211,7 +214,8 @@ impl Fleet {
         command.args(["--agent_executable_path", "/bin/sh"]);
         command.arg("--ssh_key_path").arg(self.directory.path().join(format!("{name}.ssh_key")));
         command.arg("--secrets_key_path").arg(self.directory.path().join("secrets.key"));
-        command.args(BRISK).args(flags).stdout(Stdio::null());
+        command.args(BRISK.iter().chain(flags).map(|flag| rename_flag(flag, renamed_flags)));
+        command.stdout(Stdio::null());
         Ok(command)
     }
 
@@ -308,6 +312,14 @@ async fn looking(url: &str) -> Result<PgPool> {
     Ok(PgPoolOptions::new().max_connections(4).connect_with(options).await?)
 }
 
+/// The flag `--NAME` or `--NAME=VALUE` with the name that another release has for it.
+fn rename_flag(flag: &str, renamed_flags: &[(&str, &str)]) -> String {
+    let (name, value) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
+    let renamed = renamed_flags.iter().find(|(here, _)| name.strip_prefix("--") == Some(*here));
+    let name = renamed.map_or_else(|| name.to_owned(), |(_, there)| format!("--{there}"));
+    value.map_or_else(|| name.clone(), |value| format!("{name}={value}"))
+}
+
 /// Flags of a shepherd in a hurry. What comes after them counts. Its sessions it keeps on a host that is away for
 /// some seconds: one that is lost right before the shepherd ends would stay open.
 const BRISK: [&str; 16] = [
@@ -325,7 +337,7 @@ const BRISK: [&str; 16] = [
     "--agent_start_backoff_initial=1s",
     "--agent_start_backoff_maximum=5s",
     "--heartbeat_interval=5s",
-    "--outward_limit=3s",
+    "--outward_call_timeout=3s",
     "--shutdown_grace=10s",
 ];
 

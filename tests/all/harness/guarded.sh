@@ -1,6 +1,6 @@
 # shellcheck shell=sh
 # Becomes the program "$@", with a watcher beside it: $1 is the watcher's script. Nothing happens
-# between the two that a death of whoever started us could fall into, because the watcher is there
+# between the two that the death of our starter could fall into, because the watcher is there
 # before the program is. Standard input is that one's hold on us, and not the program's.
 watcher=$1
 shift

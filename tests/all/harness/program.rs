@@ -89,7 +89,7 @@ impl Place {
                 child.kill()?;
                 child.wait()?;
                 let message = stderr.join().map_err(|_| anyhow::anyhow!("panicked"))??;
-                anyhow::bail!("it did not end within {} s; it said: {message}", PATIENCE.as_secs());
+                anyhow::bail!("it did not end within {} s; its stderr: {message}", PATIENCE.as_secs());
             }
             std::thread::sleep(Duration::from_millis(10));
         }

@@ -49,7 +49,7 @@ pub(crate) struct Rack {
 impl Rack {
     /// An empty rack.
     pub(crate) async fn new(test_name: &str) -> Result<Self> {
-        let fleet = Fleet::start(test_name, &["--machines", "0"]).await?;
+        let fleet = Fleet::start(test_name, &["--machine_count", "0"]).await?;
         let directory = tempfile::Builder::new().prefix("shepherd-rack-").tempdir()?;
         Ok(Self { machines: Vec::new(), fleet, directory })
     }

@@ -1,6 +1,6 @@
 # shellcheck shell=sh
-# Kills our parent, process $1, when standard input ends: when whoever holds its other end has let go
-# of it or died, in whatever way. A parent that has ended before is nobody's number to kill any more,
+# Kills our parent, process $1, when standard input ends: when the process that holds its other end has
+# closed it or died, in whatever way. A parent that has ended before is nobody's number to kill any more,
 # and the kernel has given us another by then.
 trap '' HUP INT TERM
 while read -r _; do :; done

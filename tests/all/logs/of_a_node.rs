@@ -80,7 +80,7 @@ async fn log_of_a_service_is_read_through_a_shepherd() -> TestResult {
         })
         .await?;
     node.start_program(Path::new(env!("CARGO_BIN_EXE_roleserver")), ways)?;
-    until("it is heard", || async {
+    until("its first heartbeat arrives", || async {
         let received: i64 =
             sqlx::query_scalar("SELECT count(*) FROM machine_agent_heartbeat").fetch_one(&pool).await?;
         Ok(received == 1)

@@ -185,7 +185,7 @@ pub(super) async fn wait_for_kubernetes_status(
             |text: String| text.lines().rev().take(15).map(str::to_owned).collect::<Vec<_>>().join("\n");
         format!("{last:?}\n{}\n{}\n{}", node.report(), tail(log(API_SERVER)), tail(log(CONTROLLER_MANAGER)))
     })?;
-    last.context("nothing was told")
+    last.context("the node reported no Kubernetes status")
 }
 
 pub(super) fn kinds(status: &wire::KubernetesStatus) -> BTreeMap<&str, Kind> {
@@ -229,7 +229,8 @@ pub(super) async fn controlled() -> Result<(Owner, Node, String)> {
 async fn controllers_start_behind_the_gate_outlive_their_role_server_and_go_with_their_role() -> TestResult {
     let (owner, mut node, bundle) = controlled().await?;
     let before = wait_for_kubernetes_status(&owner, &node, "the API server is ready", |status| {
-        kinds(status).get("kube-apiserver") == Some(&Kind::Healthy) && status.waits.contains("never made")
+        kinds(status).get("kube-apiserver") == Some(&Kind::Healthy)
+            && status.wait_reason.contains("never made")
     })
     .await?;
     assert_eq!(kinds(&before)["kube-scheduler"], Kind::Waiting, "{before:?}");
@@ -238,7 +239,10 @@ async fn controllers_start_behind_the_gate_outlive_their_role_server_and_go_with
 
     open_gate(&node).await?;
     let well = wait_for_kubernetes_status(&owner, &node, "all are well", all_well).await?;
-    assert_eq!((well.bundle.as_str(), well.version.as_str(), well.waits.as_str()), (&*bundle, "1.20.2", ""));
+    assert_eq!(
+        (well.bundle.as_str(), well.version.as_str(), well.wait_reason.as_str()),
+        (&*bundle, "1.20.2", "")
+    );
     assert!(well.generation > 0);
     let at = |child| starts(&node, child)?[0]["at"].as_f64().context("no time");
     assert!(at(API_SERVER)? < at(CONTROLLER_MANAGER)? && at(CONTROLLER_MANAGER)? < at(SCHEDULER)?);
@@ -278,14 +282,14 @@ async fn controllers_start_behind_the_gate_outlive_their_role_server_and_go_with
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_keys_start_all_components_again_before_the_node_says_that_it_acts_on_them() -> TestResult {
     let (owner, node, _) = controlled().await?;
-    wait_for_kubernetes_status(&owner, &node, "the gate", |status| status.waits.contains("never made"))
+    wait_for_kubernetes_status(&owner, &node, "the gate", |status| status.wait_reason.contains("never made"))
         .await?;
     open_gate(&node).await?;
     let well = wait_for_kubernetes_status(&owner, &node, "all are well", all_well).await?;
     let of_first = instances(&node)?;
 
     let mut kubernetes = KubernetesClient::new(owner.curators()?.channel());
-    let rotate = wire::RotateKubernetesRequest { which: wire::KubernetesKeys::Servers.into() };
+    let rotate = wire::RotateKubernetesRequest { keys: wire::KubernetesKeys::Servers.into() };
     patiently(async || kubernetes.rotate(rotate).await).await?;
     wait_for_kubernetes_status(&owner, &node, "all act on other keys", |status| {
         all_well(status) && status.generation > well.generation
@@ -298,7 +302,7 @@ async fn other_keys_start_all_components_again_before_the_node_says_that_it_acts
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bundle_that_does_not_run_is_taken_back_and_another_one_is_run() -> TestResult {
     let (owner, node, first) = controlled().await?;
-    wait_for_kubernetes_status(&owner, &node, "the gate", |status| status.waits.contains("never made"))
+    wait_for_kubernetes_status(&owner, &node, "the gate", |status| status.wait_reason.contains("never made"))
         .await?;
     open_gate(&node).await?;
     let well = wait_for_kubernetes_status(&owner, &node, "all are well", all_well).await?;
@@ -314,12 +318,12 @@ async fn bundle_that_does_not_run_is_taken_back_and_another_one_is_run() -> Test
     };
     patiently(async || kubernetes.assign_bundle(assign(&broken.0)).await).await?;
     let kubernetes_status =
-        wait_for_kubernetes_status(&owner, &node, "it is said that it does not do", |status| {
-            status.waits.contains("does not become ready")
+        wait_for_kubernetes_status(&owner, &node, "the bundle is reported as not ready", |status| {
+            status.wait_reason.contains("does not become ready")
         })
         .await?;
     assert!(
-        kubernetes_status.waits.contains(&broken.0[..12]) && kubernetes_status.generation == 0,
+        kubernetes_status.wait_reason.contains(&broken.0[..12]) && kubernetes_status.generation == 0,
         "{kubernetes_status:?}"
     );
     patiently(async || kubernetes.assign_bundle(assign(&first)).await).await?;
@@ -358,7 +362,7 @@ async fn real_controllers_make_their_objects_and_begin() -> TestResult {
     owner.wait_for_node_status(&node).await?;
     owner.roles(&node, &["kubernetes-controller"], &[]).await?;
     let well = wait_for_kubernetes_status(&owner, &node, "all are well", all_well).await?;
-    assert!(well.reconciles && well.clashes.is_empty(), "{well:?}");
+    assert!(well.is_reconciler && well.conflicts.is_empty(), "{well:?}");
     let directory = node.files().kubernetes_directory();
     let plan = tokio::task::spawn_blocking(move || {
         told_page::read_page_within(MINUTE, &directory, told_page::PLAN_SOCKET)

@@ -24,7 +24,7 @@ use crate::harness::etcd_servers::until;
 use crate::harness::kubernetes::{bundle, has_bundle};
 
 /// Set where this runs in its own namespaces.
-const ENCLOSED: &str = "SHEPHERD_TEST_ENCLOSED";
+const ENCLOSED: &str = "SHEPHERD_TEST_IN_NAMESPACE";
 const ADDRESS: &str = "10.99.0.1";
 /// What it needs of this host besides a bundle.
 const PROGRAMS: [&str; 6] = ["busybox", "conntrack", "iptables", "ip", "jq", "kubectl"];
@@ -247,7 +247,7 @@ async fn enclosed() -> Result<()> {
         status.components.len() == 6 && kinds(status).values().all(|kind| *kind == Kind::Healthy)
     })
     .await?;
-    assert_eq!(well.waits, "");
+    assert_eq!(well.wait_reason, "");
     let kubectl = Kubectl::new(&node, directory.path())?;
     let name = node.id()?.to_string();
     let own = || kubectl.json(&["get", "node", &name]);
@@ -270,7 +270,7 @@ async fn enclosed() -> Result<()> {
     let service = kubectl.json(&["get", "service", "web"])?;
     let service = service["spec"]["clusterIP"].as_str().context("no address")?.to_owned();
     until("it answers at the address of its service", async || Ok(answers(&service))).await?;
-    until("its log is told", async || Ok(kubectl.run(&["logs", &pod]).is_ok_and(|log| log == "began\n")))
+    until("its log is served", async || Ok(kubectl.run(&["logs", &pod]).is_ok_and(|log| log == "began\n")))
         .await?;
 
     // The role server is replaced, and containerd dies: the pod notices nothing.
@@ -303,8 +303,8 @@ async fn enclosed() -> Result<()> {
     .await
     .with_context(|| node.report())?;
     assert_eq!(kubectl.pods("guarded")?, [(guarded, "Running".to_owned())], "there would be none left");
-    wait_for_kubernetes_status(&owner, &node, "what it waits for is told", |status| {
-        status.waits.contains("its pods go to other nodes")
+    wait_for_kubernetes_status(&owner, &node, "what the node waits for is reported", |status| {
+        status.wait_reason.contains("its pods go to other nodes")
     })
     .await?;
     kubectl.run(&["delete", "poddisruptionbudget", "guarded"])?;

@@ -213,7 +213,7 @@ async fn other_keys_start_every_component_again_step_by_step() -> TestResult {
     let old = clients()?;
     let mut kubernetes = KubernetesClient::new(owner.curators()?.channel());
     let which = wire::KubernetesKeys::Clients.into();
-    patiently(async || kubernetes.rotate(wire::RotateKubernetesRequest { which }).await).await?;
+    patiently(async || kubernetes.rotate(wire::RotateKubernetesRequest { keys: which }).await).await?;
     let acts = |status: &wire::KubernetesStatus| status.generation == first + 3 && all_well(status);
     wait_for_kubernetes_status(&owner, &node, "it acts on the last step", acts).await?;
     let new = clients()?;

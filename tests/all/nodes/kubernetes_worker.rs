@@ -79,7 +79,7 @@ if name == "kubelet":
         groups = [point.rstrip("/") + config["cgroupRoot"] for point in points]
         # As runc does it: where version 2 is mounted beside version 1, nobody else has made it.
         assert all(os.path.isdir(group) for group in groups if "/unified/" not in group)
-        # It does not end when it is asked to.
+        # It does not end on SIGTERM.
         pod = subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; while :; do sleep 1000; done"], start_new_session=True)
         for group in groups:
             os.makedirs(group + "/kubepods/pod1", exist_ok=True)
@@ -207,7 +207,7 @@ async fn workers_begin_in_order_outlive_the_process_that_started_them_and_leave_
     owner.roles(&node, &["kubernetes-worker"], &[]).await?;
     let well = wait_for_kubernetes_status(&owner, &node, "all are well", all_well).await?;
     assert_eq!(
-        (well.bundle.as_str(), well.version.as_str(), well.waits.as_str()),
+        (well.bundle.as_str(), well.version.as_str(), well.wait_reason.as_str()),
         (&*bundle.0, "1.20.2", "")
     );
     assert!(well.generation > 0);
@@ -264,7 +264,7 @@ async fn workers_begin_in_order_outlive_the_process_that_started_them_and_leave_
         all_well(status) && status.bundle == other.0
     })
     .await?;
-    assert_eq!((upgraded.version.as_str(), upgraded.waits.as_str()), ("1.20.3", ""));
+    assert_eq!((upgraded.version.as_str(), upgraded.wait_reason.as_str()), ("1.20.3", ""));
     assert!(running.iter().all(|instance| !instance.is_alive()));
     assert!(runs(shim) && runs(pod), "what is in pods is not the bundle's");
     let path = started(&node, CONTAINERD)?.pop().context("it never started")?["path"].to_string();

@@ -352,8 +352,11 @@ impl Owner {
     pub(crate) async fn join(&self, through: &Node) -> Result<OrderKind> {
         let (curators, _, anchor) = self.curators.as_ref().context("it owns nothing")?;
         let mut tickets = TicketsClient::new(curators.channel());
-        let request =
-            wire::CreateTicketRequest { lifetime_ms: 3_600_000, uses: Some(1), purpose: "a test".to_owned() };
+        let request = wire::CreateTicketRequest {
+            lifetime_ms: 3_600_000,
+            max_uses: Some(1),
+            purpose: "a test".to_owned(),
+        };
         let made = patiently(async || tickets.create(request.clone()).await).await?;
         Ok(OrderKind::Join {
             ticket: hex::encode(made.secret),
@@ -384,8 +387,8 @@ impl Owner {
         let mut management = ManagementClient::new(self.curators()?.channel());
         let request = wire::UpdateRolesRequest {
             node_id: node.id()?.to_string(),
-            give: give.iter().map(|&name| name.to_owned()).collect(),
-            take: take.iter().map(|&name| name.to_owned()).collect(),
+            add_roles: give.iter().map(|&name| name.to_owned()).collect(),
+            remove_roles: take.iter().map(|&name| name.to_owned()).collect(),
         };
         let answer = patiently(async || management.update_roles(request.clone()).await).await?;
         answer.node.context("no node")
@@ -411,7 +414,7 @@ impl Owner {
     /// Waits until a node has reported its location.
     pub(crate) async fn wait_for_node_status(&self, node: &Node) -> Result<()> {
         let id = node.id()?.to_string();
-        let reported = until("it has said where it is", async || {
+        let reported = until("the node has reported its location", async || {
             let nodes = self.nodes().await?.into_iter().filter_map(|listed| listed.node);
             Ok(nodes.into_iter().any(|node| node.node_id == id && node.status.is_some()))
         });

@@ -21,7 +21,7 @@ async fn snapshot(owner: &Owner) -> Result<Vec<u8>> {
     let mut pieces = patiently(async || snapshots.take(wire::TakeSnapshotRequest {}).await).await?;
     let mut encoded = Vec::new();
     while let Some(piece) = pieces.message().await? {
-        encoded.extend(piece.piece);
+        encoded.extend(piece.chunk);
     }
     Ok(encoded)
 }
@@ -56,7 +56,7 @@ async fn node_that_lived_on_follows_the_restored_cluster_and_never_again_the_old
     first.cut_power().await?;
     let mut second = Node::at(first.address)?;
     let OrderKind::Found { cluster, name, owner_keys, .. } = owner.founding_order() else {
-        panic!("not asked to found one")
+        panic!("the order does not found a cluster")
     };
     second.files().read_or_create_key()?;
     std::fs::write(second.files().snapshot_path(), &taken)?;
@@ -90,7 +90,7 @@ async fn node_that_lived_on_follows_the_restored_cluster_and_never_again_the_old
     };
     inbox.accept(&agent::ClusterOrder {
         generation: 1,
-        what: Some(agent::cluster_order::What::Join(join)),
+        operation: Some(agent::cluster_order::Operation::Join(join)),
         ..Default::default()
     });
     assert_eq!((inbox.report().epoch, inbox.report().error.as_str()), (1, ""));

@@ -109,7 +109,7 @@ fn service(archive: &str, name: &str, text: &str) -> wire::Service {
 
 async fn wait_for_output(own: &Path, part: &str) -> Result<String> {
     let mut text = String::new();
-    until("it has said what it sees", async || {
+    until("the program has written what it sees", async || {
         text = std::fs::read_to_string(own.join("up")).unwrap_or_default();
         Ok(text.contains(part))
     })
@@ -162,7 +162,7 @@ async fn program_runs_in_a_root_filesystem_and_nothing_of_it_outlives_its_servic
     let second = declare(&owner, "box", &[service(&digest, &name, "two")]).await?;
     until_well(&owner, &node, "server", second).await?;
     wait_for_output(&own, "two").await?;
-    assert!(own.join("ended").exists(), "it was not told to end");
+    assert!(own.join("ended").exists(), "the program of the previous declaration received no SIGTERM");
     assert_eq!(running(&name), 2);
 
     // An artefact that is no archive is reported, and disturbs nothing else.

@@ -202,7 +202,7 @@ pub(super) async fn until_nothing_is_left(owner: &Owner, node: &Node) -> Result<
         let children: Vec<String> = node.children().into_iter().filter(|name| name.contains('_')).collect();
         let directories = std::fs::read_dir(node.disk().join("services")).map_or(0, Iterator::count);
         let number = statuses(owner, node).await?.len();
-        last = format!("{children:?}, {directories} directories, {number} told of");
+        last = format!("{children:?}, {directories} directories, {number} statuses");
         Ok(children.is_empty() && directories == 0 && number == 0)
     });
     waited.await.with_context(|| format!("{last}\n{}", node.report()))
@@ -286,7 +286,7 @@ async fn service_answers_on_while_its_role_server_is_replaced_and_killed() -> Te
     assert!(ill.message.contains("its health check fails: it took longer than 500 ms"), "{}", ill.message);
     next.send_signal(rustix::process::Signal::CONT)?;
     until_well(&owner, &node, "server", third).await?;
-    assert_eq!(instance(&node, "web_server")?, next, "it is told, and not started again for it");
+    assert_eq!(instance(&node, "web_server")?, next, "a failed health check restarts nothing");
 
     owner.roles(&node, &[], &["web"]).await?;
     until_nothing_is_left(&owner, &node).await?;
@@ -457,7 +457,7 @@ async fn node_that_comes_back_runs_its_services_before_any_curator_is_reachable(
     until("it has seen what there is", async || Ok(services.latest().is_some())).await?;
     first.start()?;
     let watch_cell = node.facts.declarations.clone();
-    until("it is told what to run", async || Ok(watch_cell.latest().is_some_and(|all| all.len() == 1)))
+    until("it has its declarations", async || Ok(watch_cell.latest().is_some_and(|all| all.len() == 1)))
         .await
         .with_context(|| node.report())?;
     until_well(&owner, &node, "server", declared).await?;

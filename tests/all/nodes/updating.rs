@@ -22,7 +22,7 @@ async fn service_loses_no_request_while_its_role_server_becomes_another_release(
     let shepherd = tokio::task::spawn_blocking(move || {
         Callback::start(move |request| {
             Ok(wire::HeartbeatResponse {
-                wants_hardware_report: request.hardware_report.is_none(),
+                hardware_report_requested: request.hardware_report.is_none(),
                 heartbeat_interval_seconds: 1,
                 release_order: orders.lock().map_or(None, |order| order.clone()),
                 ..Default::default()

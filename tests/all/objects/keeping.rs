@@ -104,7 +104,7 @@ async fn nothing_is_filled_in(server: &Server) -> Result<()> {
         metadata.retain(|field, _| ["name", "labels", "annotations"].contains(&field.as_str()));
         assert!(
             is_satisfied(&made, Some(&sent)),
-            "what is not said is not kept: sent {sent}, and it became {made}"
+            "the server fills in a field that is not set: sent {sent}, and it became {made}"
         );
     }
     Ok(())

@@ -95,7 +95,7 @@ impl ManagedObjects {
     }
 
     pub(crate) async fn until_changed(&self) -> Result<()> {
-        in_time("a change to be told", self.objects.wait_for_change()).await
+        in_time("the report of a change", self.objects.wait_for_change()).await
     }
 
     /// Whether a change is reported within a while; used where none should be.

@@ -190,7 +190,7 @@ impl Real {
                     let ended = self.program.as_mut().context("it was started")?.ended()?;
                     if ended.is_some() || Instant::now() > end {
                         let text = std::fs::read_to_string(&log)?;
-                        bail!("{NAME} does not serve ({other:?}), ended: {ended:?}; it said: {text}");
+                        bail!("{NAME} does not serve ({other:?}), ended: {ended:?}; it wrote: {text}");
                     }
                 }
             }

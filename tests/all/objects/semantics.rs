@@ -216,7 +216,7 @@ async fn applying(server: &Server) -> Result<()> {
     assert_eq!(back["data"], json!({"a": "1", "b": "1", "theirs": "1"}));
     assert_eq!(applied_fields(&back).as_ref(), Some(&fields));
     let less = api.apply(&maps, &key, &reported(json!({"a": "1"}))).await?;
-    assert_eq!(less["data"], json!({"a": "1", "theirs": "1"}), "what is not said any more goes");
+    assert_eq!(less["data"], json!({"a": "1", "theirs": "1"}), "a field no longer applied is removed");
     Ok(())
 }
 

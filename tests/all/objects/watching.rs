@@ -93,7 +93,7 @@ async fn a_watch_that_breaks_off_goes_on_from_where_nothing_had_happened() -> Te
     })
     .await?;
     assert!(requests.iter().all(|query| query.starts_with("WATCH ")), "{requests:?}");
-    assert!(!kept.is_change_reported().await, "nothing has changed, and the server had said so");
+    assert!(!kept.is_change_reported().await, "nothing changed after the version that the server reported");
     server.other()?.create(&cluster_roles(), &role("stray", "get", true)).await??;
     kept.until_changed().await?;
     assert_eq!(kept.pass().await?, [0, 0, 0, 1]);

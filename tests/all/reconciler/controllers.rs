@@ -15,9 +15,9 @@ async fn at(
     revision: i64,
 ) -> anyhow::Result<(String, String)> {
     let seen = || receiver.borrow().clone().filter(|seen| seen.revision >= revision);
-    until("the change is told", async || Ok(seen().is_some())).await?;
+    until("the change is reported", async || Ok(seen().is_some())).await?;
     let seen = seen().context("it was there")?;
-    assert_eq!(seen.revision, revision, "told for a moment that was not looked at");
+    assert_eq!(seen.revision, revision, "the report is for another revision");
     assert_eq!(seen.unknown, Vec::<String>::new());
     Ok((seen.lowest.to_string(), seen.highest.to_string()))
 }
@@ -47,7 +47,7 @@ async fn releases_are_reported_with_the_revision_that_they_hold_for() -> TestRes
     let alone = delete_node(&client, "c").await?;
     assert_eq!(at(&receiver, alone).await?, both("0.0.3", "1.0.0"), "the own release always counts");
     let silent = put_node(&client, "d", true, None).await?;
-    until("a node of no release is told", async || {
+    until("a node without a release is reported", async || {
         Ok(receiver.borrow().as_ref().is_some_and(|seen| seen.revision >= silent && seen.unknown.len() == 1))
     })
     .await?;

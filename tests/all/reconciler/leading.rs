@@ -255,7 +255,7 @@ async fn passes_are_repeated_until_one_succeeds_and_when_objects_were_changed() 
     objects.fail(3);
     let running = Running::start(&client, "own", own.clone(), objects.clone());
     until_status(&client, &done).await?;
-    assert_eq!(objects.passes(), [None, None, None, None], "nothing is said before a pass has succeeded");
+    assert_eq!(objects.passes(), [None, None, None, None], "no status before a pass has succeeded");
     for passes in 5..8 {
         objects.change();
         objects.until_passes(passes).await?;

@@ -83,8 +83,8 @@ impl AgentCallback for Service {
 
     async fn bring_log(
         &self,
-        _: Request<wire::BringLogRequest>,
-    ) -> Result<Response<wire::BringLogResponse>, Status> {
+        _: Request<wire::UploadLogRequest>,
+    ) -> Result<Response<wire::UploadLogResponse>, Status> {
         Err(Status::unimplemented("it asks for no logs"))
     }
 
@@ -215,6 +215,6 @@ pub(crate) fn curious()
 -> impl Fn(&wire::HeartbeatRequest) -> Result<wire::HeartbeatResponse, Status> + Send + Sync + 'static {
     |request| {
         let wants_hardware_report = request.hardware_report.is_none();
-        Ok(wire::HeartbeatResponse { wants_hardware_report, ..Default::default() })
+        Ok(wire::HeartbeatResponse { hardware_report_requested: wants_hardware_report, ..Default::default() })
     }
 }

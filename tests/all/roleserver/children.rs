@@ -218,12 +218,12 @@ async fn program_runs_apart_from_us_and_ends_when_it_is_not_wanted_any_more() ->
     }
     keeper.tree.stop().await;
     assert!(!web.is_alive());
-    assert!(!Path::new(&format!("/proc/{}", web.pid)).exists(), "nothing waits to be told of its end");
+    assert!(!Path::new(&format!("/proc/{}", web.pid)).exists(), "no zombie of it is left");
     assert!(!host.places().record_path("web").exists());
     assert_eq!(
         group.filter(|group| group.parent().is_some_and(Path::exists)),
         None,
-        "nor that of its family"
+        "the parent of its cgroup is removed as well"
     );
     Ok(())
 }
@@ -259,12 +259,12 @@ async fn program_goes_on_while_one_role_server_follows_another() -> TestResult {
         keeper.leave().await;
     }
     assert!(web.is_alive());
-    let other = host.spec("echo started anew; exec sleep 600");
+    let other = host.spec("echo started again; exec sleep 600");
     let mut keeper = ChildRunner::start(host.places(), other);
     let again = keeper.next_instance().await?;
     assert_ne!(again, web);
     assert!(!web.is_alive(), "two of one name never run at once");
-    wait_for("its words", || host.log() == "started\nstarted anew\n").await?;
+    wait_for("its words", || host.log() == "started\nstarted again\n").await?;
     keeper.tree.stop().await;
     Ok(())
 }

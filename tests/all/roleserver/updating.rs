@@ -27,7 +27,7 @@ impl Orders {
         let given = order.clone();
         let callback = Callback::start(move |request| {
             Ok(wire::HeartbeatResponse {
-                wants_hardware_report: request.hardware_report.is_none(),
+                hardware_report_requested: request.hardware_report.is_none(),
                 release_order: given.lock().map_or(None, |order| order.clone()),
                 ..Default::default()
             })
@@ -116,9 +116,17 @@ fn release_that_is_no_good_is_given_up_by_the_machine_itself() -> TestResult {
     let half = half[..half.len() / 2].to_vec();
     let bad: [(&str, Vec<u8>, &str); 4] = [
         ("no program", b"what is this".to_vec(), ""),
-        ("ends at once", b"#!/bin/sh\nexit 1\n".to_vec(), "ended before a shepherd had heard it"),
+        (
+            "ends at once",
+            b"#!/bin/sh\nexit 1\n".to_vec(),
+            "ended before a shepherd acknowledged its heartbeat",
+        ),
         ("half a program", half, ""),
-        ("says nothing", b"#!/bin/sh\nexec sleep 1000\n".to_vec(), "no shepherd heard it within 4 s"),
+        (
+            "says nothing",
+            b"#!/bin/sh\nexec sleep 1000\n".to_vec(),
+            "no shepherd acknowledged its heartbeat within 4 s",
+        ),
     ];
     for ((what, bytes, text), generation) in bad.into_iter().zip(1..) {
         let release = orders.callback.serve(bytes)?;
@@ -219,7 +227,7 @@ fn crash_after_each_step_ends_in_the_old_release_or_the_new_one() -> TestResult 
     late.kill()?;
     late.wait()?;
     let report = report?;
-    assert!(report.error.contains("no shepherd heard it"), "{report:?}");
+    assert!(report.error.contains("no shepherd acknowledged its heartbeat"), "{report:?}");
     assert_eq!((hex::encode(&report.sha256), files.read_trial()), (former.clone(), None));
 
     // It has the stable path's name, and was killed before that was written down: it is proven.

@@ -78,11 +78,11 @@ fn cluster_is_created_member_by_member() {
             "m2 is chosen as control-plane",
             "m3 is chosen as control-plane",
             "m4 is chosen as worker",
-            "m1 is asked to found",
+            "m1 is ordered to found",
             "m1 has founded it",
-            "m2 is asked to join",
-            "m3 is asked to join",
-            "m4 is asked to join",
+            "m2 is ordered to join",
+            "m3 is ordered to join",
+            "m4 is ordered to join",
             "m2 is let in by its key",
             "m3 is let in by its key",
             "m4 is let in by its key",
@@ -126,7 +126,7 @@ fn changes_are_forecast_before_they_are_ordered() {
             format!("{gone} is to leave: {why}"),
             format!("{gone} is decommissioned"),
             format!("{gone} is deleted"),
-            format!("{gone} is asked to leave"),
+            format!("{gone} is ordered to leave"),
             format!("{gone} is out of it: {why}, and it has left"),
             "settled: ".to_owned(),
         ]
@@ -141,7 +141,7 @@ fn changes_are_forecast_before_they_are_ordered() {
     let mut beginning = beginning;
     beginning.cluster.deleting = true;
     let ended = step_lines(&forecast_cluster(beginning, now()));
-    assert_eq!(ended.iter().filter(|line| line.contains("is asked to leave")).count(), 5);
+    assert_eq!(ended.iter().filter(|line| line.contains("is ordered to leave")).count(), 5);
     assert_eq!(ended[ended.len() - 2..], ["nothing of it is left", "gone: "]);
 }
 
@@ -197,7 +197,7 @@ fn forecast_waits_for_unreachable_curators_and_silent_machines() {
     (member.phase, member.report) = (Phase::Silent, None);
     assert_eq!(
         step_lines(&forecast_cluster(silent, now())),
-        ["waiting: ", "m1 waits: it was asked to found the cluster, and has not taken the order"]
+        ["waiting: ", "m1 waits: it was ordered to found the cluster, and has not accepted the order"]
     );
 }
 
@@ -219,7 +219,7 @@ fn restored_cluster_is_founded_again_and_grows_to_its_size() {
     }
     let messages = step_lines(&forecast_cluster(beginning, after(now(), Duration::from_secs(1))));
     let restored = "its cluster is restored from a snapshot";
-    let given_up = "its machine is NeedsHuman, and is told to leave if it is heard again";
+    let given_up = "its machine is NeedsHuman, and is ordered to leave if it reports again";
     assert_eq!(
         messages,
         [
@@ -227,16 +227,16 @@ fn restored_cluster_is_founded_again_and_grows_to_its_size() {
             format!("m2 is to leave: {restored}"),
             format!("m3 is to leave: {restored}"),
             "m5 is chosen as control-plane".to_owned(),
-            "m1 is asked to leave".to_owned(),
-            "m2 is asked to leave".to_owned(),
-            "m3 is asked to leave".to_owned(),
-            "m5 is asked to found".to_owned(),
+            "m1 is ordered to leave".to_owned(),
+            "m2 is ordered to leave".to_owned(),
+            "m3 is ordered to leave".to_owned(),
+            "m5 is ordered to found".to_owned(),
             "m5 has founded it".to_owned(),
             "m1 is decommissioned".to_owned(),
             "m2 is decommissioned".to_owned(),
             "m3 is decommissioned".to_owned(),
             // The worker keeps its key once it gets the new addresses of its cluster.
-            "m4 is asked to join".to_owned(),
+            "m4 is ordered to join".to_owned(),
             "m1 is deleted".to_owned(),
             "m2 is deleted".to_owned(),
             "m3 is deleted".to_owned(),
@@ -244,7 +244,7 @@ fn restored_cluster_is_founded_again_and_grows_to_its_size() {
             format!("m2 is out of it: {restored}; {given_up}"),
             format!("m3 is out of it: {restored}, and it has left"),
             "m3 is chosen as control-plane".to_owned(),
-            "m3 is asked to join".to_owned(),
+            "m3 is ordered to join".to_owned(),
             "m3 is let in by its key".to_owned(),
             "m3 is given consensus-member".to_owned(),
             "waiting: 1 more of the control-plane is wanted, and no machine is free".to_owned(),
@@ -267,7 +267,7 @@ fn roles_and_kubernetes_are_added_in_order_and_removed_in_reverse() {
         step_lines(&forecast_cluster(beginning.clone(), now())),
         [
             "role web is declared",
-            "its curators are told what Kubernetes is to be",
+            "its curators receive the Kubernetes spec",
             "m1 is given kubernetes-controller",
             "m2 is given kubernetes-worker",
             "settled: ",
@@ -322,7 +322,7 @@ fn upgrade_goes_controllers_first_and_rolls_back_workers_first() {
     runs.cluster.upgrade = Some(upgrade.clone());
     let forth = step_lines(&forecast_cluster(runs.clone(), now()));
     let order = |messages: &[String]| -> Vec<String> {
-        let requested = messages.iter().filter(|line| line.contains("is asked to run the bundle"));
+        let requested = messages.iter().filter(|line| line.contains("is ordered to run the bundle"));
         requested.map(|line| line.split(' ').next().unwrap().to_owned()).collect()
     };
     assert_eq!(forth[0], "its role servers are through");
@@ -338,7 +338,7 @@ fn upgrade_goes_controllers_first_and_rolls_back_workers_first() {
     let messages = step_lines(&forecast_cluster(there.clone(), now()));
     assert_eq!(order(&messages), ["m4", "m5", "m1", "m2", "m3"], "{messages:?}");
 
-    there.cluster.upgrade = Some(ClusterUpgrade { pause_reason: Some("kim said so".to_owned()), ..back });
+    there.cluster.upgrade = Some(ClusterUpgrade { pause_reason: Some("kim paused it".to_owned()), ..back });
     let messages = step_lines(&forecast_cluster(there, now()));
-    assert_eq!(messages, ["waiting: its upgrade stands still: kim said so"]);
+    assert_eq!(messages, ["waiting: its upgrade stands still: kim paused it"]);
 }

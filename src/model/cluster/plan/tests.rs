@@ -206,7 +206,7 @@ fn one_machine_founds_and_the_others_wait() {
     cluster.members[0].last_order = Some(order(MembershipOrder::Found, 5));
     assert_eq!(
         plan_text(&cluster, &[]),
-        format!("1 waits: it was asked to found the cluster, and has not taken the order; {second}")
+        format!("1 waits: it was ordered to found the cluster, and has not accepted the order; {second}")
     );
     cluster.members[0].report =
         Some(MemberReport { generation: 3, key: Some(key(1)), ..MemberReport::default() });
@@ -263,25 +263,32 @@ fn machine_becomes_a_node_step_by_step() {
     let (join, leave) = (Some(MembershipOrder::Join), Some(MembershipOrder::Leave));
     let new = |state| Some(ClusterNode { state, ..node(9, &[]) });
     for (name, what, ago, member_report, record, expected) in [
-        ("asked nothing", None, 0, None, None, "ask 9 join"),
-        ("just asked", join, 5, None, None, "9 waits: it was asked to join, and has not taken the order"),
+        ("no order yet", None, 0, None, None, "ask 9 join"),
+        (
+            "just ordered",
+            join,
+            5,
+            None,
+            None,
+            "9 waits: it was ordered to join, and has not accepted the order",
+        ),
         (
             "an older order",
             join,
             5,
             report(2, None, None),
             None,
-            "9 waits: it was asked to join, and has not",
+            "9 waits: it was ordered to join, and has not",
         ),
         ("its ticket is over", join, 3700, None, None, "ask 9 join"),
-        ("it begins", join, 5, report(3, None, None), None, "9 waits: it was asked to join, and registers"),
+        ("it begins", join, 5, report(3, None, None), None, "9 waits: it was ordered to join, and registers"),
         (
             "it registers",
             join,
             5,
             report(3, Some(9), None),
             None,
-            "9 waits: it was asked to join, and registers",
+            "9 waits: it was ordered to join, and registers",
         ),
         ("refused", join, 5, report(3, Some(9), Some("no")), None, "9 waits: it cannot join: no"),
         ("refused for long", join, 200, report(3, Some(9), Some("no")), None, "ask 9 join"),
@@ -292,7 +299,7 @@ fn machine_becomes_a_node_step_by_step() {
             5,
             report(3, Some(8), None),
             new(NodeState::New),
-            "9 waits: it was asked to join, and registers",
+            "9 waits: it was ordered to join, and registers",
         ),
         ("let in", join, 5, report(3, Some(9), None), new(NodeState::Standby), "9 waits: it was let in"),
         ("up", join, 5, report(3, Some(9), None), new(NodeState::Up), ""),
@@ -310,7 +317,7 @@ fn machine_becomes_a_node_step_by_step() {
             5,
             report(2, Some(9), None),
             None,
-            "9 waits: it has to leave before it comes anew",
+            "9 waits: it has to leave before it can join again",
         ),
         ("has left", leave, 5, report(3, None, None), None, "ask 9 join"),
         ("gone for ever", join, 5, report(3, Some(9), None), new(NodeState::Decommissioned), "ask 9 leave"),
@@ -384,7 +391,7 @@ fn workers_get_the_requested_roles() {
     observed(&mut cluster).nodes[3].health = NodeHealth::Silent(Duration::from_secs(70));
     assert_eq!(
         plan_text(&cluster, &[]),
-        "9 waits: its curator has not heard it for 70 s; its machine reports"
+        "9 waits: its curator has had no report from it for 70 s; its machine reports"
     );
 }
 
@@ -514,12 +521,12 @@ fn cluster_is_deleted_when_its_machines_have_left() {
     cluster.members[1].report = Some(MemberReport { generation: 2, ..MemberReport::default() });
     assert_eq!(
         plan_text(&cluster, &[]),
-        "forget 1; 9 waits: it was asked to leave, and has not said that it has"
+        "forget 1; 9 waits: it was ordered to leave, and has not reported that it has left"
     );
     cluster.members[1].phase = Phase::NeedsHuman;
     assert_eq!(plan_text(&cluster, &[]), "forget 1; forget 9");
     cluster.members = vec![member(9, ClusterPart::Worker)];
-    assert_eq!(plan_text(&cluster, &[]), "forget 9", "it was never asked anything");
+    assert_eq!(plan_text(&cluster, &[]), "forget 9", "it never received an order");
     cluster.members.clear();
     assert_eq!(plan_text(&cluster, &[]), "remove");
 }
@@ -553,7 +560,7 @@ fn mark_old_members_left(cluster: &mut Cluster) {
 fn restore_waits_for_reachable_old_members_to_leave() {
     let mut cluster = restoring(None);
     let why = "its cluster is restored from a snapshot";
-    let fence = "waits: 1 of its old control plane are heard and have to leave first";
+    let fence = "waits: 1 of its old control plane are reachable and have to leave first";
     assert_eq!(
         plan_text(&cluster, &[20]),
         format!("leaving 1: {why}; leaving 2: {why}; leaving 3: {why}; {fence}")
@@ -567,7 +574,7 @@ fn restore_waits_for_reachable_old_members_to_leave() {
     );
     mark_old_members_left(&mut cluster);
     cluster.members.push(ClusterMember { chosen_at: at(960), ..member(20, ClusterPart::ControlPlane) });
-    let query = "it was asked to leave, and has not said that it has";
+    let query = "it was ordered to leave, and has not reported that it has left";
     assert_eq!(
         plan_text(&cluster, &[]),
         format!("{fence}; 1 waits: {query}; 2 waits: {query}; 3 waits: {query}")
@@ -627,9 +634,9 @@ fn surviving_member_rejoins_the_restored_cluster_once() {
     let mut cluster = Cluster { epoch: 2, restored_at: Some(at(900)), ..healthy_cluster(1) };
     assert_eq!(plan_text(&cluster, &[]), "ask 1 join; ask 9 join");
     cluster.members[0].report.as_mut().unwrap().epoch = 2;
-    assert_eq!(plan_text(&cluster, &[]), "ask 9 join", "it has heard of it");
+    assert_eq!(plan_text(&cluster, &[]), "ask 9 join", "it reports the new epoch");
     cluster.members[1].last_order = Some(order(MembershipOrder::Join, 50));
-    assert_eq!(plan_text(&cluster, &[]), "", "it was told");
+    assert_eq!(plan_text(&cluster, &[]), "", "it was ordered to join");
 }
 
 #[test]
@@ -646,11 +653,11 @@ fn member_registering_during_restore_is_ordered_again() {
     });
     cluster.spec.workers = 2;
     let last = cluster.members.len() - 1;
-    let registers = "20 waits: it was asked to join, and registers";
+    let registers = "20 waits: it was ordered to join, and registers";
     assert_eq!(
         plan_text(&cluster, &[]),
         registers,
-        "it was asked since then, and is told where the cluster is"
+        "it was ordered to join since then, and gets the new addresses"
     );
     cluster.members[last].last_order =
         Some(LastOrder { sent_at: at(899), ..order(MembershipOrder::Join, 50) });
@@ -667,7 +674,7 @@ fn leaving_member_of_a_restored_cluster_gets_no_other_order() {
     observed(&mut cluster).nodes.retain(|node| node.key != key(9));
     assert_eq!(plan_text(&cluster, &[]), "ask 9 leave");
     cluster.members[1].last_order = Some(order(MembershipOrder::Leave, 50));
-    let waits = "9 waits: its node was deleted, and it has to leave before it comes anew";
+    let waits = "9 waits: its node was deleted, and it has to leave before it can join again";
     assert_eq!(plan_text(&cluster, &[]), waits);
 }
 
@@ -721,7 +728,7 @@ fn kubernetes_starts_on_controllers_first_and_stops_on_workers_first() {
     let mut cluster = healthy_cluster(3);
     cluster.kubernetes = wanted(false);
     observed(&mut cluster).kubernetes = ObservedKubernetes::Absent;
-    assert_eq!(plan_text(&cluster, &[]), "its curators are told what Kubernetes is to be");
+    assert_eq!(plan_text(&cluster, &[]), "its curators receive the Kubernetes spec");
     let settings = crate::model::cluster::kubernetes::spec_from_settings(tests::kubernetes().to_settings());
     observed(&mut cluster).kubernetes =
         ObservedKubernetes::Present(CuratorKubernetes { spec: settings, ..CuratorKubernetes::default() });

@@ -184,7 +184,7 @@ fn obstacles_are_waited_for_and_reported() {
     );
     assert!(
         because(&|world| world.upgrade.conflicting_roll_out = Some("u7".into()))
-            .starts_with("the update u7 has asked")
+            .starts_with("the update u7 has an open order for a machine of its cluster")
     );
     assert!(
         because(&|world| {

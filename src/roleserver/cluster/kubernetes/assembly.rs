@@ -151,7 +151,7 @@ pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
                 "keeper",
                 service_manager::run_service_manager(hands, parts.statuses.clone(), inputs, clock, boot_id),
             )?;
-            starting.start("told", publish_status(facts, parts))?;
+            starting.start("status", publish_status(facts, parts))?;
             Err(starting.mark_healthy().scope().cancelled().await.into())
         }
     })

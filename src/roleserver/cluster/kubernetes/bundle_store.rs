@@ -186,7 +186,7 @@ impl BundleStore {
             }
             Err(UnpackError::Failed(why)) => Err(not_yet(format!("unpacking it failed: {why}"))),
             Err(UnpackError::Invalid(why)) => {
-                tracing::error!(why, "a Kubernetes bundle cannot be used");
+                tracing::error!(reason = why, "a Kubernetes bundle cannot be used");
                 known.rejected.insert(digest, why.clone());
                 Err(BundleError::Rejected { digest, why })
             }
@@ -262,7 +262,7 @@ impl BundleStore {
                 Ok(LocalBundle::Complete(Bundle { digest, manifest: Arc::new(manifest), directory }))
             }
             Err(why) => {
-                tracing::error!(path = %directory.display(), why, "a Kubernetes bundle is damaged, and is fetched anew");
+                tracing::error!(path = %directory.display(), reason = why, "a Kubernetes bundle is damaged: fetching it again");
                 self.remove_bundle(&name).map_err(failed)?;
                 Ok(LocalBundle::Missing)
             }

@@ -60,7 +60,7 @@ pub fn watch_cluster_config(
                             again = true;
                             tracing::warn!(
                                 name = add_on.name,
-                                why,
+                                reason = why,
                                 "an add-on of Kubernetes is not to be had"
                             );
                             unreadable_manifest(&why)

@@ -66,9 +66,9 @@ pub fn kubernetes_status(
         version: oldest.map(|run| run.version.clone()).unwrap_or_default(),
         generation: common_generation(statuses, runs),
         components,
-        waits: truncate_message(waits.into_iter().collect::<Vec<_>>().join("; ")),
-        reconciles: gate.is_leader,
-        clashes: gate.conflicts.clone(),
+        wait_reason: truncate_message(waits.into_iter().collect::<Vec<_>>().join("; ")),
+        is_reconciler: gate.is_leader,
+        conflicts: gate.conflicts.clone(),
     })
 }
 
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(say(&off, &[]), None);
         assert!(say(&off, &[status("kube-scheduler", Kind::Stopping, 1)]).is_some());
         let needed = KubernetesStartup { controller: RoleStartup::Off(Some("no etcd".to_owned())), ..off };
-        assert_eq!(say(&needed, &[]).unwrap().waits, "no etcd");
+        assert_eq!(say(&needed, &[]).unwrap().wait_reason, "no etcd");
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
             let messages: Vec<&str> =
                 reported.components.iter().map(|component| component.name.as_str()).collect();
             assert_eq!((messages, reported.generation), (names, generation), "{image:?}");
-            assert_eq!((reported.bundle.as_str(), reported.waits.as_str()), ("aa", ""));
+            assert_eq!((reported.bundle.as_str(), reported.wait_reason.as_str()), ("aa", ""));
         }
     }
 
@@ -196,9 +196,9 @@ mod tests {
             let waits =
                 if statuses[0].kind() == Kind::BackingOff { "does not become ready: it ended" } else { "" };
             assert!(
-                reported.waits.ends_with(waits) && reported.waits.is_empty() == waits.is_empty(),
+                reported.wait_reason.ends_with(waits) && reported.wait_reason.is_empty() == waits.is_empty(),
                 "{}",
-                reported.waits
+                reported.wait_reason
             );
         }
     }

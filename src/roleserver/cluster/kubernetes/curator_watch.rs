@@ -32,7 +32,7 @@ pub fn watch_setup(files: ClusterFiles, facts: NodeFacts) -> Runnable {
                     Ok(now) => now,
                     Err(why) => {
                         tracing::error!(
-                            why,
+                            reason = why,
                             "what is to run of Kubernetes cannot be carried out; what runs goes on"
                         );
                         continue;

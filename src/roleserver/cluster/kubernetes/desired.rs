@@ -202,10 +202,10 @@ fn component_context<'k>(
     known: &DesiredInputs<'k>,
     duty: KubernetesDuty,
 ) -> Result<ComponentContext<'k>, String> {
-    let setup = known.startup.setup.as_ref().ok_or("no curator has said yet what is to run of Kubernetes")?;
+    let setup = known.startup.setup.as_ref().ok_or("no curator has sent this node's Kubernetes setup yet")?;
     let missing =
         || known.bundle.message.clone().unwrap_or_else(|| "its bundle is being looked for".to_owned());
-    let material = known.materials.for_duty(duty).ok_or("its keys and certificates are being asked for")?;
+    let material = known.materials.for_duty(duty).ok_or("its keys and certificates are being requested")?;
     let bundle = known.bundle.bundle.as_ref().ok_or_else(missing)?;
     if duty == KubernetesDuty::Worker && known.node.is_empty() {
         return Err("this node has no key yet".to_owned());

@@ -125,7 +125,7 @@ fn remove_bridge(name: &str) {
     let devices = std::fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
     let is_there = devices.lines().any(|line| line.trim_start().starts_with(&format!("{name}:")));
     if is_there && let Err(why) = run_command(Path::new("ip"), &["link", "delete", "dev", name]) {
-        tracing::warn!(name, why, "the bridge of pods stays");
+        tracing::warn!(name, reason = why, "the bridge of pods stays");
     }
 }
 
@@ -140,7 +140,7 @@ fn remove_rules(directory: &Path) {
     if let Err(why) = run_command(Path::new(program), &arguments) {
         tracing::warn!(
             program,
-            why,
+            reason = why,
             "rules of iptables that kube-proxy made stay until the node starts again"
         );
     }

@@ -278,6 +278,6 @@ pub(super) mod tests {
         assert_eq!(first.digest(&["b.crt"]), second.digest(&["b.crt"]));
         record(4).write(directory.path()).unwrap();
         let third = KeyMaterial::read(directory.path()).unwrap();
-        assert_ne!(third.digest(&["b.crt"]), second.digest(&["b.crt"]), "another generation starts all anew");
+        assert_ne!(third.digest(&["b.crt"]), second.digest(&["b.crt"]), "a generation changes every digest");
     }
 }

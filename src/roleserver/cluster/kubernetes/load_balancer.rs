@@ -70,7 +70,7 @@ pub fn run_load_balancer(address: SocketAddr, servers: WatchCell<Option<ApiServe
                                 sender.send_if_modified(|now| {
                                     let changed = *now != next;
                                     if changed {
-                                        tracing::info!(servers = ?next, "other API servers are told");
+                                        tracing::info!(servers = ?next, "the API servers have changed");
                                         *now = next;
                                     }
                                     changed

@@ -268,7 +268,7 @@ async fn sync_node(around: &NodeContext, setup: Option<&NodeSetup>) -> Result<()
             let api = kubernetes.client().await?;
             let Some(node) = api.read_node(&name).await? else { return Ok(false) };
             if let Some(change) = node_patch(&node, &labels) {
-                tracing::info!(%change, "this node's object in Kubernetes is amended");
+                tracing::info!(patch = %change, "this node's object in Kubernetes is amended");
                 api.patch_node(&name, &change).await?;
             }
             Ok::<_, ApiError>(true)
@@ -336,7 +336,7 @@ async fn drain_node(around: &NodeContext, version: ReleaseVersion) -> Result<(),
             }
             Ok(Ok(left)) => {
                 answered = now();
-                tracing::debug!(left, "pods of this node are still to go");
+                tracing::debug!(remaining_pods = left, "pods of this node are still to go");
             }
             Ok(Err(error)) => tracing::warn!(%error, "pods of this node are not evicted yet"),
             Err(_) => tracing::warn!("pods of this node are not evicted yet: no API server answers"),

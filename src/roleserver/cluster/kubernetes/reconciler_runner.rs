@@ -51,7 +51,7 @@ pub struct ControllerReadiness {
     /// Whether this node is the elected reconciler.
     pub is_leader: bool,
     /// Objects that the reconciler cannot apply, and why.
-    pub conflicts: Vec<wire::KubernetesClash>,
+    pub conflicts: Vec<wire::KubernetesObjectConflict>,
 }
 
 impl ControllerReadiness {
@@ -108,7 +108,7 @@ pub fn run_reconciler(
                 let running = Box::pin(run_session(&files, &facts, port, &inputs, &output, end.clone()));
                 run_until_stopped(over, end, running, scope).await?;
                 output.set(ControllerReadiness::default());
-                tracing::info!("the reconciler of Kubernetes ended, and begins anew when its etcd runs");
+                tracing::info!("the reconciler of Kubernetes ended; it starts again when its etcd runs");
             }
         }
     })
@@ -175,7 +175,7 @@ async fn run_session(
         let result =
             status_socket::serve_page(&files.kubernetes_directory(), status_socket::PLAN_SOCKET, page).await;
         if let Err(error) = result {
-            tracing::warn!(%error, "what would be changed in Kubernetes cannot be told; going on without");
+            tracing::warn!(%error, "the page of the Kubernetes plan cannot be served; going on without it");
         }
         std::future::pending::<()>().await;
     };
@@ -220,7 +220,7 @@ fn plan_page(plan: String) -> String {
 }
 
 /// Problems with objects in the form that is sent to a curator.
-fn wire_conflicts(troubles: &[Problem]) -> Vec<wire::KubernetesClash> {
+fn wire_conflicts(troubles: &[Problem]) -> Vec<wire::KubernetesObjectConflict> {
     let of = |trouble: &Problem| {
         let (kind, name) = match &trouble.subject {
             ProblemSubject::BuiltIn(resource, key) | ProblemSubject::AddOnObject(_, resource, key) => {
@@ -230,7 +230,7 @@ fn wire_conflicts(troubles: &[Problem]) -> Vec<wire::KubernetesClash> {
             ProblemSubject::Kind(resource) => (resource.to_string(), "*".to_owned()),
         };
         let message = truncate_message(format!("{}; {}", trouble.reason, trouble.remedy));
-        wire::KubernetesClash { kind: truncate_message(kind), name: truncate_message(name), message }
+        wire::KubernetesObjectConflict { kind: truncate_message(kind), name: truncate_message(name), message }
     };
     troubles.iter().take(MAX_CONFLICTS).map(of).collect()
 }

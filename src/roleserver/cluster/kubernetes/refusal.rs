@@ -23,7 +23,7 @@ pub(super) fn refusal(facts: &NodeFacts) -> Runnable {
 /// The status that the node reports; `None` without a Kubernetes role.
 fn status(roles: &NodeRoles) -> Option<KubernetesStatus> {
     let has_role = roles.kubernetes_controller || roles.kubernetes_worker;
-    has_role.then(|| KubernetesStatus { waits: REFUSAL.to_owned(), ..KubernetesStatus::default() })
+    has_role.then(|| KubernetesStatus { wait_reason: REFUSAL.to_owned(), ..KubernetesStatus::default() })
 }
 
 #[cfg(test)]
@@ -44,9 +44,10 @@ mod tests {
             let status = reported.next().await.expect("a status");
             assert!(validate_status(&status).is_ok(), "the curator takes it");
             assert!(
-                status.waits.contains("built without Kubernetes") && status.waits.contains("make roleserver")
+                status.wait_reason.contains("built without Kubernetes")
+                    && status.wait_reason.contains("make roleserver")
             );
-            assert!(status.components.is_empty() && !status.reconciles);
+            assert!(status.components.is_empty() && !status.is_reconciler);
             facts.roles.set(NodeRoles::default());
             assert_eq!(reported.next().await, None);
         }

@@ -98,7 +98,7 @@ impl NodeSetup {
     #[must_use]
     pub fn trusted_certificates(&self, which: wire::KubernetesKeys) -> &[Vec<u8>] {
         let authorities = &self.0.wire.authorities;
-        let found = authorities.iter().find(|authority| authority.which() == which);
+        let found = authorities.iter().find(|authority| authority.keys() == which);
         found.map_or(&[], |authority| &authority.trusted)
     }
 
@@ -182,7 +182,7 @@ pub(super) mod tests {
 
     pub(in crate::roleserver::cluster::kubernetes) fn wire_setup() -> wire::KubernetesSetup {
         let authority = |which: wire::KubernetesKeys| wire::KubernetesAuthority {
-            which: which.into(),
+            keys: which.into(),
             trusted: vec![vec![7]],
         };
         wire::KubernetesSetup {

@@ -67,7 +67,7 @@ pub struct KubernetesInputs {
 pub fn decide_startup(known: &KubernetesInputs) -> Option<KubernetesStartup> {
     let (roles, handed_over) = (known.roles.as_ref()?, known.is_drained?);
     let reported = |part: RoleStartup| match &known.setup {
-        None => RoleStartup::Paused("no curator has said yet what is to run of Kubernetes".to_owned()),
+        None => RoleStartup::Paused("no curator has sent this node's Kubernetes setup yet".to_owned()),
         Some(None) => {
             RoleStartup::Off(Some("the cluster has no Kubernetes, or nothing of it for this node".to_owned()))
         }
@@ -133,7 +133,7 @@ mod tests {
     fn state_name(part: &RoleStartup) -> &'static str {
         match part {
             RoleStartup::Off(None) => "off",
-            RoleStartup::Off(Some(_)) => "off, said",
+            RoleStartup::Off(Some(_)) => "off with reason",
             RoleStartup::Paused(_) => "held",
             RoleStartup::Draining(_) => "leaving",
             RoleStartup::On => "on",
@@ -167,11 +167,11 @@ mod tests {
             (roles(true, true, true), there, None, "held", "held"),
             (roles(true, true, true), None, None, "held", "held"),
             // An empty setup differs from an unknown one.
-            (roles(true, true, true), there, Some(None), "off, said", "off, said"),
-            (roles(true, true, true), None, Some(None), "off, said", "off, said"),
+            (roles(true, true, true), there, Some(None), "off with reason", "off with reason"),
+            (roles(true, true, true), None, Some(None), "off with reason", "off with reason"),
             // The node is no consensus member any more.
-            (roles(false, true, true), there, own.clone(), "off, said", "on"),
-            (roles(false, true, false), None, own.clone(), "off, said", "off"),
+            (roles(false, true, true), there, own.clone(), "off with reason", "on"),
+            (roles(false, true, false), None, own.clone(), "off with reason", "off"),
             (roles(false, false, true), None, own.clone(), "off", "on"),
             (roles(false, false, false), None, None, "off", "off"),
         ] {
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(decided(false, own, true), "off");
         // The cluster has no Kubernetes any more, and the worker still drains first.
         assert_eq!(decided(true, Some(None), false), "leaving");
-        assert_eq!(decided(true, Some(None), true), "off, said");
+        assert_eq!(decided(true, Some(None), true), "off with reason");
         assert_eq!(decided(true, None, false), "held");
         let mut lacking = wire_setup();
         lacking.pod_range.clear();

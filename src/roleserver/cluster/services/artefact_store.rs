@@ -226,7 +226,7 @@ pub fn fetch_artefacts(
                             }
                             Err(why) => {
                                 failed = true;
-                                tracing::warn!(why, "an artefact is not here yet");
+                                tracing::warn!(reason = why, "an artefact is not here yet");
                                 now.messages.insert(*artefact, why);
                             }
                         }

@@ -289,7 +289,7 @@ impl ServiceRenderer<'_> {
                 | TemplateFact::ServiceName => true,
             };
             if !known {
-                return Err(format!("{fact} is not known on this node until a curator has been asked"));
+                return Err(format!("{fact} is not known on this node until a curator has answered"));
             }
         }
         template.render(&self.facts).map_err(|error| error.to_string())
@@ -423,7 +423,7 @@ pub(super) mod tests {
             server.arguments = vec![text.to_owned()];
             assert!(only(&server, &render_inputs()).rendered.is_ok(), "{text}");
             let error = only(&server, &missing).rendered.unwrap_err();
-            assert!(error.ends_with("is not known on this node until a curator has been asked"), "{error}");
+            assert!(error.ends_with("is not known on this node until a curator has answered"), "{error}");
             assert!(only(&service("server"), &missing).rendered.is_ok(), "{text}");
         }
         let mut server = service("server");

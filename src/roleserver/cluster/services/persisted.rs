@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn declarations_read_back_as_they_were_written() {
         let (_directory, files) = files();
-        assert_eq!(read_declarations(&files), None, "nothing was ever told");
+        assert_eq!(read_declarations(&files), None, "nothing was ever declared");
         for declared in [declared(), DeclarationMap::new()] {
             write_declarations(&files, &declared).unwrap();
             assert_eq!(read_declarations(&files), Some(declared));

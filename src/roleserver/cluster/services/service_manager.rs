@@ -350,7 +350,7 @@ impl ServiceManager {
             }
             ServiceEvent::Started(id, Err(why)) => {
                 let Some(present) = self.observed.get_mut(&id) else { return };
-                tracing::warn!(service = %id, why, "a service was not started");
+                tracing::warn!(service = %id, reason = why, "a service was not started");
                 present.record_exit(ServiceExit::NotStarted, why, now, rand::random());
             }
             ServiceEvent::Exited(id, number, ending) => self.handle_exit(&id, number, ending),

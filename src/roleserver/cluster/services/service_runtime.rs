@@ -278,7 +278,7 @@ impl ServiceRuntime {
         };
         bundle
             .write_config(&rootfs::runc_config(rendered, program, user, &around))
-            .map_err(failed("writing what runc is told in"))?;
+            .map_err(failed("writing the configuration of runc"))?;
         Ok(ChildSpec {
             arguments: bundle.run_arguments(&name),
             // Only this distinguishes what it runs: the command line of runc is always the same.

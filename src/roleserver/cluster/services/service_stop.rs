@@ -40,14 +40,14 @@ impl ServiceStop {
     /// interrupted the wait: the next service manager stops the service.
     pub async fn stop(self, running: Option<(ChildRecord, Arc<OwnedFd>)>) -> Option<Result<(), String>> {
         if let Some((record, handle)) = running {
-            tracing::info!(service = %self.id, pid = record.instance.pid, "a service is told to end");
+            tracing::info!(service = %self.id, pid = record.instance.pid, "SIGTERM is sent to a service");
             if let Err(error) = record.instance.send_signal(Signal::TERM) {
-                return Some(Err(format!("telling it to end failed: {error}")));
+                return Some(Err(format!("sending it SIGTERM failed: {error}")));
             }
             tokio::select! {
                 () = self.shutdown.cancelled() => return None,
                 how = wait_for_exit(&handle) => match how {
-                    Ok(how) => tracing::info!(service = %self.id, "told to end: {how}"),
+                    Ok(how) => tracing::info!(service = %self.id, "after SIGTERM: {how}"),
                     Err(error) => return Some(Err(format!("waiting for its end failed: {error}"))),
                 },
                 () = tokio::time::sleep(self.timeout) => {
