@@ -1,7 +1,7 @@
 -- Lock an approval request until the end of this transaction, and report whether the credential of its
 -- requester is still valid. A request that was made without a credential has none to lose, so it counts as
 -- valid.
-SELECT a.approval_id, a.actor, a.credential_id, a.rpc, a.request, a.target, a.reason, a.asked_at, a.expires_at,
+SELECT a.approval_id, a.actor, a.credential_id, a.rpc, a.request, a.target, a.reason, a.requested_at, a.expires_at,
        a.approved_by, a.approved_at, a.approve_reason, a.used_at,
        (SELECT c.name FROM access_credential c WHERE c.credential_id = a.credential_id) AS credential_name,
        (a.credential_id IS NULL OR EXISTS (

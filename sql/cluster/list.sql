@@ -1,10 +1,10 @@
 -- List every cluster, or the one with this name, with its last snapshot and the one that it is being restored
 -- from.
 SELECT c.cluster_id, c.name, c.control_plane, c.workers, c.selector, c.roles, c.approval, c.version, c.created_at,
-       c.created_by, c.deleting_at, c.deleting_by, c.founded_at, c.ca_certificate, c.curators, c.looked_at, c.seen_at,
-       c.away_since, c.waits, c.settled, c.voters, c.voters_reached, c.snapshot_asked_at, c.epoch, c.restored_at, c.restoring_since,
-       c.restoring_by, c.restoring_onto, c.restoring_from, COALESCE(c.key_since, c.founded_at) AS key_since, c.key_asked_by,
-       c.keys_refused_since,
+       c.created_by, c.deleting_at, c.deleting_by, c.founded_at, c.ca_certificate, c.curators, c.polled_at,
+       c.observed_at, c.unreachable_since, c.wait_reasons, c.settled, c.voters, c.voters_reached, c.snapshot_requested_at,
+       c.epoch, c.restored_at, c.restoring_since, c.restoring_by, c.restoring_onto, c.restoring_from,
+       COALESCE(c.key_since, c.founded_at) AS key_since, c.key_rotation_requested_by, c.keys_refused_since,
        s.snapshot_id AS "snapshot_id?", s.taken_at AS "taken_at?", s.voters AS "snapshot_voters?",
        f.digest AS "from_digest?"
 FROM cluster c

@@ -1,5 +1,5 @@
 -- List the certificates that were requested from the curators of a cluster, newest first.
-SELECT credential_id, public_key, holder, lifetime_seconds, asked_at, asked_by, certificate, serial, expires_at, refused,
-    revoke_asked_at, revoke_asked_by, revoked_at
+SELECT credential_id, public_key, holder, lifetime_seconds, requested_at, requested_by, certificate, serial,
+    expires_at, refused, revocation_requested_at, revocation_requested_by, revoked_at
 FROM cluster_credential WHERE cluster_id = $1
-ORDER BY asked_at DESC, credential_id
+ORDER BY requested_at DESC, credential_id

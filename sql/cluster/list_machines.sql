@@ -1,9 +1,10 @@
 -- List the machines of a cluster in the order in which they were chosen.
-SELECT c.machine_id, c.part, c.chosen_at, c.leaving, c.approved, c.waits, c.node_id, c.node_state, c.roles, c.health, c.voter,
-       c.services, c.kubernetes, c.seen_at, d.phase_index AS phase, p.provider_id AS "provider_id?", p.location AS "location?",
-       h.manufacturer AS "manufacturer?", h.product AS "product?", h.memory_bytes AS "memory_bytes?", h.cpu_threads AS "cpu_threads?",
+SELECT c.machine_id, c.part, c.chosen_at, c.leaving, c.approved, c.wait_reason, c.node_id, c.node_state, c.roles, c.health,
+       c.voter, c.services, c.kubernetes, c.observed_at, d.phase_index AS phase, p.provider_id AS "provider_id?",
+       p.location AS "location?", h.manufacturer AS "manufacturer?", h.product AS "product?",
+       h.memory_bytes AS "memory_bytes?", h.cpu_threads AS "cpu_threads?",
        t.machine_id IS NOT NULL AS "retiring!",
-       o.what AS "what?", o.generation AS "asked?", o.ordered_at AS "ordered_at?",
+       o.what AS "what?", o.generation AS "ordered_generation?", o.ordered_at AS "ordered_at?",
        r.generation AS "reported?", r.node_key AS "node_key?", r.ca_certificate AS "ca_certificate?",
        r.address AS "address?", r.error AS "error?", r.epoch AS "epoch?", r.reported_at AS "reported_at?"
 FROM machine_cluster c

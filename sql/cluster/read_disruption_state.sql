@@ -1,7 +1,7 @@
 -- Read the state of a machine's cluster, and of its other members, that decides whether the machine may be
 -- disrupted.
 SELECT c.health, c.voter, c.leaving, k.deleting_at IS NOT NULL AS "deleting!", k.founded_at IS NOT NULL AS "founded!",
-       k.seen_at, k.voters, k.voters_reached,
+       k.observed_at, k.voters, k.voters_reached,
        (SELECT COALESCE(p.provider_id, o.machine_id::TEXT)
         FROM machine_cluster o
         JOIN machine_recovery y ON y.machine_id = o.machine_id

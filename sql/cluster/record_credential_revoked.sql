@@ -1,1 +1,2 @@
-UPDATE cluster_credential SET revoked_at = clock_timestamp() WHERE credential_id = $1 AND revoke_asked_at IS NOT NULL
+UPDATE cluster_credential SET revoked_at = clock_timestamp()
+WHERE credential_id = $1 AND revocation_requested_at IS NOT NULL

@@ -1,11 +1,11 @@
 -- Record what a pass observed: whether the cluster is in its desired state, what it waits for, and when its
 -- curators last answered. Their absence counts only from when they were queried without a pause longer than
 -- $7 milliseconds.
-UPDATE cluster SET looked_at = clock_timestamp(), waits = $2, settled = $6,
-    seen_at = COALESCE($3::TIMESTAMPTZ, seen_at),
-    away_since = CASE WHEN $3::TIMESTAMPTZ IS NOT NULL THEN NULL
-                      WHEN looked_at > clock_timestamp() - $7::INT8 * INTERVAL '1 millisecond'
-                          THEN COALESCE(away_since, clock_timestamp())
-                      ELSE clock_timestamp() END,
+UPDATE cluster SET polled_at = clock_timestamp(), wait_reasons = $2, settled = $6,
+    observed_at = COALESCE($3::TIMESTAMPTZ, observed_at),
+    unreachable_since = CASE WHEN $3::TIMESTAMPTZ IS NOT NULL THEN NULL
+                             WHEN polled_at > clock_timestamp() - $7::INT8 * INTERVAL '1 millisecond'
+                                 THEN COALESCE(unreachable_since, clock_timestamp())
+                             ELSE clock_timestamp() END,
     voters = COALESCE($4, voters), voters_reached = COALESCE($5, voters_reached)
 WHERE cluster_id = $1

@@ -1,6 +1,6 @@
 -- Record that a cluster is restored and which curators it has.
 UPDATE cluster SET restored_at = clock_timestamp(), curators = $2, restoring_since = NULL, restoring_from = NULL,
-    restoring_onto = NULL, restoring_by = NULL, seen_at = NULL, away_since = NULL, voters = NULL,
-    voters_reached = NULL
+    restoring_onto = NULL, restoring_by = NULL, observed_at = NULL, unreachable_since = NULL,
+    voters = NULL, voters_reached = NULL
 WHERE cluster_id = $1 AND restoring_since IS NOT NULL
 RETURNING cluster_id

@@ -1,2 +1,2 @@
-UPDATE cluster_credential SET revoke_asked_at = clock_timestamp(), revoke_asked_by = $2
-WHERE credential_id = $1 AND revoke_asked_at IS NULL
+UPDATE cluster_credential SET revocation_requested_at = clock_timestamp(), revocation_requested_by = $2
+WHERE credential_id = $1 AND revocation_requested_at IS NULL

@@ -1,1 +1,1 @@
-UPDATE cluster SET snapshot_asked_at = clock_timestamp(), version = version + 1 WHERE cluster_id = $1
+UPDATE cluster SET snapshot_requested_at = clock_timestamp(), version = version + 1 WHERE cluster_id = $1

@@ -1,1 +1,1 @@
-UPDATE machine_needs_human SET heard_since = clock_timestamp() WHERE machine_id = $1
+UPDATE machine_needs_human SET reporting_since = clock_timestamp() WHERE machine_id = $1

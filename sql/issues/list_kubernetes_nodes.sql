@@ -1,6 +1,6 @@
 -- List what the nodes of clusters run of Kubernetes, as they last reported, and what their curators last
 -- reported about all of it.
-SELECT c.name, k.known, m.node_id AS "node_id?", m.kubernetes AS "kubernetes?",
+SELECT c.name, k.observed, m.node_id AS "node_id?", m.kubernetes AS "kubernetes?",
        COALESCE(p.provider_id, m.machine_id::TEXT) AS machine
 FROM cluster c
 JOIN cluster_kubernetes k ON k.cluster_id = c.cluster_id

@@ -1,1 +1,1 @@
-UPDATE cluster_kubernetes SET known = $2 WHERE cluster_id = $1 AND known IS DISTINCT FROM $2
+UPDATE cluster_kubernetes SET observed = $2 WHERE cluster_id = $1 AND observed IS DISTINCT FROM $2

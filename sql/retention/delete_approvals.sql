@@ -2,5 +2,5 @@
 DELETE FROM approval a
 WHERE a.approval_id = ANY (ARRAY(
     SELECT o.approval_id FROM approval o
-    WHERE o.asked_at < now() - $1::INT8 * INTERVAL '1 millisecond'
-    ORDER BY o.asked_at, o.approval_id LIMIT $2))
+    WHERE o.requested_at < now() - $1::INT8 * INTERVAL '1 millisecond'
+    ORDER BY o.requested_at, o.approval_id LIMIT $2))

@@ -1,10 +1,10 @@
 -- List the machines of a roll-out with everything that decides about them.
-SELECT m.machine_id, m.state, m.generation, m.said, m.changed_at, p.provider AS "provider?",
+SELECT m.machine_id, m.state, m.generation, m.message, m.changed_at, p.provider AS "provider?",
        p.provider_id AS "provider_id?", d.phase_index AS phase, r.generation AS "reported?", r.sha256 AS "running?",
        r.error AS "error?", r.reported_at AS "reported_at?",
        k.held_by AS "held_by?", k.reason AS "held_for?", q.reason AS "quarantined?",
        t.machine_id IS NOT NULL AS "retiring!",
-       c.part AS "part?", c.health AS "health?", c.seen_at AS "seen_at?", c.leaving AS "leaving?",
+       c.part AS "part?", c.health AS "health?", c.observed_at AS "observed_at?", c.leaving AS "leaving?",
        u.name AS "cluster?", u.voters AS "voters?", u.voters_reached AS "voters_reached?",
        u.founded_at IS NOT NULL AS "founded!", clock_timestamp() AS "now!"
 FROM roll_out_machine m

@@ -1,10 +1,10 @@
--- Record what release an agent reports. `reported_at` is when it first reported this. `became` is the release
--- that the machine was updated to by an order. It stays until the machine was updated to another one.
-INSERT INTO machine_release_report AS r (machine_id, generation, sha256, error, reported_at, became)
+-- Record what release an agent reports. `reported_at` is when it first reported this. `updated_to` is the
+-- release that the machine was updated to by an order. It stays until the machine was updated to another one.
+INSERT INTO machine_release_report AS r (machine_id, generation, sha256, error, reported_at, updated_to)
 SELECT $1::UUID, $2::INT8, $3::BYTEA, $4::TEXT, clock_timestamp(),
        CASE WHEN $4 IS NULL AND EXISTS (
            SELECT 1 FROM release_order WHERE machine_id = $1 AND generation = $2 AND sha256 = $3) THEN $3 END
 ON CONFLICT (machine_id) DO UPDATE
 SET generation = EXCLUDED.generation, sha256 = EXCLUDED.sha256, error = EXCLUDED.error,
-    reported_at = EXCLUDED.reported_at, became = COALESCE(EXCLUDED.became, r.became)
+    reported_at = EXCLUDED.reported_at, updated_to = COALESCE(EXCLUDED.updated_to, r.updated_to)
 WHERE (r.generation, r.sha256, r.error) IS DISTINCT FROM (EXCLUDED.generation, EXCLUDED.sha256, EXCLUDED.error)

@@ -1,1 +1,1 @@
-SELECT paused, ended, asked FROM cluster_upgrade WHERE upgrade_id = $1 FOR UPDATE
+SELECT paused, ended, requested_nodes FROM cluster_upgrade WHERE upgrade_id = $1 FOR UPDATE

@@ -90,7 +90,7 @@ struct ApprovalRow {
     request: Vec<u8>,
     target: String,
     reason: String,
-    asked_at: Timestamp,
+    requested_at: Timestamp,
     expires_at: Timestamp,
     approved_by: Option<String>,
     approved_at: Option<Timestamp>,
@@ -117,11 +117,11 @@ impl ApprovalRow {
     fn audit_json(&self) -> Value {
         json!({
             "approval": self.approval_id,
-            "asked_by": self.actor,
+            "requested_by": self.actor,
             "rpc": self.rpc,
             "target": self.target,
             "reason": self.reason,
-            "asked_at": self.asked_at,
+            "requested_at": self.requested_at,
             "expires_at": self.expires_at,
             "approved_by": self.approved_by,
             "approved_at": self.approved_at,
@@ -192,7 +192,7 @@ pub(crate) async fn require_second_approval(
             })))
         }
         ApprovalDecision::OrderChanged => refuse(
-            "NOT_AS_ASKED",
+            "NOT_AS_REQUESTED",
             format!(
                 "this is not the order that was requested with the idempotency key {key}: its content differs, or it \
                  means other machines by now. Nothing was changed; give it another key to request approval again"
@@ -263,7 +263,7 @@ pub async fn list_approvals(tx: &mut PgConnection) -> Result<(Vec<ApprovalRecord
         rpc: row.rpc,
         target: row.target,
         reason: row.reason,
-        requested_at: row.asked_at,
+        requested_at: row.requested_at,
         expires_at: row.expires_at,
         approved_by: row.approved_by,
         approved_at: row.approved_at,

@@ -100,7 +100,7 @@ pub struct AuditRecord {
     pub idempotency_key: Option<String>,
     pub dry_run: bool,
     pub outcome: String,
-    pub said: String,
+    pub message: String,
     pub before: Option<Value>,
     pub after: Option<Value>,
 }
@@ -389,7 +389,7 @@ pub(crate) async fn find_by_idempotency_key(
         return Err(BmdbError::IdempotencyKeyReused { key: key.clone() });
     }
     Ok(Some(OrderResult {
-        outcome: OrderOutcome { changed: row.outcome == "changed", message: row.said },
+        outcome: OrderOutcome { changed: row.outcome == "changed", message: row.message },
         replayed: true,
         audit_id: row.audit_id,
         before: row.before,

@@ -249,10 +249,10 @@ pub async fn list_clusters(
                 created_by: row.created_by,
                 deleting: row.deleting_at.zip(row.deleting_by),
                 founded,
-                polled_at: row.looked_at,
-                observed_at: row.seen_at,
-                unreachable_since: row.away_since,
-                wait_reasons: json_strings(&row.waits),
+                polled_at: row.polled_at,
+                observed_at: row.observed_at,
+                unreachable_since: row.unreachable_since,
+                wait_reasons: json_strings(&row.wait_reasons),
                 converged: row.settled,
                 voters: row.voters.zip(row.voters_reached),
                 snapshots: ClusterSnapshots {
@@ -262,7 +262,7 @@ pub async fn list_clusters(
                         }
                         _ => None,
                     },
-                    requested_at: row.snapshot_asked_at,
+                    requested_at: row.snapshot_requested_at,
                 },
                 epoch: row.epoch.try_into().unwrap_or(0),
                 restored_at: row.restored_at,
@@ -274,7 +274,7 @@ pub async fn list_clusters(
                 restoring_from: row.restoring_from,
                 restoring_by: row.restoring_by,
                 key_since: row.key_since,
-                key_rotation_requested_by: row.key_asked_by,
+                key_rotation_requested_by: row.key_rotation_requested_by,
                 keys_rejected_since: row.keys_refused_since,
             })
         })
@@ -294,7 +294,7 @@ pub async fn list_cluster_machines(
             let odd = |error: &dyn std::fmt::Display| {
                 BmdbError::Corrupt(format!("machine {machine} in its cluster: {error}"))
             };
-            let order = match (row.what, row.asked, row.ordered_at) {
+            let order = match (row.what, row.ordered_generation, row.ordered_at) {
                 (Some(what), Some(generation), Some(at)) => Some(LastOrder {
                     order: what.parse::<MembershipOrder>().map_err(|error| odd(&error))?,
                     generation,
@@ -336,9 +336,9 @@ pub async fn list_cluster_machines(
                     row.memory_bytes,
                     row.cpu_threads,
                 ),
-                wait_reason: row.waits,
+                wait_reason: row.wait_reason,
                 node,
-                observed_at: row.seen_at,
+                observed_at: row.observed_at,
                 // A value that another release wrote and this one cannot read is written again by the next pass.
                 services: row
                     .services
@@ -363,7 +363,7 @@ pub(crate) async fn membership_of_machine(
         name: row.name,
         part: row.part,
         leave_reason: row.leaving,
-        wait_reason: row.waits,
+        wait_reason: row.wait_reason,
         health: row.health,
         kubernetes: row.kubernetes.and_then(|value| serde_json::from_value::<NodeKubernetes>(value).ok()),
     }))

@@ -70,11 +70,11 @@ async fn read_credentials(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Cl
                 .map_err(|_| BmdbError::Corrupt("a key of a certificate that has not 32 bytes".to_owned()))?,
             holder: row.holder,
             lifetime: Span::seconds(row.lifetime_seconds.try_into().unwrap_or(0)),
-            requested_at: row.asked_at,
-            requested_by: row.asked_by,
+            requested_at: row.requested_at,
+            requested_by: row.requested_by,
             issued,
             rejection: row.refused,
-            revoked_by: row.revoke_asked_by,
+            revoked_by: row.revocation_requested_by,
             revoked_at: row.revoked_at,
         })
     });

@@ -73,8 +73,8 @@ pub(crate) async fn read_keys(tx: &mut PgConnection, cluster: Uuid) -> Result<Op
     Ok(Some(OwnerKeys {
         current_since: row.since,
         rotation_request: row
-            .key_asked_at
-            .zip(row.key_asked_by)
+            .key_rotation_requested_at
+            .zip(row.key_rotation_requested_by)
             .map(|(at, by)| OwnerKeyRotationRequest { requested_at: at, requested_by: by }),
         next: row.key_next.map(parse_public_key).transpose()?,
         former: former.collect::<Result<_, BmdbError>>()?,

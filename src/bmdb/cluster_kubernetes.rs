@@ -101,11 +101,11 @@ pub(crate) async fn read_kubernetes(
             removing: row.removing_by.is_some(),
             pending_rotations: rotate.iter().filter_map(|keys| keys.parse().ok()).collect(),
         },
-        requested_at: row.asked_at,
-        requested_by: row.asked_by,
+        requested_at: row.requested_at,
+        requested_by: row.requested_by,
         removing_by: row.removing_by,
         // A value that another release wrote and this one cannot read is written again by the next pass.
-        observed: row.known.and_then(|known| serde_json::from_value(known).ok()),
+        observed: row.observed.and_then(|observed| serde_json::from_value(observed).ok()),
     }))
 }
 

@@ -67,8 +67,8 @@ async fn read_users(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Kubernet
             holder: row.holder,
             access: row.access.parse().map_err(|error| odd(&error))?,
             lifetime: Span::seconds(row.lifetime_seconds.try_into().unwrap_or(0)),
-            requested_at: row.asked_at,
-            requested_by: row.asked_by,
+            requested_at: row.requested_at,
+            requested_by: row.requested_by,
             issued,
             rejection: row.refused,
         })

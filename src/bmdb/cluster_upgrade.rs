@@ -131,12 +131,12 @@ pub(crate) async fn read_upgrade(
     let bundle = |digest: Option<Vec<u8>>, version: Option<String>| {
         Some(BundleRef { digest: hex::encode(digest?), version: version? })
     };
-    let requests: BTreeMap<String, NodeUpgrade> = serde_json::from_value(row.asked)
+    let requests: BTreeMap<String, NodeUpgrade> = serde_json::from_value(row.requested_nodes)
         .map_err(|error| BmdbError::Corrupt(format!("the upgrade {}: {error}", row.upgrade_id)))?;
     let release = row.roll_out_id.clone().filter(|_| !row.released).map(|roll_out| ReleaseProgress {
         roll_out,
         pause_reason: row.roll_out_paused,
-        outcome: if row.roll_out_there {
+        outcome: if row.roll_out_exists {
             row.roll_out_ended.map(|how| (how, u32::try_from(row.failed).unwrap_or(u32::MAX)))
         } else {
             // It ended so long ago that it was deleted.

@@ -34,7 +34,7 @@ async fn lock_requested_nodes(
 ) -> Result<Option<(RequestedNodes, Option<String>)>, BmdbError> {
     let row = sqlx::query_file!("sql/upgrade/lock.sql", id).fetch_optional(tx).await.context(OPERATION)?;
     let Some(row) = row.filter(|row| row.ended.is_none()) else { return Ok(None) };
-    let requests = serde_json::from_value(row.asked)
+    let requests = serde_json::from_value(row.requested_nodes)
         .map_err(|error| BmdbError::Corrupt(format!("the upgrade {id}: {error}")))?;
     Ok(Some((requests, row.paused)))
 }

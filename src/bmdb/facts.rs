@@ -65,7 +65,7 @@ pub struct FactsRow {
     pub needs_human_since: Option<Timestamp>,
     pub needs_human_reason: Option<String>,
     pub needs_human_obstacle: Option<String>,
-    pub needs_human_heard_since: Option<Timestamp>,
+    pub needs_human_reporting_since: Option<Timestamp>,
     pub recovery_started_at: Option<Timestamp>,
     pub recovery_rung: Option<i64>,
     pub recovery_tries: Option<i64>,
@@ -218,7 +218,7 @@ impl FactsRow {
             since,
             reason: self.needs_human_reason.clone().unwrap_or_default(),
             obstacle: self.needs_human_obstacle.as_deref().map_or(Obstacle::Unknown, Obstacle::from),
-            reporting_since: self.needs_human_heard_since,
+            reporting_since: self.needs_human_reporting_since,
         });
         facts.recovery = self.recovery()?;
         facts.retirement = self.retirement()?;

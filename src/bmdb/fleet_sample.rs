@@ -78,7 +78,7 @@ impl Bmdb {
             .await?;
         let last = rows.last().map(|row| MachineId(row.machine_id));
         let machines = rows.into_iter().map(|row| SampledMachine {
-            at: row.seen_at,
+            at: row.read_at,
             phase: row.phase,
             phase_since: row.phase_since,
             deadline: row.deadline,
@@ -101,8 +101,11 @@ impl Bmdb {
             location: row.location,
             agent_started: row.agent_started,
             heartbeat_at: row.heartbeat_at,
-            installation: InstallationState::from_generations(row.asked, row.reported.zip(row.succeeded)),
-            is_held: row.held,
+            installation: InstallationState::from_generations(
+                row.requested_generation,
+                row.reported_generation.zip(row.succeeded),
+            ),
+            is_held: row.on_hold,
             hardware: row.memory_bytes.zip(row.cpu_threads),
         });
         Ok((machines.collect(), last))
@@ -130,7 +133,7 @@ impl Bmdb {
                 )
             },
             is_active: row.founded && !row.deleting && !row.restoring,
-            observed_at: row.seen_at,
+            observed_at: row.observed_at,
             snapshot_at: row.snapshot_at,
             kubernetes: row.kubernetes.then(|| SampledKubernetes {
                 unhealthy_components: u64::try_from(row.unwell).unwrap_or(0),

@@ -136,7 +136,7 @@ impl Bmdb {
                     .voters
                     .zip(row.voters_reached)
                     .map(|(voters, reached)| (count(voters), count(reached))),
-                observed_at: row.seen_at,
+                observed_at: row.observed_at,
                 other_disrupted: None,
             };
             (row.machine_id, cluster)

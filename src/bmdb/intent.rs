@@ -174,7 +174,7 @@ async fn lock_cluster_context(
         health: row.health,
         voter: row.voter.unwrap_or(false),
         votes: row.voters.zip(row.voters_reached).map(|(voters, reached)| (count(voters), count(reached))),
-        observed_at: row.seen_at,
+        observed_at: row.observed_at,
         other_disrupted: row.disturbed,
     }))
 }

@@ -203,11 +203,11 @@ impl Bmdb {
         for row in rows {
             if found.last().is_none_or(|last| last.name != row.name) {
                 // A value that another release wrote and this one cannot read is written again by the next pass.
-                let known: Option<KubernetesStatusView> =
-                    row.known.and_then(|known| serde_json::from_value(known).ok());
+                let observed: Option<KubernetesStatusView> =
+                    row.observed.and_then(|observed| serde_json::from_value(observed).ok());
                 found.push(KubernetesIssueInputs {
                     name: row.name,
-                    rotations: known.unwrap_or_default().rotations,
+                    rotations: observed.unwrap_or_default().rotations,
                     nodes: Vec::new(),
                 });
             }

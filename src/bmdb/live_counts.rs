@@ -59,7 +59,7 @@ impl Bmdb {
                 phase: row.phase,
                 reason: row.reason,
                 since: row.since,
-                read_at: row.seen,
+                read_at: row.now,
             })
             .collect())
     }

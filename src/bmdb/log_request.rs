@@ -74,15 +74,15 @@ struct LogRequestRow {
     most_lines: i64,
     since_seconds: Option<i64>,
     follow: bool,
-    asked_at: Timestamp,
-    asked_by: String,
+    requested_at: Timestamp,
+    requested_by: String,
     read_at: Timestamp,
-    handed_at: Option<Timestamp>,
-    handed_to: Option<String>,
-    brought_at: Option<Timestamp>,
+    delivered_at: Option<Timestamp>,
+    delivered_to: Option<String>,
+    last_part_at: Option<Timestamp>,
     parts: i64,
     bytes: i64,
-    there: Option<Value>,
+    available_logs: Option<Value>,
     note: Option<String>,
     ended_at: Option<Timestamp>,
     failed: Option<String>,
@@ -97,11 +97,11 @@ impl LogRequestRow {
                 since: self.since_seconds.and_then(|seconds| Some(Span::seconds(seconds.try_into().ok()?))),
                 follow: self.follow,
             },
-            requested_at: self.asked_at,
-            requested_by: self.asked_by.clone(),
+            requested_at: self.requested_at,
+            requested_by: self.requested_by.clone(),
             read_at: self.read_at,
-            delivered: self.handed_at.zip(self.handed_to.clone()),
-            last_part_at: self.brought_at,
+            delivered: self.delivered_at.zip(self.delivered_to.clone()),
+            last_part_at: self.last_part_at,
             parts: self.parts,
             bytes: self.bytes,
             outcome: self.ended_at.map(|_| self.failed.clone()),
@@ -312,15 +312,17 @@ async fn read_log_in_tx(
     who: &str,
     taken: i64,
 ) -> Result<LogReadResult, BmdbError> {
-    let row =
-        lock_request(tx, machine, id).await?.filter(|row| row.asked_by == who).ok_or_else(no_such_request)?;
+    let row = lock_request(tx, machine, id)
+        .await?
+        .filter(|row| row.requested_by == who)
+        .ok_or_else(no_such_request)?;
     let request = row.to_request();
     let now = inspect::database_now(tx).await?;
     let record = sqlx::query_file!("sql/log/read_last_heartbeat.sql", machine.0)
         .fetch_one(&mut *tx)
         .await
         .context(READING)?;
-    let is = request_state(&request, record.heard_at, bmdb.policy().1.heartbeat_interval.0, now);
+    let is = request_state(&request, record.last_heartbeat_at, bmdb.policy().1.heartbeat_interval.0, now);
     if let (LogRequestState::Ended(failed), None) = (&is, &request.outcome) {
         // So that the machine learns of the end, too.
         end_request(tx, id, failed.as_deref()).await?;
@@ -343,7 +345,10 @@ async fn read_log_in_tx(
         state: is,
         lines: parts.into_iter().map(|part| part.lines).collect(),
         parts_read: number,
-        available_logs: row.there.and_then(|there| serde_json::from_value(there).ok()).unwrap_or_default(),
+        available_logs: row
+            .available_logs
+            .and_then(|logs| serde_json::from_value(logs).ok())
+            .unwrap_or_default(),
         note: row.note,
         at: now,
     })

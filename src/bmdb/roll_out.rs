@@ -111,7 +111,7 @@ pub async fn list_roll_outs(
             machine: row.machine_id.to_string(),
             name: row.provider_id.unwrap_or_else(|| row.machine_id.to_string()),
             state: row.state,
-            message: row.said,
+            message: row.message,
             state_since: row.changed_at,
         });
         let count = |count: i64| u32::try_from(count).unwrap_or(u32::MAX);
@@ -145,7 +145,13 @@ pub(crate) async fn read_roll_out_note(
         .await
         .context(OPERATION)?;
     Ok(row.map(|row| {
-        roll_out_note(&row.roll_out_id, &row.release, &row.state, row.paused.as_deref(), row.said.as_deref())
+        roll_out_note(
+            &row.roll_out_id,
+            &row.release,
+            &row.state,
+            row.paused.as_deref(),
+            row.message.as_deref(),
+        )
     }))
 }
 

@@ -118,7 +118,7 @@ impl Bmdb {
                             cluster,
                             control_plane,
                             healthy: row.health.as_deref() == Some("healthy"),
-                            observed_at: row.seen_at,
+                            observed_at: row.observed_at,
                             all_members_reachable: row.voters.is_some() && row.voters == row.voters_reached,
                         }
                     });

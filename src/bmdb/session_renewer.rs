@@ -179,7 +179,7 @@ pub(crate) async fn list_session_work(
         })
         .await?;
     rows.into_iter()
-        .filter(|row| row.held)
+        .filter(|row| row.is_leased)
         .map(|row| {
             Ok(SessionWorkRow {
                 session: SessionId(row.session_id),

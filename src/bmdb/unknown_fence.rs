@@ -96,7 +96,7 @@ impl Work {
                 })
             })
             .await?;
-        Ok(found.and_then(|row| UnknownFence::from_report(row.at, row.fence, row.given)))
+        Ok(found.and_then(|row| UnknownFence::from_report(row.at, row.fence, row.issued_fence)))
     }
 }
 
@@ -117,7 +117,7 @@ impl Bmdb {
             })
             .await?;
         let proven = found.into_iter().filter_map(|row| {
-            Some((row.machine_id, UnknownFence::from_report(row.at, row.fence, row.given)?))
+            Some((row.machine_id, UnknownFence::from_report(row.at, row.fence, row.issued_fence)?))
         });
         Ok(proven.collect())
     }
@@ -132,7 +132,7 @@ pub(crate) async fn read_unknown_fence(
         .fetch_optional(tx)
         .await
         .context(READING)?;
-    Ok(found.and_then(|row| UnknownFence::from_report(row.at, row.fence, row.given)))
+    Ok(found.and_then(|row| UnknownFence::from_report(row.at, row.fence, row.issued_fence)))
 }
 
 /// Records a fence that was never issued; returns whether it was recorded for the first time.

@@ -310,7 +310,7 @@ async fn artefact_that_a_role_is_declared_with_stays_until_it_is_declared_withou
     let archive = add(bmdb, &content(PIECE_BYTES)).await?;
     sqlx::query(
         "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
-             created_by, waits, settled)
+             created_by, wait_reasons, settled)
          VALUES (gen_random_uuid(), 'ams', 3, 1, '', '[]', 'automatic', 1, clock_timestamp(), 'a test', '[]', FALSE)",
     )
     .execute(&world.pool)

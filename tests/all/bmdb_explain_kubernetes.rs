@@ -16,21 +16,22 @@ use crate::harness::aloud::TestResult;
 /// which is under way in every second.
 const FILL: &str = "
     INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at, created_by,
-                         waits, settled)
+                         wait_reasons, settled)
     SELECT gen_random_uuid(), 'c-' || n, 3, 7, '', '{}', 'person', 1, now(), 'kim', '[]', TRUE FROM generate_series(1, 2000) n;
     CREATE TEMPORARY TABLE numbered AS SELECT cluster_id, row_number() OVER () AS n FROM cluster;
     INSERT INTO cluster_kubernetes (cluster_id, bundle, version, service_range, pod_range, node_prefix, domain, add_ons,
-                                    asked_at, asked_by, rotate)
+                                    requested_at, requested_by, rotate)
     SELECT cluster_id, decode(repeat('ab', 32), 'hex'), '1.31.0', '10.96.0.0/16', '10.128.0.0/12', 24, 'cluster.local', '{}',
            now(), 'kim', '[\"clients\"]' FROM numbered;
-    INSERT INTO cluster_kubernetes_user (user_id, cluster_id, public_key, holder, access, lifetime_seconds, asked_at, asked_by)
+    INSERT INTO cluster_kubernetes_user (user_id, cluster_id, public_key, holder, access, lifetime_seconds, requested_at,
+                                         requested_by)
     SELECT gen_random_uuid(), cluster_id, decode(md5(n || '-' || m), 'hex'), 'kim', 'viewer', 3600,
            now() - m * INTERVAL '1 hour', 'kim'
     FROM numbered, generate_series(1, 5) m;
     INSERT INTO roll_out (roll_out_id, sha256, release, selector, parallelism, deadline_seconds, created_at, created_by, reason)
     SELECT 'r-' || n, decode(repeat('ab', 32), 'hex'), 'r', '', 1, 60, now(), 'kim', 'r' FROM numbered;
     INSERT INTO cluster_upgrade (upgrade_id, cluster_id, roll_out_id, release, released, back, parallelism, deadline_seconds,
-                                 created_at, created_by, reason, ended_at, ended, asked)
+                                 created_at, created_by, reason, ended_at, ended, requested_nodes)
     SELECT 'u-' || n || '-' || m, cluster_id, 'r-' || n, 'r', FALSE, FALSE, 1, 900, now() - m * INTERVAL '1 day', 'kim', 'r',
            CASE WHEN m > 1 OR n % 2 = 0 THEN now() END, CASE WHEN m > 1 OR n % 2 = 0 THEN 'done' END, '{}'
     FROM numbered, generate_series(1, 6) m;

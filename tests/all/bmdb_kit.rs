@@ -81,7 +81,7 @@ impl Kit {
                            decided_at, phase_index, phase_since, rules_version, policy_version, version,
                            fence, losses)
                    SELECT machine_id, lane, $2, 1, abs(hashtext(machine_id::TEXT)::INT8) % 8, FALSE,
-                          'just heard of', '', 'New', clock_timestamp(), 1, 0, 0, 0, 0
+                          'newly provided', '', 'New', clock_timestamp(), 1, 0, 0, 0, 0
                    FROM m, (VALUES ('access'), ('observe')) l (lane))
              SELECT machine_id FROM m ORDER BY machine_id",
         )

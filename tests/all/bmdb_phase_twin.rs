@@ -282,7 +282,7 @@ async fn store(connection: &mut PgConnection, sets: &[MachineFacts]) -> anyhow::
             rows(&|f| {
                 f.needs_human.as_ref().map(|n| {
                     json!({"since": n.since, "reason": n.reason,
-                "obstacle": n.obstacle.as_str(), "heard_since": n.reporting_since})
+                "obstacle": n.obstacle.as_str(), "reporting_since": n.reporting_since})
                 })
             }),
         ),

@@ -92,7 +92,8 @@ impl Holder {
     }
 }
 
-const REPLACED: &str = "SELECT count(*) = 1 FROM cluster WHERE key_next IS NULL AND key_asked_at IS NULL
+const REPLACED: &str =
+    "SELECT count(*) = 1 FROM cluster WHERE key_next IS NULL AND key_rotation_requested_at IS NULL
     AND NOT EXISTS (SELECT 1 FROM cluster_former_key WHERE removed_at IS NULL)
     AND EXISTS (SELECT 1 FROM cluster_former_key)";
 

@@ -493,7 +493,7 @@ async fn of_three_silent_members_one_at_a_time_is_helped() -> TestResult {
     let silent = ["sim-0010", "sim-0050", "sim-0100"];
     for statement in [
         "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
-             created_by, founded_at, ca_certificate, curators, seen_at, waits, settled, voters, voters_reached)
+             created_by, founded_at, ca_certificate, curators, observed_at, wait_reasons, settled, voters, voters_reached)
          VALUES (gen_random_uuid(), 'ams', 3, 3, '', '[]', 'automatic', 1, clock_timestamp(), 'a test',
              clock_timestamp(), 'ca', '[]', clock_timestamp() + INTERVAL '1 day', '[]', FALSE, 3, 3)",
         "INSERT INTO machine_cluster (machine_id, cluster_id, part, chosen_at, node_id, node_state, health, voter)
@@ -549,7 +549,7 @@ async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult 
         assert!(message.contains(part), "{part:?} is not in {message}");
     }
     // It is looked at again and again, and still nothing was done.
-    let again = "SELECT looked_at > created_at + INTERVAL '5 seconds' FROM cluster";
+    let again = "SELECT polled_at > created_at + INTERVAL '5 seconds' FROM cluster";
     field.fleet.until("it is looked at again", again).await?;
     let later = field.cluster("ams")?;
     assert_eq!((machines(&later, "control-plane").len(), settled(&later)), (0, false), "{later:#}");

@@ -76,8 +76,8 @@ impl World {
     /// Moves the times of all log requests back by this interval.
     async fn back(&self, by: &str) -> Result<()> {
         let statement =
-            "UPDATE log_request SET asked_at = asked_at - $1::INTERVAL, read_at = read_at - $1::INTERVAL,
-                                handed_at = handed_at - $1::INTERVAL, brought_at = brought_at - $1::INTERVAL";
+            "UPDATE log_request SET requested_at = requested_at - $1::INTERVAL, read_at = read_at - $1::INTERVAL,
+                                delivered_at = delivered_at - $1::INTERVAL, last_part_at = last_part_at - $1::INTERVAL";
         sqlx::query(statement).bind(by).execute(&self.pool).await?;
         Ok(())
     }
@@ -192,7 +192,7 @@ async fn log_request_is_sent_with_a_heartbeat_and_its_log_returned_once_to_the_r
         "it was taken, and is kept no longer"
     );
     assert_eq!(world.count("SELECT count(*) FROM log_part").await?, 0);
-    let audited: String = sqlx::query_scalar("SELECT said FROM audit WHERE machine_id = $1")
+    let audited: String = sqlx::query_scalar("SELECT message FROM audit WHERE machine_id = $1")
         .bind(agent.machine.0)
         .fetch_one(&world.pool)
         .await?;

@@ -35,9 +35,9 @@ async fn ordered(kit: &Kit, restore: RestoreRequest) -> Result<Result<String, (&
 async fn record_observation(kit: &Kit, looked: i32, seen: i32, away: Option<i32>) -> Result<()> {
     sqlx::query(
         "UPDATE cluster SET voters = 3, voters_reached = 3,
-             looked_at = clock_timestamp() - make_interval(secs => $1),
-             seen_at = clock_timestamp() - make_interval(secs => $2),
-             away_since = clock_timestamp() - make_interval(secs => $3)",
+             polled_at = clock_timestamp() - make_interval(secs => $1),
+             observed_at = clock_timestamp() - make_interval(secs => $2),
+             unreachable_since = clock_timestamp() - make_interval(secs => $3)",
     )
     .bind(f64::from(looked))
     .bind(f64::from(seen))
@@ -52,7 +52,7 @@ async fn world(name: &str) -> Result<(Kit, Uuid)> {
     let kit = Kit::new(name).await?;
     sqlx::query(
         "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
-             created_by, waits, settled, founded_at, ca_certificate, curators)
+             created_by, wait_reasons, settled, founded_at, ca_certificate, curators)
          VALUES (gen_random_uuid(), 'ams', 3, 1, '', '[]', 'automatic', 1, clock_timestamp(), 'a test', '[]', FALSE,
              clock_timestamp(), 'ca', '[]')",
     )

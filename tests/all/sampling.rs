@@ -153,7 +153,7 @@ async fn clusters_are_counted_as_they_are_shown_and_those_that_nobody_hears() ->
     ] {
         sqlx::query(
             "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
-                 created_by, waits, settled, founded_at, ca_certificate, curators, deleting_at, deleting_by, seen_at)
+                 created_by, wait_reasons, settled, founded_at, ca_certificate, curators, deleting_at, deleting_by, observed_at)
              VALUES (gen_random_uuid(), $1, 3, 1, '', '[]', 'automatic', 1, clock_timestamp(), 'a test', '[]', $2,
                  CASE WHEN $3 THEN clock_timestamp() END,
                  CASE WHEN $3 THEN 'ca'::BYTEA END, CASE WHEN $3 THEN '[]'::JSONB END,
@@ -182,7 +182,7 @@ async fn clusters_are_counted_as_they_are_shown_and_those_that_nobody_hears() ->
     // Kubernetes of two live clusters, one of them without any report, and of a cluster that is ending.
     sqlx::raw_sql(
         r#"INSERT INTO cluster_kubernetes (cluster_id, bundle, version, service_range, pod_range, node_prefix, domain, add_ons,
-                                           asked_at, asked_by, rotate, known)
+                                           requested_at, requested_by, rotate, observed)
            SELECT cluster_id, decode(repeat('ab', 32), 'hex'), '1.31.0', '10.96.0.0/16', '10.128.0.0/12', 24, 'cluster.local',
                   '{}', now(), 'kim', '[]',
                   CASE WHEN name <> 'fra' THEN '{"rotations": [{"waits_for": ["a"]}, {"waits_for": ["a", "b"]}]}'::JSONB END
@@ -195,7 +195,7 @@ async fn clusters_are_counted_as_they_are_shown_and_those_that_nobody_hears() ->
                      (SELECT machine_id FROM machine_provided) LIMIT 3) m,
                 (SELECT cluster_id FROM cluster WHERE name = 'ams') c;
            INSERT INTO cluster_upgrade (upgrade_id, cluster_id, released, back, parallelism, deadline_seconds, created_at,
-                                        created_by, reason, paused, ended_at, ended, asked)
+                                        created_by, reason, paused, ended_at, ended, requested_nodes)
            SELECT name || s.n, cluster_id, TRUE, FALSE, 1, 900, now(), 'kim', 'r', CASE WHEN name = 'ams' THEN 'why' END,
                   CASE WHEN s.n = 2 THEN now() END, CASE WHEN s.n = 2 THEN 'done' END, '{}'
            FROM cluster, generate_series(1, 2) s (n) WHERE name IN ('ams', 'fra', 'cdg')"#,

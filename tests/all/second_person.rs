@@ -112,7 +112,7 @@ async fn order_waits_for_another_admin_and_is_then_carried_out_once() -> TestRes
     assert!(text.contains("v1.Budgets/Set") || text.contains("Budgets/Set"), "{text}");
     assert_eq!(states(&kit).await?, ["approved"]);
     let other = order("kim@a", SET, Some("k"), "another");
-    assert_eq!(refused(set(&kit, other).await)?, "NOT_AS_ASKED");
+    assert_eq!(refused(set(&kit, other).await)?, "NOT_AS_REQUESTED");
     // Another's order with the same key is another order.
     let of_max = expect_approval_required(set(&kit, order("max@a", SET, Some("k"), "five")).await)?;
     assert_ne!(of_max, approval);
@@ -266,7 +266,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
     let provided = "UPDATE machine_due SET provider = 'other' WHERE machine_id = $1";
     let newcomer = kit.provided(1, "rack").await?[0];
     sqlx::query(provided).bind(row[2].0).execute(&kit.pool).await?;
-    assert_eq!(refused(many(&["rack"], "6", 3).await)?, "NOT_AS_ASKED");
+    assert_eq!(refused(many(&["rack"], "6", 3).await)?, "NOT_AS_REQUESTED");
     sqlx::query("UPDATE machine_due SET provider = 'rack' WHERE machine_id = $1")
         .bind(row[2].0)
         .execute(&kit.pool)

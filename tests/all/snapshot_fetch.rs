@@ -36,7 +36,7 @@ fn shepherds(listener: &Listener, agent: &TestAgent) -> Result<ServerPool> {
 async fn restored_by(pool: &PgPool, restorer: &TestAgent, other: &TestAgent, sealed: &[u8]) -> Result<()> {
     sqlx::query(
         "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version, created_at,
-             created_by, waits, settled, restoring_since, restoring_by)
+             created_by, wait_reasons, settled, restoring_since, restoring_by)
          VALUES (gen_random_uuid(), 'ams', 3, 0, '', '[]', 'automatic', 1, clock_timestamp(), 'a test', '[]', FALSE,
              clock_timestamp() - INTERVAL '1 hour', 'kim')",
     )

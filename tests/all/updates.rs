@@ -128,7 +128,7 @@ impl Fleet {
         let end = Instant::now() + PATIENCE;
         while !holds().await? {
             if Instant::now() > end {
-                let machines = "SELECT roll_out_id, name, state, coalesce(said, '')
+                let machines = "SELECT roll_out_id, name, state, coalesce(message, '')
                                 FROM roll_out_machine JOIN (SELECT machine_id, provider_id AS name FROM machine_provided) p
                                 USING (machine_id)";
                 let machines: Vec<(String, String, String, String)> =

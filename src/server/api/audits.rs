@@ -75,7 +75,7 @@ fn encode_audit_line(line: AuditRecord) -> v1::AuditRecord {
         idempotency_key: line.idempotency_key,
         dry_run: line.dry_run,
         outcome: line.outcome,
-        message: line.said,
+        message: line.message,
         before: encode_optional_struct(line.before.as_ref()),
         after: encode_optional_struct(line.after.as_ref()),
     }

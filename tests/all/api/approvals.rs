@@ -48,7 +48,7 @@ async fn order_is_refused_with_its_reason_until_an_admin_of_another_name_approve
     }
     api.call(Some(&lee), "Approvals/Approve", approve("c")).await?.ok()?;
     let other = api.call(Some(&kim), "Budgets/Set", set(4)).await?;
-    assert_eq!(why(&other)["reason"], "NOT_AS_ASKED", "{other:?}");
+    assert_eq!(why(&other)["reason"], "NOT_AS_REQUESTED", "{other:?}");
     let done = api.call(Some(&kim), "Budgets/Set", set(3)).await?.ok()?;
     assert_eq!((&done["changed"], &done["after"]["most"]), (&json!(true), &json!(3.0)));
     assert!(done["message"].as_str().is_some_and(|text| text.ends_with("; approved by lee")), "{done}");

@@ -217,7 +217,7 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
     .await?;
     // Something to approve, under an id that this test knows.
     sqlx::query(
-        "INSERT INTO approval (approval_id, actor, idempotency_key, rpc, request, target, reason, asked_at, expires_at)
+        "INSERT INTO approval (approval_id, actor, idempotency_key, rpc, request, target, reason, requested_at, expires_at)
          VALUES ($1, 'lee@a', 'k', 'r', decode('00', 'hex'), 't', 'r', clock_timestamp(),
                  clock_timestamp() + INTERVAL '1 hour')",
     )
@@ -334,7 +334,7 @@ async fn order_for_what_was_seen_is_refused_when_it_is_another_by_now() -> TestR
     assert_eq!((refused.code, &refused.json["error"]["status"]), (409, &json!("ABORTED")));
     assert!(refused.message().contains("look again"), "{refused:?}");
     let written: Vec<(String, Option<String>)> =
-        sqlx::query_as("SELECT said, idempotency_key FROM audit WHERE outcome = 'refused'")
+        sqlx::query_as("SELECT message, idempotency_key FROM audit WHERE outcome = 'refused'")
             .fetch_all(&api.pool)
             .await?;
     assert_eq!(written, [(refused.message().to_owned(), None)], "who was refused is in the audit, too");

@@ -164,7 +164,7 @@ pub(crate) async fn provided(pool: &PgPool) -> anyhow::Result<MachineId> {
     sqlx::query(
         "INSERT INTO machine_due (machine_id, lane, provider, priority, bucket, timer, reason, decided_at,
              phase_index, phase_since, rules_version, policy_version, version, fence, losses)
-         SELECT $1, lane, 'rack', 1, 0, FALSE, 'just heard of', '', 'New', clock_timestamp(), 1, 0, 0, 0, 0
+         SELECT $1, lane, 'rack', 1, 0, FALSE, 'newly provided', '', 'New', clock_timestamp(), 1, 0, 0, 0, 0
          FROM (VALUES ('access'), ('observe')) l (lane)",
     )
     .bind(machine.0)
