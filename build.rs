@@ -41,16 +41,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     println!("cargo:rerun-if-changed=migrations");
     let descriptors = protox::compile(CONTRACTS, ["proto"])?;
+    // The codec distinguishes requests from responses by their names.
+    let mut with_names = tonic_prost_build::Config::new();
+    with_names.enable_type_names();
     tonic_prost_build::configure()
         .codec_path("crate::proto::codec::BoundedCodec")
         // An order and a change in a watch are identified by their bytes, so equal messages must have equal encodings.
         .btree_map(".shepherd.fleet.v1.Machine.labels")
         .btree_map(".shepherd.fleet.v1.LabelRequest")
         .btree_map(".shepherd.fleet.v1.LabelOperation")
+        .btree_map(".shepherd.fleet.v1.KubernetesPatch")
         .btree_map(".shepherd.fleet.v1.Update.counts")
         // And a record that has not changed must not be written again.
         .btree_map(".shepherd.curator.v1")
-        .compile_fds(descriptors)?;
+        .compile_fds_with_config(descriptors, with_names)?;
     // With the default codec, which does not limit the number of fields: etcd is trusted with all data of a cluster
     // and may answer with any number of keys.
     tonic_prost_build::configure().build_server(false).compile_fds(protox::compile([OF_ETCD], ["proto"])?)?;

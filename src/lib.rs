@@ -8,7 +8,7 @@
 //! * [`manager`][]: the control loops. They claim due machines, act on them and record what they learnt.
 //! * [`providers`][]: sources of machines, with power control and reboots.
 //! * [`takeover`][]: installs the role server on a machine over SSH.
-//! * [`server`][]: what listens: the agent callback, the API and metrics.
+//! * [`server`][]: the services of the API, and what listens: the agent callback, the API and metrics.
 //! * [`roleserver`][]: the program on the machine.
 //! * [`supervisor`][]: a tree of tasks that are restarted when they end, and the values by which they observe each
 //!   other.
@@ -51,7 +51,7 @@ pub mod providers;
 pub mod reconciler;
 #[cfg(feature = "roleserver")]
 pub mod roleserver;
-#[cfg(feature = "shepherd")]
+#[cfg(any(feature = "shepherd", feature = "shepherdctl"))]
 pub mod server;
 #[cfg(feature = "shepherd")]
 pub mod service;

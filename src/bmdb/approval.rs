@@ -194,8 +194,9 @@ pub(crate) async fn require_second_approval(
         ApprovalDecision::OrderChanged => refuse(
             "NOT_AS_REQUESTED",
             format!(
-                "this is not the order that was requested with the idempotency key {key}: its content differs, or it \
-                 means other machines by now. Nothing was changed; give it another key to request approval again"
+                "this is not the order that was requested with the idempotency key {key}: its content \
+                 differs, or its filter now selects other machines. Nothing was changed; use another key to \
+                 request approval again"
             ),
         ),
         // The same order was given at the same time and is in the audit by now, where the retry finds its outcome.

@@ -312,8 +312,8 @@ async fn begin_upload_in_tx(
     }
     if counts.begun >= MAX_INCOMPLETE {
         let text = format!(
-            "{MAX_INCOMPLETE} artefacts were begun and not brought to their end; they are forgotten after a day, or when they \
-             are deleted (shepherdctl artefacts get lists them)"
+            "{MAX_INCOMPLETE} uploads of artefacts are incomplete; an incomplete upload is deleted after a \
+             day, or with shepherdctl artefacts delete (artefacts get lists them)"
         );
         return Err(order_rejected("TOO_MANY_ARTEFACTS", text));
     }
@@ -378,9 +378,9 @@ async fn discard_upload(tx: &mut PgConnection, sha256: Sha256, upload: Uuid) -> 
 /// when it is complete.
 fn missing_upload_message(made: UploadCheck) -> Option<String> {
     match made {
-        UploadCheck::NotStarted => Some("is added once it was brought; nothing of it is there".to_owned()),
+        UploadCheck::NotStarted => Some("is added once it is uploaded; nothing of it is here".to_owned()),
         UploadCheck::Incomplete { missing, total: of } => {
-            Some(format!("is added once all of it was brought; {missing} of its {of} pieces are missing"))
+            Some(format!("is added once all of it is uploaded; {missing} of its {of} pieces are missing"))
         }
         UploadCheck::AlreadyAdded | UploadCheck::DigestMismatch(_) | UploadCheck::Verified(_) => None,
     }
@@ -408,7 +408,8 @@ async fn add_artefact_in_tx(
             .await;
     }
     let Some(known) = known else {
-        let output = "it was not added: nothing of it was brought; shepherdctl artefacts add FILE does that";
+        let output =
+            "it was not added: nothing of it was uploaded; upload it with: shepherdctl artefacts add FILE";
         return Err(order_rejected("NOT_BEGUN", output));
     };
     let reported = |name: &str| json!({ "sha256": hex::encode(sha256.0), "name": name, "size": known.size });
@@ -436,7 +437,7 @@ async fn add_artefact_in_tx(
         }
         UploadCheck::Incomplete { missing, total: of } => {
             let text =
-                format!("it was not added: {missing} of its {of} pieces are missing; bring them first");
+                format!("it was not added: {missing} of its {of} pieces are missing; upload them first");
             return Err(order_rejected("INCOMPLETE", text));
         }
         UploadCheck::NotStarted

@@ -704,8 +704,7 @@ async fn delete_cluster_in_tx(
         .await
         .context("ending a cluster")?;
     roll_back_dry_run(tx, order).await?;
-    let output =
-        "ends: its machines receive a request to leave it, and what they keep of it is removed".to_owned();
+    let output = "ends: its machines are ordered to leave it, and what they keep of it is removed".to_owned();
     record_audit(tx, order, None, OrderOutcome { changed: true, message: output }, None, None).await
 }
 

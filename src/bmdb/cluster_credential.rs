@@ -345,7 +345,7 @@ async fn revoke_cluster_credential_in_tx(
         .context(REVOKING)?;
     roll_back_dry_run(tx, order).await?;
     let text = format!(
-        "refuses the certificate {credential} of {} once its curators have the revocation",
+        "refuses the certificate {credential} of {} once its curators have received the revocation",
         found.holder
     );
     let ended = ClusterCredential { revoked_by: Some(order.actor.name.clone()), ..found.clone() };

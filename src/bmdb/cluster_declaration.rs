@@ -167,7 +167,8 @@ async fn declare_role_in_tx(
     roll_back_dry_run(tx, order).await?;
     let next = if spec.roles.contains(&role) {
         format!(
-            "its workers act on it once its curators have it; watch them with: shepherdctl cluster describe {name}"
+            "its workers act on the declaration once its curators have received it; watch the workers with: \
+             shepherdctl cluster describe {name}"
         )
     } else {
         format!("have its workers run it with: shepherdctl cluster roles {name} --add_role {role}")

@@ -270,7 +270,10 @@ fn parse_version(text: &str) -> Result<ReleaseVersion, BmdbError> {
     text.parse().map_err(|error| {
         order_rejected(
             "NO_VERSION",
-            format!("its version cannot be read, so whether it may be upgraded is unknown: {error}"),
+            format!(
+                "a version of Kubernetes cannot be read, so whether the upgrade is allowed is unknown: \
+                 {error}"
+            ),
         )
     })
 }
@@ -479,7 +482,7 @@ async fn change_upgrade_in_tx(
                     .context(OPERATION)?;
             }
             if why.is_some() {
-                "sends no more requests to nodes; those with a request continue".to_owned()
+                "orders no more nodes to run the bundle; nodes that have the order continue".to_owned()
             } else {
                 // Nodes with a request that are not finished get another one, with the whole deadline.
                 let requests: BTreeMap<&String, &NodeUpgrade> = line
@@ -492,7 +495,8 @@ async fn change_upgrade_in_tx(
                     .execute(&mut *tx)
                     .await
                     .context(OPERATION)?;
-                "goes on with its upgrade; nodes that were not finished get the request again".to_owned()
+                "continues its upgrade; nodes that are not done get the order again, with the full deadline"
+                    .to_owned()
             }
         }
         UpgradeChange::Abort | UpgradeChange::RollBack => {

@@ -116,8 +116,8 @@ fn order_rejected(reason: &'static str, text: String) -> BmdbError {
 fn no_such_request() -> BmdbError {
     order_rejected(
         "NO_SUCH_REQUEST",
-        "there is no such request of yours for a log of this machine: it was read to its end, or nobody came for it; ask \
-         again"
+        "there is no such request of yours for a log of this machine: it was read to its end, or nobody read \
+         it in time; request it again"
             .to_owned(),
     )
 }
@@ -269,8 +269,8 @@ async fn request_log_in_tx(
         .context(REQUESTING)?;
     if counts.of_machine >= MAX_REQUESTS_PER_MACHINE {
         let text = format!(
-            "{name} has {MAX_REQUESTS_PER_MACHINE} log requests at this moment, and uploads no more at a time; try \
-             again when one of them has ended, a minute after nobody reads it any more"
+            "{name} has {MAX_REQUESTS_PER_MACHINE} log requests at this moment, and accepts no more; try \
+             again when one has ended (a request that nobody reads ends after a minute)"
         );
         return Err(order_rejected("TOO_MANY_LOGS", text));
     }

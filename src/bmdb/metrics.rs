@@ -226,7 +226,7 @@ impl BmdbMetrics {
                 "bmdb_transactions",
                 "BMDB transactions by operation and result",
                 &[
-                    Label::names("operation", "what the code says it is doing, as in its errors", 200),
+                    Label::names("operation", "name of the operation, as in error messages", 200),
                     Label::one_of("result", TRANSACTION_RESULTS),
                 ],
                 self.transactions.clone(),

@@ -24,9 +24,13 @@ use crate::bmdb::error::BmdbError;
 pub mod scoped_lookup;
 
 const BEGIN: &str = include_str!("../../sql/inspect/begin_read_only_short.sql");
+/// For a handle without short limits.
+const BEGIN_LONG: &str = include_str!("../../sql/inspect/begin_read_only.sql");
 const OPERATION: &str = "reading what to show";
 /// How long a read may take, the limit that `inspect/begin_read_only_short.sql` sets for each of its statements.
 const READ_TIMEOUT: Duration = Duration::from_millis(2500);
+/// The same for a command that reads for itself; each of its statements ends sooner.
+const LONG_READ_TIMEOUT: Duration = Duration::from_mins(1);
 /// How often a read that took longer is retried.
 const MAX_RETRIES: u32 = 3;
 
@@ -46,7 +50,7 @@ impl ReadPool {
         Ok(Self { bmdb: Bmdb::connect(settings).await? })
     }
 
-    /// A read pool on a handle that was connected for it.
+    /// Reads through a handle that was connected for it, or that one command has for everything.
     pub(crate) const fn from_handle(bmdb: Bmdb) -> Self {
         Self { bmdb }
     }
@@ -57,7 +61,8 @@ impl ReadPool {
         &self.bmdb
     }
 
-    /// Runs `body` at one moment of the database. It may run several times.
+    /// Runs `body` at one moment of the database. It may run several times. The limits are those of the handle: short ones
+    /// in a server ([`ConnectionSettings::short_reads`](crate::bmdb::connection::ConnectionSettings::short_reads)).
     pub async fn read<T, F>(&self, body: F) -> Result<T, BmdbError>
     where
         T: Send + 'static,
@@ -78,18 +83,23 @@ impl ReadPool {
         T: Send + 'static,
         F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
     {
+        let (begin, limit) = if self.bmdb.settings().short_reads {
+            (BEGIN, READ_TIMEOUT)
+        } else {
+            (BEGIN_LONG, LONG_READ_TIMEOUT)
+        };
         self.bmdb
             .transact(OPERATION, move |tx| {
                 let body = body.clone();
                 Box::pin(async move {
-                    tx.execute(sqlx::raw_sql(BEGIN)).await.context(OPERATION)?;
+                    tx.execute(sqlx::raw_sql(begin)).await.context(OPERATION)?;
                     let began = Instant::now();
-                    match tokio::time::timeout(READ_TIMEOUT, body(tx)).await {
-                        Err(_) => Err(BmdbError::ReadTimedOut { limit: READ_TIMEOUT }),
+                    match tokio::time::timeout(limit, body(tx)).await {
+                        Err(_) => Err(BmdbError::ReadTimedOut { limit }),
                         // The server closes the connection of a client that stalls, which the client may notice only as
                         // a connection error.
-                        Ok(Err(error)) if began.elapsed() >= READ_TIMEOUT && error.is_transient() => {
-                            Err(BmdbError::ReadTimedOut { limit: READ_TIMEOUT })
+                        Ok(Err(error)) if began.elapsed() >= limit && error.is_transient() => {
+                            Err(BmdbError::ReadTimedOut { limit })
                         }
                         Ok(looked) => looked,
                     }

@@ -81,10 +81,11 @@ impl WakeUps {
         // Something may have become due between the last poll and now.
         self.wake_all();
         while let Some(notification) = listener.try_recv().await? {
-            match notification.payload().parse::<Process>() {
-                Ok(process) => self.wake(process),
+            if let Ok(process) = notification.payload().parse::<Process>() {
+                self.wake(process);
+            } else {
                 // A newer release's process has no loop here.
-                Err(_) => tracing::trace!(payload = notification.payload(), "a wake-up for somebody else"),
+                tracing::trace!(payload = notification.payload(), "a wake-up for somebody else");
             }
         }
         Ok(())

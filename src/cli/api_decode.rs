@@ -1,5 +1,4 @@
-//! Decode messages of the fleet API into the types that commands print. So a command prints the same text with either
-//! backend.
+//! Decode messages of the fleet API into the types that commands print.
 
 use prost_types::value::Kind;
 use serde_json::Value;
@@ -26,10 +25,7 @@ pub fn decode_timestamp(time: prost_types::Timestamp) -> Option<Timestamp> {
 /// The error for a field that is missing or malformed in an API response.
 #[must_use]
 pub fn missing_field(what: &str) -> CliError {
-    CliError::Failed(format!(
-        "the API answered without {what}; is it of another release? Use --direct and --bmdb_url to query the \
-         database itself"
-    ))
+    CliError::Failed(format!("the answer lacks {what}; is the server of another release?"))
 }
 
 /// Decodes a timestamp that the response must contain; `what` names it in the error.
@@ -57,7 +53,10 @@ pub fn decode_machine(machine: v1::Machine) -> Result<MachineSummary, CliError> 
     Ok(MachineSummary {
         name: decode_machine_name(machine.name)?,
         phase: machine.phase,
-        phase_since: require_timestamp(machine.phase_since, "a phase's beginning")?,
+        phase_since: require_timestamp(
+            machine.phase_since,
+            "the time since which a machine is in its state",
+        )?,
         address: machine.address,
         location: machine.location,
         heartbeat_at: machine.heartbeat_at.and_then(decode_timestamp),
@@ -79,7 +78,7 @@ pub fn decode_session(session: v1::Session) -> Result<SessionSummary, CliError> 
         host: session.host,
         pid: session.pid,
         version: session.version,
-        started_at: require_timestamp(session.started_at, "a session's beginning")?,
+        started_at: require_timestamp(session.started_at, "the start time of a session")?,
         deadline: require_timestamp(session.deadline, "a session's deadline")?,
         work: session.work_items,
     })
@@ -90,7 +89,7 @@ pub fn decode_work(item: v1::WorkItem) -> Result<WorkSummary, CliError> {
     Ok(WorkSummary {
         name: decode_machine_name(item.name)?,
         lane: item.lane,
-        work: decode_holder(item.holder.ok_or_else(|| missing_field("who works"))?)?,
+        work: decode_holder(item.holder.ok_or_else(|| missing_field("the holder of a work item"))?)?,
     })
 }
 
@@ -99,7 +98,7 @@ pub fn decode_holder(holder: v1::WorkHolder) -> Result<WorkHolder, CliError> {
     Ok(WorkHolder {
         process: holder.process,
         fence: holder.fence,
-        since: require_timestamp(holder.since, "a work item's beginning")?,
+        since: require_timestamp(holder.since, "the start time of a work item")?,
         session: parse_uuid(&holder.session, "a session's id")?,
         component: holder.component,
         host: holder.host,
@@ -130,8 +129,8 @@ pub fn decode_brake(brake: v1::Brake) -> Result<EngagedBrake, CliError> {
         kind: brake.kind,
         scope: brake.scope,
         reason: brake.reason,
-        engaged_at: require_timestamp(brake.engaged_at, "a brake's beginning")?,
-        confirmed_at: require_timestamp(brake.confirmed_at, "when a brake was seen")?,
+        engaged_at: require_timestamp(brake.engaged_at, "the time when a brake was engaged")?,
+        confirmed_at: require_timestamp(brake.confirmed_at, "the time when a brake was confirmed")?,
     })
 }
 
@@ -150,7 +149,7 @@ pub fn decode_statistics(response: v1::GetStatisticsResponse) -> Result<Statisti
         counts: counts.collect(),
         throughput: paces.collect(),
         sampled: response.sample.map(decode_sampled_statistics).transpose()?,
-        at: require_timestamp(response.read_at, "its moment")?,
+        at: require_timestamp(response.read_at, "its read time")?,
     })
 }
 
@@ -165,14 +164,14 @@ fn decode_sampled_statistics(count: v1::FleetSample) -> Result<SampledStatistics
         machines: of.machines,
         oldest_seconds: of.oldest_seconds,
     });
-    let at = require_timestamp(count.sampled_at, "when the fleet was counted")?;
+    let at = require_timestamp(count.sampled_at, "the time when the fleet was counted")?;
     Ok(SampledStatistics { at, phases: phases.collect(), backlogs: waiting.collect() })
 }
 
 /// Decodes an entry of a machine's history.
 pub fn decode_event(event: v1::Event) -> Result<HistoryEntry, CliError> {
     Ok(HistoryEntry {
-        at: require_timestamp(event.occurred_at, "an event's moment")?,
+        at: require_timestamp(event.occurred_at, "the time of an event")?,
         event: event.event,
         lane: event.lane,
         fence: event.fence,
@@ -190,7 +189,7 @@ pub fn decode_explanation(response: v1::WhyResponse) -> Result<Explanation, CliE
         name: decode_machine_name(response.name)?,
         phase: phase_name(&response.phase),
         since: response.since.and_then(decode_timestamp),
-        at: require_timestamp(response.read_at, "its moment")?,
+        at: require_timestamp(response.read_at, "its read time")?,
         waits_for: response.waits_for,
         obstacle: response.obstacle,
         decided_at: response.decided_at,
@@ -198,7 +197,7 @@ pub fn decode_explanation(response: v1::WhyResponse) -> Result<Explanation, CliE
             None => None,
             Some(next) => Some(NextWork {
                 process: process_name(&next.process),
-                at: require_timestamp(next.at, "when is next")?,
+                at: require_timestamp(next.at, "the time of the next work")?,
                 timer: next.timer,
             }),
         },
@@ -315,6 +314,6 @@ mod tests {
     #[test]
     fn response_with_a_missing_field_is_an_error() {
         let text = decode_machine(v1::Machine::default()).unwrap_err().to_string();
-        assert!(text.starts_with("the API answered without a machine's name"), "{text}");
+        assert!(text.starts_with("the answer lacks a machine's name"), "{text}");
     }
 }

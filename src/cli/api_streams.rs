@@ -30,17 +30,21 @@ use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::issues_client::IssuesClient;
 use crate::proto::fleet::v1::plan_client::PlanClient;
 
-/// Longest wait for a chunk. Before it sends the first one, a shepherd waits for a free slot and reads the whole
+/// Longest wait for a chunk. Before it sends the first one, the service waits for a free slot and reads the whole
 /// fleet.
 const CHUNK_TIMEOUT: Duration = Duration::from_mins(3);
 
-async fn next_chunk<T>(pieces: &mut Streaming<T>, remote: &FleetClient) -> Result<Option<T>, CliError> {
+async fn next_chunk<T>(pieces: &mut Streaming<T>, client: &FleetClient) -> Result<Option<T>, CliError> {
     let waited = tokio::time::timeout(CHUNK_TIMEOUT, pieces.message()).await;
     let late = |_| {
+        let alternative = if client.is_in_process() {
+            ""
+        } else {
+            ", or use --direct and --bmdb_url to query the database itself"
+        };
         CliError::Failed(format!(
-            "{} began to answer and then sent nothing for {} seconds; try again, or use --direct and --bmdb_url to \
-             query the database itself",
-            remote.current_server(),
+            "{} began to answer and then sent nothing for {} seconds; try again{alternative}",
+            client.current_server(),
             CHUNK_TIMEOUT.as_secs()
         ))
     };
@@ -49,7 +53,7 @@ async fn next_chunk<T>(pieces: &mut Streaming<T>, remote: &FleetClient) -> Resul
 
 /// Fetches the plan of the control loops.
 pub async fn fetch_plan(
-    remote: &FleetClient,
+    client: &FleetClient,
     args: &command::PlanArgs,
     configuration: Option<String>,
     limit: u32,
@@ -62,13 +66,10 @@ pub async fn fetch_plan(
         configuration,
         limit: i32::try_from(limit).unwrap_or(i32::MAX),
     };
-    let mut pieces = PlanClient::new(remote.authorized_channel())
-        .get(request)
-        .await
-        .map_err(status_to_error)?
-        .into_inner();
+    let mut pieces =
+        PlanClient::new(client.channel()).get(request).await.map_err(status_to_error)?.into_inner();
     let (mut head, mut rows, mut differences) = (None, Vec::new(), Vec::new());
-    while let Some(piece) = next_chunk(&mut pieces, remote).await? {
+    while let Some(piece) = next_chunk(&mut pieces, client).await? {
         head = head.or(piece.head);
         for plan_row in piece.rows {
             rows.push(decode_plan_row(plan_row)?);
@@ -77,13 +78,13 @@ pub async fn fetch_plan(
             differences.push(decode_difference(difference)?);
         }
     }
-    let head = head.ok_or_else(|| missing_field("what its plan is of"))?;
+    let head = head.ok_or_else(|| missing_field("the subject of its plan"))?;
     let waits =
         head.lane_waits.into_iter().map(|wait| query::LaneWait { lane: wait.lane, reason: wait.reason });
     Ok(PlanReport {
         machine: head.name.map(|name| decode_machine_name(Some(name))).transpose()?,
         result: PlanResult {
-            at: require_timestamp(head.at, "its moment")?,
+            at: require_timestamp(head.at, "its read time")?,
             until: require_timestamp(head.until, "the end of its plan")?,
             truncated: head.truncated,
             content: if is_diff { PlanContent::Differences(differences) } else { PlanContent::Rows(rows) },
@@ -96,20 +97,20 @@ pub async fn fetch_plan(
 }
 
 fn decode_paused_loop(paused_loop: v1::PausedLoop) -> Result<Pause, CliError> {
-    let pause = paused_loop.pause.ok_or_else(|| missing_field("how a loop is paused"))?;
+    let pause = paused_loop.pause.ok_or_else(|| missing_field("the pause of a loop"))?;
     Ok(Pause {
         loop_kind: paused_loop.name.parse().map_err(|_| missing_field("a loop that this release knows"))?,
         provider: pause.provider,
         reason: pause.reason,
         by: pause.paused_by,
-        since: require_timestamp(pause.since, "a pause's beginning")?,
+        since: require_timestamp(pause.since, "the start time of a pause")?,
         until: pause.until.and_then(decode_timestamp),
     })
 }
 
 fn decode_plan_row(plan_row: v1::PlanRow) -> Result<PlanRow, CliError> {
     Ok(PlanRow {
-        at: require_timestamp(plan_row.starts_at, "when a work item is begun")?,
+        at: require_timestamp(plan_row.starts_at, "the time when a work item is begun")?,
         name: decode_machine_name(plan_row.name)?,
         process: process_name(&plan_row.process),
         action: plan_row.action,
@@ -128,21 +129,18 @@ fn decode_difference(difference: v1::PlanDifference) -> Result<PlanDifference, C
 }
 
 /// Fetches the current issues, and the moment at which they were read.
-pub async fn fetch_issues(remote: &FleetClient) -> Result<(Timestamp, Vec<Issue>), CliError> {
+pub async fn fetch_issues(client: &FleetClient) -> Result<(Timestamp, Vec<Issue>), CliError> {
     let request = v1::ListIssuesRequest {};
-    let mut pieces = IssuesClient::new(remote.authorized_channel())
-        .list(request)
-        .await
-        .map_err(status_to_error)?
-        .into_inner();
+    let mut pieces =
+        IssuesClient::new(client.channel()).list(request).await.map_err(status_to_error)?.into_inner();
     let (mut now, mut issues) = (None, Vec::new());
-    while let Some(piece) = next_chunk(&mut pieces, remote).await? {
+    while let Some(piece) = next_chunk(&mut pieces, client).await? {
         now = now.or(piece.read_at);
         for issue in piece.issues {
             issues.push(decode_issue(issue)?);
         }
     }
-    Ok((require_timestamp(now, "its moment")?, issues))
+    Ok((require_timestamp(now, "its read time")?, issues))
 }
 
 fn decode_issue(issue: v1::Issue) -> Result<Issue, CliError> {
@@ -151,7 +149,7 @@ fn decode_issue(issue: v1::Issue) -> Result<Issue, CliError> {
     let severity = severities.into_iter().find(|severity| severity.as_str() == issue.severity);
     Ok(Issue {
         id: id.unwrap_or("(of another release)"),
-        severity: severity.ok_or_else(|| missing_field("how urgent an issue is"))?,
+        severity: severity.ok_or_else(|| missing_field("the severity of an issue"))?,
         subject: issue.subject,
         machines: issue
             .machines
@@ -170,8 +168,8 @@ pub fn decode_description(response: v1::DescribeMachineResponse) -> Result<Machi
     Ok(MachineDescription {
         name: decode_machine_name(response.name)?,
         phase: phase_name(&response.phase),
-        created_at: require_timestamp(response.created_at, "since when a machine is known")?,
-        at: require_timestamp(response.read_at, "its moment")?,
+        created_at: require_timestamp(response.created_at, "the time since which a machine is known")?,
+        at: require_timestamp(response.read_at, "its read time")?,
         tags: response.facts.into_iter().map(decode_fact).collect::<Result<_, _>>()?,
         schedule: response.schedule.into_iter().map(decode_lane).collect::<Result<_, _>>()?,
         backoffs: response.backoffs.into_iter().map(decode_wait).collect::<Result<_, _>>()?,
@@ -213,7 +211,7 @@ fn decode_lane(lane: v1::Lane) -> Result<LaneView, CliError> {
         losses: lane.losses,
         not_before: lane.not_before.and_then(decode_timestamp),
         phase_index: lane.phase_index,
-        phase_since: require_timestamp(lane.phase_since, "a phase's beginning")?,
+        phase_since: require_timestamp(lane.phase_since, "the time since which a machine is in its state")?,
         rules_version: lane.rules_version,
         policy_version: lane.policy_version,
         work: lane.holder.map(decode_holder).transpose()?,

@@ -4,18 +4,15 @@ use clap::Args;
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::bmdb::approval::{ApprovalRecord, RPC, list_approvals};
+use crate::bmdb::approval::ApprovalRecord;
 use crate::cli::api_decode::{decode_timestamp, parse_uuid, require_timestamp};
-use crate::cli::backend::Backend;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
-use crate::cli::fleet_client::status_to_error;
+use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::get;
-use crate::cli::machine_orders::{current_user, direct_order};
 use crate::cli::order_retry;
 use crate::cli::output::{Format, format_table, terminal_width};
 use crate::model::humanize::relative_time;
-use crate::model::two_person_rule::Principal;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::approvals_client::ApprovalsClient;
 
@@ -31,19 +28,11 @@ pub struct ApproveArgs {
 }
 
 /// Runs `get approvals`: lists orders with the state of their approval.
-pub async fn show_approvals(source: &Backend, format: Format) -> Result<String, CliError> {
-    let (found, now) = match source {
-        Backend::Direct(bmdb) => {
-            bmdb.transact_read_only(|tx| Box::pin(async move { list_approvals(tx).await })).await?
-        }
-        Backend::Api(remote) => {
-            let result =
-                ApprovalsClient::new(remote.authorized_channel()).list(v1::ListApprovalsRequest {}).await;
-            let response = result.map_err(status_to_error)?.into_inner();
-            let found = response.approvals.into_iter().map(decode_approval).collect::<Result<Vec<_>, _>>()?;
-            (found, require_timestamp(response.read_at, "its moment")?)
-        }
-    };
+pub async fn show_approvals(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let result = ApprovalsClient::new(client.channel()).list(v1::ListApprovalsRequest {}).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    let found = response.approvals.into_iter().map(decode_approval).collect::<Result<Vec<_>, _>>()?;
+    let now = require_timestamp(response.read_at, "its read time")?;
     if format == Format::Json {
         return get::format_json(&json!({ "approvals": found }));
     }
@@ -78,7 +67,7 @@ fn decode_approval(approval: v1::Approval) -> Result<ApprovalRecord, CliError> {
         target: approval.target,
         reason: approval.reason,
         requested_at: require_timestamp(approval.requested_at, "the time of its request")?,
-        expires_at: require_timestamp(approval.expires_at, "when it is over")?,
+        expires_at: require_timestamp(approval.expires_at, "the time of its end")?,
         approved_by: approval.approved_by,
         approved_at: approval.approved_at.and_then(decode_timestamp),
         approve_reason: approval.approval_reason,
@@ -87,30 +76,24 @@ fn decode_approval(approval: v1::Approval) -> Result<ApprovalRecord, CliError> {
 }
 
 /// Runs `approve`: approves an order that another admin gave.
-pub async fn approve_order(source: &Backend, args: &ApproveArgs, format: Format) -> Result<String, CliError> {
+pub async fn approve_order(
+    client: &FleetClient,
+    args: &ApproveArgs,
+    format: Format,
+) -> Result<String, CliError> {
     if args.reason.trim().is_empty() {
         return Err(CliError::Invalid("--reason is empty; give one for operators who read the audit".into()));
     }
     let approval = args.approval;
-    let (changed, text) = match source {
-        Backend::Direct(bmdb) => {
-            let order = direct_order(RPC, format!("approval {approval}"), Some(&args.reason));
-            let by = Principal { name: current_user(), credential: None };
-            let done = bmdb.approve_order(order, approval, by).await?.outcome;
-            (done.changed, done.message)
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::ApproveRequest { order: Some(order), approval_id: approval.to_string() };
-                ApprovalsClient::new(service).approve(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            (done.changed, done.message)
-        }
+    let give = async |service, order| {
+        let request = v1::ApproveRequest { order: Some(order), approval_id: approval.to_string() };
+        ApprovalsClient::new(service).approve(request).await
     };
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    let (changed, text) = (response.changed, response.message);
     match format {
         Format::Json => {
-            let mut answer = json!({ "approval": approval, "changed": changed, "said": text });
+            let mut answer = json!({ "approval": approval, "changed": changed, "message": text });
             dry_run::annotate_json(&mut answer);
             get::format_json(&answer)
         }

@@ -15,22 +15,17 @@ use serde_json::json;
 use tonic::{Code, Response, Status};
 
 use crate::bmdb::action::OrderOutcome;
-use crate::bmdb::artefact::{UploadState, list_artefacts, order_target};
+use crate::bmdb::artefact::order_target;
 use crate::cli::api_decode::{decode_timestamp, require_timestamp};
-use crate::cli::backend::Backend;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
-use crate::cli::fleet_client::{AuthorizedChannel, FleetClient, status_to_error};
+use crate::cli::fleet_client::{ApiChannel, FleetClient, status_to_error};
 use crate::cli::get;
-use crate::cli::machine_orders::direct_order;
 use crate::cli::order_retry;
 use crate::cli::output::{Format, format_table, print_stderr, terminal_width};
-use crate::model::artefact::{
-    ArtefactView, PIECE_BYTES, check_name, check_size, parse_digest, piece_count, piece_length,
-};
+use crate::model::artefact::{ArtefactView, PIECE_BYTES, check_name, check_size, piece_count, piece_length};
 use crate::model::humanize::humanize_duration;
-use crate::model::role_declaration::Sha256;
 use crate::model::time::{Timestamp, between};
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::artefacts_client::ArtefactsClient;
@@ -82,30 +77,22 @@ pub struct DeleteArtefact {
 
 /// Runs an `artefacts` command and returns its output.
 pub async fn run_artefacts_command(
-    source: &Backend,
+    client: &FleetClient,
     command: &ArtefactsCommand,
     format: Format,
 ) -> Result<String, CliError> {
     match command {
-        ArtefactsCommand::Add(args) => add_artefact(source, args, format).await,
-        ArtefactsCommand::Get => show_artefacts(source, format).await,
-        ArtefactsCommand::Delete(args) => delete_artefact(source, args, format).await,
+        ArtefactsCommand::Add(args) => add_artefact(client, args, format).await,
+        ArtefactsCommand::Get => show_artefacts(client, format).await,
+        ArtefactsCommand::Delete(args) => delete_artefact(client, args, format).await,
     }
 }
 
-async fn fetch_artefacts(source: &Backend) -> Result<(Vec<ArtefactView>, Timestamp), CliError> {
-    match source {
-        Backend::Direct(bmdb) => {
-            Ok(bmdb.transact_read_only(|tx| Box::pin(async move { list_artefacts(tx).await })).await?)
-        }
-        Backend::Api(remote) => {
-            let result =
-                ArtefactsClient::new(remote.authorized_channel()).list(v1::ListArtefactsRequest {}).await;
-            let response = result.map_err(status_to_error)?.into_inner();
-            let found = response.artefacts.into_iter().map(decode_artefact).collect::<Result<_, _>>()?;
-            Ok((found, require_timestamp(response.read_at, "its moment")?))
-        }
-    }
+async fn fetch_artefacts(client: &FleetClient) -> Result<(Vec<ArtefactView>, Timestamp), CliError> {
+    let result = ArtefactsClient::new(client.channel()).list(v1::ListArtefactsRequest {}).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    let found = response.artefacts.into_iter().map(decode_artefact).collect::<Result<_, _>>()?;
+    Ok((found, require_timestamp(response.read_at, "its read time")?))
 }
 
 fn decode_artefact(artefact: v1::Artefact) -> Result<ArtefactView, CliError> {
@@ -114,7 +101,7 @@ fn decode_artefact(artefact: v1::Artefact) -> Result<ArtefactView, CliError> {
         sha256: artefact.sha256,
         size: artefact.size,
         name: some(artefact.name),
-        upload_started_at: require_timestamp(artefact.upload_started_at, "when an artefact was begun")?,
+        upload_started_at: require_timestamp(artefact.upload_started_at, "the start time of an upload")?,
         added_at: artefact.added_at.and_then(decode_timestamp),
         added_by: some(artefact.added_by),
         pieces: artefact.uploaded_pieces,
@@ -122,8 +109,8 @@ fn decode_artefact(artefact: v1::Artefact) -> Result<ArtefactView, CliError> {
     })
 }
 
-async fn show_artefacts(source: &Backend, format: Format) -> Result<String, CliError> {
-    let (found, now) = fetch_artefacts(source).await?;
+async fn show_artefacts(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let (found, now) = fetch_artefacts(client).await?;
     if format == Format::Json {
         return get::format_json(&json!({ "artefacts": found }));
     }
@@ -158,12 +145,12 @@ fn require_reason(reason: &str) -> Result<(), CliError> {
     Ok(())
 }
 
-/// A local file with its size and its SHA-256 digest.
+/// A local file with its size and its SHA-256 digest, in hexadecimal digits.
 struct LocalFile {
     file: File,
     path: PathBuf,
     size: u64,
-    sha256: Sha256,
+    sha256: String,
 }
 
 impl LocalFile {
@@ -189,8 +176,7 @@ impl LocalFile {
             context.update(&buffer[..read]);
         }
         check_size(size).map_err(refuse)?;
-        let digest = context.finish();
-        let sha256 = parse_digest(&hex::encode(digest.as_ref())).map_err(CliError::Failed)?;
+        let sha256 = hex::encode(context.finish().as_ref());
         Ok(Self { file, path: path.to_owned(), size, sha256 })
     }
 
@@ -208,65 +194,42 @@ impl LocalFile {
     }
 }
 
-async fn add_artefact(source: &Backend, args: &AddArtefact, format: Format) -> Result<String, CliError> {
+async fn add_artefact(client: &FleetClient, args: &AddArtefact, format: Format) -> Result<String, CliError> {
     require_reason(&args.reason)?;
     let of_file = || args.file.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = args.name.clone().or_else(of_file).unwrap_or_default();
     check_name(&name).map_err(|reason| CliError::Invalid(format!("--name: {reason}")))?;
     let mut local = LocalFile::open(&args.file)?;
-    let sha256 = hex::encode(local.sha256.0);
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            if !dry_run::is_active()
-                && let UploadState::Missing(missing) =
-                    bmdb.begin_artefact_upload(local.sha256, local.size).await?
-            {
-                let mut progress = UploadProgress::new(local.size, &missing);
-                for number in missing {
-                    bmdb.store_artefact_piece(local.sha256, number, local.read_piece(number)?).await?;
-                    progress.record_piece();
-                }
-            }
-            let order =
-                direct_order("shepherd.fleet.v1.Artefacts/Add", order_target(&name), Some(&args.reason));
-            bmdb.add_artefact(order, local.sha256, name.clone()).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let mut remote = remote.clone();
-            if !dry_run::is_active() {
-                upload_missing_pieces(&mut remote, &mut local, &sha256).await?;
-            }
-            let give = async |service, order| {
-                let request =
-                    v1::AddArtefactRequest { sha256: sha256.clone(), order: Some(order), name: name.clone() };
-                ArtefactsClient::new(service).add(request).await
-            };
-            let done = order_retry::send_order(&mut remote, &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
-        }
+    let mut client = client.clone();
+    if !dry_run::is_active() {
+        upload_missing_pieces(&mut client, &mut local).await?;
+    }
+    let sha256 = local.sha256;
+    let give = async |service, order| {
+        let request =
+            v1::AddArtefactRequest { sha256: sha256.clone(), order: Some(order), name: name.clone() };
+        ArtefactsClient::new(service).add(request).await
     };
+    let done = order_retry::send_order(&mut client, &args.reason, give).await?;
+    let done = OrderOutcome { changed: done.changed, message: done.message };
     format_outcome(&name, &sha256, &done, format)
 }
 
 /// Uploads the pieces of a file that the fleet does not have yet.
-async fn upload_missing_pieces(
-    remote: &mut FleetClient,
-    local: &mut LocalFile,
-    sha256: &str,
-) -> Result<(), CliError> {
-    let request = v1::BeginUploadRequest { sha256: sha256.to_owned(), size: local.size };
-    let begun = call_with_retry(remote, async |service| {
+async fn upload_missing_pieces(client: &mut FleetClient, local: &mut LocalFile) -> Result<(), CliError> {
+    let request = v1::BeginUploadRequest { sha256: local.sha256.clone(), size: local.size };
+    let begun = call_with_retry(client, async |service| {
         ArtefactsClient::new(service).begin_upload(request.clone()).await
     })
     .await?;
     let mut progress = UploadProgress::new(local.size, &begun.missing_pieces);
     for number in begun.missing_pieces {
         let request = v1::PutPieceRequest {
-            sha256: sha256.to_owned(),
+            sha256: local.sha256.clone(),
             number,
             piece: Some(v1::ArtefactPiece { bytes: local.read_piece(number)? }),
         };
-        call_with_retry(remote, async |service| {
+        call_with_retry(client, async |service| {
             ArtefactsClient::new(service).put_piece(request.clone()).await
         })
         .await?;
@@ -278,17 +241,17 @@ async fn upload_missing_pieces(
 /// Makes an idempotent call, and repeats it until it has a response. If a server does not answer, the next attempt
 /// goes to the next server of the context.
 async fn call_with_retry<A>(
-    remote: &mut FleetClient,
-    call: impl AsyncFn(AuthorizedChannel) -> Result<Response<A>, Status>,
+    client: &mut FleetClient,
+    call: impl AsyncFn(ApiChannel) -> Result<Response<A>, Status>,
 ) -> Result<A, CliError> {
     let begun = Instant::now();
     let mut tries = 0;
     let mut elsewhere = false;
     loop {
         tries += 1;
-        let gone_on = if elsewhere { remote.connect_to_next().await } else { Ok(()) };
+        let gone_on = if elsewhere { client.connect_to_next().await } else { Ok(()) };
         let result = match gone_on {
-            Ok(()) => call(remote.authorized_channel()).await,
+            Ok(()) => call(client.channel()).await,
             Err(status) => Err(status),
         };
         let status = match result {
@@ -338,8 +301,7 @@ impl UploadProgress {
 fn format_outcome(name: &str, sha256: &str, done: &OrderOutcome, format: Format) -> Result<String, CliError> {
     match format {
         Format::Json => {
-            let mut answer =
-                json!({ "artefact": name, "sha256": sha256, "changed": done.changed, "said": done.message });
+            let mut answer = json!({ "artefact": name, "sha256": sha256, "changed": done.changed, "message": done.message });
             dry_run::annotate_json(&mut answer);
             get::format_json(&answer)
         }
@@ -351,26 +313,17 @@ fn format_outcome(name: &str, sha256: &str, done: &OrderOutcome, format: Format)
 }
 
 async fn delete_artefact(
-    source: &Backend,
+    client: &FleetClient,
     args: &DeleteArtefact,
     format: Format,
 ) -> Result<String, CliError> {
     require_reason(&args.reason)?;
     let name = &args.artefact;
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let order =
-                direct_order("shepherd.fleet.v1.Artefacts/Delete", order_target(name), Some(&args.reason));
-            bmdb.delete_artefact(order, name.clone()).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::DeleteArtefactRequest { artefact: name.clone(), order: Some(order) };
-                ArtefactsClient::new(service).delete(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
-        }
+    let give = async |service, order| {
+        let request = v1::DeleteArtefactRequest { artefact: name.clone(), order: Some(order) };
+        ArtefactsClient::new(service).delete(request).await
     };
+    let done = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    let done = OrderOutcome { changed: done.changed, message: done.message };
     format_outcome(name, "", &done, format)
 }

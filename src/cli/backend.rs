@@ -1,20 +1,9 @@
-//! Backend selection: the fleet API of a context, or the BMDB directly.
+//! Backend selection: the fleet API of a context, or the same services in this process, over a connection to the BMDB.
 //!
 //! The BMDB is used if the command names it (`--direct`, or a URL without a context). Then nothing but the database
 //! has to be up. With a named context, or with a current one, the command uses the API.
 
-use crate::bmdb::connection::Bmdb;
 use crate::cli::error::CliError;
-use crate::cli::fleet_client::FleetClient;
-
-/// The backend of a command; cheap to clone.
-#[derive(Clone)]
-pub enum Backend {
-    /// The BMDB, accessed directly without a shepherd.
-    Direct(Bmdb),
-    /// The fleet API of a context.
-    Api(FleetClient),
-}
 
 /// Where the name of the context comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,25 +58,6 @@ pub fn choose_backend(args: BackendFlags) -> Result<BackendKind, CliError> {
              as SHEPHERD_BMDB_URL; nor is there a context, which `shepherdctl tokens bootstrap --save_context` makes"
                 .to_owned(),
         )),
-    }
-}
-
-impl Backend {
-    /// The BMDB, for a command that only works with `--direct`; `what` names the command in the error.
-    pub fn require_bmdb(&self, what: &str) -> Result<&Bmdb, CliError> {
-        match self {
-            Self::Direct(bmdb) => Ok(bmdb),
-            Self::Api(_) => Err(CliError::Invalid(format!(
-                "{what} works on the database itself: give --direct and --bmdb_url postgres://USER@HOST:5432/DATABASE"
-            ))),
-        }
-    }
-
-    /// Closes the connection pool of a direct backend.
-    pub async fn close(&self) {
-        if let Self::Direct(bmdb) = self {
-            bmdb.close().await;
-        }
     }
 }
 

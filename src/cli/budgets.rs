@@ -4,18 +4,16 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use crate::bmdb::budget::{BudgetsAndBrakes, read_budgets_and_brakes};
+use crate::bmdb::budget::BudgetsAndBrakes;
 use crate::cli::api_decode::{decode_timestamp, missing_field, require_timestamp};
-use crate::cli::backend::Backend;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
-use crate::cli::fleet_client::status_to_error;
+use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::get;
-use crate::cli::machine_orders::direct_order;
 use crate::cli::order_retry;
 use crate::cli::output::{Format, format_table, terminal_width};
-use crate::model::budget::{BrakeState, BudgetChange, BudgetKind, BudgetStatus};
+use crate::model::budget::{BrakeState, BudgetKind, BudgetStatus};
 use crate::model::humanize::{humanize_duration, relative_and_absolute_time};
 use crate::model::process::UnknownName;
 use crate::model::time::{Span, Timestamp, between};
@@ -50,28 +48,14 @@ pub struct SetBudget {
     pub reason: String,
 }
 
-async fn fetch_budgets_and_brakes(source: &Backend) -> Result<BudgetsAndBrakes, CliError> {
-    match source {
-        Backend::Direct(bmdb) => {
-            bmdb.read_policy().await?;
-            let (_, policy) = bmdb.policy();
-            let look = bmdb.transact_read_only(move |tx| {
-                let policy = policy.clone();
-                Box::pin(async move { read_budgets_and_brakes(tx, &policy).await })
-            });
-            Ok(look.await?)
-        }
-        Backend::Api(remote) => {
-            let result =
-                BudgetsClient::new(remote.authorized_channel()).list(v1::ListBudgetsRequest {}).await;
-            let response = result.map_err(status_to_error)?.into_inner();
-            Ok(BudgetsAndBrakes {
-                budgets: response.budgets.into_iter().map(decode_budget).collect::<Result<_, _>>()?,
-                brakes: response.brakes.into_iter().map(decode_brake).collect(),
-                at: require_timestamp(response.read_at, "its moment")?,
-            })
-        }
-    }
+async fn fetch_budgets_and_brakes(client: &FleetClient) -> Result<BudgetsAndBrakes, CliError> {
+    let result = BudgetsClient::new(client.channel()).list(v1::ListBudgetsRequest {}).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    Ok(BudgetsAndBrakes {
+        budgets: response.budgets.into_iter().map(decode_budget).collect::<Result<_, _>>()?,
+        brakes: response.brakes.into_iter().map(decode_brake).collect(),
+        at: require_timestamp(response.read_at, "its read time")?,
+    })
 }
 
 fn decode_budget(budget: v1::Budget) -> Result<BudgetStatus, CliError> {
@@ -98,8 +82,8 @@ fn decode_brake(brake_state: v1::BrakeState) -> BrakeState {
 }
 
 /// Runs `get budgets`: lists each budget and its use.
-pub async fn show_budgets(source: &Backend, format: Format) -> Result<String, CliError> {
-    let BudgetsAndBrakes { budgets, at, .. } = fetch_budgets_and_brakes(source).await?;
+pub async fn show_budgets(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let BudgetsAndBrakes { budgets, at, .. } = fetch_budgets_and_brakes(client).await?;
     if format == Format::Json {
         return get::format_json(&json!({ "budgets": budgets }));
     }
@@ -122,8 +106,8 @@ fn budget_row(line: &BudgetStatus, now: Timestamp) -> Vec<String> {
 }
 
 /// Runs `get brakes`: lists each brake and its state.
-pub async fn show_brakes(source: &Backend, format: Format) -> Result<String, CliError> {
-    let BudgetsAndBrakes { brakes, at, .. } = fetch_budgets_and_brakes(source).await?;
+pub async fn show_brakes(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let BudgetsAndBrakes { brakes, at, .. } = fetch_budgets_and_brakes(client).await?;
     if format == Format::Json {
         return get::format_json(&json!({ "brakes": brakes }));
     }
@@ -145,37 +129,26 @@ pub async fn show_brakes(source: &Backend, format: Format) -> Result<String, Cli
 }
 
 /// Runs `budget set`: changes the limits of a budget.
-pub async fn set_budget(source: &Backend, args: &SetBudget, format: Format) -> Result<String, CliError> {
+pub async fn set_budget(client: &FleetClient, args: &SetBudget, format: Format) -> Result<String, CliError> {
     let kind: BudgetKind =
         args.kind.parse().map_err(|error: UnknownName| CliError::Invalid(error.to_string()))?;
     if args.reason.trim().is_empty() {
         return Err(CliError::Invalid("--reason is empty; give one for operators who read the audit".into()));
     }
-    let change = BudgetChange { max_count: args.max_count, window: args.window };
-    let (changed, text) = match source {
-        Backend::Direct(bmdb) => {
-            let order =
-                direct_order("shepherd.fleet.v1.Budgets/Set", kind.audit_target(), Some(&args.reason));
-            let done = bmdb.set_budget(order, kind, change).await?.outcome;
-            (done.changed, done.message)
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::SetBudgetRequest {
-                    kind: kind.as_str().to_owned(),
-                    order: Some(order),
-                    max_count: change.max_count,
-                    window: change.window.map(|window| window.to_string()).unwrap_or_default(),
-                };
-                BudgetsClient::new(service).set(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            (done.changed, done.message)
-        }
+    let give = async |service, order| {
+        let request = v1::SetBudgetRequest {
+            kind: kind.as_str().to_owned(),
+            order: Some(order),
+            max_count: args.max_count,
+            window: args.window.map(|window| window.to_string()).unwrap_or_default(),
+        };
+        BudgetsClient::new(service).set(request).await
     };
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    let (changed, text) = (response.changed, response.message);
     match format {
         Format::Json => {
-            let mut answer = json!({ "budget": kind.as_str(), "changed": changed, "said": text });
+            let mut answer = json!({ "budget": kind.as_str(), "changed": changed, "message": text });
             dry_run::annotate_json(&mut answer);
             get::format_json(&answer)
         }

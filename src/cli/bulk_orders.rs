@@ -11,25 +11,16 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::bmdb::action::{Expiry, OrderOutcome};
-use crate::bmdb::audit::Order;
-use crate::bmdb::bulk_orders::{MachineSelection as Selected, RPC};
-use crate::bmdb::machine_lookup::machine_id;
 use crate::bmdb::machine_order::MachineOrder;
 use crate::cli::api_decode;
-use crate::cli::backend::Backend;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
-use crate::cli::fleet_client::status_to_error;
+use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::get::format_json;
-use crate::cli::idempotency_key;
 use crate::cli::machine_filter::MachineFilters;
-use crate::cli::machine_lookup::find_machine;
-use crate::cli::machine_orders::{
-    current_user, direct_order, format_outcome, format_response, reason_or_placeholder,
-};
+use crate::cli::machine_orders::{format_response, reason_or_placeholder};
 use crate::cli::order_retry;
 use crate::cli::output::{Format, print_stderr};
-use crate::model::access::AccessScope;
 use crate::model::label::{self, Labels};
 use crate::model::machine_view::MachineName;
 use crate::model::order_limits::format_machine_count;
@@ -49,7 +40,7 @@ pub struct BulkSelection {
     /// Filters that select the machines of the order.
     #[command(flatten)]
     filters: MachineFilters,
-    /// Expected number of machines: with another number nothing is done; omit it to be prompted
+    /// Expected number of machines: with another number nothing is done; without it the terminal prompts for it
     #[arg(long = "confirm_count", value_name = "N")]
     pub confirm_count: Option<u32>,
     /// Go beyond the policy's limits, or order it of all machines; an admin may
@@ -106,16 +97,20 @@ pub struct QuarantineArgs {
 }
 
 /// Runs `label`: sets labels on one machine or on many.
-pub async fn label_machines(source: &Backend, args: &LabelArgs, format: Format) -> Result<String, CliError> {
+pub async fn label_machines(
+    client: &FleetClient,
+    args: &LabelArgs,
+    format: Format,
+) -> Result<String, CliError> {
     let set = args.set.iter().map(|text| label::parse_label(text)).collect::<Result<Labels, _>>();
     let each = MachineOrder::Label { set: set.map_err(CliError::Invalid)?, remove: Vec::new() };
     let machine = args.machine.as_deref();
-    dispatch_order(source, machine, &args.selection, each, args.reason.as_deref(), format).await
+    dispatch_order(client, machine, &args.selection, each, args.reason.as_deref(), format).await
 }
 
 /// Runs `unlabel`: removes labels from one machine or from many.
 pub async fn unlabel_machines(
-    source: &Backend,
+    client: &FleetClient,
     args: &UnlabelArgs,
     format: Format,
 ) -> Result<String, CliError> {
@@ -124,12 +119,12 @@ pub async fn unlabel_machines(
     }
     let each = MachineOrder::Label { set: Labels::new(), remove: args.key.clone() };
     let machine = args.machine.as_deref();
-    dispatch_order(source, machine, &args.selection, each, args.reason.as_deref(), format).await
+    dispatch_order(client, machine, &args.selection, each, args.reason.as_deref(), format).await
 }
 
 /// Runs `quarantine` for one machine or for many.
 pub async fn quarantine_machines(
-    source: &Backend,
+    client: &FleetClient,
     args: &QuarantineArgs,
     format: Format,
 ) -> Result<String, CliError> {
@@ -139,11 +134,11 @@ pub async fn quarantine_machines(
         ));
     }
     let (machine, reason) = (args.machine.as_deref(), Some(args.reason.as_str()));
-    dispatch_order(source, machine, &args.selection, MachineOrder::Quarantine, reason, format).await
+    dispatch_order(client, machine, &args.selection, MachineOrder::Quarantine, reason, format).await
 }
 
 async fn dispatch_order(
-    source: &Backend,
+    client: &FleetClient,
     machine: Option<&str>,
     selection: &BulkSelection,
     each: MachineOrder,
@@ -151,35 +146,20 @@ async fn dispatch_order(
     format: Format,
 ) -> Result<String, CliError> {
     let Some(machine) = machine else {
-        return give_bulk_order(source, selection, each, reason, format).await;
+        return give_bulk_order(client, selection, each, reason, format).await;
     };
-    match source {
-        Backend::Direct(bmdb) => {
-            let name = find_machine(bmdb, machine).await?;
-            let order = direct_order(each.rpc(), name.short_name(), reason);
-            format_outcome(
-                name.clone(),
-                bmdb.execute_machine_order(order, machine_id(&name), each, current_user()).await?.outcome,
-                format,
-            )
+    let give = async |service, order| {
+        let (mut machines, machine, order) = (MachinesClient::new(service), machine.to_owned(), Some(order));
+        match &each {
+            MachineOrder::Label { set, remove } => {
+                let (set, remove) = (set.clone(), remove.clone());
+                machines.label(v1::LabelRequest { machine, order, set, remove }).await
+            }
+            _ => machines.quarantine(v1::QuarantineRequest { machine, order }).await,
         }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let (mut client, machine) = (MachinesClient::new(service), machine.to_owned());
-                match &each {
-                    MachineOrder::Label { set, remove } => {
-                        let (set, remove) = (set.clone(), remove.clone());
-                        client.label(v1::LabelRequest { machine, order: Some(order), set, remove }).await
-                    }
-                    _ => client.quarantine(v1::QuarantineRequest { machine, order: Some(order) }).await,
-                }
-            };
-            format_response(
-                order_retry::send_order(&mut remote.clone(), reason_or_placeholder(reason), give).await?,
-                format,
-            )
-        }
-    }
+    };
+    let reason = reason_or_placeholder(reason);
+    format_response(order_retry::send_order(&mut client.clone(), reason, give).await?, format)
 }
 
 /// Outcome of a bulk order on one machine.
@@ -199,20 +179,20 @@ struct BulkOutput {
 
 /// Gives one order for all machines of a filter.
 pub async fn give_bulk_order(
-    source: &Backend,
+    client: &FleetClient,
     selection: &BulkSelection,
     each: MachineOrder,
     reason: Option<&str>,
     format: Format,
 ) -> Result<String, CliError> {
     if dry_run::is_active() {
-        return render_dry_run(preview_bulk_order(source, selection, &each, reason).await?, format);
+        return render_dry_run(preview_bulk_order(client, selection, &each, reason).await?, format);
     }
     let expected = if let Some(expected) = selection.confirm_count {
         expected
     } else {
         let BulkPreview { names, rejection: refusal } =
-            preview_bulk_order(source, selection, &each, reason).await?;
+            preview_bulk_order(client, selection, &each, reason).await?;
         if let Some(message) = refusal {
             return Err(CliError::Invalid(message));
         }
@@ -221,7 +201,7 @@ pub async fn give_bulk_order(
         }
         if names.is_empty() { 0 } else { confirm_machine_count(&names)? }
     };
-    let lines = send_bulk_order(source, selection, each, reason, expected).await?;
+    let lines = send_bulk_order(client, selection, &each, reason, expected).await?;
     if format == Format::Json {
         return format_json(&BulkOutput { machines: lines });
     }
@@ -271,95 +251,40 @@ fn render_dry_run(listed: BulkPreview, format: Format) -> Result<String, CliErro
 /// Lists the machines of a bulk order without changing anything. With `--confirm_count`, the preview has a rejection
 /// if another number of machines matches.
 async fn preview_bulk_order(
-    source: &Backend,
+    client: &FleetClient,
     selection: &BulkSelection,
     each: &MachineOrder,
     reason: Option<&str>,
 ) -> Result<BulkPreview, CliError> {
-    Ok(match source {
-        Backend::Direct(bmdb) => {
-            let order = Order { dry_run: true, ..new_bulk_order(reason, None) };
-            let selected = to_machine_selection(selection, selection.confirm_count)?;
-            let given = bmdb.execute_bulk_order(order, selected, each.clone(), current_user()).await?;
-            let names = given.outcomes.into_iter().map(|outcome| outcome.name).collect::<Vec<_>>();
-            BulkPreview { names, rejection: given.rejection }
-        }
-        Backend::Api(remote) => {
-            let order = v1::Order {
-                reason: reason_or_placeholder(reason).to_owned(),
-                dry_run: true,
-                ..v1::Order::default()
-            };
-            let request = bulk_request(selection, each, order, selection.confirm_count);
-            let response = BulkOrdersClient::new(remote.authorized_channel())
-                .submit(request)
-                .await
-                .map_err(status_to_error)?
-                .into_inner();
-            let names =
-                response.outcomes.into_iter().map(|outcome| api_decode::decode_machine_name(outcome.name));
-            BulkPreview { names: names.collect::<Result<_, _>>()?, rejection: response.rejection }
-        }
-    })
+    let order =
+        v1::Order { reason: reason_or_placeholder(reason).to_owned(), dry_run: true, ..v1::Order::default() };
+    let request = bulk_request(selection, each, order, selection.confirm_count);
+    let result = BulkOrdersClient::new(client.channel()).submit(request).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    let names = response.outcomes.into_iter().map(|outcome| api_decode::decode_machine_name(outcome.name));
+    Ok(BulkPreview { names: names.collect::<Result<_, _>>()?, rejection: response.rejection })
 }
 
 async fn send_bulk_order(
-    source: &Backend,
+    client: &FleetClient,
     selection: &BulkSelection,
-    each: MachineOrder,
+    each: &MachineOrder,
     reason: Option<&str>,
     expected: u32,
 ) -> Result<Vec<BulkOutcome>, CliError> {
-    match source {
-        Backend::Direct(bmdb) => {
-            let order = new_bulk_order(reason, Some(idempotency_key::current_or_new_key()));
-            let given = bmdb
-                .execute_bulk_order(
-                    order,
-                    to_machine_selection(selection, Some(expected))?,
-                    each,
-                    current_user(),
-                )
-                .await;
-            let outcomes = given.map_err(CliError::from)?.outcomes.into_iter();
-            Ok(outcomes
-                .map(|one| BulkOutcome { name: one.name, outcome: one.outcome, rejected: one.rejected })
-                .collect())
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                BulkOrdersClient::new(service)
-                    .submit(bulk_request(selection, &each, order, Some(expected)))
-                    .await
-            };
-            let response =
-                order_retry::send_order(&mut remote.clone(), reason_or_placeholder(reason), give).await?;
-            let line = |one: v1::MachineOrderOutcome| {
-                let done = OrderOutcome { changed: one.changed, message: one.message };
-                Ok(BulkOutcome {
-                    name: api_decode::decode_machine_name(one.name)?,
-                    outcome: done,
-                    rejected: one.rejected,
-                })
-            };
-            response.outcomes.into_iter().map(line).collect()
-        }
-    }
-}
-
-fn new_bulk_order(reason: Option<&str>, idempotency_key: Option<String>) -> Order {
-    Order { idempotency_key, ..direct_order(RPC, "the machines of a filter".to_owned(), reason) }
-}
-
-/// `is_admin` is true because an operator with write access to the BMDB counts as an admin.
-fn to_machine_selection(selection: &BulkSelection, expected: Option<u32>) -> Result<Selected, CliError> {
-    Ok(Selected {
-        filter: selection.filters.to_filter()?,
-        scope: AccessScope::Fleet,
-        expected: expected.map(|count| usize::try_from(count).unwrap_or(usize::MAX)),
-        beyond_limits: selection.beyond_limits,
-        is_admin: true,
-    })
+    let give = async |service, order| {
+        BulkOrdersClient::new(service).submit(bulk_request(selection, each, order, Some(expected))).await
+    };
+    let response = order_retry::send_order(&mut client.clone(), reason_or_placeholder(reason), give).await?;
+    let line = |one: v1::MachineOrderOutcome| {
+        let done = OrderOutcome { changed: one.changed, message: one.message };
+        Ok(BulkOutcome {
+            name: api_decode::decode_machine_name(one.name)?,
+            outcome: done,
+            rejected: one.rejected,
+        })
+    };
+    response.outcomes.into_iter().map(line).collect()
 }
 
 fn bulk_request(

@@ -4,15 +4,14 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use clap::builder::PossibleValuesParser;
+use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser};
 use clap::{Args, Subcommand};
 use serde_json::json;
 
 use crate::bmdb::action::OrderOutcome;
-use crate::bmdb::cluster::{cluster_view, list_cluster_details, order_target};
+use crate::bmdb::cluster::order_target;
 use crate::bmdb::cluster_kubernetes::KubernetesPatch;
 use crate::cli::api_decode::{decode_timestamp, require_timestamp};
-use crate::cli::backend::Backend;
 use crate::cli::cluster_credentials::{CredentialsCommand, run_credentials_command};
 use crate::cli::cluster_kubeconfig::{KubeconfigArgs, create_kubeconfig};
 use crate::cli::cluster_kubernetes::{self, KubernetesCommand, KubernetesFlags, run_kubernetes_command};
@@ -23,9 +22,8 @@ use crate::cli::cluster_upgrade::{UpgradeCluster, run_upgrade_command};
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
-use crate::cli::fleet_client::status_to_error;
+use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::get;
-use crate::cli::machine_orders::direct_order;
 use crate::cli::order_retry;
 use crate::cli::output::{Format, format_table, terminal_width};
 use crate::model::cluster::declaration_sync::{DeclarationView, ServiceView};
@@ -250,10 +248,10 @@ pub struct RestoreCluster {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// The snapshot [default: the newest one]
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     pub snapshot: Option<String>,
     /// The machine that it is brought back onto first: its id, or its provider's name for it [default: any that is free]
-    #[arg(long = "target_machine", value_name = "MACHINE")]
+    #[arg(long = "target_machine", value_name = "MACHINE", value_parser = NonEmptyStringValueParser::new())]
     pub target_machine: Option<String>,
     /// Do it though most of its control plane answers, and lose what was changed since the snapshot
     #[arg(long = "bypass_quorum", alias = "bypass-quorum")]
@@ -274,28 +272,16 @@ pub struct DeleteCluster {
     pub reason: String,
 }
 
+/// The cluster of that name, or every cluster, and the time of the answer.
 async fn fetch_clusters(
-    source: &Backend,
+    client: &FleetClient,
     name: Option<&str>,
 ) -> Result<(Vec<ClusterView>, Timestamp), CliError> {
-    match source {
-        Backend::Direct(bmdb) => {
-            let name = name.map(str::to_owned);
-            let look = bmdb.transact_read_only(move |tx| {
-                let name = name.clone();
-                Box::pin(async move { list_cluster_details(tx, name.as_deref()).await })
-            });
-            let (found, now) = look.await?;
-            Ok((found.iter().map(cluster_view).collect(), now))
-        }
-        Backend::Api(remote) => {
-            let request = v1::ListClustersRequest { name: name.unwrap_or_default().to_owned() };
-            let result = ClustersClient::new(remote.authorized_channel()).list(request).await;
-            let response = result.map_err(status_to_error)?.into_inner();
-            let clusters = response.clusters.into_iter().map(decode_cluster).collect::<Result<_, _>>()?;
-            Ok((clusters, require_timestamp(response.read_at, "its moment")?))
-        }
-    }
+    let request = v1::ListClustersRequest { name: name.unwrap_or_default().to_owned() };
+    let result = ClustersClient::new(client.channel()).list(request).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    let clusters = response.clusters.into_iter().map(decode_cluster).collect::<Result<_, _>>()?;
+    Ok((clusters, require_timestamp(response.read_at, "its read time")?))
 }
 
 fn decode_cluster(cluster: v1::Cluster) -> Result<ClusterView, CliError> {
@@ -336,7 +322,7 @@ fn decode_declaration(declaration: v1::ClusterDeclaration) -> Result<Declaration
         role: declaration.role,
         services: declaration.services,
         digest: declaration.digest,
-        declared_at: require_timestamp(declaration.declared_at, "when a role was declared")?,
+        declared_at: require_timestamp(declaration.declared_at, "the time when a role was declared")?,
         declared_by: declaration.declared_by,
         withdrawn: declaration.withdrawn,
     })
@@ -373,53 +359,53 @@ fn decode_machine(machine: v1::ClusterMachine) -> ClusterMachineView {
 
 /// Runs a `cluster` command and returns its output.
 pub async fn run_cluster_command(
-    source: &Backend,
+    client: &FleetClient,
     command: &ClusterCommand,
     format: Format,
 ) -> Result<String, CliError> {
     match command {
-        ClusterCommand::Create(args) => create_cluster(source, args, format).await,
-        ClusterCommand::Get => show_clusters(source, format).await,
-        ClusterCommand::Describe(of) => describe_cluster(source, &of.name, format).await,
-        ClusterCommand::Plan(args) => plan_cluster(source, args, format).await,
+        ClusterCommand::Create(args) => create_cluster(client, args, format).await,
+        ClusterCommand::Get => show_clusters(client, format).await,
+        ClusterCommand::Describe(of) => describe_cluster(client, &of.name, format).await,
+        ClusterCommand::Plan(args) => plan_cluster(client, args, format).await,
         ClusterCommand::Scale(args) => {
             let change = ClusterSpecChange {
                 control_plane: args.control_plane,
                 workers: args.workers,
                 ..ClusterSpecChange::default()
             };
-            change_cluster(source, &args.name, change, &args.reason, format).await
+            change_cluster(client, &args.name, &change, &args.reason, format).await
         }
-        ClusterCommand::Declare(args) => declare_role(source, args, format).await,
-        ClusterCommand::Undeclare(args) => undeclare_role(source, args, format).await,
+        ClusterCommand::Declare(args) => declare_role(client, args, format).await,
+        ClusterCommand::Undeclare(args) => undeclare_role(client, args, format).await,
         ClusterCommand::Roles(args) => {
             let change = ClusterSpecChange {
                 add_roles: args.add_roles.iter().cloned().collect(),
                 remove_roles: args.remove_roles.iter().cloned().collect(),
                 ..ClusterSpecChange::default()
             };
-            change_cluster(source, &args.name, change, &args.reason, format).await
+            change_cluster(client, &args.name, &change, &args.reason, format).await
         }
-        ClusterCommand::Approve(args) => approve_machine(source, args, format).await,
-        ClusterCommand::Snapshot(args) => cluster_snapshots::request_snapshot(source, args, format).await,
-        ClusterCommand::Snapshots(of) => cluster_snapshots::show_snapshots(source, &of.name, format).await,
-        ClusterCommand::Restore(args) => cluster_snapshots::restore_cluster(source, args, format).await,
-        ClusterCommand::RotateKey(args) => cluster_rotate_key::rotate_cluster_key(source, args, format).await,
-        ClusterCommand::Credentials(command) => run_credentials_command(source, command, format).await,
-        ClusterCommand::Kubernetes(command) => run_kubernetes_command(source, command, format).await,
-        ClusterCommand::Kubeconfig(args) => create_kubeconfig(source, args, format).await,
-        ClusterCommand::Upgrade(args) => run_upgrade_command(source, args, format).await,
-        ClusterCommand::Delete(args) => delete_cluster(source, args, format).await,
+        ClusterCommand::Approve(args) => approve_machine(client, args, format).await,
+        ClusterCommand::Snapshot(args) => cluster_snapshots::request_snapshot(client, args, format).await,
+        ClusterCommand::Snapshots(of) => cluster_snapshots::show_snapshots(client, &of.name, format).await,
+        ClusterCommand::Restore(args) => cluster_snapshots::restore_cluster(client, args, format).await,
+        ClusterCommand::RotateKey(args) => cluster_rotate_key::rotate_cluster_key(client, args, format).await,
+        ClusterCommand::Credentials(command) => run_credentials_command(client, command, format).await,
+        ClusterCommand::Kubernetes(command) => run_kubernetes_command(client, command, format).await,
+        ClusterCommand::Kubeconfig(args) => create_kubeconfig(client, args, format).await,
+        ClusterCommand::Upgrade(args) => run_upgrade_command(client, args, format).await,
+        ClusterCommand::Delete(args) => delete_cluster(client, args, format).await,
     }
 }
 
-async fn show_clusters(source: &Backend, format: Format) -> Result<String, CliError> {
-    let (clusters, now) = fetch_clusters(source, None).await?;
+async fn show_clusters(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let (clusters, now) = fetch_clusters(client, None).await?;
     if format == Format::Json {
         return get::format_json(&json!({ "clusters": clusters }));
     }
     if clusters.is_empty() {
-        return Ok("no clusters; shepherdctl cluster create NAME asks for one\n".to_owned());
+        return Ok("no clusters; create one with: shepherdctl cluster create NAME\n".to_owned());
     }
     let rows: Vec<Vec<String>> = clusters
         .iter()
@@ -446,9 +432,10 @@ fn format_votes(cluster: &ClusterView) -> String {
     }
 }
 
-async fn describe_cluster(source: &Backend, name: &str, format: Format) -> Result<String, CliError> {
-    let (mut clusters, now) = fetch_clusters(source, Some(name)).await?;
-    let cluster = clusters.pop().ok_or_else(|| {
+async fn describe_cluster(client: &FleetClient, name: &str, format: Format) -> Result<String, CliError> {
+    let (clusters, now) = fetch_clusters(client, Some(name)).await?;
+    // The API lists every cluster if the name is empty.
+    let cluster = clusters.into_iter().find(|cluster| cluster.name == name).ok_or_else(|| {
         CliError::Invalid(format!("there is no cluster {name:?}; run: shepherdctl cluster get"))
     })?;
     if format == Format::Json {
@@ -613,7 +600,7 @@ pub(super) fn require_reason(reason: &str) -> Result<(), CliError> {
 pub(super) fn format_outcome(name: &str, done: &OrderOutcome, format: Format) -> Result<String, CliError> {
     match format {
         Format::Json => {
-            let mut answer = json!({ "cluster": name, "changed": done.changed, "said": done.message });
+            let mut answer = json!({ "cluster": name, "changed": done.changed, "message": done.message });
             dry_run::annotate_json(&mut answer);
             get::format_json(&answer)
         }
@@ -623,7 +610,20 @@ pub(super) fn format_outcome(name: &str, done: &OrderOutcome, format: Format) ->
     }
 }
 
-async fn create_cluster(source: &Backend, args: &CreateCluster, format: Format) -> Result<String, CliError> {
+/// Formats the response to an order about a cluster.
+pub(super) fn format_response(
+    name: &str,
+    response: v1::OrderResponse,
+    format: Format,
+) -> Result<String, CliError> {
+    format_outcome(name, &OrderOutcome { changed: response.changed, message: response.message }, format)
+}
+
+async fn create_cluster(
+    client: &FleetClient,
+    args: &CreateCluster,
+    format: Format,
+) -> Result<String, CliError> {
     require_reason(&args.reason)?;
     let spec = ClusterSpec {
         name: args.name.clone(),
@@ -642,182 +642,113 @@ async fn create_cluster(source: &Backend, args: &CreateCluster, format: Format) 
         None if cluster_kubernetes::parse_patch(None, &args.flags)? == KubernetesPatch::default() => None,
         None => {
             return Err(CliError::Invalid(
-                "the cluster is to have no Kubernetes; say by which bundle with --kubernetes_bundle BUNDLE"
+                "settings of Kubernetes were given without a bundle; name it with --kubernetes_bundle BUNDLE"
                     .into(),
             ));
         }
     };
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let order = direct_order(
-                "shepherd.fleet.v1.Clusters/Create",
-                order_target(&args.name),
-                Some(&args.reason),
-            );
-            bmdb.create_cluster(order, spec, kubernetes).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::CreateClusterRequest {
-                    name: spec.name.clone(),
-                    order: Some(order),
-                    control_plane: spec.control_plane,
-                    workers: spec.workers,
-                    selector: spec.selector.to_string(),
-                    roles: spec.roles.iter().cloned().collect(),
-                    approval: spec.approval.as_str().to_owned(),
-                    kubernetes: kubernetes.as_ref().map(cluster_kubernetes::encode_patch),
-                };
-                ClustersClient::new(service).create(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
-        }
+    let give = async |service, order| {
+        let request = v1::CreateClusterRequest {
+            name: spec.name.clone(),
+            order: Some(order),
+            control_plane: spec.control_plane,
+            workers: spec.workers,
+            selector: spec.selector.to_string(),
+            roles: spec.roles.iter().cloned().collect(),
+            approval: spec.approval.as_str().to_owned(),
+            kubernetes: kubernetes.as_ref().map(cluster_kubernetes::encode_patch),
+        };
+        ClustersClient::new(service).create(request).await
     };
-    format_outcome(&args.name, &done, format)
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
 }
 
 async fn change_cluster(
-    source: &Backend,
+    client: &FleetClient,
     name: &str,
-    change: ClusterSpecChange,
+    change: &ClusterSpecChange,
     reason: &str,
     format: Format,
 ) -> Result<String, CliError> {
     require_reason(reason)?;
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let order = direct_order("shepherd.fleet.v1.Clusters/Change", order_target(name), Some(reason));
-            bmdb.change_cluster(order, name.to_owned(), change).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::ChangeClusterRequest {
-                    name: name.to_owned(),
-                    order: Some(order),
-                    control_plane: change.control_plane,
-                    workers: change.workers,
-                    add_roles: change.add_roles.iter().cloned().collect(),
-                    remove_roles: change.remove_roles.iter().cloned().collect(),
-                };
-                ClustersClient::new(service).change(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
-        }
+    let give = async |service, order| {
+        let request = v1::ChangeClusterRequest {
+            name: name.to_owned(),
+            order: Some(order),
+            control_plane: change.control_plane,
+            workers: change.workers,
+            add_roles: change.add_roles.iter().cloned().collect(),
+            remove_roles: change.remove_roles.iter().cloned().collect(),
+        };
+        ClustersClient::new(service).change(request).await
     };
-    format_outcome(name, &done, format)
+    let response = order_retry::send_order(&mut client.clone(), reason, give).await?;
+    format_response(name, response, format)
 }
 
-async fn declare_role(source: &Backend, args: &DeclareInCluster, format: Format) -> Result<String, CliError> {
+async fn declare_role(
+    client: &FleetClient,
+    args: &DeclareInCluster,
+    format: Format,
+) -> Result<String, CliError> {
     require_reason(&args.reason)?;
     let declaration = crate::cli::role_file::read_role_file(&args.file)?;
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let order = direct_order(
-                "shepherd.fleet.v1.Clusters/DeclareRole",
-                order_target(&args.name),
-                Some(&args.reason),
-            );
-            bmdb.declare_cluster_role(order, args.name.clone(), declaration).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::DeclareRoleRequest {
-                    name: args.name.clone(),
-                    order: Some(order),
-                    declaration: Some(declaration.to_wire().clone()),
-                };
-                ClustersClient::new(service).declare_role(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
-        }
+    let give = async |service, order| {
+        let request = v1::DeclareRoleRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            declaration: Some(declaration.to_wire().clone()),
+        };
+        ClustersClient::new(service).declare_role(request).await
     };
-    format_outcome(&args.name, &done, format)
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
 }
 
 async fn undeclare_role(
-    source: &Backend,
+    client: &FleetClient,
     args: &UndeclareInCluster,
     format: Format,
 ) -> Result<String, CliError> {
     require_reason(&args.reason)?;
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let order = direct_order(
-                "shepherd.fleet.v1.Clusters/UndeclareRole",
-                order_target(&args.name),
-                Some(&args.reason),
-            );
-            bmdb.undeclare_cluster_role(order, args.name.clone(), args.role.clone()).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::UndeclareRoleRequest {
-                    name: args.name.clone(),
-                    order: Some(order),
-                    role: args.role.clone(),
-                };
-                ClustersClient::new(service).undeclare_role(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
-        }
+    let give = async |service, order| {
+        let request =
+            v1::UndeclareRoleRequest { name: args.name.clone(), order: Some(order), role: args.role.clone() };
+        ClustersClient::new(service).undeclare_role(request).await
     };
-    format_outcome(&args.name, &done, format)
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
 }
 
 async fn approve_machine(
-    source: &Backend,
+    client: &FleetClient,
     args: &ApproveInCluster,
     format: Format,
 ) -> Result<String, CliError> {
     require_reason(&args.reason)?;
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let order = direct_order(
-                "shepherd.fleet.v1.Clusters/ApproveMachine",
-                order_target(&args.name),
-                Some(&args.reason),
-            );
-            bmdb.approve_cluster_member(order, args.name.clone(), args.machine.clone()).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::ApproveMachineRequest {
-                    name: args.name.clone(),
-                    order: Some(order),
-                    machine: args.machine.clone(),
-                };
-                ClustersClient::new(service).approve_machine(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
-        }
+    let give = async |service, order| {
+        let request = v1::ApproveMachineRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            machine: args.machine.clone(),
+        };
+        ClustersClient::new(service).approve_machine(request).await
     };
-    format_outcome(&args.name, &done, format)
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
 }
 
-async fn delete_cluster(source: &Backend, args: &DeleteCluster, format: Format) -> Result<String, CliError> {
+async fn delete_cluster(
+    client: &FleetClient,
+    args: &DeleteCluster,
+    format: Format,
+) -> Result<String, CliError> {
     require_reason(&args.reason)?;
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let order = direct_order(
-                "shepherd.fleet.v1.Clusters/Delete",
-                order_target(&args.name),
-                Some(&args.reason),
-            );
-            bmdb.delete_cluster(order, args.name.clone()).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::DeleteClusterRequest { name: args.name.clone(), order: Some(order) };
-                ClustersClient::new(service).delete(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
-        }
+    let give = async |service, order| {
+        let request = v1::DeleteClusterRequest { name: args.name.clone(), order: Some(order) };
+        ClustersClient::new(service).delete(request).await
     };
-    format_outcome(&args.name, &done, format)
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
 }

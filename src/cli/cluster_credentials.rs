@@ -16,17 +16,15 @@ use tokio::time::{Instant, sleep};
 
 use crate::bmdb::action::OrderOutcome;
 use crate::bmdb::cluster::order_target;
-use crate::bmdb::cluster_credential::{ClusterCredentialRequest, list_cluster_credentials};
 use crate::cli::api_decode::{decode_timestamp, require_timestamp};
-use crate::cli::backend::Backend;
 use crate::cli::cluster::{ClusterArg, format_outcome, require_reason};
 use crate::cli::contexts::write_file_atomic;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
-use crate::cli::fleet_client::status_to_error;
+use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::get;
-use crate::cli::machine_orders::{current_user, direct_order};
+use crate::cli::machine_orders::current_user;
 use crate::cli::order_retry;
 use crate::cli::output::{Format, format_table, print_stderr, terminal_width};
 use crate::cli::pem::encode_pem;
@@ -97,18 +95,18 @@ pub struct RevokeCredential {
 
 /// Runs a `cluster credentials` command and returns its output.
 pub(super) async fn run_credentials_command(
-    source: &Backend,
+    client: &FleetClient,
     command: &CredentialsCommand,
     format: Format,
 ) -> Result<String, CliError> {
     match command {
-        CredentialsCommand::Issue(args) => issue_credential(source, args, format).await,
-        CredentialsCommand::Get(of) => show_credentials(source, &of.name, format).await,
-        CredentialsCommand::Revoke(args) => revoke_credential(source, args, format).await,
+        CredentialsCommand::Issue(args) => issue_credential(client, args, format).await,
+        CredentialsCommand::Get(of) => show_credentials(client, &of.name, format).await,
+        CredentialsCommand::Revoke(args) => revoke_credential(client, args, format).await,
     }
 }
 
-/// The certificates of a cluster, as either backend returns them.
+/// The certificates of a cluster, and how to reach and verify its curators.
 struct FetchedCredentials {
     credentials: Vec<ClusterCredentialView>,
     ca_certificate: Vec<u8>,
@@ -116,35 +114,16 @@ struct FetchedCredentials {
     now: Timestamp,
 }
 
-async fn fetch_credentials(source: &Backend, name: &str) -> Result<FetchedCredentials, CliError> {
-    match source {
-        Backend::Direct(bmdb) => {
-            let name = name.to_owned();
-            let look = bmdb.transact_read_only(move |tx| {
-                let name = name.clone();
-                Box::pin(async move { list_cluster_credentials(tx, &name).await })
-            });
-            let found = look.await?;
-            let (ca_certificate, curators) =
-                found.founded.map(|founded| (founded.ca_certificate, founded.curators)).unwrap_or_default();
-            Ok(FetchedCredentials { credentials: found.credentials, ca_certificate, curators, now: found.at })
-        }
-        Backend::Api(remote) => {
-            let request = v1::ListClusterCredentialsRequest { name: name.to_owned() };
-            let result = ClusterCredentialsClient::new(remote.authorized_channel()).list(request).await;
-            let response = result.map_err(status_to_error)?.into_inner();
-            Ok(FetchedCredentials {
-                credentials: response
-                    .credentials
-                    .into_iter()
-                    .map(decode_credential)
-                    .collect::<Result<_, _>>()?,
-                ca_certificate: response.ca_certificate,
-                curators: response.curators,
-                now: require_timestamp(response.read_at, "its moment")?,
-            })
-        }
-    }
+async fn fetch_credentials(client: &FleetClient, name: &str) -> Result<FetchedCredentials, CliError> {
+    let request = v1::ListClusterCredentialsRequest { name: name.to_owned() };
+    let result = ClusterCredentialsClient::new(client.channel()).list(request).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    Ok(FetchedCredentials {
+        credentials: response.credentials.into_iter().map(decode_credential).collect::<Result<_, _>>()?,
+        ca_certificate: response.ca_certificate,
+        curators: response.curators,
+        now: require_timestamp(response.read_at, "its read time")?,
+    })
 }
 
 fn decode_credential(credential: v1::ClusterCredential) -> Result<ClusterCredentialView, CliError> {
@@ -153,7 +132,10 @@ fn decode_credential(credential: v1::ClusterCredential) -> Result<ClusterCredent
         holder: credential.holder,
         public_key: credential.public_key,
         state: credential.state,
-        requested_at: require_timestamp(credential.requested_at, "when a certificate was requested")?,
+        requested_at: require_timestamp(
+            credential.requested_at,
+            "the time when a certificate was requested",
+        )?,
         requested_by: credential.requested_by,
         serial: credential.serial,
         expires_at: credential.expires_at.and_then(decode_timestamp),
@@ -163,8 +145,8 @@ fn decode_credential(credential: v1::ClusterCredential) -> Result<ClusterCredent
     })
 }
 
-async fn show_credentials(source: &Backend, name: &str, format: Format) -> Result<String, CliError> {
-    let found = fetch_credentials(source, name).await?;
+async fn show_credentials(client: &FleetClient, name: &str, format: Format) -> Result<String, CliError> {
+    let found = fetch_credentials(client, name).await?;
     if format == Format::Json {
         return get::format_json(&json!({ "credentials": found.credentials, "curators": found.curators }));
     }
@@ -189,30 +171,21 @@ async fn show_credentials(source: &Backend, name: &str, format: Format) -> Resul
 }
 
 async fn revoke_credential(
-    source: &Backend,
+    client: &FleetClient,
     args: &RevokeCredential,
     format: Format,
 ) -> Result<String, CliError> {
     require_reason(&args.reason)?;
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let rpc = "shepherd.fleet.v1.ClusterCredentials/Revoke";
-            let order = direct_order(rpc, order_target(&args.name), Some(&args.reason));
-            bmdb.revoke_cluster_credential(order, args.name.clone(), args.credential.clone()).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::RevokeClusterCredentialRequest {
-                    name: args.name.clone(),
-                    order: Some(order),
-                    credential_id: args.credential.clone(),
-                };
-                ClusterCredentialsClient::new(service).revoke(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
-        }
+    let give = async |service, order| {
+        let request = v1::RevokeClusterCredentialRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            credential_id: args.credential.clone(),
+        };
+        ClusterCredentialsClient::new(service).revoke(request).await
     };
+    let done = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    let done = OrderOutcome { changed: done.changed, message: done.message };
     format_outcome(&args.name, &done, format)
 }
 
@@ -236,7 +209,7 @@ fn generate_key() -> Result<(SecretSlice<u8>, [u8; 32]), CliError> {
 }
 
 async fn issue_credential(
-    source: &Backend,
+    client: &FleetClient,
     args: &IssueCredential,
     format: Format,
 ) -> Result<String, CliError> {
@@ -259,8 +232,8 @@ async fn issue_credential(
         // Written before the request: a certificate without its key is useless.
         write_file_atomic(&file("key"), encode_pem("PRIVATE KEY", secret.expose_secret()).as_bytes(), 0o600)?;
     }
-    let new = ClusterCredentialRequest { public_key, holder: holder.clone(), lifetime: args.expires_after };
-    let done = match request_credential(source, args, new).await {
+    let public_key = hex::encode(public_key);
+    let done = match request_credential(client, args, &holder, &public_key).await {
         Ok(done) => done,
         Err(error) => {
             // A rejected request is never signed, so its key is useless. If only the response was lost, the request
@@ -274,7 +247,7 @@ async fn issue_credential(
     if dry_run::is_active() || !done.changed {
         return format_outcome(&args.name, &done, format);
     }
-    let found = wait_until_signed(source, &args.name, &hex::encode(public_key), &file("key")).await?;
+    let found = wait_until_signed(client, &args.name, &public_key, &file("key")).await?;
     let SignedCredential { credential, certificate, ca_certificate, curators } = found;
     write_file_atomic(&file("crt"), encode_pem("CERTIFICATE", &certificate).as_bytes(), 0o644)?;
     let authority = args.output_dir.join("ca.crt");
@@ -301,31 +274,23 @@ async fn issue_credential(
 }
 
 async fn request_credential(
-    source: &Backend,
+    client: &FleetClient,
     args: &IssueCredential,
-    new: ClusterCredentialRequest,
+    holder: &str,
+    public_key: &str,
 ) -> Result<OrderOutcome, CliError> {
-    match source {
-        Backend::Direct(bmdb) => {
-            let rpc = "shepherd.fleet.v1.ClusterCredentials/Issue";
-            let order = direct_order(rpc, order_target(&args.name), Some(&args.reason));
-            Ok(bmdb.request_cluster_credential(order, args.name.clone(), new).await?.outcome)
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::IssueClusterCredentialRequest {
-                    name: args.name.clone(),
-                    order: Some(order),
-                    public_key: hex::encode(new.public_key),
-                    holder: new.holder.clone(),
-                    lifetime: new.lifetime.to_string(),
-                };
-                ClusterCredentialsClient::new(service).issue(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            Ok(OrderOutcome { changed: done.changed, message: done.message })
-        }
-    }
+    let give = async |service, order| {
+        let request = v1::IssueClusterCredentialRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            public_key: public_key.to_owned(),
+            holder: holder.to_owned(),
+            lifetime: args.expires_after.to_string(),
+        };
+        ClusterCredentialsClient::new(service).issue(request).await
+    };
+    let done = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    Ok(OrderOutcome { changed: done.changed, message: done.message })
 }
 
 struct SignedCredential {
@@ -337,7 +302,7 @@ struct SignedCredential {
 
 /// Waits until the curators have signed the certificate for this public key.
 async fn wait_until_signed(
-    source: &Backend,
+    client: &FleetClient,
     name: &str,
     public_key: &str,
     key: &Path,
@@ -345,7 +310,7 @@ async fn wait_until_signed(
     let end = Instant::now() + SIGNING_TIMEOUT;
     let mut waiting = false;
     loop {
-        let found = fetch_credentials(source, name).await?;
+        let found = fetch_credentials(client, name).await?;
         let credential = found.credentials.into_iter().find(|credential| credential.public_key == public_key);
         let Some(credential) = credential else {
             return Err(CliError::Failed(format!(

@@ -20,17 +20,14 @@ use tokio::time::{Instant, sleep};
 
 use crate::bmdb::action::OrderOutcome;
 use crate::bmdb::cluster::order_target;
-use crate::bmdb::cluster_kubernetes_user::{KubernetesUserRequest, list_kubernetes_users};
 use crate::cli::api_decode::{decode_timestamp, require_timestamp};
-use crate::cli::backend::Backend;
 use crate::cli::cluster::{format_outcome, require_reason};
 use crate::cli::cluster_credentials::default_holder;
 use crate::cli::contexts::write_file_atomic;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
-use crate::cli::fleet_client::status_to_error;
+use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::get;
-use crate::cli::machine_orders::direct_order;
 use crate::cli::order_retry;
 use crate::cli::output::{Format, print_stderr};
 use crate::cli::pem::encode_pem;
@@ -93,23 +90,11 @@ fn generate_key() -> Result<(SecretSlice<u8>, Vec<u8>), CliError> {
     Ok((SecretSlice::from(made.as_ref().to_vec()), public_key))
 }
 
-async fn fetch_users(source: &Backend, name: &str) -> Result<Vec<KubernetesUserView>, CliError> {
-    match source {
-        Backend::Direct(bmdb) => {
-            let name = name.to_owned();
-            let look = bmdb.transact_read_only(move |tx| {
-                let name = name.clone();
-                Box::pin(async move { list_kubernetes_users(tx, &name).await })
-            });
-            Ok(look.await?.0)
-        }
-        Backend::Api(remote) => {
-            let request = v1::ListClusterKubernetesUsersRequest { name: name.to_owned() };
-            let result = ClusterKubernetesClient::new(remote.authorized_channel()).list_users(request).await;
-            let response = result.map_err(status_to_error)?.into_inner();
-            response.users.into_iter().map(decode_user).collect()
-        }
-    }
+async fn fetch_users(client: &FleetClient, name: &str) -> Result<Vec<KubernetesUserView>, CliError> {
+    let request = v1::ListClusterKubernetesUsersRequest { name: name.to_owned() };
+    let result = ClusterKubernetesClient::new(client.channel()).list_users(request).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    response.users.into_iter().map(decode_user).collect()
 }
 
 fn decode_user(user: v1::ClusterKubernetesUser) -> Result<KubernetesUserView, CliError> {
@@ -119,7 +104,7 @@ fn decode_user(user: v1::ClusterKubernetesUser) -> Result<KubernetesUserView, Cl
         access: user.access,
         public_key: user.public_key,
         state: user.state,
-        requested_at: require_timestamp(user.requested_at, "when a certificate was requested")?,
+        requested_at: require_timestamp(user.requested_at, "the time when a certificate was requested")?,
         requested_by: user.requested_by,
         expires_at: user.expires_at.and_then(decode_timestamp),
         rejection: user.rejection,
@@ -130,7 +115,7 @@ fn decode_user(user: v1::ClusterKubernetesUser) -> Result<KubernetesUserView, Cl
 }
 
 pub(super) async fn create_kubeconfig(
-    source: &Backend,
+    client: &FleetClient,
     args: &KubeconfigArgs,
     format: Format,
 ) -> Result<String, CliError> {
@@ -139,16 +124,13 @@ pub(super) async fn create_kubeconfig(
     check_holder(&holder).map_err(|reason| CliError::Invalid(format!("--holder: {reason}")))?;
     check_lifetime(args.expires_after)
         .map_err(|reason| CliError::Invalid(format!("--expires_after: {reason}")))?;
-    let access = args.access.parse().map_err(|error| CliError::Invalid(format!("--access: {error}")))?;
     let (secret, public_key) = generate_key()?;
-    let known_by = hex::encode(&public_key);
-    let new =
-        KubernetesUserRequest { public_key, holder: holder.clone(), access, lifetime: args.expires_after };
-    let done = request_user(source, args, new).await?;
+    let public_key = hex::encode(public_key);
+    let done = request_user(client, args, &holder, &public_key).await?;
     if dry_run::is_active() || !done.changed {
         return format_outcome(&args.name, &done, format);
     }
-    let signed = wait_until_signed(source, &args.name, &known_by).await?;
+    let signed = wait_until_signed(client, &args.name, &public_key).await?;
     let text = render_kubeconfig(&args.name, &signed, secret.expose_secret())?;
     let end = signed.expires_at.map(absolute_time).unwrap_or_default();
     let Some(file) = &args.output_file else { return Ok(text) };
@@ -168,44 +150,36 @@ pub(super) async fn create_kubeconfig(
 }
 
 async fn request_user(
-    source: &Backend,
+    client: &FleetClient,
     args: &KubeconfigArgs,
-    new: KubernetesUserRequest,
+    holder: &str,
+    public_key: &str,
 ) -> Result<OrderOutcome, CliError> {
-    match source {
-        Backend::Direct(bmdb) => {
-            let rpc = "shepherd.fleet.v1.ClusterKubernetes/IssueUser";
-            let order = direct_order(rpc, order_target(&args.name), Some(&args.reason));
-            Ok(bmdb.request_kubernetes_user(order, args.name.clone(), new).await?.outcome)
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::IssueClusterKubernetesUserRequest {
-                    name: args.name.clone(),
-                    order: Some(order),
-                    public_key: hex::encode(&new.public_key),
-                    holder: new.holder.clone(),
-                    access: new.access.as_str().to_owned(),
-                    lifetime: new.lifetime.to_string(),
-                };
-                ClusterKubernetesClient::new(service).issue_user(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            Ok(OrderOutcome { changed: done.changed, message: done.message })
-        }
-    }
+    let give = async |service, order| {
+        let request = v1::IssueClusterKubernetesUserRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            public_key: public_key.to_owned(),
+            holder: holder.to_owned(),
+            access: args.access.clone(),
+            lifetime: args.expires_after.to_string(),
+        };
+        ClusterKubernetesClient::new(service).issue_user(request).await
+    };
+    let done = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    Ok(OrderOutcome { changed: done.changed, message: done.message })
 }
 
 /// Waits until the curators have signed the certificate for this public key.
 async fn wait_until_signed(
-    source: &Backend,
+    client: &FleetClient,
     name: &str,
     public_key: &str,
 ) -> Result<KubernetesUserView, CliError> {
     let end = Instant::now() + SIGNING_TIMEOUT;
     let mut waiting = false;
     loop {
-        let found = fetch_users(source, name).await?.into_iter().find(|user| user.public_key == public_key);
+        let found = fetch_users(client, name).await?.into_iter().find(|user| user.public_key == public_key);
         let Some(found) = found else {
             return Err(CliError::Failed(format!(
                 "{} has no record of the requested certificate any more",

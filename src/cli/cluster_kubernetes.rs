@@ -2,18 +2,15 @@
 
 use std::fmt::Write as _;
 
-use clap::builder::PossibleValuesParser;
+use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser};
 use clap::{Args, Subcommand};
 
-use crate::bmdb::action::OrderOutcome;
-use crate::bmdb::cluster::order_target;
 use crate::bmdb::cluster_kubernetes::KubernetesPatch;
 use crate::cli::api_decode::{decode_timestamp, require_timestamp};
-use crate::cli::backend::Backend;
-use crate::cli::cluster::{format_outcome, require_reason};
+use crate::cli::cluster::{format_response, require_reason};
 use crate::cli::error::CliError;
 use crate::cli::examples;
-use crate::cli::machine_orders::direct_order;
+use crate::cli::fleet_client::FleetClient;
 use crate::cli::order_retry;
 use crate::cli::output::{Format, format_table, terminal_width};
 use crate::model::cluster::kubernetes::{
@@ -44,16 +41,26 @@ pub enum KubernetesCommand {
 #[derive(Debug, Default, Args)]
 pub struct KubernetesFlags {
     /// From which services get their addresses [default: 10.96.0.0/16]
-    #[arg(long = "service_range", alias = "service-range", value_name = "RANGE")]
+    #[arg(
+        long = "service_range",
+        alias = "service-range",
+        value_name = "RANGE",
+        value_parser = NonEmptyStringValueParser::new()
+    )]
     pub service_range: Option<String>,
     /// From which nodes get theirs for pods [default: 10.128.0.0/12]
-    #[arg(long = "pod_range", alias = "pod-range", value_name = "RANGE")]
+    #[arg(
+        long = "pod_range",
+        alias = "pod-range",
+        value_name = "RANGE",
+        value_parser = NonEmptyStringValueParser::new()
+    )]
     pub pod_range: Option<String>,
     /// How long the prefix of one node's range is [default: 24]
     #[arg(long = "node_prefix", alias = "node-prefix", value_name = "BITS")]
     pub node_prefix: Option<u32>,
     /// In which services have names [default: cluster.local]
-    #[arg(long = "cluster_domain", value_name = "DOMAIN")]
+    #[arg(long = "cluster_domain", value_name = "DOMAIN", value_parser = NonEmptyStringValueParser::new())]
     pub cluster_domain: Option<String>,
     /// Objects of yours that are kept as an artefact says; may be given several times
     #[arg(long = "add_on", alias = "add-on", value_name = "NAME=ARTEFACT")]
@@ -70,7 +77,7 @@ pub struct SetKubernetes {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// The bundle, of a cluster that has none: an artefact's digest, the beginning of it, or its name
-    #[arg(long, value_name = "BUNDLE")]
+    #[arg(long, value_name = "BUNDLE", value_parser = NonEmptyStringValueParser::new())]
     pub bundle: Option<String>,
     /// What it is to be
     #[command(flatten)]
@@ -121,6 +128,10 @@ pub(super) fn parse_patch(
         pair.map(|(one, other)| (one.to_owned(), other.to_owned()))
             .ok_or_else(|| CliError::Invalid(format!("--{flag}: {text:?} has not the form NAME=…")))
     };
+    // In a request, 0 leaves the prefix as it is.
+    if flags.node_prefix == Some(0) {
+        return Err(CliError::Invalid("--node_prefix: 0 is no prefix of one node's range".to_owned()));
+    }
     let storage = flags.storage_driver.as_deref().map(|text| pair("storage_driver", text)).transpose()?;
     Ok(KubernetesPatch {
         bundle: bundle.map(str::to_owned),
@@ -152,95 +163,70 @@ pub(super) fn encode_patch(wish: &KubernetesPatch) -> v1::KubernetesPatch {
 
 /// Runs a `cluster kubernetes` command and returns its output.
 pub(super) async fn run_kubernetes_command(
-    source: &Backend,
+    client: &FleetClient,
     command: &KubernetesCommand,
     format: Format,
 ) -> Result<String, CliError> {
     match command {
-        KubernetesCommand::Set(args) => set_kubernetes(source, args, format).await,
-        KubernetesCommand::Remove(args) => remove_kubernetes(source, args, format).await,
-        KubernetesCommand::Rotate(args) => rotate_keys(source, args, format).await,
+        KubernetesCommand::Set(args) => set_kubernetes(client, args, format).await,
+        KubernetesCommand::Remove(args) => remove_kubernetes(client, args, format).await,
+        KubernetesCommand::Rotate(args) => rotate_keys(client, args, format).await,
     }
 }
 
-async fn set_kubernetes(source: &Backend, args: &SetKubernetes, format: Format) -> Result<String, CliError> {
+async fn set_kubernetes(
+    client: &FleetClient,
+    args: &SetKubernetes,
+    format: Format,
+) -> Result<String, CliError> {
     require_reason(&args.reason)?;
     let mut wish = parse_patch(args.bundle.as_deref(), &args.flags)?;
     wish.remove_add_ons = args.remove_add_on.iter().cloned().collect();
     if args.remove_storage {
         wish.storage = Some(VolumeDriver { driver: String::new(), class: String::new() });
     }
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let rpc = "shepherd.fleet.v1.ClusterKubernetes/Set";
-            let order = direct_order(rpc, order_target(&args.name), Some(&args.reason));
-            bmdb.set_kubernetes(order, args.name.clone(), wish).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::SetClusterKubernetesRequest {
-                    name: args.name.clone(),
-                    order: Some(order),
-                    patch: Some(encode_patch(&wish)),
-                };
-                ClusterKubernetesClient::new(service).set(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
-        }
+    let give = async |service, order| {
+        let request = v1::SetClusterKubernetesRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            patch: Some(encode_patch(&wish)),
+        };
+        ClusterKubernetesClient::new(service).set(request).await
     };
-    format_outcome(&args.name, &done, format)
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
 }
 
 async fn remove_kubernetes(
-    source: &Backend,
+    client: &FleetClient,
     args: &RemoveKubernetes,
     format: Format,
 ) -> Result<String, CliError> {
     require_reason(&args.reason)?;
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let rpc = "shepherd.fleet.v1.ClusterKubernetes/Remove";
-            let order = direct_order(rpc, order_target(&args.name), Some(&args.reason));
-            bmdb.remove_kubernetes(order, args.name.clone()).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request =
-                    v1::RemoveClusterKubernetesRequest { name: args.name.clone(), order: Some(order) };
-                ClusterKubernetesClient::new(service).remove(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
-        }
+    let give = async |service, order| {
+        let request = v1::RemoveClusterKubernetesRequest { name: args.name.clone(), order: Some(order) };
+        ClusterKubernetesClient::new(service).remove(request).await
     };
-    format_outcome(&args.name, &done, format)
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
 }
 
-async fn rotate_keys(source: &Backend, args: &RotateKubernetes, format: Format) -> Result<String, CliError> {
+async fn rotate_keys(
+    client: &FleetClient,
+    args: &RotateKubernetes,
+    format: Format,
+) -> Result<String, CliError> {
     require_reason(&args.reason)?;
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let keys: RotatableKeys =
-                args.keys.parse().map_err(|error| CliError::Invalid(format!("--keys: {error}")))?;
-            let rpc = "shepherd.fleet.v1.ClusterKubernetes/Rotate";
-            let order = direct_order(rpc, order_target(&args.name), Some(&args.reason));
-            bmdb.rotate_kubernetes_keys(order, args.name.clone(), keys).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::RotateClusterKubernetesRequest {
-                    name: args.name.clone(),
-                    order: Some(order),
-                    keys: args.keys.clone(),
-                };
-                ClusterKubernetesClient::new(service).rotate(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
-        }
+    let give = async |service, order| {
+        let request = v1::RotateClusterKubernetesRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            keys: args.keys.clone(),
+        };
+        ClusterKubernetesClient::new(service).rotate(request).await
     };
-    format_outcome(&args.name, &done, format)
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
 }
 
 /// Decodes the Kubernetes state of a cluster.
@@ -267,7 +253,10 @@ pub(super) fn decode_kubernetes(
         storage: kubernetes_state
             .storage
             .map(|storage| VolumeDriver { driver: storage.driver, class: storage.class }),
-        requested_at: require_timestamp(kubernetes_state.requested_at, "when Kubernetes was requested")?,
+        requested_at: require_timestamp(
+            kubernetes_state.requested_at,
+            "the time when Kubernetes was requested",
+        )?,
         requested_by: kubernetes_state.requested_by,
         removal_requested_by: kubernetes_state.removal_requested_by,
         pending_rotations: kubernetes_state.pending_rotations,
@@ -295,7 +284,7 @@ pub(super) fn decode_upgrade(upgrade: v1::ClusterUpgrade) -> Result<UpgradeView,
         rolling_back: upgrade.rolling_back,
         parallelism: upgrade.parallelism,
         deadline_seconds: upgrade.deadline_seconds,
-        created_at: require_timestamp(upgrade.created_at, "when an upgrade was ordered")?,
+        created_at: require_timestamp(upgrade.created_at, "the time when an upgrade was ordered")?,
         created_by: upgrade.created_by,
         reason: upgrade.reason,
         pause_reason: upgrade.pause_reason,

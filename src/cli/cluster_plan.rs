@@ -7,17 +7,12 @@ use std::fmt::Write as _;
 use clap::Args;
 use serde::Serialize;
 
-use crate::bmdb::cluster::no_such_cluster;
-use crate::bmdb::cluster_forecast::{ForecastResult, Hypothesis};
 use crate::cli::api_decode::require_timestamp;
-use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
-use crate::cli::fleet_client::status_to_error;
+use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::get;
 use crate::cli::output::{Format, format_table, terminal_width};
-use crate::model::cluster::forecast::{ASSUMPTIONS, Forecast, ForecastEnd, ForecastStep};
-use crate::model::cluster::selector::Selector;
-use crate::model::cluster::spec::ClusterSpecChange;
+use crate::model::cluster::forecast::{Forecast, ForecastEnd, ForecastStep};
 use crate::model::text_layout::wrap_text;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::clusters_client::ClustersClient;
@@ -25,7 +20,7 @@ use crate::proto::fleet::v1::clusters_client::ClustersClient;
 /// Cluster whose next steps are computed, and the changes to assume.
 #[derive(Debug, Args)]
 pub struct PlanCluster {
-    /// Name of the cluster; with --control_plane it may be one that does not exist yet
+    /// Name of the cluster; with a size it may be one that does not exist yet
     #[arg(value_name = "NAME")]
     pub name: String,
     /// As if it was to have so many machines that run its control plane: 1, 3, 5 or 7
@@ -48,72 +43,34 @@ pub struct PlanCluster {
     pub selector: Option<String>,
 }
 
-impl PlanCluster {
-    fn spec_change(&self) -> ClusterSpecChange {
-        ClusterSpecChange {
-            control_plane: self.control_plane,
-            workers: self.workers,
-            add_roles: self.add_roles.iter().cloned().collect(),
-            remove_roles: self.remove_roles.iter().cloned().collect(),
-        }
-    }
-}
-
+/// The forecast, with what it assumes.
 #[derive(Serialize)]
-struct ClusterPlanOutput<'a> {
-    exists: bool,
-    #[serde(flatten)]
-    forecast: &'a Forecast,
-    assumptions: &'a [String],
-}
-
-/// The forecast, as either backend returns it.
 struct ClusterPlanReport {
     exists: bool,
+    #[serde(flatten)]
     forecast: Forecast,
     assumptions: Vec<String>,
 }
 
 /// Runs `cluster plan`: fetches and prints the forecast.
 pub(super) async fn plan_cluster(
-    source: &Backend,
+    client: &FleetClient,
     args: &PlanCluster,
     format: Format,
 ) -> Result<String, CliError> {
-    let report = match source {
-        Backend::Direct(bmdb) => {
-            let select = args.selector.as_deref().map(str::parse::<Selector>).transpose();
-            let select = select.map_err(CliError::Invalid)?;
-            let supposed = Hypothesis { change: args.spec_change(), select, delete: args.delete };
-            let forecast = bmdb.forecast_cluster(&args.name, &supposed).await?;
-            let exists = matches!(forecast, ForecastResult::Existing(_));
-            let (ForecastResult::Existing(prediction) | ForecastResult::Hypothetical(prediction)) = forecast
-            else {
-                return Err(no_such_cluster(&args.name).into());
-            };
-            ClusterPlanReport {
-                exists,
-                forecast: prediction,
-                assumptions: ASSUMPTIONS.map(str::to_owned).to_vec(),
-            }
-        }
-        Backend::Api(remote) => {
-            let request = v1::PlanClusterRequest {
-                name: args.name.clone(),
-                control_plane: args.control_plane,
-                workers: args.workers,
-                add_roles: args.add_roles.clone(),
-                remove_roles: args.remove_roles.clone(),
-                delete: args.delete,
-                selector: args.selector.clone().unwrap_or_default(),
-            };
-            let result = ClustersClient::new(remote.authorized_channel()).plan(request).await;
-            decode_plan(result.map_err(status_to_error)?.into_inner())?
-        }
+    let request = v1::PlanClusterRequest {
+        name: args.name.clone(),
+        control_plane: args.control_plane,
+        workers: args.workers,
+        add_roles: args.add_roles.clone(),
+        remove_roles: args.remove_roles.clone(),
+        delete: args.delete,
+        selector: args.selector.clone().unwrap_or_default(),
     };
+    let result = ClustersClient::new(client.channel()).plan(request).await;
+    let report = decode_plan(result.map_err(status_to_error)?.into_inner())?;
     if format == Format::Json {
-        let ClusterPlanReport { exists, forecast: prediction, assumptions } = &report;
-        return get::format_json(&ClusterPlanOutput { exists: *exists, forecast: prediction, assumptions });
+        return get::format_json(&report);
     }
     Ok(format_plan(&args.name, &report))
 }
@@ -123,7 +80,7 @@ fn decode_plan(response: v1::PlanClusterResponse) -> Result<ClusterPlanReport, C
     let step =
         |step: v1::ForecastStep| ForecastStep { machine: step.machine, name: step.name, action: step.action };
     let forecast = Forecast {
-        at: require_timestamp(response.read_at, "its moment")?,
+        at: require_timestamp(response.read_at, "its read time")?,
         steps: response.steps.into_iter().map(step).collect(),
         end: end.ok_or_else(|| {
             CliError::Invalid(format!(

@@ -2,12 +2,9 @@
 
 use std::fmt::Write as _;
 
-use crate::bmdb::action::OrderOutcome;
-use crate::bmdb::cluster::order_target;
-use crate::cli::backend::Backend;
-use crate::cli::cluster::{RotateClusterKey, format_outcome as told_of, require_reason};
+use crate::cli::cluster::{RotateClusterKey, format_response, require_reason};
 use crate::cli::error::CliError;
-use crate::cli::machine_orders::direct_order;
+use crate::cli::fleet_client::FleetClient;
 use crate::cli::order_retry;
 use crate::cli::output::Format;
 use crate::model::cluster::view::ClusterView;
@@ -18,30 +15,17 @@ use crate::proto::fleet::v1::clusters_client::ClustersClient;
 
 /// Orders the rotation of a cluster's owner key.
 pub(super) async fn rotate_cluster_key(
-    source: &Backend,
+    client: &FleetClient,
     args: &RotateClusterKey,
     format: Format,
 ) -> Result<String, CliError> {
     require_reason(&args.reason)?;
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let order = direct_order(
-                "shepherd.fleet.v1.Clusters/RotateKey",
-                order_target(&args.name),
-                Some(&args.reason),
-            );
-            bmdb.rotate_cluster_key(order, args.name.clone()).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::RotateClusterKeyRequest { name: args.name.clone(), order: Some(order) };
-                ClustersClient::new(service).rotate_key(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
-        }
+    let give = async |service, order| {
+        let request = v1::RotateClusterKeyRequest { name: args.name.clone(), order: Some(order) };
+        ClustersClient::new(service).rotate_key(request).await
     };
-    told_of(&args.name, &done, format)
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
 }
 
 /// Describes the age and rotation of the key for `cluster describe`; `None` until a cluster with this key exists.

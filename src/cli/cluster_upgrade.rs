@@ -1,14 +1,12 @@
 //! `cluster upgrade`: rolling upgrade of role servers and Kubernetes, pause, resume, roll back.
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 
-use crate::bmdb::action::OrderOutcome;
-use crate::bmdb::cluster::order_target;
 use crate::bmdb::cluster_upgrade::{NewUpgrade, UpgradeChange};
-use crate::cli::backend::Backend;
-use crate::cli::cluster::{format_outcome, require_reason};
+use crate::cli::cluster::{format_response, require_reason};
 use crate::cli::error::CliError;
-use crate::cli::machine_orders::direct_order;
+use crate::cli::fleet_client::FleetClient;
 use crate::cli::order_retry;
 use crate::cli::output::Format;
 use crate::model::time::Span;
@@ -26,6 +24,7 @@ pub struct UpgradeCluster {
     #[arg(
         long = "kubernetes_bundle",
         value_name = "BUNDLE",
+        value_parser = NonEmptyStringValueParser::new(),
         conflicts_with_all = ["rollback", "pause", "resume", "abort"]
     )]
     pub kubernetes_bundle: Option<String>,
@@ -33,6 +32,7 @@ pub struct UpgradeCluster {
     #[arg(
         long = "roleserver_release",
         value_name = "RELEASE",
+        value_parser = NonEmptyStringValueParser::new(),
         conflicts_with_all = ["rollback", "pause", "resume", "abort"]
     )]
     pub roleserver_release: Option<String>,
@@ -45,10 +45,10 @@ pub struct UpgradeCluster {
     /// Go back to the bundle of before: workers first, then controllers
     #[arg(long, conflicts_with_all = ["pause", "resume", "abort"])]
     pub rollback: bool,
-    /// Ask no more nodes until it is resumed
+    /// Order no more nodes until it is resumed
     #[arg(long, conflicts_with_all = ["resume", "abort"])]
     pub pause: bool,
-    /// Go on, and ask those again that were not through
+    /// Continue, and order the nodes again that are not done
     #[arg(long, conflicts_with = "abort")]
     pub resume: bool,
     /// End the upgrade where it is
@@ -60,7 +60,7 @@ pub struct UpgradeCluster {
 }
 
 pub(super) async fn run_upgrade_command(
-    source: &Backend,
+    client: &FleetClient,
     args: &UpgradeCluster,
     format: Format,
 ) -> Result<String, CliError> {
@@ -70,38 +70,27 @@ pub(super) async fn run_upgrade_command(
         (_, true, ..) => UpgradeChange::Pause,
         (_, _, true, _) => UpgradeChange::Resume,
         (.., true) => UpgradeChange::Abort,
-        _ => return create_upgrade(source, args, format).await,
+        _ => return create_upgrade(client, args, format).await,
     };
-    let rpc = match change {
-        UpgradeChange::RollBack => "shepherd.fleet.v1.ClusterKubernetes/RollBack",
-        UpgradeChange::Pause => "shepherd.fleet.v1.ClusterKubernetes/PauseUpgrade",
-        UpgradeChange::Resume => "shepherd.fleet.v1.ClusterKubernetes/ResumeUpgrade",
-        UpgradeChange::Abort => "shepherd.fleet.v1.ClusterKubernetes/AbortUpgrade",
-    };
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let order = direct_order(rpc, order_target(&args.name), Some(&args.reason));
-            bmdb.change_upgrade(order, args.name.clone(), change).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::ChangeClusterUpgradeRequest { name: args.name.clone(), order: Some(order) };
-                let mut client = ClusterKubernetesClient::new(service);
-                match change {
-                    UpgradeChange::RollBack => client.roll_back(request).await,
-                    UpgradeChange::Pause => client.pause_upgrade(request).await,
-                    UpgradeChange::Resume => client.resume_upgrade(request).await,
-                    UpgradeChange::Abort => client.abort_upgrade(request).await,
-                }
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
+    let give = async |service, order| {
+        let request = v1::ChangeClusterUpgradeRequest { name: args.name.clone(), order: Some(order) };
+        let mut upgrades = ClusterKubernetesClient::new(service);
+        match change {
+            UpgradeChange::RollBack => upgrades.roll_back(request).await,
+            UpgradeChange::Pause => upgrades.pause_upgrade(request).await,
+            UpgradeChange::Resume => upgrades.resume_upgrade(request).await,
+            UpgradeChange::Abort => upgrades.abort_upgrade(request).await,
         }
     };
-    format_outcome(&args.name, &done, format)
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
 }
 
-async fn create_upgrade(source: &Backend, args: &UpgradeCluster, format: Format) -> Result<String, CliError> {
+async fn create_upgrade(
+    client: &FleetClient,
+    args: &UpgradeCluster,
+    format: Format,
+) -> Result<String, CliError> {
     let new = NewUpgrade {
         kubernetes: args.kubernetes_bundle.clone(),
         roleserver: args.roleserver_release.clone(),
@@ -109,27 +98,17 @@ async fn create_upgrade(source: &Backend, args: &UpgradeCluster, format: Format)
         deadline_seconds: u32::try_from(args.node_deadline.0.as_secs()).unwrap_or(u32::MAX),
     };
     new.check().map_err(CliError::Invalid)?;
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let rpc = "shepherd.fleet.v1.ClusterKubernetes/Upgrade";
-            let order = direct_order(rpc, order_target(&args.name), Some(&args.reason));
-            bmdb.upgrade_cluster(order, args.name.clone(), new).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::UpgradeClusterRequest {
-                    name: args.name.clone(),
-                    order: Some(order),
-                    kubernetes: new.kubernetes.clone().unwrap_or_default(),
-                    roleserver: new.roleserver.clone().unwrap_or_default(),
-                    parallelism: new.parallelism,
-                    deadline_seconds: new.deadline_seconds,
-                };
-                ClusterKubernetesClient::new(service).upgrade(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
-        }
+    let give = async |service, order| {
+        let request = v1::UpgradeClusterRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            kubernetes: new.kubernetes.clone().unwrap_or_default(),
+            roleserver: new.roleserver.clone().unwrap_or_default(),
+            parallelism: new.parallelism,
+            deadline_seconds: new.deadline_seconds,
+        };
+        ClusterKubernetesClient::new(service).upgrade(request).await
     };
-    format_outcome(&args.name, &done, format)
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
 }

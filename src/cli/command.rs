@@ -168,7 +168,8 @@ pub enum FleetCommand {
         long_about = "\
 Print the machines there are, and then a line for each that changes, until you end it.
 
-A shepherd tells it. When that one stops or dies, the watch goes on at the next server of the context."
+With a context, a shepherd sends the changes. When it stops or dies, the watch continues at the next server of the
+context. With --direct, shepherdctl reads the database itself."
     )]
     Watch(WatchArgs),
     /// Show the fleet on one page: machines by phase, how the loops get on, what takes longest
@@ -614,7 +615,7 @@ pub struct WaiveStage {
     /// The stage: wipe or release
     #[arg(value_name = "STAGE")]
     pub stage: String,
-    /// Sentence that names what stays undone; a wrong one is refused with the right one
+    /// Words that confirm what stays undone, exactly; without the right words the error shows them
     #[arg(long = "confirm", value_name = "WORDS", default_value = "")]
     pub confirm: String,
     /// Why, for the audit

@@ -1,11 +1,11 @@
 //! `debug bundle`: support archive with the fleet's state, secrets masked.
 //!
 //! The archive is for people who help but have no access to the fleet. It contains the output of the commands that
-//! only read, as JSON, each fetched as for an operator: through the API or directly from the BMDB. A query that fails
-//! is left out, and named with the reason, so that a bundle can be made while something is broken. None of these
-//! responses contains a secret by design. But people write reasons, programs write errors, and either may quote a
-//! secret. So text that has the form or the name of a secret is masked before it is written
-//! ([`crate::cli::mask::mask_json`]). The operator who passes the bundle on must read it for the rest.
+//! only read, as JSON, each fetched as for an operator. A query that fails is left out, and named with the reason, so
+//! that a bundle can be made while something is broken. None of these responses contains a secret by design. But people
+//! write reasons, programs write errors, and either may quote a secret. So text that has the form or the name of a
+//! secret is masked before it is written ([`crate::cli::mask::mask_json`]). The operator who passes the bundle on must
+//! read it for the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -19,10 +19,10 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
-use crate::cli::backend::Backend;
 use crate::cli::command::{Cli, Command};
 use crate::cli::error::CliError;
 use crate::cli::examples;
+use crate::cli::fleet_client::FleetClient;
 use crate::cli::get;
 use crate::cli::mask::{mask_json, mask_text};
 use crate::cli::output::{Format, print_stderr};
@@ -69,7 +69,7 @@ const FLEET_QUERIES: &[(&str, &[&str])] = &[
 /// Queries about each selected machine: name of the file, command line.
 const MACHINE_QUERIES: &[(&str, &[&str])] = &[
     ("why", &["why"]),
-    ("described", &["describe", "machine"]),
+    ("description", &["describe", "machine"]),
     ("timeline", &["timeline", "--limit", "1000"]),
 ];
 
@@ -93,10 +93,10 @@ struct BundleFiles {
 
 impl BundleFiles {
     /// Runs one query, and records its response or its error.
-    async fn collect(&mut self, source: &Backend, name: String, words: &[&str]) -> Option<Value> {
+    async fn collect(&mut self, client: &FleetClient, name: String, words: &[&str]) -> Option<Value> {
         let command = words.join(" ");
         print_stderr(&format!("asking: {command}"));
-        match run_query(source, words).await {
+        match run_query(client, words).await {
             Ok(mut answer) => {
                 mask_json(&mut answer);
                 self.add_json(format!("{name}.json"), &answer);
@@ -114,13 +114,13 @@ impl BundleFiles {
     }
 }
 
-async fn run_query(source: &Backend, words: &[&str]) -> Result<Value, CliError> {
+async fn run_query(client: &FleetClient, words: &[&str]) -> Result<Value, CliError> {
     let line = ["shepherdctl"].iter().chain(words);
     let cli = Cli::try_parse_from(line).map_err(|error| CliError::Failed(error.to_string()))?;
     let Command::Fleet(command) = cli.command else {
         return Err(CliError::Failed("it is no question about a fleet".to_owned()));
     };
-    Ok(serde_json::from_str(&Box::pin(run_fleet_command(&command, Format::Json, source)).await?)?)
+    Ok(serde_json::from_str(&Box::pin(run_fleet_command(&command, Format::Json, client)).await?)?)
 }
 
 /// UUIDs of the machines that issues name, at most [`MAX_MACHINES`].
@@ -139,7 +139,7 @@ fn folder_name(machine: &str) -> String {
 
 /// Runs `debug bundle`: collects the files and writes the archive.
 pub async fn write_debug_bundle(
-    source: &Backend,
+    client: &FleetClient,
     args: &DebugBundleArgs,
     format: Format,
 ) -> Result<String, CliError> {
@@ -149,7 +149,7 @@ pub async fn write_debug_bundle(
         .clone()
         .unwrap_or_else(|| PathBuf::from(format!("shepherd-debug-{}.tar.gz", now.format("%Y%m%dT%H%M%SZ"))));
     let mut file = create_private_file(&path)?;
-    let written = match collect_files(source, args, now).await {
+    let written = match collect_files(client, args, now).await {
         Ok(files) => write_archive(&mut file, &files, now).map(|()| files),
         Err(error) => Err(error),
     };
@@ -181,14 +181,14 @@ fn create_private_file(path: &Path) -> Result<std::fs::File, CliError> {
 }
 
 async fn collect_files(
-    source: &Backend,
+    client: &FleetClient,
     args: &DebugBundleArgs,
     now: Timestamp,
 ) -> Result<BundleFiles, CliError> {
     let mut files = BundleFiles::default();
     let mut machines: BTreeSet<String> = args.machine.iter().cloned().collect();
     for (name, words) in FLEET_QUERIES {
-        let answer = files.collect(source, (*name).to_owned(), words).await;
+        let answer = files.collect(client, (*name).to_owned(), words).await;
         if let (&"issues", Some(issues)) = (name, &answer) {
             machines.extend(machines_with_issues(issues));
         }
@@ -196,7 +196,7 @@ async fn collect_files(
     for machine in &machines {
         for (name, words) in MACHINE_QUERIES {
             let words: Vec<&str> = words.iter().copied().chain([machine.as_str()]).collect();
-            files.collect(source, format!("machines/{}/{name}", folder_name(machine)), &words).await;
+            files.collect(client, format!("machines/{}/{name}", folder_name(machine)), &words).await;
         }
     }
     if files.contents.is_empty() {
@@ -206,11 +206,12 @@ async fn collect_files(
     let about = json!({
         "shepherdctl": env!("CARGO_PKG_VERSION"),
         "at": now,
-        "asked": match source {
-            Backend::Direct(_) => "the database".to_owned(),
-            Backend::Api(remote) => format!("the API at {}", remote.current_server()),
+        "backend": if client.is_in_process() {
+            "the database".to_owned()
+        } else {
+            format!("the API at {}", client.current_server())
         },
-        "failed": files.failures,
+        "failures": files.failures,
     });
     files.add_json("about.json".to_owned(), &about);
     files.contents.insert("README.txt".to_owned(), README.as_bytes().to_vec());

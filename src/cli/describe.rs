@@ -8,34 +8,25 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::bmdb::connection::Bmdb;
-use crate::bmdb::error::BmdbError;
-use crate::bmdb::inspect::{self, HistoryEntry, Tag};
-use crate::bmdb::machine_lookup::machine_id;
-use crate::bmdb::tags::list_tags;
-use crate::cli::backend::Backend;
+use crate::bmdb::inspect::{HistoryEntry, Tag};
 use crate::cli::error::CliError;
-use crate::cli::fleet_client::status_to_error;
+use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::get::format_json;
-use crate::cli::machine_lookup::find_machine;
 use crate::cli::output::{Format, format_table, terminal_width};
 use crate::cli::{api_streams, hardware_report, timeline};
 use crate::model::host_key::HostKey;
 use crate::model::humanize::{relative_and_absolute_time, relative_time};
 use crate::model::machine_view::{LaneView, MachineName};
-use crate::model::phase::phase_of;
 use crate::model::text_layout::format_labelled;
 use crate::model::time::{Span, Timestamp};
-use crate::model::waits::{ProcessWait, backoff_waits, postponement_waits};
+use crate::model::waits::ProcessWait;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::machines_client::MachinesClient;
 
-/// Number of most recent events to show.
-const EVENT_LIMIT: i64 = 10;
 /// Longest value, in bytes, that is shown in full.
 const MAX_SHOWN_BYTES: usize = 64;
 
-/// The description of a machine, as either backend returns it.
+/// The description of a machine.
 pub struct MachineDescription {
     /// UUID, provider and provider's id.
     pub name: MachineName,
@@ -76,50 +67,18 @@ struct DescriptionOutput<'a> {
 }
 
 /// Runs `describe machine M`: fetches and prints the description.
-pub async fn describe_machine(source: &Backend, machine: &str, format: Format) -> Result<String, CliError> {
-    let described = match source {
-        Backend::Direct(bmdb) => read_description(bmdb, machine).await?,
-        Backend::Api(remote) => {
-            let request = v1::DescribeMachineRequest { machine: machine.to_owned() };
-            let response = MachinesClient::new(remote.authorized_channel())
-                .describe(request)
-                .await
-                .map_err(status_to_error)?;
-            api_streams::decode_description(response.into_inner())?
-        }
-    };
+pub async fn describe_machine(
+    client: &FleetClient,
+    machine: &str,
+    format: Format,
+) -> Result<String, CliError> {
+    let request = v1::DescribeMachineRequest { machine: machine.to_owned() };
+    let response = MachinesClient::new(client.channel()).describe(request).await.map_err(status_to_error)?;
+    let described = api_streams::decode_description(response.into_inner())?;
     match format {
         Format::Json => format_json(&description_output(&described)),
         Format::Table => Ok(render_description(&described)),
     }
-}
-
-async fn read_description(bmdb: &Bmdb, machine: &str) -> Result<MachineDescription, CliError> {
-    let name = find_machine(bmdb, machine).await?;
-    let id = machine_id(&name);
-    let view = bmdb.machine_view(id).await?;
-    let (tags, events) = bmdb
-        .transact_read_only(move |tx| {
-            Box::pin(async move {
-                Ok::<_, BmdbError>((
-                    list_tags(tx, id).await?,
-                    inspect::list_history(tx, id, None, EVENT_LIMIT).await?,
-                ))
-            })
-        })
-        .await?;
-    let (facts, now) = (&view.facts, view.at);
-    Ok(MachineDescription {
-        name: view.name(),
-        phase: phase_of(facts, &view.policy, now).as_str(),
-        created_at: facts.created_at,
-        at: now,
-        tags,
-        backoffs: backoff_waits(facts, now),
-        postponements: postponement_waits(facts, now),
-        events,
-        schedule: view.lanes,
-    })
 }
 
 fn description_output(of: &MachineDescription) -> DescriptionOutput<'_> {

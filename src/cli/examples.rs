@@ -225,7 +225,7 @@ Examples:
   shepherdctl cluster upgrade ams --roleserver_release roleserver-1.5 --parallelism 3 --reason fix
   shepherdctl cluster upgrade ams --rollback --reason 'pods do not start'
 
-The first node that is not well with the bundle in time lets the upgrade stand still: --resume asks it again,
+The first node that is not well with the bundle in time pauses the upgrade: --resume orders it again,
 --rollback goes back, --abort ends it where it is.";
 
 /// Examples in the help of `cluster restore`.
@@ -420,7 +420,7 @@ pub const UPDATE_RESUME: &str = "\
 Example:
   shepherdctl update resume 3f9a12bc --reason 'its disk was full, and is not any more'
 
-Machines that failed stay as they are; another update may ask them again.";
+Machines that failed stay as they are; another update may order them again.";
 
 /// Examples in the help of `update abort`.
 pub const UPDATE_ABORT: &str = "\

@@ -1,12 +1,19 @@
-//! gRPC client of the fleet API: TLS, bearer token, fail-over between servers.
+//! Client of the fleet API: over the network with TLS, a bearer token and fail-over between servers, or in this process
+//! over a connection to the database.
+//!
+//! A command does not know which of the two it uses. `tokens bootstrap` and `declare restored` are the exceptions: they
+//! exist for the time when no API can be used ([`FleetClient::require_bmdb`]).
 
 use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use secrecy::{ExposeSecret as _, SecretString};
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service, StdError, http};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
@@ -14,14 +21,48 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status};
 use tonic_types::StatusExt as _;
 
+use crate::bmdb::connection::Bmdb;
 use crate::cli::contexts::Context;
 use crate::cli::error::CliError;
+use crate::server::api::in_process::InProcessChannel;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A channel that adds the token to every call.
-pub type AuthorizedChannel = InterceptedService<Channel, BearerToken>;
+/// A channel over the network that adds the token to every call, or one within this process.
+#[derive(Clone)]
+pub enum ApiChannel {
+    /// To a server of the context.
+    Network(InterceptedService<Channel, BearerToken>),
+    /// To the services in this process.
+    InProcess(Box<InProcessChannel>),
+}
+
+impl Service<http::Request<Body>> for ApiChannel {
+    type Response = http::Response<Body>;
+    type Error = StdError;
+    type Future = BoxFuture<Self::Response, StdError>;
+
+    fn poll_ready(&mut self, context: &mut TaskContext<'_>) -> Poll<Result<(), StdError>> {
+        match self {
+            Self::Network(channel) => channel.poll_ready(context).map_err(Into::into),
+            Self::InProcess(channel) => channel.poll_ready(context).map_err(Into::into),
+        }
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        match self {
+            Self::Network(channel) => {
+                let answered = channel.call(request);
+                Box::pin(async move { Ok(answered.await?.map(Body::new)) })
+            }
+            Self::InProcess(channel) => {
+                let answered = channel.call(request);
+                Box::pin(async move { Ok(answered.await?) })
+            }
+        }
+    }
+}
 
 /// Interceptor that adds the bearer token to every call.
 #[derive(Clone)]
@@ -51,6 +92,18 @@ impl Interceptor for BearerToken {
 /// A connection to the fleet API; cheap to clone.
 #[derive(Clone)]
 pub struct FleetClient {
+    access: Access,
+}
+
+#[derive(Clone)]
+enum Access {
+    Network(ServerConnection),
+    Database { bmdb: Bmdb, channel: Box<InProcessChannel> },
+}
+
+/// A connection to one of the context's servers.
+#[derive(Clone)]
+struct ServerConnection {
     /// The context's servers; `current` is the index of the one in use.
     servers: Arc<[(String, Endpoint)]>,
     current: usize,
@@ -71,7 +124,10 @@ impl FleetClient {
         let mut failures = Vec::new();
         for (at, (server, endpoint)) in servers.iter().enumerate() {
             match endpoint.connect().await {
-                Ok(channel) => return Ok(Self { servers: servers.clone(), current: at, channel, token }),
+                Ok(channel) => {
+                    let connection = ServerConnection { servers, current: at, channel, token };
+                    return Ok(Self { access: Access::Network(connection) });
+                }
                 Err(error) => failures.push(format!("{server}: {}", error_chain(&error))),
             }
         }
@@ -82,17 +138,46 @@ impl FleetClient {
         )))
     }
 
+    /// The services in this process, over a connection to the database. Orders are given in the name of `user`.
+    pub async fn in_process(bmdb: Bmdb, user: &str) -> Result<Self, CliError> {
+        let channel = Box::new(InProcessChannel::connect(&bmdb, user).await?);
+        Ok(Self { access: Access::Database { bmdb, channel } })
+    }
+
+    /// Whether the services run in this process.
+    #[must_use]
+    pub fn is_in_process(&self) -> bool {
+        matches!(self.access, Access::Database { .. })
+    }
+
+    /// The database, for a command that works without any API; `what` names the command in the error, and `why` the reason.
+    pub fn require_bmdb(&self, what: &str, why: &str) -> Result<&Bmdb, CliError> {
+        match &self.access {
+            Access::Database { bmdb, .. } => Ok(bmdb),
+            Access::Network(_) => Err(CliError::Invalid(format!(
+                "{what} works on the database itself, because {why}: give --direct and --bmdb_url postgres://USER@HOST:5432/DATABASE"
+            ))),
+        }
+    }
+
     /// The address of the server in use.
     #[must_use]
     pub fn current_server(&self) -> &str {
-        self.servers.get(self.current).map_or("the server", |(server, _)| server)
+        match &self.access {
+            Access::Network(connection) => {
+                connection.servers.get(connection.current).map_or("the server", |(server, _)| server)
+            }
+            Access::Database { .. } => "the database",
+        }
     }
 
-    /// Reconnects to the next of the context's servers, or to the same if there is only one.
+    /// Reconnects to the next of the context's servers, or to the same if there is only one. The connection to the
+    /// database is replaced by its pool when it is used again.
     pub async fn connect_to_next(&mut self) -> Result<(), Status> {
-        self.current = (self.current + 1) % self.servers.len().max(1);
-        if let Some((_, endpoint)) = self.servers.get(self.current) {
-            self.channel =
+        let Access::Network(connection) = &mut self.access else { return Ok(()) };
+        connection.current = (connection.current + 1) % connection.servers.len().max(1);
+        if let Some((_, endpoint)) = connection.servers.get(connection.current) {
+            connection.channel =
                 endpoint.connect().await.map_err(|error| Status::unavailable(error_chain(&error)))?;
         }
         Ok(())
@@ -100,8 +185,21 @@ impl FleetClient {
 
     /// The channel for a client of a service.
     #[must_use]
-    pub fn authorized_channel(&self) -> AuthorizedChannel {
-        InterceptedService::new(self.channel.clone(), self.token.clone())
+    pub fn channel(&self) -> ApiChannel {
+        match &self.access {
+            Access::Network(connection) => ApiChannel::Network(InterceptedService::new(
+                connection.channel.clone(),
+                connection.token.clone(),
+            )),
+            Access::Database { channel, .. } => ApiChannel::InProcess(channel.clone()),
+        }
+    }
+
+    /// Closes the connection to the database, if there is one.
+    pub async fn close(&self) {
+        if let Access::Database { bmdb, .. } = &self.access {
+            bmdb.close().await;
+        }
     }
 }
 

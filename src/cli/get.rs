@@ -3,19 +3,13 @@
 use std::fmt::Write as _;
 
 use serde::Serialize;
-use uuid::Uuid;
 
-use crate::bmdb::connection::Bmdb;
-use crate::bmdb::error::BmdbError;
-use crate::bmdb::inspect::{self, MachineSummary, ProviderSummary, SessionSummary, WorkSummary};
-use crate::bmdb::listing::{MachineCursor, list_machines as machines_of};
+use crate::bmdb::inspect::{MachineSummary, ProviderSummary, SessionSummary, WorkSummary};
 use crate::cli::api_decode;
-use crate::cli::backend::Backend;
 use crate::cli::command::ListMachinesArgs;
 use crate::cli::error::CliError;
 use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::output::{Format, format_table, terminal_width};
-use crate::model::access::AccessScope;
 use crate::model::humanize::{humanize_duration, relative_time};
 use crate::model::label;
 use crate::model::machine_view::{EngagedBrake, MachineName};
@@ -26,7 +20,7 @@ use crate::proto::fleet::v1::providers_client::ProvidersClient;
 use crate::proto::fleet::v1::sessions_client::SessionsClient;
 use crate::proto::fleet::v1::work_client::WorkClient;
 
-/// Most lines in one response of the API.
+/// Most lines in one response.
 const API_PAGE_SIZE: i32 = 500;
 
 #[derive(Serialize)]
@@ -38,14 +32,11 @@ struct MachinesOutput {
 
 /// Runs `get machines`: sorted by phase in the order of a machine's life, then provider, then id.
 pub async fn show_machines(
-    source: &Backend,
+    client: &FleetClient,
     filters: &ListMachinesArgs,
     format: Format,
 ) -> Result<String, CliError> {
-    let (machines, next, now) = match source {
-        Backend::Direct(bmdb) => read_machines(bmdb, filters).await?,
-        Backend::Api(remote) => fetch_machines(remote, filters).await?,
-    };
+    let (machines, next, now) = fetch_machines(client, filters).await?;
     if format == Format::Json {
         return format_json(&MachinesOutput { machines, next });
     }
@@ -78,9 +69,9 @@ pub async fn show_machines(
 /// Machines, cursor of the next page, and when they were read.
 type MachineList = (Vec<MachineSummary>, Option<String>, Timestamp);
 
-async fn fetch_machines(remote: &FleetClient, filters: &ListMachinesArgs) -> Result<MachineList, CliError> {
+async fn fetch_machines(client: &FleetClient, filters: &ListMachinesArgs) -> Result<MachineList, CliError> {
     let limit = usize::try_from(filters.limit).unwrap_or(usize::MAX);
-    let mut client = MachinesClient::new(remote.authorized_channel());
+    let mut service = MachinesClient::new(client.channel());
     let (mut machines, mut token) = (Vec::new(), filters.cursor.clone().unwrap_or_default());
     loop {
         let missing = i32::try_from(limit.saturating_sub(machines.len())).unwrap_or(i32::MAX);
@@ -89,35 +80,16 @@ async fn fetch_machines(remote: &FleetClient, filters: &ListMachinesArgs) -> Res
             page_size: missing.min(API_PAGE_SIZE),
             page_token: token,
         };
-        let page = client.list(request).await.map_err(status_to_error)?.into_inner();
+        let page = service.list(request).await.map_err(status_to_error)?.into_inner();
         for line in page.machines {
             machines.push(api_decode::decode_machine(line)?);
         }
         token = page.next_page_token;
         if token.is_empty() || machines.len() >= limit {
             let next = Some(token).filter(|token| !token.is_empty());
-            return Ok((machines, next, api_decode::require_timestamp(page.read_at, "its moment")?));
+            return Ok((machines, next, api_decode::require_timestamp(page.read_at, "its read time")?));
         }
     }
-}
-
-async fn read_machines(bmdb: &Bmdb, filters: &ListMachinesArgs) -> Result<MachineList, CliError> {
-    let limit = usize::try_from(filters.limit).unwrap_or(usize::MAX);
-    let after = filters.cursor.as_deref().map(parse_cursor).transpose()?;
-    let filter = filters.filters.to_filter()?;
-    let (page, now) = bmdb
-        .transact_read_only(move |tx| {
-            let (after, filter) = (after.clone(), filter.clone());
-            Box::pin(async move {
-                let now = inspect::database_now(tx).await?;
-                let everything = AccessScope::Fleet;
-                let page = machines_of(tx, &filter, &everything, after.as_ref(), limit, usize::MAX).await?;
-                Ok::<_, BmdbError>((page, now))
-            })
-        })
-        .await?;
-    let machines: Vec<MachineSummary> = page.machines.into_iter().map(|listed| listed.summary).collect();
-    Ok((machines, page.next.as_ref().map(MachineCursor::encode), now))
 }
 
 /// Columns that only some lists have.
@@ -155,14 +127,6 @@ fn machine_row(line: &MachineSummary, columns: OptionalColumns, now: Timestamp) 
     row
 }
 
-fn parse_cursor(text: &str) -> Result<MachineCursor, CliError> {
-    MachineCursor::parse(text).ok_or_else(|| {
-        CliError::Invalid(format!(
-            "{text:?} is no place in a list; --cursor takes what an earlier `get machines` ended with"
-        ))
-    })
-}
-
 #[derive(Serialize)]
 struct SessionsOutput {
     sessions: Vec<SessionSummary>,
@@ -170,24 +134,8 @@ struct SessionsOutput {
 }
 
 /// Runs `get sessions`: lists the open sessions.
-pub async fn show_sessions(source: &Backend, limit: u32, format: Format) -> Result<String, CliError> {
-    let (sessions, more, now) = match source {
-        Backend::Direct(bmdb) => {
-            let (mut sessions, now) = bmdb
-                .transact_read_only(move |tx| {
-                    Box::pin(async move {
-                        Ok::<_, BmdbError>((
-                            inspect::list_sessions(tx, Uuid::nil(), i64::from(limit) + 1).await?,
-                            inspect::database_now(tx).await?,
-                        ))
-                    })
-                })
-                .await?;
-            let more = drop_surplus(&mut sessions, limit);
-            (sessions, more, now)
-        }
-        Backend::Api(remote) => fetch_sessions(remote, limit).await?,
-    };
+pub async fn show_sessions(client: &FleetClient, limit: u32, format: Format) -> Result<String, CliError> {
+    let (sessions, more, now) = fetch_sessions(client, limit).await?;
     if format == Format::Json {
         return format_json(&SessionsOutput { sessions, more });
     }
@@ -214,14 +162,14 @@ pub async fn show_sessions(source: &Backend, limit: u32, format: Format) -> Resu
 }
 
 async fn fetch_sessions(
-    remote: &FleetClient,
+    client: &FleetClient,
     limit: u32,
 ) -> Result<(Vec<SessionSummary>, bool, Timestamp), CliError> {
-    let mut client = SessionsClient::new(remote.authorized_channel());
+    let mut service = SessionsClient::new(client.channel());
     let (mut sessions, mut page_token) = (Vec::new(), String::new());
     loop {
         let request = v1::ListSessionsRequest { page_size: page_size(limit, sessions.len()), page_token };
-        let page = client.list(request).await.map_err(status_to_error)?.into_inner();
+        let page = service.list(request).await.map_err(status_to_error)?.into_inner();
         for session in page.sessions {
             sessions.push(api_decode::decode_session(session)?);
         }
@@ -230,7 +178,7 @@ async fn fetch_sessions(
             return Ok((
                 sessions,
                 !page_token.is_empty(),
-                api_decode::require_timestamp(page.read_at, "its moment")?,
+                api_decode::require_timestamp(page.read_at, "its read time")?,
             ));
         }
     }
@@ -243,22 +191,8 @@ struct WorkOutput {
 }
 
 /// Runs `get work`: lists the live work items.
-pub async fn show_work(source: &Backend, limit: u32, format: Format) -> Result<String, CliError> {
-    let (work, more, now) = match source {
-        Backend::Direct(bmdb) => {
-            let (mut work, now) = bmdb
-                .transact_read_only(move |tx| {
-                    Box::pin(async move {
-                        let work = inspect::list_work(tx, None, i64::from(limit) + 1).await?;
-                        Ok::<_, BmdbError>((work, inspect::database_now(tx).await?))
-                    })
-                })
-                .await?;
-            let more = drop_surplus(&mut work, limit);
-            (work, more, now)
-        }
-        Backend::Api(remote) => fetch_work(remote, limit).await?,
-    };
+pub async fn show_work(client: &FleetClient, limit: u32, format: Format) -> Result<String, CliError> {
+    let (work, more, now) = fetch_work(client, limit).await?;
     if format == Format::Json {
         return format_json(&WorkOutput { work, more });
     }
@@ -291,14 +225,14 @@ pub async fn show_work(source: &Backend, limit: u32, format: Format) -> Result<S
 }
 
 async fn fetch_work(
-    remote: &FleetClient,
+    client: &FleetClient,
     limit: u32,
 ) -> Result<(Vec<WorkSummary>, bool, Timestamp), CliError> {
-    let mut client = WorkClient::new(remote.authorized_channel());
+    let mut service = WorkClient::new(client.channel());
     let (mut work, mut page_token) = (Vec::new(), String::new());
     loop {
         let request = v1::ListWorkRequest { page_size: page_size(limit, work.len()), page_token };
-        let page = client.list(request).await.map_err(status_to_error)?.into_inner();
+        let page = service.list(request).await.map_err(status_to_error)?.into_inner();
         for item in page.work {
             work.push(api_decode::decode_work(item)?);
         }
@@ -307,7 +241,7 @@ async fn fetch_work(
             return Ok((
                 work,
                 !page_token.is_empty(),
-                api_decode::require_timestamp(page.read_at, "its moment")?,
+                api_decode::require_timestamp(page.read_at, "its read time")?,
             ));
         }
     }
@@ -320,33 +254,15 @@ struct ProvidersOutput {
 }
 
 /// Runs `get providers`: lists providers and their brakes.
-pub async fn show_providers(source: &Backend, format: Format) -> Result<String, CliError> {
-    let (providers, brakes, now): (Vec<ProviderSummary>, Vec<EngagedBrake>, Timestamp) = match source {
-        Backend::Direct(bmdb) => {
-            bmdb.transact_read_only(|tx| {
-                Box::pin(async move {
-                    Ok::<_, BmdbError>((
-                        inspect::list_providers(tx).await?,
-                        inspect::list_brakes(tx).await?,
-                        inspect::database_now(tx).await?,
-                    ))
-                })
-            })
-            .await?
-        }
-        Backend::Api(remote) => {
-            let request = v1::ListProvidersRequest {};
-            let response = ProvidersClient::new(remote.authorized_channel())
-                .list(request)
-                .await
-                .map_err(status_to_error)?
-                .into_inner();
-            let brakes =
-                response.brakes.into_iter().map(api_decode::decode_brake).collect::<Result<_, _>>()?;
-            let providers = response.providers.into_iter().map(api_decode::decode_provider).collect();
-            (providers, brakes, api_decode::require_timestamp(response.read_at, "its moment")?)
-        }
-    };
+pub async fn show_providers(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let request = v1::ListProvidersRequest {};
+    let response =
+        ProvidersClient::new(client.channel()).list(request).await.map_err(status_to_error)?.into_inner();
+    let brakes: Vec<EngagedBrake> =
+        response.brakes.into_iter().map(api_decode::decode_brake).collect::<Result<_, _>>()?;
+    let providers: Vec<ProviderSummary> =
+        response.providers.into_iter().map(api_decode::decode_provider).collect();
+    let now = api_decode::require_timestamp(response.read_at, "its read time")?;
     if format == Format::Json {
         return format_json(&ProvidersOutput { providers, brakes });
     }
@@ -401,20 +317,12 @@ fn name_or_dash(name: &MachineName) -> String {
     if name.provider_id.is_some() { name.short_name() } else { "-".to_owned() }
 }
 
-/// Size of the next page of a list with this limit, after `listed` lines: at most what the API returns at once, and 0
-/// at the end.
+/// Size of the next page of a list with this limit, after `listed` lines: at most what one response contains, and 0 at
+/// the end.
 #[must_use]
 pub fn page_size(limit: u32, listed: usize) -> i32 {
     let missing = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(listed);
     i32::try_from(missing).unwrap_or(i32::MAX).min(API_PAGE_SIZE)
-}
-
-/// Removes the surplus line that was read beyond the limit, and returns whether there was one.
-pub fn drop_surplus<T>(lines: &mut Vec<T>, limit: u32) -> bool {
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let more = lines.len() > limit;
-    lines.truncate(limit);
-    more
 }
 
 fn more_note(more: bool, limit: u32) -> String {

@@ -14,10 +14,8 @@
 use std::ffi::OsString;
 
 use clap::{Arg, ArgMatches, Command, CommandFactory as _};
-use secrecy::SecretString;
 use uuid::Uuid;
 
-use crate::bmdb::audit::{Order, request_digest};
 use crate::cli::command::Cli;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
@@ -30,14 +28,8 @@ const MAX_CHARS: usize = 128;
 const EXCLUDED_COMMANDS: [&str; 1] = ["declare"];
 
 tokio::task_local! {
-    static CURRENT_KEY: KeyContext;
-}
-
-/// The explicit key, if any, and a digest of the command that distinguishes it from another order.
-#[derive(Clone, Debug)]
-struct KeyContext {
-    key: Option<String>,
-    command: [u8; 32],
+    /// The explicit key, if any.
+    static CURRENT_KEY: Option<String>;
 }
 
 /// The grammar with both flags added to each command that gives orders.
@@ -87,34 +79,25 @@ pub fn find_key(matches: &ArgMatches) -> Option<String> {
     here.or_else(|| matches.subcommand().and_then(|(_, matches)| find_key(matches)))
 }
 
-/// Runs `what`. Its orders have this key if there is one. `command` is the command line that came with it.
-pub async fn with_key<T>(key: Option<String>, command: &str, what: impl Future<Output = T>) -> T {
-    CURRENT_KEY.scope(KeyContext { key, command: request_digest(command.as_bytes()) }, what).await
+/// Runs `what`. Its orders have this key if there is one.
+pub async fn with_key<T>(key: Option<String>, what: impl Future<Output = T>) -> T {
+    CURRENT_KEY.scope(key, what).await
 }
 
-fn current_context() -> Option<KeyContext> {
-    CURRENT_KEY.try_with(Clone::clone).ok()
+fn current_key() -> Option<String> {
+    CURRENT_KEY.try_with(Clone::clone).ok().flatten()
 }
 
 /// Whether the operator gave a key.
 #[must_use]
 pub fn is_explicit() -> bool {
-    current_context().is_some_and(|typed| typed.key.is_some())
+    current_key().is_some()
 }
 
-/// Key of an order through the API: the explicit one, or a random one.
+/// Key of an order: the explicit one, or a random one.
 #[must_use]
 pub fn current_or_new_key() -> String {
-    current_context().and_then(|typed| typed.key).unwrap_or_else(|| Uuid::new_v4().to_string())
-}
-
-/// Adds the explicit key to an order that goes directly to the BMDB.
-#[must_use]
-pub fn with_current_key(order: Order) -> Order {
-    match current_context() {
-        None => order,
-        Some(KeyContext { key, command }) => Order { idempotency_key: key, request_digest: command, ..order },
-    }
+    current_key().unwrap_or_else(|| Uuid::new_v4().to_string())
 }
 
 /// The same command line with this key, for the operator to repeat.
@@ -146,23 +129,14 @@ fn has_key_flag(arguments: &[OsString]) -> bool {
     arguments.iter().filter_map(|word| word.to_str()).any(|word| word.split('=').next() == Some(&flag))
 }
 
-/// The id of a credential in the audit entry of its creation.
+/// The error for a token that an earlier order with the same key created.
 #[must_use]
-pub fn audited_credential_id(after: Option<&serde_json::Value>) -> String {
-    let id = after.and_then(|after| after.get("credential")).and_then(serde_json::Value::as_str);
-    id.unwrap_or_default().to_owned()
-}
-
-/// The result for a credential that an earlier order with the same key created.
-pub fn repeated_credential(id: &str, pinned: bool) -> Result<(String, Option<SecretString>), CliError> {
-    if pinned {
-        return Ok((id.to_owned(), None));
-    }
-    Err(CliError::Failed(format!(
+pub fn repeated_token(id: &str) -> CliError {
+    CliError::Failed(format!(
         "an earlier order with this idempotency key has made the token {id}, and a token is shown only once. If \
          nobody has it, revoke it (shepherdctl tokens revoke {id} --reason 'was lost') and make another one with \
          another key"
-    )))
+    ))
 }
 
 #[cfg(test)]

@@ -7,12 +7,12 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use crate::cli::api_streams;
-use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
+use crate::cli::fleet_client::FleetClient;
 use crate::cli::get::format_json;
 use crate::cli::output::{Format, format_table, terminal_width};
 use crate::model::humanize::humanize_duration;
-use crate::model::issues::{Issue, find_issues as derive};
+use crate::model::issues::Issue;
 use crate::model::text_layout::format_labelled;
 use crate::model::time::{Timestamp, between};
 
@@ -24,14 +24,8 @@ struct IssuesOutput {
 }
 
 /// Runs `issues`: fetches and prints the issues.
-pub async fn show_issues(source: &Backend, format: Format) -> Result<String, CliError> {
-    let (at, issues) = match source {
-        Backend::Direct(bmdb) => {
-            let evidence = bmdb.read_issue_inputs().await?;
-            (evidence.at, derive(&evidence))
-        }
-        Backend::Api(remote) => api_streams::fetch_issues(remote).await?,
-    };
+pub async fn show_issues(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let (at, issues) = api_streams::fetch_issues(client).await?;
     match format {
         Format::Json => format_json(&IssuesOutput { at, issues }),
         Format::Table => Ok(render_issues(&issues, at)),

@@ -14,17 +14,12 @@ use tonic::Code;
 use uuid::Uuid;
 
 use crate::bmdb::action::OrderOutcome;
-use crate::bmdb::connection::Bmdb;
-use crate::bmdb::log_request::{LogReadResult, request_id_of};
-use crate::bmdb::machine_lookup::machine_id;
 use crate::cli::api_decode;
-use crate::cli::backend::Backend;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::get;
-use crate::cli::machine_lookup::find_machine;
-use crate::cli::machine_orders::{current_user, direct_order, format_outcome, reason_or_placeholder};
+use crate::cli::machine_orders::{format_outcome, reason_or_placeholder};
 use crate::cli::order_retry;
 use crate::cli::output::{Format, Output, format_table, print_chunk, print_stderr, terminal_width};
 use crate::cli::tokens::parse_lifetime;
@@ -40,8 +35,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const SERVER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to wait without a report on standard error.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
-/// Name of the order in the audit.
-const RPC: &str = "shepherd.fleet.v1.Logs/Request";
 
 /// Which log of which machine.
 #[derive(Debug, Args)]
@@ -87,19 +80,14 @@ enum LogRequestOutcome {
 
 /// Reads the uploaded parts of one log request.
 struct LogReader {
-    backend: LogBackend,
+    client: FleetClient,
     name: MachineName,
     request: Uuid,
-    parts_read: i64,
+    parts_read: u64,
     /// When a server last answered.
     responded_at: Instant,
     started_at: Instant,
     wait_reported: bool,
-}
-
-enum LogBackend {
-    Direct(Bmdb),
-    Api(FleetClient),
 }
 
 /// Lines and state of a request since the last read.
@@ -110,56 +98,34 @@ struct LogUpdate {
     note: Option<String>,
 }
 
-impl From<LogReadResult> for LogUpdate {
-    fn from(read: LogReadResult) -> Self {
-        let lines = read.lines.lines().map(str::to_owned).collect();
-        Self { state: read.state, lines, available_logs: read.available_logs, note: read.note }
-    }
-}
-
-async fn request_log(source: &Backend, args: &LogsArgs) -> Result<LogRequestOutcome, CliError> {
-    let wanted = args.query();
-    wanted.validate().map_err(|(_, text)| CliError::Invalid(text))?;
-    let (whom, name, request, done) = match source {
-        Backend::Direct(bmdb) => {
-            let name = find_machine(bmdb, &args.machine).await?;
-            // Refreshes the cached policy: its heartbeat interval decides how long to wait for the machine.
-            bmdb.read_policy().await?;
-            let order = direct_order(RPC, name.short_name(), args.reason.as_deref());
-            let carried = bmdb.request_log(order, (machine_id(&name), name.short_name()), wanted).await?;
-            (LogBackend::Direct(bmdb.clone()), name, request_id_of(&carried), carried.outcome)
-        }
-        Backend::Api(remote) => {
-            let mut remote = remote.clone();
-            let give = async |service, order| {
-                let request = v1::RequestLogRequest {
-                    machine: args.machine.clone(),
-                    order: Some(order),
-                    log: wanted.log.clone(),
-                    lines: wanted.lines,
-                    since: wanted.since.map(|since| since.to_string()).unwrap_or_default(),
-                    follow: wanted.follow,
-                };
-                LogsClient::new(service).request(request).await
-            };
-            let response =
-                order_retry::send_order(&mut remote, reason_or_placeholder(args.reason.as_deref()), give)
-                    .await?;
-            let order = response.order.unwrap_or_default();
-            let done = OrderOutcome { changed: order.changed, message: order.message };
-            (
-                LogBackend::Api(remote),
-                api_decode::decode_machine_name(order.name)?,
-                response.request_id.parse().ok(),
-                done,
-            )
-        }
+async fn request_log(client: &FleetClient, args: &LogsArgs) -> Result<LogRequestOutcome, CliError> {
+    let query = args.query();
+    query.validate().map_err(|(_, text)| CliError::Invalid(text))?;
+    let mut client = client.clone();
+    let give = async |service, order| {
+        let request = v1::RequestLogRequest {
+            machine: args.machine.clone(),
+            order: Some(order),
+            log: query.log.clone(),
+            lines: query.lines,
+            since: query.since.map(|since| since.to_string()).unwrap_or_default(),
+            follow: query.follow,
+        };
+        LogsClient::new(service).request(request).await
     };
+    let reason = reason_or_placeholder(args.reason.as_deref());
+    let response = order_retry::send_order(&mut client, reason, give).await?;
+    let order = response.order.unwrap_or_default();
+    let name = api_decode::decode_machine_name(order.name)?;
+    let request: Option<Uuid> = response.request_id.parse().ok();
     let now = Instant::now();
     Ok(match request.filter(|_| !dry_run::is_active()) {
-        None => LogRequestOutcome::DryRun(name, done),
+        None => {
+            let done = OrderOutcome { changed: order.changed, message: order.message };
+            LogRequestOutcome::DryRun(name, done)
+        }
         Some(request) => LogRequestOutcome::Accepted(Box::new(LogReader {
-            backend: whom,
+            client,
             name,
             request,
             parts_read: 0,
@@ -191,24 +157,12 @@ impl LogReader {
 
     async fn fetch_update(&mut self) -> Result<LogUpdate, CliError> {
         loop {
-            let looked = match &mut self.backend {
-                LogBackend::Direct(bmdb) => {
-                    let read = bmdb
-                        .read_log(machine_id(&self.name), self.request, current_user(), self.parts_read)
-                        .await?;
-                    self.parts_read = read.parts_read;
-                    return Ok(read.into());
-                }
-                LogBackend::Api(remote) => {
-                    let request = v1::ReadLogRequest {
-                        machine: self.name.machine.to_string(),
-                        request_id: self.request.to_string(),
-                        parts_read: u64::try_from(self.parts_read).unwrap_or_default(),
-                    };
-                    LogsClient::new(remote.authorized_channel()).read(request).await
-                }
+            let request = v1::ReadLogRequest {
+                machine: self.name.machine.to_string(),
+                request_id: self.request.to_string(),
+                parts_read: self.parts_read,
             };
-            let status = match looked {
+            let status = match LogsClient::new(self.client.channel()).read(request).await {
                 Ok(response) => {
                     self.responded_at = Instant::now();
                     return self.decode_update(response.into_inner());
@@ -228,15 +182,13 @@ impl LogReader {
                 return Err(status_to_error(status));
             }
             sleep(POLL_INTERVAL).await;
-            if let LogBackend::Api(remote) = &mut self.backend {
-                // If this server does not answer either, the next call fails and reports it.
-                let _ = remote.connect_to_next().await;
-            }
+            // If this server does not answer either, the next call fails and reports it.
+            let _ = self.client.connect_to_next().await;
         }
     }
 
     fn decode_update(&mut self, response: v1::ReadLogResponse) -> Result<LogUpdate, CliError> {
-        self.parts_read = i64::try_from(response.parts_read).unwrap_or(i64::MAX);
+        self.parts_read = response.parts_read;
         let why = Some(response.message).filter(|text| !text.is_empty());
         let state = match response.state.as_str() {
             "waiting" => LogRequestState::Waiting(why.unwrap_or_default()),
@@ -274,8 +226,8 @@ impl LogReader {
 }
 
 /// Runs `logs` without `--follow`: waits for the whole log and prints it.
-pub async fn show_log(source: &Backend, args: &LogsArgs, format: Format) -> Result<String, CliError> {
-    let mut reader = match request_log(source, args).await? {
+pub async fn show_log(client: &FleetClient, args: &LogsArgs, format: Format) -> Result<String, CliError> {
+    let mut reader = match request_log(client, args).await? {
         LogRequestOutcome::DryRun(name, done) => return format_outcome(name, done, format),
         LogRequestOutcome::Accepted(reader) => reader,
     };
@@ -324,13 +276,13 @@ pub async fn show_log(source: &Backend, args: &LogsArgs, format: Format) -> Resu
 }
 
 /// Runs `logs M LOG --follow`: prints lines as they arrive.
-pub async fn follow_log(source: &Backend, args: &LogsArgs, output: Output) -> Result<(), CliError> {
+pub async fn follow_log(client: &FleetClient, args: &LogsArgs, output: Output) -> Result<(), CliError> {
     if output == Output::Yaml {
         return Err(CliError::Invalid(
             "what is followed has no end, and YAML needs one; say -o json".to_owned(),
         ));
     }
-    let mut reader = match request_log(source, args).await? {
+    let mut reader = match request_log(client, args).await? {
         LogRequestOutcome::DryRun(name, done) => {
             print_chunk(&format_outcome(name, done, output.format())?)?;
             return Ok(());

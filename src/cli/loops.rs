@@ -6,19 +6,17 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::bmdb::action::Expiry;
-use crate::bmdb::loop_pause::{NewPause, list_loops};
 use crate::cli::api_decode::{decode_timestamp, require_timestamp};
-use crate::cli::backend::Backend;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
-use crate::cli::fleet_client::status_to_error;
+use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::get;
-use crate::cli::machine_orders::{current_user, direct_order, parse_until, reason_or_placeholder};
+use crate::cli::machine_orders::{parse_until, reason_or_placeholder};
 use crate::cli::order_retry;
 use crate::cli::output::{Format, format_table, terminal_width};
 use crate::model::humanize::{relative_and_absolute_time, relative_time};
-use crate::model::pause::{LoopKind, LoopState, Pause, describe_target};
+use crate::model::pause::{LoopKind, describe_target};
 use crate::model::time::Timestamp;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::loops_client::LoopsClient;
@@ -93,20 +91,11 @@ pub struct PauseSummary {
 }
 
 /// Runs `get loops`: lists the loops and their pauses.
-pub async fn show_loops(source: &Backend, format: Format) -> Result<String, CliError> {
-    let (loops, now) = match source {
-        Backend::Direct(bmdb) => {
-            let (found, now) =
-                bmdb.transact_read_only(|tx| Box::pin(async move { list_loops(tx).await })).await?;
-            (found.into_iter().map(LoopSummary::from).collect::<Vec<_>>(), now)
-        }
-        Backend::Api(remote) => {
-            let result = LoopsClient::new(remote.authorized_channel()).list(v1::ListLoopsRequest {}).await;
-            let response = result.map_err(status_to_error)?.into_inner();
-            let loops = response.loops.into_iter().map(decode_loop).collect::<Result<Vec<_>, _>>()?;
-            (loops, require_timestamp(response.read_at, "its moment")?)
-        }
-    };
+pub async fn show_loops(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let result = LoopsClient::new(client.channel()).list(v1::ListLoopsRequest {}).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    let loops = response.loops.into_iter().map(decode_loop).collect::<Result<Vec<_>, _>>()?;
+    let now = require_timestamp(response.read_at, "its read time")?;
     if format == Format::Json {
         return get::format_json(&json!({ "loops": loops }));
     }
@@ -142,7 +131,7 @@ fn loop_rows(line: &LoopSummary, now: Timestamp) -> Vec<Vec<String>> {
 pub fn decode_loop(reported: v1::Loop) -> Result<LoopSummary, CliError> {
     let pauses = reported.pauses.into_iter().map(|pause| {
         Ok(PauseSummary {
-            since: require_timestamp(pause.since, "a pause's beginning")?,
+            since: require_timestamp(pause.since, "the start time of a pause")?,
             provider: pause.provider,
             reason: pause.reason,
             paused_by: pause.paused_by,
@@ -156,30 +145,16 @@ pub fn decode_loop(reported: v1::Loop) -> Result<LoopSummary, CliError> {
     })
 }
 
-impl From<LoopState> for LoopSummary {
-    fn from(state: LoopState) -> Self {
-        let LoopState { loop_kind: of, workers, pauses } = state;
-        Self { name: of.to_string(), workers, pauses: pauses.into_iter().map(PauseSummary::from).collect() }
-    }
-}
-
-impl From<Pause> for PauseSummary {
-    fn from(pause: Pause) -> Self {
-        let Pause { provider, reason, by, since, until, .. } = pause;
-        Self { provider, reason, paused_by: by, since, until }
-    }
-}
-
-/// Checks the name of the provider, if one is given.
+/// Checks the name of the provider, if one is given. In a request, an empty name means all providers.
 fn parse_provider(named: Option<&str>) -> Result<Option<String>, CliError> {
-    match named {
+    match named.map(str::trim) {
         Some("" | "*") => Err(CliError::Invalid("leave --provider out to mean the machines of all".into())),
         named => Ok(named.map(str::to_owned)),
     }
 }
 
 /// Runs `loops pause`: pauses a loop, for all machines or those of one provider.
-pub async fn pause_loop(source: &Backend, args: &PauseLoop, format: Format) -> Result<String, CliError> {
+pub async fn pause_loop(client: &FleetClient, args: &PauseLoop, format: Format) -> Result<String, CliError> {
     let of: LoopKind = parse_loop(&args.name)?;
     if args.reason.trim().is_empty() {
         return Err(CliError::Invalid(
@@ -188,82 +163,62 @@ pub async fn pause_loop(source: &Backend, args: &PauseLoop, format: Format) -> R
     }
     let until = args.until.as_deref().map(parse_until).transpose()?;
     let provider = parse_provider(args.provider.as_deref())?;
-    let target = describe_target(of, provider.as_deref());
-    let (changed, text) = match source {
-        Backend::Direct(bmdb) => {
-            let order = direct_order("shepherd.fleet.v1.Loops/Pause", target.clone(), Some(&args.reason));
-            let new = NewPause { paused_loop: of, provider: provider.clone(), until, actor: current_user() };
-            let done = bmdb.pause_loop(order, new).await?.outcome;
-            (done.changed, done.message)
-        }
-        Backend::Api(remote) => {
-            let until = until.map(|until| match until {
-                Expiry::After(span) => v1::pause_loop_request::Expiry::ExpiresAfter(span.to_string()),
-                Expiry::At(moment) => v1::pause_loop_request::Expiry::ExpiresAt(prost_types::Timestamp {
-                    seconds: moment.timestamp(),
-                    nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
-                }),
-            });
-            let give = async |service, order| {
-                let request = v1::PauseLoopRequest {
-                    name: of.as_str().to_owned(),
-                    order: Some(order),
-                    provider: provider.clone().unwrap_or_default(),
-                    expiry: until.clone(),
-                };
-                LoopsClient::new(service).pause(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            (done.changed, done.message)
-        }
+    let until = until.map(|until| match until {
+        Expiry::After(span) => v1::pause_loop_request::Expiry::ExpiresAfter(span.to_string()),
+        Expiry::At(moment) => v1::pause_loop_request::Expiry::ExpiresAt(prost_types::Timestamp {
+            seconds: moment.timestamp(),
+            nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
+        }),
+    });
+    let give = async |service, order| {
+        let request = v1::PauseLoopRequest {
+            name: of.as_str().to_owned(),
+            order: Some(order),
+            provider: provider.clone().unwrap_or_default(),
+            expiry: until.clone(),
+        };
+        LoopsClient::new(service).pause(request).await
     };
-    format_outcome(of, provider.as_deref(), changed, &text, format)
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(of, provider.as_deref(), &response, format)
 }
 
 /// Runs `loops resume`: ends a pause of a loop.
-pub async fn resume_loop(source: &Backend, args: &ResumeLoop, format: Format) -> Result<String, CliError> {
+pub async fn resume_loop(
+    client: &FleetClient,
+    args: &ResumeLoop,
+    format: Format,
+) -> Result<String, CliError> {
     let of: LoopKind = parse_loop(&args.name)?;
-    let reason = args.reason.as_deref();
+    let reason = reason_or_placeholder(args.reason.as_deref());
     let provider = parse_provider(args.provider.as_deref())?;
-    let (changed, text) = match source {
-        Backend::Direct(bmdb) => {
-            let target = describe_target(of, provider.as_deref());
-            let order = direct_order("shepherd.fleet.v1.Loops/Resume", target, reason);
-            let done = bmdb.resume_loop(order, of, provider.clone()).await?.outcome;
-            (done.changed, done.message)
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::ResumeLoopRequest {
-                    name: of.as_str().to_owned(),
-                    order: Some(order),
-                    provider: provider.clone().unwrap_or_default(),
-                };
-                LoopsClient::new(service).resume(request).await
-            };
-            let done =
-                order_retry::send_order(&mut remote.clone(), reason_or_placeholder(reason), give).await?;
-            (done.changed, done.message)
-        }
+    let give = async |service, order| {
+        let request = v1::ResumeLoopRequest {
+            name: of.as_str().to_owned(),
+            order: Some(order),
+            provider: provider.clone().unwrap_or_default(),
+        };
+        LoopsClient::new(service).resume(request).await
     };
-    format_outcome(of, provider.as_deref(), changed, &text, format)
+    let response = order_retry::send_order(&mut client.clone(), reason, give).await?;
+    format_response(of, provider.as_deref(), &response, format)
 }
 
 fn parse_loop(name: &str) -> Result<LoopKind, CliError> {
     name.parse().map_err(|error: crate::model::process::UnknownName| CliError::Invalid(error.to_string()))
 }
 
-fn format_outcome(
+fn format_response(
     of: LoopKind,
     provider: Option<&str>,
-    changed: bool,
-    text: &str,
+    response: &v1::OrderResponse,
     format: Format,
 ) -> Result<String, CliError> {
+    let text = &response.message;
     match format {
         Format::Json => {
             let mut answer = json!({
-                "loop": of.as_str(), "provider": provider, "changed": changed, "said": text,
+                "loop": of.as_str(), "provider": provider, "changed": response.changed, "message": text,
             });
             dry_run::annotate_json(&mut answer);
             get::format_json(&answer)

@@ -3,9 +3,6 @@
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::bmdb::listing::Filter;
-use crate::cli::error::CliError;
-use crate::model::label::LabelFilter;
 use crate::model::phase::Phase;
 use crate::proto::fleet::v1;
 
@@ -32,29 +29,15 @@ pub struct MachineFilters {
     /// Only machines of this product, as their hardware report says; may be given several times
     #[arg(long, value_name = "NAME")]
     product: Vec<String>,
-    /// Only machines that have this fact, as hold or quarantine; all that are given must be
+    /// Only machines that have this fact, for example hold or quarantine; with several, a machine must have all
     #[arg(long, value_name = "FACT")]
     fact: Vec<String>,
-    /// Only machines with this label, KEY=VALUE or KEY; all that are given must be
+    /// Only machines with this label, KEY=VALUE or KEY; with several, a machine must have all
     #[arg(long, value_name = "LABEL")]
     label: Vec<String>,
 }
 
 impl MachineFilters {
-    /// The filter for a query of the BMDB.
-    pub fn to_filter(&self) -> Result<Filter, CliError> {
-        let labels = self.label.iter().map(|text| LabelFilter::parse(text)).collect::<Result<_, _>>();
-        Ok(Filter {
-            phases: self.phase.clone(),
-            providers: self.provider.clone(),
-            locations: self.location.clone(),
-            tags: self.fact.clone(),
-            manufacturers: self.manufacturer.clone(),
-            products: self.product.clone(),
-            labels: labels.map_err(CliError::Invalid)?,
-        })
-    }
-
     /// The filter for a call of the API.
     #[must_use]
     pub fn to_proto(&self) -> v1::MachineFilter {

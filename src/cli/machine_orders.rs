@@ -1,27 +1,22 @@
-//! `hold`, `release`, `retry`, `allow host-key`: orders for one machine, through the API or directly in the BMDB.
+//! `hold`, `release`, `retry`, `allow host-key`: orders for one machine.
 //!
 //! Each order is decided under the machine's lock on the facts read there ([`crate::bmdb::action`]). It writes one
-//! line of history and one of the audit, with the operator and the reason. The API identifies the operator by the
-//! credential. In the BMDB it is the user of the environment, because an operator with write access there is trusted.
+//! line of history and one of the audit, with the operator and the reason. A server identifies the operator by the
+//! credential. With `--bmdb_url` it is the user of the environment, because an operator with write access to the
+//! database is trusted.
 
 use serde::Serialize;
 
-use crate::bmdb::action::{self, Expiry, OrderOutcome, format_attribution, parse_expiry};
+use crate::bmdb::action::{Expiry, OrderOutcome, parse_expiry};
 use crate::bmdb::audit::{Actor, Order, request_digest};
-use crate::bmdb::connection::Bmdb;
-use crate::bmdb::facts::MachineSnapshot;
-use crate::bmdb::machine_lookup::machine_id;
 use crate::bmdb::machine_order::MachineOrder;
-use crate::bmdb::work::Decision;
 use crate::cli::api_decode;
-use crate::cli::backend::Backend;
 use crate::cli::bulk_orders::give_bulk_order;
 use crate::cli::command::{AllowHostKey, HoldArgs as HoldArguments, ReleaseArgs, RetryArgs};
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
+use crate::cli::fleet_client::FleetClient;
 use crate::cli::get::format_json;
-use crate::cli::idempotency_key;
-use crate::cli::machine_lookup::find_machine;
 use crate::cli::order_retry;
 use crate::cli::output::Format;
 use crate::model::facts::HoldScope;
@@ -63,32 +58,18 @@ pub(crate) fn current_user() -> String {
     format!("{user}@{}", rustix::system::uname().nodename().to_string_lossy())
 }
 
-/// Executes an order for one machine as the API does, and formats the outcome.
-async fn execute_on_machine(
-    bmdb: &Bmdb,
-    name: MachineName,
-    rpc: &str,
-    reason: Option<&str>,
-    format: Format,
-    decide: impl Fn(&MachineSnapshot) -> Decision<OrderOutcome> + Send + Sync + 'static,
-) -> Result<String, CliError> {
-    let order = direct_order(&format!("shepherd.fleet.v1.Machines/{rpc}"), name.short_name(), reason);
-    let carried = bmdb.execute_on_machine(order, machine_id(&name), decide).await?;
-    format_outcome(name, carried.outcome, format)
-}
-
-/// An order of an operator who writes to the BMDB directly.
+/// An order of a command that writes to the BMDB without any API ([`FleetClient::require_bmdb`]).
 pub(crate) fn direct_order(rpc: &str, target: String, reason: Option<&str>) -> Order {
-    idempotency_key::with_current_key(Order {
+    Order {
         actor: Actor { name: current_user(), credential: None },
         rpc: rpc.to_owned(),
         target,
         reason: reason.unwrap_or_default().to_owned(),
         idempotency_key: None,
-        dry_run: dry_run::is_active(),
+        dry_run: false,
         expected_version: None,
         request_digest: request_digest(&[]),
-    })
+    }
 }
 
 /// The reason, or a placeholder for the audit: the API requires a reason.
@@ -113,7 +94,7 @@ pub(crate) fn parse_until(text: &str) -> Result<Expiry, CliError> {
 
 /// Runs `hold M`: puts a hold on a machine.
 pub async fn hold_machine(
-    source: &Backend,
+    client: &FleetClient,
     arguments: &HoldArguments,
     format: Format,
 ) -> Result<String, CliError> {
@@ -130,51 +111,37 @@ pub async fn hold_machine(
     }
     let Some(machine) = arguments.machine.as_deref() else {
         let each = MachineOrder::Hold { scope, until };
-        return give_bulk_order(source, &arguments.selection, each, Some(&arguments.reason), format).await;
+        return give_bulk_order(client, &arguments.selection, each, Some(&arguments.reason), format).await;
     };
-    let bmdb = match source {
-        Backend::Direct(bmdb) => bmdb,
-        Backend::Api(remote) => {
-            let until = until.map(|until| match until {
-                Expiry::After(span) => v1::hold_request::Expiry::ExpiresAfter(span.to_string()),
-                Expiry::At(moment) => v1::hold_request::Expiry::ExpiresAt(prost_types::Timestamp {
-                    seconds: moment.timestamp(),
-                    nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
-                }),
-            });
-            let give = async |service, order| {
-                let request = v1::HoldRequest {
-                    machine: machine.to_owned(),
-                    order: Some(order),
-                    scope: scope.as_str().to_owned(),
-                    expiry: until.clone(),
-                };
-                MachinesClient::new(service).hold(request).await
-            };
-            return format_response(
-                order_retry::send_order(&mut remote.clone(), &arguments.reason, give).await?,
-                format,
-            );
-        }
+    let until = until.map(|until| match until {
+        Expiry::After(span) => v1::hold_request::Expiry::ExpiresAfter(span.to_string()),
+        Expiry::At(moment) => v1::hold_request::Expiry::ExpiresAt(prost_types::Timestamp {
+            seconds: moment.timestamp(),
+            nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
+        }),
+    });
+    let give = async |service, order| {
+        let request = v1::HoldRequest {
+            machine: machine.to_owned(),
+            order: Some(order),
+            scope: scope.as_str().to_owned(),
+            expiry: until.clone(),
+        };
+        MachinesClient::new(service).hold(request).await
     };
-    let (reason, who) = (arguments.reason.clone(), current_user());
-    let name = find_machine(bmdb, machine).await?;
-    execute_on_machine(bmdb, name, "Hold", Some(&arguments.reason), format, move |snapshot| {
-        action::hold_machine(snapshot, scope, &reason, &who, until)
-    })
-    .await
+    format_response(order_retry::send_order(&mut client.clone(), &arguments.reason, give).await?, format)
 }
 
 /// Runs `release M`: removes a hold from a machine.
 pub async fn release_machine(
-    source: &Backend,
+    client: &FleetClient,
     arguments: &ReleaseArgs,
     format: Format,
 ) -> Result<String, CliError> {
     let Some(machine) = arguments.machine.as_deref() else {
         let reason = arguments.reason.as_deref();
         return give_bulk_order(
-            source,
+            client,
             &arguments.selection,
             MachineOrder::Release { quarantine: arguments.quarantine },
             reason,
@@ -182,94 +149,50 @@ pub async fn release_machine(
         )
         .await;
     };
-    let bmdb = match source {
-        Backend::Direct(bmdb) => bmdb,
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::ReleaseRequest {
-                    machine: machine.to_owned(),
-                    order: Some(order),
-                    quarantine: arguments.quarantine,
-                };
-                MachinesClient::new(service).release(request).await
-            };
-            let reason = reason_or_placeholder(arguments.reason.as_deref());
-            return format_response(
-                order_retry::send_order(&mut remote.clone(), reason, give).await?,
-                format,
-            );
-        }
+    let give = async |service, order| {
+        let request = v1::ReleaseRequest {
+            machine: machine.to_owned(),
+            order: Some(order),
+            quarantine: arguments.quarantine,
+        };
+        MachinesClient::new(service).release(request).await
     };
-    let (quarantine, by) =
-        (arguments.quarantine, format_attribution(&current_user(), arguments.reason.as_deref()));
-    let name = find_machine(bmdb, machine).await?;
-    execute_on_machine(bmdb, name, "Release", arguments.reason.as_deref(), format, move |snapshot| {
-        action::release_machine(&snapshot.facts, quarantine, &by)
-    })
-    .await
+    let reason = reason_or_placeholder(arguments.reason.as_deref());
+    format_response(order_retry::send_order(&mut client.clone(), reason, give).await?, format)
 }
 
 /// Runs `retry M`: lets everything that failed on a machine be tried again at once.
 pub async fn retry_machine(
-    source: &Backend,
+    client: &FleetClient,
     arguments: &RetryArgs,
     format: Format,
 ) -> Result<String, CliError> {
     let Some(machine) = arguments.machine.as_deref() else {
         let reason = arguments.reason.as_deref();
-        return give_bulk_order(source, &arguments.selection, MachineOrder::Retry, reason, format).await;
+        return give_bulk_order(client, &arguments.selection, MachineOrder::Retry, reason, format).await;
     };
-    let bmdb = match source {
-        Backend::Direct(bmdb) => bmdb,
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::RetryRequest { machine: machine.to_owned(), order: Some(order) };
-                MachinesClient::new(service).retry(request).await
-            };
-            let reason = reason_or_placeholder(arguments.reason.as_deref());
-            return format_response(
-                order_retry::send_order(&mut remote.clone(), reason, give).await?,
-                format,
-            );
-        }
+    let give = async |service, order| {
+        let request = v1::RetryRequest { machine: machine.to_owned(), order: Some(order) };
+        MachinesClient::new(service).retry(request).await
     };
-    let by = format_attribution(&current_user(), arguments.reason.as_deref());
-    let name = find_machine(bmdb, machine).await?;
-    execute_on_machine(bmdb, name, "Retry", arguments.reason.as_deref(), format, move |snapshot| {
-        action::retry_machine(&snapshot.facts, &by)
-    })
-    .await
+    let reason = reason_or_placeholder(arguments.reason.as_deref());
+    format_response(order_retry::send_order(&mut client.clone(), reason, give).await?, format)
 }
 
 /// Runs `allow host-key M`: accepts another SSH host key.
 pub async fn allow_host_key(
-    source: &Backend,
+    client: &FleetClient,
     arguments: &AllowHostKey,
     format: Format,
 ) -> Result<String, CliError> {
-    let bmdb = match source {
-        Backend::Direct(bmdb) => bmdb,
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::AllowHostKeyRequest {
-                    machine: arguments.machine.clone(),
-                    order: Some(order),
-                    fingerprint: arguments.fingerprint.clone(),
-                };
-                MachinesClient::new(service).allow_host_key(request).await
-            };
-            let reason = reason_or_placeholder(arguments.reason.as_deref());
-            return format_response(
-                order_retry::send_order(&mut remote.clone(), reason, give).await?,
-                format,
-            );
-        }
+    let give = async |service, order| {
+        let request = v1::AllowHostKeyRequest {
+            machine: arguments.machine.clone(),
+            order: Some(order),
+            fingerprint: arguments.fingerprint.clone(),
+        };
+        MachinesClient::new(service).allow_host_key(request).await
     };
-    let name = find_machine(bmdb, &arguments.machine).await?;
-    let reason = arguments.reason.as_deref();
-    let order = direct_order("shepherd.fleet.v1.Machines/AllowHostKey", name.short_name(), reason);
-    let fingerprint = action::trim_fingerprint(&arguments.fingerprint).to_owned();
-    let meant = (name.short_name(), fingerprint, format_attribution(&current_user(), reason));
-    let carried = bmdb.allow_host_key(order, machine_id(&name), meant).await?;
-    format_outcome(name, carried.outcome, format)
+    let reason = reason_or_placeholder(arguments.reason.as_deref());
+    format_response(order_retry::send_order(&mut client.clone(), reason, give).await?, format)
 }

@@ -1,10 +1,11 @@
-//! Command-line client `shepherdctl`: the fleet API or the BMDB as backend.
+//! Command-line client `shepherdctl` of the fleet API.
 //!
-//! [`command`] is the grammar, there is one file per group of verbs, and [`run`] connects them. [`backend`] selects
-//! the backend: the API of a context ([`contexts`], [`fleet_client`]), or the database itself, which works while no
-//! shepherd does. Either way a command fills the same types ([`api_decode`]), and the same pure functions turn them
-//! into text. Every change takes the same path: it is decided under the machine's lock, with a line of history and of
-//! the audit that contain the operator and the reason.
+//! [`command`] is the grammar, there is one file per group of verbs, and [`run`] connects them. A command calls the API
+//! by a [`fleet_client`]. Its services run in a server of the context ([`contexts`]), or in this process over a
+//! connection to the database, which works while no shepherd does; [`backend`] decides which. A command decodes the
+//! responses ([`api_decode`], [`api_streams`]), and pure functions turn them into text. Every change takes the same
+//! path: it is decided under the machine's lock, with a line of history and of the audit that contain the operator and
+//! the reason. Only [`declare_restored`] and `tokens bootstrap` write to the database without the API.
 
 pub mod api_decode;
 pub mod api_streams;
@@ -38,7 +39,6 @@ pub mod issues;
 pub mod logs;
 pub mod loops;
 pub mod machine_filter;
-pub mod machine_lookup;
 pub mod machine_orders;
 pub mod mask;
 pub mod order_retry;

@@ -9,13 +9,15 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Response, Status};
+use tonic_types::StatusExt as _;
 
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
-use crate::cli::fleet_client::{AuthorizedChannel, FleetClient, status_to_error};
+use crate::cli::fleet_client::{ApiChannel, FleetClient, status_to_error};
 use crate::cli::idempotency_key;
 use crate::cli::output::print_stderr;
 use crate::proto::fleet::v1;
+use crate::server::api::api_error::OUTCOME_UNKNOWN;
 
 /// How long an order is retried after its first response was lost; `MAX_ATTEMPTS` limits the number of attempts.
 const RETRY_WINDOW: Duration = Duration::from_secs(10);
@@ -56,7 +58,7 @@ pub fn decide_retry(code: Code, broken: bool, tries: u32, lost_for: Duration) ->
 pub async fn send_order<A>(
     remote: &mut FleetClient,
     reason: &str,
-    give: impl AsyncFn(AuthorizedChannel, v1::Order) -> Result<Response<A>, Status>,
+    give: impl AsyncFn(ApiChannel, v1::Order) -> Result<Response<A>, Status>,
 ) -> Result<A, CliError> {
     let order = v1::Order {
         reason: reason.to_owned(),
@@ -64,17 +66,22 @@ pub async fn send_order<A>(
         dry_run: dry_run::is_active(),
         expected_version: None,
     };
-    let mut result = give(remote.authorized_channel(), order.clone()).await;
+    let mut result = give(remote.channel(), order.clone()).await;
     let lost_at = Instant::now();
     let mut tries = 1;
+    let mut may_have_run = false;
     loop {
         let status = match result {
             Ok(answer) => return Ok(answer.into_inner()),
             Err(status) => status,
         };
         let broken = std::error::Error::source(&status).is_some();
-        match decide_retry(status.code(), broken, tries, lost_at.elapsed()) {
-            RetryDecision::Fail if tries == 1 => return Err(status_to_error(status)),
+        let decision = decide_retry(status.code(), broken, tries, lost_at.elapsed());
+        may_have_run |= decision != RetryDecision::Fail && is_outcome_unknown(&status, broken);
+        match decision {
+            RetryDecision::Fail | RetryDecision::GiveUp if !may_have_run => {
+                return Err(status_to_error(status));
+            }
             RetryDecision::Fail => return Err(rejected_after_lost_response(&status, &order.idempotency_key)),
             RetryDecision::GiveUp => return Err(outcome_unknown(tries, &status, &order.idempotency_key)),
             RetryDecision::RetryAfter(wait) => {
@@ -89,12 +96,19 @@ pub async fn send_order<A>(
         tries += 1;
         let again = async {
             remote.connect_to_next().await?;
-            give(remote.authorized_channel(), order.clone()).await
+            give(remote.channel(), order.clone()).await
         };
         result = timeout(RETRY_WINDOW.saturating_sub(lost_at.elapsed()), again)
             .await
             .unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time")));
     }
+}
+
+/// Whether the order of this attempt may have been carried out. A server that answers that it is unavailable has carried
+/// out nothing, unless it says that it does not know.
+fn is_outcome_unknown(status: &Status, broken: bool) -> bool {
+    let reason = status.get_details_error_info().map(|info| info.reason);
+    broken || status.code() != Code::Unavailable || reason.as_deref() == Some(OUTCOME_UNKNOWN)
 }
 
 fn status_text(status: &Status) -> String {

@@ -8,28 +8,23 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::bmdb::connection::Bmdb;
-use crate::bmdb::machine_lookup::machine_id;
 use crate::cli::api_streams;
-use crate::cli::backend::Backend;
 use crate::cli::command;
 use crate::cli::error::CliError;
+use crate::cli::fleet_client::FleetClient;
 use crate::cli::get::format_json;
-use crate::cli::machine_lookup::find_machine;
 use crate::cli::output::{Format, format_table, terminal_width};
-use crate::model::access::AccessScope;
 use crate::model::humanize::{absolute_time, relative_time};
 use crate::model::machine_view::MachineName;
 use crate::model::pause::Pause;
+use crate::model::plan::PlanRow;
 use crate::model::plan::diff::PlanDifference;
-use crate::model::plan::query::{PlanContent, PlanQuery, PlanResult, run_plan_query};
-use crate::model::plan::{ASSUMPTIONS, PlanRow};
+use crate::model::plan::query::{PlanContent, PlanResult};
 use crate::model::policy_flags::PolicyFlags;
-use crate::model::process::Process;
 use crate::model::text_layout::wrap_text;
 use crate::model::time::Timestamp;
 
-/// A plan, as either backend returns it.
+/// A plan or a diff, as the API returns it.
 pub struct PlanReport {
     /// The machine of the plan; `None` for the whole fleet.
     pub machine: Option<MachineName>,
@@ -62,19 +57,14 @@ struct DiffOutput<'a> {
 
 /// Runs `plan`: fetches and prints a plan or a diff.
 pub async fn show_plan(
-    source: &Backend,
+    client: &FleetClient,
     args: &command::PlanArgs,
     format: Format,
 ) -> Result<String, CliError> {
     let change = args.diff.as_deref().map(read_policy_config).transpose()?;
-    let report = match source {
-        Backend::Direct(bmdb) => compute_plan(bmdb, args, change.as_deref()).await?,
-        Backend::Api(remote) => {
-            // A table is limited; output for programs is complete.
-            let limit = if format == Format::Table { args.limit } else { 0 };
-            api_streams::fetch_plan(remote, args, change, limit).await?
-        }
-    };
+    // A table is limited; output for programs is complete.
+    let limit = if format == Format::Table { args.limit } else { 0 };
+    let report = api_streams::fetch_plan(client, args, change, limit).await?;
     let (at, until, assumptions) = (report.result.at, report.result.until, &report.assumptions[..]);
     match (&report.result.content, format) {
         (PlanContent::Rows(rows), Format::Json) => {
@@ -90,35 +80,6 @@ pub async fn show_plan(
         (PlanContent::Rows(rows), Format::Table) => Ok(render_plan(&report, rows, args)),
         (PlanContent::Differences(found), Format::Table) => Ok(render_diff(found, report.total, args)),
     }
-}
-
-async fn compute_plan(
-    bmdb: &Bmdb,
-    args: &command::PlanArgs,
-    change: Option<&str>,
-) -> Result<PlanReport, CliError> {
-    let name = match &args.machine {
-        Some(machine) => Some(find_machine(bmdb, machine).await?),
-        None => None,
-    };
-    let question = PlanQuery {
-        machine: name.as_ref().map(machine_id),
-        process: args.process.as_deref().and_then(|process| process.parse::<Process>().ok()),
-        horizon: args.horizon,
-        change: change.map(PolicyFlags::from_configuration).transpose().map_err(CliError::Invalid)?,
-        scope: AccessScope::Fleet,
-    };
-    let forecast = run_plan_query(bmdb.read_fleet_view().await?, &question);
-    let total = match &forecast.content {
-        PlanContent::Rows(rows) => rows.len(),
-        PlanContent::Differences(found) => found.len(),
-    };
-    Ok(PlanReport {
-        machine: name,
-        result: forecast,
-        total,
-        assumptions: ASSUMPTIONS.map(str::to_owned).to_vec(),
-    })
 }
 
 /// The policy of a configuration file; fails if it cannot be read.
@@ -176,8 +137,8 @@ fn format_timestamp(at: Timestamp) -> String {
 }
 
 fn assumptions_note() -> String {
-    let sentence = "Assumed: what is tried succeeds, silent agents stay silent until then, and nobody else changes \
-                    anything. docs/plan.md says it in full.";
+    let sentence = "Assumed: every attempt succeeds, silent agents stay silent until then, and nobody else \
+                    changes anything. docs/plan.md has the full list.";
     let mut text = wrap_text(sentence, terminal_width()).join("\n");
     text.push('\n');
     text

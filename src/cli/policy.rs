@@ -8,10 +8,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::cli::api_decode::{decode_struct, missing_field};
-use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
 use crate::cli::examples;
-use crate::cli::fleet_client::status_to_error;
+use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::get::format_json;
 use crate::cli::output::{Format, terminal_width};
 use crate::model::policy::Policy;
@@ -34,26 +33,13 @@ struct PolicyOutput {
 }
 
 /// Runs `policy get`: prints the fleet policy.
-pub async fn show_policy(source: &Backend, format: Format) -> Result<String, CliError> {
-    let answer = match source {
-        Backend::Direct(bmdb) => {
-            bmdb.read_policy().await?;
-            let (version, policy) = bmdb.policy();
-            PolicyOutput { version, policy: (*policy).clone() }
-        }
-        Backend::Api(remote) => {
-            let request = v1::GetPolicyRequest {};
-            let response = PolicyClient::new(remote.authorized_channel())
-                .get(request)
-                .await
-                .map_err(status_to_error)?
-                .into_inner();
-            let policy =
-                response.policy.map(decode_struct).and_then(|policy| serde_json::from_value(policy).ok());
-            let policy = policy.ok_or_else(|| missing_field("a policy that is known here"))?;
-            PolicyOutput { version: response.version, policy }
-        }
-    };
+pub async fn show_policy(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let request = v1::GetPolicyRequest {};
+    let response =
+        PolicyClient::new(client.channel()).get(request).await.map_err(status_to_error)?.into_inner();
+    let policy = response.policy.map(decode_struct).and_then(|policy| serde_json::from_value(policy).ok());
+    let policy = policy.ok_or_else(|| missing_field("a policy that is known here"))?;
+    let answer = PolicyOutput { version: response.version, policy };
     match format {
         Format::Json => format_json(&answer),
         Format::Table => render_policy(&answer),

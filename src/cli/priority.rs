@@ -4,13 +4,11 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use crate::bmdb::action::Expiry;
-use crate::bmdb::machine_lookup::machine_id;
 use crate::bmdb::machine_order::MachineOrder;
-use crate::cli::backend::Backend;
 use crate::cli::bulk_orders::{BULK_GROUPS, BulkSelection, give_bulk_order};
 use crate::cli::error::CliError;
-use crate::cli::machine_lookup::find_machine;
-use crate::cli::machine_orders::{current_user, direct_order, format_outcome, format_response, parse_until};
+use crate::cli::fleet_client::FleetClient;
+use crate::cli::machine_orders::{format_response, parse_until};
 use crate::cli::order_retry;
 use crate::cli::output::Format;
 use crate::model::priority::PriorityLevel;
@@ -40,7 +38,7 @@ pub struct PrioritizeArgs {
 
 /// Runs `prioritize M LEVEL`: sets the priority of a machine.
 pub async fn prioritize_machine(
-    source: &Backend,
+    client: &FleetClient,
     args: &PrioritizeArgs,
     format: Format,
 ) -> Result<String, CliError> {
@@ -52,38 +50,25 @@ pub async fn prioritize_machine(
         ));
     }
     let until = args.until.as_deref().map(parse_until).transpose()?;
-    let each = MachineOrder::Prioritize { level, until };
     let Some(machine) = args.machine.as_deref() else {
-        return give_bulk_order(source, &args.selection, each, Some(&args.reason), format).await;
+        let each = MachineOrder::Prioritize { level, until };
+        return give_bulk_order(client, &args.selection, each, Some(&args.reason), format).await;
     };
-    match source {
-        Backend::Direct(bmdb) => {
-            let name = find_machine(bmdb, machine).await?;
-            let order = direct_order(each.rpc(), name.short_name(), Some(&args.reason));
-            format_outcome(
-                name.clone(),
-                bmdb.execute_machine_order(order, machine_id(&name), each, current_user()).await?.outcome,
-                format,
-            )
-        }
-        Backend::Api(remote) => {
-            let until = until.map(|until| match until {
-                Expiry::After(span) => v1::prioritize_request::Expiry::ExpiresAfter(span.to_string()),
-                Expiry::At(moment) => v1::prioritize_request::Expiry::ExpiresAt(prost_types::Timestamp {
-                    seconds: moment.timestamp(),
-                    nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
-                }),
-            });
-            let give = async |service, order| {
-                let request = v1::PrioritizeRequest {
-                    machine: machine.to_owned(),
-                    order: Some(order),
-                    level: level.as_str().to_owned(),
-                    expiry: until.clone(),
-                };
-                MachinesClient::new(service).prioritize(request).await
-            };
-            format_response(order_retry::send_order(&mut remote.clone(), &args.reason, give).await?, format)
-        }
-    }
+    let until = until.map(|until| match until {
+        Expiry::After(span) => v1::prioritize_request::Expiry::ExpiresAfter(span.to_string()),
+        Expiry::At(moment) => v1::prioritize_request::Expiry::ExpiresAt(prost_types::Timestamp {
+            seconds: moment.timestamp(),
+            nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
+        }),
+    });
+    let give = async |service, order| {
+        let request = v1::PrioritizeRequest {
+            machine: machine.to_owned(),
+            order: Some(order),
+            level: level.as_str().to_owned(),
+            expiry: until.clone(),
+        };
+        MachinesClient::new(service).prioritize(request).await
+    };
+    format_response(order_retry::send_order(&mut client.clone(), &args.reason, give).await?, format)
 }

@@ -9,7 +9,7 @@ use clap::parser::ValueSource;
 use crate::bmdb::connection::{Bmdb, ConnectionSettings};
 use crate::bmdb::connection_url::password_warning;
 use crate::bmdb::error::BmdbError;
-use crate::cli::backend::{Backend, BackendFlags, BackendKind, ContextSource, choose_backend};
+use crate::cli::backend::{BackendFlags, BackendKind, ContextSource, choose_backend};
 use crate::cli::budgets::BudgetCommand;
 use crate::cli::command::{
     AllowCommand, Cli, Command, DeclareCommand, DescribeCommand, FleetCommand, GetCommand, TokensCommand,
@@ -20,6 +20,7 @@ use crate::cli::error::CliError;
 use crate::cli::fleet_client::FleetClient;
 use crate::cli::idempotency_key::{self, grammar};
 use crate::cli::loops::LoopsCommand;
+use crate::cli::machine_orders::current_user;
 use crate::cli::output::{Format, Output, print_stderr};
 use crate::cli::policy::PolicyCommand;
 use crate::cli::{
@@ -56,13 +57,8 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     if let Some(warning) = cli.bmdb_url.as_deref().filter(|_| flags.bmdb_url).and_then(password_warning) {
         print_stderr(warning);
     }
-    let command = format!("{:?}", cli.command);
-    let answered = Box::pin(idempotency_key::with_key(
-        key,
-        &command,
-        dry_run::with_dry_run(dry, run_command(&cli, flags)),
-    ))
-    .await;
+    let answered =
+        Box::pin(idempotency_key::with_key(key, dry_run::with_dry_run(dry, run_command(&cli, flags)))).await;
     match answered.and_then(|text| Ok(output::print_text(&text)?)) {
         Ok(()) => 0,
         Err(error) => {
@@ -82,27 +78,29 @@ async fn run_command(cli: &Cli, flags: ExplicitFlags) -> Result<String, CliError
         Command::Completions(of) => return Ok(completions::completion_script(of.shell)),
         Command::Manual(into) => return completions::write_man_pages(&into.directory),
     };
-    let source = open_backend(cli, flags).await?;
+    let client = open_backend(cli, flags).await?;
     if let FleetCommand::Watch(filters) = command {
         // The watch has printed its output already.
-        return watch::watch_machines(&source, filters, cli.output).await.map(|()| String::new());
+        let watched = watch::watch_machines(&client, filters, cli.output).await;
+        client.close().await;
+        return watched.map(|()| String::new());
     }
     if let FleetCommand::Logs(args) = command
         && args.follow
     {
-        let followed = logs::follow_log(&source, args, cli.output).await;
-        source.close().await;
+        let followed = logs::follow_log(&client, args, cli.output).await;
+        client.close().await;
         return followed.map(|()| String::new());
     }
     if let FleetCommand::Top(args) = command
         && top::is_interactive(args, cli.output)
     {
-        let shown = top::run_interactive(&source, args).await;
-        source.close().await;
+        let shown = top::run_interactive(&client, args).await;
+        client.close().await;
         return shown.map(|()| String::new());
     }
-    let answer = run_fleet_command(command, cli.output.format(), &source).await;
-    source.close().await;
+    let answer = run_fleet_command(command, cli.output.format(), &client).await;
+    client.close().await;
     match cli.output {
         Output::Yaml => Ok(yaml::format_document(&serde_json::from_str(&answer?)?)),
         Output::Table | Output::Json => answer,
@@ -113,69 +111,78 @@ async fn run_command(cli: &Cli, flags: ExplicitFlags) -> Result<String, CliError
 pub(crate) async fn run_fleet_command(
     command: &FleetCommand,
     format: Format,
-    source: &Backend,
+    client: &FleetClient,
 ) -> Result<String, CliError> {
     match command {
-        FleetCommand::Get(GetCommand::Machines(filters)) => get::show_machines(source, filters, format).await,
+        FleetCommand::Get(GetCommand::Machines(filters)) => get::show_machines(client, filters, format).await,
         FleetCommand::Get(GetCommand::Sessions(limited)) => {
-            get::show_sessions(source, limited.limit, format).await
+            get::show_sessions(client, limited.limit, format).await
         }
-        FleetCommand::Get(GetCommand::Work(limited)) => get::show_work(source, limited.limit, format).await,
-        FleetCommand::Get(GetCommand::Providers) => get::show_providers(source, format).await,
+        FleetCommand::Get(GetCommand::Work(limited)) => get::show_work(client, limited.limit, format).await,
+        FleetCommand::Get(GetCommand::Providers) => get::show_providers(client, format).await,
         FleetCommand::Describe(DescribeCommand::Machine(of)) => {
-            describe::describe_machine(source, &of.machine, format).await
+            describe::describe_machine(client, &of.machine, format).await
         }
-        FleetCommand::Get(GetCommand::Loops) => loops::show_loops(source, format).await,
-        FleetCommand::Get(GetCommand::Approvals) => approvals::show_approvals(source, format).await,
-        FleetCommand::Approve(args) => approvals::approve_order(source, args, format).await,
-        FleetCommand::Get(GetCommand::Budgets) => budgets::show_budgets(source, format).await,
-        FleetCommand::Get(GetCommand::Brakes) => budgets::show_brakes(source, format).await,
-        FleetCommand::Budget(BudgetCommand::Set(args)) => budgets::set_budget(source, args, format).await,
-        FleetCommand::Cluster(command) => cluster::run_cluster_command(source, command, format).await,
-        FleetCommand::Artefacts(command) => artefacts::run_artefacts_command(source, command, format).await,
-        FleetCommand::Update(args) => update::run_update_command(source, args, format).await,
-        FleetCommand::Loops(LoopsCommand::Pause(args)) => loops::pause_loop(source, args, format).await,
-        FleetCommand::Loops(LoopsCommand::Resume(args)) => loops::resume_loop(source, args, format).await,
-        FleetCommand::Why(of) => why::show_explanation(source, &of.machine, format).await,
-        FleetCommand::Timeline(of) => timeline::show_timeline(source, &of.machine, of.limit, format).await,
-        FleetCommand::Logs(args) => logs::show_log(source, args, format).await,
-        FleetCommand::Issues => issues::show_issues(source, format).await,
-        FleetCommand::Plan(args) => plan::show_plan(source, args, format).await,
-        FleetCommand::Policy(PolicyCommand::Get) => policy::show_policy(source, format).await,
+        FleetCommand::Get(GetCommand::Loops) => loops::show_loops(client, format).await,
+        FleetCommand::Get(GetCommand::Approvals) => approvals::show_approvals(client, format).await,
+        FleetCommand::Approve(args) => approvals::approve_order(client, args, format).await,
+        FleetCommand::Get(GetCommand::Budgets) => budgets::show_budgets(client, format).await,
+        FleetCommand::Get(GetCommand::Brakes) => budgets::show_brakes(client, format).await,
+        FleetCommand::Budget(BudgetCommand::Set(args)) => budgets::set_budget(client, args, format).await,
+        FleetCommand::Cluster(command) => cluster::run_cluster_command(client, command, format).await,
+        FleetCommand::Artefacts(command) => artefacts::run_artefacts_command(client, command, format).await,
+        FleetCommand::Update(args) => update::run_update_command(client, args, format).await,
+        FleetCommand::Loops(LoopsCommand::Pause(args)) => loops::pause_loop(client, args, format).await,
+        FleetCommand::Loops(LoopsCommand::Resume(args)) => loops::resume_loop(client, args, format).await,
+        FleetCommand::Why(of) => why::show_explanation(client, &of.machine, format).await,
+        FleetCommand::Timeline(of) => timeline::show_timeline(client, &of.machine, of.limit, format).await,
+        FleetCommand::Logs(args) => logs::show_log(client, args, format).await,
+        FleetCommand::Issues => issues::show_issues(client, format).await,
+        FleetCommand::Plan(args) => plan::show_plan(client, args, format).await,
+        FleetCommand::Policy(PolicyCommand::Get) => policy::show_policy(client, format).await,
         FleetCommand::Watch(_) => Ok(String::new()),
-        FleetCommand::Top(_) => top::render_once(source, format).await,
-        FleetCommand::Hold(hold) => machine_orders::hold_machine(source, hold, format).await,
-        FleetCommand::Release(release) => machine_orders::release_machine(source, release, format).await,
-        FleetCommand::Retry(retry) => machine_orders::retry_machine(source, retry, format).await,
-        FleetCommand::Quarantine(args) => bulk_orders::quarantine_machines(source, args, format).await,
-        FleetCommand::Label(args) => bulk_orders::label_machines(source, args, format).await,
-        FleetCommand::Unlabel(args) => bulk_orders::unlabel_machines(source, args, format).await,
-        FleetCommand::Reboot(reboot) => power::reboot_machine(source, reboot, format).await,
-        FleetCommand::Power(power) => power::switch_power(source, power, format).await,
-        FleetCommand::Prioritize(args) => priority::prioritize_machine(source, args, format).await,
-        FleetCommand::Retire(retire) => retire::run_retire_command(source, retire, format).await,
+        FleetCommand::Top(_) => top::render_once(client, format).await,
+        FleetCommand::Hold(hold) => machine_orders::hold_machine(client, hold, format).await,
+        FleetCommand::Release(release) => machine_orders::release_machine(client, release, format).await,
+        FleetCommand::Retry(retry) => machine_orders::retry_machine(client, retry, format).await,
+        FleetCommand::Quarantine(args) => bulk_orders::quarantine_machines(client, args, format).await,
+        FleetCommand::Label(args) => bulk_orders::label_machines(client, args, format).await,
+        FleetCommand::Unlabel(args) => bulk_orders::unlabel_machines(client, args, format).await,
+        FleetCommand::Reboot(reboot) => power::reboot_machine(client, reboot, format).await,
+        FleetCommand::Power(power) => power::switch_power(client, power, format).await,
+        FleetCommand::Prioritize(args) => priority::prioritize_machine(client, args, format).await,
+        FleetCommand::Retire(retire) => retire::run_retire_command(client, retire, format).await,
         FleetCommand::Declare(DeclareCommand::Restored(declared)) => {
-            declare_restored::declare_restored(source.require_bmdb("`declare restored`")?, declared, format)
-                .await
+            declare_restored::declare_restored(
+                client.require_bmdb("`declare restored`", "no shepherd may run while it works")?,
+                declared,
+                format,
+            )
+            .await
         }
         FleetCommand::Allow(AllowCommand::HostKey(allow)) => {
-            machine_orders::allow_host_key(source, allow, format).await
+            machine_orders::allow_host_key(client, allow, format).await
         }
         FleetCommand::Debug(DebugCommand::Bundle(args)) => {
-            debug_bundle::write_debug_bundle(source, args, format).await
+            debug_bundle::write_debug_bundle(client, args, format).await
         }
         FleetCommand::Tokens(TokensCommand::Bootstrap(first)) => {
-            tokens::bootstrap_token(source.require_bmdb("`tokens bootstrap`")?, first, format).await
+            tokens::bootstrap_token(
+                client.require_bmdb("`tokens bootstrap`", "no credential exists yet")?,
+                first,
+                format,
+            )
+            .await
         }
-        FleetCommand::Tokens(TokensCommand::Create(new)) => tokens::create_token(source, new, format).await,
-        FleetCommand::Tokens(TokensCommand::Get) => tokens::show_tokens(source, format).await,
+        FleetCommand::Tokens(TokensCommand::Create(new)) => tokens::create_token(client, new, format).await,
+        FleetCommand::Tokens(TokensCommand::Get) => tokens::show_tokens(client, format).await,
         FleetCommand::Tokens(TokensCommand::Revoke(which)) => {
-            tokens::revoke_token(source, which, format).await
+            tokens::revoke_token(client, which, format).await
         }
     }
 }
 
-async fn open_backend(cli: &Cli, flags: ExplicitFlags) -> Result<Backend, CliError> {
+async fn open_backend(cli: &Cli, flags: ExplicitFlags) -> Result<FleetClient, CliError> {
     // With a BMDB and no named context, the contexts file is not needed. Without a home directory there is none.
     let needless = cli.direct || (cli.bmdb_url.is_some() && cli.context.is_none());
     let contexts = match contexts::contexts_path() {
@@ -194,9 +201,9 @@ async fn open_backend(cli: &Cli, flags: ExplicitFlags) -> Result<Backend, CliErr
         has_current_context: contexts.current.is_some(),
     };
     match (choose_backend(args)?, contexts.find(cli.context.as_deref())) {
-        (BackendKind::Api, Ok(Some(context))) => Ok(Backend::Api(FleetClient::connect(context).await?)),
+        (BackendKind::Api, Ok(Some(context))) => FleetClient::connect(context).await,
         (BackendKind::Api, Err(error)) => Err(error),
-        _ => Ok(Backend::Direct(connect_bmdb(cli).await?)),
+        _ => FleetClient::in_process(connect_bmdb(cli).await?, &current_user()).await,
     }
 }
 

@@ -5,14 +5,11 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::bmdb::inspect::{self, HistoryEntry};
-use crate::bmdb::machine_lookup::machine_id;
+use crate::bmdb::inspect::HistoryEntry;
 use crate::cli::api_decode;
-use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
 use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::get::{format_json, page_size};
-use crate::cli::machine_lookup::find_machine;
 use crate::cli::output::{Format, format_table, terminal_width};
 use crate::model::machine_view::MachineName;
 use crate::proto::fleet::v1::TimelineRequest;
@@ -29,27 +26,12 @@ struct TimelineOutput {
 
 /// Runs `timeline M`: prints the history of a machine.
 pub async fn show_timeline(
-    source: &Backend,
+    client: &FleetClient,
     machine: &str,
     limit: u32,
     format: Format,
 ) -> Result<String, CliError> {
-    let (name, events, more) = match source {
-        Backend::Direct(bmdb) => {
-            let name = find_machine(bmdb, machine).await?;
-            let id = machine_id(&name);
-            let mut events = bmdb
-                .transact_read_only(move |tx| {
-                    Box::pin(async move { inspect::list_history(tx, id, None, i64::from(limit) + 1).await })
-                })
-                .await?;
-            let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-            let more = events.len() > limit;
-            events.truncate(limit);
-            (name, events, more)
-        }
-        Backend::Api(remote) => fetch_timeline(remote, machine, limit).await?,
-    };
+    let (name, events, more) = fetch_timeline(client, machine, limit).await?;
     if format == Format::Json {
         return format_json(&TimelineOutput { name, events, more });
     }
@@ -67,16 +49,16 @@ pub async fn show_timeline(
 }
 
 async fn fetch_timeline(
-    remote: &FleetClient,
+    client: &FleetClient,
     machine: &str,
     limit: u32,
 ) -> Result<(MachineName, Vec<HistoryEntry>, bool), CliError> {
-    let mut client = MachinesClient::new(remote.authorized_channel());
+    let mut service = MachinesClient::new(client.channel());
     let (mut events, mut page_token) = (Vec::new(), String::new());
     loop {
         let machine = machine.to_owned();
         let request = TimelineRequest { machine, limit: page_size(limit, events.len()), page_token };
-        let page = client.timeline(request).await.map_err(status_to_error)?.into_inner();
+        let page = service.timeline(request).await.map_err(status_to_error)?.into_inner();
         for event in page.events {
             events.push(api_decode::decode_event(event)?);
         }

@@ -1,9 +1,9 @@
 //! `tokens bootstrap|create|get|revoke`: API credentials.
 //!
-//! `bootstrap` creates the first one directly in the BMDB, because an operator with write access there is trusted. The
-//! others are created through the API, or in the BMDB as well. A token is printed once, alone on standard output, or
-//! is written into a file that only its owner can read. It is in no log, no error and no JSON output except that of
-//! its creation.
+//! `bootstrap` writes the first one into the BMDB, because nobody can call an API without one. An operator with write
+//! access to the BMDB is trusted. The others are created through the API. A token is printed once, alone on standard
+//! output, or is written into a file that only its owner can read. It is in no log, no error and no JSON output except
+//! that of its creation.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,17 +12,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Serialize;
-use uuid::Uuid;
 
-use crate::bmdb::audit::{Order, request_digest};
+use crate::bmdb::audit::request_digest;
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::credential::{
-    self, AccessCredential, MAX_LIFETIME, NewAccessCredential, check_credential_name,
-};
-use crate::bmdb::error::BmdbError;
-use crate::bmdb::inspect;
-use crate::cli::api_decode;
-use crate::cli::backend::Backend;
+use crate::bmdb::credential::{MAX_LIFETIME, NewAccessCredential, check_credential_name};
+use crate::cli::api_decode::{decode_timestamp, require_timestamp};
 use crate::cli::command::{BootstrapArgs, CreateToken, RevokeToken};
 use crate::cli::contexts::{self, Context, Contexts};
 use crate::cli::error::CliError;
@@ -77,10 +71,6 @@ struct CreatedCredentialOutput<'a> {
     path: Option<PathBuf>,
 }
 
-fn credential_order(rpc: &str, target: String, reason: Option<&str>) -> Order {
-    direct_order(&format!("shepherd.fleet.v1.Credentials/{rpc}"), target, reason)
-}
-
 /// Runs `tokens bootstrap`: creates the first admin token.
 pub async fn bootstrap_token(
     bmdb: &Bmdb,
@@ -112,9 +102,8 @@ pub async fn bootstrap_token(
         certificate: None,
     };
     let reason = Some("the first credential, made in the BMDB directly");
-    let made = bmdb
-        .create_credential(credential_order("Create", format!("credential of {name}"), reason), new)
-        .await?;
+    let order = direct_order("shepherd.fleet.v1.Credentials/Create", format!("credential of {name}"), reason);
+    let made = bmdb.create_credential(order, new).await?;
     let id = made.credential.map(|credential| credential.id.to_string()).unwrap_or_default();
     let mut printed = deliver_token(&id, made.token.as_ref(), output.as_deref(), format)?;
     if let Some((name, path, directory, mut contexts, (servers, authority))) = place {
@@ -197,7 +186,7 @@ fn deliver_token(
 
 /// Runs `tokens create`: creates a token or pins a client certificate.
 pub async fn create_token(
-    source: &Backend,
+    client: &FleetClient,
     arguments: &CreateToken,
     format: Format,
 ) -> Result<String, CliError> {
@@ -205,46 +194,17 @@ pub async fn create_token(
         contexts::check_token_writable(file)?;
     }
     let fingerprint = arguments.certificate.as_deref().map(certificate_fingerprint).transpose()?;
-    let role: AccessRole =
-        arguments.role.parse().map_err(|error| CliError::Invalid(format!("--role: {error}")))?;
-    let (id, token) = match source {
-        Backend::Direct(bmdb) => {
-            check_credential_name(&arguments.name).map_err(CliError::Invalid)?;
-            let new = NewAccessCredential {
-                name: arguments.name.trim().to_owned(),
-                role,
-                scope: AccessScope::from_providers(arguments.provider.iter().cloned()),
-                expires_after: arguments.expires_after,
-                certificate: fingerprint,
-            };
-            let order = credential_order(
-                "Create",
-                format!("credential of {}", arguments.name),
-                Some(&arguments.reason),
-            );
-            let made = bmdb.create_credential(order, new).await?;
-            match (made.credential, &made.result) {
-                (Some(credential), _) => (credential.id.to_string(), made.token),
-                (None, carried) if carried.replayed && carried.outcome.changed => {
-                    idempotency_key::repeated_credential(
-                        &idempotency_key::audited_credential_id(carried.after.as_ref()),
-                        fingerprint.is_some(),
-                    )?
-                }
-                (None, carried) => return Err(CliError::Invalid(carried.outcome.message.clone())),
-            }
-        }
-        Backend::Api(remote) => create_through_api(remote, arguments, fingerprint).await?,
-    };
+    let (id, token) = create_credential(client, arguments, fingerprint).await?;
     deliver_token(&id, token.as_ref(), arguments.output_file.as_deref(), format)
 }
 
-async fn create_through_api(
-    remote: &FleetClient,
+/// Creates the credential, and returns its id, and its token if it has one.
+async fn create_credential(
+    client: &FleetClient,
     arguments: &CreateToken,
     fingerprint: Option<[u8; 32]>,
 ) -> Result<(String, Option<SecretString>), CliError> {
-    let mut remote = remote.clone();
+    let mut client = client.clone();
     for _ in 0..MAX_CREATE_ATTEMPTS {
         let give = async |service, order| {
             let request = v1::CreateCredentialRequest {
@@ -257,13 +217,13 @@ async fn create_through_api(
             };
             CredentialsClient::new(service).create(request).await
         };
-        let made = order_retry::send_order(&mut remote, &arguments.reason, give).await?;
+        let made = order_retry::send_order(&mut client, &arguments.reason, give).await?;
         let lost = match create_outcome(made, fingerprint.is_some()) {
             CreateOutcome::Created(id, token) => return Ok((id, token)),
             CreateOutcome::Rejected(text) => return Err(CliError::Invalid(text)),
             // A repetition with the same key would get the same response.
             CreateOutcome::TokenLost(id) if idempotency_key::is_explicit() => {
-                return idempotency_key::repeated_credential(&id, false);
+                return Err(idempotency_key::repeated_token(&id));
             }
             CreateOutcome::TokenLost(id) => id,
         };
@@ -271,7 +231,7 @@ async fn create_through_api(
             "shepherdctl: the token {lost} was made and lost on its way here; it is revoked, and another \
              one made"
         ));
-        revoke_through_api(&mut remote, &lost, "it was lost on its way to the requesting client").await?;
+        revoke_credential(&mut client, &lost, "it was lost on its way to the requesting client").await?;
     }
     Err(CliError::Failed(format!(
         "{MAX_CREATE_ATTEMPTS} tokens were made, lost on their way here, and revoked; try again when the connection is \
@@ -310,8 +270,8 @@ fn create_outcome(made: v1::CreateCredentialResponse, pinned: bool) -> CreateOut
     }
 }
 
-async fn revoke_through_api(
-    remote: &mut FleetClient,
+async fn revoke_credential(
+    client: &mut FleetClient,
     id: &str,
     reason: &str,
 ) -> Result<v1::OrderResponse, CliError> {
@@ -319,7 +279,7 @@ async fn revoke_through_api(
         let request = v1::RevokeCredentialRequest { order: Some(order), credential_id: id.to_owned() };
         CredentialsClient::new(service).revoke(request).await
     };
-    order_retry::send_order(remote, reason, give).await
+    order_retry::send_order(client, reason, give).await
 }
 
 fn certificate_fingerprint(path: &Path) -> Result<[u8; 32], CliError> {
@@ -335,36 +295,18 @@ fn certificate_fingerprint(path: &Path) -> Result<[u8; 32], CliError> {
 }
 
 /// Runs `tokens get`: lists the credentials.
-pub async fn show_tokens(source: &Backend, format: Format) -> Result<String, CliError> {
-    let (lines, more, now) = match source {
-        Backend::Direct(bmdb) => {
-            let (found, now) = bmdb
-                .transact_read_only(|tx| {
-                    Box::pin(async move {
-                        // One more than is shown, to detect whether there are more.
-                        let limit = i64::try_from(MAX_LISTED + 1).unwrap_or(i64::MAX);
-                        let found = credential::list_credentials(tx, Uuid::max(), limit).await?;
-                        Ok::<_, BmdbError>((found, inspect::database_now(tx).await?))
-                    })
-                })
-                .await?;
-            let more = found.len() > MAX_LISTED;
-            (found.into_iter().take(MAX_LISTED).map(CredentialLine::from).collect::<Vec<_>>(), more, now)
-        }
-        Backend::Api(remote) => {
-            let mut client = CredentialsClient::new(remote.authorized_channel());
-            let (mut lines, mut page_token) = (Vec::new(), String::new());
-            loop {
-                let request = v1::ListCredentialsRequest { page_size: PAGE_SIZE, page_token };
-                let page = client.list(request).await.map_err(status_to_error)?.into_inner();
-                lines.extend(page.credentials.into_iter().map(CredentialLine::from));
-                page_token = page.next_page_token;
-                if page_token.is_empty() || lines.len() >= MAX_LISTED {
-                    let more = lines.len() > MAX_LISTED || !page_token.is_empty();
-                    lines.truncate(MAX_LISTED);
-                    break (lines, more, api_decode::require_timestamp(page.read_at, "its moment")?);
-                }
-            }
+pub async fn show_tokens(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let mut credentials = CredentialsClient::new(client.channel());
+    let (mut lines, mut page_token) = (Vec::new(), String::new());
+    let (more, now) = loop {
+        let request = v1::ListCredentialsRequest { page_size: PAGE_SIZE, page_token };
+        let page = credentials.list(request).await.map_err(status_to_error)?.into_inner();
+        lines.extend(page.credentials.into_iter().map(CredentialLine::from));
+        page_token = page.next_page_token;
+        if page_token.is_empty() || lines.len() >= MAX_LISTED {
+            let more = lines.len() > MAX_LISTED || !page_token.is_empty();
+            lines.truncate(MAX_LISTED);
+            break (more, require_timestamp(page.read_at, "its read time")?);
         }
     };
     if format == Format::Json {
@@ -399,52 +341,22 @@ fn credential_row(line: &CredentialLine, now: Timestamp) -> Vec<String> {
 
 /// Runs `tokens revoke`: revokes a credential.
 pub async fn revoke_token(
-    source: &Backend,
+    client: &FleetClient,
     arguments: &RevokeToken,
     format: Format,
 ) -> Result<String, CliError> {
-    let (changed, text) = match source {
-        Backend::Direct(bmdb) => {
-            let target = format!("credential {}", arguments.credential);
-            let order = credential_order("Revoke", target, Some(&arguments.reason));
-            let carried = bmdb.revoke_credential(order, arguments.credential).await?;
-            (carried.outcome.changed, carried.outcome.message)
-        }
-        Backend::Api(remote) => {
-            let done =
-                revoke_through_api(&mut remote.clone(), &arguments.credential.to_string(), &arguments.reason)
-                    .await?;
-            (done.changed, done.message)
-        }
-    };
+    let id = arguments.credential.to_string();
+    let done = revoke_credential(&mut client.clone(), &id, &arguments.reason).await?;
     match format {
         Format::Json => format_json(&serde_json::json!({
-            "credential": arguments.credential, "changed": changed, "said": text,
+            "credential": id, "changed": done.changed, "message": done.message,
         })),
-        Format::Table => Ok(format!("{} {text}\n", arguments.credential)),
-    }
-}
-
-impl From<AccessCredential> for CredentialLine {
-    fn from(of: AccessCredential) -> Self {
-        Self {
-            credential: of.id.to_string(),
-            kind: of.kind,
-            name: of.name,
-            role: of.role.as_str().to_owned(),
-            providers: of.scope.providers(),
-            created_at: Some(of.created_at),
-            created_by: of.created_by,
-            expires_at: of.expires_at,
-            revoked_at: of.revoked_at,
-            active: of.active,
-        }
+        Format::Table => Ok(format!("{id} {}\n", done.message)),
     }
 }
 
 impl From<v1::Credential> for CredentialLine {
     fn from(of: v1::Credential) -> Self {
-        use api_decode::decode_timestamp;
         Self {
             credential: of.credential_id,
             kind: of.kind,

@@ -6,15 +6,13 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use crate::bmdb::action::OrderOutcome;
-use crate::bmdb::roll_out::{NewRollOut, RollOutChange, list_roll_outs, order_target};
+use crate::bmdb::roll_out::{NewRollOut, RollOutChange, order_target};
 use crate::cli::api_decode::{decode_timestamp, require_timestamp};
-use crate::cli::backend::Backend;
 use crate::cli::dry_run;
 use crate::cli::error::CliError;
 use crate::cli::examples;
-use crate::cli::fleet_client::status_to_error;
+use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::get;
-use crate::cli::machine_orders::direct_order;
 use crate::cli::order_retry;
 use crate::cli::output::{Format, format_table, terminal_width};
 use crate::model::humanize::{absolute_time, humanize_duration};
@@ -38,7 +36,7 @@ pub struct UpdateArgs {
     /// How many machines at a time
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub parallelism: u32,
-    /// How long a machine may take to fetch the release, and again to report that it runs it
+    /// Time limit for a machine to fetch the release; the same limit applies to its report that it runs it
     #[arg(long = "machine_deadline", value_name = "SPAN", default_value = "2m")]
     pub machine_deadline: Span,
     /// Why, for the audit and for operators who run `why`
@@ -87,41 +85,30 @@ pub struct ChangeUpdate {
 
 /// Runs an `update` command and returns its output.
 pub async fn run_update_command(
-    source: &Backend,
+    client: &FleetClient,
     args: &UpdateArgs,
     format: Format,
 ) -> Result<String, CliError> {
     match &args.command {
-        None => create_update(source, args, format).await,
-        Some(UpdateCommand::Get) => show_updates(source, format).await,
-        Some(UpdateCommand::Describe(of)) => describe_update(source, &of.id, format).await,
-        Some(UpdateCommand::Pause(of)) => change_update(source, of, RollOutChange::Pause, format).await,
-        Some(UpdateCommand::Resume(of)) => change_update(source, of, RollOutChange::Resume, format).await,
-        Some(UpdateCommand::Abort(of)) => change_update(source, of, RollOutChange::Abort, format).await,
+        None => create_update(client, args, format).await,
+        Some(UpdateCommand::Get) => show_updates(client, format).await,
+        Some(UpdateCommand::Describe(of)) => describe_update(client, &of.id, format).await,
+        Some(UpdateCommand::Pause(of)) => change_update(client, of, RollOutChange::Pause, format).await,
+        Some(UpdateCommand::Resume(of)) => change_update(client, of, RollOutChange::Resume, format).await,
+        Some(UpdateCommand::Abort(of)) => change_update(client, of, RollOutChange::Abort, format).await,
     }
 }
 
+/// The update of that id, or all of them, and the time at which they were read.
 async fn fetch_updates(
-    source: &Backend,
+    client: &FleetClient,
     id: Option<&str>,
 ) -> Result<(Vec<RollOutView>, Timestamp), CliError> {
-    match source {
-        Backend::Direct(bmdb) => {
-            let id = id.map(str::to_owned);
-            let look = bmdb.transact_read_only(move |tx| {
-                let id = id.clone();
-                Box::pin(async move { list_roll_outs(tx, id.as_deref()).await })
-            });
-            Ok(look.await?)
-        }
-        Backend::Api(remote) => {
-            let request = v1::ListUpdatesRequest { id: id.unwrap_or_default().to_owned() };
-            let result = UpdatesClient::new(remote.authorized_channel()).list(request).await;
-            let response = result.map_err(status_to_error)?.into_inner();
-            let found = response.updates.into_iter().map(decode_update).collect::<Result<_, _>>()?;
-            Ok((found, require_timestamp(response.read_at, "its moment")?))
-        }
-    }
+    let request = v1::ListUpdatesRequest { id: id.unwrap_or_default().to_owned() };
+    let result = UpdatesClient::new(client.channel()).list(request).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    let found = response.updates.into_iter().map(decode_update).collect::<Result<_, _>>()?;
+    Ok((found, require_timestamp(response.read_at, "its read time")?))
 }
 
 fn decode_update(update: v1::Update) -> Result<RollOutView, CliError> {
@@ -132,7 +119,7 @@ fn decode_update(update: v1::Update) -> Result<RollOutView, CliError> {
         selector: update.selector,
         parallelism: update.parallelism,
         deadline_seconds: update.deadline_seconds,
-        created_at: require_timestamp(update.created_at, "when an update was ordered")?,
+        created_at: require_timestamp(update.created_at, "the time when an update was ordered")?,
         created_by: update.created_by,
         reason: update.reason,
         pause_reason: update.pause_reason,
@@ -149,12 +136,15 @@ fn decode_machine(machine: v1::UpdateMachine) -> Result<RollOutMachineView, CliE
         name: machine.name,
         state: machine.state,
         message: machine.message,
-        state_since: require_timestamp(machine.state_since, "since when a machine is so far")?,
+        state_since: require_timestamp(
+            machine.state_since,
+            "the time since which a machine is in its state",
+        )?,
     })
 }
 
-async fn show_updates(source: &Backend, format: Format) -> Result<String, CliError> {
-    let (found, now) = fetch_updates(source, None).await?;
+async fn show_updates(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let (found, now) = fetch_updates(client, None).await?;
     if format == Format::Json {
         return get::format_json(&json!({ "updates": found }));
     }
@@ -181,9 +171,10 @@ async fn show_updates(source: &Backend, format: Format) -> Result<String, CliErr
     ))
 }
 
-async fn describe_update(source: &Backend, id: &str, format: Format) -> Result<String, CliError> {
-    let (mut found, now) = fetch_updates(source, Some(id)).await?;
-    let update = found.pop().ok_or_else(|| {
+async fn describe_update(client: &FleetClient, id: &str, format: Format) -> Result<String, CliError> {
+    let (found, now) = fetch_updates(client, Some(id)).await?;
+    // The API returns all updates for an empty id.
+    let update = found.into_iter().find(|update| update.id == id).ok_or_else(|| {
         CliError::Invalid(format!("there is no update {id:?}; run: shepherdctl update get"))
     })?;
     if format == Format::Json {
@@ -236,7 +227,7 @@ fn require_reason(reason: &str) -> Result<(), CliError> {
 fn format_outcome(id: &str, done: &OrderOutcome, format: Format) -> Result<String, CliError> {
     match format {
         Format::Json => {
-            let mut answer = json!({ "update": id, "changed": done.changed, "said": done.message });
+            let mut answer = json!({ "update": id, "changed": done.changed, "message": done.message });
             dry_run::annotate_json(&mut answer);
             get::format_json(&answer)
         }
@@ -246,7 +237,7 @@ fn format_outcome(id: &str, done: &OrderOutcome, format: Format) -> Result<Strin
     }
 }
 
-async fn create_update(source: &Backend, args: &UpdateArgs, format: Format) -> Result<String, CliError> {
+async fn create_update(client: &FleetClient, args: &UpdateArgs, format: Format) -> Result<String, CliError> {
     let reason = args.reason.as_deref().unwrap_or_default();
     require_reason(reason)?;
     let deadline = std::time::Duration::from(args.machine_deadline).as_secs();
@@ -262,61 +253,38 @@ async fn create_update(source: &Backend, args: &UpdateArgs, format: Format) -> R
         deadline_seconds: u32::try_from(deadline).unwrap_or(u32::MAX),
     };
     new.check().map_err(CliError::Invalid)?;
-    let release = new.release.clone();
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let order =
-                direct_order("shepherd.fleet.v1.Updates/Create", order_target(&release), Some(reason));
-            bmdb.create_roll_out(order, new).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::CreateUpdateRequest {
-                    release: new.release.clone(),
-                    order: Some(order),
-                    selector: new.selector.to_string(),
-                    parallelism: new.parallelism,
-                    deadline_seconds: new.deadline_seconds,
-                };
-                UpdatesClient::new(service).create(request).await
-            };
-            let done = order_retry::send_order(&mut remote.clone(), reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
-        }
+    let give = async |service, order| {
+        let request = v1::CreateUpdateRequest {
+            release: new.release.clone(),
+            order: Some(order),
+            selector: new.selector.to_string(),
+            parallelism: new.parallelism,
+            deadline_seconds: new.deadline_seconds,
+        };
+        UpdatesClient::new(service).create(request).await
     };
-    format_outcome(&release, &done, format)
+    let done = order_retry::send_order(&mut client.clone(), reason, give).await?;
+    let done = OrderOutcome { changed: done.changed, message: done.message };
+    format_outcome(&new.release, &done, format)
 }
 
 async fn change_update(
-    source: &Backend,
+    client: &FleetClient,
     args: &ChangeUpdate,
     change: RollOutChange,
     format: Format,
 ) -> Result<String, CliError> {
     require_reason(&args.reason)?;
-    let rpc = match change {
-        RollOutChange::Pause => "shepherd.fleet.v1.Updates/Pause",
-        RollOutChange::Resume => "shepherd.fleet.v1.Updates/Resume",
-        RollOutChange::Abort => "shepherd.fleet.v1.Updates/Abort",
-    };
-    let done = match source {
-        Backend::Direct(bmdb) => {
-            let order = direct_order(rpc, order_target(&args.id), Some(&args.reason));
-            bmdb.change_roll_out(order, args.id.clone(), change).await?.outcome
-        }
-        Backend::Api(remote) => {
-            let give = async |service, order| {
-                let request = v1::ChangeUpdateRequest { id: args.id.clone(), order: Some(order) };
-                let mut updates = UpdatesClient::new(service);
-                match change {
-                    RollOutChange::Pause => updates.pause(request).await,
-                    RollOutChange::Resume => updates.resume(request).await,
-                    RollOutChange::Abort => updates.abort(request).await,
-                }
-            };
-            let done = order_retry::send_order(&mut remote.clone(), &args.reason, give).await?;
-            OrderOutcome { changed: done.changed, message: done.message }
+    let give = async |service, order| {
+        let request = v1::ChangeUpdateRequest { id: args.id.clone(), order: Some(order) };
+        let mut updates = UpdatesClient::new(service);
+        match change {
+            RollOutChange::Pause => updates.pause(request).await,
+            RollOutChange::Resume => updates.resume(request).await,
+            RollOutChange::Abort => updates.abort(request).await,
         }
     };
+    let done = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    let done = OrderOutcome { changed: done.changed, message: done.message };
     format_outcome(&args.id, &done, format)
 }

@@ -2,8 +2,8 @@
 //!
 //! The stream `Machines.Watch` starts with all machines, and its messages contain a resume token. If the shepherd
 //! stops or its host dies, the watch resumes at the next server of the context, for as long as [`decide_reconnect`]
-//! decides. A resumed stream repeats each machine once within some minutes. A machine that has not changed is not
-//! printed again.
+//! decides. A watch over a connection to the database resumes there. A resumed stream repeats each machine once within
+//! some minutes. A machine that has not changed is not printed again.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -15,7 +15,6 @@ use tonic::{Code, Status};
 use uuid::Uuid;
 
 use crate::bmdb::inspect::MachineSummary;
-use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
 use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::machine_filter::MachineFilters;
@@ -146,16 +145,13 @@ impl From<CliError> for WatchEnd {
 }
 
 /// Runs `watch`: prints changes until standard output is closed.
-pub async fn watch_machines(source: &Backend, filters: &WatchArgs, output: Output) -> Result<(), CliError> {
-    let Backend::Api(remote) = source else {
-        return Err(CliError::Invalid(
-            "`watch` reads changes from a shepherd's API: give a context (--context NAME) instead of a \
-             database; `shepherdctl tokens bootstrap --save_context` makes one"
-                .to_owned(),
-        ));
-    };
+pub async fn watch_machines(
+    client: &FleetClient,
+    filters: &WatchArgs,
+    output: Output,
+) -> Result<(), CliError> {
     let mut watching = WatchSession {
-        remote: remote.clone(),
+        client: client.clone(),
         filter: filters.filters.to_proto(),
         output,
         printed: PrintedMachines::default(),
@@ -175,7 +171,7 @@ pub async fn watch_machines(source: &Backend, filters: &WatchArgs, output: Outpu
 }
 
 struct WatchSession {
-    remote: FleetClient,
+    client: FleetClient,
     filter: v1::MachineFilter,
     output: Output,
     printed: PrintedMachines,
@@ -192,8 +188,7 @@ impl WatchSession {
         let mut complete = !resume.is_empty();
         self.printed.start_stream();
         let request = v1::WatchMachinesRequest { filter, resume_token: resume };
-        let mut stream =
-            MachinesClient::new(self.remote.authorized_channel()).watch(request).await?.into_inner();
+        let mut stream = MachinesClient::new(self.client.channel()).watch(request).await?.into_inner();
         loop {
             let result = timeout(SILENCE_TIMEOUT, stream.message()).await;
             let response = result.unwrap_or_else(|_| Err(Status::deadline_exceeded("it fell silent")))?;
@@ -260,25 +255,31 @@ impl WatchSession {
         match decide_reconnect(status.code(), broken, self.failures, self.last_message_at.elapsed()) {
             ReconnectDecision::Fail => return Err(status_to_error(status)),
             ReconnectDecision::GiveUp => {
-                return Err(CliError::Failed(format!(
-                    "no server of this context has sent anything for {} minutes (the last error: {}); watch \
-                     again when one answers",
-                    OUTAGE_LIMIT.as_secs() / 60,
-                    status.message()
-                )));
+                let (minutes, last) = (OUTAGE_LIMIT.as_secs() / 60, status.message());
+                return Err(CliError::Failed(if self.client.is_in_process() {
+                    format!(
+                        "the database has sent nothing for {minutes} minutes (the last error: {last}); start \
+                         the watch again when it answers"
+                    )
+                } else {
+                    format!(
+                        "no server of this context has sent anything for {minutes} minutes (the last error: \
+                         {last}); start the watch again when one answers"
+                    )
+                }));
             }
             ReconnectDecision::Restart => self.resume_token.clear(),
             ReconnectDecision::ResumeAfter(wait) => {
                 self.failures += 1;
-                let was = self.remote.current_server().to_owned();
+                let was = self.client.current_server().to_owned();
                 sleep(wait).await;
                 // Not fatal: if this fails, the next stream fails too and reports it.
-                let went_on = self.remote.connect_to_next().await;
+                let went_on = self.client.connect_to_next().await;
                 let why =
                     went_on.err().map_or_else(|| status.message().to_owned(), |error| error.to_string());
                 print_stderr(&format!(
                     "shepherdctl: the watch at {was} ended ({why}); going on at {}",
-                    self.remote.current_server()
+                    self.client.current_server()
                 ));
             }
         }

@@ -2,35 +2,24 @@
 //!
 //! [`crate::model::why`] derives the explanation. This module fetches and prints it.
 
-use crate::bmdb::machine_lookup::machine_id;
 use crate::cli::api_decode;
-use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
-use crate::cli::fleet_client::status_to_error;
+use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::get::format_json;
-use crate::cli::machine_lookup::find_machine;
 use crate::cli::output::{Format, terminal_width};
-use crate::model::why::explain_machine;
 use crate::model::why::render::render_explanation;
 use crate::proto::fleet::v1::WhyRequest;
 use crate::proto::fleet::v1::machines_client::MachinesClient;
 
 /// Runs `why M`: explains the state of a machine.
-pub async fn show_explanation(source: &Backend, machine: &str, format: Format) -> Result<String, CliError> {
-    let why = match source {
-        Backend::Direct(bmdb) => {
-            let name = find_machine(bmdb, machine).await?;
-            explain_machine(&bmdb.machine_view(machine_id(&name)).await?)
-        }
-        Backend::Api(remote) => {
-            let request = WhyRequest { machine: machine.to_owned() };
-            let response = MachinesClient::new(remote.authorized_channel())
-                .why(request)
-                .await
-                .map_err(status_to_error)?;
-            api_decode::decode_explanation(response.into_inner())?
-        }
-    };
+pub async fn show_explanation(
+    client: &FleetClient,
+    machine: &str,
+    format: Format,
+) -> Result<String, CliError> {
+    let request = WhyRequest { machine: machine.to_owned() };
+    let response = MachinesClient::new(client.channel()).why(request).await.map_err(status_to_error)?;
+    let why = api_decode::decode_explanation(response.into_inner())?;
     match format {
         Format::Json => format_json(&why),
         Format::Table => Ok(render_explanation(&why, terminal_width())),

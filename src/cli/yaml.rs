@@ -86,7 +86,7 @@ mod tests {
     fn ambiguous_scalars_are_quoted() {
         let value = json!({
             "issues": [{ "id": "brake", "about": "a: b", "of": 3 }, {}, [1, [2]], []],
-            "at": null, "on": "no", "said": "- \"x\"\n#", "é": true, "empty": "",
+            "at": null, "on": "no", "note": "- \"x\"\n#", "é": true, "empty": "",
             "ids": ["0199f3a2-0000-7000-8000-000000000001", "00000000000000000000000000000001", "12e5"],
         });
         let expected = "\
@@ -107,8 +107,8 @@ issues:
     -
       - 2
   - []
+note: \"- \\\"x\\\"\\n#\"
 \"on\": \"no\"
-said: \"- \\\"x\\\"\\n#\"
 \"é\": true
 ";
         assert_eq!(format_document(&value), expected);

@@ -520,7 +520,7 @@ pub(crate) mod tests {
             ),
             (
                 |record| {
-                    node(record).roles.as_mut().unwrap().declared_roles.push("consensus-member".to_owned())
+                    node(record).roles.as_mut().unwrap().declared_roles.push("consensus-member".to_owned());
                 },
                 "built-in",
             ),

@@ -282,7 +282,7 @@ impl Recoverer {
                     Ok((Vec::new(), "the provider took the order".to_owned()))
                 }
                 Some(RebootMethod::Unsupported { reason }) => Err(AccessError::new(reason.clone())),
-                None => Err(AccessError::new("its provider has not answered how to reboot it")),
+                None => Err(AccessError::new("its provider could not be queried about how to reboot it")),
             },
             DisruptionKind::PowerCycle => {
                 let (control, admission) = means

@@ -154,18 +154,18 @@ pub fn unreachable_reason(
     now: Timestamp,
 ) -> Option<String> {
     if retired {
-        return Some("is retired: nobody listens to it any more, and it brings no logs".to_owned());
+        return Some("is retired: nobody listens to it any more, and it sends no logs any more".to_owned());
     }
     match last_contact {
         None => Some(
-            "has never reported: no role server on it speaks to a shepherd, and nothing else brings its logs; see what \
-             it waits for with shepherdctl why"
+            "has never reported: no role server on it speaks to a shepherd, and nothing else sends its logs; \
+             see what it waits for with shepherdctl why"
                 .to_owned(),
         ),
         Some(at) if between(at, now) > silence_limit(interval) => Some(format!(
-            "is silent: it last reported {}, and brings logs with its heartbeats alone; see what is done about it with \
-             shepherdctl why, or read them on the machine: agent.log and children/*/output.log in the state directory of \
-             its role server (/var/lib/roleserver)",
+            "is silent: it last reported {}, and sends logs only with its heartbeats; see what is done about \
+             it with shepherdctl why, or read them on the machine: agent.log and children/*/output.log in \
+             the state directory of its role server (/var/lib/roleserver)",
             relative_and_absolute_time(at, now)
         )),
         Some(_) => None,
@@ -192,12 +192,13 @@ pub fn request_state(
             ));
         }
         let text = if last_contact.is_some_and(|at| at > request.requested_at) {
-            "it has called since, and nobody handed it on: the shepherd that hears it may be of an older release; \
-             update it"
+            "it has reported since, but did not get the request: the shepherd that receives its heartbeats \
+             may be an older release; update that shepherd"
                 .to_owned()
         } else {
             format!(
-                "it has not reported since the request was made; {}. Request it again when it reports",
+                "the machine has not reported since the request was made; {}. Request the log again when the \
+                 machine reports",
                 describe_last_heartbeat(last_contact, now)
             )
         };
@@ -205,15 +206,15 @@ pub fn request_state(
     };
     if between(request.last_part_at.unwrap_or(handed).max(handed), now) > STALL_TIMEOUT {
         return LogRequestState::Ended(Some(format!(
-            "the request was sent to it, and it has brought nothing for {}; {}. Request it again when \
-             it reports",
+            "the request was sent to it, and it has sent nothing for {}; {}. Request the log again when \
+             the machine reports",
             humanize_duration(STALL_TIMEOUT),
             describe_last_heartbeat(last_contact, now)
         )));
     }
     if request.query.follow && between(request.requested_at, now) > MAX_FOLLOW {
         return LogRequestState::Ended(Some(format!(
-            "a log is followed for {} at the most; ask again to follow it further",
+            "a log is followed for {} at the most; request it again to follow it further",
             humanize_duration(MAX_FOLLOW)
         )));
     }
@@ -242,12 +243,12 @@ pub fn decide_delivery(
     now: Timestamp,
 ) -> Delivery {
     if between(request.read_at, now) > UNREAD_TIMEOUT {
-        return Delivery::End("nobody came for it".to_owned());
+        return Delivery::End("nobody read it".to_owned());
     }
     if !brings {
         return Delivery::End(format!(
-            "its role server ({version}) does not know how to bring logs; update it (shepherdctl update, or install \
-             it on the machine again), or read them on the machine"
+            "its role server ({version}) cannot send logs; update it (shepherdctl update, or install a newer \
+             one on the machine), or read them on the machine"
         ));
     }
     match &request.delivered {
@@ -309,7 +310,7 @@ pub fn decide_part(
         return PartDecision::Discard;
     }
     if between(request.read_at, now) > UNREAD_TIMEOUT {
-        return PartDecision::End("nobody came for it".to_owned());
+        return PartDecision::End("nobody read it".to_owned());
     }
     let limit = i64::try_from(MAX_ANSWER_BYTES).unwrap_or(i64::MAX);
     let bytes = i64::try_from(brought.lines.len()).unwrap_or(i64::MAX);
@@ -318,7 +319,7 @@ pub fn decide_part(
     }
     if brought.number > request.parts {
         return PartDecision::End(format!(
-            "it brought part {} where part {} comes next; ask again",
+            "it sent part {} where part {} comes next; request the log again",
             brought.number, request.parts
         ));
     }
@@ -328,7 +329,7 @@ pub fn decide_part(
         }
     } else if request.bytes.saturating_add(bytes) > limit {
         return PartDecision::End(format!(
-            "it brought more than {} KiB; ask for fewer lines",
+            "it sent more than {} KiB; request fewer lines",
             MAX_ANSWER_BYTES >> 10
         ));
     }
@@ -419,9 +420,9 @@ mod tests {
                 log_request(false),
                 Some(-5),
                 91,
-                "ended: it has not reported since the request was made; it last reported",
+                "ended: the machine has not reported since the request was made; it last reported",
             ),
-            ("passed over", log_request(false), Some(60), 91, "ended: it has called since, and nobody"),
+            ("passed over", log_request(false), Some(60), 91, "ended: it has reported since, but did not"),
             ("sent", with(&|request| request.delivered = handed(20)), Some(20), 80, "comes"),
             (
                 "brings nothing",
@@ -477,10 +478,7 @@ mod tests {
         let Delivery::End(text) = decide_delivery(&log_request(false), "i", false, "0.9", at(5)) else {
             panic!()
         };
-        assert!(
-            text.starts_with("its role server (0.9) does not know how to bring logs; update it"),
-            "{text}"
-        );
+        assert!(text.starts_with("its role server (0.9) cannot send logs; update it"), "{text}");
     }
 
     #[test]

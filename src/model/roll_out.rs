@@ -224,7 +224,7 @@ pub fn plan_roll_out(
             continue;
         }
         if in_flight >= roll_out.parallelism {
-            plan.wait_reasons.insert(member.machine, format!("{in_flight} before it are not through yet"));
+            plan.wait_reasons.insert(member.machine, format!("{in_flight} before it are not done yet"));
             continue;
         }
         match start_objection(member, &disturbed, now) {
@@ -323,9 +323,9 @@ fn start_objection(member: &RollOutMachine, disturbed: &BTreeSet<&str>, now: Tim
             "its role server is of a release that does not replace itself; a takeover brings it another one";
         return Some(text.to_owned());
     }
-    control_plane_cluster(member).filter(|cluster| disturbed.contains(cluster)).map(|cluster| {
-        format!("another machine of the control plane of cluster {cluster} is not through yet")
-    })
+    control_plane_cluster(member)
+        .filter(|cluster| disturbed.contains(cluster))
+        .map(|cluster| format!("another machine of the control plane of cluster {cluster} is not done yet"))
 }
 
 #[cfg(test)]

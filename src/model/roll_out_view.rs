@@ -84,10 +84,10 @@ pub fn roll_out_note(
     text: Option<&str>,
 ) -> String {
     let part = match state {
-        "waiting" => "is to become",
-        "ordered" => "was ordered to become",
-        "failed" => "failed to become",
-        _ => "has become",
+        "waiting" => "is to run",
+        "ordered" => "was ordered to run",
+        "failed" => "failed to run",
+        _ => "runs",
     };
     let text = text.map(|text| format!("; {text}")).unwrap_or_default();
     let paused = paused.map(|why| format!("; the roll-out stands still: {why}")).unwrap_or_default();
@@ -101,20 +101,20 @@ mod tests {
     #[test]
     fn note_is_a_sentence() {
         for (state, paused, text, expected) in [
-            ("waiting", None, None, "it is to become the release 1.4 (update a1)"),
+            ("waiting", None, None, "it is to run the release 1.4 (update a1)"),
             (
                 "ordered",
                 None,
                 Some("it fetches it"),
-                "it was ordered to become the release 1.4 (update a1); it fetches it",
+                "it was ordered to run the release 1.4 (update a1); it fetches it",
             ),
             (
                 "waiting",
                 Some("m1: no"),
                 None,
-                "it is to become the release 1.4 (update a1); the roll-out stands still: m1: no",
+                "it is to run the release 1.4 (update a1); the roll-out stands still: m1: no",
             ),
-            ("done", None, None, "it has become the release 1.4 (update a1)"),
+            ("done", None, None, "it runs the release 1.4 (update a1)"),
         ] {
             assert_eq!(roll_out_note("a1", "1.4", state, paused, text), expected);
         }

@@ -230,7 +230,7 @@ fn due_observe(answer: &DueBuilder, facts: &MachineFacts, policy: &Policy) -> Du
         return answer.wait("no provider has handed it over yet");
     };
     let Some(looked_at) = provided.polled_at else {
-        return answer.due(Process::Update, provided.acquired_at, "the provider was never polled for it");
+        return answer.due(Process::Update, provided.acquired_at, "the provider was never queried about it");
     };
     let stable = provided.unchanged
         && provided.address.is_some()
@@ -246,7 +246,7 @@ fn due_observe(answer: &DueBuilder, facts: &MachineFacts, policy: &Policy) -> Du
     answer.due(
         Process::Update,
         after(looked_at, interval.0),
-        format!("the provider is polled for it every {interval}: {why}"),
+        format!("the provider is queried about it every {interval}: {why}"),
     )
 }
 

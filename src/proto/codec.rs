@@ -7,8 +7,8 @@
 
 use std::marker::PhantomData;
 
-use prost::Message;
 use prost::bytes::{Buf as _, Bytes};
+use prost::{Message, Name};
 use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::ProstEncoder;
@@ -16,6 +16,9 @@ use tonic_prost::ProstEncoder;
 /// Most fields of a message, with those of the messages directly in it. A hardware report of a server with a thousand
 /// disks has about two thousand.
 pub const MAX_FIELDS: usize = 10_000;
+/// Most fields of a response: an order for 10,000 machines answers with an outcome of five fields for each. A client has
+/// authenticated the server that it decodes responses of.
+pub const MAX_RESPONSE_FIELDS: usize = 200_000;
 
 /// Encodes as [`tonic_prost::ProstCodec`] does, and decodes with [`decode`].
 #[derive(Clone, Debug)]
@@ -32,7 +35,7 @@ impl<T, U> Default for BoundedCodec<T, U> {
 impl<T, U> Codec for BoundedCodec<T, U>
 where
     T: Message + Send + 'static,
-    U: Message + Default + Send + 'static,
+    U: Message + Name + Default + Send + 'static,
 {
     type Encode = T;
     type Decode = U;
@@ -54,7 +57,7 @@ pub struct BoundedDecoder<U> {
     message: PhantomData<U>,
 }
 
-impl<U: Message + Default> Decoder for BoundedDecoder<U> {
+impl<U: Message + Name + Default> Decoder for BoundedDecoder<U> {
     type Item = U;
     type Error = Status;
 
@@ -65,21 +68,22 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
 }
 
 /// Decodes one message within the limit on fields. The error is a sentence.
-pub fn decode<U: Message + Default>(bytes: Bytes) -> Result<U, String> {
-    if count_fields(&bytes, true) > MAX_FIELDS {
-        return Err(format!("the message has more than {MAX_FIELDS} fields"));
+pub fn decode<U: Message + Name + Default>(bytes: Bytes) -> Result<U, String> {
+    let limit = if U::NAME.ends_with("Response") { MAX_RESPONSE_FIELDS } else { MAX_FIELDS };
+    if count_fields(&bytes, true, limit) > limit {
+        return Err(format!("the message has more than {limit} fields"));
     }
     U::decode(bytes).map_err(|error| format!("the message cannot be decoded: {error}"))
 }
 
 /// Counts the fields up to the end or the first malformed one, and stops once there are too many.
-fn count_fields(mut bytes: &[u8], look_inside: bool) -> usize {
+fn count_fields(mut bytes: &[u8], look_inside: bool, limit: usize) -> usize {
     let mut count = 0;
-    while count <= MAX_FIELDS {
+    while count <= limit {
         let Some(inside) = take_field(&mut bytes) else { break };
         count += 1;
         if look_inside {
-            count += count_fields(inside, false);
+            count += count_fields(inside, false, limit);
         }
     }
     count
@@ -112,6 +116,7 @@ fn take_varint(bytes: &mut &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::proto::agent::v1::HeartbeatRequest;
+    use crate::proto::fleet::v1::{MachineName, MachineOrderOutcome, SubmitBulkOrderResponse};
     use crate::proto::hardware::v1::{BlockDevice, HardwareReport};
 
     fn heartbeat(disks: usize, warning: &str) -> Bytes {
@@ -127,10 +132,10 @@ mod tests {
     #[test]
     fn fields_are_counted_one_message_deep() {
         // The fields are seq, the report, its disks and its warning. The content of the warning is not counted.
-        assert_eq!(count_fields(&heartbeat(5, &"\n\0".repeat(100)), true), 8);
-        assert_eq!(count_fields(b"", true), 0);
-        assert_eq!(count_fields(b"\x08", true), 0, "cut");
-        assert_eq!(count_fields(b"\x0a\x05ab", true), 0, "longer than there is");
+        assert_eq!(count_fields(&heartbeat(5, &"\n\0".repeat(100)), true, MAX_FIELDS), 8);
+        assert_eq!(count_fields(b"", true, MAX_FIELDS), 0);
+        assert_eq!(count_fields(b"\x08", true, MAX_FIELDS), 0, "cut");
+        assert_eq!(count_fields(b"\x0a\x05ab", true, MAX_FIELDS), 0, "longer than there is");
     }
 
     #[test]
@@ -139,6 +144,25 @@ mod tests {
         assert_eq!(whole.hardware_report.unwrap().block_devices.len(), 9000);
         let refused = decode::<HeartbeatRequest>(heartbeat(500_000, "w")).unwrap_err();
         assert_eq!(refused, "the message has more than 10000 fields");
+    }
+
+    #[test]
+    fn response_about_ten_thousand_machines_is_decoded_and_a_larger_one_is_not() {
+        let response = |machines| {
+            let outcome = MachineOrderOutcome {
+                name: Some(MachineName { machine: "m".to_owned(), ..MachineName::default() }),
+                changed: true,
+                message: "is held".to_owned(),
+                ..MachineOrderOutcome::default()
+            };
+            let response = SubmitBulkOrderResponse {
+                outcomes: vec![outcome; machines],
+                ..SubmitBulkOrderResponse::default()
+            };
+            decode::<SubmitBulkOrderResponse>(Bytes::from(response.encode_to_vec()))
+        };
+        assert_eq!(response(10_000).unwrap().outcomes.len(), 10_000);
+        assert_eq!(response(60_000).unwrap_err(), "the message has more than 200000 fields");
     }
 
     #[test]

@@ -313,7 +313,7 @@ impl<O: ObjectReconciler> Reconciler<O> {
                 tracing::debug!("the built-in objects of Kubernetes are as they should be");
             }
             (Ok(passed), _) => {
-                tracing::info!(summary = %passed, "the built-in objects of Kubernetes were changed")
+                tracing::info!(summary = %passed, "the built-in objects of Kubernetes were changed");
             }
             (Err(error), FailureLogLevel::Debug) => tracing::debug!(%error, "a pass is tried again"),
             (Err(error), FailureLogLevel::Warn) => tracing::warn!(%error, "a pass is tried again"),

@@ -27,10 +27,9 @@ pub struct ParsedLogPart {
 pub fn parse_log_part(request: UploadLogRequest) -> Result<ParsedLogPart, String> {
     let id = |field, text: &str| parse_uuid(field, text).map_err(|malformed| malformed.to_string());
     let machine = MachineId(id("machine_id", &request.machine_id)?);
-    let reported = id("request", &request.request_id)?;
+    let reported = id("request_id", &request.request_id)?;
     id("incarnation", &request.incarnation)?;
-    let number =
-        i64::try_from(request.part_number).map_err(|_| "number is larger than it can be".to_owned())?;
+    let number = i64::try_from(request.part_number).map_err(|_| "part_number is too large".to_owned())?;
     let lines = request.lines.unwrap_or_default().text;
     if lines.len() > MAX_PART_BYTES {
         return Err(format!("lines is larger than {} KiB", MAX_PART_BYTES >> 10));
@@ -41,7 +40,7 @@ pub fn parse_log_part(request: UploadLogRequest) -> Result<ParsedLogPart, String
         lines.push('\n');
     }
     if request.available_logs.len() > MAX_LOG_NAMES {
-        return Err(format!("there has more than {MAX_LOG_NAMES} logs"));
+        return Err(format!("available_logs has more than {MAX_LOG_NAMES} entries"));
     }
     let there = request
         .available_logs
@@ -107,11 +106,11 @@ mod tests {
         let there = vec![wire::AvailableLog::default(); MAX_LOG_NAMES + 1];
         for (field, odd) in [
             ("machine_id", UploadLogRequest { machine_id: "m".to_owned(), ..request() }),
-            ("request", UploadLogRequest { request_id: String::new(), ..request() }),
+            ("request_id", UploadLogRequest { request_id: String::new(), ..request() }),
             ("incarnation", UploadLogRequest { incarnation: "1".to_owned(), ..request() }),
-            ("number", UploadLogRequest { part_number: u64::MAX, ..request() }),
+            ("part_number", UploadLogRequest { part_number: u64::MAX, ..request() }),
             ("lines", UploadLogRequest { lines: text(MAX_PART_BYTES + 1), ..request() }),
-            ("there", UploadLogRequest { available_logs: there, ..request() }),
+            ("available_logs", UploadLogRequest { available_logs: there, ..request() }),
         ] {
             let message = parse_log_part(odd).unwrap_err();
             assert!(message.starts_with(field), "{message}");

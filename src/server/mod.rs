@@ -16,22 +16,40 @@
 //! memory for one without a bound. Anyone can also generate a key, so proving one means nothing until the BMDB has it.
 //! Errors name what is malformed, never what is known.
 
+#[cfg(feature = "shepherd")]
 pub mod agent_acceptor;
 pub mod api;
+#[cfg(feature = "shepherd")]
 pub mod callback_ca;
+#[cfg(feature = "shepherd")]
 pub mod callback_server;
+#[cfg(feature = "shepherd")]
 pub mod callback_service;
+#[cfg(feature = "shepherd")]
 pub mod certificate_rotation;
+#[cfg(feature = "shepherd")]
 pub mod endpoint_registration;
+#[cfg(feature = "shepherd")]
 pub mod error;
+#[cfg(feature = "shepherd")]
 pub mod file_downloads;
+#[cfg(feature = "shepherd")]
 pub mod half_open;
+#[cfg(feature = "shepherd")]
 pub mod hardware_summary;
+#[cfg(feature = "shepherd")]
 pub mod heartbeat_validation;
+#[cfg(feature = "shepherd")]
 pub mod log_validation;
+#[cfg(feature = "shepherd")]
 pub mod metrics_server;
+#[cfg(feature = "shepherd")]
 pub mod preauth;
+#[cfg(feature = "shepherd")]
 pub mod server_certificate;
+#[cfg(feature = "shepherd")]
 pub mod snapshot_source;
+#[cfg(feature = "shepherd")]
 pub mod tls;
+#[cfg(feature = "shepherd")]
 pub mod tracked_connection;

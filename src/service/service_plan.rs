@@ -321,7 +321,7 @@ impl ServicePlan {
 fn describe_component(component: ServiceComponent, flags: &ServiceFlags) -> String {
     match component {
         ServiceComponent::Provisioner => format!(
-            "provisioner: compares each provider {}, asks for a machine {}, {}",
+            "provisioner: compares each provider {}, requests a machine {}, {}",
             describe_rate(flags.provisioner_reconciler_rate),
             describe_rate(flags.provisioner_device_creation_rate),
             match flags.provisioner_max_machines {
@@ -351,9 +351,9 @@ fn describe_component(component: ServiceComponent, flags: &ServiceFlags) -> Stri
             _ => "cluster: makes clusters of machines, and keeps them".to_owned(),
         },
         ServiceComponent::Callback => {
-            format!("callback: hears agents on {}", flags.agent_listen_address)
+            format!("callback: receives heartbeats on {}", flags.agent_listen_address)
         }
-        ServiceComponent::Api => format!("api: answers operators on {}", flags.api_listen_address),
+        ServiceComponent::Api => format!("api: serves operators on {}", flags.api_listen_address),
     }
 }
 

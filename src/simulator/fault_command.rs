@@ -23,7 +23,7 @@ pub struct FaultArgs {
     pub machine: String,
     /// Fault to inject; `heal` removes all earlier ones.
     pub fault: AnyFault,
-    /// URL of the simulator's provider API, for example http://127.0.0.1:8080.
+    /// URL of the simulator's provider API, which it prints at its start.
     #[arg(long, env = "SHEPHERD_SIMULATOR_URL", value_name = "URL")]
     pub url: String,
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::simulator::seed::Seed;
 
-/// How much goes wrong unasked.
+/// How many faults occur by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultProfile {

@@ -66,7 +66,7 @@ pub struct RunArgs {
     /// The number that all chance comes from; a kept fleet keeps its own. [default: 1]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
-    /// What goes wrong unasked.
+    /// Faults that occur by themselves.
     #[arg(long = "fault_profile", value_enum, value_name = "PROFILE", default_value_t = FaultProfile::None)]
     pub fault_profile: FaultProfile,
     /// Seconds a boot takes, half as much more or less.

@@ -22,7 +22,7 @@ const PLAN: &[(&str, &[&str])] = &[
     ("server", &["providers", "takeover", "bmdb", "model"]),
     // It calls the curators of clusters as their nodes do: by the channel that follows their leader.
     ("manager", &["providers", "takeover", "bmdb", "curator", "model"]),
-    ("cli", &["providers", "takeover", "bmdb", "model"]),
+    ("cli", &["server", "providers", "takeover", "bmdb", "model"]),
     // The service as a whole: the one room that knows both the loops and what listens, so that neither
     // has to know the other. It starts the simulator as a process and takes its flags.
     ("service", &["server", "manager", "providers", "takeover", "bmdb", "model", "simulator"]),

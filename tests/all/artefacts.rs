@@ -270,7 +270,7 @@ async fn artefact_counts_when_its_digest_is_right_and_is_forgotten_when_nobody_e
     bmdb.store_artefact_piece(right, 0, bytes[..usize::try_from(PIECE_BYTES)?].to_vec()).await?;
     let refused =
         bmdb.add_artefact(order(), right, "one".to_owned()).await.err().context("it is another file")?;
-    assert!(refused.to_string().contains("another file"), "{refused}");
+    assert!(refused.to_string().contains("the uploaded file is another one"), "{refused}");
     assert_eq!(count("SELECT count(*) FROM artefact_chunk").await?, 0, "what is wrong is not kept");
     assert_eq!(bmdb.artefact_size(right).await?, None);
     add(bmdb, &bytes).await?;

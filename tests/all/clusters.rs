@@ -297,7 +297,9 @@ async fn declared_role_runs_and_is_withdrawn(field: &Field) -> Result<()> {
     field.until("it says what it waits for", "ams", waits).await?;
     let output = field.ctl(&["cluster", "declare", "ams", path, "--reason", "the front"])?;
     assert!(
-        output.starts_with("the cluster ams declares web, which runs server; its workers act on it"),
+        output.starts_with(
+            "the cluster ams declares web, which runs server; its workers act on the declaration"
+        ),
         "{output}"
     );
     let cluster = field.until("the service runs", "ams", runs).await?;
@@ -575,14 +577,14 @@ async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult 
         .into_iter()
         .map(|(machine, event, detail)| match event.as_str() {
             "ClusterChosen" => format!("{machine} is chosen {}", detail.trim_end_matches(" of cluster ams")),
-            "ClusterAsked" => format!("{machine} is asked {}", detail.trim_end_matches(" cluster ams")),
+            "ClusterAsked" => format!("{machine} is ordered {}", detail.trim_end_matches(" cluster ams")),
             _ => format!("{machine} has founded it"),
         })
         .collect();
     let steps = forecast["steps"].as_array().context("steps")?;
     let text = |step: &Value, field: &str| step[field].as_str().unwrap_or_default().to_owned();
     let lines = steps.iter().map(|step| format!("{} {}", text(step, "name"), text(step, "action")));
-    let known = ["is chosen ", "is asked ", "has founded "];
+    let known = ["is chosen ", "is ordered ", "has founded "];
     let lines: Vec<String> = lines.filter(|line| known.iter().any(|known| line.contains(known))).collect();
     assert!(lines.len() == 5, "{lines:#?}");
     assert_eq!(messages, lines);

@@ -10,6 +10,8 @@ use crate::harness::source;
 
 /// The service's own: a role server that linked them would be larger, and could reach what it must not.
 const NOT_ON_A_MACHINE: &[&str] = &["age", "axum", "reqwest", "russh", "sqlx", "sqlx-core", "sqlx-postgres"];
+/// What a server of the API needs besides its services.
+const LISTENERS: &[&str] = &["axum", "prost-reflect", "tonic-health", "tonic-reflection"];
 /// A node's: thousands of types.
 const KUBERNETES: &[&str] = &["k8s-openapi", "kube"];
 /// `ring` is the one TLS provider: with two, rustls panics in the first caller that needs the default.
@@ -34,6 +36,16 @@ fn only_a_role_server_with_the_reconciler_speaks_to_kubernetes() -> TestResult {
     assert_eq!(among(&demo, KUBERNETES), Vec::<&str>::new());
     let operators = packages(&["--no-default-features", "--features", "shepherdctl", "--edges", "normal"])?;
     assert_eq!(among(&operators, KUBERNETES), Vec::<&str>::new());
+    Ok(())
+}
+
+/// The services of the API run in `shepherdctl`, and what listens does not.
+#[test]
+fn the_command_line_links_no_listener() -> TestResult {
+    let tree = packages(&["--no-default-features", "--features", "shepherdctl", "--edges", "normal"])?;
+    assert!(tree.contains("tonic") && tree.contains("sqlx"), "not a command line: {tree:?}");
+    assert_eq!(among(&tree, LISTENERS), Vec::<&str>::new());
+    assert_eq!(among(&packages(&["--edges", "normal"])?, LISTENERS), LISTENERS);
     Ok(())
 }
 

@@ -83,7 +83,7 @@ impl World {
     }
 }
 
-/// A heartbeat of a role server that knows how to bring logs.
+/// A heartbeat of a role server that can send logs.
 fn knowing(agent: &TestAgent, seq: u64) -> HeartbeatRequest {
     HeartbeatRequest { supports_log_upload: true, ..agent.heartbeat(seq) }
 }
@@ -221,7 +221,9 @@ async fn silent_machine_gets_no_log_request_and_one_that_falls_silent_is_not_wai
     let read = world.read(agent.machine, request, 0).await?;
     let text = failed(&read)?;
     assert!(
-        text.starts_with("it has not reported since the request was made; it last reported 1m50s ago ("),
+        text.starts_with(
+            "the machine has not reported since the request was made; it last reported 1m50s ago ("
+        ),
         "{text}"
     );
     let silent = world
@@ -249,7 +251,7 @@ async fn silent_machine_gets_no_log_request_and_one_that_falls_silent_is_not_wai
         (&LogRequestState::Ended(failed(&read).ok().map(str::to_owned)), "its last words\n")
     );
     assert!(
-        failed(&read)?.starts_with("the request was sent to it, and it has brought nothing for 1m"),
+        failed(&read)?.starts_with("the request was sent to it, and it has sent nothing for 1m"),
         "{read:?}"
     );
     assert_eq!(bring(&mut client, part(&agent, request, 1, "it is back\n")).await?, OVER);
@@ -267,7 +269,7 @@ async fn request_fails_with_a_reason_where_a_role_server_does_not_support_it_or_
     assert_eq!(say(&mut client, agent.heartbeat(2)).await?.log_requests, Vec::new());
     let read = world.read(agent.machine, request, 0).await?;
     let text = failed(&read)?;
-    assert!(text.starts_with("its role server (1) does not know how to bring logs; update it"), "{text}");
+    assert!(text.starts_with("its role server (1) cannot send logs; update it"), "{text}");
 
     // Restarted before it brought anything: its successor receives the request, and it brings nothing more itself.
     let request = world.ask(agent.machine, build_log_query("etcd", false)).await?;
@@ -333,7 +335,7 @@ async fn requests_and_what_is_brought_for_them_are_bounded() -> TestResult {
     reported += read.lines.len();
     assert_eq!(
         (reported, failed(&read)?),
-        (MAX_ANSWER_BYTES, "it brought more than 1024 KiB; ask for fewer lines")
+        (MAX_ANSWER_BYTES, "it sent more than 1024 KiB; request fewer lines")
     );
     let first = world.read(agent.machine, requests[1], 0).await?;
     world.read(agent.machine, requests[1], first.parts_read).await?;

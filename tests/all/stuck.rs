@@ -211,7 +211,7 @@ async fn why_of_a_machine_whose_worker_was_killed_names_until_when_nobody_touche
     golden("worker_killed", &why(&fleet, "sim-0001", "Provided", &words).await?);
 
     let mut next = fleet.shepherd("next", &[endpoint()?], &flags)?;
-    let words = ["was lost once", "nobody claims it until"];
+    let words = ["was lost once", "nobody claims that work again until"];
     golden("worker_lost", &why(&fleet, "sim-0001", "Provided", &words).await?);
     assert!(next.terminate().await?.success());
     Ok(())

@@ -235,10 +235,7 @@ async fn good_release_reaches_every_machine_one_after_the_other() -> TestResult 
     assert_eq!(waits.as_deref(), Some("lee holds it: a disk"));
     let why =
         fleet.listener.bmdb.machine_view(held).await?.roll_out_note.context("no note on its roll-out")?;
-    assert!(
-        why.starts_with(&format!("it is to become the release 1.4 (update {id}); lee holds it")),
-        "{why}"
-    );
+    assert!(why.starts_with(&format!("it is to run the release 1.4 (update {id}); lee holds it")), "{why}");
 
     sqlx::query("DELETE FROM machine_hold").execute(&fleet.pool).await?;
     fleet

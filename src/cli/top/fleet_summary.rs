@@ -1,21 +1,14 @@
 //! Fetch the summary that `top` shows.
 
 use serde::Serialize;
-use sqlx::PgConnection;
 use tonic::{Code, Status};
 
-use crate::bmdb::error::BmdbError;
-use crate::bmdb::inspect::{self, ProviderSummary, WorkSummary};
-use crate::bmdb::loop_pause;
-use crate::bmdb::statistics::{
-    ClassCount, ProcessThroughput, SampledStatistics, Statistics, read_statistics,
-};
-use crate::cli::backend::Backend;
+use crate::bmdb::inspect::{ProviderSummary, WorkSummary};
+use crate::bmdb::statistics::{ClassCount, ProcessThroughput, SampledStatistics, Statistics};
 use crate::cli::error::CliError;
 use crate::cli::fleet_client::{FleetClient, status_to_error};
 use crate::cli::loops::{self, LoopSummary};
 use crate::cli::{api_decode, get};
-use crate::model::access::AccessScope;
 use crate::model::machine_view::EngagedBrake;
 use crate::model::pause::LoopKind;
 use crate::model::process::Process;
@@ -26,7 +19,7 @@ use crate::proto::fleet::v1::providers_client::ProvidersClient;
 use crate::proto::fleet::v1::statistics_client::StatisticsClient;
 use crate::proto::fleet::v1::work_client::WorkClient;
 
-/// Most work items to fetch: as many as the API returns at once.
+/// Most work items to fetch: as many as one response contains.
 const MAX_WORK: u32 = 500;
 
 /// The data of a page.
@@ -93,35 +86,11 @@ struct FleetDetails {
     providers: Vec<ProviderSummary>,
 }
 
-/// Fetches the summary once, from either backend.
-pub async fn fetch_summary(source: &Backend) -> Result<FleetSummary, CliError> {
-    match source {
-        Backend::Direct(bmdb) => {
-            let (statistics, whole) = bmdb.transact_read_only(|tx| Box::pin(read_from_bmdb(tx))).await?;
-            Ok(build_summary(statistics, Ok(whole)))
-        }
-        Backend::Api(remote) => fetch_from_api(remote).await,
-    }
-}
-
-async fn read_from_bmdb(tx: &mut PgConnection) -> Result<(Statistics, FleetDetails), BmdbError> {
-    let statistics = read_statistics(tx, &AccessScope::Fleet).await?;
-    let mut work = inspect::list_work(tx, None, i64::from(MAX_WORK) + 1).await?;
-    let more_work = get::drop_surplus(&mut work, MAX_WORK);
-    let whole = FleetDetails {
-        loops: loop_pause::list_loops(tx).await?.0.into_iter().map(LoopSummary::from).collect(),
-        work,
-        more_work,
-        brakes: inspect::list_brakes(tx).await?,
-        providers: inspect::list_providers(tx).await?,
-    };
-    Ok((statistics, whole))
-}
-
-async fn fetch_from_api(remote: &FleetClient) -> Result<FleetSummary, CliError> {
-    let result = StatisticsClient::new(remote.authorized_channel()).get(v1::GetStatisticsRequest {}).await;
+/// Fetches the summary once.
+pub async fn fetch_summary(client: &FleetClient) -> Result<FleetSummary, CliError> {
+    let result = StatisticsClient::new(client.channel()).get(v1::GetStatisticsRequest {}).await;
     let statistics = api_decode::decode_statistics(result.map_err(status_to_error)?.into_inner())?;
-    let whole = match fetch_details(remote).await {
+    let whole = match fetch_details(client).await {
         Ok(answers) => Ok(decode_details(answers)?),
         // A credential for some providers still sees the counts of their machines.
         Err(status) if status.code() == Code::PermissionDenied => Err(status.message().to_owned()),
@@ -132,13 +101,12 @@ async fn fetch_from_api(remote: &FleetClient) -> Result<FleetSummary, CliError> 
 
 type FleetResponses = (v1::ListLoopsResponse, v1::ListWorkResponse, v1::ListProvidersResponse);
 
-async fn fetch_details(remote: &FleetClient) -> Result<FleetResponses, Status> {
-    let loops =
-        LoopsClient::new(remote.authorized_channel()).list(v1::ListLoopsRequest {}).await?.into_inner();
+async fn fetch_details(client: &FleetClient) -> Result<FleetResponses, Status> {
+    let loops = LoopsClient::new(client.channel()).list(v1::ListLoopsRequest {}).await?.into_inner();
     let request = v1::ListWorkRequest { page_size: get::page_size(MAX_WORK, 0), page_token: String::new() };
-    let work = WorkClient::new(remote.authorized_channel()).list(request).await?.into_inner();
+    let work = WorkClient::new(client.channel()).list(request).await?.into_inner();
     let request = v1::ListProvidersRequest {};
-    let providers = ProvidersClient::new(remote.authorized_channel()).list(request).await?.into_inner();
+    let providers = ProvidersClient::new(client.channel()).list(request).await?.into_inner();
     Ok((loops, work, providers))
 }
 

@@ -1,9 +1,9 @@
 //! `top`: live overview of the fleet, one page that is redrawn every few seconds.
 //!
 //! The queries are small and bounded, however large the fleet is: counts by phase, throughput of the loops, the
-//! longest running work, and what needs attention. [`fleet_summary`] fetches them through the API or directly from the
-//! BMDB, [`page`] turns the result into sections, [`draw`] lays the sections out on a terminal, and [`screen`] is the
-//! terminal. Without a terminal, or with `--once`, the same sections are printed as text, in full.
+//! longest running work, and what needs attention. [`fleet_summary`] fetches them, [`page`] turns the result into
+//! sections, [`draw`] lays the sections out on a terminal, and [`screen`] is the terminal. Without a terminal, or with
+//! `--once`, the same sections are printed as text, in full.
 //!
 //! If a fetch fails, the last page stays with a message, and the next fetch goes to the next server of the context. A
 //! denied fetch ends the program: an operator whose token was revoked must not see an old page for ever.
@@ -12,8 +12,8 @@ use std::io::IsTerminal as _;
 
 use clap::Args;
 
-use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
+use crate::cli::fleet_client::FleetClient;
 use crate::cli::get;
 use crate::cli::output::{Format, Output, terminal_width};
 use crate::cli::top::fleet_summary::fetch_summary;
@@ -50,13 +50,13 @@ pub fn is_interactive(args: &TopArgs, output: Output) -> bool {
 }
 
 /// Redraws the page until the operator quits.
-pub async fn run_interactive(source: &Backend, args: &TopArgs) -> Result<(), CliError> {
-    screen::run_screen(source.clone(), args.interval.0).await
+pub async fn run_interactive(client: &FleetClient, args: &TopArgs) -> Result<(), CliError> {
+    screen::run_screen(client.clone(), args.interval.0).await
 }
 
 /// Prints the page once, as text or JSON.
-pub async fn render_once(source: &Backend, format: Format) -> Result<String, CliError> {
-    let view = fetch_summary(source).await?;
+pub async fn render_once(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let view = fetch_summary(client).await?;
     match format {
         Format::Table => Ok(page::render_text(&view, terminal_width())),
         Format::Json => get::format_json(&view),

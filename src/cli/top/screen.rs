@@ -12,8 +12,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::cli::backend::Backend;
 use crate::cli::error::CliError;
+use crate::cli::fleet_client::FleetClient;
 use crate::cli::top::draw::{FetchStatus, draw_page};
 use crate::cli::top::fleet_summary::{FleetSummary, fetch_summary};
 
@@ -37,7 +37,7 @@ enum UserAction {
 enum FetchEvent {
     /// The fetch succeeded, with this data.
     Summary(Box<FleetSummary>),
-    /// The fetch failed; the next one goes to this backend.
+    /// The fetch failed; the next one goes to this server, or to the database.
     Failed { reason: String, backend_name: String },
     /// The fetch was denied, so another attempt is useless.
     Denied(CliError),
@@ -58,12 +58,12 @@ fn user_action(event: &Event) -> Option<UserAction> {
 }
 
 /// Shows pages until the operator quits, or the program receives a signal to end.
-pub async fn run_screen(source: Backend, interval: Duration) -> Result<(), CliError> {
+pub async fn run_screen(client: FleetClient, interval: Duration) -> Result<(), CliError> {
     let mut signals = Signals::new()?;
-    let query = backend_name(&source);
+    let query = client.current_server().to_owned();
     let (ask, questions) = mpsc::channel(1);
     let (tell, mut receiver) = mpsc::channel(1);
-    let reader = AbortOnDrop(tokio::spawn(fetch_loop(source, interval, questions, tell)));
+    let reader = AbortOnDrop(tokio::spawn(fetch_loop(client, interval, questions, tell)));
     let terminal = TerminalGuard(ratatui::try_init()?);
     let shown = event_loop(
         terminal,
@@ -118,14 +118,14 @@ async fn event_loop(
 
 /// Fetches at every interval, and at once on request.
 async fn fetch_loop(
-    mut source: Backend,
+    mut client: FleetClient,
     interval: Duration,
     mut questions: mpsc::Receiver<()>,
     tell: mpsc::Sender<FetchEvent>,
 ) {
     loop {
         let began = Instant::now();
-        let answer = timeout(FETCH_TIMEOUT, fetch_summary(&source)).await;
+        let answer = timeout(FETCH_TIMEOUT, fetch_summary(&client)).await;
         let (event, wait) = match answer {
             Ok(Ok(view)) => (FetchEvent::Summary(Box::new(view)), interval.saturating_sub(began.elapsed())),
             Ok(Err(error @ CliError::Invalid(_))) => (FetchEvent::Denied(error), interval),
@@ -134,14 +134,10 @@ async fn fetch_loop(
                     Ok(Err(error)) => error.to_string(),
                     _ => format!("it took longer than {} s", FETCH_TIMEOUT.as_secs()),
                 };
-                if let Backend::Api(remote) = &mut source {
-                    // Ignored: if this fails, the next fetch fails too and reports it.
-                    let _ = remote.connect_to_next().await;
-                }
-                (
-                    FetchEvent::Failed { reason: why, backend_name: backend_name(&source) },
-                    interval.max(MIN_RETRY_DELAY),
-                )
+                // Ignored: if this fails, the next fetch fails too and reports it.
+                let _ = client.connect_to_next().await;
+                let backend_name = client.current_server().to_owned();
+                (FetchEvent::Failed { reason: why, backend_name }, interval.max(MIN_RETRY_DELAY))
             }
         };
         if tell.send(event).await.is_err() {
@@ -151,14 +147,6 @@ async fn fetch_loop(
             () = sleep(wait) => {}
             wanted = questions.recv() => if wanted.is_none() { return },
         }
-    }
-}
-
-/// Address of the backend, for people.
-fn backend_name(source: &Backend) -> String {
-    match source {
-        Backend::Direct(bmdb) => bmdb.settings().address(),
-        Backend::Api(remote) => remote.current_server().to_owned(),
     }
 }
 

@@ -36,7 +36,7 @@ pub enum KubernetesError {
     /// The field cannot be changed, since nothing that runs would follow the change.
     #[error(
         "Kubernetes was left as it is: {field} would change from {from} to {to}, which nothing that runs would follow; \
-         to change it, delete Kubernetes and put it again"
+         to change it, remove Kubernetes and set it again"
     )]
     Immutable {
         /// Name of the field.

@@ -97,7 +97,7 @@ impl NodeAllocation {
         let assigned_generation = match record.notified_generation {
             0 => None,
             generation => {
-                let at = parse_timestamp("told_at", record.notified_at_ms)
+                let at = parse_timestamp("notified_at", record.notified_at_ms)
                     .map_err(|why| RecordError::new(key, why))?;
                 Some(AssignedGeneration { generation, assigned_at: at })
             }

@@ -19,9 +19,9 @@ pub fn validate_status(status: &wire::KubernetesStatus) -> Result<(), String> {
         parse_sha256(&status.bundle).map_err(|error| format!("kubernetes.bundle: {error}"))?;
     }
     check_text("version", &status.version)?;
-    check_text("waits", &status.wait_reason)?;
+    check_text("wait_reason", &status.wait_reason)?;
     check_count("components", status.components.len(), MAX_COMPONENTS)?;
-    check_count("clashes", status.conflicts.len(), MAX_CONFLICTS)?;
+    check_count("conflicts", status.conflicts.len(), MAX_CONFLICTS)?;
     for component in &status.components {
         let name: String = component.name.chars().take(100).collect();
         if !is_role_name(&component.name) {
@@ -35,7 +35,7 @@ pub fn validate_status(status: &wire::KubernetesStatus) -> Result<(), String> {
     }
     for clash in &status.conflicts {
         for text in [&clash.kind, &clash.name, &clash.message] {
-            check_text("clashes", text)?;
+            check_text("conflicts", text)?;
         }
     }
     Ok(())
@@ -89,7 +89,7 @@ pub(crate) mod tests {
         let cases: [(Change, &str); 10] = [
             (|status| status.bundle = "ab".to_owned(), "kubernetes.bundle"),
             (|status| status.version = "v".repeat(1001), "kubernetes.version"),
-            (|status| status.wait_reason = "w".repeat(1001), "kubernetes.waits"),
+            (|status| status.wait_reason = "w".repeat(1001), "kubernetes.wait_reason"),
             (
                 |status| status.components = vec![status.components[0].clone(); 33],
                 "kubernetes.components has 33",
@@ -100,9 +100,12 @@ pub(crate) mod tests {
                 |status| status.components[0].message = "m".repeat(1001),
                 "kubernetes.components.kube-apiserver.message",
             ),
-            (|status| status.conflicts = vec![status.conflicts[0].clone(); 65], "kubernetes.clashes has 65"),
-            (|status| status.conflicts[0].name = "n".repeat(1001), "kubernetes.clashes"),
-            (|status| status.conflicts[0].message = "m".repeat(1001), "kubernetes.clashes"),
+            (
+                |status| status.conflicts = vec![status.conflicts[0].clone(); 65],
+                "kubernetes.conflicts has 65",
+            ),
+            (|status| status.conflicts[0].name = "n".repeat(1001), "kubernetes.conflicts"),
+            (|status| status.conflicts[0].message = "m".repeat(1001), "kubernetes.conflicts"),
         ];
         for (change, field) in cases {
             let mut status = sample_status();

@@ -67,7 +67,7 @@ pub enum CuratorCallError {
     #[error("the shepherd's certificate for the cluster cannot be used: {0}")]
     Tls(#[from] rustls::Error),
     /// A curator answered with an error.
-    #[error("{operation}: {said}", said = .status.message())]
+    #[error("{operation}: {message}", message = .status.message())]
     Rejected {
         /// The operation, as the error message names it.
         operation: &'static str,

@@ -76,10 +76,10 @@ impl CuratorClient {
         &self,
         user: &KubernetesUser,
     ) -> Result<IssuedUserCertificate, CuratorCallError> {
-        use wire::issue_kubernetes_user_request::Access as Said;
+        use wire::issue_kubernetes_user_request::Access as WireAccess;
         let access = match user.access {
-            KubernetesAccess::Owner => Said::Owner,
-            KubernetesAccess::Viewer => Said::Viewer,
+            KubernetesAccess::Owner => WireAccess::Owner,
+            KubernetesAccess::Viewer => WireAccess::Viewer,
         };
         let request = wire::IssueKubernetesUserRequest {
             public_key: user.public_key.clone(),

@@ -1,7 +1,7 @@
 //! Client certificates of people for a cluster: sign, expire, revoke.
 //!
 //! A person has a key and requests a certificate for its public half. The shepherd that holds the cluster's lease has
-//! the curators sign it. A request that is not signed within an hour lapses: its author has given up on it long ago,
+//! the curators sign it. A request that is not signed within an hour times out: its author has given up on it long ago,
 //! and a certificate issued late would be valid for anyone who finds the key. A certificate expires by itself, or is
 //! revoked: then the curators refuse every certificate for that key.
 

@@ -31,8 +31,8 @@ use crate::model::time::{Span, Timestamp, after};
 
 /// What a forecast takes for granted, one clause each.
 pub const ASSUMPTIONS: [&str; 5] = [
-    "every step succeeds: a machine does what it was ordered to do, a node is healthy with what it should \
-     run, and a member of etcd learns",
+    "every step succeeds: a machine does what it was ordered to do, a node becomes healthy with what it \
+     should run, and a new member of etcd catches up",
     "nodes that report continue to report, and silent nodes stay silent; so do curators that do not answer",
     "curators have the roles that were declared, and nodes that are of no machine of the cluster are left alone",
     "machines that are free stay so, and no other comes; nobody else changes anything",

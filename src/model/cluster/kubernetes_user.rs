@@ -1,7 +1,7 @@
 //! Client certificates of people for Kubernetes API servers.
 //!
 //! A person has a key and requests a certificate for its public half. The shepherd that holds the cluster's lease has
-//! the curators sign it. A request that is not signed within an hour lapses. API servers do not check revocation, so
+//! the curators sign it. A request that is not signed within an hour times out. API servers do not check revocation, so
 //! such a certificate cannot be revoked. It is valid for a limited time, and all certificates end when the authority of
 //! clients is rotated.
 

@@ -294,7 +294,7 @@ impl ClusterPlanner<'_> {
     /// Ends a machine's membership: it leaves first, and nothing else has to be done for it.
     fn remove_member(&mut self, member: &ClusterMember, how: &str) {
         if member.last_order.is_none() && member.key().is_none() {
-            let how = format!("{how}, and it had received no order");
+            let how = format!("{how}, and it never received an order");
             self.push_step(ClusterPlanStep::RemoveMember { machine: member.machine, reason: how });
         } else if member.last_order.is_none_or(|order| order.order != MembershipOrder::Leave) {
             self.push_order(member, MembershipOrder::Leave);
@@ -389,7 +389,10 @@ impl ClusterPlanner<'_> {
         let report = founder.report.as_ref().filter(|report| report.generation == order.generation);
         match report {
             None => {
-                self.push_wait(founder, "it was ordered to found the cluster, and has not accepted the order")
+                self.push_wait(
+                    founder,
+                    "it was ordered to found the cluster, and has not accepted the order",
+                );
             }
             Some(report) if report.ca_certificate.is_some() && report.address.is_some() => {
                 self.push_step(ClusterPlanStep::RecordFounding { machine: founder.machine });
@@ -475,7 +478,8 @@ impl ClusterPlanner<'_> {
             }
         }
         if to_leave > 0 && between(restoring.requested_at, self.now) < OLD_CONTROL_PLANE_GRACE {
-            let waits = format!("{to_leave} of its old control plane are reachable and have to leave first");
+            let waits =
+                format!("{to_leave} machines of its old control plane still report and have to leave first");
             return self.plan.wait_reasons.push(waits);
         }
         if restorer.is_none() && self.plan.steps.is_empty() {
@@ -927,7 +931,7 @@ fn describe_silence(node: &ClusterNode, member: &ClusterMember) -> String {
         NodeHealth::Silent(silence) => {
             format!("its curator has had no report from it for {} s; {machine}", silence.as_secs())
         }
-        _ => format!("its curator has had no report from it since it began to listen; {machine}"),
+        _ => format!("its curator has had no report from it since the curator began to listen; {machine}"),
     }
 }
 

@@ -133,7 +133,9 @@ impl UpgradeNode<'_> {
                 return Some(format!("its curator has had no report from it for {} s", silence.as_secs()));
             }
             NodeHealth::Unknown => {
-                return Some("its curator has had no report from it since it began to listen".to_owned());
+                return Some(
+                    "its curator has had no report from it since the curator began to listen".to_owned(),
+                );
             }
         }
         match &self.node.kubernetes {
@@ -301,7 +303,10 @@ impl UpgradePlanner<'_> {
                     return true;
                 }
                 Some(why) => {
-                    self.push_wait(one.member.machine, format!("it is assigned the bundle: {why}"));
+                    self.push_wait(
+                        one.member.machine,
+                        format!("it was ordered to run the bundle, and is not done: {why}"),
+                    );
                 }
             }
         }
@@ -313,7 +318,7 @@ impl UpgradePlanner<'_> {
         waiting.sort_by_key(|one| one.unhealthy_reason().is_none());
         for one in waiting {
             if in_flight >= at_once {
-                self.push_wait(one.member.machine, format!("{in_flight} before it are not through yet"));
+                self.push_wait(one.member.machine, format!("{in_flight} before it are not done yet"));
             } else if let Some(why) = self.start_objection(one, controllers) {
                 self.push_wait(one.member.machine, why);
             } else {

@@ -213,7 +213,8 @@ fn lost_workers(machine: &MachineIssueInputs) -> Option<Issue> {
         return None;
     }
     let evidence = format!(
-        "a shepherd was lost {} times in a row while it worked on it: crashed, or cut off from the database",
+        "a shepherd was lost {} times in a row while it worked on this machine: crashed, or cut off from the \
+         database",
         machine.lost_sessions
     );
     let remedy = format!(

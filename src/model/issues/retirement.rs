@@ -76,8 +76,8 @@ fn release_obstacle(machine: &MachineIssueInputs, retirement: &Retirement, evide
 fn retired_but_listed(machine: &MachineIssueInputs, retirement: &Retirement) -> Option<Issue> {
     let since = retirement.listed_since?;
     let text = format!(
-        "it is retired ({}), but its provider still lists it; no shepherd takes it again, and its \
-         agent is rejected",
+        "it is retired ({}), but its provider still lists it; no shepherd adopts it again, and its \
+         heartbeats are rejected",
         retirement.outcome.as_deref().unwrap_or("done")
     );
     let remedy =

@@ -45,11 +45,13 @@ mod tests;
 
 /// Assumptions of every plan.
 pub const ASSUMPTIONS: [&str; 7] = [
-    "what is tried succeeds: a machine that is rebooted is up by the next look, an agent that is started reports a \
-     second later, and a provider answers and says nothing new, once what was put off while it hung is due again",
-    "agents that report go on reporting, and those that do not stay silent until a step wakes them",
+    "every attempt succeeds: a machine that is rebooted is up by the next look, an agent that is started \
+     reports a second later, and a provider answers and says nothing new, once what was put off while it \
+     hung is due again",
+    "agents that report keep reporting, and silent agents stay silent until a step restarts them",
     "every provider can reboot its machines and switch their power",
-    "curators that answer go on to report what they reported last, and those that do not stay away",
+    "curators that answer keep reporting what they reported last, and curators that do not answer stay \
+     silent",
     "a worker is free at once, and work takes no time",
     "nobody changes anything: no operator, no provider's list, no fault",
     "somebody listens for heartbeats as now, or nobody does",

@@ -182,12 +182,13 @@ fn lost_sessions_note(lane: &LaneView, now: Timestamp) -> Option<String> {
     };
     let pause = lane.not_before.filter(|at| *at > now).map_or_else(String::new, |at| {
         format!(
-            "; nobody claims it until {}, because what that shepherd began may still be under way",
+            "; nobody claims that work again until {}, because it may still be under way",
             absolute_time(at)
         )
     });
     Some(format!(
-        "a shepherd was lost {times} while it worked on it (crashed, or cut off from the database){pause}"
+        "a shepherd was lost {times} while it worked on this machine (crashed, or cut off from the \
+         database){pause}"
     ))
 }
 

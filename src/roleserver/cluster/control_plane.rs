@@ -154,7 +154,7 @@ fn stop_for_restart(facts: &NodeFacts) -> RunnableError {
     if let Some(connection) = facts.connection.latest() {
         connection.curators.set_local(None);
     }
-    RunnableError::msg("the orders of this node have changed, and the control plane restarts")
+    RunnableError::msg("what the control plane of this node has to run has changed, so it restarts")
 }
 
 /// Stops an etcd that an earlier role server started and that is no longer needed.

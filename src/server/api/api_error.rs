@@ -3,6 +3,7 @@
 //! The message is a sentence for people; code and details are for programs.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tonic::{Code, Status};
@@ -12,6 +13,8 @@ use crate::bmdb::error::BmdbError;
 
 /// The domain of [`reason`](tonic_types::ErrorInfo) names.
 pub const ERROR_DOMAIN: &str = "shepherd";
+/// The reason of the error for an order that may have been carried out.
+pub const OUTCOME_UNKNOWN: &str = "OUTCOME_UNKNOWN";
 
 /// A field of the request is invalid.
 #[must_use]
@@ -50,11 +53,17 @@ pub fn rate_limited(after: Duration) -> Status {
     Status::with_error_details(Code::ResourceExhausted, text, details)
 }
 
-/// Converts an error of the BMDB into a status. Internal details go to the log and not to the caller.
+/// Converts an error of the BMDB into a status. Internal details go to the log and not to the caller; the error itself is
+/// the source of the status, which is not sent.
 #[must_use]
-#[expect(clippy::needless_pass_by_value, reason = "stands where `map_err` hands the error over")]
 pub fn bmdb_status(error: BmdbError) -> Status {
-    match &error {
+    let mut status = public_status(&error);
+    status.set_source(Arc::new(error));
+    status
+}
+
+fn public_status(error: &BmdbError) -> Status {
+    match error {
         BmdbError::NoSuchMachine(name) => not_found("machine", name, error.to_string()),
         BmdbError::NoSuchCredential(name) => not_found("credential", name, error.to_string()),
         BmdbError::VersionMismatch { .. } => {
@@ -81,8 +90,10 @@ pub fn bmdb_status(error: BmdbError) -> Status {
         }
         BmdbError::UnknownOutcome(_) => {
             tracing::warn!(%error, "an order's outcome is unknown");
-            retry_later(
-                "the outcome is unknown; give the same order again with the same idempotency key to hear it",
+            error_status(
+                Code::Unavailable,
+                OUTCOME_UNKNOWN,
+                "the outcome is unknown; give the same order again with the same idempotency key to get it",
             )
         }
         _ if error.is_transient() => {

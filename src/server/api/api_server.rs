@@ -34,50 +34,14 @@ use crate::bmdb::metrics::Metrics;
 use crate::bmdb::read_pool::ReadPool;
 use crate::bmdb::session::{Session, Sessions};
 use crate::proto::fleet::DESCRIPTORS;
-use crate::proto::fleet::v1::approvals_server::ApprovalsServer;
-use crate::proto::fleet::v1::artefacts_server::ArtefactsServer;
-use crate::proto::fleet::v1::audit_server::AuditServer;
-use crate::proto::fleet::v1::backoffs_server::BackoffsServer;
-use crate::proto::fleet::v1::budgets_server::BudgetsServer;
-use crate::proto::fleet::v1::bulk_orders_server::BulkOrdersServer;
-use crate::proto::fleet::v1::cluster_credentials_server::ClusterCredentialsServer;
-use crate::proto::fleet::v1::cluster_kubernetes_server::ClusterKubernetesServer;
-use crate::proto::fleet::v1::clusters_server::ClustersServer;
-use crate::proto::fleet::v1::credentials_server::CredentialsServer;
-use crate::proto::fleet::v1::issues_server::IssuesServer;
-use crate::proto::fleet::v1::logs_server::LogsServer;
-use crate::proto::fleet::v1::loops_server::LoopsServer;
-use crate::proto::fleet::v1::machines_server::MachinesServer;
-use crate::proto::fleet::v1::plan_server::PlanServer;
-use crate::proto::fleet::v1::policy_server::PolicyServer;
-use crate::proto::fleet::v1::providers_server::ProvidersServer;
-use crate::proto::fleet::v1::schedule_server::ScheduleServer;
-use crate::proto::fleet::v1::sessions_server::SessionsServer;
-use crate::proto::fleet::v1::statistics_server::StatisticsServer;
-use crate::proto::fleet::v1::updates_server::UpdatesServer;
-use crate::proto::fleet::v1::work_server::WorkServer;
-use crate::server::api::approvals::ApprovalsService;
-use crate::server::api::artefacts::{ArtefactsService, PUT_LIMIT};
-use crate::server::api::audits::AuditService;
 use crate::server::api::auth::{ApiRates, AuthLayer, auth_middleware};
-use crate::server::api::budgets::BudgetsService;
-use crate::server::api::bulk_orders::OrdersService;
-use crate::server::api::cluster_credentials::ClusterCredentialsService;
-use crate::server::api::cluster_kubernetes::ClusterKubernetesService;
-use crate::server::api::clusters::ClustersService;
 use crate::server::api::context::ApiContext;
-use crate::server::api::credentials::CredentialsService;
-use crate::server::api::fleet::FleetService;
-use crate::server::api::fleet_stream::FleetQueries;
+use crate::server::api::credential_checks::CredentialChecks;
 use crate::server::api::listener::{ApiStream, accept_operators};
-use crate::server::api::logs::LogsService;
-use crate::server::api::loops::LoopsService;
-use crate::server::api::machines::MachinesService;
 use crate::server::api::openapi;
-use crate::server::api::plan_service::PlanService;
+use crate::server::api::services::FleetServices;
 use crate::server::api::stream_limits::StreamLimits;
-use crate::server::api::transcode::{self, REQUEST_LIMIT, Transcoder};
-use crate::server::api::updates::UpdatesService;
+use crate::server::api::transcode::{self, Transcoder};
 use crate::server::callback_server::parse_endpoint_host;
 use crate::server::endpoint_registration::EndpointRegistration;
 use crate::server::error::ServerError;
@@ -171,16 +135,23 @@ pub async fn serve_api(
         .map_err(|error| ServerError::ApiDescriptors(error.to_string()))?;
     let looks = ReadPool::connect(&bmdb, settings.read_pool_connections).await?;
     let first_looks = ReadPool::connect(&bmdb, settings.auth_pool_connections).await?;
-    let door = Arc::new(AuthLayer::new(first_looks.clone(), settings.rates, metrics.clone(), stop.clone()));
-    let site = ApiContext {
+    let checks = CredentialChecks::new(first_looks.clone());
+    let door = Arc::new(AuthLayer::new(
+        first_looks.clone(),
+        checks.clone(),
+        settings.rates,
+        metrics.clone(),
+        stop.clone(),
+    ));
+    let context = ApiContext {
         bmdb,
         read_pool: looks.clone(),
         auth_pool: first_looks.clone(),
-        auth: door.clone(),
+        credential_checks: checks,
         watch_limits: StreamLimits::new(settings.max_watches),
         stop: stop.clone(),
     };
-    let (health, router) = build_router(site, &contracts)?;
+    let (health, router) = build_router(&context, door.clone(), &contracts)?;
 
     // Clients that have the authority's certificates can verify any certificate that is served.
     let known = {
@@ -218,7 +189,8 @@ pub async fn serve_api(
 
 /// All routes: the gRPC services behind authentication, the same as JSON, and the health service.
 fn build_router(
-    site: ApiContext,
+    context: &ApiContext,
+    door: Arc<AuthLayer>,
     contracts: &DescriptorPool,
 ) -> Result<(HealthReporter, Router), ServerError> {
     let unreadable = |error: tonic_reflection::server::Error| ServerError::ApiDescriptors(error.to_string());
@@ -228,72 +200,12 @@ fn build_router(
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     let (reporter, health) = health_reporter();
-    let fleet = FleetService { context: site.clone() };
-    let outlook = PlanService { fleet_queries: FleetQueries::new(site.clone()) };
-    let door = site.auth.clone();
     let grpc = Routes::new(health)
         .add_service(reflection().build_v1().map_err(unreadable)?)
         .add_service(reflection().build_v1alpha().map_err(unreadable)?)
-        .add_service(
-            MachinesServer::new(MachinesService { context: site.clone() })
-                .max_decoding_message_size(REQUEST_LIMIT),
-        )
-        .add_service(SessionsServer::new(fleet.clone()).max_decoding_message_size(REQUEST_LIMIT))
-        .add_service(WorkServer::new(fleet.clone()).max_decoding_message_size(REQUEST_LIMIT))
-        .add_service(ScheduleServer::new(fleet.clone()).max_decoding_message_size(REQUEST_LIMIT))
-        .add_service(BackoffsServer::new(fleet.clone()).max_decoding_message_size(REQUEST_LIMIT))
-        .add_service(ProvidersServer::new(fleet.clone()).max_decoding_message_size(REQUEST_LIMIT))
-        .add_service(PolicyServer::new(fleet.clone()).max_decoding_message_size(REQUEST_LIMIT))
-        .add_service(StatisticsServer::new(fleet).max_decoding_message_size(REQUEST_LIMIT))
-        .add_service(PlanServer::new(outlook.clone()).max_decoding_message_size(REQUEST_LIMIT))
-        .add_service(IssuesServer::new(outlook).max_decoding_message_size(REQUEST_LIMIT))
-        .add_service(
-            CredentialsServer::new(CredentialsService { context: site.clone() })
-                .max_decoding_message_size(REQUEST_LIMIT),
-        )
-        .add_service(
-            LoopsServer::new(LoopsService { context: site.clone() }).max_decoding_message_size(REQUEST_LIMIT),
-        )
-        .add_service(
-            ApprovalsServer::new(ApprovalsService { context: site.clone() })
-                .max_decoding_message_size(REQUEST_LIMIT),
-        )
-        .add_service(
-            ArtefactsServer::new(ArtefactsService { context: site.clone() })
-                .max_decoding_message_size(PUT_LIMIT),
-        )
-        .add_service(
-            BudgetsServer::new(BudgetsService { context: site.clone() })
-                .max_decoding_message_size(REQUEST_LIMIT),
-        )
-        .add_service(
-            ClustersServer::new(ClustersService { context: site.clone() })
-                .max_decoding_message_size(REQUEST_LIMIT),
-        )
-        .add_service(
-            ClusterCredentialsServer::new(ClusterCredentialsService { context: site.clone() })
-                .max_decoding_message_size(REQUEST_LIMIT),
-        )
-        .add_service(
-            LogsServer::new(LogsService { context: site.clone() }).max_decoding_message_size(REQUEST_LIMIT),
-        )
-        .add_service(
-            ClusterKubernetesServer::new(ClusterKubernetesService { context: site.clone() })
-                .max_decoding_message_size(REQUEST_LIMIT),
-        )
-        .add_service(
-            UpdatesServer::new(UpdatesService { context: site.clone() })
-                .max_decoding_message_size(REQUEST_LIMIT),
-        )
-        .add_service(
-            BulkOrdersServer::new(OrdersService { context: site.clone() })
-                .max_decoding_message_size(REQUEST_LIMIT),
-        )
-        .add_service(
-            AuditServer::new(AuditService { context: site }).max_decoding_message_size(REQUEST_LIMIT),
-        )
         .prepare()
         .into_axum_router()
+        .fallback_service(FleetServices::new(context))
         .layer(from_fn_with_state(door.clone(), auth_middleware));
     let api_state = openapi::OpenApiState::new(contracts, door.clone());
     let transcoder = Transcoder::new(contracts, door, grpc.clone());

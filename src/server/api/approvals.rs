@@ -8,7 +8,7 @@ use crate::model::two_person_rule::Principal;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::approvals_server::Approvals;
 use crate::server::api::api_error::{bmdb_status, invalid_argument};
-use crate::server::api::auth::caller_of;
+use crate::server::api::caller::caller_of;
 use crate::server::api::context::ApiContext;
 use crate::server::api::convert::encode_timestamp;
 use crate::server::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
@@ -46,8 +46,7 @@ impl Approvals for ApprovalsService {
             .parse(&caller, format!("approval {approval}"))
             .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let by =
-            Principal { name: caller.credential().name.clone(), credential: Some(caller.credential().id) };
+        let by = Principal { name: caller.name().to_owned(), credential: caller.credential_id() };
         let carried = self.context.bmdb.approve_order(order, approval, by).await.map_err(bmdb_status)?;
         Ok(Response::new(encode_order_response(None, dry_run, &carried)))
     }

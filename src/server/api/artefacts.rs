@@ -8,7 +8,7 @@ use crate::model::role_declaration::Sha256;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::artefacts_server::Artefacts;
 use crate::server::api::api_error::{bmdb_status, invalid_argument};
-use crate::server::api::auth::caller_of;
+use crate::server::api::caller::caller_of;
 use crate::server::api::context::ApiContext;
 use crate::server::api::convert::encode_timestamp;
 use crate::server::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};

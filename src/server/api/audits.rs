@@ -8,7 +8,7 @@ use crate::bmdb::machine_lookup::machine_id;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::audit_server::Audit;
 use crate::server::api::api_error::bmdb_status;
-use crate::server::api::auth::caller_of;
+use crate::server::api::caller::caller_of;
 use crate::server::api::context::ApiContext;
 use crate::server::api::convert::{encode_optional_struct, encode_timestamp};
 use crate::server::api::fleet::{drop_surplus, encode_time_cursor, parse_time_cursor};

@@ -19,21 +19,18 @@ use axum::response::{IntoResponse as _, Response};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
-use uuid::Uuid;
 
-use crate::bmdb::audit::Actor;
 use crate::bmdb::credential::{self, AccessCredential, PresentedToken};
 use crate::bmdb::metrics::{ByCall, ByRpc, Metrics};
 use crate::bmdb::read_pool::ReadPool;
-use crate::model::access::{AccessRole, AccessScope};
 use crate::model::time::Rate;
 use crate::server::api::api_error::{bmdb_status, code_name, error_status, rate_limited};
-use crate::server::api::auth::credential_cache::CredentialCache;
 use crate::server::api::authorization::{RULES, RequiredAuth, authorize_call, find_rule};
+use crate::server::api::caller::Caller;
+use crate::server::api::credential_checks::CredentialChecks;
 use crate::server::api::listener::{ApiPeer, SourceLimiter};
 use crate::server::callback_service::CallRateLimiter;
 
-mod credential_cache;
 mod public_calls;
 
 /// Most calls without a credential at once; one source may have a quarter of them.
@@ -48,55 +45,35 @@ pub struct ApiRates {
     pub credential: Rate,
 }
 
-/// The authenticated caller of a request.
-#[derive(Clone, Debug)]
-pub struct Caller {
-    credential: Arc<AccessCredential>,
-}
-
-impl Caller {
-    /// The credential of the call.
-    #[must_use]
-    pub fn credential(&self) -> &AccessCredential {
-        &self.credential
-    }
-
-    /// The machines for which the credential is valid.
-    #[must_use]
-    pub fn scope(&self) -> &AccessScope {
-        &self.credential.scope
-    }
-
-    /// The caller in the audit. It contains the credential's id, because names are not unique.
-    #[must_use]
-    pub fn actor(&self) -> Actor {
-        let AccessCredential { id, kind, name, .. } = &*self.credential;
-        Actor { name: format!("{name} ({kind} {id})"), credential: Some(*id) }
-    }
-}
-
 /// Authenticates calls, limits their rates and counts them.
 pub struct AuthLayer {
     read_pool: ReadPool,
     by_source: CallRateLimiter,
     by_credential: CallRateLimiter,
-    credential_cache: CredentialCache,
+    checks: CredentialChecks,
     public_calls: Arc<SourceLimiter>,
     metrics: Metrics,
     stop: CancellationToken,
 }
 
 impl AuthLayer {
-    /// Creates the layer. It queries through `looks`, and ends open requests at `stop`.
+    /// Creates the layer. It queries through `read_pool`, and ends open requests at `stop`. `checks` are those of
+    /// streams.
     #[must_use]
-    pub fn new(looks: ReadPool, rates: ApiRates, metrics: Metrics, stop: CancellationToken) -> Self {
+    pub fn new(
+        read_pool: ReadPool,
+        checks: CredentialChecks,
+        rates: ApiRates,
+        metrics: Metrics,
+        stop: CancellationToken,
+    ) -> Self {
         for rule in RULES {
             drop(metrics.api_calls.get_or_create(&ByCall { rpc: rule.rpc, code: code_name(Code::Ok) }));
             drop(metrics.api_call_seconds.get_or_create(&ByRpc { rpc: rule.rpc }));
         }
         Self {
-            read_pool: looks,
-            credential_cache: CredentialCache::default(),
+            read_pool,
+            checks,
             public_calls: SourceLimiter::new(MAX_PUBLIC_CALLS),
             metrics,
             stop,
@@ -107,22 +84,9 @@ impl AuthLayer {
 
     /// Removes sources and credentials that have not called for long.
     pub fn forget_idle(&self) {
-        self.credential_cache.forget_idle();
+        self.checks.forget_idle();
         self.by_source.forget_idle();
         self.by_credential.forget_idle();
-    }
-
-    /// Whether a credential is active, as of at most a second ago; for streams that were opened with it.
-    pub async fn is_credential_active(&self, id: Uuid) -> Result<bool, Status> {
-        let answer = self.credential_cache.get_or_look_up(id, Instant::now(), || {
-            let looks = self.read_pool.clone();
-            Box::pin(async move {
-                let look =
-                    looks.read(move |tx| Box::pin(async move { credential::find_by_id(tx, id).await }));
-                Ok(look.await.map_err(bmdb_status)?.is_some_and(|found| found.active))
-            })
-        });
-        answer.await
     }
 
     /// Rejects a source that calls too often. This is the first check of every request.
@@ -181,7 +145,7 @@ impl AuthLayer {
         }
         authorize_call(&rule, credential.role, &credential.scope)
             .map_err(|reason| error_status(Code::PermissionDenied, "PERMISSION_DENIED", reason))?;
-        Ok(Some(Caller { credential: Arc::new(credential) }))
+        Ok(Some(Caller::Credential(Arc::new(credential))))
     }
 
     /// The credential of a call: its token, or the connection's certificate if there is no token.
@@ -328,21 +292,6 @@ pub fn peer_of(extensions: &Extensions) -> Result<ApiPeer, Status> {
     extensions.get::<ApiPeer>().cloned().ok_or_else(|| {
         tracing::error!("a call came in without its connection");
         error_status(Code::Internal, "INTERNAL", "this shepherd failed to answer")
-    })
-}
-
-/// The caller of an authenticated request.
-pub fn caller_of<T>(request: &tonic::Request<T>) -> Result<Caller, Status> {
-    request.extensions().get::<Caller>().cloned().ok_or_else(|| {
-        tracing::error!("a call came to a service without passing the door");
-        error_status(Code::Internal, "INTERNAL", "this shepherd failed to answer")
-    })
-}
-
-/// Parses the name of a role in a request.
-pub fn parse_role(text: &str) -> Result<AccessRole, Status> {
-    text.parse().map_err(|error: crate::model::process::UnknownName| {
-        crate::server::api::api_error::invalid_argument("role", error.to_string())
     })
 }
 

@@ -1,4 +1,4 @@
-//! gRPC service Orders: one order for all machines of a filter.
+//! gRPC service `BulkOrders`: one order for all machines of a filter.
 
 use tonic::{Request, Response, Status};
 
@@ -17,7 +17,7 @@ use crate::proto::fleet::v1::hold_operation;
 use crate::proto::fleet::v1::prioritize_operation;
 use crate::proto::fleet::v1::submit_bulk_order_request::Operation;
 use crate::server::api::api_error::{bmdb_status, invalid_argument};
-use crate::server::api::auth::caller_of;
+use crate::server::api::caller::caller_of;
 use crate::server::api::context::ApiContext;
 use crate::server::api::convert::{decode_timestamp, encode_machine_name};
 use crate::server::api::incoming_order::{IncomingOrder, reject_expected_version};
@@ -26,14 +26,14 @@ use crate::server::api::machines::parse_filter;
 /// Most labels in one request.
 const MAX_LABELS: usize = 64;
 
-/// The gRPC service `Orders`.
-pub struct OrdersService {
+/// The gRPC service `BulkOrders`.
+pub struct BulkOrdersService {
     /// Context shared by all services.
     pub context: ApiContext,
 }
 
 #[tonic::async_trait]
-impl BulkOrders for OrdersService {
+impl BulkOrders for BulkOrdersService {
     async fn submit(
         &self,
         request: Request<v1::SubmitBulkOrderRequest>,
@@ -43,22 +43,23 @@ impl BulkOrders for OrdersService {
         let each = parse_machine_order(body.operation.as_ref())?;
         let expected = match body.expected_machines {
             None => None,
-            Some(count) => Some(usize::try_from(count).map_err(|_| {
-                invalid_argument("expected_machines", "expected_machines is less than nothing")
-            })?),
+            Some(count) => Some(
+                usize::try_from(count)
+                    .map_err(|_| invalid_argument("expected_machines", "expected_machines is negative"))?,
+            ),
         };
         let selection = MachineSelection {
             filter: parse_filter(body.filter.clone())?,
             scope: caller.scope().clone(),
             expected,
             beyond_limits: body.override_limits,
-            is_admin: caller.credential().role >= AccessRole::Admin,
+            is_admin: caller.role() >= AccessRole::Admin,
         };
         let order = IncomingOrder { rpc: RPC, request: body, order: body.order.as_ref() }
             .parse(&caller, "the machines of a filter".to_owned())
             .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let who = caller.credential().name.clone();
+        let who = caller.name().to_owned();
         let given =
             self.context.bmdb.execute_bulk_order(order, selection, each, who).await.map_err(bmdb_status)?;
         Ok(Response::new(v1::SubmitBulkOrderResponse {
@@ -92,11 +93,10 @@ fn parse_machine_order(what: Option<&Operation>) -> Result<MachineOrder, Status>
             scope: parse_hold_scope(&hold.scope)?,
             until: match &hold.expiry {
                 None => None,
-                Some(hold_operation::Expiry::ExpiresAt(time)) => {
-                    Some(Expiry::At(decode_timestamp(*time).ok_or_else(|| {
-                        invalid_argument("expires_at", "the hold is to end at a moment that is none")
-                    })?))
-                }
+                Some(hold_operation::Expiry::ExpiresAt(time)) => Some(Expiry::At(
+                    decode_timestamp(*time)
+                        .ok_or_else(|| invalid_argument("expires_at", "expires_at is no valid time"))?,
+                )),
                 Some(hold_operation::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
             },
         },
@@ -152,7 +152,7 @@ pub(super) fn parse_priority_level(text: &str) -> Result<PriorityLevel, Status> 
 /// Parses the time at which a priority ends.
 pub(super) fn parse_priority_expiry(time: prost_types::Timestamp) -> Result<Expiry, Status> {
     let ends = decode_timestamp(time)
-        .ok_or_else(|| invalid_argument("expires_at", "the priority is to end at a moment that is none"))?;
+        .ok_or_else(|| invalid_argument("expires_at", "expires_at is no valid time"))?;
     Ok(Expiry::At(ends))
 }
 

@@ -16,7 +16,7 @@ use crate::model::role_declaration::RoleDeclaration;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::clusters_server::Clusters;
 use crate::server::api::api_error::{bmdb_status, invalid_argument};
-use crate::server::api::auth::caller_of;
+use crate::server::api::caller::caller_of;
 use crate::server::api::cluster_kubernetes;
 use crate::server::api::context::ApiContext;
 use crate::server::api::convert::encode_timestamp;

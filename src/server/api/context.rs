@@ -1,7 +1,5 @@
 //! Context shared by all services: connection pools, auth, shutdown.
 
-use std::sync::Arc;
-
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
@@ -12,7 +10,8 @@ use crate::bmdb::read_pool::scoped_lookup::find_in_scope;
 use crate::model::access::AccessScope;
 use crate::model::machine_view::MachineName;
 use crate::server::api::api_error::{bmdb_status, invalid_argument, not_found};
-use crate::server::api::auth::{AuthLayer, Caller};
+use crate::server::api::caller::Caller;
+use crate::server::api::credential_checks::CredentialChecks;
 use crate::server::api::stream_limits::StreamLimits;
 use crate::server::api::validate::single_line;
 
@@ -29,7 +28,7 @@ pub struct ApiContext {
     /// The pool of authentication, also for queries that precede an order, so that lists and watches cannot delay it.
     pub auth_pool: ReadPool,
     /// For streams, whose credential may end before they do.
-    pub auth: Arc<AuthLayer>,
+    pub credential_checks: CredentialChecks,
     /// Limits on the number of watches.
     pub watch_limits: StreamLimits,
     /// Cancelled when the server stops; streams end then.
@@ -37,7 +36,7 @@ pub struct ApiContext {
 }
 
 impl ApiContext {
-    /// Finds the one machine that `text` names within the scope of the caller's credential.
+    /// Finds the one machine that `text` names within the scope of the caller.
     pub async fn find_machine(&self, caller: &Caller, text: &str) -> Result<MachineName, Status> {
         let text = single_line("machine", text, MAX_NAME_CHARS)?;
         if text.is_empty() {

@@ -14,6 +14,7 @@ use crate::model::time::Timestamp;
 use crate::model::waits::ProcessWait;
 use crate::model::why::Explanation;
 use crate::proto::fleet::v1;
+use crate::server::api::caller::Caller;
 
 /// The last second of the year 9999, the latest time of ProtoJSON.
 const MAX_TIMESTAMP_SECONDS: i64 = 253_402_300_799;
@@ -274,6 +275,21 @@ pub fn encode_credential(of: &AccessCredential) -> v1::Credential {
         revoked_at: of.revoked_at.map(encode_timestamp),
         revoked_by: of.revoked_by.clone(),
         active: of.active,
+    }
+}
+
+/// Encodes the credential of a caller. A login to the database has a kind of its own, and neither id nor dates.
+#[must_use]
+pub fn encode_caller(caller: &Caller) -> v1::Credential {
+    match caller {
+        Caller::Credential(credential) => encode_credential(credential),
+        Caller::DatabaseLogin(_) => v1::Credential {
+            kind: "database-login".to_owned(),
+            name: caller.name().to_owned(),
+            role: caller.role().as_str().to_owned(),
+            active: true,
+            ..v1::Credential::default()
+        },
     }
 }
 

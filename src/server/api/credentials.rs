@@ -11,7 +11,7 @@ use crate::model::time::Span;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::credentials_server::Credentials;
 use crate::server::api::api_error::{bmdb_status, invalid_argument};
-use crate::server::api::auth::{caller_of, parse_role};
+use crate::server::api::caller::{caller_of, parse_role};
 use crate::server::api::context::ApiContext;
 use crate::server::api::convert;
 use crate::server::api::fleet::drop_surplus;
@@ -37,7 +37,7 @@ impl Credentials for CredentialsService {
         &self,
         request: Request<v1::WhoAmIRequest>,
     ) -> Result<Response<v1::WhoAmIResponse>, Status> {
-        let credential = convert::encode_credential(caller_of(&request)?.credential());
+        let credential = convert::encode_caller(&caller_of(&request)?);
         Ok(Response::new(v1::WhoAmIResponse { credential: Some(credential) }))
     }
 

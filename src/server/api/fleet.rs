@@ -18,7 +18,7 @@ use crate::proto::fleet::v1::sessions_server::Sessions;
 use crate::proto::fleet::v1::statistics_server::Statistics;
 use crate::proto::fleet::v1::work_server::Work;
 use crate::server::api::api_error::{bmdb_status, error_status, invalid_argument};
-use crate::server::api::auth::caller_of;
+use crate::server::api::caller::caller_of;
 use crate::server::api::context::ApiContext;
 use crate::server::api::convert::{self, encode_timestamp};
 use crate::server::api::pagination;

@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 use tonic::{Code, Status};
 
 use crate::server::api::api_error::error_status;
-use crate::server::api::auth::Caller;
+use crate::server::api::caller::Caller;
 use crate::server::api::closing_stream::{Close, ClosingStream, closing_stream};
 use crate::server::api::context::ApiContext;
 use crate::server::api::machine_watch::{StreamEnd, send_within, wait_for_credential_end};
@@ -65,10 +65,11 @@ impl FleetQueries {
         T: Send + 'static,
         F: Future<Output = Result<Vec<T>, Status>> + Send + 'static,
     {
-        let credential = caller.credential().id;
+        let credential = caller.credential_id();
         let place = self.limits.acquire(credential).map_err(|_| too_many_queries())?;
         let (tell, bid, reported) = closing_stream(BUFFER_SIZE);
         let (site, turns, listened) = (self.context.clone(), self.slots.clone(), tell.clone());
+        let caller = caller.clone();
         tokio::spawn(async move {
             let ended = site.stop.run_until_cancelled(async {
                 tokio::select! {
@@ -85,7 +86,7 @@ impl FleetQueries {
                 }
                 Some(Ok(())) => Close::Complete,
                 Some(Err(StreamEnd::ClientGone)) => return,
-                Some(Err(StreamEnd::Failed(status))) => Close::Now(status),
+                Some(Err(StreamEnd::Failed(status))) => Close::Now(caller.reveal_cause(status)),
             };
             // The send fails only if the client is gone.
             drop(bid.send(farewell));
@@ -122,7 +123,7 @@ fn too_many_queries() -> Status {
     error_status(
         Code::ResourceExhausted,
         "TOO_MANY_QUERIES",
-        "this shepherd computes as many plans and lists of issues as it can at once, or as many of yours as \
-         it accepts; try again in a moment, or use another shepherd",
+        "this shepherd already computes as many plans and lists of issues as it can, or as many as it \
+         accepts from one credential; try again in a moment, or use another shepherd",
     )
 }

@@ -7,7 +7,7 @@ use crate::bmdb::audit::{self, OrderResult, request_digest};
 use crate::model::machine_view::MachineName;
 use crate::proto::fleet::v1;
 use crate::server::api::api_error::invalid_argument;
-use crate::server::api::auth::Caller;
+use crate::server::api::caller::Caller;
 use crate::server::api::convert::{encode_machine_name, encode_optional_struct};
 use crate::server::api::validate::single_line;
 

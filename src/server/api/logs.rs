@@ -10,12 +10,12 @@ use crate::model::time::Span;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::logs_server::Logs;
 use crate::server::api::api_error::{bmdb_status, invalid_argument};
-use crate::server::api::auth::caller_of;
+use crate::server::api::caller::caller_of;
 use crate::server::api::context::ApiContext;
 use crate::server::api::convert::encode_timestamp;
 use crate::server::api::incoming_order::{IncomingOrder, encode_order_response};
 
-const ASK: &str = "shepherd.fleet.v1.Logs/Request";
+const REQUEST: &str = "shepherd.fleet.v1.Logs/Request";
 
 /// The gRPC service `Logs`.
 pub struct LogsService {
@@ -47,7 +47,7 @@ impl Logs for LogsService {
         let body = request.get_ref();
         let wanted = parse_log_query(body)?;
         let name = self.context.find_machine(&caller, &body.machine).await?;
-        let order = IncomingOrder { rpc: ASK, request: body, order: body.order.as_ref() }
+        let order = IncomingOrder { rpc: REQUEST, request: body, order: body.order.as_ref() }
             .parse(&caller, name.short_name())?;
         if order.expected_version.is_some() {
             return Err(invalid_argument(

@@ -8,7 +8,7 @@ use crate::model::pause::{LoopKind, Pause, describe_target};
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::loops_server::Loops;
 use crate::server::api::api_error::{bmdb_status, invalid_argument};
-use crate::server::api::auth::caller_of;
+use crate::server::api::caller::caller_of;
 use crate::server::api::context::ApiContext;
 use crate::server::api::convert::{decode_timestamp, encode_timestamp};
 use crate::server::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
@@ -56,11 +56,10 @@ impl Loops for LoopsService {
         let (of, provider) = (parse_loop(&body.name)?, parse_provider(&body.provider)?);
         let until = match &body.expiry {
             None => None,
-            Some(v1::pause_loop_request::Expiry::ExpiresAt(time)) => {
-                Some(Expiry::At(decode_timestamp(*time).ok_or_else(|| {
-                    invalid_argument("expires_at", "the pause is to end at a moment that is none")
-                })?))
-            }
+            Some(v1::pause_loop_request::Expiry::ExpiresAt(time)) => Some(Expiry::At(
+                decode_timestamp(*time)
+                    .ok_or_else(|| invalid_argument("expires_at", "expires_at is no valid time"))?,
+            )),
             Some(v1::pause_loop_request::Expiry::ExpiresAfter(text)) => {
                 Some(Expiry::After(text.parse().map_err(|_| {
                     invalid_argument(
@@ -74,7 +73,7 @@ impl Loops for LoopsService {
             .parse(&caller, describe_target(of, provider.as_deref()))
             .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let new = NewPause { paused_loop: of, provider, until, actor: caller.credential().name.clone() };
+        let new = NewPause { paused_loop: of, provider, until, actor: caller.name().to_owned() };
         let carried = self.context.bmdb.pause_loop(order, new).await.map_err(bmdb_status)?;
         Ok(Response::new(encode_order_response(None, dry_run, &carried)))
     }

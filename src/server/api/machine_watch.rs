@@ -37,7 +37,7 @@ use crate::model::time::{Timestamp, before};
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::watch_machines_response::Event;
 use crate::server::api::api_error::{bmdb_status, error_status, invalid_argument};
-use crate::server::api::auth::Caller;
+use crate::server::api::caller::Caller;
 use crate::server::api::closing_stream::{Close, ClosingStream, closing_stream};
 use crate::server::api::context::ApiContext;
 use crate::server::api::convert::{self, encode_timestamp};
@@ -95,10 +95,11 @@ pub fn start_watch(
     filter: Filter,
     resume: Option<Timestamp>,
 ) -> Result<MachineWatchStream, Status> {
-    let credential = caller.credential().id;
+    let credential = caller.credential_id();
     let permit = site.watch_limits.acquire(credential)?;
     let (tell, bid, watched) = closing_stream(BUFFER_SIZE);
     let (stop, ending, listened) = (site.stop.clone(), site.clone(), tell.clone());
+    let identity = caller.clone();
     let watch = MachineWatch {
         context: site,
         caller,
@@ -125,7 +126,7 @@ pub fn start_watch(
                 Close::AfterDrain(error_status(Code::Unavailable, "UNAVAILABLE", text))
             }
             Some(StreamEnd::ClientGone) => return,
-            Some(StreamEnd::Failed(status)) => Close::Now(status),
+            Some(StreamEnd::Failed(status)) => Close::Now(identity.reveal_cause(status)),
         };
         // The send fails only if the client is gone.
         drop(bid.send(farewell));
@@ -133,8 +134,10 @@ pub fn start_watch(
     Ok(watched)
 }
 
-/// Waits until a credential is no longer active, or could not be checked for too long.
-pub(super) async fn wait_for_credential_end(site: &ApiContext, credential: Uuid) -> StreamEnd {
+/// Waits until a credential is no longer active, or could not be checked for too long. A login to the database does not
+/// end while its connection exists.
+pub(super) async fn wait_for_credential_end(site: &ApiContext, credential: Option<Uuid>) -> StreamEnd {
+    let Some(credential) = credential else { return std::future::pending().await };
     // The middleware has just authenticated it.
     let mut good_at = Instant::now();
     loop {
@@ -142,7 +145,7 @@ pub(super) async fn wait_for_credential_end(site: &ApiContext, credential: Uuid)
         let requested_at = Instant::now();
         let answer = tokio::time::timeout_at(
             good_at + CREDENTIAL_CHECK_LIMIT,
-            site.auth.is_credential_active(credential),
+            site.credential_checks.is_active(credential),
         )
         .await;
         let answer = answer.unwrap_or_else(|_| {

@@ -22,10 +22,10 @@ use crate::model::why::explain_machine;
 use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::machines_server::Machines;
 use crate::server::api::api_error::{bmdb_status, invalid_argument};
-use crate::server::api::auth::caller_of;
 use crate::server::api::bulk_orders::{
     parse_expiry_after, parse_hold_scope, parse_label_order, parse_priority_expiry, parse_priority_level,
 };
+use crate::server::api::caller::caller_of;
 use crate::server::api::context::ApiContext;
 use crate::server::api::convert::{self, decode_timestamp, encode_timestamp};
 use crate::server::api::describe;
@@ -62,7 +62,6 @@ impl Machines for MachinesService {
         let filter = parse_filter(body.filter)?;
         let size =
             usize::try_from(pagination::parse_page_size(body.page_size, 100, "page_size")?).unwrap_or(100);
-        // The same cursor as in `shepherdctl --direct`, so that a list can be continued with either backend.
         let after = match body.page_token.as_str() {
             "" => None,
             place => {
@@ -199,11 +198,10 @@ impl Machines for MachinesService {
         let scope = parse_hold_scope(&body.scope)?;
         let until = match &body.expiry {
             None => None,
-            Some(v1::hold_request::Expiry::ExpiresAt(time)) => {
-                Some(Expiry::At(decode_timestamp(*time).ok_or_else(|| {
-                    invalid_argument("expires_at", "the hold is to end at a moment that is none")
-                })?))
-            }
+            Some(v1::hold_request::Expiry::ExpiresAt(time)) => Some(Expiry::At(
+                decode_timestamp(*time)
+                    .ok_or_else(|| invalid_argument("expires_at", "expires_at is no valid time"))?,
+            )),
             Some(v1::hold_request::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
         };
         let order = IncomingOrder { rpc: HOLD, request: body, order: body.order.as_ref() };
@@ -369,7 +367,7 @@ impl MachinesService {
         let caller = caller_of(request)?;
         let name = self.context.find_machine(&caller, text).await?;
         let order = incoming_order.parse(&caller, name.short_name())?;
-        let (dry_run, who) = (order.dry_run, caller.credential().name.clone());
+        let (dry_run, who) = (order.dry_run, caller.name().to_owned());
         let carried = self
             .context
             .bmdb
@@ -406,7 +404,7 @@ pub(crate) fn actor_and_reason<M>(
     request: &Request<M>,
     order: Option<&v1::Order>,
 ) -> Result<(String, String), Status> {
-    let who = caller_of(request)?.credential().name.clone();
+    let who = caller_of(request)?.name().to_owned();
     Ok((who, order.map(|order| order.reason.trim().to_owned()).unwrap_or_default()))
 }
 

@@ -18,7 +18,7 @@ use crate::proto::fleet::v1;
 use crate::proto::fleet::v1::issues_server::Issues;
 use crate::proto::fleet::v1::plan_server::Plan;
 use crate::server::api::api_error::{bmdb_status, database_unavailable, invalid_argument};
-use crate::server::api::auth::caller_of;
+use crate::server::api::caller::caller_of;
 use crate::server::api::closing_stream::ClosingStream;
 use crate::server::api::convert::{self, encode_timestamp};
 use crate::server::api::fleet_stream::{CHUNK_SIZE, FleetQueries, compute_blocking};

@@ -11,7 +11,7 @@ use crate::model::machine_view::MachineName;
 use crate::model::retirement::{RetirementStage, check_confirmation};
 use crate::proto::fleet::v1;
 use crate::server::api::api_error::{bmdb_status, invalid_argument};
-use crate::server::api::auth::caller_of;
+use crate::server::api::caller::caller_of;
 use crate::server::api::context::ApiContext;
 use crate::server::api::incoming_order::{IncomingOrder, encode_order_response};
 use crate::server::api::machines::actor_and_reason;
@@ -40,7 +40,7 @@ pub async fn cancel_retirement(site: &ApiContext, request: &Request<v1::CancelRe
     let (who, reason) = actor_and_reason(request, body.order.as_ref())?;
     let by = format_attribution(&who, Some(&reason));
     let caller = caller_of(request)?;
-    let role = caller.credential().role;
+    let role = caller.role();
     let name = site.find_machine(&caller, &body.machine).await?;
     try_execute_on_machine(site, request, &name, order, move |snapshot| {
         retirement::cancel_retirement(snapshot, &by, role)

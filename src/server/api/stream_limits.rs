@@ -18,13 +18,14 @@ const CREDENTIAL_SHARE: usize = 4;
 #[derive(Clone, Debug)]
 pub struct StreamLimits {
     max_streams: usize,
-    by_credential: Arc<Mutex<HashMap<Uuid, usize>>>,
+    /// Under `None`: those of a login to the database.
+    by_credential: Arc<Mutex<HashMap<Option<Uuid>, usize>>>,
 }
 
 /// A permit for a stream, released when it is dropped.
 #[derive(Debug)]
 pub struct StreamPermit {
-    credential: Uuid,
+    credential: Option<Uuid>,
     limits: StreamLimits,
 }
 
@@ -36,13 +37,13 @@ impl StreamLimits {
     }
 
     /// Acquires a permit for a stream of this credential.
-    pub fn acquire(&self, credential: Uuid) -> Result<StreamPermit, Status> {
+    pub fn acquire(&self, credential: Option<Uuid>) -> Result<StreamPermit, Status> {
         let mut by_credential = self.by_credential.lock().unwrap_or_else(PoisonError::into_inner);
         if by_credential.values().sum::<usize>() >= self.max_streams {
             return Err(error_status(
                 Code::ResourceExhausted,
                 "TOO_MANY_WATCHES",
-                "there are as many watches of this shepherd as it bears; end some, or watch at another one",
+                "this shepherd already serves as many watches as it can; end some, or watch at another one",
             ));
         }
         let most = self.max_streams.div_ceil(CREDENTIAL_SHARE);
@@ -77,7 +78,7 @@ mod tests {
 
     #[test]
     fn credential_gets_a_quarter_and_the_total_is_bounded() {
-        let (watches, of) = (StreamLimits::new(8), Uuid::from_u128);
+        let (watches, of) = (StreamLimits::new(8), |id| Some(Uuid::from_u128(id)));
         let mut permits: Vec<StreamPermit> = Vec::new();
         for credential in [1, 1, 2, 2, 3, 3, 4] {
             permits.push(watches.acquire(of(credential)).unwrap());
@@ -97,9 +98,9 @@ mod tests {
     #[test]
     fn small_limit_allows_one_stream_per_credential() {
         let watches = StreamLimits::new(1);
-        let first = watches.acquire(Uuid::nil()).unwrap();
-        assert!(watches.acquire(Uuid::nil()).is_err());
+        let first = watches.acquire(None).unwrap();
+        assert!(watches.acquire(None).is_err());
         drop(first);
-        assert!(watches.acquire(Uuid::nil()).is_ok());
+        assert!(watches.acquire(None).is_ok());
     }
 }

@@ -31,11 +31,9 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
 use crate::server::api::api_error::{code_name, error_status, invalid_argument};
-use crate::server::api::artefacts::{PUT, PUT_LIMIT};
 use crate::server::api::auth::{AuthLayer, peer_of};
+use crate::server::api::services::request_limit;
 
-/// Largest request body of most calls.
-pub const REQUEST_LIMIT: usize = 64 << 10;
 /// Longest wait for the start of a response. It is below the server's own limit for every call, whose error a JSON
 /// client could not read.
 const CALL_TIMEOUT: Duration = Duration::from_secs(25);
@@ -103,7 +101,7 @@ impl Transcoder {
                 "the request must be JSON: send `content-type: application/json`",
             ));
         }
-        let limit = if rpc == PUT { PUT_LIMIT } else { REQUEST_LIMIT };
+        let limit = request_limit(rpc);
         let body = axum::body::to_bytes(body, limit).await.map_err(|_| {
             invalid_argument("body", format!("the request is longer than {limit} bytes, or was cut off"))
         })?;

@@ -45,17 +45,17 @@ pub struct DemoFlags {
     /// How many machines there are, 1 to 2000.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=2000))]
     pub machines: u32,
-    /// What goes wrong unasked.
+    /// Faults that occur by themselves.
     #[arg(long, value_enum, value_name = "PROFILE", default_value = "none")]
     pub faults: FaultProfile,
     /// Where all chance of the simulated machines comes from: the same number, the same fleet.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Stop when every machine is Ready, with exit code 0; or at the deadline, with exit code 1 and
-    /// what the rest waits for.
+    /// Stop when every machine is Ready, with exit code 0; or after --ready_timeout, with exit code 1 and what the
+    /// rest waits for.
     #[arg(long)]
     pub until_ready: bool,
-    /// When every machine must be Ready, with --until_ready. It counts from when the fleet has started.
+    /// How long --until_ready waits until every machine is Ready, counted from the start of the fleet.
     #[arg(long, value_name = "SPAN", default_value = "15m")]
     pub ready_timeout: Span,
     /// Keep machines and database in DIR and go on with them next time. [default: new ones each time]

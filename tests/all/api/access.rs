@@ -12,7 +12,7 @@ use shepherd::model::time::Span;
 use shepherd::proto::fleet::v1::credentials_client::CredentialsClient;
 use shepherd::proto::fleet::v1::{self, WhoAmIRequest};
 use shepherd::server::api::authorization::{RULES, RequiredAuth};
-use shepherd::server::api::transcode::REQUEST_LIMIT;
+use shepherd::server::api::services::request_limit;
 use sqlx::PgPool;
 use tonic::transport::Identity;
 use uuid::Uuid;
@@ -376,7 +376,7 @@ async fn body_is_not_read_of_a_client_without_a_credential() -> TestResult {
         .post(api.url("/api/shepherd.fleet.v1.Machines/List"))
         .bearer_auth(&viewer.token)
         .header("content-type", "application/json")
-        .body(" ".repeat(REQUEST_LIMIT + 1))
+        .body(" ".repeat(request_limit("shepherd.fleet.v1.Machines/List") + 1))
         .send()
         .await?;
     assert_eq!(long.status(), 400);

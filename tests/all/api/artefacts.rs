@@ -28,7 +28,7 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
     let add = ["artefacts", "add", file, "--reason", "the new front"];
 
     let dry = kim.ask(&[&add[..], &["--dry_run"]].concat())?;
-    assert!(dry.contains("without --dry_run: the artefact server-1.4 is added once it was brought"), "{dry}");
+    assert!(dry.contains("without --dry_run: the artefact server-1.4 is added once it is uploaded"), "{dry}");
     assert_eq!(api.count("SELECT count(*) FROM artefact").await?, 0, "a dry run brings nothing");
 
     // Somebody has begun and was cut off.

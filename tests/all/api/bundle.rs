@@ -101,9 +101,11 @@ async fn bundle_has_everything_but_secrets_whichever_source_builds_it() -> TestR
     let why = parsed(&reports, &format!("machines/{well}/why.json"))?.to_string();
     assert!(why.contains("for shepherd_***, see postgres://kim:***@db/bmdb"), "{why}");
     assert_eq!(parsed(&reports, "machines.json")?["machines"].as_array().context("a list")?.len(), 2);
-    assert!(parsed(&reports, "about.json")?["failed"].as_object().context("an object")?.is_empty());
-    assert!(parsed(&reports, "about.json")?["asked"].as_str().context("a text")?.starts_with("the API at "));
-    assert_eq!(parsed(&direct, "about.json")?["asked"], "the database");
+    assert!(parsed(&reports, "about.json")?["failures"].as_object().context("an object")?.is_empty());
+    assert!(
+        parsed(&reports, "about.json")?["backend"].as_str().context("a text")?.starts_with("the API at ")
+    );
+    assert_eq!(parsed(&direct, "about.json")?["backend"], "the database");
     Ok(())
 }
 
@@ -117,7 +119,7 @@ async fn bundle_overwrites_nothing_and_names_what_it_could_not_have() -> TestRes
     let output = kim.direct(&["debug", "bundle", "--machine", "nobody", "--output_file", file])?;
     assert!(output.contains("without `why nobody`: "), "{output}");
     let about = parsed(&unpacked(&path)?, "about.json")?;
-    let failed = about["failed"].as_object().context("an object")?;
+    let failed = about["failures"].as_object().context("an object")?;
     assert_eq!(failed.len(), 3, "{failed:?}");
 
     let before = std::fs::read(&path)?;

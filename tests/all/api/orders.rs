@@ -332,7 +332,7 @@ async fn order_for_what_was_seen_is_refused_when_it_is_another_by_now() -> TestR
     api.call(Some(&operator.token), "Machines/Hold", hold(&seen["version"], "1")).await?.ok()?;
     let refused = api.call(Some(&operator.token), "Machines/Hold", hold(&seen["version"], "2")).await?;
     assert_eq!((refused.code, &refused.json["error"]["status"]), (409, &json!("ABORTED")));
-    assert!(refused.message().contains("look again"), "{refused:?}");
+    assert!(refused.message().contains("read it again"), "{refused:?}");
     let written: Vec<(String, Option<String>)> =
         sqlx::query_as("SELECT message, idempotency_key FROM audit WHERE outcome = 'refused'")
             .fetch_all(&api.pool)

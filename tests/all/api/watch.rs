@@ -238,7 +238,7 @@ async fn watch_as_json_is_server_sent_events_and_the_server_ends_it_when_it_stop
         .await?;
     assert_eq!(response.headers()["content-type"], "text/event-stream");
     let (mut events, mut text) = (response.bytes_stream(), String::new());
-    while !text.contains("\"quiet\"") {
+    while !text.contains("\"bookmark\"") {
         let some = tokio::time::timeout(PATIENCE, events.next()).await?.context("the stream ended")??;
         text.push_str(std::str::from_utf8(&some)?);
     }

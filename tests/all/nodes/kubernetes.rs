@@ -22,7 +22,7 @@ use shepherd::reconciler::program::Program;
 use shepherd::reconciler::status::ReconcilerStatus;
 use shepherd::roleserver::cluster::etcd_member;
 use shepherd::roleserver::process::ProcessInstance;
-use shepherd::roleserver::status_socket as told_page;
+use shepherd::roleserver::status_socket as status_page;
 
 use super::node::{Node, Owner, patiently};
 use super::services::{founded, instance};
@@ -365,7 +365,7 @@ async fn real_controllers_make_their_objects_and_begin() -> TestResult {
     assert!(well.is_reconciler && well.conflicts.is_empty(), "{well:?}");
     let directory = node.files().kubernetes_directory();
     let plan = tokio::task::spawn_blocking(move || {
-        told_page::read_page_within(MINUTE, &directory, told_page::PLAN_SOCKET)
+        status_page::read_page_within(MINUTE, &directory, status_page::PLAN_SOCKET)
     });
     assert_eq!(plan.await??, "nothing: all objects are as this release wants them\n");
     assert_eq!((well.bundle, well.version.as_str()), (bundle.0, version));

@@ -387,7 +387,7 @@ async fn service_that_does_not_run_says_why_and_disturbs_no_other() -> TestResul
     );
     let ended = |status: &wire::ServiceStatus| status.kind() == Kind::Ended;
     let once = until_status(&owner, &node, "once", ended).await?;
-    assert!(once.message.contains("said that all was well"), "{}", once.message);
+    assert!(once.message.contains("which means success"), "{}", once.message);
     let never = until_status(&owner, &node, "never", ended).await?;
     assert!(never.message.contains("with status 7"), "{}", never.message);
     until_well(&owner, &node, "after", declared).await?;

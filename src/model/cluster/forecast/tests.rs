@@ -64,7 +64,7 @@ fn run_to_end(beginning: ForecastInput) -> ForecastInput {
 /// A converged cluster of this size, and the free machines beside it.
 fn converged_cluster(control_plane: u32, workers: u32, free: u8) -> ForecastInput {
     let beginning = run_to_end(requested_cluster(control_plane, workers, free));
-    assert_eq!(step_lines(&forecast_cluster(beginning.clone(), now())), ["settled: "]);
+    assert_eq!(step_lines(&forecast_cluster(beginning.clone(), now())), ["converged: "]);
     beginning
 }
 
@@ -88,7 +88,7 @@ fn cluster_is_created_member_by_member() {
             "m4 is let in by its key",
             "m2 is given consensus-member",
             "m3 is given consensus-member",
-            "settled: ",
+            "converged: ",
         ]
     );
     assert_eq!(forecast.at, now());
@@ -128,7 +128,7 @@ fn changes_are_forecast_before_they_are_ordered() {
             format!("{gone} is deleted"),
             format!("{gone} is ordered to leave"),
             format!("{gone} is out of it: {why}, and it has left"),
-            "settled: ".to_owned(),
+            "converged: ".to_owned(),
         ]
     );
 
@@ -142,7 +142,7 @@ fn changes_are_forecast_before_they_are_ordered() {
     beginning.cluster.deleting = true;
     let ended = step_lines(&forecast_cluster(beginning, now()));
     assert_eq!(ended.iter().filter(|line| line.contains("is ordered to leave")).count(), 5);
-    assert_eq!(ended[ended.len() - 2..], ["nothing of it is left", "gone: "]);
+    assert_eq!(ended[ended.len() - 2..], ["nothing of it is left", "deleted: "]);
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn leaving_member_is_replaced_first_and_a_lost_one_is_not() {
         at(&messages, "m4 is given consensus-member") < at(&messages, "gives up consensus-member"),
         "{messages:?}"
     );
-    assert_eq!(messages.last().unwrap(), "settled: ");
+    assert_eq!(messages.last().unwrap(), "converged: ");
 
     let mut lost = converged_cluster(3, 0, 4);
     lost.cluster.members[0].phase = Phase::NeedsHuman;
@@ -178,7 +178,7 @@ fn leaving_member_is_replaced_first_and_a_lost_one_is_not() {
         at(&messages, "gives up consensus-member") < at(&messages, "m4 is given consensus-member"),
         "{messages:?}"
     );
-    assert_eq!(messages.last().unwrap(), "settled: ");
+    assert_eq!(messages.last().unwrap(), "converged: ");
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn roles_and_kubernetes_are_added_in_order_and_removed_in_reverse() {
             "its curators receive the Kubernetes spec",
             "m1 is given kubernetes-controller",
             "m2 is given kubernetes-worker",
-            "settled: ",
+            "converged: ",
         ]
     );
     let mut going = run_to_end(beginning);
@@ -286,7 +286,7 @@ fn roles_and_kubernetes_are_added_in_order_and_removed_in_reverse() {
             "m1 gives up kubernetes-controller",
             "its curators forget Kubernetes",
             "Kubernetes is forgotten",
-            "settled: ",
+            "converged: ",
         ]
     );
 }
@@ -327,7 +327,7 @@ fn upgrade_goes_controllers_first_and_rolls_back_workers_first() {
     };
     assert_eq!(forth[0], "its role servers are through");
     assert_eq!(order(&forth), ["m1", "m2", "m3", "m4", "m5"], "{forth:?}");
-    assert_eq!(forth.last().unwrap(), "settled: ", "{forth:?}");
+    assert_eq!(forth.last().unwrap(), "converged: ", "{forth:?}");
     assert!(forth.contains(&"its upgrade is done".to_owned()), "{forth:?}");
 
     runs.cluster.upgrade = Some(upgrade.clone());

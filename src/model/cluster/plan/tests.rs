@@ -560,7 +560,7 @@ fn mark_old_members_left(cluster: &mut Cluster) {
 fn restore_waits_for_reachable_old_members_to_leave() {
     let mut cluster = restoring(None);
     let why = "its cluster is restored from a snapshot";
-    let fence = "waits: 1 of its old control plane are reachable and have to leave first";
+    let fence = "waits: 1 machines of its old control plane still report and have to leave first";
     assert_eq!(
         plan_text(&cluster, &[20]),
         format!("leaving 1: {why}; leaving 2: {why}; leaving 3: {why}; {fence}")

@@ -148,7 +148,7 @@ fn controllers_go_one_by_one_and_workers_after_them() {
     assert_eq!(world.plan_text(0), "c1=bbbb");
     let waits = world.plan(0).machine_waits;
     let of = |number: u128| waits[&MachineId(Uuid::from_u128(number))].clone();
-    assert_eq!(of(2), "1 before it are not through yet");
+    assert_eq!(of(2), "1 before it are not done yet");
     assert_eq!(of(4), "the controllers of the cluster are upgraded first");
 
     // The request is recorded and was not sent: it is sent now, and no other node is started.

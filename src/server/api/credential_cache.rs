@@ -25,13 +25,13 @@ type SharedLookup = Shared<BoxFuture<'static, Result<bool, Status>>>;
 
 /// Results of look-ups, valid for a second.
 #[derive(Default)]
-pub(super) struct CredentialCache {
+pub(crate) struct CredentialCache {
     entries: Mutex<HashMap<Uuid, (Instant, SharedLookup)>>,
 }
 
 impl CredentialCache {
     /// The result for a credential at `now`: the cached one if it is valid, or that of `look`.
-    pub(super) fn get_or_look_up(
+    pub(crate) fn get_or_look_up(
         &self,
         credential: Uuid,
         now: Instant,
@@ -54,7 +54,7 @@ impl CredentialCache {
     }
 
     /// Removes results that are no longer valid.
-    pub(super) fn forget_idle(&self) {
+    pub(crate) fn forget_idle(&self) {
         let now = Instant::now();
         let mut answers = self.lock_entries();
         answers.retain(|_, known| is_fresh(known, now));
