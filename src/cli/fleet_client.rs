@@ -24,6 +24,7 @@ use tonic_types::StatusExt as _;
 use crate::bmdb::connection::Bmdb;
 use crate::cli::contexts::Context;
 use crate::cli::error::CliError;
+use crate::server::api::api_error::error_status;
 use crate::server::api::in_process::InProcessChannel;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -177,8 +178,10 @@ impl FleetClient {
         let Access::Network(connection) = &mut self.access else { return Ok(()) };
         connection.current = (connection.current + 1) % connection.servers.len().max(1);
         if let Some((_, endpoint)) = connection.servers.get(connection.current) {
-            connection.channel =
-                endpoint.connect().await.map_err(|error| Status::unavailable(error_chain(&error)))?;
+            connection.channel = endpoint
+                .connect()
+                .await
+                .map_err(|error| error_status(Code::Unavailable, "UNREACHABLE", error_chain(&error)))?;
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use crate::cli::fleet_client::{ApiChannel, FleetClient, status_to_error};
 use crate::cli::idempotency_key;
 use crate::cli::output::print_stderr;
 use crate::proto::fleet::v1;
-use crate::server::api::api_error::OUTCOME_UNKNOWN;
+use crate::server::api::api_error::{ERROR_DOMAIN, OUTCOME_UNKNOWN};
 
 /// How long an order is retried after its first response was lost; `MAX_ATTEMPTS` limits the number of attempts.
 const RETRY_WINDOW: Duration = Duration::from_secs(10);
@@ -104,11 +104,13 @@ pub async fn send_order<A>(
     }
 }
 
-/// Whether the order of this attempt may have been carried out. A server that answers that it is unavailable has carried
-/// out nothing, unless it says that it does not know.
+/// Whether the order of this attempt may have been carried out. A shepherd that answers that it is unavailable has
+/// carried out nothing, unless it reports that it does not know. The same answer of a proxy proves nothing.
 fn is_outcome_unknown(status: &Status, broken: bool) -> bool {
-    let reason = status.get_details_error_info().map(|info| info.reason);
-    broken || status.code() != Code::Unavailable || reason.as_deref() == Some(OUTCOME_UNKNOWN)
+    let info = status.get_details_error_info().filter(|info| info.domain == ERROR_DOMAIN);
+    let carried_out_nothing =
+        status.code() == Code::Unavailable && info.is_some_and(|info| info.reason != OUTCOME_UNKNOWN);
+    broken || !carried_out_nothing
 }
 
 fn status_text(status: &Status) -> String {
@@ -139,6 +141,7 @@ fn outcome_unknown(tries: u32, status: &Status, key: &str) -> CliError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::api::api_error::error_status;
 
     #[test]
     fn unanswered_order_is_retried_for_a_bounded_time() {
@@ -165,6 +168,22 @@ mod tests {
         ] {
             let found = decide_retry(code, broken, tries, millis(lost_for));
             assert_eq!(found, expected, "{code:?}, {broken}, {tries}, {lost_for}");
+        }
+    }
+
+    #[test]
+    fn only_a_shepherd_that_is_unavailable_proves_that_nothing_was_done() {
+        let answer = |code, reason: &str| error_status(code, reason, "no");
+        for (status, broken, expected) in [
+            (answer(Code::Unavailable, "UNAVAILABLE"), false, false),
+            (answer(Code::Unavailable, "SERVER_STOPPING"), false, false),
+            (answer(Code::Unavailable, OUTCOME_UNKNOWN), false, true),
+            (answer(Code::Unavailable, "UNAVAILABLE"), true, true),
+            (answer(Code::DeadlineExceeded, "CALL_TIMEOUT"), false, true),
+            // What a proxy answers for a shepherd whose response it lost.
+            (Status::unavailable("upstream connect error"), false, true),
+        ] {
+            assert_eq!(is_outcome_unknown(&status, broken), expected, "{status:?}, {broken}");
         }
     }
 
