@@ -25,7 +25,7 @@ lint: ## check format, lints, each feature alone, recorded statements, dependenc
 	@tools/lint
 
 fmt: ## format the code
-	cargo fmt
+	cargo fmt --all
 
 bench: ## benchmark the engine on a private PostgreSQL and write BENCHMARKS.md (ARGS='--quick', '--full', '--memory', '--part held' or '--part watchers')
 	@tools/bench $(ARGS)

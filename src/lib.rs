@@ -20,12 +20,15 @@
 //! * [`cli`][]: `shepherdctl`.
 //! * [`proto`][]: generated contracts, which every module may use.
 //!
+//! [`model`][], [`proto`][] and [`supervisor`][] are crates of their own, below `crates/`. They are exported again here.
+//!
 //! # Which module may import which
 //!
 //! `bin → {service, cli} → {server, manager} → {providers, takeover} → bmdb → model`, and on the node
 //! `bin → roleserver → {curator, reconciler} → {etcd, supervisor} → model`; `simulator → {roleserver, model}`.
 //! The manager also imports the curator module: it calls the curators of clusters as their nodes do. A test reads every
-//! `use crate::` line and fails on an import that violates this.
+//! `use crate::` line and fails on an import that violates this. A crate imports what its `Cargo.toml` names; the same
+//! test has the list of what that may be.
 //!
 //! # How data flows
 //!
@@ -43,8 +46,6 @@ pub mod curator;
 pub mod etcd;
 #[cfg(feature = "shepherd")]
 pub mod manager;
-pub mod model;
-pub mod proto;
 #[cfg(feature = "shepherd")]
 pub mod providers;
 #[cfg(feature = "reconciler")]
@@ -57,7 +58,13 @@ pub mod server;
 pub mod service;
 #[cfg(feature = "shepherd")]
 pub mod simulator;
-#[cfg(feature = "roleserver")]
-pub mod supervisor;
 #[cfg(feature = "shepherd")]
 pub mod takeover;
+
+/// Plain types and pure decisions about machines.
+pub use model;
+/// Generated gRPC contracts.
+pub use proto;
+/// A tree of tasks that are restarted when they end.
+#[cfg(feature = "roleserver")]
+pub use supervisor;

@@ -1,5 +1,5 @@
 -- Count the machines in each phase, by the facts and not by the index. Twin of phase_of in
--- src/model/phase.rs: change both.
+-- crates/model/src/phase.rs: change both.
 SELECT phase AS "phase!", count(*) AS "count!" FROM (
     SELECT s.machine_id,
            CASE

@@ -1,5 +1,5 @@
 -- Read the highest fence that a machine's agent reported while this database had issued none as high, and the
--- highest fence that it has issued since. src/model/unknown_fence.rs decides whether that still proves
+-- highest fence that it has issued since. crates/model/src/unknown_fence.rs decides whether that still proves
 -- anything.
 SELECT h.at, h.fence AS "fence!", d.fence AS issued_fence
 FROM machine_due d

@@ -7,28 +7,27 @@ use crate::etcd::record::{self, RecordError};
 use crate::model::role_declaration::RoleDeclaration;
 use crate::proto::curator::v1 as wire;
 
-impl RoleDeclaration {
-    /// Encodes the record for etcd.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        let declaration = Some(self.to_wire().clone());
-        wire::DeclarationRecord { format: record::FORMAT, declaration }.encode_to_vec()
-    }
+/// Encodes the record for etcd.
+#[must_use]
+pub fn encode_declaration(declaration: &RoleDeclaration) -> Vec<u8> {
+    let declaration = Some(declaration.to_wire().clone());
+    wire::DeclarationRecord { format: record::FORMAT, declaration }.encode_to_vec()
+}
 
-    /// Decodes the record that is stored under `key`.
-    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
-        let id = DECLARATIONS.id_of(key).map_err(|error| RecordError::new(key, error.to_string()))?;
-        let record = record::decode(key, bytes, |record: &wire::DeclarationRecord| record.format)?;
-        let declared = record.declaration.unwrap_or_default();
-        let declaration = Self::new(declared).map_err(|error| RecordError::new(key, error.to_string()))?;
-        if declaration.role().to_string() != id {
-            return Err(RecordError::new(key, format!("it is that of {}", declaration.role())));
-        }
-        if declaration.revision() == 0 {
-            return Err(RecordError::new(key, "it says no revision"));
-        }
-        Ok(declaration)
+/// Decodes the record that is stored under `key`.
+pub fn decode_declaration(key: &str, bytes: &[u8]) -> Result<RoleDeclaration, RecordError> {
+    let id = DECLARATIONS.id_of(key).map_err(|error| RecordError::new(key, error.to_string()))?;
+    let record = record::decode(key, bytes, |record: &wire::DeclarationRecord| record.format)?;
+    let declared = record.declaration.unwrap_or_default();
+    let declaration =
+        RoleDeclaration::new(declared).map_err(|error| RecordError::new(key, error.to_string()))?;
+    if declaration.role().to_string() != id {
+        return Err(RecordError::new(key, format!("it is that of {}", declaration.role())));
     }
+    if declaration.revision() == 0 {
+        return Err(RecordError::new(key, "it says no revision"));
+    }
+    Ok(declaration)
 }
 
 #[cfg(test)]
@@ -55,10 +54,11 @@ mod tests {
         let declaration = RoleDeclaration::new(role(["a", "b"])).unwrap();
         let kept = declaration.clone().into_next_revision(None).unwrap();
         let key = DECLARATIONS.key("web").unwrap();
-        assert_eq!(RoleDeclaration::decode(&key, &kept.encode()).unwrap(), kept);
-        assert!(RoleDeclaration::decode(&DECLARATIONS.key("other").unwrap(), &kept.encode()).is_err());
-        let error = RoleDeclaration::decode(&key, &declaration.encode()).unwrap_err().to_string();
+        let stored = encode_declaration(&kept);
+        assert_eq!(decode_declaration(&key, &stored).unwrap(), kept);
+        assert!(decode_declaration(&DECLARATIONS.key("other").unwrap(), &stored).is_err());
+        let error = decode_declaration(&key, &encode_declaration(&declaration)).unwrap_err().to_string();
         assert!(error.contains("no revision") && error.contains(&key), "{error}");
-        assert!(RoleDeclaration::decode(&key, &role([]).encode_to_vec()).is_err());
+        assert!(decode_declaration(&key, &role([]).encode_to_vec()).is_err());
     }
 }

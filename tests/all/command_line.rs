@@ -179,6 +179,7 @@ fn every_page_that_the_tree_names_exists() -> TestResult {
     let mut pages = BTreeSet::new();
     for (folder, extension) in [
         ("src", "rs"),
+        ("crates", "rs"),
         ("proto", "proto"),
         ("sql", "sql"),
         ("migrations", "sql"),

@@ -59,7 +59,7 @@ fn the_service_links_what_the_role_server_must_not() -> TestResult {
 
 #[test]
 fn the_whole_tree_has_one_tls_provider() -> TestResult {
-    let tree = packages(&["--all-features", "--edges", "all"])?;
+    let tree = packages(&["--workspace", "--all-features", "--edges", "all"])?;
     assert!(tree.contains("ring") && tree.contains("rustls"), "no TLS at all: {tree:?}");
     assert_eq!(among(&tree, OTHER_TLS), Vec::<&str>::new());
     Ok(())

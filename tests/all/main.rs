@@ -85,4 +85,5 @@ mod two_shepherds;
 mod unproven;
 mod updates;
 mod words;
+mod workspace;
 mod wrong_clock;

@@ -6,6 +6,7 @@ use futures::Stream;
 use tonic::{Code, Request, Response, Status};
 
 use crate::curator::node_id::NodeId;
+use crate::curator::role_declaration::encode_declaration;
 use crate::curator::service::error::ServiceError;
 use crate::curator::service::leader_context::{Caller, LeaderContext, ResponseStream};
 use crate::curator::service::store::record_change;
@@ -48,7 +49,8 @@ impl declarations_server::Declarations for DeclarationsService {
             let Some(new) = declared.clone().into_next_revision(known.as_ref().map(|known| &known.value)) else {
                 return Ok((known.map(|known| known.value), false));
             };
-            let change = record_change(DECLARATIONS.key(new.role())?, new.encode(), known.as_ref());
+            let record = encode_declaration(&new);
+            let change = record_change(DECLARATIONS.key(new.role())?, record, known.as_ref());
             store.write(&[change]).await?;
             tracing::info!(role = %new.role(), revision = new.revision(), actor = %caller.peer, "a role was declared");
             Ok((Some(new), true))

@@ -16,6 +16,7 @@ use crate::curator::kubernetes::settings::{KubernetesSettings, settings_record_k
 use crate::curator::node::{Node, NodeState};
 use crate::curator::node_id::NodeId;
 use crate::curator::peer_identity::Revocations;
+use crate::curator::role_declaration::decode_declaration;
 use crate::curator::service::node_watch_cache::NodeCache;
 use crate::etcd::client::Client;
 use crate::etcd::key_space::{
@@ -128,8 +129,7 @@ impl RecordCache {
             Node::decode(key, value).map(|node| CacheUpdate::Node(Box::new(node)))
         });
         let mut declarations = watch_prefix(client, &DECLARATIONS, |key, value| {
-            RoleDeclaration::decode(key, value)
-                .map(|declaration| CacheUpdate::Declaration(Arc::new(declaration)))
+            decode_declaration(key, value).map(|declaration| CacheUpdate::Declaration(Arc::new(declaration)))
         });
         let revocation =
             |key: &str, value: &[u8]| Revocation::decode(key, value).map(CacheUpdate::Revocation);

@@ -26,6 +26,7 @@ use crate::curator::membership::Nodes;
 use crate::curator::node::Node;
 use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::pki::{Authority, Serial};
+use crate::curator::role_declaration::decode_declaration;
 use crate::curator::service::error::ServiceError;
 use crate::curator::tickets::{Ticket, TicketId};
 use crate::etcd::client::{Client, Record};
@@ -164,12 +165,12 @@ impl Store {
         &self,
         role: &DeclaredRole,
     ) -> Result<Option<Versioned<RoleDeclaration>>, ServiceError> {
-        self.read_one(DECLARATIONS.key(role)?, RoleDeclaration::decode).await
+        self.read_one(DECLARATIONS.key(role)?, decode_declaration).await
     }
 
     /// Reads all declarations, in order of their names.
     pub async fn declarations(&self) -> Result<Vec<Versioned<RoleDeclaration>>, ServiceError> {
-        self.read_all(&DECLARATIONS, RoleDeclaration::decode).await
+        self.read_all(&DECLARATIONS, decode_declaration).await
     }
 
     /// Reads the record of an issued certificate.

@@ -40,6 +40,11 @@ pub(crate) fn files(folder: &str, extension: &str) -> anyhow::Result<Vec<PathBuf
     Ok(found)
 }
 
+/// Every Rust file of the root package's `src` and of each crate.
+pub(crate) fn rust_files() -> anyhow::Result<Vec<PathBuf>> {
+    Ok([files("crates", "rs")?, files("src", "rs")?].concat())
+}
+
 /// The text of a file of the checkout.
 pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(root().join(path)).with_context(|| path.display().to_string())

@@ -1,0 +1,214 @@
+//! Reconcile declared roles with the curators.
+//!
+//! The desired declarations are in the BMDB. The curators get a declaration when they have a different one or have lost
+//! it. So no shepherd has to remember what it sent. A role that was declared to the curators directly, and not in the
+//! BMDB, belongs to its author and is left alone.
+
+use std::collections::BTreeMap;
+
+use prost::Message as _;
+use proto::curator::v1 as wire;
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::plan::ClusterPlanStep;
+use crate::cluster::state::ObservedCluster;
+use crate::time::Timestamp;
+
+/// Most roles that can be declared to one cluster.
+pub const MAX_DECLARED_ROLES: usize = 64;
+
+/// Largest encoded declaration in bytes that the fleet stores: the API, which carries it, limits requests to 64 KiB.
+pub const MAX_DECLARATION_BYTES: usize = 60 << 10;
+
+/// Identifies a declaration: SHA-256 of its encoding without a revision.
+pub type Digest = [u8; 32];
+
+/// The desired declaration of a role.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DesiredDeclaration {
+    /// Name of the declared role.
+    pub role: String,
+    /// Digest of the desired declaration.
+    pub digest: Digest,
+    /// Whether the curators have to forget the role.
+    pub withdrawn: bool,
+}
+
+/// Encodes a declaration for the BMDB, without its revision: only the curators count revisions.
+#[must_use]
+pub fn encode_declaration(declared: &wire::Declaration) -> Vec<u8> {
+    wire::Declaration { revision: 0, ..declared.clone() }.encode_to_vec()
+}
+
+/// Checks that the fleet can store the declaration; the error is a sentence.
+pub fn check_declaration_size(declared: &wire::Declaration) -> Result<(), String> {
+    match declared.encoded_len() {
+        size if size > MAX_DECLARATION_BYTES => Err(format!(
+            "role {} was not declared: it has {size} bytes, and {MAX_DECLARATION_BYTES} can be kept; make its files artefacts",
+            declared.role
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The digest that identifies a declaration.
+#[must_use]
+pub fn declaration_digest(declared: &wire::Declaration) -> Digest {
+    let digest = ring::digest::digest(&ring::digest::SHA256, &encode_declaration(declared));
+    let mut known = Digest::default();
+    known.copy_from_slice(digest.as_ref());
+    known
+}
+
+/// The steps towards the desired declarations, and what they wait for (one sentence each).
+#[must_use]
+pub fn plan_declarations(
+    declared: &[DesiredDeclaration],
+    seen: &ObservedCluster,
+) -> (Vec<ClusterPlanStep>, Vec<String>) {
+    let (mut steps, mut waits) = (Vec::new(), Vec::new());
+    for DesiredDeclaration { role, digest, withdrawn } in declared {
+        let role = role.clone();
+        match (withdrawn, seen.declared_digests.get(&role)) {
+            (false, Some(known)) if known == digest => {}
+            (false, _) => steps.push(ClusterPlanStep::DeclareRole { role }),
+            (true, None) => steps.push(ClusterPlanStep::DeleteDeclaration { role }),
+            (true, Some(_)) => {
+                let with = seen.nodes.iter().filter(|node| node.roles.contains(&role)).count();
+                match with {
+                    0 => steps.push(ClusterPlanStep::UndeclareRole { role }),
+                    _ => {
+                        waits
+                            .push(format!("role {role} is withdrawn, and {with} of its nodes have it still"));
+                    }
+                }
+            }
+        }
+    }
+    (steps, waits)
+}
+
+/// Digests of the declarations that the curators have, by role.
+#[must_use]
+pub fn digests_by_role(declarations: &[wire::Declaration]) -> BTreeMap<String, Digest> {
+    declarations.iter().map(|declared| (declared.role.clone(), declaration_digest(declared))).collect()
+}
+
+/// A declared role as the API and `shepherdctl` show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeclarationView {
+    /// Name of the declared role.
+    pub role: String,
+    /// Names of its services.
+    pub services: Vec<String>,
+    /// SHA-256 of the declaration, in hexadecimal digits.
+    pub digest: String,
+    /// When it was declared.
+    pub declared_at: Timestamp,
+    /// Operator who declared the role.
+    pub declared_by: String,
+    /// Whether an operator has withdrawn it.
+    pub withdrawn: bool,
+}
+
+/// A service of a node, from the node's last report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceView {
+    /// The role that the service belongs to.
+    pub role: String,
+    /// Name of the service within the role.
+    pub service: String,
+    /// Its state: `waiting`, `starting`, `healthy`, `unhealthy`, `backing off`, `ended` or `stopping`.
+    pub state: String,
+    /// When the state began, by the node's clock.
+    pub since: Option<Timestamp>,
+    /// How often it was restarted.
+    pub restarts: u32,
+    /// Why it is not running or not healthy; empty if it is healthy.
+    pub message: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::state::{ClusterNode, NodeHealth, NodeState};
+
+    fn declared(role: &str, digest: u8, withdrawn: bool) -> DesiredDeclaration {
+        DesiredDeclaration { role: role.to_owned(), digest: [digest; 32], withdrawn }
+    }
+
+    fn observed(declared: &[(&str, u8)], node_has: &[&str]) -> ObservedCluster {
+        let node = ClusterNode {
+            id: "node-1".to_owned(),
+            key: [1; 32],
+            machine: None,
+            state: NodeState::Up,
+            roles: node_has.iter().map(|&role| role.to_owned()).collect(),
+            health: NodeHealth::Healthy,
+            services: Vec::new(),
+            kubernetes: None,
+        };
+        ObservedCluster {
+            nodes: vec![node],
+            declared_digests: declared
+                .iter()
+                .map(|(role, digest)| ((*role).to_owned(), [*digest; 32]))
+                .collect(),
+            ..ObservedCluster::default()
+        }
+    }
+
+    #[test]
+    fn curators_get_missing_roles_and_drop_unused_withdrawn_ones() {
+        let role = || "web".to_owned();
+        let reported = || vec![ClusterPlanStep::DeclareRole { role: role() }];
+        for (wanted, has, node_has, steps, waits) in [
+            (declared("web", 1, false), vec![], vec![], reported(), 0),
+            (declared("web", 1, false), vec![("web", 1)], vec!["web"], vec![], 0),
+            (declared("web", 1, false), vec![("web", 2)], vec!["web"], reported(), 0),
+            (declared("web", 1, true), vec![("web", 1)], vec!["web"], vec![], 1),
+            (
+                declared("web", 1, true),
+                vec![("web", 2)],
+                vec![],
+                vec![ClusterPlanStep::UndeclareRole { role: role() }],
+                0,
+            ),
+            (
+                declared("web", 1, true),
+                vec![],
+                vec![],
+                vec![ClusterPlanStep::DeleteDeclaration { role: role() }],
+                0,
+            ),
+        ] {
+            let (planned, waited) =
+                plan_declarations(std::slice::from_ref(&wanted), &observed(&has, &node_has));
+            assert_eq!((planned, waited.len()), (steps, waits), "{wanted:?} {has:?} {node_has:?}");
+        }
+    }
+
+    #[test]
+    fn roles_declared_by_others_are_not_touched() {
+        assert_eq!(plan_declarations(&[], &observed(&[("theirs", 1)], &[])), (vec![], vec![]));
+    }
+
+    #[test]
+    fn oversized_declaration_is_rejected_with_a_reason() {
+        let just = wire::Declaration { role: "x".repeat(MAX_DECLARATION_BYTES - 4), ..Default::default() };
+        let more = wire::Declaration { revision: 1, ..just.clone() };
+        assert_eq!(just.encoded_len(), MAX_DECLARATION_BYTES);
+        assert_eq!(check_declaration_size(&just), Ok(()));
+        assert!(check_declaration_size(&more).unwrap_err().contains("make its files artefacts"));
+    }
+
+    #[test]
+    fn digest_covers_everything_but_the_revision() {
+        let declared = wire::Declaration { role: "web".to_owned(), revision: 7, ..Default::default() };
+        let again = wire::Declaration { revision: 8, ..declared.clone() };
+        let other = wire::Declaration { services: vec![wire::Service::default()], ..declared.clone() };
+        assert_eq!(declaration_digest(&declared), declaration_digest(&again));
+        assert_ne!(declaration_digest(&declared), declaration_digest(&other));
+        assert_eq!(digests_by_role(&[again])["web"], declaration_digest(&declared));
+    }
+}

@@ -1,0 +1,657 @@
+//! Kubernetes of a cluster: desired spec, observed state, next steps.
+//!
+//! The desired spec is in the BMDB. The curators get it when they have a different one or have lost it, as with
+//! declared roles: no shepherd has to remember what it sent. Which nodes run Kubernetes follows from their parts:
+//! members of the control plane run its control plane, workers run its pods. When Kubernetes is removed, roles are
+//! taken from workers before controllers, so that the last API server stays for as long as it has clients.
+
+use std::collections::BTreeMap;
+
+use proto::curator::v1 as wire;
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::plan::ClusterPlanStep;
+use crate::cluster::state::{ClusterNode, ObservedCluster};
+use crate::cluster::upgrade::ClusterUpgrade;
+use crate::kubernetes::address_ranges::ClusterRanges;
+use crate::process::UnknownName;
+use crate::time::Timestamp;
+
+/// Role of nodes that run the control plane of Kubernetes.
+pub const CONTROLLER_ROLE: &str = "kubernetes-controller";
+/// Role of nodes that run pods.
+pub const WORKER_ROLE: &str = "kubernetes-worker";
+/// Most add-ons of one cluster.
+pub const MAX_ADD_ONS: usize = 64;
+const MAX_NAME_CHARS: usize = 63;
+
+/// Desired Kubernetes of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct KubernetesSpec {
+    /// SHA-256 of the bundle that its nodes run, 64 hexadecimal digits.
+    pub bundle: String,
+    /// Version of Kubernetes in the bundle.
+    pub version: String,
+    /// IPv4 range of service addresses (CIDR).
+    pub service_range: String,
+    /// IPv4 range that is divided among nodes for their pods (CIDR).
+    pub pod_range: String,
+    /// Prefix length of one node's part of `pod_range`.
+    pub node_prefix: u32,
+    /// DNS domain of service names.
+    pub domain: String,
+    /// Digests of files with Kubernetes objects, by add-on name.
+    pub add_ons: BTreeMap<String, String>,
+    /// Driver that provisions volumes; `None` for no storage.
+    pub storage: Option<VolumeDriver>,
+}
+
+/// A driver that provisions volumes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeDriver {
+    /// Name of the CSI driver.
+    pub driver: String,
+    /// Name of the storage class that uses the driver.
+    pub class: String,
+}
+
+/// Range of services if the operator sets none.
+pub const DEFAULT_SERVICE_RANGE: &str = "10.96.0.0/16";
+/// Range of pods if the operator sets none.
+pub const DEFAULT_POD_RANGE: &str = "10.128.0.0/12";
+/// Prefix length of a node's range if the operator sets none.
+pub const DEFAULT_NODE_PREFIX: u32 = 24;
+/// DNS domain of services if the operator sets none.
+pub const DEFAULT_DOMAIN: &str = "cluster.local";
+
+impl KubernetesSpec {
+    /// Validates the spec; the error is a sentence.
+    pub fn validate(&self) -> Result<(), String> {
+        ClusterRanges::new(&self.service_range, &self.pod_range, self.node_prefix)
+            .map_err(|faults| faults.join("; "))?;
+        if !self.domain.split('.').all(is_dns_label) || self.domain.len() > 200 {
+            return Err(format!("{:?} is no domain; write it as cluster.local", self.domain));
+        }
+        if self.add_ons.len() > MAX_ADD_ONS {
+            return Err(format!("{} add-ons are too many: {MAX_ADD_ONS} are enough", self.add_ons.len()));
+        }
+        if let Some(name) = self.add_ons.keys().find(|name| !is_dns_label(name)) {
+            return Err(format!(
+                "{name:?} names no add-on: it has 1 to {MAX_NAME_CHARS} lower-case letters, digits and dashes"
+            ));
+        }
+        if let Some(VolumeDriver { driver, class }) = &self.storage {
+            for (what, name) in [("a driver of storage", driver), ("a class of storage", class)] {
+                if name.is_empty() || name.len() > MAX_NAME_CHARS || !name.split('.').all(is_dns_label) {
+                    return Err(format!("{name:?} names no {}; write it as csi.example.org", &what[2..]));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The settings for the curators. They have no URLs, because nodes fetch files from shepherds by digest.
+    #[must_use]
+    pub fn to_settings(&self) -> wire::KubernetesSettings {
+        wire::KubernetesSettings {
+            bundle: self.bundle.clone(),
+            bundle_url: String::new(),
+            service_range: self.service_range.clone(),
+            pod_range: self.pod_range.clone(),
+            node_prefix: self.node_prefix,
+            domain: self.domain.clone(),
+            add_ons: (self.add_ons.iter())
+                .map(|(name, digest)| wire::KubernetesAddOn {
+                    name: name.clone(),
+                    digest: digest.clone(),
+                    url: String::new(),
+                })
+                .collect(),
+            storage: self.storage.as_ref().map(|storage| wire::KubernetesStorage {
+                driver: storage.driver.clone(),
+                class: storage.class.clone(),
+            }),
+        }
+    }
+}
+
+/// The spec in the settings of curators. Its version is empty, because settings have none. URLs are dropped, because
+/// shepherds never set them.
+#[must_use]
+pub fn spec_from_settings(settings: wire::KubernetesSettings) -> KubernetesSpec {
+    KubernetesSpec {
+        bundle: settings.bundle,
+        version: String::new(),
+        service_range: settings.service_range,
+        pod_range: settings.pod_range,
+        node_prefix: settings.node_prefix,
+        domain: settings.domain,
+        add_ons: settings.add_ons.into_iter().map(|add_on| (add_on.name, add_on.digest)).collect(),
+        storage: (settings.storage)
+            .map(|storage| VolumeDriver { driver: storage.driver, class: storage.class }),
+    }
+}
+
+fn is_dns_label(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    (1..=MAX_NAME_CHARS).contains(&text.len())
+        && text.chars().all(|c| inner(c) || c == '-')
+        && text.starts_with(inner)
+        && text.ends_with(inner)
+}
+
+/// A set of certificates and keys that can be rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RotatableKeys {
+    /// Keys by which clients authenticate API servers and kubelets.
+    Servers,
+    /// Keys by which API servers and kubelets authenticate clients.
+    Clients,
+    /// Keys by which aggregated API servers recognise requests of an API server.
+    FrontProxy,
+    /// Keys by which a node's etcd and its API server authenticate each other.
+    Etcd,
+    /// Keys that sign tokens of service accounts.
+    ServiceAccounts,
+}
+
+impl RotatableKeys {
+    /// All sets of keys, in display order.
+    pub const ALL: [Self; 5] =
+        [Self::Servers, Self::Clients, Self::FrontProxy, Self::Etcd, Self::ServiceAccounts];
+
+    /// The name used everywhere.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Servers => "servers",
+            Self::Clients => "clients",
+            Self::FrontProxy => "front-proxy",
+            Self::Etcd => "etcd",
+            Self::ServiceAccounts => "service-accounts",
+        }
+    }
+
+    /// The set as the curators' protocol names it.
+    #[must_use]
+    pub const fn to_wire(self) -> wire::KubernetesKeys {
+        match self {
+            Self::Servers => wire::KubernetesKeys::Servers,
+            Self::Clients => wire::KubernetesKeys::Clients,
+            Self::FrontProxy => wire::KubernetesKeys::FrontProxy,
+            Self::Etcd => wire::KubernetesKeys::Etcd,
+            Self::ServiceAccounts => wire::KubernetesKeys::ServiceAccounts,
+        }
+    }
+
+    /// The set for a value of the curators' protocol; `None` for an unknown value.
+    #[must_use]
+    pub fn from_wire(keys: wire::KubernetesKeys) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| known.to_wire() == keys)
+    }
+}
+
+impl std::str::FromStr for RotatableKeys {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        Self::ALL.into_iter().find(|one| one.as_str() == name).ok_or_else(|| UnknownName {
+            what: "certificates and keys of Kubernetes",
+            name: name.to_owned(),
+            known: "servers, clients, front-proxy, etcd, service-accounts",
+        })
+    }
+}
+
+/// Desired state of a cluster's Kubernetes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DesiredKubernetes {
+    /// The desired spec, as the operator set it.
+    pub spec: KubernetesSpec,
+    /// Whether Kubernetes has to be removed.
+    pub removing: bool,
+    /// Rotations that an operator requested and no curator has accepted yet.
+    pub pending_rotations: Vec<RotatableKeys>,
+}
+
+/// What the curators have of a cluster's Kubernetes.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one in a pass over a cluster, and most have the largest"
+)]
+pub enum ObservedKubernetes {
+    /// The curators were not queried.
+    #[default]
+    NotQueried,
+    /// The curators gave no answer; the text is the reason.
+    Unavailable(String),
+    /// The cluster has no Kubernetes.
+    Absent,
+    /// The cluster has Kubernetes with this state.
+    Present(CuratorKubernetes),
+}
+
+/// Kubernetes of a cluster as its curators have it.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct CuratorKubernetes {
+    /// The spec that the curators have; its version is empty.
+    pub spec: KubernetesSpec,
+    /// Bundles assigned to single nodes, by node id.
+    pub assigned_bundles: BTreeMap<String, String>,
+    /// Rotations of keys that are under way.
+    pub rotations: Vec<KubernetesKeyRotation>,
+    /// `host:port` of API servers.
+    pub api_servers: Vec<String>,
+}
+
+impl CuratorKubernetes {
+    /// Digest of the bundle that a node has to run.
+    #[must_use]
+    pub fn bundle_of(&self, node: &str) -> &str {
+        self.assigned_bundles.get(node).map_or(self.spec.bundle.as_str(), String::as_str)
+    }
+}
+
+/// A rotation of keys that is under way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KubernetesKeyRotation {
+    /// The keys: a name of [`RotatableKeys`].
+    #[serde(rename = "what")]
+    pub keys: String,
+    /// Stage of the rotation: `trusted` or `signs`, which is shown as `signing`.
+    pub stage: String,
+    /// When the stage began, if that is known.
+    pub since: Option<Timestamp>,
+    /// Nodes that do not act on this stage yet.
+    pub waits_for: Vec<String>,
+    /// When everything that the old key signed has expired; `None`: the stage does not wait for that.
+    pub until: Option<Timestamp>,
+    /// Nodes that block the rotation now: no further node is notified meanwhile. Empty from older curators.
+    #[serde(default)]
+    #[serde(rename = "held_by")]
+    pub blocked_by: Vec<String>,
+    /// When a node was last notified of this stage; `None` if none was yet.
+    #[serde(default)]
+    #[serde(rename = "told_at")]
+    pub notified_at: Option<Timestamp>,
+}
+
+/// Kubernetes of one node, from the node's last report.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct NodeKubernetes {
+    /// SHA-256 of the node's bundle; empty while nothing runs.
+    pub bundle: String,
+    /// Version of Kubernetes in the bundle.
+    pub version: String,
+    /// Its components, ordered by name.
+    pub components: Vec<ComponentStatus>,
+    /// What the node as a whole waits for; empty if it waits for nothing.
+    #[serde(rename = "waits")]
+    pub wait_reason: String,
+    /// Whether this node maintains the built-in objects.
+    #[serde(default)]
+    #[serde(rename = "reconciles")]
+    pub is_reconciler: bool,
+    /// Objects that it could not create because objects of others are in the way.
+    #[serde(default)]
+    #[serde(rename = "clashes")]
+    pub conflicts: Vec<ObjectConflict>,
+}
+
+/// Status of one component of Kubernetes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ComponentStatus {
+    /// Name of the component.
+    pub name: String,
+    /// State, as in [`crate::cluster::declaration_sync::ServiceView`].
+    pub state: String,
+    /// When the state began, by the node's clock.
+    pub since: Option<Timestamp>,
+    /// How often it was restarted.
+    pub restarts: u32,
+    /// Why it is not running or not healthy; empty if it is healthy.
+    pub message: String,
+}
+
+/// An object that could not be created because an object of someone else has its name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectConflict {
+    /// Kind of the object.
+    pub kind: String,
+    /// Name of the object.
+    pub name: String,
+    /// What is in the way, and what to do.
+    pub message: String,
+}
+
+impl NodeKubernetes {
+    /// Why the node is not healthy (part of a sentence); `None` if it is.
+    #[must_use]
+    pub fn unhealthy_reason(&self) -> Option<String> {
+        if self.bundle.is_empty() || self.components.is_empty() {
+            return Some(if self.wait_reason.is_empty() {
+                "it runs nothing of Kubernetes yet".to_owned()
+            } else {
+                self.wait_reason.clone()
+            });
+        }
+        let ill = self.components.iter().find(|component| component.state != "healthy");
+        ill.map(ComponentStatus::summary)
+            .or_else(|| Some(self.wait_reason.clone()).filter(|waits| !waits.is_empty()))
+    }
+}
+
+impl ComponentStatus {
+    /// The component's state as a part of a sentence.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let because = if self.message.is_empty() { String::new() } else { format!(": {}", self.message) };
+        format!("{} is {}{because}", self.name, self.state)
+    }
+}
+
+/// The steps towards the desired Kubernetes, and what they wait for (one sentence each). Upgrades are planned by
+/// [`crate::cluster::upgrade`].
+#[must_use]
+pub fn plan_kubernetes(
+    wanted: Option<&DesiredKubernetes>,
+    upgrade: Option<&ClusterUpgrade>,
+    seen: &ObservedCluster,
+) -> (Vec<ClusterPlanStep>, Vec<String>) {
+    let (mut steps, mut waits) = (Vec::new(), Vec::new());
+    let Some(wanted) = wanted else { return (steps, waits) };
+    let has = match &seen.kubernetes {
+        ObservedKubernetes::NotQueried => return (steps, waits),
+        ObservedKubernetes::Unavailable(why) => {
+            waits.push(format!("what its curators have of Kubernetes is not known: {why}"));
+            return (steps, waits);
+        }
+        ObservedKubernetes::Absent => None,
+        ObservedKubernetes::Present(has) => Some(has),
+    };
+    if wanted.removing {
+        let with = seen.nodes.iter().filter(|node| has_kubernetes_role(node.roles.iter())).count();
+        match (has, with) {
+            (None, _) => steps.push(ClusterPlanStep::DeleteKubernetesRecord),
+            (Some(_), 0) => steps.push(ClusterPlanStep::DeleteKubernetes),
+            (Some(_), with) => {
+                waits.push(format!("Kubernetes is to go, and {with} of its nodes have roles of it still"));
+            }
+        }
+        return (steps, waits);
+    }
+    let Some(has) = has.filter(|has| is_in_sync(&wanted.spec, has)) else {
+        match has.and_then(|has| bundle_change_objection(&wanted.spec, has, seen)) {
+            Some(why) => waits.push(why),
+            None => steps.push(ClusterPlanStep::PutKubernetes),
+        }
+        return (steps, waits);
+    };
+    for keys in &wanted.pending_rotations {
+        steps.push(ClusterPlanStep::RotateKeys { keys: *keys });
+    }
+    for rotation in &has.rotations {
+        if !rotation.waits_for.is_empty() {
+            waits.push(format!(
+                "{} of Kubernetes are replaced, and {} {} not act on it yet",
+                rotation.keys,
+                rotation.waits_for.join(", "),
+                if rotation.waits_for.len() == 1 { "does" } else { "do" }
+            ));
+        }
+    }
+    if upgrade.is_none() {
+        // Assignments of an upgrade that ended: this bundle is the cluster's now.
+        let same = has.assigned_bundles.iter().filter(|(_, bundle)| **bundle == has.spec.bundle);
+        steps.extend(same.map(|(node, _)| ClusterPlanStep::ClearBundle { node: node.clone() }));
+    }
+    (steps, waits)
+}
+
+/// Why the curators do not get another bundle than they have: nodes run the old one and would all change at once. This
+/// happens after a restore of this database without the cluster, or of the cluster without this database.
+fn bundle_change_objection(
+    wanted: &KubernetesSpec,
+    has: &CuratorKubernetes,
+    seen: &ObservedCluster,
+) -> Option<String> {
+    let runs_other = |node: &&ClusterNode| {
+        node.kubernetes.as_ref().is_some_and(|kubernetes| !kubernetes.bundle.is_empty())
+            && has_kubernetes_role(node.roles.iter())
+            && has.bundle_of(&node.id) != wanted.bundle
+    };
+    let others = seen.nodes.iter().filter(runs_other).count();
+    let short = |digest: &str| digest.get(..16).unwrap_or(digest).to_owned();
+    (has.spec.bundle != wanted.bundle && others > 0).then(|| {
+        format!(
+            "its curators have the bundle {}, and {} is wanted here; {others} of its nodes would change at once. They go one \
+             by one with: shepherdctl cluster upgrade NAME --kubernetes_bundle BUNDLE",
+            short(&has.spec.bundle),
+            short(&wanted.bundle)
+        )
+    })
+}
+
+/// Whether the curators have the desired spec.
+#[must_use]
+pub fn is_in_sync(wanted: &KubernetesSpec, has: &CuratorKubernetes) -> bool {
+    KubernetesSpec { version: String::new(), ..wanted.clone() } == has.spec
+}
+
+fn has_kubernetes_role<'r>(mut roles: impl Iterator<Item = &'r String>) -> bool {
+    roles.any(|role| role == CONTROLLER_ROLE || role == WORKER_ROLE)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::cluster::state::{NodeHealth, NodeState};
+
+    pub(crate) fn kubernetes() -> KubernetesSpec {
+        KubernetesSpec {
+            bundle: "a".repeat(64),
+            version: "1.30.1".to_owned(),
+            service_range: DEFAULT_SERVICE_RANGE.to_owned(),
+            pod_range: DEFAULT_POD_RANGE.to_owned(),
+            node_prefix: DEFAULT_NODE_PREFIX,
+            domain: DEFAULT_DOMAIN.to_owned(),
+            add_ons: BTreeMap::new(),
+            storage: None,
+        }
+    }
+
+    fn with(change: impl FnOnce(&mut KubernetesSpec)) -> KubernetesSpec {
+        let mut changed = kubernetes();
+        change(&mut changed);
+        changed
+    }
+
+    #[test]
+    fn invalid_specs_are_rejected_with_a_reason() {
+        let add_on = |name: &str| BTreeMap::from([(name.to_owned(), "b".repeat(64))]);
+        let storage =
+            |driver: &str| Some(VolumeDriver { driver: driver.to_owned(), class: "fast".to_owned() });
+        for (spec, expected) in [
+            (kubernetes(), ""),
+            (with(|k| k.add_ons = add_on("dns")), ""),
+            (with(|k| k.storage = storage("csi.example.org")), ""),
+            (with(|k| k.service_range = "10.96.0.0".into()), "service_range: \"10.96.0.0\" is no range"),
+            (
+                with(|k| k.service_range = "10.96.0.0/33".into()),
+                "service_range: \"10.96.0.0/33\" is no range",
+            ),
+            (
+                with(|k| k.service_range = "10.96.0.0/8".into()),
+                "service_range: 10.96.0.0/8 begins in the middle of a range",
+            ),
+            (
+                with(|k| k.service_range = "10.96.0.0/29".into()),
+                "service_range: 10.96.0.0/29 is no range for services",
+            ),
+            (
+                with(|k| k.pod_range = "10.96.128.0/18".into()),
+                "service_range and pod_range: 10.96.0.0/16 and 10.96.128.0/18 have addresses in common",
+            ),
+            (with(|k| k.node_prefix = 11), "node_prefix: it is 11"),
+            (with(|k| k.node_prefix = 29), "node_prefix: it is 29"),
+            (with(|k| k.domain = "cluster..local".into()), "\"cluster..local\" is no domain"),
+            (with(|k| k.add_ons = add_on("DNS")), "\"DNS\" names no add-on"),
+            (with(|k| k.storage = storage("")), "\"\" names no driver of storage"),
+        ] {
+            let output = spec.validate().err().unwrap_or_default();
+            assert!(
+                output.starts_with(expected) && output.is_empty() == expected.is_empty(),
+                "{expected}: {output}"
+            );
+        }
+    }
+
+    fn observed(known: ObservedKubernetes, roles: &[&str]) -> ObservedCluster {
+        let node = ClusterNode {
+            id: "node-1".to_owned(),
+            key: [1; 32],
+            machine: None,
+            state: NodeState::Up,
+            roles: roles.iter().map(|&role| role.to_owned()).collect(),
+            health: NodeHealth::Healthy,
+            services: Vec::new(),
+            kubernetes: None,
+        };
+        ObservedCluster { nodes: vec![node], kubernetes: known, ..ObservedCluster::default() }
+    }
+
+    #[test]
+    fn curators_get_the_spec_and_drop_what_no_node_runs() {
+        let has = |kubernetes: &KubernetesSpec| {
+            ObservedKubernetes::Present(CuratorKubernetes {
+                spec: spec_from_settings(kubernetes.to_settings()),
+                ..CuratorKubernetes::default()
+            })
+        };
+        let other = with(|k| k.bundle = "b".repeat(64));
+        let wanted = |removing, rotate: &[RotatableKeys]| DesiredKubernetes {
+            spec: kubernetes(),
+            removing,
+            pending_rotations: rotate.to_vec(),
+        };
+        for (wanted, known, roles, steps, waits) in [
+            (wanted(false, &[]), ObservedKubernetes::Absent, vec![], vec![ClusterPlanStep::PutKubernetes], 0),
+            (wanted(false, &[]), has(&other), vec![WORKER_ROLE], vec![ClusterPlanStep::PutKubernetes], 0),
+            (wanted(false, &[]), has(&kubernetes()), vec![WORKER_ROLE], vec![], 0),
+            (wanted(false, &[]), ObservedKubernetes::Unavailable("busy".into()), vec![], vec![], 1),
+            (wanted(true, &[]), ObservedKubernetes::Unavailable("busy".into()), vec![], vec![], 1),
+            (wanted(false, &[]), ObservedKubernetes::NotQueried, vec![], vec![], 0),
+            (
+                wanted(false, &[RotatableKeys::Etcd]),
+                has(&kubernetes()),
+                vec![],
+                vec![ClusterPlanStep::RotateKeys { keys: RotatableKeys::Etcd }],
+                0,
+            ),
+            // Not before the curators have Kubernetes: there is nothing to replace.
+            (
+                wanted(false, &[RotatableKeys::Etcd]),
+                ObservedKubernetes::Absent,
+                vec![],
+                vec![ClusterPlanStep::PutKubernetes],
+                0,
+            ),
+            (wanted(true, &[]), has(&kubernetes()), vec![WORKER_ROLE], vec![], 1),
+            (wanted(true, &[]), has(&kubernetes()), vec![CONTROLLER_ROLE], vec![], 1),
+            (wanted(true, &[]), has(&kubernetes()), vec!["web"], vec![ClusterPlanStep::DeleteKubernetes], 0),
+            (
+                wanted(true, &[]),
+                ObservedKubernetes::Absent,
+                vec![],
+                vec![ClusterPlanStep::DeleteKubernetesRecord],
+                0,
+            ),
+        ] {
+            let (planned, waited) = plan_kubernetes(Some(&wanted), None, &observed(known.clone(), &roles));
+            assert_eq!((planned, waited.len()), (steps, waits), "{wanted:?} {known:?} {roles:?}");
+        }
+        assert_eq!(
+            plan_kubernetes(None, None, &observed(has(&other), &[WORKER_ROLE])),
+            (vec![], vec![]),
+            "theirs is left alone"
+        );
+    }
+
+    #[test]
+    fn other_bundle_is_not_sent_while_nodes_run_the_curators_one() {
+        let wanted = DesiredKubernetes { spec: kubernetes(), removing: false, pending_rotations: Vec::new() };
+        let other = with(|k| k.bundle = "b".repeat(64));
+        let mut has = CuratorKubernetes {
+            spec: spec_from_settings(other.to_settings()),
+            ..CuratorKubernetes::default()
+        };
+        let world = |has: &CuratorKubernetes, runs: &str| {
+            let mut seen = observed(ObservedKubernetes::Present(has.clone()), &[WORKER_ROLE]);
+            seen.nodes[0].kubernetes =
+                Some(NodeKubernetes { bundle: runs.to_owned(), ..NodeKubernetes::default() });
+            plan_kubernetes(Some(&wanted), None, &seen)
+        };
+        let (steps, waits) = world(&has, &other.bundle);
+        assert_eq!(steps, []);
+        assert!(waits[0].contains("1 of its nodes would change at once"), "{waits:?}");
+        assert_eq!(world(&has, "").0, [ClusterPlanStep::PutKubernetes], "nothing runs yet");
+        has.assigned_bundles.insert("node-1".to_owned(), kubernetes().bundle);
+        assert_eq!(
+            world(&has, &other.bundle).0,
+            [ClusterPlanStep::PutKubernetes],
+            "an upgrade has brought it there"
+        );
+    }
+
+    #[test]
+    fn assigned_bundles_are_cleared_once_all_nodes_have_them() {
+        let wanted = DesiredKubernetes { spec: kubernetes(), removing: false, pending_rotations: Vec::new() };
+        let assigned =
+            [("node-1", "a"), ("node-2", "b")].map(|(node, bundle)| (node.to_owned(), bundle.repeat(64)));
+        let has = CuratorKubernetes {
+            spec: spec_from_settings(kubernetes().to_settings()),
+            assigned_bundles: assigned.into(),
+            ..CuratorKubernetes::default()
+        };
+        let steps = plan_kubernetes(Some(&wanted), None, &observed(ObservedKubernetes::Present(has), &[])).0;
+        assert_eq!(steps, [ClusterPlanStep::ClearBundle { node: "node-1".to_owned() }]);
+    }
+
+    #[test]
+    fn node_is_healthy_when_all_components_are() {
+        let component = |name: &str, state: &str, message: &str| ComponentStatus {
+            name: name.to_owned(),
+            state: state.to_owned(),
+            since: None,
+            restarts: 0,
+            message: message.to_owned(),
+        };
+        let well = NodeKubernetes {
+            bundle: "a".repeat(64),
+            components: vec![component("kubelet", "healthy", "")],
+            ..NodeKubernetes::default()
+        };
+        assert_eq!(well.unhealthy_reason(), None);
+        let reported = |node: NodeKubernetes| node.unhealthy_reason().unwrap_or_default();
+        assert_eq!(reported(NodeKubernetes::default()), "it runs nothing of Kubernetes yet");
+        assert_eq!(
+            reported(NodeKubernetes { wait_reason: "it fetches".into(), ..NodeKubernetes::default() }),
+            "it fetches"
+        );
+        assert_eq!(reported(NodeKubernetes { wait_reason: "it drains".into(), ..well.clone() }), "it drains");
+        let ill =
+            vec![component("containerd", "healthy", ""), component("kubelet", "unhealthy", "no answer")];
+        assert_eq!(reported(NodeKubernetes { components: ill, ..well }), "kubelet is unhealthy: no answer");
+    }
+
+    #[test]
+    fn key_sets_round_trip_by_name() {
+        for keys in RotatableKeys::ALL {
+            assert_eq!(keys.as_str().parse::<RotatableKeys>().unwrap(), keys);
+            assert_eq!(RotatableKeys::from_wire(keys.to_wire()), Some(keys));
+        }
+        assert!("ca".parse::<RotatableKeys>().is_err());
+        assert_eq!(RotatableKeys::from_wire(wire::KubernetesKeys::Unspecified), None);
+    }
+}

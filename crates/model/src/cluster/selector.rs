@@ -1,0 +1,206 @@
+//! Machine selector: `location=ams,memory>=64GiB,label.rack=7`.
+//!
+//! A machine must meet all terms. A term about an unknown fact (such as the memory before the first hardware report) is
+//! not met.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::cluster::hardware::Hardware;
+use crate::label::{self, Labels};
+
+/// The facts of a machine that a selector can use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MachineTraits {
+    /// Provider that the machine belongs to.
+    pub provider: String,
+    /// Location of the machine; `None` if unknown.
+    pub location: Option<String>,
+    /// Its hardware, as far as it is known.
+    pub hardware: Hardware,
+    /// Labels that operators set on it.
+    pub labels: Labels,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Term {
+    Text(TextKey, String),
+    AtLeast(NumericKey, u64),
+    Label(label::LabelFilter),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TextKey {
+    Provider,
+    /// A prefix, as in every filter by location.
+    Location,
+    Manufacturer,
+    Product,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NumericKey {
+    Memory,
+    Cpus,
+}
+
+/// Terms that a machine must meet, all of them. A selector without terms matches every machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selector {
+    terms: Vec<Term>,
+    source: String,
+}
+
+impl Selector {
+    /// Whether the machine meets all terms.
+    #[must_use]
+    pub fn matches(&self, machine: &MachineTraits) -> bool {
+        self.terms.iter().all(|term| match term {
+            Term::Text(TextKey::Provider, wanted) => machine.provider == *wanted,
+            Term::Text(TextKey::Location, wanted) => {
+                machine.location.as_ref().is_some_and(|found| found.starts_with(wanted.as_str()))
+            }
+            Term::Text(TextKey::Manufacturer, wanted) => {
+                machine.hardware.manufacturer.as_ref() == Some(wanted)
+            }
+            Term::Text(TextKey::Product, wanted) => machine.hardware.product.as_ref() == Some(wanted),
+            Term::AtLeast(NumericKey::Memory, least) => {
+                machine.hardware.memory.is_some_and(|found| found >= *least)
+            }
+            Term::AtLeast(NumericKey::Cpus, least) => {
+                machine.hardware.cpus.is_some_and(|found| found >= *least)
+            }
+            Term::Label(wanted) => wanted.matches(&machine.labels),
+        })
+    }
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.source)
+    }
+}
+
+impl FromStr for Selector {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let message = text.trim();
+        let terms = message.split(',').map(str::trim).filter(|term| !term.is_empty()).map(parse_term);
+        Ok(Self { terms: terms.collect::<Result<_, _>>()?, source: message.to_owned() })
+    }
+}
+
+const SUPPORTED_TERMS: &str =
+    "provider=, location=, manufacturer=, product=, label.KEY=, memory>= and cpus>=";
+
+fn parse_term(text: &str) -> Result<Term, String> {
+    if let Some((name, least)) = text.split_once(">=") {
+        let number = match name.trim() {
+            "memory" => NumericKey::Memory,
+            "cpus" => NumericKey::Cpus,
+            other => {
+                return Err(format!("{other:?} cannot be chosen by with >=; known are {SUPPORTED_TERMS}"));
+            }
+        };
+        let least = least.trim();
+        let count = match number {
+            NumericKey::Memory => parse_bytes(least)
+                .ok_or_else(|| format!("{least:?} is no amount of memory; write it as 64GiB"))?,
+            NumericKey::Cpus => least.parse().map_err(|_| format!("{least:?} is no number of threads"))?,
+        };
+        return Ok(Term::AtLeast(number, count));
+    }
+    if let Some(wanted) = text.strip_prefix("label.") {
+        return Ok(Term::Label(label::LabelFilter::parse(wanted)?));
+    }
+    let unknown = || format!("{text:?} is nothing to choose machines by; known are {SUPPORTED_TERMS}");
+    let (name, wanted) = text.split_once('=').ok_or_else(unknown)?;
+    let word = match name.trim() {
+        "provider" => TextKey::Provider,
+        "location" => TextKey::Location,
+        "manufacturer" => TextKey::Manufacturer,
+        "product" => TextKey::Product,
+        "memory" | "cpus" => return Err(format!("{text:?} would hardly ever be met; write >= for =")),
+        _ => return Err(unknown()),
+    };
+    let wanted = wanted.trim();
+    if wanted.is_empty() || wanted.chars().any(char::is_control) {
+        return Err(format!("{text:?} says nothing that a machine could be"));
+    }
+    Ok(Term::Text(word, wanted.to_owned()))
+}
+
+/// Parses `64GiB`, `512MiB`, `1TiB` or a number of bytes; `None` for any other text, or on overflow.
+#[must_use]
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    let (number, shift) = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)]
+        .into_iter()
+        .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)))
+        .unwrap_or((text, 0));
+    number.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> MachineTraits {
+        MachineTraits {
+            provider: "rack".to_owned(),
+            location: Some("ams-1/r7".to_owned()),
+            hardware: Hardware {
+                manufacturer: Some("Dell Inc.".to_owned()),
+                product: None,
+                memory: Some(64 << 30),
+                cpus: Some(32),
+            },
+            labels: Labels::from([("row".to_owned(), "7".to_owned())]),
+        }
+    }
+
+    #[test]
+    fn machine_matches_when_every_term_does() {
+        for (text, expected) in [
+            ("", true),
+            (" , ", true),
+            ("location=ams", true),
+            ("location=ams-1/r7,memory>=64GiB", true),
+            ("location=fra", false),
+            ("memory>=65GiB", false),
+            ("memory>=65536MiB,cpus>=32", true),
+            ("cpus>=33", false),
+            ("provider=rack,manufacturer=Dell Inc.", true),
+            ("provider=other", false),
+            ("product=R640", false),
+            ("label.row=7", true),
+            ("label.row", true),
+            ("label.row=8", false),
+            ("label.rack", false),
+        ] {
+            let selector: Selector = text.parse().unwrap();
+            assert_eq!(selector.matches(&machine()), expected, "{text}");
+            assert_eq!(selector.to_string().parse::<Selector>().unwrap(), selector, "{text}");
+        }
+        let unknown = MachineTraits { hardware: Hardware::default(), ..machine() };
+        assert!(!"memory>=1KiB".parse::<Selector>().unwrap().matches(&unknown));
+    }
+
+    #[test]
+    fn invalid_terms_are_reported() {
+        for (text, part) in [
+            ("colour=red", "is nothing to choose machines by; known are provider=, location="),
+            ("memory=64GiB", "write >= for ="),
+            ("memory>=lots", "\"lots\" is no amount of memory"),
+            ("memory>=99999999999TiB", "is no amount of memory"),
+            ("cpus>=x", "\"x\" is no number of threads"),
+            ("disks>=2", "\"disks\" cannot be chosen by with >="),
+            ("location=", "says nothing"),
+            ("label.=x", "is no key of a label"),
+            ("location", "is nothing to choose machines by"),
+        ] {
+            let message = text.parse::<Selector>().unwrap_err();
+            assert!(message.contains(part), "{text}: {message}");
+        }
+    }
+}

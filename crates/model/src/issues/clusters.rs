@@ -1,0 +1,56 @@
+//! Issues of clusters: old snapshots, rejected owner keys.
+
+use crate::humanize::humanize_duration;
+use crate::issues::inputs::{ClusterIssueInputs, IssueInputs};
+use crate::issues::{Issue, IssueKind};
+use crate::time::{after, between};
+
+/// All issues of this file.
+pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
+    let of = |cluster: &ClusterIssueInputs| {
+        [cluster_snapshot_old(cluster, evidence), cluster_key_refused(cluster, evidence)]
+    };
+    evidence.clusters.iter().flat_map(of).flatten().collect()
+}
+
+/// Issue: the curators reject every key that we have for the cluster.
+fn cluster_key_refused(cluster: &ClusterIssueInputs, evidence: &IssueInputs) -> Option<Issue> {
+    let since = cluster.keys_rejected_since?;
+    let (name, lasts) = (&cluster.name, humanize_duration(between(since, evidence.at)));
+    Some(Issue::new(
+        IssueKind::ClusterKeyRefused,
+        format!("cluster {name}"),
+        format!("its curators have refused every key that the shepherd has for it for {lasts}"),
+        Some(since),
+        format!(
+            "bring back a later backup of the database if one was restored; otherwise `shepherdctl cluster restore {name} \
+             --bypass_quorum` from a snapshot that knows one of the keys"
+        ),
+    ))
+}
+
+/// Issue: the last snapshot is older than the policy allows, or none was ever taken.
+fn cluster_snapshot_old(cluster: &ClusterIssueInputs, evidence: &IssueInputs) -> Option<Issue> {
+    let policy = &evidence.policy.cluster_snapshots;
+    let since = cluster.snapshot_at.unwrap_or(cluster.founded_at);
+    if between(since, evidence.at) < policy.overdue_after() {
+        return None;
+    }
+    let age = humanize_duration(between(since, evidence.at));
+    let text = match cluster.snapshot_at {
+        Some(_) => {
+            format!("its last snapshot is {age} old, and one is to be taken every {}", policy.interval)
+        }
+        None => format!("no snapshot of it was ever taken, and it was founded {age} ago"),
+    };
+    let name = &cluster.name;
+    Some(Issue::new(
+        IssueKind::ClusterSnapshotOld,
+        format!("cluster {name}"),
+        text,
+        Some(after(since, policy.overdue_after())),
+        format!(
+            "`shepherdctl cluster describe {name}` says what its curators answer; a shepherd has to reach them"
+        ),
+    ))
+}

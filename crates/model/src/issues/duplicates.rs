@@ -1,0 +1,124 @@
+//! Issues of machine pairs: duplicate addresses, keys, serial numbers, MACs.
+
+use std::collections::BTreeMap;
+
+use crate::issues::inputs::{IssueInputs, MachineIssueInputs};
+use crate::issues::{Issue, IssueKind};
+
+/// Serial numbers that boards are shipped with when the manufacturer wrote none.
+const PLACEHOLDER_SERIALS: [&str; 8] = [
+    "to be filled by o.e.m.",
+    "default string",
+    "system serial number",
+    "not specified",
+    "not applicable",
+    "none",
+    "0123456789",
+    "123456789",
+];
+
+/// Bits of a MAC address's first byte that mark it as a group address or as locally administered.
+const GROUP_OR_LOCAL_BITS: u8 = 0b11;
+
+/// All issues of this file.
+pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
+    let mut found = Vec::new();
+    let shared = |each: &dyn Fn(&MachineIssueInputs) -> Vec<String>| shared_values(evidence, each);
+    for (address, machines) in shared(&|machine| ssh_address(machine).into_iter().collect()) {
+        found.push(duplicate_issue(
+            IssueKind::AddressConflict,
+            &machines,
+            format!("providers give them one address, {address}: what is done to one may reach the other"),
+            "correct the address at the provider or in the device list; until then hold all but the one that is there",
+        ));
+    }
+    for (key, machines) in shared(&|machine| key_prefix(machine).into_iter().collect()) {
+        found.push(duplicate_issue(
+            IssueKind::DuplicateKey,
+            &machines,
+            format!("their agents prove themselves with one key, {key}…: one was cloned from the other's disk"),
+            "delete the role server's state directory on the clone, and `shepherdctl retry` it: it makes a key of its \
+             own when a shepherd takes it over again",
+        ));
+    }
+    for (serial, machines) in shared(&|machine| assigned_serial(machine).into_iter().collect()) {
+        found.push(duplicate_issue(
+            IssueKind::DuplicateSerial,
+            &machines,
+            format!(
+                "they report one serial number, {serial}: one computer is known twice, or a board was copied"
+            ),
+            "find out whether they are one computer under two names; if so retire one of the names",
+        ));
+    }
+    for (mac, machines) in shared(&|machine| assigned_macs(machine)) {
+        found.push(duplicate_issue(
+            IssueKind::DuplicateMac,
+            &machines,
+            format!("they report one network address, {mac}"),
+            "if they are not one computer under two names, give one of the interfaces another address: in one network \
+             neither is reached reliably",
+        ));
+    }
+    found
+}
+
+fn duplicate_issue(
+    kind: IssueKind,
+    machines: &[&MachineIssueInputs],
+    evidence: String,
+    remedy: &str,
+) -> Issue {
+    let names = machines.iter().map(|machine| machine.name()).collect();
+    Issue::for_machines(kind, names, evidence, None, remedy.to_owned())
+}
+
+/// Values that several machines share, with those machines in the order of their ids.
+fn shared_values<'a>(
+    evidence: &'a IssueInputs,
+    each: &dyn Fn(&MachineIssueInputs) -> Vec<String>,
+) -> BTreeMap<String, Vec<&'a MachineIssueInputs>> {
+    let mut owners: BTreeMap<String, Vec<&MachineIssueInputs>> = BTreeMap::new();
+    for machine in evidence.machines.iter().filter(|machine| !machine.is_retiring()) {
+        let mut values = each(machine);
+        values.sort_unstable();
+        values.dedup();
+        for value in values {
+            owners.entry(value).or_default().push(machine);
+        }
+    }
+    owners.retain(|_, machines| machines.len() > 1);
+    for machines in owners.values_mut() {
+        machines.sort_by_key(|machine| machine.facts.machine);
+    }
+    owners
+}
+
+fn ssh_address(machine: &MachineIssueInputs) -> Option<String> {
+    let provided = machine.facts.provider_record.as_ref()?;
+    let address = provided.address.as_ref()?;
+    Some(format!("{address} port {}", provided.ssh_port.unwrap_or(22)))
+}
+
+/// The beginning of an agent's public key, as people compare it.
+fn key_prefix(machine: &MachineIssueInputs) -> Option<String> {
+    let key = &machine.facts.agent_started.as_ref()?.public_key;
+    (!key.is_empty()).then(|| hex::encode(key.get(..16).unwrap_or(key)))
+}
+
+fn assigned_serial(machine: &MachineIssueInputs) -> Option<String> {
+    let serial = machine.serial_number.as_deref()?.trim();
+    let means_none = PLACEHOLDER_SERIALS.contains(&serial.to_lowercase().as_str());
+    let one_character = serial.chars().all(|c| serial.starts_with(c));
+    (!means_none && !one_character).then(|| serial.to_owned())
+}
+
+/// MAC addresses that a manufacturer assigned: neither locally administered ones, nor zeros.
+fn assigned_macs(machine: &MachineIssueInputs) -> Vec<String> {
+    let assigned = |mac: &&String| {
+        let first = mac.split(':').next().and_then(|byte| u8::from_str_radix(byte, 16).ok());
+        first.is_some_and(|first| first & GROUP_OR_LOCAL_BITS == 0)
+            && mac.chars().any(|c| c != '0' && c != ':')
+    };
+    machine.macs.iter().filter(assigned).cloned().collect()
+}

@@ -1,0 +1,191 @@
+//! Inputs of issues: one snapshot of fleet, providers, database and sessions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cluster::kubernetes::{KubernetesKeyRotation, NodeKubernetes};
+use crate::facts::MachineFacts;
+use crate::machine_view::{EngagedBrake, MachineName};
+use crate::pause::Pause;
+use crate::plan::RecordedDisruption;
+use crate::policy::Policy;
+use crate::time::Timestamp;
+use crate::unknown_fence::UnknownFence;
+
+/// A snapshot that issues are derived from.
+#[derive(Clone, Debug)]
+pub struct IssueInputs {
+    /// When it was taken, by the database's clock.
+    pub at: Timestamp,
+    /// The policy in force.
+    pub policy: Arc<Policy>,
+    /// Every machine in the BMDB.
+    pub machines: Vec<MachineIssueInputs>,
+    /// Disruptions that started within the longest window of any budget.
+    pub recent_disruptions: Vec<RecordedDisruption>,
+    /// The last response of each provider.
+    pub providers: Vec<ProviderIssueInputs>,
+    /// Brakes that are engaged.
+    pub brakes: Vec<EngagedBrake>,
+    /// Pauses of loops that are in force.
+    pub pauses: Vec<Pause>,
+    /// Sessions that are open.
+    pub sessions: Vec<SessionIssueInputs>,
+    /// Sessions that expired lately, by component and host.
+    pub expired_sessions: Vec<ExpiredSessions>,
+    /// Since when a callback server has received heartbeats without a gap; `None` when none runs.
+    pub listening_since: Option<Timestamp>,
+    /// Clusters that are founded and not being deleted.
+    pub clusters: Vec<ClusterIssueInputs>,
+    /// What these clusters run of Kubernetes.
+    pub kubernetes: Vec<KubernetesIssueInputs>,
+    /// The database's own statistics, where it has any.
+    pub storage: Option<StorageIssueInputs>,
+}
+
+/// A machine, as far as issues need it.
+#[derive(Clone, Debug)]
+pub struct MachineIssueInputs {
+    /// Its facts at that moment.
+    pub facts: MachineFacts,
+    /// When it entered its indexed phase.
+    pub phase_since: Timestamp,
+    /// Consecutive sessions that were lost while they worked on it.
+    pub lost_sessions: i64,
+    /// How its stored schedule contradicts its facts, if it does.
+    pub drift: Option<String>,
+    /// Release of the agent that reported last.
+    pub agent_version: Option<String>,
+    /// Its serial number, as its firmware reports it.
+    pub serial_number: Option<String>,
+    /// MAC addresses of its network interfaces, in hexadecimal digits with colons.
+    pub macs: Vec<String>,
+    /// When it offered another host key than the pinned one.
+    pub host_key_rejected_at: Option<Timestamp>,
+    /// Proof that it has seen a fence this BMDB never issued. While it is set, no order is given to the machine.
+    pub unknown_fence: Option<UnknownFence>,
+    /// What its agent reported within [`HISTORY_WINDOW`].
+    pub recent: RecentHistory,
+}
+
+/// What a machine's agent reported within [`HISTORY_WINDOW`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecentHistory {
+    /// Boots that its agent reported from and that we had not ordered.
+    pub unordered_boots: u32,
+    /// When the first of them was reported.
+    pub first_boot_at: Option<Timestamp>,
+}
+
+/// How far back history is looked through.
+pub const HISTORY_WINDOW: Duration = Duration::from_hours(1);
+
+impl MachineIssueInputs {
+    /// The names by which people know it.
+    #[must_use]
+    pub fn name(&self) -> MachineName {
+        let provided = self.facts.provider_record.as_ref();
+        MachineName {
+            machine: self.facts.machine.0,
+            provider: provided.map(|provided| provided.provider.clone()),
+            provider_id: provided.map(|provided| provided.provider_id.clone()),
+        }
+    }
+
+    /// Whether it is retiring or retired. The only issue of such a machine is that it does not leave.
+    #[must_use]
+    pub fn is_retiring(&self) -> bool {
+        self.facts.retirement.is_some()
+    }
+}
+
+/// The last response of a provider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProviderIssueInputs {
+    /// Name of the provider.
+    pub provider: String,
+    /// When it last returned a list.
+    pub listed_at: Option<Timestamp>,
+    /// Why it has returned none since then.
+    pub error: Option<String>,
+    /// When that error occurred.
+    pub error_at: Option<Timestamp>,
+    /// Why no machine is taken from it, if a brake is engaged.
+    pub brake: Option<String>,
+    /// When that brake was engaged.
+    pub brake_since: Option<Timestamp>,
+}
+
+/// An open session of a shepherd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionIssueInputs {
+    /// The component that it belongs to.
+    pub component: String,
+    /// Host of the process that owns it.
+    pub host: String,
+    /// Release of that process.
+    pub version: Option<String>,
+    /// When it started, by the database's clock.
+    pub started_at: Timestamp,
+    /// When it started, by the clock of its host.
+    pub host_clock: Option<Timestamp>,
+    /// When the certificate that it presents expires; `None` for a session that presents none.
+    pub certificate_expires_at: Option<Timestamp>,
+}
+
+/// A cluster that is founded and not being deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterIssueInputs {
+    /// Name of the cluster.
+    pub name: String,
+    /// When it was founded.
+    pub founded_at: Timestamp,
+    /// When its last snapshot was taken.
+    pub snapshot_at: Option<Timestamp>,
+    /// Since when its curators reject every key that the shepherd has for it.
+    pub keys_rejected_since: Option<Timestamp>,
+}
+
+/// Kubernetes of a cluster that is founded and not being deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubernetesIssueInputs {
+    /// Name of the cluster.
+    pub name: String,
+    /// Key rotations under way, as its curators last reported them.
+    pub rotations: Vec<KubernetesKeyRotation>,
+    /// Nodes that reported what they run.
+    pub nodes: Vec<NodeIssueInputs>,
+}
+
+/// A node that reported what it runs of Kubernetes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeIssueInputs {
+    /// The name of its machine.
+    pub machine: String,
+    /// Node id in the cluster, if there is one.
+    pub node: Option<String>,
+    /// What the node reported of Kubernetes.
+    pub kubernetes: NodeKubernetes,
+}
+
+/// Sessions of one component and host that expired within [`HISTORY_WINDOW`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpiredSessions {
+    /// The component that they belonged to.
+    pub component: String,
+    /// Host of the process that owned them.
+    pub host: String,
+    /// How many sessions expired.
+    pub count: i64,
+    /// When the first of them expired.
+    pub first_at: Timestamp,
+}
+
+/// What the database reports of its storage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StorageIssueInputs {
+    /// Tables with their numbers of dead rows and of live rows.
+    pub rows: Vec<(String, i64, i64)>,
+    /// Age of the oldest open snapshot, which keeps dead rows from being removed.
+    pub oldest_snapshot: Duration,
+}

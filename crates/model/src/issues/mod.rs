@@ -1,0 +1,298 @@
+//! Issues: problems derived from the facts each time they are queried.
+//!
+//! Nothing stores an issue, so none is ever stale. [`find_issues`] is a pure function of one snapshot of the fleet
+//! ([`IssueInputs`]), which includes the policy and the time. An issue disappears when its cause does.
+//!
+//! Each kind has a name that never changes ([`IssueKind::id`]) and a page of that name, `docs/issues/ID.md`, that says
+//! what it means, how it is found and what to do. A test checks that every kind has its page.
+//!
+//! * [`inputs`]: the snapshot that issues are derived from.
+//! * `clusters`: issues of clusters. `kubernetes`: issues of their Kubernetes.
+//! * `machines`: issues of single machines.
+//! * `retirement`: issues of machines that are retiring or retired.
+//! * `duplicates`: values that two machines share and must not.
+//! * `infrastructure`: issues of providers, the database, shepherds and ourselves.
+//!
+//! # How to add a kind
+//!
+//! Add it to [`IssueKind`], with its page, and add a rule to the file that its cause belongs to. If many machines have
+//! the same problem at once, report one issue that counts them: nobody reads a list of ten thousand lines.
+
+use serde::Serialize;
+
+use crate::issues::inputs::IssueInputs;
+use crate::machine_view::MachineName;
+use crate::time::Timestamp;
+
+mod clusters;
+mod duplicates;
+mod infrastructure;
+pub mod inputs;
+mod kubernetes;
+mod machines;
+mod retirement;
+#[cfg(test)]
+mod tests;
+
+/// How soon an operator should look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Now: something cannot work before a person acts.
+    Critical,
+    /// Today: something works worse, or will stop.
+    Warning,
+    /// When there is time.
+    Notice,
+}
+
+impl Severity {
+    /// Its name in the API and on the command line.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Critical => "critical",
+            Self::Warning => "warning",
+            Self::Notice => "notice",
+        }
+    }
+}
+
+/// Kinds of issues, sorted by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "each is its name, and has a page that says what it means")]
+pub enum IssueKind {
+    AddressConflict,
+    Brake,
+    BudgetExhausted,
+    CertificateEnds,
+    ClockSkew,
+    ClusterKeyRefused,
+    ClusterSnapshotOld,
+    CrashLoop,
+    DeadRows,
+    Drift,
+    DuplicateKey,
+    DuplicateMac,
+    DuplicateSerial,
+    HostKeyChanged,
+    KubernetesComponentUnwell,
+    KubernetesObjectClash,
+    KubernetesRotationHeld,
+    LongSnapshot,
+    LoopPaused,
+    LostWorkers,
+    NeedsHuman,
+    NewerFence,
+    NobodyListens,
+    NoShepherd,
+    OutdatedAgent,
+    ProviderDiscrepancy,
+    ProviderFails,
+    RetiredListed,
+    RetirementStuck,
+    SessionFlapping,
+    SilentAgent,
+    WorkFails,
+}
+
+impl IssueKind {
+    /// Every kind, by name.
+    pub const ALL: [Self; 32] = [
+        Self::AddressConflict,
+        Self::Brake,
+        Self::BudgetExhausted,
+        Self::CertificateEnds,
+        Self::ClockSkew,
+        Self::ClusterKeyRefused,
+        Self::ClusterSnapshotOld,
+        Self::CrashLoop,
+        Self::DeadRows,
+        Self::Drift,
+        Self::DuplicateKey,
+        Self::DuplicateMac,
+        Self::DuplicateSerial,
+        Self::HostKeyChanged,
+        Self::KubernetesComponentUnwell,
+        Self::KubernetesObjectClash,
+        Self::KubernetesRotationHeld,
+        Self::LongSnapshot,
+        Self::LoopPaused,
+        Self::LostWorkers,
+        Self::NeedsHuman,
+        Self::NewerFence,
+        Self::NobodyListens,
+        Self::NoShepherd,
+        Self::OutdatedAgent,
+        Self::ProviderDiscrepancy,
+        Self::ProviderFails,
+        Self::RetiredListed,
+        Self::RetirementStuck,
+        Self::SessionFlapping,
+        Self::SilentAgent,
+        Self::WorkFails,
+    ];
+
+    /// Its name, which is the name of its page too.
+    #[must_use]
+    pub const fn id(self) -> &'static str {
+        match self {
+            Self::AddressConflict => "address-conflict",
+            Self::Brake => "brake",
+            Self::BudgetExhausted => "budget-exhausted",
+            Self::CertificateEnds => "certificate-ends",
+            Self::ClockSkew => "clock-skew",
+            Self::ClusterKeyRefused => "cluster-key-refused",
+            Self::ClusterSnapshotOld => "cluster-snapshot-old",
+            Self::CrashLoop => "crash-loop",
+            Self::DeadRows => "dead-rows",
+            Self::Drift => "drift",
+            Self::DuplicateKey => "duplicate-key",
+            Self::DuplicateMac => "duplicate-mac",
+            Self::DuplicateSerial => "duplicate-serial",
+            Self::HostKeyChanged => "host-key-changed",
+            Self::KubernetesComponentUnwell => "kubernetes-component-unwell",
+            Self::KubernetesObjectClash => "kubernetes-object-clash",
+            Self::KubernetesRotationHeld => "kubernetes-rotation-held",
+            Self::LongSnapshot => "long-snapshot",
+            Self::LoopPaused => "loop-paused",
+            Self::LostWorkers => "lost-workers",
+            Self::NeedsHuman => "needs-human",
+            Self::NewerFence => "newer-fence",
+            Self::NobodyListens => "nobody-listens",
+            Self::NoShepherd => "no-shepherd",
+            Self::OutdatedAgent => "outdated-agent",
+            Self::ProviderDiscrepancy => "provider-discrepancy",
+            Self::ProviderFails => "provider-fails",
+            Self::RetiredListed => "retired-listed",
+            Self::RetirementStuck => "retirement-stuck",
+            Self::SessionFlapping => "session-flapping",
+            Self::SilentAgent => "silent-agent",
+            Self::WorkFails => "work-fails",
+        }
+    }
+
+    /// How soon an operator should look.
+    #[must_use]
+    pub const fn severity(self) -> Severity {
+        match self {
+            Self::ClusterKeyRefused
+            | Self::DuplicateKey
+            | Self::HostKeyChanged
+            | Self::NeedsHuman
+            | Self::NewerFence
+            | Self::NobodyListens
+            | Self::NoShepherd => Severity::Critical,
+            Self::AddressConflict
+            | Self::Brake
+            | Self::CertificateEnds
+            | Self::ClockSkew
+            | Self::ClusterSnapshotOld
+            | Self::CrashLoop
+            | Self::Drift
+            | Self::DuplicateSerial
+            | Self::KubernetesComponentUnwell
+            | Self::KubernetesObjectClash
+            | Self::KubernetesRotationHeld
+            | Self::LongSnapshot
+            | Self::LoopPaused
+            | Self::LostWorkers
+            | Self::ProviderDiscrepancy
+            | Self::ProviderFails
+            | Self::RetiredListed
+            | Self::RetirementStuck
+            | Self::SessionFlapping
+            | Self::SilentAgent
+            | Self::WorkFails => Severity::Warning,
+            Self::BudgetExhausted | Self::DeadRows | Self::DuplicateMac | Self::OutdatedAgent => {
+                Severity::Notice
+            }
+        }
+    }
+}
+
+/// A problem that was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Issue {
+    /// Name of its kind, by [`IssueKind::id`].
+    pub id: &'static str,
+    /// How soon an operator should look.
+    pub severity: Severity,
+    /// What it concerns: a machine, several, a provider, a host, the database.
+    pub subject: String,
+    /// The machines concerned, at most [`MAX_NAMED_MACHINES`] of them.
+    pub machines: Vec<MachineName>,
+    /// What was found, as a sentence.
+    pub message: String,
+    /// Since when the problem exists, where that is known.
+    pub since: Option<Timestamp>,
+    /// What an operator should do, as a sentence.
+    pub remedy: String,
+    /// The documentation page of its kind.
+    pub page: String,
+}
+
+/// Most machines that an issue names.
+pub const MAX_NAMED_MACHINES: usize = 5;
+
+impl Issue {
+    fn new(
+        kind: IssueKind,
+        about: String,
+        evidence: String,
+        since: Option<Timestamp>,
+        remedy: String,
+    ) -> Self {
+        Self {
+            id: kind.id(),
+            severity: kind.severity(),
+            subject: about,
+            machines: Vec::new(),
+            message: evidence,
+            since,
+            remedy,
+            page: format!("docs/issues/{}.md", kind.id()),
+        }
+    }
+
+    /// An issue of one machine.
+    fn for_machine(
+        kind: IssueKind,
+        name: &MachineName,
+        evidence: String,
+        since: Option<Timestamp>,
+        remedy: String,
+    ) -> Self {
+        Self { machines: vec![name.clone()], ..Self::new(kind, name.short_name(), evidence, since, remedy) }
+    }
+
+    /// An issue of several machines, of which it names the first.
+    fn for_machines(
+        kind: IssueKind,
+        mut names: Vec<MachineName>,
+        evidence: String,
+        since: Option<Timestamp>,
+        remedy: String,
+    ) -> Self {
+        let count = names.len();
+        names.truncate(MAX_NAMED_MACHINES);
+        let mut about: Vec<String> = names.iter().map(MachineName::short_name).collect();
+        if count > MAX_NAMED_MACHINES {
+            about.push(format!("and {} more", count - MAX_NAMED_MACHINES));
+        }
+        Self { machines: names, ..Self::new(kind, about.join(", "), evidence, since, remedy) }
+    }
+}
+
+/// All issues, most urgent first, then by kind and by subject.
+#[must_use]
+pub fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
+    let mut found = machines::find_issues(evidence);
+    found.extend(retirement::find_issues(evidence));
+    found.extend(duplicates::find_issues(evidence));
+    found.extend(clusters::find_issues(evidence));
+    found.extend(kubernetes::find_issues(evidence));
+    found.extend(infrastructure::find_issues(evidence));
+    found.sort_by(|a, b| (a.severity, a.id, &a.subject).cmp(&(b.severity, b.id, &b.subject)));
+    found
+}

@@ -1,0 +1,608 @@
+//! Tests: each kind of issue, just within its limit and just beyond.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::backoff::BackoffFact;
+use crate::cluster::kubernetes::{ComponentStatus, KubernetesKeyRotation, NodeKubernetes, ObjectConflict};
+use crate::facts::{
+    AgentStarted, HeartbeatFact, MachineFacts, NeedsHuman, Postponement, ProviderRecord, Quarantine,
+    Recovery, Retirement,
+};
+use crate::ids::MachineId;
+use crate::issues::inputs::{
+    ClusterIssueInputs, ExpiredSessions, MachineIssueInputs, ProviderIssueInputs, RecentHistory,
+    SessionIssueInputs, StorageIssueInputs,
+};
+use crate::issues::inputs::{KubernetesIssueInputs, NodeIssueInputs};
+use crate::machine_view::EngagedBrake;
+use crate::needs_human::Obstacle;
+use crate::pause::{LoopKind, Pause};
+use crate::plan::RecordedDisruption;
+use crate::policy::{Budget, DisruptionKind, Policy};
+use crate::process::Process;
+use crate::provider_status::ProviderStatus;
+use crate::time::Span;
+use crate::unknown_fence::UnknownFence;
+
+const NOW: i64 = 1_000_000;
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
+}
+
+/// The healthy machine number `number`, which reported five seconds ago.
+fn machine(number: u8) -> MachineIssueInputs {
+    let mut facts = MachineFacts::empty(MachineId(uuid::Uuid::from_u128(u128::from(number))), at(0));
+    facts.listening_since = Some(at(0));
+    facts.provider_record = Some(ProviderRecord {
+        provider: "rack-a".into(),
+        provider_id: number.to_string(),
+        reservation: None,
+        address: Some(format!("192.0.2.{number}")),
+        ssh_port: None,
+        ssh_user: None,
+        location: None,
+        status: ProviderStatus::Running,
+        acquired_at: at(0),
+        polled_at: Some(at(NOW - 60)),
+        unchanged: true,
+    });
+    facts.agent_started =
+        Some(AgentStarted { started_at: at(10), public_key: vec![number; 32], boot_id: None, fence: 1 });
+    facts.heartbeat = Some(heartbeat(NOW - 5));
+    MachineIssueInputs {
+        facts,
+        phase_since: at(100),
+        lost_sessions: 2,
+        drift: None,
+        agent_version: Some("1.2.0+special".into()),
+        serial_number: Some(format!("S{number}00")),
+        macs: vec![format!("00:00:5e:00:53:{number:02x}")],
+        host_key_rejected_at: None,
+        unknown_fence: None,
+        recent: RecentHistory { unordered_boots: 2, ..RecentHistory::default() },
+    }
+}
+
+fn heartbeat(seconds: i64) -> HeartbeatFact {
+    HeartbeatFact { received_at: at(seconds), boot_id: "b".into(), incarnation: "i".into(), sequence: 1 }
+}
+
+fn session(host: &str) -> SessionIssueInputs {
+    SessionIssueInputs {
+        component: "callback".into(),
+        host: host.into(),
+        version: Some("1.2.0".into()),
+        started_at: at(500),
+        host_clock: Some(at(529)),
+        certificate_expires_at: Some(at(NOW + 6 * 86_400 + 1)),
+    }
+}
+
+/// Two healthy machines, one shepherd, and values just within every limit.
+fn healthy_inputs() -> IssueInputs {
+    IssueInputs {
+        at: at(NOW),
+        policy: Arc::new(Policy::default()),
+        machines: vec![machine(1), machine(2)],
+        recent_disruptions: Vec::new(),
+        providers: vec![ProviderIssueInputs {
+            provider: "rack-a".into(),
+            listed_at: Some(at(NOW - 60)),
+            error: None,
+            error_at: None,
+            brake: None,
+            brake_since: None,
+        }],
+        brakes: Vec::new(),
+        pauses: Vec::new(),
+        sessions: vec![session("a")],
+        expired_sessions: vec![ExpiredSessions {
+            component: "updater".into(),
+            host: "a".into(),
+            count: 4,
+            first_at: at(NOW - 100),
+        }],
+        listening_since: Some(at(0)),
+        clusters: Vec::new(),
+        kubernetes: Vec::new(),
+        storage: Some(StorageIssueInputs {
+            rows: vec![("session".into(), 99_999, 5), ("history".into(), 200_000, 200_000)],
+            oldest_snapshot: Duration::from_mins(10),
+        }),
+    }
+}
+
+fn cluster(founded: i64, snapshot: Option<i64>) -> ClusterIssueInputs {
+    ClusterIssueInputs {
+        name: "ams".into(),
+        founded_at: at(founded),
+        snapshot_at: snapshot.map(at),
+        keys_rejected_since: None,
+    }
+}
+
+/// Kubernetes of a cluster with one node, whose component has been in this state since `since`.
+fn kubernetes(state: &str, since: i64) -> KubernetesIssueInputs {
+    let component = ComponentStatus {
+        name: "kubelet".into(),
+        state: state.into(),
+        since: Some(at(since)),
+        restarts: 0,
+        message: String::new(),
+    };
+    let runs =
+        NodeKubernetes { bundle: "a".into(), components: vec![component], ..NodeKubernetes::default() };
+    let node = NodeIssueInputs { machine: "m1".into(), node: Some("node-1".into()), kubernetes: runs };
+    KubernetesIssueInputs { name: "ams".into(), rotations: Vec::new(), nodes: vec![node] }
+}
+
+/// The same, with a key rotation under way since `since`.
+fn rotating(since: i64, waits_for: &[&str]) -> KubernetesIssueInputs {
+    let rotation = KubernetesKeyRotation {
+        keys: "clients".into(),
+        stage: "trusted".into(),
+        since: Some(at(since)),
+        waits_for: waits_for.iter().map(|&node| node.into()).collect(),
+        until: None,
+        blocked_by: Vec::new(),
+        notified_at: None,
+    };
+    KubernetesIssueInputs { rotations: vec![rotation], ..kubernetes("healthy", 0) }
+}
+
+fn needs_human(obstacle: Obstacle) -> NeedsHuman {
+    NeedsHuman { since: at(900), reason: "nothing helped".into(), obstacle, reporting_since: None }
+}
+
+/// A case: a change of the healthy inputs, and the issues that follow from it, with their subjects.
+type Case = (&'static str, fn(&mut IssueInputs), &'static [(&'static str, &'static str)]);
+
+const CASES: &[Case] = &[
+    ("all is well", |_| {}, &[]),
+    (
+        "silent",
+        |e| e.machines[0].facts.heartbeat = Some(heartbeat(NOW - 600)),
+        &[("silent-agent", "rack-a/1")],
+    ),
+    (
+        "a cluster without a snapshot",
+        |e| e.clusters.push(cluster(NOW - 3 * 3600, None)),
+        &[("cluster-snapshot-old", "cluster ams")],
+    ),
+    ("a young cluster without a snapshot", |e| e.clusters.push(cluster(NOW - 3 * 3600 + 1, None)), &[]),
+    (
+        "a cluster with an old snapshot",
+        |e| e.clusters.push(cluster(NOW - 90_000, Some(NOW - 3 * 3600))),
+        &[("cluster-snapshot-old", "cluster ams")],
+    ),
+    (
+        "a cluster with a young snapshot",
+        |e| e.clusters.push(cluster(NOW - 90_000, Some(NOW - 3 * 3600 + 1))),
+        &[],
+    ),
+    (
+        "a cluster that refuses every key",
+        |e| {
+            let refused = Some(at(NOW - 1));
+            e.clusters
+                .push(ClusterIssueInputs { keys_rejected_since: refused, ..cluster(NOW - 9, Some(NOW - 2)) });
+        },
+        &[("cluster-key-refused", "cluster ams")],
+    ),
+    ("a component that is well", |e| e.kubernetes.push(kubernetes("healthy", 0)), &[]),
+    ("a component that is unwell for a while", |e| e.kubernetes.push(kubernetes("starting", NOW - 599)), &[]),
+    (
+        "a component that is unwell for long",
+        |e| e.kubernetes.push(kubernetes("backing off", NOW - 600)),
+        &[("kubernetes-component-unwell", "cluster ams")],
+    ),
+    ("keys that are replaced", |e| e.kubernetes.push(rotating(NOW - 899, &["node-1"])), &[]),
+    ("keys that wait for their end", |e| e.kubernetes.push(rotating(NOW - 90_000, &[])), &[]),
+    (
+        "keys that a node holds up",
+        |e| e.kubernetes.push(rotating(NOW - 900, &["node-1"])),
+        &[("kubernetes-rotation-held", "cluster ams")],
+    ),
+    (
+        "keys that reach one node after the other",
+        |e| {
+            let mut rotating = rotating(NOW - 9000, &["node-1", "node-2"]);
+            rotating.rotations[0].notified_at = Some(at(NOW - 899));
+            e.kubernetes.push(rotating);
+        },
+        &[],
+    ),
+    (
+        "keys that the node notified last holds up",
+        |e| {
+            let mut rotating = rotating(NOW - 9000, &["node-1", "node-2"]);
+            rotating.rotations[0].notified_at = Some(at(NOW - 900));
+            e.kubernetes.push(rotating);
+        },
+        &[("kubernetes-rotation-held", "cluster ams")],
+    ),
+    (
+        "an object of somebody else",
+        |e| {
+            let mut clashing = kubernetes("healthy", 0);
+            clashing.nodes[0].kubernetes.conflicts = vec![ObjectConflict {
+                kind: "Role".into(),
+                name: "a".into(),
+                message: "it has no label".into(),
+            }];
+            e.kubernetes.push(clashing);
+        },
+        &[("kubernetes-object-clash", "cluster ams")],
+    ),
+    ("not yet silent", |e| e.machines[0].facts.heartbeat = Some(heartbeat(NOW - 599)), &[]),
+    (
+        "being brought back",
+        |e| {
+            e.machines[0].facts.recovery = Some(Recovery {
+                started_at: at(900),
+                rung: 0,
+                last_action: None,
+                attempts: 0,
+                next_check_at: at(901),
+                note: "tried".into(),
+                obstacle: None,
+            });
+        },
+        &[("silent-agent", "rack-a/1")],
+    ),
+    (
+        "being retired, and everything else wrong with it",
+        |e| {
+            e.machines[0].facts.heartbeat = None;
+            e.machines[0].facts.needs_human = Some(needs_human(Obstacle::LoginRefused));
+            e.machines[0].lost_sessions = 9;
+            e.machines[0].serial_number = Some("S200".into());
+            e.machines[0].facts.retirement = Some(retiring(NOW - 3599));
+        },
+        &[],
+    ),
+    (
+        "being retired, and it has seen newer orders",
+        |e| {
+            e.machines[0].unknown_fence = Some(UnknownFence { reported_at: at(1), fence: 20 });
+            e.machines[0].facts.retirement = Some(retiring(NOW));
+        },
+        &[("newer-fence", "rack-a/1")],
+    ),
+    (
+        "retired, and it had seen newer orders",
+        |e| {
+            e.machines[0].unknown_fence = Some(UnknownFence { reported_at: at(1), fence: 20 });
+            let over = Retirement { finished_at: Some(at(2)), ..retiring(1) };
+            e.machines[0].facts.retirement = Some(over);
+        },
+        &[],
+    ),
+    (
+        "an hour on its way out",
+        |e| e.machines[0].facts.retirement = Some(retiring(NOW - 3600)),
+        &[("retirement-stuck", "rack-a/1")],
+    ),
+    (
+        "to be wiped, which nobody can",
+        |e| e.machines[0].facts.retirement = Some(Retirement { wipe: true, ..retiring(NOW) }),
+        &[("retirement-stuck", "rack-a/1")],
+    ),
+    (
+        "retired, and not listed any more",
+        |e| e.machines[0].facts.retirement = Some(Retirement { finished_at: Some(at(2)), ..retiring(1) }),
+        &[],
+    ),
+    (
+        "retired, and listed",
+        |e| {
+            let over = Retirement { finished_at: Some(at(2)), listed_since: Some(at(3)), ..retiring(1) };
+            e.machines[0].facts.retirement = Some(over);
+        },
+        &[("retired-listed", "rack-a/1")],
+    ),
+    (
+        "left to a person",
+        |e| e.machines[0].facts.needs_human = Some(needs_human(Obstacle::LadderExhausted)),
+        &[("needs-human", "rack-a/1")],
+    ),
+    (
+        "refused as an older database",
+        |e| e.machines[0].facts.needs_human = Some(needs_human(Obstacle::StaleFence)),
+        &[("newer-fence", "rack-a/1")],
+    ),
+    (
+        "report of a newer fence",
+        |e| e.machines[0].unknown_fence = Some(UnknownFence { reported_at: at(900), fence: 17 }),
+        &[("newer-fence", "rack-a/1")],
+    ),
+    (
+        "report of a newer fence, and left to a person for it",
+        |e| {
+            e.machines[0].unknown_fence = Some(UnknownFence { reported_at: at(900), fence: 17 });
+            e.machines[0].facts.needs_human = Some(needs_human(Obstacle::StaleFence));
+        },
+        &[("newer-fence", "rack-a/1")],
+    ),
+    (
+        "another host key",
+        |e| {
+            e.machines[0].facts.needs_human = Some(needs_human(Obstacle::HostKeyChanged));
+            e.machines[0].host_key_rejected_at = Some(at(900));
+        },
+        &[("host-key-changed", "rack-a/1")],
+    ),
+    (
+        "another host key once, and the right one since",
+        |e| e.machines[0].facts.needs_human = Some(needs_human(Obstacle::HostKeyChanged)),
+        &[("needs-human", "rack-a/1")],
+    ),
+    ("rebooted three times", |e| e.machines[1].recent.unordered_boots = 3, &[("crash-loop", "rack-a/2")]),
+    (
+        "quarantined",
+        |e| {
+            e.machines[0].facts.quarantine =
+                Some(Quarantine { since: at(900), reason: "two of them".into() });
+        },
+        &[("provider-discrepancy", "rack-a/1")],
+    ),
+    (
+        "lost by its provider",
+        |e| e.machines[0].facts.provider_record.as_mut().unwrap().status = ProviderStatus::Missing,
+        &[("provider-discrepancy", "rack-a/1")],
+    ),
+    ("failed twice", |e| fail(e, 2), &[]),
+    ("failed three times", |e| fail(e, 3), &[("work-fails", "rack-a/1")]),
+    ("lost three workers", |e| e.machines[0].lost_sessions = 3, &[("lost-workers", "rack-a/1")]),
+    ("drifted", |e| e.machines[0].drift = Some("it says x".into()), &[("drift", "rack-a/1")]),
+    (
+        "one address",
+        |e| e.machines[1].facts.provider_record.as_mut().unwrap().address = Some("192.0.2.1".into()),
+        &[("address-conflict", "rack-a/1, rack-a/2")],
+    ),
+    (
+        "one address, two ports",
+        |e| {
+            let provided = e.machines[1].facts.provider_record.as_mut().unwrap();
+            (provided.address, provided.ssh_port) = (Some("192.0.2.1".into()), Some(2222));
+        },
+        &[],
+    ),
+    (
+        "one key",
+        |e| e.machines[1].facts.agent_started.as_mut().unwrap().public_key = vec![1; 32],
+        &[("duplicate-key", "rack-a/1, rack-a/2")],
+    ),
+    (
+        "one serial number",
+        |e| e.machines[1].serial_number = Some(" S100 ".into()),
+        &[("duplicate-serial", "rack-a/1, rack-a/2")],
+    ),
+    (
+        "no serial number",
+        |e| e.machines.iter_mut().for_each(|m| m.serial_number = Some("To Be Filled By O.E.M.".into())),
+        &[],
+    ),
+    ("zeros", |e| e.machines.iter_mut().for_each(|m| m.serial_number = Some("0000".into())), &[]),
+    (
+        "one network address",
+        |e| e.machines[1].macs.push("00:00:5e:00:53:01".into()),
+        &[("duplicate-mac", "rack-a/1, rack-a/2")],
+    ),
+    (
+        "network addresses made up at boot, and none",
+        |e| {
+            for machine in &mut e.machines {
+                machine.macs = vec!["02:00:00:00:00:01".into(), "00:00:00:00:00:00".into()];
+            }
+        },
+        &[],
+    ),
+    ("nobody has a session", |e| e.sessions.clear(), &[("no-shepherd", "all machines")]),
+    ("nobody listens", |e| e.listening_since = None, &[("nobody-listens", "all machines")]),
+    (
+        "nobody listens, and nobody speaks",
+        |e| {
+            e.listening_since = None;
+            e.machines.iter_mut().for_each(|m| (m.facts.agent_started, m.facts.heartbeat) = (None, None));
+        },
+        &[],
+    ),
+    (
+        "a provider does not answer",
+        |e| (e.providers[0].error, e.providers[0].error_at) = (Some("HTTP 503".into()), Some(at(900))),
+        &[("provider-fails", "provider rack-a")],
+    ),
+    (
+        "a provider's list lost machines",
+        |e| e.providers[0].brake = Some("it lost 4 of 10".into()),
+        &[("brake", "provider rack-a")],
+    ),
+    (
+        "recovery is held",
+        |e| {
+            e.brakes.push(EngagedBrake {
+                kind: "recovery".into(),
+                scope: "*".into(),
+                reason: "brake: 40 of 50".into(),
+                engaged_at: at(900),
+                confirmed_at: at(NOW),
+            });
+        },
+        &[("brake", "all machines")],
+    ),
+    ("a budget is nearly used up", |e| disturb(e, 1, 599), &[]),
+    ("a budget is used up", |e| disturb(e, 2, 599), &[("budget-exhausted", "reboot")]),
+    ("a budget is free again", |e| disturb(e, 2, 600), &[]),
+    ("a clock ahead", |e| e.sessions[0].host_clock = Some(at(531)), &[("clock-skew", "host a")]),
+    ("a clock behind", |e| e.sessions[0].host_clock = Some(at(469)), &[("clock-skew", "host a")]),
+    (
+        "a certificate ends in six days",
+        |e| e.sessions[0].certificate_expires_at = Some(at(NOW + 6 * 86_400)),
+        &[("certificate-ends", "host a")],
+    ),
+    (
+        "the certificate of an API ends in six days",
+        |e| {
+            e.sessions[0].component = "api".into();
+            e.sessions[0].certificate_expires_at = Some(at(NOW + 6 * 86_400));
+        },
+        &[("certificate-ends", "host a")],
+    ),
+    ("five sessions expired", |e| e.expired_sessions[0].count = 5, &[("session-flapping", "updater on a")]),
+    (
+        "older agents",
+        |e| e.machines.iter_mut().for_each(|m| m.agent_version = Some("1.1.0".into())),
+        &[("outdated-agent", "rack-a/1, rack-a/2")],
+    ),
+    (
+        "an upgrade half-way",
+        |e| {
+            e.machines[0].agent_version = Some("1.1.0".into());
+            e.sessions.push(SessionIssueInputs { version: Some("1.1.0".into()), ..session("b") });
+        },
+        &[],
+    ),
+    (
+        "a forgotten psql",
+        |e| e.storage.as_mut().unwrap().oldest_snapshot = Duration::from_secs(601),
+        &[("long-snapshot", "the database")],
+    ),
+    ("a pause of a moment", |e| e.pauses = vec![paused(NOW - 3599)], &[]),
+    ("a pause of an hour", |e| e.pauses = vec![paused(NOW - 3600)], &[("loop-paused", "provider rack-a")]),
+    ("dead rows", |e| e.storage.as_mut().unwrap().rows[0].1 = 100_000, &[("dead-rows", "table session")]),
+    ("a database without books", |e| e.storage = None, &[]),
+];
+
+fn retiring(since: i64) -> Retirement {
+    Retirement::new("old".into(), "kim".into(), at(since))
+}
+
+fn paused(since: i64) -> Pause {
+    let (provider, reason, by) = (Some("rack-a".into()), "its switch is changed".into(), "kim".into());
+    Pause { loop_kind: LoopKind::Recoverer, provider, reason, by, since: at(since), until: None }
+}
+
+fn fail(evidence: &mut IssueInputs, failures: u32) {
+    let cause = "no route to host".to_owned();
+    let fact = BackoffFact { failures, last_interval: Duration::from_mins(5), until: at(NOW + 60), cause };
+    evidence.machines[0].facts.backoffs.insert(Process::Recovery, fact);
+}
+
+/// The budget allows two reboots in ten minutes. `count` started so many seconds ago, and one machine waits.
+fn disturb(evidence: &mut IssueInputs, count: usize, ago: i64) {
+    let mut policy = Policy::default();
+    policy.budgets.insert(DisruptionKind::Reboot, Budget { count: 2, window: Span::minutes(10) });
+    evidence.policy = Arc::new(policy);
+    let done = RecordedDisruption {
+        step: DisruptionKind::Reboot,
+        machine: evidence.machines[0].facts.machine,
+        provider: "rack-a".into(),
+        at: at(NOW - ago),
+    };
+    evidence.recent_disruptions = vec![done; count];
+    let reason = "the budget to reboot the machine is used up (2 in 10m)".to_owned();
+    let wait = Postponement { until: at(NOW + 1), reason, decided_at: String::new() };
+    evidence.machines[1].facts.postponements.insert(Process::Recovery, wait);
+}
+
+#[test]
+fn each_case_finds_exactly_its_issues() {
+    for (name, change, expected) in CASES {
+        let mut evidence = healthy_inputs();
+        change(&mut evidence);
+        let found = find_issues(&evidence);
+        let reported: Vec<(&str, &str)> =
+            found.iter().map(|issue| (issue.id, issue.subject.as_str())).collect();
+        assert_eq!(reported, *expected, "{name}: {found:#?}");
+        for issue in &found {
+            assert!(!issue.message.is_empty() && !issue.remedy.is_empty(), "{name}: {issue:#?}");
+            assert_eq!(issue.page, format!("docs/issues/{}.md", issue.id), "{name}");
+        }
+    }
+}
+
+#[test]
+fn stuck_retirement_names_its_obstacle() {
+    let put_off = |reason: &str| Postponement {
+        until: at(NOW + 1),
+        reason: reason.to_owned(),
+        decided_at: String::new(),
+    };
+    let reported = |change: &dyn Fn(&mut IssueInputs)| {
+        let mut evidence = healthy_inputs();
+        evidence.machines[0].facts.retirement = Some(retiring(NOW - 3600));
+        change(&mut evidence);
+        let found = find_issues(&evidence);
+        let stuck = found.iter().find(|issue| issue.id == "retirement-stuck");
+        stuck.map(|issue| issue.message.clone()).unwrap_or_default()
+    };
+    let works = |e: &mut IssueInputs| {
+        e.sessions.push(SessionIssueInputs { component: "retirer".into(), ..session("b") });
+    };
+    let postponed = |e: &mut IssueInputs| {
+        works(e);
+        let wait = put_off("the budget to give machines back is used up (100 in 10m)");
+        e.machines[0].facts.postponements.insert(Process::Retirement, wait);
+    };
+    for (name, expected, text) in [
+        ("nobody", "no shepherd runs a retirer", reported(&|_| {})),
+        ("not come to yet", "its provider is to take it back", reported(&works)),
+        ("put off", "the budget to give machines back is used up", reported(&postponed)),
+        (
+            "paused",
+            "the retirer of rack-a was paused by kim",
+            reported(&|e| {
+                postponed(e);
+                e.pauses = vec![Pause { loop_kind: LoopKind::Retirer, ..paused(NOW) }];
+            }),
+        ),
+        (
+            "failed",
+            "no route to host",
+            reported(&|e| {
+                fail(e, 1);
+                let failed = e.machines[0].facts.backoffs.remove(&Process::Recovery).unwrap();
+                e.machines[0].facts.backoffs.insert(Process::Retirement, failed);
+            }),
+        ),
+    ] {
+        assert!(text.contains(expected), "{name}: {text}");
+    }
+}
+
+#[test]
+fn every_kind_is_found_in_some_case() {
+    let expected: BTreeSet<&str> =
+        CASES.iter().flat_map(|(_, _, expected)| expected.iter().map(|(id, _)| *id)).collect();
+    let all: BTreeSet<&str> = IssueKind::ALL.into_iter().map(IssueKind::id).collect();
+    assert_eq!(expected, all);
+}
+
+#[test]
+fn similar_issues_are_counted_in_one() {
+    let mut evidence = healthy_inputs();
+    evidence.machines = (1..=12).map(machine).collect();
+    for machine in &mut evidence.machines {
+        machine.agent_version = Some("1.1.0".into());
+    }
+    let found = find_issues(&evidence);
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!(found[0].machines.len(), MAX_NAMED_MACHINES);
+    assert_eq!(found[0].subject, "rack-a/1, rack-a/2, rack-a/3, rack-a/4, rack-a/5, and 7 more");
+    assert!(found[0].message.starts_with("12 agents"), "{}", found[0].message);
+}
+
+#[test]
+fn issues_are_sorted_by_severity() {
+    let mut evidence = healthy_inputs();
+    fail(&mut evidence, 3);
+    evidence.machines[1].facts.needs_human = Some(needs_human(Obstacle::LoginRefused));
+    evidence.storage.as_mut().unwrap().rows[0].1 = 100_000;
+    let messages: Vec<&str> = find_issues(&evidence).iter().map(|issue| issue.id).collect();
+    assert_eq!(messages, ["needs-human", "work-fails", "dead-rows"]);
+}

@@ -1,0 +1,524 @@
+//! Log requests: validate, deliver to a machine, collect its parts, time out.
+//!
+//! A request waits for the machine's next heartbeat and is delivered with the response. It ends when the machine has
+//! sent everything, when that cannot be expected any more, or when no client reads it. A waiting client always sees
+//! what it waits for, and every wait has a limit: for a machine that does not call, for one that calls and sends
+//! nothing, for one whose role server restarted in the middle, and for one whose role server cannot send logs. All of
+//! that is decided here, by timestamps of the database's clock.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::humanize::{humanize_duration, relative_and_absolute_time};
+use crate::time::{Span, Timestamp, between};
+
+/// The log of the role server itself.
+pub const ROLESERVER_LOG: &str = "roleserver";
+/// Number of lines when the request does not give one.
+pub const DEFAULT_LINES: u32 = 100;
+/// Most lines of one request.
+pub const MAX_LINES: u32 = 10_000;
+/// Most bytes of lines in one part.
+pub const MAX_PART_BYTES: usize = 64 << 10;
+/// Most bytes that a request without `follow` may receive, and most unread bytes of a request that follows.
+pub const MAX_ANSWER_BYTES: usize = 1 << 20;
+/// Most requests that one machine works on at a time.
+pub const MAX_REQUESTS_PER_MACHINE: i64 = 4;
+/// Most requests of all machines together.
+pub const MAX_REQUESTS: i64 = 64;
+/// Most logs that a machine may list.
+pub const MAX_LOG_NAMES: usize = 500;
+/// Longest name of a log, in characters.
+pub const MAX_NAME_CHARS: usize = 150;
+/// Longest message of a machine, in characters.
+pub const MAX_MESSAGE_CHARS: usize = 4000;
+/// How long a request is kept when no client reads it.
+pub const UNREAD_TIMEOUT: Duration = Duration::from_mins(1);
+/// Longest time that a log is followed.
+pub const MAX_FOLLOW: Duration = Duration::from_hours(1);
+
+/// How long a machine may send nothing after the request was delivered to it.
+const STALL_TIMEOUT: Duration = Duration::from_mins(1);
+/// Shortest time that a machine has for its next heartbeat after a request.
+const MIN_SILENCE_LIMIT: Duration = Duration::from_secs(15);
+/// Heartbeats that may be late or lost before a machine counts as silent.
+const MISSED_HEARTBEATS: u32 = 3;
+/// Farthest back that a request may go.
+const MAX_SINCE: Span = Span::hours(10 * 365 * 24);
+
+/// A query for logs of a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogQuery {
+    /// Name of the log; empty to list the logs that exist.
+    pub log: String,
+    /// Most lines to return.
+    pub lines: u32,
+    /// Return no line older than this; `None` for no limit.
+    pub since: Option<Span>,
+    /// Whether to also return what is added from then on.
+    pub follow: bool,
+}
+
+impl LogQuery {
+    /// Checks the query. The error names the field that is wrong, and says how.
+    pub fn validate(&self) -> Result<(), (&'static str, String)> {
+        let named = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
+        if self.log.chars().count() > MAX_NAME_CHARS || !self.log.chars().all(named) {
+            let text = format!(
+                "{:?} is no name of a log; they are as {ROLESERVER_LOG}, etcd or ROLE/SERVICE",
+                self.log
+            );
+            return Err(("log", text));
+        }
+        if !(1..=MAX_LINES).contains(&self.lines) {
+            return Err(("lines", format!("{} lines cannot be requested; 1 to {MAX_LINES} can", self.lines)));
+        }
+        if self.since.is_some_and(|since| since > MAX_SINCE || since.0 < Duration::from_secs(1)) {
+            return Err(("since", "it is neither a second nor more, or longer than ten years".to_owned()));
+        }
+        if self.follow && self.log.is_empty() {
+            return Err(("follow", "a list of logs cannot be followed; say which log".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// What is requested, as a part of a sentence.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        if self.log.is_empty() { "which logs it has".to_owned() } else { format!("the log {}", self.log) }
+    }
+}
+
+/// A log that exists on a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AvailableLog {
+    /// Its name, as a query gives it.
+    pub log: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+/// A request and its progress.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogRequestRecord {
+    /// What the client requested.
+    pub query: LogQuery,
+    /// When it was requested.
+    pub requested_at: Timestamp,
+    /// The operator who requested it.
+    pub requested_by: String,
+    /// When the client last read from it.
+    pub read_at: Timestamp,
+    /// When it was delivered to the machine, and to which incarnation of its role server.
+    pub delivered: Option<(Timestamp, String)>,
+    /// When the machine last sent a part.
+    pub last_part_at: Option<Timestamp>,
+    /// How many parts the machine has sent.
+    pub parts: i64,
+    /// Size of these parts, in bytes.
+    pub bytes: i64,
+    /// `None` until it ends. Inside: why not everything was sent, or `None` if everything was.
+    pub outcome: Option<Option<String>>,
+}
+
+/// State of a request, for the client that reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LogRequestState {
+    /// It is not delivered to the machine yet; a sentence says what it waits for.
+    Waiting(String),
+    /// It is delivered, and the machine sends its parts.
+    Receiving,
+    /// It has ended. `None` if everything was sent, otherwise a sentence that says why not.
+    Ended(Option<String>),
+}
+
+/// How long a machine may be silent before waiting for it is pointless.
+fn silence_limit(interval: Duration) -> Duration {
+    (interval * MISSED_HEARTBEATS).max(MIN_SILENCE_LIMIT)
+}
+
+fn describe_last_heartbeat(last_contact: Option<Timestamp>, now: Timestamp) -> String {
+    last_contact.map_or_else(
+        || "it has never reported".to_owned(),
+        |at| format!("it last reported {}", relative_and_absolute_time(at, now)),
+    )
+}
+
+/// Why no request can be sent to a machine, as a sentence that follows its name. `retired` is whether it was released.
+#[must_use]
+pub fn unreachable_reason(
+    last_contact: Option<Timestamp>,
+    retired: bool,
+    interval: Duration,
+    now: Timestamp,
+) -> Option<String> {
+    if retired {
+        return Some("is retired: nobody listens to it any more, and it sends no logs any more".to_owned());
+    }
+    match last_contact {
+        None => Some(
+            "has never reported: no role server on it speaks to a shepherd, and nothing else sends its logs; \
+             see what it waits for with shepherdctl why"
+                .to_owned(),
+        ),
+        Some(at) if between(at, now) > silence_limit(interval) => Some(format!(
+            "is silent: it last reported {}, and sends logs only with its heartbeats; see what is done about \
+             it with shepherdctl why, or read them on the machine: agent.log and children/*/output.log in \
+             the state directory of its role server (/var/lib/roleserver)",
+            relative_and_absolute_time(at, now)
+        )),
+        Some(_) => None,
+    }
+}
+
+/// The state of a request at `now`. `interval` is that of heartbeats.
+#[must_use]
+pub fn request_state(
+    request: &LogRequestRecord,
+    last_contact: Option<Timestamp>,
+    interval: Duration,
+    now: Timestamp,
+) -> LogRequestState {
+    if let Some(failed) = &request.outcome {
+        return LogRequestState::Ended(failed.clone());
+    }
+    let Some((handed, _)) = request.delivered else {
+        let waited = between(request.requested_at, now);
+        if waited <= silence_limit(interval) {
+            return LogRequestState::Waiting(format!(
+                "it receives the request with the answer to its next heartbeat; a heartbeat comes every {}",
+                humanize_duration(interval)
+            ));
+        }
+        let text = if last_contact.is_some_and(|at| at > request.requested_at) {
+            "it has reported since, but did not get the request: the shepherd that receives its heartbeats \
+             may be an older release; update that shepherd"
+                .to_owned()
+        } else {
+            format!(
+                "the machine has not reported since the request was made; {}. Request the log again when the \
+                 machine reports",
+                describe_last_heartbeat(last_contact, now)
+            )
+        };
+        return LogRequestState::Ended(Some(text));
+    };
+    if between(request.last_part_at.unwrap_or(handed).max(handed), now) > STALL_TIMEOUT {
+        return LogRequestState::Ended(Some(format!(
+            "the request was sent to it, and it has sent nothing for {}; {}. Request the log again when \
+             the machine reports",
+            humanize_duration(STALL_TIMEOUT),
+            describe_last_heartbeat(last_contact, now)
+        )));
+    }
+    if request.query.follow && between(request.requested_at, now) > MAX_FOLLOW {
+        return LogRequestState::Ended(Some(format!(
+            "a log is followed for {} at the most; request it again to follow it further",
+            humanize_duration(MAX_FOLLOW)
+        )));
+    }
+    LogRequestState::Receiving
+}
+
+/// What a heartbeat of the machine does to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// Deliver it, for the first time or to a restarted role server.
+    First,
+    /// Deliver it once more: the response may not have arrived.
+    Repeat,
+    /// End it, with a sentence.
+    End(String),
+}
+
+/// Decides what a heartbeat from this incarnation of the role server does to a request. `version` is the version it
+/// reports, and `brings` whether it reports that it can send logs.
+#[must_use]
+pub fn decide_delivery(
+    request: &LogRequestRecord,
+    incarnation: &str,
+    brings: bool,
+    version: &str,
+    now: Timestamp,
+) -> Delivery {
+    if between(request.read_at, now) > UNREAD_TIMEOUT {
+        return Delivery::End("nobody read it".to_owned());
+    }
+    if !brings {
+        return Delivery::End(format!(
+            "its role server ({version}) cannot send logs; update it (shepherdctl update, or install a newer \
+             one on the machine), or read them on the machine"
+        ));
+    }
+    match &request.delivered {
+        None => Delivery::First,
+        Some((_, to)) if to == incarnation => Delivery::Repeat,
+        // Its predecessor sent nothing, so no line can be sent twice.
+        Some(_) if request.parts == 0 => Delivery::First,
+        Some(_) => {
+            Delivery::End("its role server restarted in the middle of the log; request it again".to_owned())
+        }
+    }
+}
+
+/// A part that a machine sends, with its form checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogPart {
+    /// The incarnation of the role server that sends it.
+    pub incarnation: String,
+    /// Number of the part, from 0 within the request.
+    pub number: i64,
+    /// Lines, each with its line end.
+    pub lines: String,
+    /// The logs that exist on the machine.
+    pub available: Vec<AvailableLog>,
+    /// A remark on the lines, for people.
+    pub note: Option<String>,
+    /// Why nothing more can be sent.
+    pub error: Option<String>,
+    /// Whether this is the last part.
+    pub last: bool,
+}
+
+/// What to do with a part that a machine sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PartDecision {
+    /// Store the part for the client.
+    Store,
+    /// It was stored before; ignore it.
+    Duplicate,
+    /// Too many bytes are unread; the machine must send it again later.
+    Defer,
+    /// The request has ended or belongs to another incarnation; drop the part.
+    Discard,
+    /// End the request, with a sentence for the client.
+    End(String),
+}
+
+/// Decides what to do with a part. `unread` is how many stored bytes no client has read.
+#[must_use]
+pub fn decide_part(
+    request: &LogRequestRecord,
+    brought: &LogPart,
+    unread: i64,
+    now: Timestamp,
+) -> PartDecision {
+    if request.outcome.is_some()
+        || request.delivered.as_ref().is_none_or(|(_, to)| *to != brought.incarnation)
+    {
+        return PartDecision::Discard;
+    }
+    if between(request.read_at, now) > UNREAD_TIMEOUT {
+        return PartDecision::End("nobody read it".to_owned());
+    }
+    let limit = i64::try_from(MAX_ANSWER_BYTES).unwrap_or(i64::MAX);
+    let bytes = i64::try_from(brought.lines.len()).unwrap_or(i64::MAX);
+    if brought.number < request.parts {
+        return PartDecision::Duplicate;
+    }
+    if brought.number > request.parts {
+        return PartDecision::End(format!(
+            "it sent part {} where part {} comes next; request the log again",
+            brought.number, request.parts
+        ));
+    }
+    if request.query.follow {
+        if unread.saturating_add(bytes) > limit {
+            return PartDecision::Defer;
+        }
+    } else if request.bytes.saturating_add(bytes) > limit {
+        return PartDecision::End(format!(
+            "it sent more than {} KiB; request fewer lines",
+            MAX_ANSWER_BYTES >> 10
+        ));
+    }
+    PartDecision::Store
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(30);
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
+    }
+
+    fn log_request(follow: bool) -> LogRequestRecord {
+        LogRequestRecord {
+            query: LogQuery { log: "etcd".to_owned(), lines: 100, since: None, follow },
+            requested_at: at(0),
+            requested_by: "kim".to_owned(),
+            read_at: at(0),
+            delivered: None,
+            last_part_at: None,
+            parts: 0,
+            bytes: 0,
+            outcome: None,
+        }
+    }
+
+    #[test]
+    fn invalid_queries_are_rejected_by_field() {
+        let good =
+            LogQuery { log: "web/server".to_owned(), lines: 1, since: Some(Span::hours(2)), follow: true };
+        assert_eq!(good.validate(), Ok(()));
+        for (field, odd) in [
+            ("log", LogQuery { log: "a b".to_owned(), ..good.clone() }),
+            ("log", LogQuery { log: "\n".to_owned(), ..good.clone() }),
+            ("log", LogQuery { log: "x".repeat(MAX_NAME_CHARS + 1), ..good.clone() }),
+            ("lines", LogQuery { lines: 0, ..good.clone() }),
+            ("lines", LogQuery { lines: MAX_LINES + 1, ..good.clone() }),
+            ("since", LogQuery { since: Some(Span::seconds(0)), ..good.clone() }),
+            ("since", LogQuery { since: Some(Span::hours(1_000_000)), ..good.clone() }),
+            ("follow", LogQuery { log: String::new(), ..good.clone() }),
+        ] {
+            assert_eq!(odd.validate().unwrap_err().0, field, "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn silent_machine_gets_no_request() {
+        for (received, retired, now, expected) in [
+            (None, false, 0, Some("has never reported")),
+            (Some(0), false, 90, None),
+            (Some(0), false, 91, Some("is silent: it last reported 1m31s ago")),
+            (Some(0), true, 1, Some("is retired")),
+        ] {
+            let text = unreachable_reason(received.map(at), retired, INTERVAL, at(now));
+            match (&text, expected) {
+                (Some(text), Some(expected)) => assert!(text.starts_with(expected), "{text}"),
+                (text, expected) => assert_eq!(text.as_deref(), expected),
+            }
+        }
+        assert_eq!(
+            unreachable_reason(Some(at(0)), false, Duration::from_secs(1), at(15)),
+            None,
+            "a busy host"
+        );
+    }
+
+    #[test]
+    fn waiting_has_a_reason_and_a_limit() {
+        let handed = |seconds| Some((at(seconds), "i".to_owned()));
+        let with = |change: &dyn Fn(&mut LogRequestRecord)| {
+            let mut request = log_request(false);
+            change(&mut request);
+            request
+        };
+        let follow = |brought| LogRequestRecord {
+            delivered: handed(1),
+            last_part_at: Some(at(brought)),
+            ..log_request(true)
+        };
+        for (name, request, received, now, expected) in [
+            ("not called yet", log_request(false), Some(-5), 90, "waits: it receives the request with"),
+            (
+                "never called",
+                log_request(false),
+                Some(-5),
+                91,
+                "ended: the machine has not reported since the request was made; it last reported",
+            ),
+            ("passed over", log_request(false), Some(60), 91, "ended: it has reported since, but did not"),
+            ("sent", with(&|request| request.delivered = handed(20)), Some(20), 80, "comes"),
+            (
+                "brings nothing",
+                with(&|request| request.delivered = handed(20)),
+                Some(20),
+                81,
+                "ended: the request was sent to it, and it has",
+            ),
+            ("brings", follow(600), Some(600), 650, "comes"),
+            ("stopped bringing", follow(600), Some(600), 661, "ended: the request was sent to it, and"),
+            ("followed for long", follow(3600), Some(3600), 3601, "ended: a log is followed for 1h"),
+            ("brought", with(&|request| request.outcome = Some(None)), None, 9999, "ended: all"),
+            (
+                "failed",
+                with(&|request| request.outcome = Some(Some("no".to_owned()))),
+                None,
+                9999,
+                "ended: no",
+            ),
+        ] {
+            let text = match request_state(&request, received.map(at), INTERVAL, at(now)) {
+                LogRequestState::Waiting(text) => format!("waits: {text}"),
+                LogRequestState::Receiving => "comes".to_owned(),
+                LogRequestState::Ended(text) => {
+                    format!("ended: {}", text.unwrap_or_else(|| "all".to_owned()))
+                }
+            };
+            assert!(text.starts_with(expected), "{name}: {text}");
+        }
+    }
+
+    #[test]
+    fn heartbeat_delivers_a_request_or_ends_it() {
+        let handed = |to: &str, parts| LogRequestRecord {
+            delivered: Some((at(1), to.to_owned())),
+            parts,
+            ..log_request(false)
+        };
+        for (name, request, brings, now, expected) in [
+            ("new", log_request(false), true, 5, Some(Delivery::First)),
+            ("sent to it before", handed("i", 2), true, 5, Some(Delivery::Repeat)),
+            ("restarted before it began", handed("other", 0), true, 5, Some(Delivery::First)),
+            ("restarted in the middle", handed("other", 1), true, 5, None),
+            ("does not know how", log_request(false), false, 5, None),
+            ("nobody reads it", log_request(false), true, 61, None),
+        ] {
+            let is = decide_delivery(&request, "i", brings, "0.9", at(now));
+            match expected {
+                Some(expected) => assert_eq!(is, expected, "{name}"),
+                None => assert!(matches!(is, Delivery::End(_)), "{name}: {is:?}"),
+            }
+        }
+        let Delivery::End(text) = decide_delivery(&log_request(false), "i", false, "0.9", at(5)) else {
+            panic!()
+        };
+        assert!(text.starts_with("its role server (0.9) cannot send logs; update it"), "{text}");
+    }
+
+    #[test]
+    fn stored_bytes_are_bounded() {
+        let limit = i64::try_from(MAX_ANSWER_BYTES).unwrap();
+        let reported = |follow, parts, bytes| LogRequestRecord {
+            delivered: Some((at(1), "i".to_owned())),
+            parts,
+            bytes,
+            ..log_request(follow)
+        };
+        let part = |number| LogPart {
+            incarnation: "i".to_owned(),
+            number,
+            lines: "1234567890".to_owned(),
+            ..LogPart::default()
+        };
+        for (name, request, number, unread, now, expected) in [
+            ("the next", reported(false, 3, limit - 10), 3, limit, 5, Some(PartDecision::Store)),
+            ("more than may be", reported(false, 3, limit - 9), 3, 0, 5, None),
+            ("once more", reported(false, 3, 0), 2, 0, 5, Some(PartDecision::Duplicate)),
+            ("with a gap", reported(false, 3, 0), 4, 0, 5, None),
+            ("followed, taken", reported(true, 3, limit * 9), 3, limit - 10, 5, Some(PartDecision::Store)),
+            ("followed, not taken", reported(true, 3, limit * 9), 3, limit - 9, 5, Some(PartDecision::Defer)),
+            ("of nobody", log_request(false), 0, 0, 5, Some(PartDecision::Discard)),
+            ("nobody reads it", reported(false, 0, 0), 0, 0, 61, None),
+        ] {
+            let is = decide_part(&request, &part(number), unread, at(now));
+            match expected {
+                Some(expected) => assert_eq!(is, expected, "{name}"),
+                None => assert!(matches!(is, PartDecision::End(_)), "{name}: {is:?}"),
+            }
+        }
+        let other = LogPart { incarnation: "j".to_owned(), ..part(0) };
+        assert_eq!(
+            decide_part(&reported(false, 0, 0), &other, 0, at(5)),
+            PartDecision::Discard,
+            "of another start"
+        );
+        let ended = LogRequestRecord { outcome: Some(None), ..reported(false, 0, 0) };
+        assert_eq!(decide_part(&ended, &part(0), 0, at(5)), PartDecision::Discard);
+    }
+}

@@ -1,0 +1,374 @@
+//! Flags that write the policy.
+//!
+//! They are the part of the service's flags and configuration that decides for the whole fleet. `shepherdctl plan
+//! --diff` shows what they would change.
+
+use std::ffi::OsString;
+
+use clap::{Args, CommandFactory as _, Parser};
+
+use crate::cluster::owner_key::check_rotation_interval;
+use crate::cluster::snapshot::MAX_RETAINED;
+use crate::policy::{DisruptionKind, Policy, Rung};
+use crate::process::Process;
+use crate::time::Span;
+use crate::usage_error::format_usage_error;
+
+/// Flags that write the policy when they are given.
+#[derive(Clone, Debug, Default, Args)]
+#[command(
+    rename_all = "snake_case",
+    next_help_heading = "Policy (kept in the database; written only when given)"
+)]
+pub struct PolicyFlags {
+    /// A new agent that has not reported after this is silent. [default: 30m]
+    #[arg(long, value_name = "SPAN")]
+    pub recovery_first_heartbeat_timeout: Option<Span>,
+    /// An agent that has not reported for this is silent. [default: 10m]
+    #[arg(long, value_name = "SPAN")]
+    pub recovery_silence_timeout: Option<Span>,
+    /// How often agents report. [default: 30s]
+    #[arg(long, value_name = "SPAN")]
+    pub heartbeat_interval: Option<Span>,
+    /// Steps of recovery as STEP:DEADLINE:TRIES,… [default: restart-agent:2m:2,reboot:15m:2,power-cycle:20m:2]
+    #[arg(long, value_name = "LADDER", value_parser = parse_ladder)]
+    pub recovery_ladder: Option<LadderFlag>,
+    /// Recovery is held when more than this share fell silent within the brake's window. [default: 0.2]
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    pub recovery_brake_fraction: Option<f64>,
+    /// The window of that brake. [default: 10m]
+    #[arg(long, value_name = "SPAN")]
+    pub recovery_brake_window: Option<Span>,
+    /// Wait after the first failure to start an agent. [default: 5m]
+    #[arg(long, value_name = "SPAN")]
+    pub agent_start_backoff_initial: Option<Span>,
+    /// Longest wait after a failure to start an agent. [default: 4h]
+    #[arg(long, value_name = "SPAN")]
+    pub agent_start_backoff_maximum: Option<Span>,
+    /// Look at a machine again when its provider reported no change. [default: 30m]
+    #[arg(long, value_name = "SPAN")]
+    pub update_interval_stable: Option<Span>,
+    /// Look at a machine again whose status is incomplete, unstable or just changed. [default: 1m]
+    #[arg(long, value_name = "SPAN")]
+    pub update_interval_unstable: Option<Span>,
+    /// A machine that is to be wiped on its way out is overdue after this. [default: 4h]
+    #[arg(long, value_name = "SPAN")]
+    pub retirement_wipe_timeout: Option<Span>,
+    /// A machine that its provider is to take back is overdue after this. [default: 1h]
+    #[arg(long, value_name = "SPAN")]
+    pub retirement_release_timeout: Option<Span>,
+    /// Give up what a person ordered of a machine's power when it could not be done for so long. [default: 30m]
+    #[arg(long, value_name = "SPAN")]
+    pub power_order_timeout: Option<Span>,
+    /// Longest time an outward call may outlive its session. [default: 1m]
+    #[arg(long, value_name = "SPAN")]
+    pub outward_call_timeout: Option<Span>,
+    /// How long what happened is kept, a day at least. [default: 180d]
+    #[arg(long, value_name = "SPAN")]
+    pub history_retention: Option<Span>,
+    /// Most machines that one order may be about. [default: 50]
+    #[arg(long, value_name = "COUNT")]
+    pub order_max_machines: Option<u32>,
+    /// Most machines that orders about several may be about within an hour. [default: 200]
+    #[arg(long, value_name = "COUNT")]
+    pub order_max_machines_per_hour: Option<u32>,
+    /// Whether orders that reach far need another admin: true or false. [default: false]
+    #[arg(long, value_name = "TRUTH")]
+    pub require_second_admin: Option<bool>,
+    /// How long such an order waits for approval, and how long its approval is valid. [default: 1h]
+    #[arg(long, value_name = "SPAN")]
+    pub approval_ttl: Option<Span>,
+    /// How often a snapshot of each cluster is taken. [default: 1h]
+    #[arg(long, value_name = "SPAN")]
+    pub cluster_snapshot_interval: Option<Span>,
+    /// How many of a cluster's newest snapshots are kept. [default: 24]
+    #[arg(long, value_name = "COUNT")]
+    pub cluster_snapshots_retained: Option<u32>,
+    /// Of how many days one snapshot of each cluster is kept besides. [default: 7]
+    #[arg(long, value_name = "COUNT")]
+    pub cluster_snapshots_retained_daily: Option<u32>,
+    /// How old the shepherd's key for a cluster becomes before it is replaced; 0s: never by itself. [default: 30d]
+    #[arg(long, value_name = "SPAN")]
+    pub cluster_key_rotation_interval: Option<Span>,
+}
+
+/// The rungs of a ladder. It is a type of its own because clap takes a `Vec` for a repeated flag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LadderFlag(pub Vec<Rung>);
+
+fn parse_ladder(text: &str) -> Result<LadderFlag, String> {
+    let rung = |part: &str| -> Result<Rung, String> {
+        let mut fields = part.split(':');
+        let (Some(step), Some(deadline), Some(tries), None) =
+            (fields.next(), fields.next(), fields.next(), fields.next())
+        else {
+            return Err(format!("{part:?} is no step; write STEP:DEADLINE:TRIES, for example reboot:15m:2"));
+        };
+        Ok(Rung {
+            step: step.parse::<DisruptionKind>().map_err(|error| error.to_string())?,
+            deadline: deadline.parse::<Span>().map_err(|error| error.to_string())?,
+            tries: tries.parse().map_err(|_| format!("{tries:?} is no number of tries"))?,
+        })
+    };
+    text.split(',').map(rung).collect::<Result<Vec<_>, _>>().map(LadderFlag)
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|share| (0.0..=1.0).contains(share))
+        .ok_or_else(|| format!("{text:?} is no share; write a number from 0 to 1"))
+}
+
+impl PolicyFlags {
+    /// Writes the given flags into a policy.
+    pub fn apply(&self, policy: &mut Policy) {
+        fn set<T: Clone>(given: Option<&T>, place: &mut T) {
+            if let Some(value) = given {
+                *place = value.clone();
+            }
+        }
+        set(self.recovery_first_heartbeat_timeout.as_ref(), &mut policy.recovery_first_heartbeat_timeout);
+        set(self.recovery_silence_timeout.as_ref(), &mut policy.recovery_silence_timeout);
+        set(self.heartbeat_interval.as_ref(), &mut policy.heartbeat_interval);
+        set(self.recovery_ladder.as_ref().map(|ladder| &ladder.0), &mut policy.ladder);
+        set(self.recovery_brake_fraction.as_ref(), &mut policy.recovery_brake.fraction);
+        set(self.recovery_brake_window.as_ref(), &mut policy.recovery_brake.window);
+        set(self.update_interval_stable.as_ref(), &mut policy.update_interval_stable);
+        set(self.update_interval_unstable.as_ref(), &mut policy.update_interval_unstable);
+        set(self.retirement_wipe_timeout.as_ref(), &mut policy.retirement_wipe_timeout);
+        set(self.retirement_release_timeout.as_ref(), &mut policy.retirement_release_timeout);
+        set(self.power_order_timeout.as_ref(), &mut policy.power_order_timeout);
+        set(self.outward_call_timeout.as_ref(), &mut policy.outward_limit);
+        set(self.history_retention.as_ref(), &mut policy.history_retention);
+        let limits = &mut policy.order_limits;
+        set(self.order_max_machines.as_ref(), &mut limits.machines);
+        set(self.order_max_machines_per_hour.as_ref(), &mut limits.machines_per_hour);
+        set(self.require_second_admin.as_ref(), &mut policy.two_person_rule.required);
+        set(self.approval_ttl.as_ref(), &mut policy.two_person_rule.approval_ttl);
+        let snapshots = &mut policy.cluster_snapshots;
+        set(self.cluster_snapshot_interval.as_ref(), &mut snapshots.interval);
+        set(self.cluster_snapshots_retained.as_ref(), &mut snapshots.newest);
+        set(self.cluster_snapshots_retained_daily.as_ref(), &mut snapshots.days);
+        set(self.cluster_key_rotation_interval.as_ref(), &mut policy.cluster_key_rotation);
+        let mut backoff = policy.backoff_of(Process::AgentStart);
+        set(self.agent_start_backoff_initial.as_ref(), &mut backoff.initial);
+        set(self.agent_start_backoff_maximum.as_ref(), &mut backoff.maximum);
+        policy.backoff.insert(Process::AgentStart, backoff);
+    }
+
+    /// Rejects values that would make every healthy machine count as silent, or a loop spin without a pause.
+    pub fn validate(&self) -> Result<(), String> {
+        let policy = self;
+        for (flag, span) in [
+            ("--recovery_first_heartbeat_timeout", policy.recovery_first_heartbeat_timeout),
+            ("--recovery_silence_timeout", policy.recovery_silence_timeout),
+            ("--heartbeat_interval", policy.heartbeat_interval),
+            ("--recovery_brake_window", policy.recovery_brake_window),
+            ("--agent_start_backoff_initial", policy.agent_start_backoff_initial),
+            ("--agent_start_backoff_maximum", policy.agent_start_backoff_maximum),
+            ("--update_interval_stable", policy.update_interval_stable),
+            ("--update_interval_unstable", policy.update_interval_unstable),
+            ("--retirement_wipe_timeout", policy.retirement_wipe_timeout),
+            ("--retirement_release_timeout", policy.retirement_release_timeout),
+            ("--power_order_timeout", policy.power_order_timeout),
+            ("--approval_ttl", policy.approval_ttl),
+            ("--cluster_snapshot_interval", policy.cluster_snapshot_interval),
+        ] {
+            if span.is_some_and(|span| span.0.is_zero()) {
+                return Err(format!("{flag} 0s leaves no time at all; give for example 1s"));
+            }
+        }
+        if let Some(kept) = policy.history_retention.filter(|kept| *kept < Span::hours(24)) {
+            return Err(format!(
+                "--history_retention {kept} does not last until the morning; give at least 1d"
+            ));
+        }
+        if let Some(every) = policy.cluster_key_rotation_interval {
+            check_rotation_interval(every)
+                .map_err(|reason| format!("--cluster_key_rotation_interval {reason}"))?;
+        }
+        for (flag, count, least) in [
+            ("--cluster_snapshots_retained", policy.cluster_snapshots_retained, 1),
+            ("--cluster_snapshots_retained_daily", policy.cluster_snapshots_retained_daily, 0),
+        ] {
+            if let Some(count) = count.filter(|count| !(least..=MAX_RETAINED).contains(count)) {
+                return Err(format!(
+                    "{flag} {count} cannot be: give a number from {least} to {MAX_RETAINED}"
+                ));
+            }
+        }
+        let pairs = [
+            (
+                ("--heartbeat_interval", policy.heartbeat_interval),
+                ("--recovery_silence_timeout", policy.recovery_silence_timeout),
+                "so that every healthy machine would be taken for silent",
+            ),
+            (
+                ("--agent_start_backoff_initial", policy.agent_start_backoff_initial),
+                ("--agent_start_backoff_maximum", policy.agent_start_backoff_maximum),
+                "so that the first wait would be longer than the longest",
+            ),
+        ];
+        for ((shorter, short), (longer, long), why) in pairs {
+            if let (Some(short), Some(long)) = (short, long)
+                && short > long
+            {
+                return Err(format!(
+                    "{longer} {long} is shorter than {shorter} {short}, {why}; give a longer {longer}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The part of a configuration file that [`Self::from_configuration`] reads, and nothing else. What the file has
+    /// about providers and keys is left out.
+    pub fn extract_from_configuration(text: &str) -> Result<String, String> {
+        let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
+        let known = PolicyCommandLine::command();
+        let part: toml::Table = table.into_iter().filter(|(key, _)| is_policy_flag(&known, key)).collect();
+        toml::to_string(&part).map_err(|error| error.to_string())
+    }
+
+    /// The policy flags that a configuration file sets, in the format of the file of `shepherd --config`. Other keys
+    /// are ignored: they decide for one shepherd, not for the fleet.
+    pub fn from_configuration(text: &str) -> Result<Self, String> {
+        let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
+        let known = PolicyCommandLine::command();
+        let mut arguments = Vec::new();
+        for (key, value) in table {
+            if !is_policy_flag(&known, &key) {
+                continue;
+            }
+            let name = key.replace('-', "_");
+            let value = match value {
+                toml::Value::String(text) => text,
+                toml::Value::Integer(number) => number.to_string(),
+                toml::Value::Float(number) => number.to_string(),
+                toml::Value::Boolean(truth) => truth.to_string(),
+                _ => return Err(format!("{key} takes a text or a number")),
+            };
+            arguments.push(OsString::from(format!("--{name}={value}")));
+        }
+        let line = PolicyCommandLine::try_parse_from(&arguments)
+            .map_err(|error| format_usage_error(&error, &known, &arguments))?;
+        line.policy.validate()?;
+        Ok(line.policy)
+    }
+}
+
+/// Whether a key of a configuration file is one of these flags.
+fn is_policy_flag(flags: &clap::Command, key: &str) -> bool {
+    let name = key.replace('-', "_");
+    flags.get_arguments().any(|argument| argument.get_id().as_str() == name)
+}
+
+/// A command line of policy flags alone.
+#[derive(Parser)]
+#[command(name = "shepherd", no_binary_name = true)]
+struct PolicyCommandLine {
+    #[command(flatten)]
+    policy: PolicyFlags,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn configuration_yields_its_policy_flags() {
+        let flags = PolicyFlags::from_configuration(
+            "ssh_user = \"root\"\nrecovery-silence_timeout = \"5m\"\nrecovery_brake_fraction = 0.5\n\
+             require_second_admin = true\n[[provider]]\nname = \"rack-a\"",
+        );
+        let flags = flags.unwrap();
+        assert_eq!(flags.recovery_silence_timeout, Some(Span::minutes(5)));
+        assert_eq!(flags.recovery_brake_fraction, Some(0.5));
+        assert_eq!((flags.require_second_admin, flags.approval_ttl), (Some(true), None));
+        assert_eq!(flags.heartbeat_interval, None);
+        for (wrong, part) in [
+            ("heartbeat_interval = [1]", "heartbeat_interval takes a text or a number"),
+            ("heartbeat_interval = \"soon\"", "soon"),
+            ("heartbeat_interval = \"soon\"", "see `shepherd --help`"),
+            ("heartbeat_interval = \"0s\"", "leaves no time"),
+            ("heartbeat_interval", "="),
+        ] {
+            let problem = PolicyFlags::from_configuration(wrong).unwrap_err();
+            assert!(problem.contains(part), "{problem}");
+        }
+    }
+
+    #[test]
+    fn extracted_configuration_has_only_policy_keys() {
+        let whole = "ssh_user = \"root\"\nrecovery-silence_timeout = \"5m\"\nrecovery_brake_fraction = 0.5\n\
+                     [[provider]]\nname = \"rack-a\"\nurl = \"https://kim:secret@h\"";
+        let part = PolicyFlags::extract_from_configuration(whole).unwrap();
+        assert!(!part.contains("secret") && !part.contains("ssh_user"), "{part}");
+        let read = |text: &str| format!("{:?}", PolicyFlags::from_configuration(text).unwrap());
+        assert_eq!(read(&part), read(whole));
+        assert_eq!(PolicyFlags::extract_from_configuration("ssh_user = \"root\"").unwrap(), "");
+        assert!(PolicyFlags::extract_from_configuration("heartbeat_interval").is_err());
+    }
+
+    #[test]
+    fn policy_that_would_disrupt_healthy_machines_is_rejected() {
+        let span = |text: &str| Some(text.parse().unwrap());
+        let none = PolicyFlags::default;
+        for (policy, part) in [
+            (
+                PolicyFlags { heartbeat_interval: span("0s"), ..none() },
+                "--heartbeat_interval 0s leaves no time",
+            ),
+            (
+                PolicyFlags {
+                    heartbeat_interval: span("1m"),
+                    recovery_silence_timeout: span("30s"),
+                    ..none()
+                },
+                "--recovery_silence_timeout 30s is shorter than --heartbeat_interval 1m",
+            ),
+            (
+                PolicyFlags {
+                    agent_start_backoff_initial: span("1h"),
+                    agent_start_backoff_maximum: span("1m"),
+                    ..none()
+                },
+                "--agent_start_backoff_maximum 1m is shorter",
+            ),
+            (
+                PolicyFlags { cluster_snapshots_retained: Some(0), ..none() },
+                "--cluster_snapshots_retained 0 cannot be: give a number from 1",
+            ),
+            (
+                PolicyFlags { cluster_key_rotation_interval: span("1m"), ..none() },
+                "--cluster_key_rotation_interval 1m is too short for a key: give at least 1h",
+            ),
+        ] {
+            let refused = policy.validate().unwrap_err();
+            assert!(refused.starts_with(part), "{refused}");
+        }
+        none().validate().unwrap();
+    }
+
+    #[test]
+    fn ladder_parses_into_rungs() {
+        let LadderFlag(rungs) = parse_ladder("restart-agent:2m:2,reboot:15m:2,power-cycle:20m:2").unwrap();
+        assert_eq!(rungs, Policy::default().ladder);
+        for wrong in ["", "reboot", "reboot:1m", "reboot:1m:1:1", "explode:1m:1", "reboot:x:1", "reboot:1m:x"]
+        {
+            assert!(parse_ladder(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn only_given_flags_change_the_policy() {
+        let mut policy = Policy::default();
+        PolicyFlags::default().apply(&mut policy);
+        assert_eq!(policy, Policy::default());
+        let flags =
+            PolicyFlags { recovery_silence_timeout: Some(Span::seconds(5)), ..PolicyFlags::default() };
+        flags.apply(&mut policy);
+        assert_eq!(policy, Policy { recovery_silence_timeout: Span::seconds(5), ..Policy::default() });
+    }
+}

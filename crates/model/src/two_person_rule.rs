@@ -1,0 +1,338 @@
+//! Two-person rule: approval of sensitive orders by a second admin.
+//!
+//! Sensitive orders are bulk orders beyond the limits, the waiver of a stage of a retirement, a new budget, and the
+//! pause of a loop for all providers. If the policy requires it, such an order is not carried out when it is given
+//! first. It waits until another admin approves it. Then the requester gives the very same order again, under the same
+//! idempotency key, and it is carried out, once. The approval is for that order and no other: a digest of its whole
+//! content, including the machines of a bulk order, must be the same. So nobody can act in the name of another, and the
+//! audit log has both people.
+//!
+//! # What the rule can distinguish, and what it cannot
+//!
+//! The approver must have another credential than the requester, and another name, whatever its spelling. A person who
+//! writes to the database directly has no credential. They are known by a name alone, that of their own environment:
+//! `kim@workstation` counts as the same person as `kim` and `kim@anywhere`. But with that access they can write any
+//! name, and the policy. A person who has two credentials under two names counts as two people here. The rule protects
+//! people from mistakes, and limits what one stolen token can do. It does not stop the owner of the database.
+//!
+//! A dry run changes nothing, and needs no approval.
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::time::{Span, Timestamp};
+
+/// The rule as the policy has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TwoPersonRule {
+    /// Whether sensitive orders need approval.
+    pub required: bool,
+    /// How long a request waits for approval, and how long an approval is valid.
+    #[serde(rename = "good_for")]
+    pub approval_ttl: Span,
+}
+
+impl Default for TwoPersonRule {
+    fn default() -> Self {
+        Self { required: false, approval_ttl: Span::hours(1) }
+    }
+}
+
+/// A kind of order that the rule covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SensitiveOrder {
+    /// A bulk order that exceeds the limits.
+    BeyondLimits,
+    /// The waiver of a stage of a retirement.
+    Waive,
+    /// A new value of a budget.
+    SetBudget,
+    /// The pause of a loop for the machines of all providers.
+    PauseForAll,
+}
+
+/// The call that waives a stage of a retirement.
+pub const WAIVE_RPC: &str = "shepherd.fleet.v1.Machines/WaiveStage";
+
+impl SensitiveOrder {
+    /// The kind of an order for one machine, by its call; `None` if the rule does not cover it.
+    #[must_use]
+    pub fn from_rpc(rpc: &str) -> Option<Self> {
+        (rpc == WAIVE_RPC).then_some(Self::Waive)
+    }
+
+    /// Name of the kind, for the beginning of a sentence.
+    #[must_use]
+    pub const fn phrase(self) -> &'static str {
+        match self {
+            Self::BeyondLimits => "an order beyond the limits",
+            Self::Waive => "leaving out a stage of a retirement",
+            Self::SetBudget => "setting a budget",
+            Self::PauseForAll => "pausing a loop for all machines",
+        }
+    }
+}
+
+/// A person, as far as they can be distinguished from others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Principal {
+    /// Name of the person.
+    pub name: String,
+    /// The credential that they used; `None` for a person who writes to the database directly.
+    pub credential: Option<Uuid>,
+}
+
+/// Whether two principals may be the same person.
+#[must_use]
+pub fn is_same_person(one: &Principal, other: &Principal) -> bool {
+    let both = one.credential.zip(other.credential);
+    let bare = |person: &Principal| {
+        let name = person.name.trim();
+        let name = if both.is_none() { name.split('@').next().unwrap_or(name) } else { name };
+        name.to_lowercase()
+    };
+    both.is_some_and(|(one, other)| one == other) || bare(one) == bare(other)
+}
+
+/// A request for approval, as far as decisions depend on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PendingApproval {
+    /// The person who gave the order.
+    pub requester: Principal,
+    /// Whether the credential of the requester is still valid.
+    pub requester_is_valid: bool,
+    /// When the request or its approval expires.
+    pub expires_at: Timestamp,
+    /// The person who approved it; `None` before that.
+    pub approved_by: Option<String>,
+    /// Whether the order was carried out.
+    pub is_used: bool,
+}
+
+/// The decision on an order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ApprovalDecision {
+    /// Carry it out: no approval is needed.
+    NotRequired,
+    /// Carry it out, because this person approved it.
+    Approved(String),
+    /// It waits: another admin has to approve it.
+    Required,
+    /// It differs from the order that was requested under its key.
+    OrderChanged,
+    /// An order was already carried out under its key.
+    AlreadyUsed,
+    /// The credential of the requester is no longer valid.
+    RequesterInvalid,
+}
+
+/// Decides on a sensitive order, by the request under its idempotency key, if there is one. The flag beside the request
+/// is whether the order is the very same.
+#[must_use]
+pub fn decide_approval(
+    policy: TwoPersonRule,
+    dry_run: bool,
+    requested: Option<(&PendingApproval, bool)>,
+    now: Timestamp,
+) -> ApprovalDecision {
+    if !policy.required || dry_run {
+        return ApprovalDecision::NotRequired;
+    }
+    let Some((approval, the_same)) = requested else { return ApprovalDecision::Required };
+    if approval.is_used {
+        return ApprovalDecision::AlreadyUsed;
+    }
+    if approval.expires_at <= now {
+        return ApprovalDecision::Required;
+    }
+    if !the_same {
+        return ApprovalDecision::OrderChanged;
+    }
+    match &approval.approved_by {
+        None => ApprovalDecision::Required,
+        Some(_) if !approval.requester_is_valid => ApprovalDecision::RequesterInvalid,
+        Some(by) => ApprovalDecision::Approved(by.clone()),
+    }
+}
+
+/// Whether this person may approve the request now. The error is a reason for programs and a sentence.
+pub fn check_approver(
+    approval: &PendingApproval,
+    approver: &Principal,
+    now: Timestamp,
+) -> Result<(), (&'static str, String)> {
+    if is_same_person(&approval.requester, approver) {
+        return Err((
+            "SAME_PERSON",
+            format!(
+                "{} requested it, and somebody else has to approve it: another admin, with a credential and a name of \
+                 their own",
+                approval.requester.name
+            ),
+        ));
+    }
+    if approval.is_used {
+        return Err(("USED", "it was approved before, and carried out".to_owned()));
+    }
+    if approval.expires_at <= now {
+        let output = "it has expired; its requester has to give the order again, which makes a new request";
+        return Err(("EXPIRED", output.to_owned()));
+    }
+    if !approval.requester_is_valid {
+        let text =
+            format!("the credential of {}, who requested it, is revoked or expired", approval.requester.name);
+        return Err(("ASKER_GONE", text));
+    }
+    Ok(())
+}
+
+/// State of a request: `waiting`, `approved`, `used` or `expired`.
+#[must_use]
+pub fn approval_state(approved: bool, used: bool, expires_at: Timestamp, now: Timestamp) -> &'static str {
+    match (used, expires_at <= now, approved) {
+        (true, ..) => "used",
+        (false, true, _) => "expired",
+        (false, false, true) => "approved",
+        (false, false, false) => "waiting",
+    }
+}
+
+/// The message for an operator whose order needs the approval of another admin.
+#[must_use]
+pub fn approval_required_message(grave: SensitiveOrder, approval: Uuid, key: &str) -> String {
+    format!(
+        "{} needs another admin here, and nothing was changed: let one give `shepherdctl approve {approval} --reason …` \
+         (Approvals.Approve), then give the very same order again with the idempotency key {key}",
+        grave.phrase()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
+    }
+
+    fn principal(name: &str, credential: Option<u128>) -> Principal {
+        Principal { name: name.to_owned(), credential: credential.map(Uuid::from_u128) }
+    }
+
+    fn pending_approval() -> PendingApproval {
+        PendingApproval {
+            requester: principal("kim", Some(1)),
+            requester_is_valid: true,
+            expires_at: at(60),
+            approved_by: None,
+            is_used: false,
+        }
+    }
+
+    #[test]
+    fn principals_are_compared_by_credential_and_name() {
+        for (one, other, expected) in [
+            (principal("kim", Some(1)), principal("lee", Some(2)), false),
+            (principal("kim", Some(1)), principal("kim", Some(2)), true),
+            (principal("kim", Some(1)), principal(" KIM ", Some(2)), true),
+            (principal("kim", Some(1)), principal("lee", Some(1)), true),
+            (principal("kim@a", Some(1)), principal("kim@b", Some(2)), false),
+            (principal("kim@a", None), principal("kim@b", None), true),
+            (principal("kim@a", None), principal("lee@a", None), false),
+            (principal("kim@a", None), principal("kim", Some(1)), true),
+            (principal("kim@a", None), principal("Kim@example.org", Some(1)), true),
+            (principal("kim@a", None), principal("lee", Some(1)), false),
+        ] {
+            assert_eq!(
+                (is_same_person(&one, &other), is_same_person(&other, &one)),
+                (expected, expected),
+                "{one:?} {other:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn order_needs_a_timely_approval_of_the_same_order() {
+        let on = TwoPersonRule { required: true, ..TwoPersonRule::default() };
+        let approved = PendingApproval { approved_by: Some("lee".to_owned()), ..pending_approval() };
+        let used = PendingApproval { is_used: true, ..approved.clone() };
+        let gone = PendingApproval { requester_is_valid: false, ..approved.clone() };
+        for (name, policy, dry_run, found, now, expected) in [
+            ("not required", TwoPersonRule::default(), false, None, 0, ApprovalDecision::NotRequired),
+            ("a dry run", on, true, None, 0, ApprovalDecision::NotRequired),
+            ("the first time", on, false, None, 0, ApprovalDecision::Required),
+            ("requested already", on, false, Some((pending_approval(), true)), 0, ApprovalDecision::Required),
+            (
+                "approved",
+                on,
+                false,
+                Some((approved.clone(), true)),
+                59,
+                ApprovalDecision::Approved("lee".to_owned()),
+            ),
+            ("another order", on, false, Some((approved.clone(), false)), 0, ApprovalDecision::OrderChanged),
+            (
+                "another order, not approved",
+                on,
+                false,
+                Some((pending_approval(), false)),
+                0,
+                ApprovalDecision::OrderChanged,
+            ),
+            ("too late", on, false, Some((approved.clone(), true)), 60, ApprovalDecision::Required),
+            ("too late, another order", on, false, Some((approved, false)), 60, ApprovalDecision::Required),
+            ("carried out", on, false, Some((used, true)), 0, ApprovalDecision::AlreadyUsed),
+            ("revoked meanwhile", on, false, Some((gone, true)), 0, ApprovalDecision::RequesterInvalid),
+        ] {
+            let found = found.as_ref().map(|(approval, the_same)| (approval, *the_same));
+            assert_eq!(decide_approval(policy, dry_run, found, at(now)), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn only_another_principal_approves_a_pending_request() {
+        let (lee, kim) = (principal("lee", Some(2)), principal("kim", Some(3)));
+        let approved = PendingApproval { approved_by: Some("max".to_owned()), ..pending_approval() };
+        for (name, approval, approver, now, expected) in [
+            ("another", pending_approval(), &lee, 0, None),
+            ("once more", approved.clone(), &lee, 0, None),
+            ("oneself", pending_approval(), &kim, 0, Some("SAME_PERSON")),
+            ("oneself, too late", pending_approval(), &kim, 60, Some("SAME_PERSON")),
+            ("too late", pending_approval(), &lee, 60, Some("EXPIRED")),
+            ("carried out", PendingApproval { is_used: true, ..approved }, &lee, 0, Some("USED")),
+            (
+                "the requester is gone",
+                PendingApproval { requester_is_valid: false, ..pending_approval() },
+                &lee,
+                0,
+                Some("ASKER_GONE"),
+            ),
+        ] {
+            let refused = check_approver(&approval, approver, at(now)).err();
+            assert_eq!(refused.as_ref().map(|(reason, _)| *reason), expected, "{name}: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn state_is_one_word() {
+        for (approved, used, now, word) in [
+            (false, false, 0, "waiting"),
+            (true, false, 0, "approved"),
+            (false, false, 60, "expired"),
+            (true, false, 60, "expired"),
+            (true, true, 60, "used"),
+        ] {
+            assert_eq!(approval_state(approved, used, at(60), at(now)), word);
+        }
+        let text = approval_required_message(SensitiveOrder::SetBudget, Uuid::nil(), "k-1");
+        assert!(
+            text.starts_with("setting a budget needs another admin") && text.ends_with("key k-1"),
+            "{text}"
+        );
+        assert_eq!(
+            (SensitiveOrder::from_rpc(WAIVE_RPC), SensitiveOrder::from_rpc("other")),
+            (Some(SensitiveOrder::Waive), None)
+        );
+    }
+}

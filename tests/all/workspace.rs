@@ -1,0 +1,173 @@
+//! The packages of the workspace, as `cargo metadata` lists them: each has the settings of the workspace, and no check
+//! leaves one out.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, ensure};
+use serde::Deserialize;
+
+use crate::harness::aloud::TestResult;
+use crate::harness::source;
+
+/// What each package inherits, besides its lints.
+const INHERITED: &[&str] = &["version", "edition", "rust-version", "license", "publish"];
+
+/// A package of the workspace.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Package {
+    pub(crate) name: String,
+    manifest_path: PathBuf,
+    dependencies: Vec<Dependency>,
+    targets: Vec<Target>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Dependency {
+    name: String,
+    kind: Option<String>,
+    path: Option<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Target {
+    kind: Vec<String>,
+    test: bool,
+}
+
+impl Package {
+    /// Packages of the workspace that it depends on, without those of its tests, by their short names.
+    pub(crate) fn our_dependencies(&self) -> BTreeSet<&str> {
+        let ours = self.dependencies.iter().filter(|found| found.path.is_some());
+        let needed = ours.filter(|found| found.kind.as_deref() != Some("dev"));
+        needed.map(|found| found.name.strip_prefix("shepherd-").unwrap_or(&found.name)).collect()
+    }
+}
+
+/// All packages of the workspace.
+pub(crate) fn packages() -> anyhow::Result<Vec<Package>> {
+    #[derive(Deserialize)]
+    struct Metadata {
+        packages: Vec<Package>,
+    }
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--offline", "--locked", "--no-deps", "--format-version", "1"])
+        .current_dir(source::root())
+        .stdin(Stdio::null())
+        .output()
+        .context("cargo metadata")?;
+    ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Metadata = serde_json::from_slice(&output.stdout)?;
+    Ok(metadata.packages)
+}
+
+/// What a package does not inherit, by its manifest.
+fn own_settings(manifest: &toml::Table) -> Vec<&'static str> {
+    let inherits =
+        |value: Option<&toml::Value>| value.and_then(|value| value.get("workspace")?.as_bool()) == Some(true);
+    let package = manifest.get("package");
+    let settings = INHERITED.iter().copied();
+    let mut own: Vec<_> = settings.filter(|name| !inherits(package.and_then(|it| it.get(name)))).collect();
+    if !inherits(manifest.get("lints")) {
+        own.push("lints");
+    }
+    own
+}
+
+#[test]
+fn each_package_inherits_the_settings_of_the_workspace() -> TestResult {
+    let root: toml::Table = source::read(Path::new("Cargo.toml"))?.parse()?;
+    let profiles = root["profile"]["dev"]["package"].as_table().context("profiles of packages")?;
+    let packages = packages()?;
+    let folders = fs::read_dir(source::root().join("crates"))?.count();
+    assert_eq!(packages.len(), folders + 1, "each folder of crates is a package: {packages:?}");
+    for package in packages {
+        let manifest: toml::Table = fs::read_to_string(&package.manifest_path)?.parse()?;
+        assert_eq!(own_settings(&manifest), Vec::<&str>::new(), "{}", package.manifest_path.display());
+        let profile = profiles.get(&package.name).and_then(|profile| profile.get("debug")?.as_str());
+        assert_eq!(profile, Some("line-tables-only"), "{} has no profile line in Cargo.toml", package.name);
+    }
+    Ok(())
+}
+
+#[test]
+fn setting_that_is_not_inherited_is_found() -> TestResult {
+    let manifest = "[package]\nname = \"x\"\nversion = \"1.0.0\"\nedition.workspace = true\n\
+                    rust-version.workspace = false\nlicense.workspace = true\n[lints.rust]\nwarnings = \"allow\"\n";
+    assert_eq!(
+        own_settings(&manifest.parse::<toml::Table>()?),
+        ["version", "rust-version", "publish", "lints"]
+    );
+    Ok(())
+}
+
+/// `tools/test` runs the tests of each library that `cargo test --workspace` builds, and fails when a package has none.
+#[test]
+fn tests_of_each_package_are_built() -> TestResult {
+    for package in packages()? {
+        let mut libraries =
+            package.targets.iter().filter(|target| target.kind.iter().any(|kind| kind == "lib"));
+        assert!(
+            libraries.next().is_some_and(|library| library.test),
+            "{} builds no unit tests",
+            package.name
+        );
+    }
+    let script = source::read(Path::new("tools/test"))?;
+    assert!(
+        script.contains("\ncargo test --workspace --no-run\n"),
+        "tools/test builds a part of the workspace"
+    );
+    Ok(())
+}
+
+/// Calls of cargo that check code, in lines of a script: each with whether it says which packages.
+fn checking_calls(script: &str) -> Vec<(String, bool)> {
+    let script = script.replace("\\\n", " ");
+    let lines = script.lines().filter(|line| !line.trim_start().starts_with('#'));
+    lines
+        .flat_map(|line| line.match_indices("cargo ").map(move |(at, _)| &line[at..]))
+        .filter_map(|call| {
+            let command = call.split_whitespace().nth(1)?;
+            let selects = |flag: &str| call.split_whitespace().any(|word| word == flag);
+            let named = match command {
+                "check" | "clippy" | "doc" | "test" => selects("--workspace") || selects("--package"),
+                // It knows no other name for the same.
+                "fmt" => selects("--all"),
+                _ => return None,
+            };
+            Some((call.to_owned(), named))
+        })
+        .collect()
+}
+
+#[test]
+fn every_check_names_its_packages() -> TestResult {
+    let mut scripts = vec![PathBuf::from("Makefile"), PathBuf::from(".ci/run")];
+    scripts.extend(source::files("tools/lib", "sh")?);
+    for entry in fs::read_dir(source::root().join("tools"))? {
+        let path = entry?.path();
+        if path.is_file() {
+            scripts.push(path.strip_prefix(source::root())?.to_owned());
+        }
+    }
+    let mut calls = Vec::new();
+    for script in scripts {
+        let found = checking_calls(&source::read(&script)?);
+        calls.extend(found.into_iter().map(|(call, named)| (format!("{}: {call}", script.display()), named)));
+    }
+    assert!(calls.len() > 10, "{calls:?}");
+    calls.retain(|(_, named)| !named);
+    assert!(calls.is_empty(), "these check the root package alone; say --workspace or --package: {calls:#?}");
+    Ok(())
+}
+
+#[test]
+fn check_of_the_root_package_alone_is_found() {
+    let script = "# cargo test\ncargo build --bins\n\tcargo fmt --check\nif cargo test --quiet \\\n    --package x; then\n\
+                  check cargo clippy --workspace-x\n";
+    let named: Vec<bool> = checking_calls(script).into_iter().map(|(_, named)| named).collect();
+    assert_eq!(named, [false, true, false]);
+}
