@@ -14,8 +14,8 @@ use uuid::Uuid;
 use crate::curator::node_id::PublicKey;
 use crate::curator::pki::Authority;
 use crate::etcd::key_space::{GLOBAL, KeyError};
-use crate::etcd::record::{self, RecordError, parse_timestamp};
-use crate::model::time::Timestamp;
+use crate::etcd::record::{self, RecordError};
+use crate::model::time::{Timestamp, parse_timestamp};
 use crate::proto::curator::v1 as wire;
 
 /// Most owner keys of a cluster. Nothing but the holder of a key tries it; the limit keeps the list short enough for a

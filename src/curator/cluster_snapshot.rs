@@ -20,8 +20,8 @@ use crate::curator::node_id::NodeId;
 use crate::curator::pki::Authority;
 use crate::etcd::client::Listing;
 use crate::etcd::key_space::{KeyError, LEADER, NODES};
-use crate::etcd::record::{RecordError, parse_timestamp};
-use crate::model::time::Timestamp;
+use crate::etcd::record::RecordError;
+use crate::model::time::{Timestamp, parse_timestamp};
 use crate::proto::curator::v1 as wire;
 
 /// The snapshot format that this release writes and reads.

@@ -11,8 +11,8 @@ use prost::Message as _;
 use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::pki::{IssuedCertificate, Serial, Validity, is_owner_name};
 use crate::etcd::key_space::{CERTIFICATES, KeyError, REVOKED_CERTIFICATES, REVOKED_NODES, REVOKED_OWNERS};
-use crate::etcd::record::{self, RecordError, parse_timestamp};
-use crate::model::time::Timestamp;
+use crate::etcd::record::{self, RecordError};
+use crate::model::time::{Timestamp, parse_timestamp};
 use crate::proto::curator::v1 as wire;
 
 /// The subject of a certificate: a node or an owner.

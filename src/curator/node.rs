@@ -16,11 +16,11 @@ use crate::curator::kubernetes;
 use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::tickets::TicketId;
 use crate::etcd::key_space::{KeyError, NODES};
-use crate::etcd::record::{self, InvalidRecord, RecordError, parse_timestamp};
+use crate::etcd::record::{self, InvalidRecord, RecordError};
 use crate::model::ids::MachineId;
 use crate::model::label::{self, Labels};
 use crate::model::node_role::{self, DeclaredRole, NodeRole};
-use crate::model::time::Timestamp;
+use crate::model::time::{Timestamp, parse_timestamp};
 use crate::proto::curator::v1 as wire;
 
 /// Most services in the status of a node.

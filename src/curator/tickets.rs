@@ -19,8 +19,8 @@ use tonic::Code;
 
 use crate::curator::node_id::NodeId;
 use crate::etcd::key_space::TICKETS;
-use crate::etcd::record::{self, RecordError, parse_timestamp};
-use crate::model::time::{Timestamp, after};
+use crate::etcd::record::{self, RecordError};
+use crate::model::time::{Timestamp, after, parse_timestamp};
 use crate::proto::curator::v1 as wire;
 
 /// Longest purpose of a ticket, in bytes.

@@ -10,8 +10,6 @@
 
 use prost::Message;
 
-use crate::model::time::Timestamp;
-
 /// The newest format that this program understands. It grows whenever a field is added that must not be lost.
 pub const FORMAT: u32 = 1;
 
@@ -29,14 +27,6 @@ impl RecordError {
     /// A record of this key, and what is wrong with it, as a part of a sentence.
     pub fn new(key: &str, fault: impl Into<String>) -> Self {
         Self { key: key.to_owned(), fault: fault.into() }
-    }
-}
-
-/// Parses a timestamp that a record must have; the error is a part of a sentence.
-pub fn parse_timestamp(field: &str, milliseconds: i64) -> Result<Timestamp, String> {
-    match Timestamp::from_timestamp_millis(milliseconds) {
-        Some(at) if milliseconds > 0 => Ok(at),
-        _ => Err(format!("{field} is {milliseconds}, and milliseconds since 1970 are wanted")),
     }
 }
 

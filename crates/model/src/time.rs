@@ -36,6 +36,14 @@ pub fn unix_milliseconds(at: SystemTime) -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX).max(1)
 }
 
+/// Parses a timestamp that a record must have; the error is a part of a sentence.
+pub fn parse_timestamp(field: &str, milliseconds: i64) -> Result<Timestamp, String> {
+    match Timestamp::from_timestamp_millis(milliseconds) {
+        Some(at) if milliseconds > 0 => Ok(at),
+        _ => Err(format!("{field} is {milliseconds}, and milliseconds since 1970 are wanted")),
+    }
+}
+
 /// A duration in the format of flags and configuration: `250ms`, `30m`, `1h30m`.
 ///
 /// It is serialised in the same format, so that a person can read a stored policy.

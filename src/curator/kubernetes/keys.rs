@@ -18,7 +18,8 @@ use crate::curator::kubernetes::key_rotation::{KeyReplacement, RotationStage};
 use crate::curator::kubernetes::signer::{P256PublicKey, Signer};
 use crate::curator::kubernetes::trust_bundle::{self, TrustBundle};
 use crate::etcd::key_space::{KUBERNETES, KeyError};
-use crate::etcd::record::{self, RecordError, parse_timestamp};
+use crate::etcd::record::{self, RecordError};
+use crate::model::time::parse_timestamp;
 use crate::proto::curator::v1 as wire;
 
 /// Added to the generation on restore: more rotation steps than happen between a snapshot and the loss of the cluster.

@@ -20,10 +20,10 @@ use crate::curator::node::Node;
 use crate::curator::node_id::NodeId;
 use crate::curator::role_orders::RoleOrder;
 use crate::etcd::key_space::{KUBERNETES_NODES, KeyError};
-use crate::etcd::record::{self, RecordError, parse_timestamp};
+use crate::etcd::record::{self, RecordError};
 use crate::model::kubernetes::address_ranges::Ipv4Range;
 use crate::model::node_role::NodeRole;
-use crate::model::time::Timestamp;
+use crate::model::time::{Timestamp, parse_timestamp};
 use crate::proto::curator::v1 as wire;
 
 /// What one node has of Kubernetes.
