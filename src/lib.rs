@@ -20,7 +20,7 @@
 //! * [`cli`][]: `shepherdctl`.
 //! * [`proto`][]: generated contracts, which every module may use.
 //!
-//! [`model`][], [`proto`][] and [`supervisor`][] are crates of their own, below `crates/`. They are exported again here.
+//! [`etcd`][], [`model`][], [`proto`][] and [`supervisor`][] are crates of their own, below `crates/`. They are exported again here.
 //!
 //! # Which module may import which
 //!
@@ -42,8 +42,6 @@ pub mod bmdb;
 pub mod cli;
 #[cfg(feature = "roleserver")]
 pub mod curator;
-#[cfg(feature = "roleserver")]
-pub mod etcd;
 #[cfg(feature = "shepherd")]
 pub mod manager;
 #[cfg(feature = "shepherd")]
@@ -61,6 +59,9 @@ pub mod simulator;
 #[cfg(feature = "shepherd")]
 pub mod takeover;
 
+/// The client of a cluster's etcd, and the layout of its keys.
+#[cfg(feature = "roleserver")]
+pub use etcd;
 /// Plain types and pure decisions about machines.
 pub use model;
 /// Generated gRPC contracts.

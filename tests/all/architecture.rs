@@ -13,7 +13,8 @@ use crate::harness::source::{self, Source};
 use crate::workspace;
 
 /// What each crate depends on, of ours; dependencies of its tests aside. The root package may depend on all of them.
-const CRATES: &[(&str, &[&str])] = &[("model", &["proto"]), ("proto", &[]), ("supervisor", &[])];
+const CRATES: &[(&str, &[&str])] =
+    &[("etcd", &["proto"]), ("model", &["proto"]), ("proto", &[]), ("supervisor", &[])];
 
 /// What each room may import besides itself and the generated contracts (`proto`), which are open to
 /// all: `bin → {server, manager, cli} → {providers, takeover} → bmdb → model`, on the node
@@ -33,8 +34,6 @@ const PLAN: &[(&str, &[&str])] = &[
     ("curator", &["etcd", "supervisor", "model"]),
     // What it reads of nodes stands in their records: it needs nothing of what curators decide.
     ("reconciler", &["etcd", "supervisor", "model"]),
-    // Every request to etcd goes through here, for each component that stores records in it.
-    ("etcd", &["model"]),
     ("simulator", &["roleserver", "curator", "supervisor", "model"]),
     (
         "bin",
@@ -123,7 +122,11 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
             "use crate :: manager::Runner;",
             "line 1: simulator imports manager, and may import only roleserver, curator, supervisor, model",
         ),
-        ("etcd", "use crate::bmdb::lease;", "line 1: etcd imports bmdb, and may import only model"),
+        (
+            "curator",
+            "use crate::bmdb::lease;",
+            "line 1: curator imports bmdb, and may import only etcd, supervisor, model",
+        ),
         ("bmdb", "use supervisor::tree;", "line 1: bmdb imports supervisor, and may import only model"),
         (
             "bin",
@@ -153,7 +156,7 @@ fn an_import_by_the_plan_is_no_fault() {
         ("bmdb", "// use crate::manager\nlet text = \"crate::manager\"; pub(crate) fn f() {}"),
         ("manager", "use crate::{model::{ids, phase}, bmdb::{self, lease}, takeover};"),
         ("bin", "use shepherd::manager; use anyhow::crate_like::x;"),
-        ("etcd", "use super::ids; use my_crate::manager; use model::time::Timestamp;"),
+        ("curator", "use super::ids; use my_crate::manager; use model::time::Timestamp;"),
     ] {
         assert_eq!(against_the_plan(room, text), Vec::<String>::new(), "{room}: {text}");
     }

@@ -12,12 +12,13 @@
 //! What etcd read in the same transaction shows which comparison failed. A second request would not do: its response
 //! may be about another moment.
 
-use crate::etcd::client::{
+use proto::etcdserverpb as wire;
+
+use crate::client::{
     Client, EtcdError, Record, compare_create_revision, compare_mod_revision, compare_not_modified_since,
     delete_operation, get_operation, put_operation,
 };
-use crate::etcd::namespace::{KeySelector, Namespace};
-use crate::proto::etcdserverpb as wire;
+use crate::namespace::{KeySelector, Namespace};
 
 /// An election that was won: the key that won it, as etcd compares it.
 #[derive(Clone, Debug, PartialEq, Eq)]

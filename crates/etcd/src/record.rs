@@ -64,8 +64,9 @@ pub fn decode<M: Message + Default>(
 
 #[cfg(test)]
 mod tests {
+    use proto::curator::v1::TicketRecord;
+
     use super::*;
-    use crate::proto::curator::v1::TicketRecord;
 
     fn read(format: u32) -> Result<TicketRecord, RecordError> {
         let bytes = TicketRecord { format, ..Default::default() }.encode_to_vec();

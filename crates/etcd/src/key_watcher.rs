@@ -42,15 +42,15 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use proto::etcdserverpb as wire;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::etcd::backoff;
-use crate::etcd::client::{Client, EtcdError, Listing};
-use crate::etcd::namespace::KeySelector;
-use crate::etcd::watch_cache::{Change, WatchCache};
-use crate::proto::etcdserverpb as wire;
+use crate::backoff;
+use crate::client::{Client, EtcdError, Listing};
+use crate::namespace::KeySelector;
+use crate::watch_cache::{Change, WatchCache};
 
 /// Periodic listings that may fail in a row before the watcher considers etcd lost and begins again.
 const MOST_FAILED_LISTINGS: u32 = 5;

@@ -10,8 +10,8 @@ use std::io;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::etcd::client::{Client, EtcdError};
-use crate::etcd::transport::open_connection;
+use crate::client::{Client, EtcdError};
+use crate::transport::open_connection;
 
 /// etcd's metrics are about 60 KiB, and a little more for each member.
 const MAX_RESPONSE_BYTES: u64 = 8 << 20;

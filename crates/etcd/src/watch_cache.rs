@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use crate::etcd::client::{Listing, Record};
+use crate::client::{Listing, Record};
 
 /// A key's value and its revisions.
 #[derive(Clone, Debug, PartialEq, Eq)]

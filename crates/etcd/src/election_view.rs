@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::etcd::guard::LeaderGuard;
+use crate::guard::LeaderGuard;
 
 /// The candidate that leads, as a follower sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]

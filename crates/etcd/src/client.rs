@@ -10,6 +10,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use proto::etcdserverpb as wire;
 use rustls::ClientConfig;
 use rustls::RootCertStore;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -18,9 +19,8 @@ use tonic::{Code, Request, Status, Streaming};
 
 pub use super::transport::Endpoint;
 
-use crate::etcd::namespace::{KeySelector, NameError, Namespace};
-use crate::etcd::transport;
-use crate::proto::etcdserverpb as wire;
+use crate::namespace::{KeySelector, NameError, Namespace};
+use crate::transport;
 
 /// The deadline of a call, unless the client has another one. An election in etcd takes one to three seconds.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);

@@ -22,19 +22,19 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use proto::etcdserverpb as wire;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::etcd::backoff;
-use crate::etcd::client::{Client, EtcdError, compare_create_revision, compare_mod_revision};
-pub use crate::etcd::election_view::{CandidateRole, ElectedLeader};
-use crate::etcd::election_view::{ElectionView, candidate_name, encode_candidate};
-use crate::etcd::guard::LeaderGuard;
-use crate::etcd::key_watcher::{KeyEvent, KeyWatcher, WatchStatus};
-use crate::etcd::namespace::KeySelector;
-use crate::proto::etcdserverpb as wire;
+use crate::backoff;
+use crate::client::{Client, EtcdError, compare_create_revision, compare_mod_revision};
+pub use crate::election_view::{CandidateRole, ElectedLeader};
+use crate::election_view::{ElectionView, candidate_name, encode_candidate};
+use crate::guard::LeaderGuard;
+use crate::key_watcher::{KeyEvent, KeyWatcher, WatchStatus};
+use crate::namespace::KeySelector;
 
 /// How long revoking the lease may take at the end. A lease that is not revoked expires by itself.
 const REVOKE_TIMEOUT: Duration = Duration::from_secs(1);

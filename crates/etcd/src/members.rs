@@ -9,8 +9,9 @@
 
 use std::fmt;
 
-use crate::etcd::client::{Client, EtcdError};
-use crate::proto::etcdserverpb as wire;
+use proto::etcdserverpb as wire;
+
+use crate::client::{Client, EtcdError};
 
 /// A member's id, which etcd assigned and never changes. Displayed as etcd's own tools display it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

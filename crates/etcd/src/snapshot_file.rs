@@ -12,12 +12,12 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use proto::etcdserverpb as wire;
 use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
 use tokio::fs::{File, OpenOptions};
 use tokio::io::AsyncWriteExt as _;
 
-use crate::etcd::client::{Client, EtcdError};
-use crate::proto::etcdserverpb as wire;
+use crate::client::{Client, EtcdError};
 
 /// How long etcd may take from one chunk to the next.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
