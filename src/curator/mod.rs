@@ -15,7 +15,7 @@
 //!   roles.
 //! * [`membership`][]: reconciles etcd's members with node records, one change at a time.
 //! * [`node_health`][]: node health from heartbeats. [`node_filter`][]: filters for listing nodes.
-//! * [`tickets`][]: which machines may register as nodes.
+//! * [`tickets`][]: which machines may register as nodes. [`ticket_id`][]: by which id a ticket is named.
 //! * [`permissions`][]: which kind of peer may make which call. [`peer_identity`][]: which peer makes it. [`pki`][]:
 //!   what the authority signs.
 //! * [`role_declaration`](crate::model::role_declaration): operators' own roles; how they are stored is in
@@ -60,5 +60,6 @@ pub mod restore;
 pub mod role_declaration;
 pub mod role_orders;
 pub mod service;
+pub mod ticket_id;
 pub mod tickets;
 pub mod tls;

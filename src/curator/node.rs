@@ -14,7 +14,7 @@ use prost::Message as _;
 
 use crate::curator::kubernetes;
 use crate::curator::node_id::{NodeId, PublicKey};
-use crate::curator::tickets::TicketId;
+use crate::curator::ticket_id::TicketId;
 use crate::etcd::key_space::{KeyError, NODES};
 use crate::etcd::record::{self, InvalidRecord, RecordError};
 use crate::model::ids::MachineId;

@@ -24,7 +24,7 @@ use crate::curator::node::{Node, NodeState, NodeStatus};
 use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::node_labels;
 use crate::curator::role_orders::{self, MemberChange};
-use crate::curator::tickets::TicketId;
+use crate::curator::ticket_id::TicketId;
 use crate::model::ids::MachineId;
 use crate::model::label::Labels;
 use crate::model::node_role;

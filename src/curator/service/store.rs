@@ -28,7 +28,8 @@ use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::pki::{Authority, Serial};
 use crate::curator::role_declaration::decode_declaration;
 use crate::curator::service::error::ServiceError;
-use crate::curator::tickets::{Ticket, TicketId};
+use crate::curator::ticket_id::TicketId;
+use crate::curator::tickets::Ticket;
 use crate::etcd::client::{Client, Record};
 use crate::etcd::guard::{ExpectedRevision, KeyChange, LeaderGuard, UnchangedKeys};
 use crate::etcd::key_space::{
