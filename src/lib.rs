@@ -13,6 +13,8 @@
 //! * [`supervisor`][]: a tree of tasks that are restarted when they end, and the values by which they observe each
 //!   other.
 //! * [`curator`][]: the control plane of a cluster: which nodes belong to it and which roles each of them has.
+//! * [`curator_client`][]: what a program needs to talk to a curator: identities, certificates, the channel to the
+//!   leader.
 //! * [`reconciler`][]: keeps the built-in objects of Kubernetes as the newest release needs them.
 //! * [`etcd`][]: the client of a cluster's etcd, and the layout of its keys.
 //! * [`service`][]: all of it as one process: flags, configuration, start and stop.
@@ -20,13 +22,13 @@
 //! * [`cli`][]: `shepherdctl`.
 //! * [`proto`][]: generated contracts, which every module may use.
 //!
-//! [`etcd`][], [`model`][], [`proto`][] and [`supervisor`][] are crates of their own, below `crates/`. They are exported again here.
+//! Some of them are crates of their own, below `crates/`. They are exported again here.
 //!
 //! # Which module may import which
 //!
 //! `bin → {service, cli} → {server, manager} → {providers, takeover} → bmdb → model`, and on the node
 //! `bin → roleserver → {curator, reconciler} → {etcd, supervisor} → model`; `simulator → {roleserver, model}`.
-//! The manager also imports the curator module: it calls the curators of clusters as their nodes do. A test reads every
+//! The manager also uses the curators' client: it calls the curators of clusters as their nodes do. A test reads every
 //! `use crate::` line and fails on an import that violates this. A crate imports what its `Cargo.toml` names; the same
 //! test has the list of what that may be.
 //!
@@ -59,6 +61,9 @@ pub mod simulator;
 #[cfg(feature = "shepherd")]
 pub mod takeover;
 
+/// What a program needs to talk to the curators of a cluster.
+#[cfg(feature = "roleserver")]
+pub use curator_client;
 /// The client of a cluster's etcd, and the layout of its keys.
 #[cfg(feature = "roleserver")]
 pub use etcd;

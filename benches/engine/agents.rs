@@ -15,7 +15,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::secret::SecretsKey;
-use shepherd::curator::identity::Identity;
+use shepherd::curator_client::identity::Identity;
 use shepherd::model::ids::MachineId;
 use shepherd::proto::hardware::v1::HardwareReport;
 use shepherd::roleserver::agent::{Agent, ignore_events, no_cluster};

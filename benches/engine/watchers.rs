@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use shepherd::curator::clock::Clock;
-use shepherd::curator::curator_channel::open_channel;
-use shepherd::curator::identity::Identity;
-use shepherd::curator::node_id::{NodeId, PublicKey};
-use shepherd::curator::pki::TrustAnchor;
-use shepherd::curator::tls::{certified_key, client_config};
+use shepherd::curator_client::clock::Clock;
+use shepherd::curator_client::curator_channel::open_channel;
+use shepherd::curator_client::identity::Identity;
+use shepherd::curator_client::node_id::{NodeId, PublicKey};
+use shepherd::curator_client::pki::TrustAnchor;
+use shepherd::curator_client::tls::{certified_key, client_config};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;

@@ -8,8 +8,8 @@ use std::fmt;
 
 use prost::Message as _;
 
-use crate::curator::node_id::{NodeId, PublicKey};
-use crate::curator::pki::{IssuedCertificate, Serial, Validity, is_owner_name};
+use crate::curator_client::node_id::{NodeId, PublicKey};
+use crate::curator_client::pki::{IssuedCertificate, Serial, Validity, is_owner_name};
 use crate::etcd::key_space::{CERTIFICATES, KeyError, REVOKED_CERTIFICATES, REVOKED_NODES, REVOKED_OWNERS};
 use crate::etcd::record::{self, RecordError};
 use crate::model::time::{Timestamp, parse_timestamp};
@@ -194,20 +194,21 @@ impl Revocation {
 
 fn parse_serial<E: fmt::Display>(key: &str, id: Result<&str, E>) -> Result<Serial, RecordError> {
     let id = id.map_err(|error| RecordError::new(key, error.to_string()))?;
-    id.parse().map_err(|error: crate::curator::pki::InvalidSerial| RecordError::new(key, error.to_string()))
+    id.parse()
+        .map_err(|error: crate::curator_client::pki::InvalidSerial| RecordError::new(key, error.to_string()))
 }
 
 fn parse_node_id(key: &str) -> Result<NodeId, RecordError> {
     let id = REVOKED_NODES.id_of(key).map_err(|error| RecordError::new(key, error.to_string()))?;
-    id.parse()
-        .map_err(|error: crate::curator::node_id::InvalidNodeId| RecordError::new(key, error.to_string()))
+    id.parse().map_err(|error: crate::curator_client::node_id::InvalidNodeId| {
+        RecordError::new(key, error.to_string())
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator::node::tests::at;
-    use crate::curator::node_id::tests::{key, node_id};
+    use crate::curator_client::testing::{at, key, node_id};
 
     fn credential(holder: CredentialHolder) -> Credential {
         let validity = Validity { not_before: at(1), not_after: at(100) };

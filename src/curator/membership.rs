@@ -22,8 +22,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::curator::node::{ConsensusMember, Node, NodeRoles, NodeState};
-use crate::curator::node_id::NodeId;
+use crate::curator_client::node::{ConsensusMember, Node, NodeRoles, NodeState};
+use crate::curator_client::node_id::NodeId;
 
 /// The port on which etcd members reach each other.
 pub const PEER_PORT: u16 = 7834;
@@ -321,8 +321,7 @@ pub fn learner_to_promote(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::curator::node::tests::{at, member as member_node, up};
-    use crate::curator::node_id::tests::{key, node_id};
+    use crate::curator_client::testing::{at, key, member as member_node, node_id, up};
 
     /// The voting member of the node with this number.
     pub(crate) fn voter(number: u8) -> EtcdMember {

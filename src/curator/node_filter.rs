@@ -5,8 +5,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::curator::node::{Node, NodeState};
 use crate::curator::node_health::NodeHealth;
+use crate::curator_client::node::{Node, NodeState};
 use crate::model::ids::MachineId;
 use crate::model::label::LabelFilter;
 use crate::model::node_role::NodeRole;
@@ -62,7 +62,7 @@ impl NodeFilter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator::node::tests::member;
+    use crate::curator_client::testing::member;
     use crate::model::label::Labels;
 
     const MACHINE: &str = "11111111-1111-4111-8111-111111111111";

@@ -17,8 +17,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::curator::node::{Node, NodeState};
-use crate::curator::node_id::NodeId;
+use crate::curator_client::node::{Node, NodeState};
+use crate::curator_client::node_id::NodeId;
 use crate::proto::curator::v1 as wire;
 
 /// How often a node sends a heartbeat.
@@ -114,8 +114,7 @@ impl HeartbeatTracker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator::node::tests::up;
-    use crate::curator::node_id::tests::node_id;
+    use crate::curator_client::testing::{node_id, up};
 
     const fn ms(milliseconds: u64) -> Duration {
         Duration::from_millis(milliseconds)

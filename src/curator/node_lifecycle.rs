@@ -20,11 +20,11 @@ use std::net::IpAddr;
 use tonic::Code;
 
 use crate::curator::membership::{EtcdMember, Nodes, QuorumError};
-use crate::curator::node::{Node, NodeState, NodeStatus};
-use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::node_labels;
 use crate::curator::role_orders::{self, MemberChange};
-use crate::curator::ticket_id::TicketId;
+use crate::curator_client::node::{Node, NodeState, NodeStatus};
+use crate::curator_client::node_id::{NodeId, PublicKey};
+use crate::curator_client::ticket_id::TicketId;
 use crate::model::ids::MachineId;
 use crate::model::label::Labels;
 use crate::model::node_role;
@@ -370,12 +370,11 @@ fn with_state(node: &Node, state: NodeState, now: Timestamp) -> NodeUpdate {
 mod tests {
     use super::*;
     use crate::curator::membership::tests::{dead, nodes, voter};
-    use crate::curator::node::tests::{at, member, up};
-    use crate::curator::node_id::tests::{key, node_id};
+    use crate::curator_client::testing::{at, key, member, node_id, up};
 
     #[test]
     fn status_report_is_accepted_while_up_and_only_when_changed() {
-        let before = crate::curator::node::tests::up(3);
+        let before = crate::curator_client::testing::up(3);
         let status = before.status.clone().unwrap();
         let later = NodeStatus { reported_at: at(60), ..status.clone() };
         assert_eq!(

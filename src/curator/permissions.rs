@@ -10,8 +10,8 @@
 //!
 //! A curator that does not lead serves only the calls that find the leader: any other response could be stale.
 
-use crate::curator::node_id::NodeId;
-use crate::curator::peer_identity::Peer;
+use crate::curator_client::node_id::NodeId;
+use crate::curator_client::peer_identity::Peer;
 
 /// The protobuf package of all services, which every path begins with.
 const PACKAGE: &str = "shepherd.curator.v1";
@@ -232,8 +232,8 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::curator::node_id::tests::{key, node_id};
-    use crate::curator::pki::Serial;
+    use crate::curator_client::pki::Serial;
+    use crate::curator_client::testing::{key, node_id};
 
     fn peers() -> [Peer; 4] {
         [

@@ -14,7 +14,7 @@
 //!   form one etcd, whatever addresses they have.
 //! * The epoch is in the record of the cluster, which is written with the last transaction of the restore. Every
 //!   curator reports it with the leader. Every caller stores the highest epoch that it has received, durably, before it
-//!   follows that epoch, and follows no curator of a lower one ([`leader_channel`](crate::curator::leader_channel)). A
+//!   follows that epoch, and follows no curator of a lower one ([`leader_channel`](crate::curator_client::leader_channel)). A
 //!   caller that knows of the restored cluster never follows the old one again.
 //! * Callers query only curators of the directory or those that the shepherd ordered, which are consensus members.
 //!   These hold the authority's key in any case, so a false epoch gains them nothing that they do not have. A node of
@@ -45,11 +45,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::curator::bootstrap::BootstrapError;
-use crate::curator::cluster::{self, Cluster};
-use crate::curator::cluster_snapshot::{ClusterSnapshot, ClusterSnapshotError};
 use crate::curator::kubernetes::keys::{KubernetesKeys, keys_record_key};
 use crate::curator::kubernetes::node_allocation::NodeAllocation;
-use crate::curator::node::{Node, NodeStatus};
+use crate::curator_client::cluster::{self, Cluster};
+use crate::curator_client::cluster_snapshot::{ClusterSnapshot, ClusterSnapshotError};
+use crate::curator_client::node::{Node, NodeStatus};
 use crate::etcd::client::Client;
 use crate::etcd::key_space::{KUBERNETES_NODES, LEADER, NODES, ROOT};
 use crate::etcd::namespace;
@@ -176,9 +176,7 @@ fn split_into_writes(records: BTreeMap<String, Vec<u8>>) -> Vec<Vec<(String, Vec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator::cluster_snapshot::tests::snapshot;
-    use crate::curator::node::tests::{member, up};
-    use crate::curator::node_id::tests::node_id;
+    use crate::curator_client::testing::{member, node_id, snapshot, up};
     use crate::etcd::key_space::{CERTIFICATES, DECLARATIONS, REVOKED_NODES, TICKETS};
 
     fn decoded(records: &BTreeMap<String, Vec<u8>>, number: u8) -> Node {

@@ -18,8 +18,8 @@ use tonic::Code;
 use crate::curator::membership::{
     self, EtcdMember, Nodes, QuorumError, check_removal, consensus_role_for, match_members_to_nodes, peer_url,
 };
-use crate::curator::node::{Node, NodeRoles, NodeState};
-use crate::curator::node_id::NodeId;
+use crate::curator_client::node::{Node, NodeRoles, NodeState};
+use crate::curator_client::node_id::NodeId;
 use crate::model::node_role::{self, DeclaredRole, NodeRole};
 
 /// An order to add and remove roles of one node.
@@ -296,8 +296,7 @@ impl RoleChangePlan {
 mod tests {
     use super::*;
     use crate::curator::membership::tests::{dead, learner, nodes, unstarted, voter};
-    use crate::curator::node::tests::{at, member as member_node, up};
-    use crate::curator::node_id::tests::{key, node_id};
+    use crate::curator_client::testing::{at, key, member as member_node, node_id, up};
 
     const C: &str = "consensus-member";
     const K: &str = "kubernetes-controller";

@@ -16,8 +16,8 @@ use prost::Message as _;
 use ring::digest::{SHA256, digest};
 use tonic::Code;
 
-use crate::curator::node_id::NodeId;
-use crate::curator::ticket_id::TicketId;
+use crate::curator_client::node_id::NodeId;
+use crate::curator_client::ticket_id::TicketId;
 use crate::etcd::key_space::TICKETS;
 use crate::etcd::record::{self, RecordError};
 use crate::model::time::{Timestamp, after, parse_timestamp};
@@ -313,8 +313,7 @@ fn constant_time_eq(one: &[u8; 32], other: &[u8; 32]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator::node::tests::at;
-    use crate::curator::node_id::tests::node_id;
+    use crate::curator_client::testing::{at, node_id};
 
     const SECRET: TicketSecret = TicketSecret::new([7; 32]);
 

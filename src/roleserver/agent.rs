@@ -26,7 +26,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 use uuid::Uuid;
 
-use crate::curator::identity::Identity;
+use crate::curator_client::identity::Identity;
 use crate::model::ids::MachineId;
 use crate::proto::agent::v1 as wire;
 use crate::proto::agent::v1::agent_callback_client::AgentCallbackClient;

@@ -25,7 +25,7 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint as Transport};
 
-use crate::curator::identity::Identity;
+use crate::curator_client::identity::Identity;
 use crate::proto::agent::v1::agent_callback_client::AgentCallbackClient;
 use crate::roleserver::endpoint::Endpoint;
 use crate::roleserver::server_verifier::ServerVerifier;

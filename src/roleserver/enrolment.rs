@@ -483,7 +483,8 @@ mod tests {
 
     #[test]
     fn stored_enrolment_survives_writing_and_reading() {
-        let certificate = crate::curator::identity::Identity::generate().unwrap().certificate_der().to_vec();
+        let certificate =
+            crate::curator_client::identity::Identity::generate().unwrap().certificate_der().to_vec();
         let request = wire::EnrollRequest { ca_certificates: vec![certificate], ..request(7) };
         let kept = accept_enrolment(None, &request).unwrap();
         let text = serde_json::to_string(&kept).unwrap();

@@ -13,7 +13,7 @@ use tokio::io::AsyncWriteExt as _;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::curator::identity::Identity;
+use crate::curator_client::identity::Identity;
 use crate::model::ids::MachineId;
 use crate::model::role_declaration::Sha256;
 use crate::proto::agent::v1::FetchArtefactRequest;

@@ -31,7 +31,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::curator::identity::{Identity, IdentityError};
+use crate::curator_client::identity::{Identity, IdentityError};
 use crate::roleserver::atomic_file::{self, Durability};
 use crate::roleserver::enrolment::{AgentSettings, Enrolment};
 use crate::roleserver::process::ProcessRecord;

@@ -50,7 +50,7 @@ pub fn build_trust_store(certificates: &[Vec<u8>]) -> Result<RootCertStore, Trus
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator::identity::Identity;
+    use crate::curator_client::identity::Identity;
 
     #[test]
     fn broken_certificate_is_named_by_its_place() {

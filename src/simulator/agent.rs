@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::curator::identity::{Identity, IdentityError};
+use crate::curator_client::identity::{Identity, IdentityError};
 use crate::proto::agent::v1 as wire;
 use crate::roleserver::agent::{Agent, AgentEvent, no_cluster, no_release};
 use crate::roleserver::boot_clock::BootClock;

@@ -90,7 +90,7 @@ impl MachineNode {
             launcher: self.roleserver,
             etcd: etcd_program::program(),
             boot_id,
-            clock: crate::curator::clock::Clock::system(),
+            clock: crate::curator_client::clock::Clock::system(),
             // Its processes end with it, as if the power of the machine were cut.
             shutdown: CancellationToken::new(),
             server_pool: self.shepherds,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustls::pki_types::ServerName;
-use shepherd::curator::identity::Identity;
+use shepherd::curator_client::identity::Identity;
 use shepherd::roleserver::connection::client_config;
 use shepherd::server::callback_server::CallbackServer;
 use shepherd::server::preauth::PreAuthTimeouts;

@@ -17,8 +17,8 @@ use crate::curator::kubernetes::error::KubernetesError;
 use crate::curator::kubernetes::keys::KeyPurpose;
 use crate::curator::kubernetes::settings::KubernetesSettings;
 use crate::curator::kubernetes::signer::CertificateSubject;
-use crate::curator::node::{Node, NodeState};
-use crate::curator::node_id::NodeId;
+use crate::curator_client::node::{Node, NodeState};
+use crate::curator_client::node_id::NodeId;
 use crate::model::node_role::NodeRole;
 use crate::proto::curator::v1::KubernetesComponent as Component;
 
@@ -254,8 +254,7 @@ fn build_subject(
 mod tests {
     use super::*;
     use crate::curator::kubernetes::settings::tests::settings;
-    use crate::curator::node::tests::member;
-    use crate::curator::node_id::tests::node_id;
+    use crate::curator_client::testing::{member, node_id};
 
     fn node(controller: bool, worker: bool) -> Node {
         let mut node = member(1);

@@ -3,8 +3,8 @@
 use tonic::Code;
 
 use crate::curator::kubernetes::signer::SignerError;
-use crate::curator::node::NodeState;
-use crate::curator::node_id::NodeId;
+use crate::curator_client::node::NodeState;
+use crate::curator_client::node_id::NodeId;
 use crate::model::kubernetes::address_ranges::Ipv4Range;
 use crate::model::node_role::NodeRole;
 

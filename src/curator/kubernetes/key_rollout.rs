@@ -32,9 +32,9 @@
 
 use crate::curator::kubernetes::node_allocation::{AssignedGeneration, NodeAllocations};
 use crate::curator::membership::Nodes;
-use crate::curator::node::{Node, NodeState};
 use crate::curator::node_health::NodeHealth;
-use crate::curator::node_id::NodeId;
+use crate::curator_client::node::{Node, NodeState};
+use crate::curator_client::node_id::NodeId;
 use crate::model::time::Timestamp;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::service_status::Kind;
@@ -175,8 +175,7 @@ pub(crate) mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::curator::node::tests::{at, member, up};
-    use crate::curator::node_id::tests::node_id;
+    use crate::curator_client::testing::{at, member, node_id, up};
 
     const NOW: u64 = 5;
     const HEALTHY: NodeHealth = NodeHealth::Healthy { since_heartbeat: Duration::ZERO };

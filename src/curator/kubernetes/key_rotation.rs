@@ -45,8 +45,8 @@ use crate::curator::kubernetes::error::KubernetesError;
 use crate::curator::kubernetes::key_rollout::{self, NodeProgress};
 use crate::curator::kubernetes::keys::{KeyPurpose, KeyRing, KubernetesKeys};
 use crate::curator::kubernetes::signer::Signer;
-use crate::curator::node::Node;
-use crate::curator::node_id::NodeId;
+use crate::curator_client::node::Node;
+use crate::curator_client::node_id::NodeId;
 use crate::model::time::{Timestamp, after};
 use crate::proto::curator::v1 as wire;
 
@@ -265,10 +265,9 @@ mod tests {
     use super::*;
     use crate::curator::kubernetes::keys::tests::{keys, new_signer};
     use crate::curator::kubernetes::node_allocation::AssignedGeneration;
-    use crate::curator::node::NodeState;
-    use crate::curator::node::tests::{at, member, up};
     use crate::curator::node_health::NodeHealth;
-    use crate::curator::node_id::tests::node_id;
+    use crate::curator_client::node::NodeState;
+    use crate::curator_client::testing::{at, member, node_id, up};
 
     const OVERLAP: Duration = Duration::from_secs(100);
 
@@ -302,7 +301,8 @@ mod tests {
         report_generation(&mut controller, Some(5));
         let silent = Node { status: None, ..worker(3, None) };
         let mut gone = worker(4, None);
-        (gone.state, gone.roles) = (NodeState::Decommissioned, crate::curator::node::NodeRoles::default());
+        (gone.state, gone.roles) =
+            (NodeState::Decommissioned, crate::curator_client::node::NodeRoles::default());
         let without_a_role = up(5);
         let nodes = [
             worker(1, Some(4)),

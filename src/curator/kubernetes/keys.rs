@@ -295,7 +295,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::curator::kubernetes::signer::generate_key;
     use crate::curator::kubernetes::signer::tests::signer;
-    use crate::curator::node::tests::at;
+    use crate::curator_client::testing::at;
 
     pub(crate) fn new_signer(which: KeyPurpose, number: u8) -> Signer {
         if which.is_authority() {

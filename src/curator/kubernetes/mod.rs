@@ -13,8 +13,8 @@
 //! * [`user_certificates`][]: certificates for people and for programs outside the cluster.
 //! * [`key_rotation`][]: replaces a key without anybody being rejected meanwhile. [`key_rollout`][]: assigns a new
 //!   generation to one node after the other. [`trust_bundle`][]: what the nodes get whose turn has not come.
-//! * [`node_setup`][]: the setup of one node. [`status_validation`][]: what a node may report. [`error`][]: why a call
-//!   fails.
+//! * [`node_setup`][]: the setup of one node. [`error`][]: why a call fails. What a node may report is in
+//!   [`kubernetes_status`](crate::curator_client::kubernetes_status).
 //!
 //! The calls are in [`service::kubernetes`](crate::curator::service::kubernetes), and what the leader does by itself in
 //! [`service::kubernetes_controller`](crate::curator::service::kubernetes_controller).
@@ -48,6 +48,5 @@ pub mod node_allocation;
 pub mod node_setup;
 pub mod settings;
 pub mod signer;
-pub mod status_validation;
 pub mod trust_bundle;
 pub mod user_certificates;

@@ -16,9 +16,9 @@ use prost::Message as _;
 use crate::curator::kubernetes::error::KubernetesError;
 use crate::curator::kubernetes::settings::KubernetesSettings;
 use crate::curator::membership::Nodes;
-use crate::curator::node::Node;
-use crate::curator::node_id::NodeId;
 use crate::curator::role_orders::RoleOrder;
+use crate::curator_client::node::Node;
+use crate::curator_client::node_id::NodeId;
 use crate::etcd::key_space::{KUBERNETES_NODES, KeyError};
 use crate::etcd::record::{self, RecordError};
 use crate::model::kubernetes::address_ranges::Ipv4Range;
@@ -67,8 +67,9 @@ impl NodeAllocation {
     /// The node whose record has this etcd key.
     pub fn node_from_key(key: &str) -> Result<NodeId, RecordError> {
         let id = KUBERNETES_NODES.id_of(key).map_err(|error| RecordError::new(key, error.to_string()))?;
-        id.parse()
-            .map_err(|error: crate::curator::node_id::InvalidNodeId| RecordError::new(key, error.to_string()))
+        id.parse().map_err(|error: crate::curator_client::node_id::InvalidNodeId| {
+            RecordError::new(key, error.to_string())
+        })
     }
 
     /// Encodes the record for etcd.
@@ -183,8 +184,7 @@ pub fn find_inconsistency(
 mod tests {
     use super::*;
     use crate::curator::kubernetes::settings::tests::settings;
-    use crate::curator::node::tests::{at, up};
-    use crate::curator::node_id::tests::node_id;
+    use crate::curator_client::testing::{at, node_id, up};
 
     fn range(text: &str) -> Ipv4Range {
         text.parse().unwrap()

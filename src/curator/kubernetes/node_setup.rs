@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use crate::curator::kubernetes::node_allocation::NodeAllocation;
 use crate::curator::kubernetes::settings::KubernetesSettings;
 use crate::curator::kubernetes::trust_bundle::TrustBundle;
-use crate::curator::node::{Node, NodeState};
+use crate::curator_client::node::{Node, NodeState};
 use crate::proto::curator::v1 as wire;
 
 /// The port on which every API server listens.
@@ -116,7 +116,7 @@ mod tests {
     use crate::curator::kubernetes::keys::tests::{keys, replacing};
     use crate::curator::kubernetes::node_allocation::BundleRef;
     use crate::curator::kubernetes::settings::tests::settings;
-    use crate::curator::node::tests::{member, up};
+    use crate::curator_client::testing::{member, up};
 
     fn controller(number: u8) -> Node {
         let mut node = member(number);

@@ -19,7 +19,9 @@ use rcgen::{
 use uuid::Uuid;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use crate::curator::pki::{IssuedCertificate, PkiError, Serial, Validity, certificate_params, common_name};
+use crate::curator_client::pki::{
+    IssuedCertificate, PkiError, Serial, Validity, certificate_params, common_name,
+};
 
 /// The bytes before the point in an ECDSA P-256 public key (RFC 5480): the algorithm, and that no bit is unused.
 const SPKI_PREFIX: [u8; 26] = [
@@ -273,8 +275,7 @@ pub(crate) mod tests {
     use rustls::server::WebPkiClientVerifier;
 
     use super::*;
-    use crate::curator::node::tests::at;
-    use crate::curator::pki::tests::{pkcs8 as ed25519, serial, validity};
+    use crate::curator_client::testing::{at, pkcs8 as ed25519, serial, validity};
 
     pub(crate) fn signer(purpose: &str, number: u8) -> Signer {
         let long = Validity { not_before: at(-1000), not_after: at(1_000_000) };

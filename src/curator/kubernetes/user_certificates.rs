@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::curator::kubernetes::error::KubernetesError;
 use crate::curator::kubernetes::signer::CertificateSubject;
-use crate::curator::pki::is_owner_name;
+use crate::curator_client::pki::is_owner_name;
 use crate::model::cluster::kubernetes_user::LONGEST_LIFETIME;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::issue_kubernetes_user_request::Access;
@@ -56,7 +56,7 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::curator::node_id::tests::node_id;
+    use crate::curator_client::testing::node_id;
 
     fn user_request(name: &str, access: Access, lifetime_ms: u64) -> wire::IssueKubernetesUserRequest {
         wire::IssueKubernetesUserRequest {

@@ -18,7 +18,6 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
 
-use crate::curator::peer_identity::Peer;
 use crate::curator::permissions::{MethodPermission, PermissionError, authorize_call};
 use crate::curator::service::credentials::CredentialsService;
 use crate::curator::service::declarations::DeclarationsService;
@@ -30,6 +29,7 @@ use crate::curator::service::nodes::NodesService;
 use crate::curator::service::registration::RegistrationService;
 use crate::curator::service::snapshots::SnapshotsService;
 use crate::curator::service::tickets::TicketsService;
+use crate::curator_client::peer_identity::Peer;
 use crate::proto::curator::v1::credentials_server::CredentialsServer;
 use crate::proto::curator::v1::declarations_server::DeclarationsServer;
 use crate::proto::curator::v1::kubernetes_server::KubernetesServer;

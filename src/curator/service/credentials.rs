@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use tonic::{Code, Request, Response, Status};
 
-use crate::curator::cluster::{Cluster, cluster_record_key};
 use crate::curator::credential::{Credential, CredentialHolder, Revocation};
-use crate::curator::node_id::PublicKey;
-use crate::curator::peer_identity::Peer;
-use crate::curator::pki::{CLOCK_SKEW, InvalidSerial, MAX_OWNER_LIFETIME, NODE_LIFETIME, Serial};
 use crate::curator::service::error::ServiceError;
 use crate::curator::service::leader_context::{Caller, LeaderContext};
 use crate::curator::service::nodes::parse_node_id;
 use crate::curator::service::store::{Versioned, record_change};
+use crate::curator_client::cluster::{Cluster, cluster_record_key};
+use crate::curator_client::node_id::PublicKey;
+use crate::curator_client::peer_identity::Peer;
+use crate::curator_client::pki::{CLOCK_SKEW, InvalidSerial, MAX_OWNER_LIFETIME, NODE_LIFETIME, Serial};
 use crate::etcd::guard::{ExpectedRevision, KeyChange};
 use crate::model::time::after;
 use crate::proto::curator::v1 as wire;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use futures::Stream;
 use tonic::{Code, Request, Response, Status};
 
-use crate::curator::node_id::NodeId;
 use crate::curator::role_declaration::encode_declaration;
 use crate::curator::service::error::ServiceError;
 use crate::curator::service::leader_context::{Caller, LeaderContext, ResponseStream};
 use crate::curator::service::store::record_change;
+use crate::curator_client::node_id::NodeId;
 use crate::etcd::guard::{ExpectedRevision, KeyChange};
 use crate::etcd::key_space::DECLARATIONS;
 use crate::model::node_role::{DeclaredRole, RoleNameError, join_names};

@@ -5,9 +5,9 @@
 
 use tonic::{Code, Status};
 
-use crate::curator::cluster::OwnerKeyError;
-use crate::curator::pki::PkiError;
 use crate::curator::{kubernetes, node_labels, node_lifecycle, permissions, role_orders, tickets};
+use crate::curator_client::cluster::OwnerKeyError;
+use crate::curator_client::pki::PkiError;
 use crate::etcd::client::EtcdError;
 use crate::etcd::guard::{LostLeadership, WriteError};
 use crate::etcd::key_space::KeyError;

@@ -15,22 +15,24 @@ use tokio::sync::MutexGuard as AsyncMutexGuard;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Status};
 
-use crate::curator::clock::Clock;
-use crate::curator::cluster::{Cluster, OwnerKeyError};
 use crate::curator::credential::{Credential, CredentialHolder};
 use crate::curator::membership::{EtcdMember, SyncAction as Disagreement, plan_sync};
-use crate::curator::node::NodeState;
 use crate::curator::node_health::HeartbeatTracker;
-use crate::curator::node_id::{NodeId, PublicKey};
 use crate::curator::node_lifecycle;
-use crate::curator::peer_identity::{Peer, identify_peer};
 use crate::curator::permissions::{self, MethodPermission};
-use crate::curator::pki::{Authority, IssuedCertificate, NODE_LIFETIME, PEER_LIFETIME, Serial, Validity};
 use crate::curator::role_orders::MemberChange;
 use crate::curator::service::error::ServiceError;
 use crate::curator::service::etcd_members;
 use crate::curator::service::record_cache::{CachedRecords, RecordCache};
 use crate::curator::service::store::{Store, node_change, record_change};
+use crate::curator_client::clock::Clock;
+use crate::curator_client::cluster::{Cluster, OwnerKeyError};
+use crate::curator_client::node::NodeState;
+use crate::curator_client::node_id::{NodeId, PublicKey};
+use crate::curator_client::peer_identity::{Peer, identify_peer};
+use crate::curator_client::pki::{
+    Authority, IssuedCertificate, NODE_LIFETIME, PEER_LIFETIME, Serial, Validity,
+};
 use crate::etcd::guard::KeyChange;
 use crate::model::time::before;
 use crate::proto::curator::v1 as wire;

@@ -11,9 +11,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use crate::curator::node::Node;
-use crate::curator::node_id::NodeId;
 use crate::curator::service::leader_context::ResponseStream;
+use crate::curator_client::node::Node;
+use crate::curator_client::node_id::NodeId;
 use crate::etcd::client::Client;
 use crate::etcd::election::CandidateRole;
 use crate::etcd::key_watcher::{KeyEvent, KeyWatcher};

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::curator::node::Node;
-use crate::curator::node_id::NodeId;
+use crate::curator_client::node::Node;
+use crate::curator_client::node_id::NodeId;
 
 /// Most deletions that are remembered.
 const MAX_DELETIONS: usize = 10_000;
@@ -123,8 +123,7 @@ impl NodeCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator::node::tests::up;
-    use crate::curator::node_id::tests::node_id;
+    use crate::curator_client::testing::{node_id, up};
 
     fn events_text(chronicle: &NodeCache, number: u64) -> Vec<String> {
         let tell = |news: &NodeEvent| match news {
@@ -172,7 +171,7 @@ mod tests {
         let key = |number: u32| {
             let mut bytes = [0; 32];
             bytes[..4].copy_from_slice(&number.to_be_bytes());
-            crate::curator::node_id::PublicKey(bytes)
+            crate::curator_client::node_id::PublicKey(bytes)
         };
         let node = |number| Node { key: key(number), id: NodeId::from_key(&key(number)), ..up(1) };
         for number in 0..=u32::try_from(MAX_DELETIONS).unwrap() {

@@ -7,14 +7,14 @@ use futures::{Stream, StreamExt as _};
 use prost::Message as _;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::curator::node;
 use crate::curator::node_health;
-use crate::curator::node_id::NodeId;
 use crate::curator::node_lifecycle::{self, NodeUpdate};
 use crate::curator::service::error::ServiceError;
 use crate::curator::service::leader_context::{Caller, LeaderContext, ResponseStream};
 use crate::curator::service::node_watch_cache::NodeEvent;
 use crate::curator::service::store::node_change;
+use crate::curator_client::node;
+use crate::curator_client::node_id::NodeId;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::nodes_server;
 
@@ -133,7 +133,7 @@ impl nodes_server::Nodes for NodesService {
 
 /// Parses the id of a node in a request.
 pub fn parse_node_id(text: &str) -> Result<NodeId, ServiceError> {
-    text.parse().map_err(|error: crate::curator::node_id::InvalidNodeId| {
+    text.parse().map_err(|error: crate::curator_client::node_id::InvalidNodeId| {
         ServiceError::invalid_argument(error.to_string())
     })
 }

@@ -13,11 +13,11 @@ use crate::curator::credential::Revocation;
 use crate::curator::kubernetes::keys::{KubernetesKeys, keys_record_key};
 use crate::curator::kubernetes::node_allocation::{NodeAllocation, NodeAllocations};
 use crate::curator::kubernetes::settings::{KubernetesSettings, settings_record_key};
-use crate::curator::node::{Node, NodeState};
-use crate::curator::node_id::NodeId;
-use crate::curator::peer_identity::Revocations;
 use crate::curator::role_declaration::decode_declaration;
 use crate::curator::service::node_watch_cache::NodeCache;
+use crate::curator_client::node::{Node, NodeState};
+use crate::curator_client::node_id::NodeId;
+use crate::curator_client::peer_identity::Revocations;
 use crate::etcd::client::Client;
 use crate::etcd::key_space::{
     DECLARATIONS, KUBERNETES, KUBERNETES_NODES, KeyPrefix, NODES, REVOKED_CERTIFICATES, REVOKED_NODES,
@@ -284,9 +284,8 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator::node::tests::{at, up};
-    use crate::curator::node_id::tests::node_id;
-    use crate::curator::pki::Serial;
+    use crate::curator_client::pki::Serial;
+    use crate::curator_client::testing::{at, node_id, up};
 
     #[test]
     fn certificates_are_rechecked_only_after_a_trust_change() {

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use crate::curator::node::Node;
-use crate::curator::node_id::NodeId;
 use crate::curator::node_lifecycle::{self, NodeRegistration, NodeUpdate};
 use crate::curator::service::error::ServiceError;
 use crate::curator::service::leader_context::{Caller, LeaderContext};
 use crate::curator::service::store::{node_change, record_change};
 use crate::curator::tickets::{self, TicketSecret};
+use crate::curator_client::node::Node;
+use crate::curator_client::node_id::NodeId;
 use crate::etcd::key_space::TICKETS;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::registration_server;

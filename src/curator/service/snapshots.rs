@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use tonic::{Code, Request, Response, Status};
 
-use crate::curator::cluster_snapshot::{ClusterSnapshot, ClusterSnapshotError, snapshot_digest};
 use crate::curator::service::error::ServiceError;
 use crate::curator::service::leader_context::{Caller, LeaderContext, ResponseStream};
+use crate::curator_client::cluster_snapshot::{ClusterSnapshot, ClusterSnapshotError, snapshot_digest};
 use crate::etcd::key_space::ROOT;
 use crate::etcd::namespace::KeySelector;
 use crate::proto::curator::v1 as wire;

@@ -17,19 +17,19 @@ use std::sync::Arc;
 
 use tokio::sync::RwLock;
 
-use crate::curator::cluster::{self, Cluster};
 use crate::curator::credential::{Credential, Revocation};
 use crate::curator::kubernetes::keys::{KubernetesKeys, keys_record_key};
 use crate::curator::kubernetes::node_allocation::{NodeAllocation, NodeAllocations};
 use crate::curator::kubernetes::settings::{KubernetesSettings, settings_record_key};
 use crate::curator::membership::Nodes;
-use crate::curator::node::Node;
-use crate::curator::node_id::{NodeId, PublicKey};
-use crate::curator::pki::{Authority, Serial};
 use crate::curator::role_declaration::decode_declaration;
 use crate::curator::service::error::ServiceError;
-use crate::curator::ticket_id::TicketId;
 use crate::curator::tickets::Ticket;
+use crate::curator_client::cluster::{self, Cluster};
+use crate::curator_client::node::Node;
+use crate::curator_client::node_id::{NodeId, PublicKey};
+use crate::curator_client::pki::{Authority, Serial};
+use crate::curator_client::ticket_id::TicketId;
 use crate::etcd::client::{Client, Record};
 use crate::etcd::guard::{ExpectedRevision, KeyChange, LeaderGuard, UnchangedKeys};
 use crate::etcd::key_space::{

@@ -9,7 +9,7 @@ use secrecy::{ExposeSecret as _, SecretSlice};
 use tonic::Code;
 
 use crate::bmdb::cluster_key::{former_secret_name, next_secret_name};
-use crate::curator::identity::Identity;
+use crate::curator_client::identity::Identity;
 use crate::manager::cluster::curators::{CURATOR_TIMEOUT, CuratorCallError, CuratorClient, load_owner_key};
 use crate::manager::cluster::{COMPONENT, ClusterPassError, ClusterWorker};
 use crate::manager::failpoint;

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::bmdb::cluster_snapshot::NewSnapshot;
 use crate::bmdb::sealed_snapshot::seal_snapshot;
-use crate::curator::cluster_snapshot::snapshot_digest;
+use crate::curator_client::cluster_snapshot::snapshot_digest;
 use crate::manager::cluster::curators::CuratorCallError;
 use crate::manager::cluster::{ClusterPassError, ClusterWorker};
 use crate::model::cluster::snapshot::{SnapshotReason, voting_nodes};

@@ -8,11 +8,11 @@
 use std::time::Duration;
 
 use crate::curator::bootstrap::renew_from_local_etcd;
-use crate::curator::clock::Clock;
-use crate::curator::identity::Identity;
-use crate::curator::node_id::PublicKey;
-use crate::curator::pki::{Renewal, Validity, decide_renewal};
-use crate::curator::tls::certified_key;
+use crate::curator_client::clock::Clock;
+use crate::curator_client::identity::Identity;
+use crate::curator_client::node_id::PublicKey;
+use crate::curator_client::pki::{Renewal, Validity, decide_renewal};
+use crate::curator_client::tls::certified_key;
 use crate::etcd::client::Client;
 use crate::etcd::namespace::Namespace;
 use crate::model::time::{Timestamp, between};

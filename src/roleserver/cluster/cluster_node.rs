@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::curator::clock::Clock;
+use crate::curator_client::clock::Clock;
 use crate::roleserver::child::cgroup::CgroupMounts;
 use crate::roleserver::child::lifecycle::{ChildContext, stop_leftovers};
 use crate::roleserver::cluster::certificate_renewal::renew_certificate;

@@ -15,13 +15,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::curator::bootstrap::{bootstrap_cluster, renew_from_local_etcd};
-use crate::curator::clock::Clock;
 use crate::curator::kubernetes::key_rotation::TOKEN_OVERLAP;
-use crate::curator::node::{ConsensusMember, NodeRoles};
-use crate::curator::node_id::PublicKey;
-use crate::curator::pki::{PEER_LIFETIME, Renewal, Serial, Validity, decide_renewal};
 use crate::curator::service::curator_server::{Curator, CuratorSettings, LEADER_TTL, SYNC_INTERVAL};
-use crate::curator::tls::certified_key;
+use crate::curator_client::clock::Clock;
+use crate::curator_client::node::{ConsensusMember, NodeRoles};
+use crate::curator_client::node_id::PublicKey;
+use crate::curator_client::pki::{PEER_LIFETIME, Renewal, Serial, Validity, decide_renewal};
+use crate::curator_client::tls::certified_key;
 use crate::etcd::client::Client;
 use crate::etcd::namespace::Namespace;
 use crate::proto::curator::v1 as wire;
@@ -175,7 +175,7 @@ async fn found_cluster(
 ) -> Result<u64, RunnableError> {
     let key = host.files.read_key()?.ok_or_else(|| RunnableError::msg("this node has no key"))?;
     let founding = &to_found.founding;
-    let own = crate::curator::node_id::NodeId::from_key(&founding.node_key);
+    let own = crate::curator_client::node_id::NodeId::from_key(&founding.node_key);
     let membership = if let Some(membership) = host.files.read_membership()? {
         membership
     } else {
@@ -270,7 +270,7 @@ async fn start_etcd(
     scope: &Scope,
     host: &ControlPlaneContext,
     facts: &NodeFacts,
-    own: crate::curator::node_id::NodeId,
+    own: crate::curator_client::node_id::NodeId,
     cluster: &str,
     membership: &EtcdMembership,
 ) -> Result<Client, RunnableError> {

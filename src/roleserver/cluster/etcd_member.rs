@@ -16,11 +16,11 @@ use std::time::Duration;
 
 use prost::Message as _;
 
-use crate::curator::identity::Identity;
 use crate::curator::membership::peer_url;
-use crate::curator::node::ConsensusMember;
-use crate::curator::node_id::NodeId;
-use crate::curator::pki::ETCD_PEER_NAME;
+use crate::curator_client::identity::Identity;
+use crate::curator_client::node::ConsensusMember;
+use crate::curator_client::node_id::NodeId;
+use crate::curator_client::pki::ETCD_PEER_NAME;
 use crate::etcd::client::Endpoint;
 use crate::roleserver::child::spec::{ChildSpec, ResourceLimits};
 use crate::roleserver::cluster::etcd_program::Flags;
@@ -253,7 +253,7 @@ pub(super) fn encode_pem(label: &str, der: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator::node_id::tests::node_id;
+    use crate::curator_client::testing::node_id;
 
     #[test]
     fn etcd_arguments_do_not_change_within_a_membership() {

@@ -36,8 +36,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::curator::identity::{Identity, IdentityError};
-use crate::curator::node::{ConsensusMember, NodeRoles};
+use crate::curator_client::identity::{Identity, IdentityError};
+use crate::curator_client::node::{ConsensusMember, NodeRoles};
 use crate::roleserver::atomic_file::{self, Durability};
 use crate::roleserver::cluster::node_order::NodeOrder;
 
@@ -286,7 +286,7 @@ impl ClusterFiles {
         let member = kept.consensus_member.map(|member| {
             let peers = member.peers.into_iter().map(|(node, url)| {
                 Ok((
-                    node.parse().map_err(|error: crate::curator::node_id::InvalidNodeId| {
+                    node.parse().map_err(|error: crate::curator_client::node_id::InvalidNodeId| {
                         damaged(error.to_string())
                     })?,
                     url,
@@ -458,7 +458,7 @@ fn create_directory(path: &Path) -> Result<(), ClusterFilesError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator::node_id::tests::node_id;
+    use crate::curator_client::testing::node_id;
 
     fn files() -> (tempfile::TempDir, ClusterFiles) {
         let directory = tempfile::tempdir().unwrap();

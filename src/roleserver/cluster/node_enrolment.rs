@@ -14,12 +14,12 @@ use tonic::{Code, Status};
 use uuid::Uuid;
 
 use crate::curator::bootstrap::{BootstrapRequest, create_authority};
-use crate::curator::clock::Clock;
-use crate::curator::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
-use crate::curator::identity::Identity;
-use crate::curator::pki::{Authority, Renewal, Validity, decide_renewal};
 use crate::curator::restore::RestoreSource;
-use crate::curator::tls::certified_key;
+use crate::curator_client::clock::Clock;
+use crate::curator_client::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
+use crate::curator_client::identity::Identity;
+use crate::curator_client::pki::{Authority, Renewal, Validity, decide_renewal};
+use crate::curator_client::tls::certified_key;
 use crate::model::role_declaration::Sha256;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::commit_response::Result as Committed;
@@ -190,7 +190,7 @@ impl NodeEnroller {
             authority: Arc::new(authority),
             name: name.clone(),
             owner_keys: owner_keys.iter().map(|key| parse_key(key)).collect::<Result<_, _>>()?,
-            node_key: crate::curator::node_id::PublicKey(key.public_key()),
+            node_key: crate::curator_client::node_id::PublicKey(key.public_key()),
             machine: order.machine,
             labels: order.labels.clone(),
             address: Some(address),
@@ -326,7 +326,7 @@ impl NodeEnroller {
     /// Tracks the leader while a request is pending.
     async fn with_leader<T>(
         &self,
-        leaders: &crate::curator::leader_channel::LeaderTracker,
+        leaders: &crate::curator_client::leader_channel::LeaderTracker,
         asking: impl Future<Output = T>,
     ) -> Result<T, RunnableError> {
         let requested = async {

@@ -12,13 +12,13 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
 use crate::curator::bootstrap::BootstrapRequest;
-use crate::curator::clock::Clock;
-use crate::curator::identity::Identity;
-use crate::curator::leader_channel::LeaderTracker;
-use crate::curator::node::NodeRoles;
-use crate::curator::node_id::NodeId;
-use crate::curator::pki::{PkiError, TrustAnchor};
-use crate::curator::tls::{certified_key, client_config};
+use crate::curator_client::clock::Clock;
+use crate::curator_client::identity::Identity;
+use crate::curator_client::leader_channel::LeaderTracker;
+use crate::curator_client::node::NodeRoles;
+use crate::curator_client::node_id::NodeId;
+use crate::curator_client::pki::{PkiError, TrustAnchor};
+use crate::curator_client::tls::{certified_key, client_config};
 use crate::proto::curator::v1::{KubernetesStatus, ServiceStatus};
 use crate::roleserver::cluster::files::{ClusterFiles, ClusterFilesError, Credentials};
 use crate::roleserver::cluster::kubernetes::setup::NodeSetup;
@@ -128,7 +128,7 @@ pub fn curator_channel(
 /// The ID of the node with this key.
 #[must_use]
 pub fn node_id_of_key(key: &Identity) -> NodeId {
-    NodeId::from_key(&crate::curator::node_id::PublicKey(key.public_key()))
+    NodeId::from_key(&crate::curator_client::node_id::PublicKey(key.public_key()))
 }
 
 /// The control plane of this node, once its curator listens.

@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::curator::cluster::validate_name;
-use crate::curator::node_id::PublicKey;
 use crate::curator::node_labels;
-use crate::curator::pki::TrustAnchor;
 use crate::curator::tickets::TicketSecret;
+use crate::curator_client::cluster::validate_name;
+use crate::curator_client::node_id::PublicKey;
+use crate::curator_client::pki::TrustAnchor;
 use crate::model::ids::MachineId;
 use crate::model::label::Labels;
 use crate::model::role_declaration::Sha256;

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use uuid::Uuid;
 
-use crate::curator::pki::TrustAnchor;
+use crate::curator_client::pki::TrustAnchor;
 use crate::model::ids::MachineId;
 use crate::proto::agent::v1 as wire;
 use crate::proto::agent::v1::cluster_order::Operation as Wanted;

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::curator::node::{ConsensusMember, Node, NodeRoles};
-use crate::curator::node_id::NodeId;
+use crate::curator_client::node::{ConsensusMember, Node, NodeRoles};
+use crate::curator_client::node_id::NodeId;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::node_event::Event;
 use crate::proto::curator::v1::nodes_client::NodesClient;
@@ -128,8 +128,7 @@ fn follow_roles(files: ClusterFiles, facts: NodeFacts) -> Runnable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator::node::tests::{member, up};
-    use crate::curator::node_id::tests::node_id;
+    use crate::curator_client::testing::{member, node_id, up};
 
     fn roles_from(event: Event) -> Result<Option<NodeRoles>, String> {
         roles_from_event(node_id(1), Some(wire::NodeEvent { event: Some(event) }))

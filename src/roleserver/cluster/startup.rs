@@ -4,7 +4,7 @@
 //! details of a role restarts nothing as long as the membership stays the same and etcd has data of it.
 //! `control_plane.rs` executes the decision.
 
-use crate::curator::node::{ConsensusMember, NodeRoles};
+use crate::curator_client::node::{ConsensusMember, NodeRoles};
 use crate::roleserver::cluster::etcd_member::EtcdDataState;
 use crate::roleserver::cluster::files::EtcdMembership;
 use crate::roleserver::cluster::node_facts::{ClusterFounding, CuratorConnection, NodeFacts};
@@ -133,8 +133,8 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use crate::curator::clock::Clock;
-    use crate::curator::tls::certified_key;
+    use crate::curator_client::clock::Clock;
+    use crate::curator_client::tls::certified_key;
 
     fn role(member: u64) -> ConsensusMember {
         ConsensusMember { member_id: member, peers: std::collections::BTreeMap::new() }
@@ -153,8 +153,8 @@ mod tests {
 
     fn connection() -> CuratorConnection {
         use crate::roleserver::cluster::node_facts::CurrentCertificate;
-        let key = crate::curator::identity::Identity::generate().unwrap();
-        let authority = crate::curator::pki::tests::authority(1);
+        let key = crate::curator_client::identity::Identity::generate().unwrap();
+        let authority = crate::curator_client::testing::authority(1);
         let shown = CurrentCertificate::new(certified_key(key.certificate_der(), key.pkcs8()).unwrap());
         let clock = Clock::system();
         CuratorConnection {
@@ -205,7 +205,7 @@ mod tests {
         let mut with_peers = role(7);
         with_peers
             .peers
-            .insert(crate::curator::node_id::tests::node_id(2), "https://10.0.0.2:7834".to_owned());
+            .insert(crate::curator_client::testing::node_id(2), "https://10.0.0.2:7834".to_owned());
         assert!(
             matches_running(Some(7), &ControlPlaneStartup::Member(with_peers, connection())),
             "that another one came is nothing"
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn start_is_repeated_with_other_peers_until_etcd_has_data() {
         let member = |number, peer: u8| {
-            let peers = [(crate::curator::node_id::tests::node_id(peer), "https://10.0.0.2:7834".to_owned())];
+            let peers = [(crate::curator_client::testing::node_id(peer), "https://10.0.0.2:7834".to_owned())];
             ControlPlaneStartup::Member(
                 ConsensusMember { member_id: number, peers: peers.into() },
                 connection(),

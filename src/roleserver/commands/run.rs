@@ -22,7 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::curator::clock::Clock;
+use crate::curator_client::clock::Clock;
 use crate::roleserver::agent::{Agent, AgentEvent, ReadRelease};
 use crate::roleserver::boot_clock::{BootClock, HostClock};
 use crate::roleserver::cluster;

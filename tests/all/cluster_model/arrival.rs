@@ -6,7 +6,7 @@
 
 use anyhow::Result;
 use futures::poll;
-use shepherd::curator::node::{ConsensusMember, NodeRoles};
+use shepherd::curator_client::node::{ConsensusMember, NodeRoles};
 use shepherd::roleserver::cluster::node_facts::{ControlPlane, NodeFacts};
 use shepherd::roleserver::cluster::node_status;
 use shepherd::roleserver::cluster::startup::{self, ControlPlaneStartup};

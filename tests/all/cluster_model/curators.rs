@@ -9,14 +9,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use shepherd::curator::membership::{SyncAction as Disagreement, learner_to_promote, plan_sync};
-use shepherd::curator::node::Node;
 use shepherd::curator::node_health::HeartbeatTracker;
-use shepherd::curator::node_id::NodeId;
 use shepherd::curator::role_orders::MemberChange;
 use shepherd::curator::service::curator_server::{LEADER_TTL, SYNC_INTERVAL};
 use shepherd::curator::service::error::ServiceError;
 use shepherd::curator::service::node_watch_cache::NodeCache;
 use shepherd::curator::service::store::{StoredNodes, Versioned, node_change};
+use shepherd::curator_client::node::Node;
+use shepherd::curator_client::node_id::NodeId;
 use shepherd::etcd::election_view::{CandidateRole, ElectionView, candidate_name, encode_candidate};
 use shepherd::etcd::guard::{
     ExpectedRevision, KeyChange, LeaderGuard, explain_failed_write, guarded_read_request,

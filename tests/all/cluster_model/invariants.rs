@@ -4,9 +4,9 @@
 
 use std::collections::BTreeSet;
 
-use shepherd::curator::node::{Node, NodeState as Life};
 use shepherd::curator::node_health::{HEARTBEAT_TIMEOUT, NodeHealth};
-use shepherd::curator::node_id::NodeId;
+use shepherd::curator_client::node::{Node, NodeState as Life};
+use shepherd::curator_client::node_id::NodeId;
 use shepherd::etcd::guard::LeaderGuard;
 use shepherd::etcd::key_space::{LEADER, NODES};
 use shepherd::proto::curator::v1 as wire;

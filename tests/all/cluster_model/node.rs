@@ -6,12 +6,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use shepherd::curator::node_health::HEARTBEAT_INTERVAL;
-use shepherd::curator::node_id::{NodeId, PublicKey};
 use shepherd::curator::node_lifecycle;
-use shepherd::curator::peer_identity::Peer;
-use shepherd::curator::pki::{Serial, decide_renewal};
 use shepherd::curator::service::error::ServiceError;
 use shepherd::curator::service::node_watch_cache::NodeEvent;
+use shepherd::curator_client::node_id::{NodeId, PublicKey};
+use shepherd::curator_client::peer_identity::Peer;
+use shepherd::curator_client::pki::{Serial, decide_renewal};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::roleserver::cluster::certificate_renewal::{self, RenewalAction};
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use shepherd::curator::node::NodeState as Life;
-use shepherd::curator::node_id::NodeId;
 use shepherd::curator::node_lifecycle::DeleteBypass;
 use shepherd::curator::role_orders::RoleOrder;
 use shepherd::curator::service::error::ServiceError;
 use shepherd::curator::tickets::TicketSecret;
+use shepherd::curator_client::node::NodeState as Life;
+use shepherd::curator_client::node_id::NodeId;
 use shepherd::model::node_role::{DeclaredRole, NodeRole};
 use tonic::Code;
 

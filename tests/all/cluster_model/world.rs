@@ -7,10 +7,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use shepherd::curator::node::{Node, NodeRoles};
-use shepherd::curator::node_id::{NodeId, PublicKey};
-use shepherd::curator::pki::Validity;
 use shepherd::curator::tickets::TicketSecret;
+use shepherd::curator_client::node::{Node, NodeRoles};
+use shepherd::curator_client::node_id::{NodeId, PublicKey};
+use shepherd::curator_client::pki::Validity;
 use shepherd::etcd::key_space::NODES;
 use shepherd::etcd::namespace::Namespace;
 use shepherd::model::time::{Timestamp, after};

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustls::sign::CertifiedKey;
-use shepherd::curator::identity::Identity;
 use shepherd::curator::permissions::{NodeAccess, PERMISSIONS, ServedBy};
-use shepherd::curator::pki::{Authority, Serial, Validity};
+use shepherd::curator_client::identity::Identity;
+use shepherd::curator_client::pki::{Authority, Serial, Validity};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
-use shepherd::curator::cluster::cluster_record_key;
-use shepherd::curator::node::{ConsensusMember, Node};
+use shepherd::curator_client::cluster::cluster_record_key;
+use shepherd::curator_client::node::{ConsensusMember, Node};
 use shepherd::etcd::members::MemberId;
 use shepherd::model::node_role::NodeRole;
 use shepherd::proto::curator::v1 as wire;
@@ -206,9 +206,11 @@ async fn member_out_of_reach_is_seen_and_protects_the_others() -> TestResult {
     // The dead one may have led etcd: nothing can be read until another one does.
     until("etcd has a leader", async || Ok(client.get(&cluster_record_key()?).await.is_ok())).await?;
     // Two of three answer: neither of those may go.
-    let owner =
-        shepherd::curator::pki::Validity::starting(cluster.time.now(), std::time::Duration::from_mins(5));
-    let serial = shepherd::curator::pki::Serial::new(rand::random());
+    let owner = shepherd::curator_client::pki::Validity::starting(
+        cluster.time.now(),
+        std::time::Duration::from_mins(5),
+    );
+    let serial = shepherd::curator_client::pki::Serial::new(rand::random());
     let issued = cluster.authority.issue_owner_certificate("kim", &cluster.owner.key, serial, owner)?;
     let owner = cluster.channel(leader, Some(cluster.owner.with(&issued.certificate)?))?;
     let mut management = ManagementClient::new(owner);

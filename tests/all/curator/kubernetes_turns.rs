@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use shepherd::curator::leader_channel::LeaderTracker;
-use shepherd::curator::node::{Node, NodeState};
+use shepherd::curator_client::leader_channel::LeaderTracker;
+use shepherd::curator_client::node::{Node, NodeState};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;

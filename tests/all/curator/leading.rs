@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustls::sign::CertifiedKey;
-use shepherd::curator::leader_channel::LeaderTracker;
-use shepherd::curator::pki::{Serial, Validity};
+use shepherd::curator_client::leader_channel::LeaderTracker;
+use shepherd::curator_client::pki::{Serial, Validity};
 use shepherd::etcd::key_space::TICKETS;
 use shepherd::etcd::namespace::KeySelector;
 use shepherd::proto::curator::v1 as wire;
@@ -224,8 +224,8 @@ async fn call_goes_to_the_node_that_leads_and_to_nobody_in_its_place() -> TestRe
     // The name of another node under the address of the leader: the certificate distinguishes them.
     let channel = {
         let (anchor, clock) = (cluster.anchor.clone(), cluster.time.clock());
-        let config = shepherd::curator::tls::client_config(anchor, Some(impostor.id), None, clock)?;
-        shepherd::curator::curator_channel::open_channel(&cluster.address(0)?, config)
+        let config = shepherd::curator_client::tls::client_config(anchor, Some(impostor.id), None, clock)?;
+        shepherd::curator_client::curator_channel::open_channel(&cluster.address(0)?, config)
     };
     let mut asking = LeaderClient::new(channel);
     let status =
@@ -235,9 +235,11 @@ async fn call_goes_to_the_node_that_leads_and_to_nobody_in_its_place() -> TestRe
     // Nor is a curator of another cluster believed.
     let other = Cluster::start().await?;
     let config =
-        shepherd::curator::tls::client_config(other.anchor.clone(), None, None, cluster.time.clock())?;
-    let mut asking =
-        LeaderClient::new(shepherd::curator::curator_channel::open_channel(&cluster.address(0)?, config));
+        shepherd::curator_client::tls::client_config(other.anchor.clone(), None, None, cluster.time.clock())?;
+    let mut asking = LeaderClient::new(shepherd::curator_client::curator_channel::open_channel(
+        &cluster.address(0)?,
+        config,
+    ));
     assert!(asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await.is_err());
     assert_eq!(curators.leader(), None, "nobody follows");
     Ok(())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use shepherd::curator::bootstrap::bootstrap_cluster;
-use shepherd::curator::pki::TrustAnchor;
+use shepherd::curator_client::pki::TrustAnchor;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::commit_response::Result as Committed;
 use shepherd::proto::curator::v1::leader_client::LeaderClient;

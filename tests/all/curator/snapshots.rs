@@ -1,9 +1,9 @@
 //! Snapshots as an owner takes them: whole, and of one moment.
 
 use anyhow::Result;
-use shepherd::curator::cluster::authority_record_key;
-use shepherd::curator::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
-use shepherd::curator::node::NodeState;
+use shepherd::curator_client::cluster::authority_record_key;
+use shepherd::curator_client::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
+use shepherd::curator_client::node::NodeState;
 use shepherd::etcd::key_space::{LEADER, ROOT};
 use shepherd::etcd::namespace::KeySelector;
 use shepherd::proto::curator::v1 as wire;

@@ -1,7 +1,7 @@
 //! What nodes follow: one node, all nodes, the declarations of their own roles.
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::curator::node::{Node, NodeState};
+use shepherd::curator_client::node::{Node, NodeState};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::declarations_client::DeclarationsClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;

@@ -13,7 +13,7 @@ use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::secret::SecretsKey;
 use shepherd::bmdb::session::Sessions;
 use shepherd::bmdb::work::Decision;
-use shepherd::curator::identity::Identity;
+use shepherd::curator_client::identity::Identity;
 use shepherd::model::ids::{MachineId, ProcessId};
 use shepherd::proto::agent::v1::agent_callback_client::AgentCallbackClient;
 use shepherd::proto::agent::v1::{HeartbeatRequest, HeartbeatResponse};

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::curator::clock::Clock;
-use shepherd::curator::identity::Identity;
-use shepherd::curator::leader_channel::LeaderTracker;
-use shepherd::curator::node_id::{NodeId, PublicKey};
-use shepherd::curator::pki::TrustAnchor;
-use shepherd::curator::tls::{certified_key, client_config};
+use shepherd::curator_client::clock::Clock;
+use shepherd::curator_client::identity::Identity;
+use shepherd::curator_client::leader_channel::LeaderTracker;
+use shepherd::curator_client::node_id::{NodeId, PublicKey};
+use shepherd::curator_client::pki::TrustAnchor;
+use shepherd::curator_client::tls::{certified_key, client_config};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
-use shepherd::curator::clock::Clock;
-use shepherd::curator::pki::{NODE_LIFETIME, Validity};
+use shepherd::curator_client::clock::Clock;
+use shepherd::curator_client::pki::{NODE_LIFETIME, Validity};
 use shepherd::model::time::{Timestamp, after};
 
 use super::node::{Node, Owner};

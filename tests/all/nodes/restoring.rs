@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use shepherd::curator::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
+use shepherd::curator_client::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
 use shepherd::model::ids::MachineId;
 use shepherd::proto::agent::v1 as agent;
 use shepherd::proto::curator::v1 as wire;

@@ -12,8 +12,8 @@ use std::time::Duration;
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData as _};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use crate::curator::clock::Clock;
-use crate::curator::pki::Validity;
+use crate::curator_client::clock::Clock;
+use crate::curator_client::pki::Validity;
 use crate::model::kubernetes::bundle_manifest::KubernetesDuty;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::kubernetes_client::KubernetesClient;

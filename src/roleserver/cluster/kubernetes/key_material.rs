@@ -19,7 +19,7 @@ use std::time::Duration;
 use ring::digest;
 use serde::{Deserialize, Serialize};
 
-use crate::curator::pki::Validity;
+use crate::curator_client::pki::Validity;
 use crate::model::kubernetes::bundle_manifest::KubernetesDuty;
 use crate::model::time::{Timestamp, between};
 use crate::proto::curator::v1::KubernetesComponent as Component;

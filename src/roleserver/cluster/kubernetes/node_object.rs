@@ -22,7 +22,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
 
-use crate::curator::clock::Clock;
+use crate::curator_client::clock::Clock;
 use crate::model::kubernetes::bundle_manifest::KubernetesDuty;
 use crate::model::kubernetes::version::ReleaseVersion;
 use crate::model::role_declaration::Sha256;

@@ -1,6 +1,6 @@
 //! What a role server without the feature `reconciler` does with Kubernetes roles: it reports why it runs none of them.
 
-use crate::curator::node::NodeRoles;
+use crate::curator_client::node::NodeRoles;
 use crate::proto::curator::v1::KubernetesStatus;
 use crate::roleserver::cluster::node_facts::NodeFacts;
 use crate::supervisor::combine::{CombinedInputs, derive_value};
@@ -29,7 +29,7 @@ fn status(roles: &NodeRoles) -> Option<KubernetesStatus> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator::kubernetes::status_validation::validate_status;
+    use crate::curator_client::kubernetes_status::validate_status;
     use crate::supervisor::supervise::{Supervisor, SupervisorSettings};
 
     #[tokio::test]

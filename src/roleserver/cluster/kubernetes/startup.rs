@@ -6,7 +6,7 @@
 //! It is repeated whenever one of these changes, in any order. An unknown input delays what does not run yet, and stops
 //! nothing that runs: a role server that starts finds its components running and knows no input at first.
 
-use crate::curator::node::NodeRoles;
+use crate::curator_client::node::NodeRoles;
 use crate::roleserver::cluster::kubernetes::node_object::DrainState;
 use crate::roleserver::cluster::kubernetes::setup::NodeSetup;
 use crate::roleserver::cluster::node_facts::{ControlPlane, NodeFacts};
@@ -116,7 +116,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::curator::node::ConsensusMember;
+    use crate::curator_client::node::ConsensusMember;
     use crate::roleserver::cluster::kubernetes::setup::tests::{setup, wire_setup};
 
     fn roles(member: bool, controller: bool, worker: bool) -> NodeRoles {

@@ -32,7 +32,7 @@
 
 use std::sync::Arc;
 
-use crate::curator::clock::Clock;
+use crate::curator_client::clock::Clock;
 use crate::roleserver::child::lifecycle::ChildContext;
 use crate::roleserver::cluster::files::ClusterFiles;
 use crate::roleserver::cluster::node_facts::NodeFacts;

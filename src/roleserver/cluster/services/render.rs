@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::curator::clock::Clock;
-use crate::curator::pki::TrustAnchor;
+use crate::curator_client::clock::Clock;
+use crate::curator_client::pki::TrustAnchor;
 use crate::roleserver::cluster::files::ClusterFiles;
 use crate::roleserver::cluster::node_facts::{NodeFacts, node_id_of_key};
 use crate::roleserver::cluster::services::desired::{

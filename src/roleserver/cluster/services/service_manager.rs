@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use crate::curator::clock::Clock;
+use crate::curator_client::clock::Clock;
 use crate::proto::curator::v1::ServiceStatus;
 use crate::roleserver::atomic_file::Durability;
 use crate::roleserver::child::exit::{ChildExit, wait_for_exit};

@@ -11,19 +11,19 @@
 //!   cluster.
 //!
 //! Whether a node is still part of the cluster is in its record and not in its certificate; see
-//! [`crate::curator::node_lifecycle::check_credentials`].
+//! `check_credentials` of the crate `curator`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use model::time::Timestamp;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use crate::curator::node_id::{NodeId, PublicKey};
-use crate::curator::pki::{
+use crate::node_id::{NodeId, PublicKey};
+use crate::pki::{
     OWNER_ORGANIZATION, Serial, TrustAnchor, Validity, common_name, ed25519_key, is_owner_name, is_signed_by,
 };
-use crate::model::time::Timestamp;
 
 /// The identity of a TLS peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -244,8 +244,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::curator::node::tests::at;
-    use crate::curator::pki::tests::{authority, pkcs8, public, serial, validity};
+    use crate::testing::{at, authority, pkcs8, public, serial, validity};
 
     fn identified(certificate: &[u8], revocations: &Revocations, second: i64) -> Result<Peer, PeerError> {
         identify_peer(&[certificate], authority(1).anchor(), revocations, at(second))

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::model::time::Timestamp;
+use model::time::Timestamp;
 
 /// A wall clock and a monotonic clock; clones share both.
 #[derive(Clone)]

@@ -20,6 +20,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use model::time::{Timestamp, after, before, between};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose, PKCS_ED25519, PublicKeyData, SanType, SerialNumber, SignatureAlgorithm,
@@ -27,8 +28,7 @@ use rcgen::{
 use uuid::Uuid;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use crate::curator::node_id::{NodeId, PublicKey};
-use crate::model::time::{Timestamp, after, before, between};
+use crate::node_id::{NodeId, PublicKey};
 
 /// Lifetime of an authority.
 pub const AUTHORITY_LIFETIME: Duration = Duration::from_hours(100 * 365 * 24);
@@ -126,7 +126,9 @@ impl Validity {
         X509Certificate::from_der(certificate).ok().and_then(|(_, certificate)| Self::from_x509(&certificate))
     }
 
-    pub(super) fn from_x509(certificate: &X509Certificate<'_>) -> Option<Self> {
+    /// The validity of a parsed certificate; `None` if one of its ends is out of range.
+    #[must_use]
+    pub fn from_x509(certificate: &X509Certificate<'_>) -> Option<Self> {
         let validity = certificate.validity();
         let moment = |seconds| Timestamp::from_timestamp(seconds, 0);
         let (from, until) = (validity.not_before.timestamp(), validity.not_after.timestamp());
@@ -376,7 +378,8 @@ impl PublicKeyData for SubjectKey {
 }
 
 /// Whether this can be the name of an owner.
-pub(super) fn is_owner_name(name: &str) -> bool {
+#[must_use]
+pub fn is_owner_name(name: &str) -> bool {
     (1..=63).contains(&name.len())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
         && name.parse::<NodeId>().is_err()
@@ -399,7 +402,8 @@ pub(super) fn is_signed_by(certificate: &X509Certificate<'_>, key: &PublicKey) -
 }
 
 /// The one common name in a distinguished name.
-pub(super) fn common_name<'a>(name: &'a x509_parser::x509::X509Name<'_>) -> Option<&'a str> {
+#[must_use]
+pub fn common_name<'a>(name: &'a x509_parser::x509::X509Name<'_>) -> Option<&'a str> {
     let mut names = name.iter_common_name();
     match (names.next(), names.next()) {
         (Some(name), None) => name.as_str().ok(),
@@ -418,7 +422,8 @@ fn parse_key_pair(pkcs8: &[u8]) -> Result<KeyPair, PkiError> {
     if key.algorithm() == &PKCS_ED25519 { Ok(key) } else { Err(PkiError::InvalidKey) }
 }
 
-pub(super) fn certificate_params(serial: Serial, validity: Validity) -> Result<CertificateParams, PkiError> {
+/// Parameters of a certificate with this serial number and validity.
+pub fn certificate_params(serial: Serial, validity: Validity) -> Result<CertificateParams, PkiError> {
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
     let year_9999 = 253_402_300_799;
     let moment = |at: Timestamp| {
@@ -439,7 +444,7 @@ pub(super) fn certificate_params(serial: Serial, validity: Validity) -> Result<C
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::sync::Arc;
 
     use rustls::client::WebPkiServerVerifier;
@@ -447,33 +452,7 @@ pub(crate) mod tests {
     use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 
     use super::*;
-    use crate::curator::node::tests::at;
-
-    /// An Ed25519 key that is determined by one number, in PKCS#8 (RFC 8410).
-    pub(crate) fn pkcs8(number: u8) -> Vec<u8> {
-        let mut der = hex::decode("302e020100300506032b657004220420").unwrap();
-        der.extend([number; 32]);
-        der
-    }
-
-    /// The public half of the key of that number.
-    pub(crate) fn public(number: u8) -> PublicKey {
-        PublicKey::from_slice(parse_key_pair(&pkcs8(number)).unwrap().der_bytes()).unwrap()
-    }
-
-    pub(crate) fn serial(number: u8) -> Serial {
-        Serial::new([number; 16])
-    }
-
-    /// From second 0 to second 1000.
-    pub(crate) fn validity() -> Validity {
-        Validity { not_before: at(0), not_after: at(1000) }
-    }
-
-    pub(crate) fn authority(number: u8) -> Authority {
-        let long = Validity { not_before: at(-1000), not_after: at(1_000_000) };
-        Authority::create(Uuid::from_bytes([number; 16]), &pkcs8(number), serial(number), long).unwrap()
-    }
+    use crate::testing::{at, authority, pkcs8, public, serial, validity};
 
     fn verify_server(authority: &Authority, certificate: &[u8], name: &str) -> Result<(), rustls::Error> {
         let mut roots = rustls::RootCertStore::empty();

@@ -10,18 +10,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use etcd::key_space::{KeyError, NODES};
+use etcd::record::{self, InvalidRecord, RecordError};
+use model::ids::MachineId;
+use model::label::{self, Labels};
+use model::node_role::{self, DeclaredRole, NodeRole};
+use model::time::{Timestamp, parse_timestamp};
 use prost::Message as _;
+use proto::curator::v1 as wire;
 
-use crate::curator::kubernetes;
-use crate::curator::node_id::{NodeId, PublicKey};
-use crate::curator::ticket_id::TicketId;
-use crate::etcd::key_space::{KeyError, NODES};
-use crate::etcd::record::{self, InvalidRecord, RecordError};
-use crate::model::ids::MachineId;
-use crate::model::label::{self, Labels};
-use crate::model::node_role::{self, DeclaredRole, NodeRole};
-use crate::model::time::{Timestamp, parse_timestamp};
-use crate::proto::curator::v1 as wire;
+use crate::kubernetes_status;
+use crate::node_id::{NodeId, PublicKey};
+use crate::ticket_id::TicketId;
 
 /// Most services in the status of a node.
 const MAX_SERVICES: usize = 256;
@@ -64,7 +64,8 @@ impl NodeState {
         }
     }
 
-    pub(super) fn from_wire(state: i32) -> Result<Self, String> {
+    /// The state of a number of the API; the error is part of a sentence.
+    pub fn from_wire(state: i32) -> Result<Self, String> {
         match wire::NodeState::try_from(state) {
             Ok(wire::NodeState::New) => Ok(Self::New),
             Ok(wire::NodeState::Standby) => Ok(Self::Standby),
@@ -203,7 +204,7 @@ impl NodeStatus {
             return Err(format!("services has {count} entries; {MAX_SERVICES} are enough"));
         }
         report.services.iter().try_for_each(validate_service)?;
-        report.kubernetes.as_ref().map_or(Ok(()), kubernetes::status_validation::validate_status)?;
+        report.kubernetes.as_ref().map_or(Ok(()), kubernetes_status::validate_status)?;
         Ok(Self {
             address,
             curator_port,
@@ -411,30 +412,9 @@ fn truncate(text: &str) -> String {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-    use crate::curator::node_id::tests::{key, node_id};
-
-    pub(crate) fn at(second: i64) -> Timestamp {
-        Timestamp::from_timestamp(1_800_000_000 + second, 0).unwrap()
-    }
-
-    /// A node that is up and has reported its address.
-    pub(crate) fn up(number: u8) -> Node {
-        let status = wire::NodeStatus { external_address: format!("10.0.0.{number}"), ..Default::default() };
-        Node {
-            status: Some(NodeStatus::from_report(&status, at(0)).unwrap()),
-            ..Node::new(key(number), NodeState::Up, at(0))
-        }
-    }
-
-    /// A node that is up and a consensus member.
-    pub(crate) fn member(number: u8) -> Node {
-        let mut node = up(number);
-        node.roles.consensus_member =
-            Some(ConsensusMember { member_id: number.into(), peers: BTreeMap::new() });
-        node
-    }
+    use crate::testing::{at, key, node_id, up};
 
     fn full() -> Node {
         let report = wire::NodeStatus {
@@ -452,7 +432,7 @@ pub(crate) mod tests {
                 declaration_revision: 3,
             }],
             reported_at_ms: 1,
-            kubernetes: Some(kubernetes::status_validation::tests::sample_status()),
+            kubernetes: Some(kubernetes_status::tests::sample_status()),
         };
         Node {
             machine: Some("11111111-1111-4111-8111-111111111111".parse().unwrap()),

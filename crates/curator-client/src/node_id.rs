@@ -93,20 +93,9 @@ impl FromStr for NodeId {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-
-    /// A key that is determined by one number.
-    pub(crate) fn key(number: u8) -> PublicKey {
-        let mut key = [number; 32];
-        key[31] = 0xff;
-        PublicKey(key)
-    }
-
-    /// The id of the node with the key of that number.
-    pub(crate) fn node_id(number: u8) -> NodeId {
-        NodeId::from_key(&key(number))
-    }
+    use crate::testing::node_id;
 
     #[test]
     fn id_is_the_first_half_of_the_key() {

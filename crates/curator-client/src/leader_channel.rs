@@ -11,8 +11,8 @@
 //!
 //! Of two clusters with the same id, the valid one is the one that was restored later. It is recognised by its epoch,
 //! which every curator reports. The highest epoch received is stored before it is followed. A curator that reports a
-//! lower epoch is not followed, and open connections to such a leader are cut off ([`restore`](crate::curator::restore)
-//! explains why that is enough).
+//! lower epoch is not followed, and open connections to such a leader are cut off (`restore.rs` of
+//! the crate `curator` explains why that is enough).
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -30,13 +30,13 @@ use tonic::body::Body;
 use tonic::codegen::{Service, http};
 use tonic::transport::Channel;
 
+use model::cluster::restore::MAX_EPOCH_LEAD;
+use proto::curator::v1 as wire;
+use proto::curator::v1::leader_client::LeaderClient;
 use tokio_util::sync::CancellationToken;
 
-use crate::curator::curator_channel::{open_channel, open_channel_until};
-use crate::curator::node_id::NodeId;
-use crate::model::cluster::restore::MAX_EPOCH_LEAD;
-use crate::proto::curator::v1 as wire;
-use crate::proto::curator::v1::leader_client::LeaderClient;
+use crate::curator_channel::{open_channel, open_channel_until};
+use crate::node_id::NodeId;
 
 /// How long a call waits until a leader is known.
 const LEADER_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -378,7 +378,7 @@ fn unavailable_status(error: &tonic::transport::Error) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator::node_id::tests::node_id;
+    use crate::testing::node_id;
 
     fn curator_addresses(directory: &[&str], local: Option<u8>) -> CuratorAddresses {
         CuratorAddresses {

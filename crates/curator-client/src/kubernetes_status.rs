@@ -2,9 +2,9 @@
 //!
 //! Its size is limited, because it is stored and sent to all watchers.
 
-use crate::model::node_role::is_role_name;
-use crate::model::role_declaration::parse_sha256;
-use crate::proto::curator::v1 as wire;
+use model::node_role::is_role_name;
+use model::role_declaration::parse_sha256;
+use proto::curator::v1 as wire;
 
 /// Most components in a status.
 const MAX_COMPONENTS: usize = 32;

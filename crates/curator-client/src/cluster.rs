@@ -2,21 +2,21 @@
 //!
 //! Both are written in the transaction that bootstraps the cluster, before any curator runs. After that only the owner
 //! keys of the cluster change: a key is added beside the existing ones, and is removed once another one is known to
-//! work. A removed key is [revoked](crate::curator::credential::Revocation) for ever, in the same transaction that
-//! changes the cluster's record, and can never be added again.
+//! work. A removed key is revoked for ever, in the same transaction that changes the cluster's record, and can never be
+//! added again.
 //!
 //! The authority's key is the secret of the cluster: a reader of its record can make itself a node or an owner. No
 //! response contains it, and `Debug` shows the public half alone.
 
+use etcd::key_space::{GLOBAL, KeyError};
+use etcd::record::{self, RecordError};
+use model::time::{Timestamp, parse_timestamp};
 use prost::Message as _;
+use proto::curator::v1 as wire;
 use uuid::Uuid;
 
-use crate::curator::node_id::PublicKey;
-use crate::curator::pki::Authority;
-use crate::etcd::key_space::{GLOBAL, KeyError};
-use crate::etcd::record::{self, RecordError};
-use crate::model::time::{Timestamp, parse_timestamp};
-use crate::proto::curator::v1 as wire;
+use crate::node_id::PublicKey;
+use crate::pki::Authority;
 
 /// Most owner keys of a cluster. Nothing but the holder of a key tries it; the limit keeps the list short enough for a
 /// person to review.
@@ -173,9 +173,7 @@ pub fn decode_authority(key: &str, bytes: &[u8]) -> Result<Authority, RecordErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::curator::node::tests::at;
-    use crate::curator::node_id::tests::key;
-    use crate::curator::pki::tests::authority;
+    use crate::testing::{at, authority, key};
 
     fn cluster() -> Cluster {
         Cluster {

@@ -10,19 +10,19 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use etcd::client::Listing;
+use etcd::key_space::{KeyError, LEADER, NODES};
+use etcd::record::RecordError;
+use model::time::{Timestamp, parse_timestamp};
 use prost::Message as _;
+use proto::curator::v1 as wire;
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use uuid::Uuid;
 
-use crate::curator::cluster::{self, Cluster};
-use crate::curator::node::Node;
-use crate::curator::node_id::NodeId;
-use crate::curator::pki::Authority;
-use crate::etcd::client::Listing;
-use crate::etcd::key_space::{KeyError, LEADER, NODES};
-use crate::etcd::record::RecordError;
-use crate::model::time::{Timestamp, parse_timestamp};
-use crate::proto::curator::v1 as wire;
+use crate::cluster::{self, Cluster};
+use crate::node::Node;
+use crate::node_id::NodeId;
+use crate::pki::Authority;
 
 /// The snapshot format that this release writes and reads.
 const FORMAT: u32 = 1;
@@ -192,42 +192,9 @@ fn cluster_and_authority(
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-    use crate::curator::node::tests::{at, member, up};
-    use crate::curator::node_id::tests::{key, node_id};
-    use crate::curator::pki::tests::authority;
-    use crate::etcd::client::Record;
-
-    /// A cluster of two consensus members and a node without roles.
-    pub(crate) fn records() -> Vec<(String, Vec<u8>)> {
-        let cluster = Cluster {
-            id: authority(1).anchor().cluster,
-            name: "ams".to_owned(),
-            created_at: at(5),
-            owner_keys: vec![key(9)],
-            epoch: 2,
-        };
-        let mut records = vec![
-            (cluster::cluster_record_key().unwrap(), cluster.encode()),
-            (cluster::authority_record_key().unwrap(), cluster::encode_authority(&authority(1))),
-            (LEADER.key("32695").unwrap(), b"node".to_vec()),
-        ];
-        for node in [member(1), member(2), up(3)] {
-            records.push((Node::etcd_key(&node.id).unwrap(), node.encode().unwrap()));
-        }
-        records
-    }
-
-    pub(crate) fn snapshot() -> ClusterSnapshot {
-        ClusterSnapshot::from_listing(listing(records()), at(7)).unwrap()
-    }
-
-    fn listing(records: Vec<(String, Vec<u8>)>) -> Listing {
-        let record =
-            |(key, value): (String, Vec<u8>)| Record { key, value, create_revision: 1, mod_revision: 1 };
-        Listing { records: records.into_iter().map(record).collect(), revision: 40 }
-    }
+    use crate::testing::{at, authority, node_id, snapshot};
 
     #[test]
     fn snapshot_round_trips_and_its_digest_depends_on_its_bytes() {
@@ -276,7 +243,8 @@ pub(crate) mod tests {
 
     #[test]
     fn no_snapshot_without_a_cluster() {
-        let error = ClusterSnapshot::from_listing(listing(Vec::new()), at(7)).unwrap_err();
+        let error =
+            ClusterSnapshot::from_listing(Listing { records: Vec::new(), revision: 40 }, at(7)).unwrap_err();
         assert!(error.to_string().contains("no record"), "{error}");
     }
 

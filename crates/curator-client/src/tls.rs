@@ -2,7 +2,7 @@
 //!
 //! Both ends prove the keys of the certificates that they show. A curator requests a certificate and accepts any: the
 //! peer is identified for each call, with the revocations of that moment, and a rejection has a message
-//! ([`crate::curator::peer_identity`]). A handshake offers neither. A caller accepts only a node of the cluster that it
+//! ([`crate::peer_identity`]). A handshake offers neither. A caller accepts only a node of the cluster that it
 //! means, and if it knows which node to expect, only that one.
 //!
 //! Only TLS 1.3 with Ed25519 is allowed, because nothing else is ever certified here. No session is resumed, because a
@@ -22,10 +22,10 @@ use rustls::{
     ServerConfig, SignatureScheme,
 };
 
-use crate::curator::clock::Clock;
-use crate::curator::node_id::NodeId;
-use crate::curator::peer_identity::{Peer, Revocations, identify_peer};
-use crate::curator::pki::TrustAnchor;
+use crate::clock::Clock;
+use crate::node_id::NodeId;
+use crate::peer_identity::{Peer, Revocations, identify_peer};
+use crate::pki::TrustAnchor;
 
 /// Largest certificate that is parsed, in bytes; ours have some 500.
 const MAX_CERTIFICATE_BYTES: usize = 8192;
@@ -163,7 +163,7 @@ impl ClientCertVerifier for AnyClientVerifier {
 #[derive(thiserror::Error)]
 enum WrongServer {
     #[error(transparent)]
-    InvalidCertificate(#[from] crate::curator::peer_identity::PeerError),
+    InvalidCertificate(#[from] crate::peer_identity::PeerError),
     #[error("the other end is {0}, and a node of the cluster was meant")]
     NotANode(Peer),
     #[error("the other end is node {found}, and {expected} was meant")]
@@ -188,7 +188,7 @@ struct ClusterNodeVerifier {
 impl ClusterNodeVerifier {
     fn verify_node(&self, end_entity: &[u8], more: usize) -> Result<(), WrongServer> {
         if more > 0 {
-            return Err(crate::curator::peer_identity::PeerError::UnexpectedChain(more + 1).into());
+            return Err(crate::peer_identity::PeerError::UnexpectedChain(more + 1).into());
         }
         // Only a curator knows the revocations, so none are checked here. A node that is no longer in the cluster
         // cannot pass for the leader: the connection to the leader accepts only the node that was named as leader.
