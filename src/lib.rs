@@ -42,8 +42,6 @@
 pub mod bmdb;
 #[cfg(feature = "shepherdctl")]
 pub mod cli;
-#[cfg(feature = "roleserver")]
-pub mod curator;
 #[cfg(feature = "shepherd")]
 pub mod manager;
 #[cfg(feature = "shepherd")]
@@ -61,6 +59,9 @@ pub mod simulator;
 #[cfg(feature = "shepherd")]
 pub mod takeover;
 
+/// The control plane of a cluster: which nodes belong to it and which roles each of them has.
+#[cfg(feature = "roleserver")]
+pub use curator;
 /// What a program needs to talk to the curators of a cluster.
 #[cfg(feature = "roleserver")]
 pub use curator_client;

@@ -14,6 +14,7 @@ use crate::workspace;
 
 /// What each crate depends on, of ours; dependencies of its tests aside. The root package may depend on all of them.
 const CRATES: &[(&str, &[&str])] = &[
+    ("curator", &["curator-client", "etcd", "model", "proto"]),
     // A snapshot of a cluster consists of records: their keys and format are etcd's.
     ("curator-client", &["etcd", "model", "proto"]),
     ("etcd", &["proto"]),
@@ -37,7 +38,6 @@ const PLAN: &[(&str, &[&str])] = &[
     // has to know the other. It starts the simulator as a process and takes its flags.
     ("service", &["server", "manager", "providers", "takeover", "bmdb", "model", "simulator"]),
     ("roleserver", &["curator", "curator_client", "reconciler", "etcd", "supervisor", "model"]),
-    ("curator", &["curator_client", "etcd", "model"]),
     // What it reads of nodes stands in their records: it needs nothing of what curators decide.
     ("reconciler", &["etcd", "supervisor", "model"]),
     ("simulator", &["roleserver", "curator_client", "supervisor", "model"]),
@@ -129,9 +129,9 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
             "line 1: simulator imports manager, and may import only roleserver, curator_client, supervisor, model",
         ),
         (
-            "curator",
+            "reconciler",
             "use crate::bmdb::lease;",
-            "line 1: curator imports bmdb, and may import only curator_client, etcd, model",
+            "line 1: reconciler imports bmdb, and may import only etcd, supervisor, model",
         ),
         ("bmdb", "use supervisor::tree;", "line 1: bmdb imports supervisor, and may import only model"),
         (
@@ -162,7 +162,7 @@ fn an_import_by_the_plan_is_no_fault() {
         ("bmdb", "// use crate::manager\nlet text = \"crate::manager\"; pub(crate) fn f() {}"),
         ("manager", "use crate::{model::{ids, phase}, bmdb::{self, lease}, takeover};"),
         ("bin", "use shepherd::manager; use anyhow::crate_like::x;"),
-        ("curator", "use super::ids; use my_crate::manager; use model::time::Timestamp;"),
+        ("reconciler", "use super::ids; use my_crate::manager; use model::time::Timestamp;"),
     ] {
         assert_eq!(against_the_plan(room, text), Vec::<String>::new(), "{room}: {text}");
     }

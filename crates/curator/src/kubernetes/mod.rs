@@ -1,0 +1,52 @@
+//! Kubernetes of a cluster, for the curator: settings, keys, certificates, key rotation.
+//!
+//! The curator runs no Kubernetes component. Nodes that have the roles run them, from the setup that the curator sends.
+//!
+//! # How the files fit
+//!
+//! All of them decide, and none of them does I/O:
+//!
+//! * [`settings`][]: what an owner configures. [`node_allocation`][]: each node's pod range, and its own bundle.
+//! * [`signer`][]: one signing key, and what it signs. [`keys`][]: all signing keys, and what is trusted beside them.
+//! * [`component_certificates`][]: which component gets a certificate of which authority, with which subject, on which
+//!   nodes.
+//! * [`user_certificates`][]: certificates for people and for programs outside the cluster.
+//! * [`key_rotation`][]: replaces a key without anybody being rejected meanwhile. [`key_rollout`][]: assigns a new
+//!   generation to one node after the other. [`trust_bundle`][]: what the nodes get whose turn has not come.
+//! * [`node_setup`][]: the setup of one node. [`error`][]: why a call fails. What a node may report is in
+//!   [`kubernetes_status`](curator_client::kubernetes_status).
+//!
+//! The calls are in [`service::kubernetes`](crate::service::kubernetes), and what the leader does by itself in
+//! [`service::kubernetes_controller`](crate::service::kubernetes_controller).
+//!
+//! # Keys of its own
+//!
+//! The cluster's own authority signs nothing of Kubernetes. A node certificate gives access to the curator, so a
+//! program that could get one for a kubelet would be a node of the cluster. The other way round, an API server believes
+//! any certificate of its authority about its holder's groups. So there are four more authorities, one for each
+//! question that components have about each other: who serves (`servers`), who calls (`clients`), whether an API server
+//! passes a call on (`front-proxy`), and who is at the two ends of a connection to etcd (`etcd`). A certificate that is
+//! valid for one of them is valid for nothing else.
+//!
+//! All keys are ECDSA with the curve P-256. The components would accept Ed25519 from each other by now, but neither
+//! browsers nor every client of the Kubernetes API does, and service-account tokens are verified by RSA or ECDSA alone
+//! (RFC 7518, section 3.1, `ES256`). With one kind of key for everything, there is one kind to understand.
+//!
+//! # No revocation
+//!
+//! Kubernetes checks no revocation list. It accepts a certificate until it expires, whatever the curator thinks of the
+//! holder by then. So the certificates of components are valid for a week and renewed when half of that is over; those
+//! of users are valid for as long as requested, a week at the most. To reject somebody at once, the authority that
+//! signed the certificate has to be rotated, which takes as long as the slowest node.
+
+pub mod component_certificates;
+pub mod error;
+pub mod key_rollout;
+pub mod key_rotation;
+pub mod keys;
+pub mod node_allocation;
+pub mod node_setup;
+pub mod settings;
+pub mod signer;
+pub mod trust_bundle;
+pub mod user_certificates;

@@ -1,0 +1,358 @@
+//! The curator server: stands for election and serves as leader or follower.
+//!
+//! Its socket is bound once. While no leader is known, connections are closed at once rather than left waiting. A
+//! follower tells callers only who leads. The leader serves everything, and in the background makes etcd's members and
+//! the records agree, one change at a time. Each new role begins with new connections, and so does a re-election: calls
+//! that an earlier leadership of the same curator received are not served by the next one.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use curator_client::clock::Clock;
+use curator_client::cluster::{self, Cluster};
+use curator_client::node::Node;
+use curator_client::node_id::NodeId;
+use curator_client::tls;
+use etcd::backoff;
+use etcd::client::Client;
+use etcd::election::{Candidate, CandidateRole, campaign};
+use etcd::guard::LeaderGuard;
+use etcd::key_space::{LEADER, NODES};
+use etcd::namespace::KeySelector;
+use rustls::ServerConfig;
+use rustls::server::ResolvesServerCert;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::membership::Nodes;
+use crate::service::auth_router::AuthRouter;
+use crate::service::error::ServiceError;
+use crate::service::etcd_members;
+use crate::service::leader_context::LeaderContext;
+use crate::service::leader_service::LeaderService;
+use crate::service::listener::{reject_connections, serve_connections};
+use crate::service::record_cache::RecordCache;
+use crate::service::store::Store;
+
+/// A leader without a sign of life for this long is replaced.
+pub const LEADER_TTL: Duration = Duration::from_secs(10);
+/// How often members and records are compared, and whether a learner can be promoted is checked.
+pub const SYNC_INTERVAL: Duration = Duration::from_secs(5);
+/// How often expired records are deleted.
+const CLEANUP_INTERVAL: Duration = Duration::from_mins(10);
+
+/// The settings of a curator.
+#[derive(Clone, Debug)]
+pub struct CuratorSettings {
+    /// Id of the curator's node.
+    pub node_id: NodeId,
+    /// The client of the etcd on its node.
+    pub client: Client,
+    /// The listen address; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// The certificate of its node, which may be renewed meanwhile.
+    pub server_certificate: Arc<dyn ResolvesServerCert>,
+    /// How long after its last sign of life this curator is replaced as leader.
+    pub ttl: Duration,
+    /// How often members and records are compared.
+    pub sync_interval: Duration,
+    /// How long a rotated service-account key stays trusted for the tokens that it signed.
+    pub token_overlap: Duration,
+    /// The source of the time.
+    pub clock: Clock,
+}
+
+/// Why a curator stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum CuratorError {
+    /// The listen address cannot be bound.
+    #[error("the curator cannot listen on {address}: {source}; is another program there?")]
+    Listen {
+        /// The address from the settings.
+        address: SocketAddr,
+        /// The error of the operating system.
+        source: std::io::Error,
+    },
+    /// The TLS configuration cannot be built.
+    #[error("the curator cannot be reached by TLS: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The curator was elected, but the cluster's records cannot be used.
+    #[error("the curator leads and cannot: {0}")]
+    CannotLead(ServiceError),
+    /// The election task ended, which must never happen.
+    #[error("the curator's election ended by itself: please report it")]
+    ElectionEnded,
+}
+
+/// A curator that listens but serves nothing yet.
+#[derive(Debug)]
+pub struct Curator {
+    settings: CuratorSettings,
+    listener: Arc<TcpListener>,
+    config: Arc<ServerConfig>,
+    /// The address it listens on, with the port that was chosen.
+    pub address: SocketAddr,
+}
+
+impl Curator {
+    /// Binds the listen address.
+    pub async fn bind(settings: CuratorSettings) -> Result<Self, CuratorError> {
+        let address = settings.listen;
+        let failed = |source| CuratorError::Listen { address, source };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let config = tls::server_config(settings.server_certificate.clone())?;
+        Ok(Self { settings, listener: Arc::new(listener), config, address })
+    }
+
+    /// Runs until cancelled. When it returns, all its connections have ended and its lease is released.
+    pub async fn run(&self, cancel: &CancellationToken) -> Result<(), CuratorError> {
+        let (sender, standing) = watch::channel(CandidateRole::Unknown);
+        let candidate = Candidate {
+            election: election_prefix(),
+            name: self.settings.node_id.to_string(),
+            ttl: self.settings.ttl,
+        };
+        // A token of its own: a curator that cannot lead stops standing for election, and releases its lease.
+        let stop = cancel.child_token();
+        let standing_for_it = campaign(&self.settings.client, &candidate, sender, &stop);
+        let serving = async {
+            let ended = tokio::select! {
+                ended = Box::pin(self.serve_until_cancelled(standing, cancel)) => ended,
+                never = self.promote_learners() => match never {},
+            };
+            stop.cancel();
+            ended
+        };
+        let ((), ended) = tokio::join!(standing_for_it, serving);
+        ended
+    }
+
+    /// Serves in its role, whichever it is, until cancelled.
+    async fn serve_until_cancelled(
+        &self,
+        mut standing: watch::Receiver<CandidateRole>,
+        cancel: &CancellationToken,
+    ) -> Result<(), CuratorError> {
+        loop {
+            let now = standing.borrow_and_update().clone();
+            let over = CancellationToken::new();
+            let serving = self.serve_in_role(&now, standing.clone(), over.clone());
+            let mut serving = std::pin::pin!(serving);
+            let changed = async {
+                while *standing.borrow_and_update() == now {
+                    if standing.changed().await.is_err() {
+                        return Err(CuratorError::ElectionEnded);
+                    }
+                }
+                Ok(())
+            };
+            let ended = tokio::select! {
+                // Cancellation first: it ends the election as well, and may have done so already.
+                biased;
+                () = cancel.cancelled() => None,
+                changed = changed => Some(changed),
+                failed = &mut serving => {
+                    failed?;
+                    continue;
+                }
+            };
+            over.cancel();
+            serving.await?;
+            match ended {
+                None => return Ok(()),
+                Some(changed) => changed?,
+            }
+        }
+    }
+
+    async fn serve_in_role(
+        &self,
+        now: &CandidateRole,
+        standing: watch::Receiver<CandidateRole>,
+        over: CancellationToken,
+    ) -> Result<(), CuratorError> {
+        match now {
+            CandidateRole::Unknown => {
+                over.run_until_cancelled(reject_connections(&self.listener)).await;
+                Ok(())
+            }
+            CandidateRole::Follower(leader) => {
+                tracing::info!(leader = leader.name, "this curator follows");
+                let Some(known) = self.load_cluster_info(&over).await else { return Ok(()) };
+                let who_leads = self.leader_service(known, standing, over.clone());
+                let door = AuthRouter::for_follower(who_leads, over.clone());
+                serve_connections(self.listener.clone(), self.config.clone(), door, over).await;
+                Ok(())
+            }
+            CandidateRole::Leader(guard) => {
+                tracing::info!(lock = guard.key, revision = guard.create_revision, "this curator leads");
+                let view = Arc::new(RecordCache::new());
+                let (ready, mut is_ready) = watch::channel(false);
+                let lead = async {
+                    let leading = self.start_leading(guard, view.clone(), &over).await?;
+                    if is_ready.wait_for(|ready| *ready).await.is_err() {
+                        return Ok(());
+                    }
+                    let leading = Arc::new(leading);
+                    let known = ClusterInfo {
+                        ca_certificate: leading.authority.anchor().certificate.clone().into(),
+                        epoch: leading.cluster.epoch,
+                    };
+                    let who_leads = self.leader_service(known, standing, over.clone());
+                    let door = AuthRouter::for_leader(who_leads, leading.clone());
+                    let serving =
+                        serve_connections(self.listener.clone(), self.config.clone(), door, over.clone());
+                    tokio::select! {
+                        () = serving => Ok(()),
+                        never = self.run_leader_tasks(&leading) => match never {},
+                    }
+                };
+                let prepared = over.clone();
+                tokio::select! {
+                    led = lead => led,
+                    () = view.watch_etcd(&self.settings.client, ready) => Ok(()),
+                    // Serving ends by itself, within its own grace period; this ends preparations that are still under
+                    // way.
+                    () = async {
+                        prepared.cancelled().await;
+                        tokio::time::sleep(Duration::from_secs(2)).await;
+                    } => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Begins to lead. Just after an election, etcd may be unavailable for a moment; that is retried.
+    async fn start_leading(
+        &self,
+        guard: &LeaderGuard,
+        view: Arc<RecordCache>,
+        over: &CancellationToken,
+    ) -> Result<LeaderContext, CuratorError> {
+        let settings = &self.settings;
+        let mut failures = 0;
+        loop {
+            let store = Store::new(settings.client.clone(), guard.clone());
+            let (clock, overlap) = (settings.clock.clone(), settings.token_overlap);
+            match LeaderContext::load(settings.node_id, store, view.clone(), clock, over.clone(), overlap)
+                .await
+            {
+                Ok(leading) => return Ok(leading),
+                Err(failure) if failure.code() == tonic::Code::Unavailable => {
+                    tracing::info!(error = %failure, "this curator cannot lead yet");
+                    failures += 1;
+                    tokio::time::sleep(backoff::backoff_after(failures, rand::random())).await;
+                }
+                Err(failure) => return Err(CuratorError::CannotLead(failure)),
+            }
+        }
+    }
+
+    /// Makes members and records agree, and reconciles Kubernetes, for as long as this curator leads.
+    async fn run_leader_tasks(&self, leading: &LeaderContext) -> std::convert::Infallible {
+        let mut sync = tokio::time::interval(self.settings.sync_interval);
+        sync.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut kubernetes = tokio::time::interval(self.settings.sync_interval);
+        kubernetes.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut clear = tokio::time::interval(CLEANUP_INTERVAL);
+        clear.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = sync.tick() => match leading.sync_members().await {
+                    Ok(None) => {}
+                    Ok(Some(change)) => {
+                        tracing::info!(difference = ?change, "members of etcd and records of nodes differed");
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "members of etcd and records of nodes were not compared");
+                    }
+                },
+                _ = kubernetes.tick() => if let Err(error) = leading.reconcile_kubernetes().await {
+                    tracing::warn!(%error, "Kubernetes of the cluster was not looked after");
+                },
+                _ = clear.tick() => match leading.delete_expired().await {
+                    Ok(0) => {}
+                    Ok(count) => tracing::info!(deleted = count, "cleared away what had ended"),
+                    Err(error) => tracing::warn!(%error, "what has ended was not cleared away"),
+                },
+            }
+        }
+    }
+
+    /// Promotes learners if this node's etcd leads etcd; it does not matter which curator leads.
+    async fn promote_learners(&self) -> std::convert::Infallible {
+        let mut look = tokio::time::interval(self.settings.sync_interval);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            look.tick().await;
+            let promoted = async {
+                let nodes = load_nodes(&self.settings.client).await?;
+                etcd_members::promote_learner(&self.settings.client, &nodes).await
+            };
+            if let Err(error) = promoted.await {
+                tracing::debug!(%error, "no member of etcd could be given a vote");
+            }
+        }
+    }
+
+    fn leader_service(
+        &self,
+        ClusterInfo { ca_certificate, epoch }: ClusterInfo,
+        standing: watch::Receiver<CandidateRole>,
+        ended: CancellationToken,
+    ) -> LeaderService {
+        let (own, port, client) = (self.settings.node_id, self.address.port(), self.settings.client.clone());
+        LeaderService { node_id: own, port, ca_certificate, epoch, role: standing, client, ended }
+    }
+
+    /// Reads authority and epoch, as soon as etcd answers; `None` if `over` is cancelled before.
+    async fn load_cluster_info(&self, over: &CancellationToken) -> Option<ClusterInfo> {
+        let mut failures = 0;
+        let reading = async {
+            loop {
+                let read = async {
+                    let key = cluster::authority_record_key()?;
+                    let Some(record) = self.settings.client.get(&key).await? else { return Ok(None) };
+                    let authority = cluster::decode_authority(&key, &record.value)?;
+                    let key = cluster::cluster_record_key()?;
+                    let Some(record) = self.settings.client.get(&key).await? else { return Ok(None) };
+                    Ok::<_, ServiceError>(Some(ClusterInfo {
+                        ca_certificate: authority.anchor().certificate.clone().into(),
+                        epoch: Cluster::decode(&key, &record.value)?.epoch,
+                    }))
+                };
+                match read.await {
+                    Ok(Some(known)) => return known,
+                    Ok(None) => tracing::debug!("this etcd holds no cluster yet"),
+                    Err(error) => tracing::info!(%error, "what the cluster is cannot be read yet"),
+                }
+                failures += 1;
+                tokio::time::sleep(backoff::backoff_after(failures, rand::random())).await;
+            }
+        };
+        over.run_until_cancelled(reading).await
+    }
+}
+
+/// What every curator tells callers about the cluster.
+struct ClusterInfo {
+    ca_certificate: Arc<[u8]>,
+    epoch: u64,
+}
+
+/// The key prefix of election candidates, without the last slash, as the election needs it.
+fn election_prefix() -> String {
+    LEADER.range().start.trim_end_matches('/').to_owned()
+}
+
+async fn load_nodes(client: &Client) -> Result<Nodes, ServiceError> {
+    let listing = client.list(&KeySelector::Prefix(NODES.range().start)).await?;
+    let nodes = listing.records.iter().map(|record| {
+        let node = Node::decode(&record.key, &record.value)?;
+        Ok::<_, ServiceError>((node.id, node))
+    });
+    nodes.collect()
+}

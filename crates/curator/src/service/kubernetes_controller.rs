@@ -1,0 +1,140 @@
+//! The leader's Kubernetes controller: advances key rotation and rollout, repairs allocations.
+//!
+//! It makes the next step of a key rotation, assigns generations to nodes, and allocates missing pod ranges or deletes
+//! orphaned allocations. Each decision is made from records that were read, and is one write that succeeds only while
+//! this curator leads and these records are unchanged. So it does not matter how often it is tried, or which curator
+//! led in between.
+
+use etcd::guard::{ExpectedRevision, KeyChange};
+
+use crate::kubernetes::key_rollout::{self, NodeProgress, RolloutStep};
+use crate::kubernetes::keys::keys_record_key;
+use crate::kubernetes::node_allocation::{
+    AssignedGeneration, Inconsistency, NodeAllocation, NodeAllocations, find_inconsistency,
+};
+use crate::membership::Nodes;
+use crate::service::error::ServiceError;
+use crate::service::leader_context::LeaderContext;
+use crate::service::store::record_change;
+
+/// Most records deleted in one write; etcd accepts 128 operations.
+const MAX_DELETIONS_PER_WRITE: usize = 100;
+
+impl LeaderContext {
+    /// Makes all steps that are possible now.
+    pub async fn reconcile_kubernetes(&self) -> Result<(), ServiceError> {
+        while self.repair_allocations().await?
+            || self.advance_rollout().await?
+            || self.advance_rotation().await?
+        {}
+        Ok(())
+    }
+
+    /// The rollout progress of all nodes: assigned generation and health.
+    #[must_use]
+    pub fn node_progress<'a>(&self, nodes: &'a Nodes, allotments: &NodeAllocations) -> Vec<NodeProgress<'a>> {
+        let (tracker, now) = (self.lock_heartbeats(), self.clock.monotonic());
+        key_rollout::node_progress(nodes, allotments, |node| tracker.node_health(node, now))
+    }
+
+    /// Assigns the current key generation to the next node, or clears an assignment; returns whether there was a step.
+    async fn advance_rollout(&self) -> Result<bool, ServiceError> {
+        let _alone = self.lock_membership().await;
+        let Some(turn) = self.write_rollout_step(|_| true).await? else { return Ok(false) };
+        tracing::debug!(rollout_step = ?turn, "the generation of Kubernetes keys assigned to a node was changed");
+        Ok(true)
+    }
+
+    /// Assigns the current generation to all nodes that have none, before there is a newer one. Otherwise they would
+    /// begin with the newer one, beside the node whose turn it is. The caller must hold the membership lock.
+    pub async fn assign_to_new_nodes(&self) -> Result<(), ServiceError> {
+        while self.write_rollout_step(|generation| generation.is_none()).await?.is_some() {}
+        Ok(())
+    }
+
+    /// Writes the next rollout step among the nodes whose assignment satisfies `is_meant`.
+    async fn write_rollout_step(
+        &self,
+        is_meant: impl Fn(Option<AssignedGeneration>) -> bool,
+    ) -> Result<Option<RolloutStep>, ServiceError> {
+        let Some(keys) = self.store.kubernetes_keys().await? else { return Ok(None) };
+        if keys.value.rings.is_empty() {
+            return Ok(None);
+        }
+        let nodes = self.store.nodes().await?.nodes;
+        let allotments = self.store.allocations().await?;
+        let mut standings = self.node_progress(&nodes, &allotments.allocations);
+        standings.retain(|standing| is_meant(standing.assigned));
+        let Some(turn) = key_rollout::next_rollout_step(keys.value.generation, &standings) else {
+            return Ok(None);
+        };
+        let (node, generation) = match turn {
+            RolloutStep::Assign(node) => (
+                node,
+                Some(AssignedGeneration { generation: keys.value.generation, assigned_at: self.clock.now() }),
+            ),
+            RolloutStep::Clear(node) => (node, None),
+        };
+        let has = allotments.allocations.get(&node).cloned().unwrap_or_default();
+        self.store
+            .write(&[allotments.allocation_change(&node, &NodeAllocation { assigned: generation, ..has })?])
+            .await?;
+        Ok(Some(turn))
+    }
+
+    /// Repairs one allocation; returns whether there was one to repair.
+    async fn repair_allocations(&self) -> Result<bool, ServiceError> {
+        // Orders that change roles and deletions of nodes take the same lock.
+        let _alone = self.lock_membership().await;
+        let settings = self.store.kubernetes().await?.map(|stored| stored.value);
+        let nodes = self.store.nodes().await?;
+        let allotments = self.store.allocations().await?;
+        let Some(inconsistency) =
+            find_inconsistency(settings.as_ref(), &nodes.nodes, &allotments.allocations)
+        else {
+            return Ok(false);
+        };
+        let change = match &inconsistency {
+            Inconsistency::Orphaned(node) => {
+                allotments.allocation_change(node, &NodeAllocation::default())?
+            }
+            Inconsistency::Missing(node, wanted) => allotments.allocation_change(node, wanted)?,
+        };
+        self.store.write_if_unchanged(&[change], &allotments.unchanged_keys()).await?;
+        tracing::info!(?inconsistency, "what a node has of Kubernetes was put right");
+        Ok(true)
+    }
+
+    /// Makes the next step of a key rotation, if one is due; returns whether it did.
+    async fn advance_rotation(&self) -> Result<bool, ServiceError> {
+        let _alone = self.lock_membership().await;
+        let Some(known) = self.store.kubernetes_keys().await? else { return Ok(false) };
+        if known.value.rings.values().all(|ring| ring.replacement.is_none()) {
+            return Ok(false);
+        }
+        let nodes = self.store.nodes().await?.nodes;
+        let next = known.value.next_rotation_step(&nodes.values(), self.token_overlap, self.clock.now());
+        let Some((which, step, after)) = next else { return Ok(false) };
+        // No node is without an assignment: each of them has reported since it was assigned one.
+        let after = after.retain_bundles(self.store.allocations().await?.assigned_generations());
+        self.store.write(&[record_change(keys_record_key()?, after.encode(), Some(&known))]).await?;
+        tracing::info!(keys = %which, ?step, generation = after.generation, "the replacement of keys of Kubernetes goes on");
+        Ok(true)
+    }
+
+    /// Deletes the allocations of all nodes, of a Kubernetes that does not exist.
+    pub async fn delete_allocations(&self) -> Result<(), ServiceError> {
+        let allotments = self.store.allocations().await?;
+        let gone: Vec<(&_, &i64)> = allotments.revisions.iter().collect();
+        for part in gone.chunks(MAX_DELETIONS_PER_WRITE) {
+            let deletions = part.iter().map(|(node, at)| {
+                Ok(KeyChange::Delete {
+                    key: NodeAllocation::etcd_key(node)?,
+                    expected: ExpectedRevision::At(**at),
+                })
+            });
+            self.store.write(&deletions.collect::<Result<Vec<_>, ServiceError>>()?).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,392 @@
+//! What a curator has while it leads: store, caches, authority, heartbeats, locks.
+//!
+//! Heartbeats are in the leader's memory alone: a new leader listens for as long as the heartbeat timeout before it
+//! reports the health of any node. All else is in etcd. Changes of etcd's members, and of what depends on them, are
+//! made one at a time. Other records need no order but that of their revisions.
+
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use curator_client::clock::Clock;
+use curator_client::cluster::{Cluster, OwnerKeyError};
+use curator_client::node::NodeState;
+use curator_client::node_id::{NodeId, PublicKey};
+use curator_client::peer_identity::{Peer, identify_peer};
+use curator_client::pki::{Authority, IssuedCertificate, NODE_LIFETIME, PEER_LIFETIME, Serial, Validity};
+use etcd::guard::KeyChange;
+use futures::{Stream, StreamExt as _};
+use model::time::before;
+use proto::curator::v1 as wire;
+use tokio::sync::MutexGuard as AsyncMutexGuard;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Request, Status};
+
+use crate::credential::{Credential, CredentialHolder};
+use crate::membership::{EtcdMember, SyncAction as Disagreement, plan_sync};
+use crate::node_health::HeartbeatTracker;
+use crate::node_lifecycle;
+use crate::permissions::{self, MethodPermission};
+use crate::role_orders::MemberChange;
+use crate::service::error::ServiceError;
+use crate::service::etcd_members;
+use crate::service::record_cache::{CachedRecords, RecordCache};
+use crate::service::store::{Store, node_change, record_change};
+
+/// How long a revocation waits until the cache shows it. A leader whose cache is later than that is about to lose its
+/// lease.
+const CACHE_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a stream checks its certificate again, which may have expired.
+const CERTIFICATE_RECHECK_INTERVAL: Duration = Duration::from_mins(1);
+/// How long expired and revoked tickets stay visible.
+const EXPIRED_TICKET_RETENTION: Duration = Duration::from_hours(7 * 24);
+
+/// The certificates that a connection showed, and whose keys it proved.
+pub type PeerCertificates = Arc<[Vec<u8>]>;
+
+/// The caller of an authorized call.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// Who the caller is.
+    pub peer: Peer,
+    /// The permission row of the method called.
+    pub permission: &'static MethodPermission,
+    /// The certificates that prove it, for later checks.
+    pub certificates: PeerCertificates,
+}
+
+impl Caller {
+    /// The caller of this request, as the auth router stored it.
+    pub fn from_request<T>(request: &Request<T>) -> Result<Self, Status> {
+        let caller = request.extensions().get::<Self>();
+        caller.cloned().ok_or_else(|| Status::internal("this call came past the door: please report it"))
+    }
+
+    /// The calling node; an error for other peers.
+    pub fn require_node(&self) -> Result<NodeId, ServiceError> {
+        match self.peer {
+            Peer::Node { id, .. } => Ok(id),
+            _ => Err(self.wrong_peer_kind()),
+        }
+    }
+
+    /// The key of a caller that proves nothing but that key; an error for other peers.
+    pub fn require_key(&self) -> Result<PublicKey, ServiceError> {
+        match self.peer {
+            Peer::Registering { key } => Ok(key),
+            _ => Err(self.wrong_peer_kind()),
+        }
+    }
+
+    /// Checks that the call may concern this node.
+    pub fn authorize_node(&self, node: NodeId) -> Result<(), ServiceError> {
+        Ok(permissions::authorize_node(self.permission, &self.peer, node)?)
+    }
+
+    fn wrong_peer_kind(&self) -> ServiceError {
+        permissions::PermissionError::WrongPeerKind {
+            peer: self.peer.to_string(),
+            method: self.permission.method,
+        }
+        .into()
+    }
+}
+
+/// One leadership of this curator, from election to loss.
+#[derive(Debug)]
+pub struct LeaderContext {
+    /// The node that leads.
+    pub node_id: NodeId,
+    /// Guarded access to the records in etcd.
+    pub store: Store,
+    /// The watch cache of the records.
+    pub cache: Arc<RecordCache>,
+    /// The cluster as it was when the leadership began. Its owner keys may have changed since.
+    pub cluster: Cluster,
+    /// The cluster's certificate authority.
+    pub authority: Authority,
+    /// The source of the time.
+    pub clock: Clock,
+    /// Cancelled when this curator no longer leads.
+    pub ended: CancellationToken,
+    /// How long a rotated service-account key stays trusted for the tokens that it signed.
+    pub token_overlap: Duration,
+    heartbeats: Mutex<HeartbeatTracker>,
+    membership_lock: tokio::sync::Mutex<()>,
+}
+
+/// The stream of a streaming response.
+pub type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// The response once the leadership has ended.
+#[must_use]
+pub fn not_leader_status() -> Status {
+    Status::unavailable("this curator leads no longer; ask Leader/Watch who does")
+}
+
+impl LeaderContext {
+    /// Begins to lead: reads the cluster and its authority.
+    pub async fn load(
+        own: NodeId,
+        store: Store,
+        view: Arc<RecordCache>,
+        clock: Clock,
+        ended: CancellationToken,
+        token_overlap: Duration,
+    ) -> Result<Self, ServiceError> {
+        let none = || {
+            let sentence =
+                "this etcd holds no cluster: it was never bootstrapped, or is that of something else";
+            ServiceError::rejected(Code::Internal, sentence)
+        };
+        let cluster = store.cluster().await?.ok_or_else(none)?.value;
+        let authority = store.authority().await?.ok_or_else(none)?.value;
+        let heartbeats = Mutex::new(HeartbeatTracker::start_at(clock.monotonic()));
+        let membership = tokio::sync::Mutex::new(());
+        Ok(Self {
+            node_id: own,
+            store,
+            cache: view,
+            cluster,
+            authority,
+            clock,
+            ended,
+            token_overlap,
+            heartbeats,
+            membership_lock: membership,
+        })
+    }
+
+    /// The heartbeats received so far, locked.
+    pub fn lock_heartbeats(&self) -> MutexGuard<'_, HeartbeatTracker> {
+        self.heartbeats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks membership: meanwhile nobody else changes members, or what depends on them.
+    pub async fn lock_membership(&self) -> AsyncMutexGuard<'_, ()> {
+        self.membership_lock.lock().await
+    }
+
+    /// Identifies a peer; rejects one whose certificate is not accepted at this moment.
+    pub async fn identify_peer(&self, shown: &[Vec<u8>]) -> Result<Peer, ServiceError> {
+        let refused =
+            |error: &dyn std::fmt::Display| ServiceError::rejected(Code::Unauthenticated, error.to_string());
+        let judged = {
+            let seen = self.cache.records();
+            identify_peer(shown, self.authority.anchor(), &seen.revocations, self.clock.now())
+        };
+        let peer = judged.map_err(|error| refused(&error))?;
+        if let Peer::Node { id, key, .. } = &peer {
+            let seen = self.cache.records().nodes.get(id).cloned();
+            if node_lifecycle::check_credentials(seen.as_deref(), *id, key).is_err() {
+                // The cache is a moment late, and a node that was just committed must not be rejected.
+                let now = self.store.node(id).await?.map(|stored| stored.value);
+                node_lifecycle::check_credentials(now.as_ref(), *id, key).map_err(|error| refused(&error))?;
+            }
+        }
+        Ok(peer)
+    }
+
+    /// A response stream that ends when the leadership does, or when the caller's certificate is no longer accepted.
+    pub fn guard_stream<T: Send + 'static>(
+        self: &Arc<Self>,
+        caller: &Caller,
+        answers: impl Stream<Item = Result<T, Status>> + Send + 'static,
+    ) -> ResponseStream<T> {
+        let (leading, shown) = (self.clone(), caller.certificates.clone());
+        let mut distrust = self.cache.subscribe_trust_changes();
+        let end = async move {
+            let mut look_again = tokio::time::interval(CERTIFICATE_RECHECK_INTERVAL);
+            // The first check is immediate: a revocation since the call was authorized would be missed otherwise.
+            loop {
+                tokio::select! {
+                    () = leading.ended.cancelled() => return not_leader_status(),
+                    _ = look_again.tick() => {}
+                    changed = distrust.changed() => if changed.is_err() { return not_leader_status() },
+                }
+                match leading.identify_peer(&shown).await {
+                    Ok(_) => {}
+                    Err(failure) if failure.code() == Code::Unauthenticated => return failure.into(),
+                    // etcd is unavailable: the leadership ends because of that, or continues.
+                    Err(error) => tracing::debug!(%error, "a certificate could not be looked at again"),
+                }
+            }
+        };
+        let (mut end, mut answers) = (Box::pin(end), Box::pin(answers));
+        let mut over = false;
+        Box::pin(futures::stream::poll_fn(move |context| {
+            if over {
+                return Poll::Ready(None);
+            }
+            if let Poll::Ready(status) = end.as_mut().poll(context) {
+                over = true;
+                return Poll::Ready(Some(Err(status)));
+            }
+            answers.poll_next_unpin(context)
+        }))
+    }
+
+    /// Waits until the cache shows what was just written, so that it applies to every later call.
+    pub async fn wait_until_cached(
+        &self,
+        holds: impl Fn(&CachedRecords) -> bool,
+    ) -> Result<(), ServiceError> {
+        tokio::time::timeout(CACHE_WAIT_TIMEOUT, self.cache.wait_until(holds)).await.map_err(|_| {
+            let sentence = "it is written, and this curator does not see it yet; ask again";
+            ServiceError::rejected(Code::Unavailable, sentence)
+        })
+    }
+
+    /// Signs a certificate for a node; also returns the credential record to write.
+    pub fn issue_node_certificate(
+        &self,
+        key: &PublicKey,
+    ) -> Result<(IssuedCertificate, KeyChange), ServiceError> {
+        let validity = Validity::starting(self.clock.now(), NODE_LIFETIME);
+        let issued = self.authority.issue_node_certificate(key, Serial::new(rand::random()), validity)?;
+        let change = credential_change(&issued, CredentialHolder::Node(NodeId::from_key(key)), *key)?;
+        Ok((issued, change))
+    }
+
+    /// Signs a peer certificate for a node's etcd member; also returns the credential record to write.
+    pub fn issue_etcd_peer_certificate(
+        &self,
+        key: &PublicKey,
+        address: IpAddr,
+    ) -> Result<(IssuedCertificate, KeyChange), ServiceError> {
+        let validity = Validity::starting(self.clock.now(), PEER_LIFETIME);
+        let issued = self.authority.issue_etcd_peer_certificate(
+            key,
+            address,
+            Serial::new(rand::random()),
+            validity,
+        )?;
+        let change = credential_change(&issued, CredentialHolder::Node(NodeId::from_key(key)), *key)?;
+        Ok((issued, change))
+    }
+
+    /// Signs a certificate for an owner; also returns the credential record to write.
+    pub fn issue_owner_certificate(
+        &self,
+        name: &str,
+        key: &PublicKey,
+        lifetime: Duration,
+    ) -> Result<(Credential, IssuedCertificate, KeyChange), ServiceError> {
+        if lifetime.is_zero() {
+            return Err(ServiceError::invalid_argument(
+                "the certificate would expire at once; say how long it is to be good for",
+            ));
+        }
+        if self.cache.records().revocations.owners.contains(key) {
+            return Err(OwnerKeyError::Removed(*key).into());
+        }
+        let validity = Validity::starting(self.clock.now(), lifetime);
+        let issued =
+            self.authority.issue_owner_certificate(name, key, Serial::new(rand::random()), validity)?;
+        let holder = CredentialHolder::Owner(name.to_owned());
+        let change = credential_change(&issued, holder.clone(), *key)?;
+        Ok((Credential::from_issued(&issued, holder, *key), issued, change))
+    }
+
+    /// The directory of the cluster: its id, the authority's certificate and the addresses of the curators.
+    #[must_use]
+    pub fn directory(&self) -> wire::Directory {
+        let seen = self.cache.records();
+        let curators = seen.nodes.nodes().filter_map(|node| {
+            let runs = node.state == NodeState::Up && node.roles.consensus_member.is_some();
+            let status = node.status.as_ref().filter(|_| runs)?;
+            Some(std::net::SocketAddr::new(status.address, status.curator_port?).to_string())
+        });
+        wire::Directory {
+            cluster_id: self.cluster.id.to_string(),
+            ca_certificate: self.authority.anchor().certificate.clone(),
+            curators: curators.collect(),
+        }
+    }
+
+    /// The members of etcd, and whether each is reachable.
+    pub async fn list_members(&self) -> Result<Vec<EtcdMember>, ServiceError> {
+        etcd_members::list_members(self.store.client()).await
+    }
+
+    /// Changes etcd's members; a change that was made before is no error.
+    pub async fn change_members(&self, step: &MemberChange) -> Result<(), ServiceError> {
+        etcd_members::change_members(self.store.client(), step).await
+    }
+
+    /// Makes members and records agree by at most one change. Returns the change, for the log.
+    pub async fn sync_members(&self) -> Result<Option<Disagreement>, ServiceError> {
+        let _alone = self.lock_membership().await;
+        let members = self.list_members().await?;
+        let stored = self.store.nodes().await?;
+        let tick = match plan_sync(self.node_id, &members, &stored.nodes) {
+            Ok(tick) => tick,
+            Err(abort) => return Err(ServiceError::rejected(Code::Unavailable, abort.to_string())),
+        };
+        for rejection in tick.blocked {
+            tracing::debug!(%rejection, "a member of etcd is not removed yet");
+        }
+        let Some(change) = tick.action else { return Ok(None) };
+        if let Disagreement::RemoveMember { member, .. } = &change {
+            self.change_members(&MemberChange::RemoveMember { member: *member }).await?;
+        }
+        // The record is written only if the node has not changed since it was read; otherwise the next tick decides.
+        if let Some(changed) = change.updated_record(&stored.nodes) {
+            let revision = stored.revisions.get(&changed.id).copied();
+            self.store.write(&[node_change(&changed, revision)?]).await?;
+        }
+        Ok(Some(change))
+    }
+
+    /// Deletes records that nobody needs any more: expired certificates and their revocations, and tickets that expired
+    /// or were revoked more than a week ago. Returns their number.
+    pub async fn delete_expired(&self) -> Result<usize, ServiceError> {
+        let now = self.clock.now();
+        let mut over = Vec::new();
+        for credential in self.store.credentials().await? {
+            if now > credential.value.validity.not_after {
+                over.push((Credential::etcd_key(credential.value.serial)?, credential.revision));
+            }
+        }
+        for revocation in self.store.revoked_certificates().await? {
+            let crate::credential::Revocation::Certificate(_, until) = revocation.value else {
+                continue;
+            };
+            if now > until {
+                over.push((revocation.value.etcd_key()?, revocation.revision));
+            }
+        }
+        for ticket in self.store.tickets().await? {
+            let ended =
+                ticket.value.revoked_at.unwrap_or(ticket.value.expires_at).min(ticket.value.expires_at);
+            if ended < before(now, EXPIRED_TICKET_RETENTION) {
+                over.push((etcd::key_space::TICKETS.key(ticket.value.id())?, ticket.revision));
+            }
+        }
+        let count = over.len();
+        for part in over.chunks(100) {
+            let deletions: Vec<KeyChange> = part
+                .iter()
+                .map(|(key, revision)| KeyChange::Delete {
+                    key: key.clone(),
+                    expected: etcd::guard::ExpectedRevision::At(*revision),
+                })
+                .collect();
+            self.store.write(&deletions).await?;
+        }
+        let seen = self.cache.records();
+        self.lock_heartbeats().retain_nodes(|node| seen.nodes.get(node).is_some());
+        Ok(count)
+    }
+}
+
+fn credential_change(
+    issued: &IssuedCertificate,
+    holder: CredentialHolder,
+    key: PublicKey,
+) -> Result<KeyChange, ServiceError> {
+    let credential = Credential::from_issued(issued, holder, key);
+    Ok(record_change::<()>(Credential::etcd_key(issued.serial)?, credential.encode(), None))
+}

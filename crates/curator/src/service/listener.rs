@@ -1,0 +1,186 @@
+//! The curator's TLS listener: handshakes, connection limits, cutting connections on a role change.
+//!
+//! When a curator changes its role, every connection to it ends: a call that came before must not be served in the new
+//! role, and every client must find the leader again. So calls under way get the response that the leadership has
+//! ended, and a moment later the connections are cut, whatever is still going on in them.
+
+use std::convert::Infallible;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::transport::Server;
+use tonic::transport::server::Connected;
+
+use crate::service::auth_router::AuthRouter;
+use crate::service::leader_context::PeerCertificates;
+
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Most concurrent handshakes. A client that connects and sends nothing occupies one for [`HANDSHAKE_TIMEOUT`] at the
+/// most.
+const MAX_HANDSHAKES: usize = 1024;
+const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
+/// A dead connection is noticed after interval plus timeout, no later than a node counts as silent.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_CALLS_PER_CONNECTION: u32 = 256;
+const MAX_HEADER_BYTES: u32 = 16 << 10;
+
+/// Serves `door` until `over` is cancelled. All connections have ended when it returns.
+pub async fn serve_connections(
+    listener: Arc<TcpListener>,
+    config: Arc<ServerConfig>,
+    door: AuthRouter,
+    over: CancellationToken,
+) {
+    let cut = CancellationToken::new();
+    // If this future is dropped, all connections end too.
+    let _cut_at_the_end = cut.clone().drop_guard();
+    let acceptor = TlsAcceptor::from(config);
+    let handshake = |stream: TcpStream| accept_tls(acceptor.clone(), stream, cut.clone());
+    let connections = futures::stream::unfold(listener, |listener| async {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => return Some((stream, listener)),
+                Err(error) => pause_after_accept_error(&error).await,
+            }
+        }
+    });
+    let connections = connections
+        .map(handshake)
+        .buffer_unordered(MAX_HANDSHAKES)
+        .filter_map(std::future::ready)
+        .map(Ok::<_, Infallible>);
+    let server = Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
+        .http2_max_header_list_size(MAX_HEADER_BYTES);
+    let serving = server.serve_with_incoming_shutdown(door, connections, over.cancelled());
+    let cutting = async {
+        over.cancelled().await;
+        tokio::time::sleep(SHUTDOWN_GRACE).await;
+        cut.cancel();
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        ended = serving => if let Err(error) = ended {
+            tracing::error!(%error, "the curator's server ended");
+        },
+        () = cutting => {}
+    }
+}
+
+/// Closes every new connection: this curator knows no leader, and clients need not wait for it.
+pub async fn reject_connections(listener: &TcpListener) {
+    loop {
+        match listener.accept().await {
+            Ok(connection) => drop(connection),
+            Err(error) => pause_after_accept_error(&error).await,
+        }
+    }
+}
+
+/// The usual error is "too many open files": the pause lets some files close.
+async fn pause_after_accept_error(error: &io::Error) {
+    tracing::warn!(%error, "cannot take a connection to the curator");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+}
+
+async fn accept_tls(
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+    cut: CancellationToken,
+) -> Option<SeverableConnection> {
+    let shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, async {
+        stream.set_nodelay(true)?;
+        acceptor.accept(stream).await
+    });
+    match shaken.await {
+        Ok(Ok(stream)) => {
+            let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
+            let shown = shown.iter().map(|certificate| certificate.to_vec()).collect();
+            Some(SeverableConnection {
+                stream,
+                peer_certificates: shown,
+                severed: Box::pin(cut.cancelled_owned()),
+            })
+        }
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a handshake with the curator failed");
+            None
+        }
+        Err(_) => {
+            tracing::debug!("a handshake with the curator took too long");
+            None
+        }
+    }
+}
+
+/// A TLS connection that can be cut.
+struct SeverableConnection {
+    stream: TlsStream<TcpStream>,
+    peer_certificates: PeerCertificates,
+    severed: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl SeverableConnection {
+    fn is_severed(&mut self, context: &mut Context<'_>) -> bool {
+        use std::future::Future as _;
+        self.severed.as_mut().poll(context).is_ready()
+    }
+}
+
+impl Connected for SeverableConnection {
+    type ConnectInfo = PeerCertificates;
+
+    fn connect_info(&self) -> PeerCertificates {
+        self.peer_certificates.clone()
+    }
+}
+
+impl AsyncRead for SeverableConnection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        to: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.is_severed(context) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        Pin::new(&mut self.stream).poll_read(context, to)
+    }
+}
+
+impl AsyncWrite for SeverableConnection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        from: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.is_severed(context) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        Pin::new(&mut self.stream).poll_write(context, from)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.is_severed(context) {
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,231 @@
+//! gRPC service Nodes: watches, status reports, heartbeats, certificate renewal.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use curator_client::node;
+use curator_client::node_id::NodeId;
+use futures::{Stream, StreamExt as _};
+use prost::Message as _;
+use proto::curator::v1 as wire;
+use proto::curator::v1::nodes_server;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::node_health;
+use crate::node_lifecycle::{self, NodeUpdate};
+use crate::service::error::ServiceError;
+use crate::service::leader_context::{Caller, LeaderContext, ResponseStream};
+use crate::service::node_watch_cache::NodeEvent;
+use crate::service::store::node_change;
+
+/// Approximate size of one message of a watch, in bytes; a message exceeds it by less than one node.
+const MESSAGE_BYTES: usize = 2 << 20;
+
+/// Implements the gRPC service Nodes on the leader.
+#[derive(Clone, Debug)]
+pub struct NodesService(pub Arc<LeaderContext>);
+
+#[tonic::async_trait]
+impl nodes_server::Nodes for NodesService {
+    type WatchStream = ResponseStream<wire::WatchResponse>;
+    type WatchAllStream = ResponseStream<wire::WatchAllResponse>;
+    type HeartbeatStream = ResponseStream<wire::HeartbeatResponse>;
+
+    async fn watch(
+        &self,
+        request: Request<wire::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let caller = Caller::from_request(&request)?;
+        let id = parse_node_id(&request.get_ref().node_id)?;
+        let watching = watch_node(self.0.clone(), id);
+        Ok(Response::new(self.0.guard_stream(&caller, watching)))
+    }
+
+    async fn watch_all(
+        &self,
+        request: Request<wire::WatchAllRequest>,
+    ) -> Result<Response<Self::WatchAllStream>, Status> {
+        let caller = Caller::from_request(&request)?;
+        Ok(Response::new(self.0.guard_stream(&caller, watch_all_nodes(self.0.clone()))))
+    }
+
+    async fn update_status(
+        &self,
+        request: Request<wire::UpdateStatusRequest>,
+    ) -> Result<Response<wire::UpdateStatusResponse>, Status> {
+        let caller = Caller::from_request(&request)?;
+        let body = request.into_inner();
+        let id = parse_node_id(&body.node_id)?;
+        caller.authorize_node(id)?;
+        let leading = &self.0;
+        let status = body.status.unwrap_or_default();
+        let status = node::NodeStatus::from_report(&status, leading.clock.now()).map_err(|fault| {
+            ServiceError::invalid_argument(format!("the status of {id} was not taken: {fault}"))
+        })?;
+        let written = leading.store.retry_on_conflict(|| async {
+            let known = leading.store.node(&id).await?;
+            let outcome =
+                node_lifecycle::apply_status_report(known.as_ref().map(|known| &known.value), id, &status)?;
+            if let NodeUpdate::Changed(node) = &outcome {
+                let revision = known.as_ref().map(|known| known.revision);
+                leading.store.write(&[node_change(node, revision)?]).await?;
+            }
+            Ok(())
+        });
+        written.await?;
+        Ok(Response::new(wire::UpdateStatusResponse {}))
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<Streaming<wire::HeartbeatRequest>>,
+    ) -> Result<Response<Self::HeartbeatStream>, Status> {
+        let caller = Caller::from_request(&request)?;
+        let id = caller.require_node()?;
+        let leading = self.0.clone();
+        let interval_ms = u64::try_from(node_health::HEARTBEAT_INTERVAL.as_millis()).unwrap_or(u64::MAX);
+        let answers = request.into_inner().map(move |beat| {
+            beat.map(|wire::HeartbeatRequest {}| {
+                leading.lock_heartbeats().record_heartbeat(id, leading.clock.monotonic());
+                wire::HeartbeatResponse { interval_ms }
+            })
+        });
+        Ok(Response::new(self.0.guard_stream(&caller, answers)))
+    }
+
+    async fn renew_certificate(
+        &self,
+        request: Request<wire::RenewCertificateRequest>,
+    ) -> Result<Response<wire::RenewCertificateResponse>, Status> {
+        let caller = Caller::from_request(&request)?;
+        let id = caller.require_node()?;
+        let leading = &self.0;
+        let node = leading.store.node(&id).await?.map(|stored| stored.value);
+        let revoked = leading.store.is_node_revoked(id).await?;
+        let key =
+            node.as_ref().ok_or(node_lifecycle::LifecycleError::Unknown(id)).map_err(ServiceError::from)?.key;
+        node_lifecycle::check_join(node.as_ref(), &key, revoked).map_err(ServiceError::from)?;
+        let (issued, change) = leading.issue_node_certificate(&key)?;
+        leading.store.write(&[change]).await?;
+        Ok(Response::new(wire::RenewCertificateResponse {
+            certificate: issued.certificate,
+            directory: Some(leading.directory()),
+        }))
+    }
+
+    async fn issue_peer_certificate(
+        &self,
+        request: Request<wire::IssuePeerCertificateRequest>,
+    ) -> Result<Response<wire::IssuePeerCertificateResponse>, Status> {
+        let id = Caller::from_request(&request)?.require_node()?;
+        let leading = &self.0;
+        let node = leading.store.node(&id).await?.map(|stored| stored.value);
+        let revoked = leading.store.is_node_revoked(id).await?;
+        let key =
+            node.as_ref().ok_or(node_lifecycle::LifecycleError::Unknown(id)).map_err(ServiceError::from)?.key;
+        let address =
+            node_lifecycle::etcd_peer_address(node.as_ref(), &key, revoked).map_err(ServiceError::from)?;
+        let (issued, change) = leading.issue_etcd_peer_certificate(&key, address)?;
+        leading.store.write(&[change]).await?;
+        Ok(Response::new(wire::IssuePeerCertificateResponse { certificate: issued.certificate }))
+    }
+}
+
+/// Parses the id of a node in a request.
+pub fn parse_node_id(text: &str) -> Result<NodeId, ServiceError> {
+    text.parse().map_err(|error: curator_client::node_id::InvalidNodeId| {
+        ServiceError::invalid_argument(error.to_string())
+    })
+}
+
+fn to_wire_event(news: &NodeEvent) -> wire::NodeEvent {
+    let event = match news {
+        NodeEvent::Present(node) => wire::node_event::Event::Present(node.to_wire()),
+        NodeEvent::Deleted(id) => wire::node_event::Event::Deleted(id.to_string()),
+    };
+    wire::NodeEvent { event: Some(event) }
+}
+
+/// Watches one node: its state, if it exists, and every change.
+fn watch_node(
+    leading: Arc<LeaderContext>,
+    id: NodeId,
+) -> impl Stream<Item = Result<wire::WatchResponse, Status>> {
+    let changes = leading.cache.subscribe_changes();
+    // Every existing node has changed since change zero. The deletion of a node before the watch began is not sent.
+    let start = (leading, changes, 0, true);
+    futures::stream::unfold(start, move |(leading, mut changes, mut number, mut first)| async move {
+        loop {
+            let (news, latest) = {
+                let seen = leading.cache.records();
+                (seen.nodes.event_for(&id, number), seen.nodes.latest_change())
+            };
+            let first = std::mem::replace(&mut first, false);
+            number = latest;
+            match news {
+                Some(NodeEvent::Deleted(_)) if first => {}
+                Some(news) => {
+                    let answer = wire::WatchResponse { event: Some(to_wire_event(&news)) };
+                    return Some((Ok(answer), (leading, changes, number, false)));
+                }
+                None => {}
+            }
+            if changes.changed().await.is_err() {
+                return None;
+            }
+        }
+    })
+}
+
+/// The state of a watch of all nodes.
+struct WatchAllState {
+    leading: Arc<LeaderContext>,
+    changes: tokio::sync::watch::Receiver<u64>,
+    pending: VecDeque<NodeEvent>,
+    last_sent: u64,
+    /// Whether all nodes that existed at the beginning have been sent.
+    complete: bool,
+}
+
+/// Watches all nodes: first those that exist, in parts, the last of which is marked, and then every change.
+fn watch_all_nodes(
+    leading: Arc<LeaderContext>,
+) -> impl Stream<Item = Result<wire::WatchAllResponse, Status>> {
+    let changes = leading.cache.subscribe_changes();
+    let (pending, number) = {
+        let seen = leading.cache.records();
+        (seen.nodes.nodes().cloned().map(NodeEvent::Present).collect(), seen.nodes.latest_change())
+    };
+    let telling = WatchAllState { leading, changes, pending, last_sent: number, complete: false };
+    futures::stream::unfold(Some(telling), |telling| async move {
+        let mut telling = telling?;
+        while telling.pending.is_empty() && telling.complete {
+            telling.changes.changed().await.ok()?;
+            let news = {
+                let seen = telling.leading.cache.records();
+                seen.nodes.events_since(telling.last_sent).map(|news| (news, seen.nodes.latest_change()))
+            };
+            match news {
+                Ok((news, latest)) => (telling.pending, telling.last_sent) = (news.into(), latest),
+                Err(error) => return Some((Err(Status::unavailable(error.to_string())), None)),
+            }
+        }
+        let events = next_batch(&mut telling.pending);
+        let backlog_complete = !telling.complete && telling.pending.is_empty();
+        telling.complete |= backlog_complete;
+        Some((Ok(wire::WatchAllResponse { events, backlog_complete }), Some(telling)))
+    })
+}
+
+/// As many events as fit into one message, at least one if any is pending.
+fn next_batch(pending: &mut VecDeque<NodeEvent>) -> Vec<wire::NodeEvent> {
+    let (mut events, mut size) = (Vec::new(), 0);
+    while size < MESSAGE_BYTES
+        && let Some(news) = pending.pop_front()
+    {
+        let event = to_wire_event(&news);
+        size += event.encoded_len();
+        events.push(event);
+    }
+    events
+}
