@@ -46,8 +46,6 @@ pub mod cli;
 pub mod manager;
 #[cfg(feature = "shepherd")]
 pub mod providers;
-#[cfg(feature = "reconciler")]
-pub mod reconciler;
 #[cfg(feature = "roleserver")]
 pub mod roleserver;
 #[cfg(any(feature = "shepherd", feature = "shepherdctl"))]
@@ -72,6 +70,9 @@ pub use etcd;
 pub use model;
 /// Generated gRPC contracts.
 pub use proto;
+/// Keeps the built-in objects of Kubernetes as the newest release needs them.
+#[cfg(feature = "reconciler")]
+pub use reconciler;
 /// A tree of tasks that are restarted when they end.
 #[cfg(feature = "roleserver")]
 pub use supervisor;

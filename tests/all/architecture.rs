@@ -20,6 +20,8 @@ const CRATES: &[(&str, &[&str])] = &[
     ("etcd", &["proto"]),
     ("model", &["proto"]),
     ("proto", &[]),
+    // The name of the kubelet in statuses of nodes is that of the bundle's manifest.
+    ("reconciler", &["etcd", "model", "proto"]),
     ("supervisor", &[]),
 ];
 
@@ -38,8 +40,6 @@ const PLAN: &[(&str, &[&str])] = &[
     // has to know the other. It starts the simulator as a process and takes its flags.
     ("service", &["server", "manager", "providers", "takeover", "bmdb", "model", "simulator"]),
     ("roleserver", &["curator", "curator_client", "reconciler", "etcd", "supervisor", "model"]),
-    // What it reads of nodes stands in their records: it needs nothing of what curators decide.
-    ("reconciler", &["etcd", "supervisor", "model"]),
     ("simulator", &["roleserver", "curator_client", "supervisor", "model"]),
     (
         "bin",
@@ -129,9 +129,9 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
             "line 1: simulator imports manager, and may import only roleserver, curator_client, supervisor, model",
         ),
         (
-            "reconciler",
-            "use crate::bmdb::lease;",
-            "line 1: reconciler imports bmdb, and may import only etcd, supervisor, model",
+            "takeover",
+            "use crate::manager::runner::Runner;",
+            "line 1: takeover imports manager, and may import only bmdb, model",
         ),
         ("bmdb", "use supervisor::tree;", "line 1: bmdb imports supervisor, and may import only model"),
         (
@@ -162,7 +162,7 @@ fn an_import_by_the_plan_is_no_fault() {
         ("bmdb", "// use crate::manager\nlet text = \"crate::manager\"; pub(crate) fn f() {}"),
         ("manager", "use crate::{model::{ids, phase}, bmdb::{self, lease}, takeover};"),
         ("bin", "use shepherd::manager; use anyhow::crate_like::x;"),
-        ("reconciler", "use super::ids; use my_crate::manager; use model::time::Timestamp;"),
+        ("takeover", "use super::ids; use my_crate::manager; use model::time::Timestamp;"),
     ] {
         assert_eq!(against_the_plan(room, text), Vec::<String>::new(), "{room}: {text}");
     }

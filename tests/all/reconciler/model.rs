@@ -7,7 +7,7 @@
 //!
 //! What decides is the product's own: `leadership::Leadership`, `nodes::{controller, Releases}`, `gate::may_begin`,
 //! `status`; of etcd's election `places`, of its guard the transactions themselves. Steps between them are carried from
-//! one to the next as `src/reconciler/service.rs` and `waiting.rs` do, and anything may come in between.
+//! one to the next as `crates/reconciler/src/service.rs` and `waiting.rs` do, and anything may come in between.
 //!
 //! Not simulated: a node whose role was taken, and which goes on until it hears of it; here it has ended before. Requests
 //! arrive within four seconds, for no program can know of a longer one.

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::reconciler::objects::object_kind::{ObjectKey, ResourceType};
+use crate::objects::object_kind::{ObjectKey, ResourceType};
 
 /// The subject of a problem.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -5,17 +5,17 @@
 
 use std::convert::Infallible;
 
+use etcd::backoff;
+use etcd::client::{Client, EtcdError};
+use etcd::key_space::RECONCILER_STATUS;
+use etcd::key_watcher::KeyWatcher;
+use etcd::namespace::KeySelector;
 use tokio::sync::watch;
 
-use crate::etcd::backoff;
-use crate::etcd::client::{Client, EtcdError};
-use crate::etcd::key_space::RECONCILER_STATUS;
-use crate::etcd::key_watcher::KeyWatcher;
-use crate::etcd::namespace::KeySelector;
-use crate::reconciler::controller_releases::controller_release;
-use crate::reconciler::gate::{GateWait, check_gate};
-use crate::reconciler::program::Program;
-use crate::reconciler::status::ReconcilerStatus;
+use crate::controller_releases::controller_release;
+use crate::gate::{GateWait, check_gate};
+use crate::program::Program;
+use crate::status::ReconcilerStatus;
 
 /// Waits until the components of this controller may start, and reports each change of what it waits for. `own` is the
 /// key of the node's record in etcd. Cancel-safe.
@@ -66,7 +66,7 @@ pub async fn wait_until_ready(
     }
 }
 
-/// Checks once. The record is read before the status, which the proof relies on: see [`gate`](crate::reconciler::gate).
+/// Checks once. The record is read before the status, which the proof relies on: see [`gate`](crate::gate).
 async fn evaluate_gate(
     client: &Client,
     program: &Program,

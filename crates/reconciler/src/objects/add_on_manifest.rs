@@ -8,10 +8,8 @@ use std::collections::BTreeSet;
 use ring::digest::{SHA256, digest};
 use serde_json::{Map, Value, json};
 
-use crate::reconciler::objects::cluster_config::AddOn;
-use crate::reconciler::objects::object_kind::{
-    ADD_ON_LABEL, APPLIED_ANNOTATION, MANAGED_ADD_ON, MANAGED_LABEL,
-};
+use crate::objects::cluster_config::AddOn;
+use crate::objects::object_kind::{ADD_ON_LABEL, APPLIED_ANNOTATION, MANAGED_ADD_ON, MANAGED_LABEL};
 
 /// The longest value of a label.
 const MAX_LABEL_CHARS: usize = 63;

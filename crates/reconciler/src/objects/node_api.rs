@@ -9,8 +9,8 @@ use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::core::Request;
 use serde_json::{Value, json};
 
-use crate::reconciler::objects::api_client::{ApiClient, ApiError, request_error, take_items, with_timeout};
-use crate::reconciler::objects::object_kind::{FIELD_MANAGER, ObjectKey, ObjectKind, escape_path_segment};
+use crate::objects::api_client::{ApiClient, ApiError, request_error, take_items, with_timeout};
+use crate::objects::object_kind::{FIELD_MANAGER, ObjectKey, ObjectKind, escape_path_segment};
 
 /// A kind of the core API group, whose name is empty.
 fn core_kind(kind: &str, plural: &str, namespaced: bool) -> ObjectKind {

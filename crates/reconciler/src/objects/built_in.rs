@@ -1,6 +1,6 @@
 //! The built-in Kubernetes objects of this release.
 //!
-//! A change of them may require a change of the two numbers of [`program`](crate::reconciler::program). An object that
+//! A change of them may require a change of the two numbers of [`program`](crate::program). An object that
 //! is removed here is deleted in every cluster: it has the label and no release needs it.
 //!
 //! Each object sets every field that its kind has, even to the server's default, and sets empty lists explicitly: a
@@ -32,8 +32,8 @@ use k8s_openapi::{ClusterResourceScope, Resource};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::reconciler::objects::cluster_config::{ClusterConfig, StorageDriver};
-use crate::reconciler::objects::object_kind::{MANAGED_BUILT_IN, MANAGED_LABEL, ObjectKind};
+use crate::objects::cluster_config::{ClusterConfig, StorageDriver};
+use crate::objects::object_kind::{MANAGED_BUILT_IN, MANAGED_LABEL, ObjectKind};
 
 /// The group of a cluster's owners, in their certificates.
 pub const OWNERS_GROUP: &str = "shepherd:owners";
@@ -246,7 +246,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::reconciler::objects::object_kind::{ObjectKey, label};
+    use crate::objects::object_kind::{ObjectKey, label};
 
     fn everything() -> ClusterConfig {
         ClusterConfig {

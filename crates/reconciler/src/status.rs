@@ -4,13 +4,13 @@
 //! objects that hold *at any moment until it is written again*: whose requirements they meet, and whose API servers
 //! they break. So it must promise less before objects change, and may promise more only after.
 
+use etcd::key_space::RECONCILER_STATUS;
+use etcd::record::{self, RecordError};
 use prost::Message as _;
+use proto::curator::v1 as wire;
 
-use crate::etcd::key_space::RECONCILER_STATUS;
-use crate::etcd::record::{self, RecordError};
-use crate::proto::curator::v1 as wire;
-use crate::reconciler::program::Program;
-use crate::reconciler::release::{Release, Version};
+use crate::program::Program;
+use crate::release::{Release, Version};
 use wire::reconciler_status_record::State as WireState;
 
 /// What the reconciler is doing. It is shown to people; nothing is decided by it.

@@ -9,7 +9,7 @@
 //!
 //! Neither may exceed the release itself, or no node would ever start.
 
-use crate::reconciler::release::{Release, Version};
+use crate::release::{Release, Version};
 
 /// The oldest release whose objects are sufficient for this release's components.
 pub const NEEDS_OBJECTS_OF: Release = Release::new(0, 1, 0);

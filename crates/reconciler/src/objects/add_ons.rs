@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::reconciler::objects::add_on_manifest::{self, ManifestObject};
-use crate::reconciler::objects::cluster_config::AddOn;
-use crate::reconciler::objects::discovery::ApiDiscovery;
-use crate::reconciler::objects::object_kind::{ObjectKey, ObjectKind, ResourceType};
-use crate::reconciler::objects::object_plan::DesiredObject;
-use crate::reconciler::objects::problem::{Problem, ProblemSubject};
+use crate::objects::add_on_manifest::{self, ManifestObject};
+use crate::objects::cluster_config::AddOn;
+use crate::objects::discovery::ApiDiscovery;
+use crate::objects::object_kind::{ObjectKey, ObjectKind, ResourceType};
+use crate::objects::object_plan::DesiredObject;
+use crate::objects::problem::{Problem, ProblemSubject};
 
 /// The namespace of namespaced objects that name none, as kubectl would choose it.
 const DEFAULT_NAMESPACE: &str = "default";

@@ -7,24 +7,24 @@
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
+use etcd::backoff;
+use etcd::client::{Client, EtcdError};
+use etcd::election::{Candidate, CandidateRole, campaign};
+use etcd::guard::{LeaderGuard, LostLeadership, WriteError};
+use etcd::key_space::{NODES, RECONCILER_LEADER, RECONCILER_STATUS};
+use etcd::key_watcher::KeyWatcher;
+use etcd::namespace::KeySelector;
 use futures::FutureExt as _;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::etcd::backoff;
-use crate::etcd::client::{Client, EtcdError};
-use crate::etcd::election::{Candidate, CandidateRole, campaign};
-use crate::etcd::guard::{LeaderGuard, LostLeadership, WriteError};
-use crate::etcd::key_space::{NODES, RECONCILER_LEADER, RECONCILER_STATUS};
-use crate::etcd::key_watcher::KeyWatcher;
-use crate::etcd::namespace::KeySelector;
-use crate::reconciler::controller_releases::{ControllerReleases, ReleaseBlock};
-use crate::reconciler::leadership::{
+use crate::controller_releases::{ControllerReleases, ReleaseBlock};
+use crate::leadership::{
     FailureLogLevel, LeaderStep, Leadership, ReconcileTiming, StatusWrite, StoredStatus, WakeSource,
 };
-use crate::reconciler::objects::ObjectReconciler;
-use crate::reconciler::program::Program;
-use crate::reconciler::status::ReconcilerStatus;
+use crate::objects::ObjectReconciler;
+use crate::program::Program;
+use crate::status::ReconcilerStatus;
 
 /// How long after its last renewal a leader is replaced. A leader that stops in order is replaced at once.
 pub const LEADER_TTL: Duration = Duration::from_mins(1);

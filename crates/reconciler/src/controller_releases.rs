@@ -5,19 +5,20 @@
 //! older *and* a newer controller until an operator has resolved it. The same record is harmless to all other callers.
 //!
 //! A record shows what its node reported last, which may be its state before an update. Two rules make that safe: a
-//! node serves nothing before its record has the release that it runs ([`gate`](crate::reconciler::gate)), and a
+//! node serves nothing before its record has the release that it runs ([`gate`](crate::gate)), and a
 //! decision that was made from the records is written only if none was written since
-//! ([`leadership`](crate::reconciler::leadership)).
+//! ([`leadership`](crate::leadership)).
 //!
 //! Only the needed fields of a record are read, so that a fault in another field affects nobody here.
 
 use std::fmt;
 
-use crate::etcd::client::{Listing, Record};
-use crate::etcd::record;
-use crate::proto::curator::v1 as wire;
-use crate::reconciler::program::Program;
-use crate::reconciler::release::{Release, Version};
+use etcd::client::{Listing, Record};
+use etcd::record;
+use proto::curator::v1 as wire;
+
+use crate::program::Program;
+use crate::release::{Release, Version};
 
 /// What a record shows of a node that is a controller, or may be one.
 #[derive(Clone, Debug, PartialEq, Eq)]

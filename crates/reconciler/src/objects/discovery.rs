@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use crate::reconciler::objects::api_client::{ApiClient, ApiError};
-use crate::reconciler::objects::object_kind::ObjectKind;
+use crate::objects::api_client::{ApiClient, ApiError};
+use crate::objects::object_kind::ObjectKind;
 
 /// The kinds that one server serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -24,10 +24,8 @@ use serde_json::Value;
 use tonic::codegen::http::HeaderValue;
 use tonic::codegen::http::header::USER_AGENT;
 
-use crate::reconciler::objects::object_kind::{
-    FIELD_MANAGER, MANAGED_LABEL, ObjectKey, ObjectKind, escape_path_segment,
-};
-use crate::reconciler::objects::object_plan::Precondition;
+use crate::objects::object_kind::{FIELD_MANAGER, MANAGED_LABEL, ObjectKey, ObjectKind, escape_path_segment};
+use crate::objects::object_plan::Precondition;
 
 /// Time limit of a request. An API server itself gives up on most requests after a minute.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);

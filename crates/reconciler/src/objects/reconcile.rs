@@ -15,35 +15,29 @@
 //! cluster from starting, and nobody would see why. A failure of an add-on's object does not make it fail either. It is
 //! reported and retried in the next pass. One kind that fails hides no other.
 //!
-//! [`problem`]: crate::reconciler::objects::problem
+//! [`problem`]: crate::objects::problem
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use etcd::client::Client;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::etcd::client::Client;
-use crate::reconciler::objects::add_ons::{AddOnManifests, AddOnObjects, kind_order};
-use crate::reconciler::objects::api_client::{
-    ApiClient, ApiError, ApiServerConnection, ObjectList, ReloadingClient,
-};
-use crate::reconciler::objects::api_error::{ApiErrorKind, classify_api_error};
-use crate::reconciler::objects::built_in::{BuiltInObject, built_in_kinds, built_in_objects};
-use crate::reconciler::objects::cluster_config::ClusterConfig;
-use crate::reconciler::objects::diff::{
-    applied_fields, create_body, is_satisfied, update_body, was_written_by_us,
-};
-use crate::reconciler::objects::discovery::ApiDiscovery;
-use crate::reconciler::objects::object_kind::{
-    MANAGED_LABEL, ObjectKey, ObjectKind, ResourceType, resource_version,
-};
-use crate::reconciler::objects::object_plan::{Action, DesiredObject, Expectation, Precondition, Verdict};
-use crate::reconciler::objects::object_watches::ObjectWatches;
-use crate::reconciler::objects::problem::{Problem, ProblemSubject};
-use crate::reconciler::objects::watch_cache::parse_version;
-use crate::reconciler::objects::{ObjectReconciler, ReconcileError, ReconcileSummary, node_reconcile};
+use crate::objects::add_ons::{AddOnManifests, AddOnObjects, kind_order};
+use crate::objects::api_client::{ApiClient, ApiError, ApiServerConnection, ObjectList, ReloadingClient};
+use crate::objects::api_error::{ApiErrorKind, classify_api_error};
+use crate::objects::built_in::{BuiltInObject, built_in_kinds, built_in_objects};
+use crate::objects::cluster_config::ClusterConfig;
+use crate::objects::diff::{applied_fields, create_body, is_satisfied, update_body, was_written_by_us};
+use crate::objects::discovery::ApiDiscovery;
+use crate::objects::object_kind::{MANAGED_LABEL, ObjectKey, ObjectKind, ResourceType, resource_version};
+use crate::objects::object_plan::{Action, DesiredObject, Expectation, Precondition, Verdict};
+use crate::objects::object_watches::ObjectWatches;
+use crate::objects::problem::{Problem, ProblemSubject};
+use crate::objects::watch_cache::parse_version;
+use crate::objects::{ObjectReconciler, ReconcileError, ReconcileSummary, node_reconcile};
 
 /// A full scan over all kinds is made once in this many passes, which is once an hour.
 const FULL_SCAN_EVERY: u32 = 120;
@@ -53,9 +47,9 @@ const FULL_SCAN_EVERY: u32 = 120;
 /// Each controller has one, which lives as long as the controller's role:
 ///
 /// ```no_run
-/// use shepherd::reconciler::objects::api_client::{ApiServerConnection, ClientIdentity};
-/// use shepherd::reconciler::objects::cluster_config::ClusterConfig;
-/// use shepherd::reconciler::objects::reconcile::KubernetesObjects;
+/// use shepherd_reconciler::objects::api_client::{ApiServerConnection, ClientIdentity};
+/// use shepherd_reconciler::objects::cluster_config::ClusterConfig;
+/// use shepherd_reconciler::objects::reconcile::KubernetesObjects;
 /// use tokio::sync::watch;
 ///
 /// let connection = ApiServerConnection {
@@ -135,7 +129,7 @@ impl KubernetesObjects {
         Self { client: kubernetes, config: wishes, watches, cache: known, problems: troubles, records: None }
     }
 
-    /// Also reconciles the Node objects ([`node_objects`](crate::reconciler::objects::node_objects)), whose records are
+    /// Also reconciles the Node objects ([`node_objects`](crate::objects::node_objects)), whose records are
     /// in the curator's etcd.
     #[must_use]
     pub fn with_node_records(mut self, curator: Client) -> Self {

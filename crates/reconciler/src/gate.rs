@@ -12,14 +12,14 @@
 //!
 //! Once a controller has started, it may continue: changes that would break it wait until it has stopped.
 //!
-//! [proof]: crate::reconciler::controller_releases::ControllerReleases::check_exclusion
+//! [proof]: crate::controller_releases::ControllerReleases::check_exclusion
 
 use std::fmt;
 
-use crate::reconciler::controller_releases::ControllerRelease;
-use crate::reconciler::program::Program;
-use crate::reconciler::release::Release;
-use crate::reconciler::status::ReconcilerStatus;
+use crate::controller_releases::ControllerRelease;
+use crate::program::Program;
+use crate::release::Release;
+use crate::status::ReconcilerStatus;
 
 /// What a controller waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ pub fn check_gate(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reconciler::status::ReconcilerState;
+    use crate::status::ReconcilerState;
 
     fn release(major: u32) -> Release {
         Release::new(major, 0, 0)

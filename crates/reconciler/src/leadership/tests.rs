@@ -1,7 +1,7 @@
 //! Tests of the leadership: one per row of its table, and one per branch beside it.
 
 use super::*;
-use crate::reconciler::release::Release;
+use crate::release::Release;
 
 const NOW: Duration = Duration::from_secs(1000);
 const QUIET: Duration = Duration::from_secs(5);

@@ -5,7 +5,7 @@
 //!
 //! # The order of steps
 //!
-//! The status promises two things to all controllers ([`status`](crate::reconciler::status)). L is this release, A the
+//! The status promises two things to all controllers ([`status`](crate::status)). L is this release, A the
 //! lowest release whose API servers its objects do not break, V and C are the version and the lowest compatible release
 //! in the status:
 //!
@@ -34,12 +34,13 @@
 
 use std::time::Duration;
 
-use crate::etcd::guard::{ExpectedRevision, KeyChange, UnchangedKeys};
-use crate::etcd::key_space::{NODES, RECONCILER_STATUS};
-use crate::etcd::namespace::KeySelector;
-use crate::reconciler::controller_releases::{ControllerReleases, ReleaseBlock};
-use crate::reconciler::program::Program;
-use crate::reconciler::status::{ReconcilerState, ReconcilerStatus};
+use etcd::guard::{ExpectedRevision, KeyChange, UnchangedKeys};
+use etcd::key_space::{NODES, RECONCILER_STATUS};
+use etcd::namespace::KeySelector;
+
+use crate::controller_releases::{ControllerReleases, ReleaseBlock};
+use crate::program::Program;
+use crate::status::{ReconcilerState, ReconcilerStatus};
 
 /// Minimum time between two passes, even if others change objects all the time.
 const MIN_RECONCILE_INTERVAL: Duration = Duration::from_secs(1);

@@ -12,11 +12,11 @@
 //! times in its own way. Then the object never equals the request, and repeating the request changes nothing.
 //! [`AppliedState`][applied] remembers the result of a request, so that it is not repeated in each pass.
 //!
-//! [applied]: crate::reconciler::objects::object_plan::AppliedState
+//! [applied]: crate::objects::object_plan::AppliedState
 
 use serde_json::{Map, Value};
 
-use crate::reconciler::objects::object_kind::{FIELD_MANAGER, metadata};
+use crate::objects::object_kind::{FIELD_MANAGER, metadata};
 
 /// Whether the live value has everything that is desired.
 #[must_use]

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::reconciler::objects::object_kind::{ObjectKey, ResourceType, resource_version};
-use crate::reconciler::objects::object_plan::Expectation;
+use crate::objects::object_kind::{ObjectKey, ResourceType, resource_version};
+use crate::objects::object_plan::Expectation;
 
 /// The state of all watched kinds.
 #[derive(Debug, Default)]
@@ -121,8 +121,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::reconciler::objects::object_kind::{MANAGED_BUILT_IN, MANAGED_LABEL};
-    use crate::reconciler::objects::object_plan::DesiredObject;
+    use crate::objects::object_kind::{MANAGED_BUILT_IN, MANAGED_LABEL};
+    use crate::objects::object_plan::DesiredObject;
 
     fn object(name: &str, value: i64, version: u64) -> Value {
         json!({"metadata": {"name": name, "labels": {MANAGED_LABEL: MANAGED_BUILT_IN}, "uid": "u", "resourceVersion": version.to_string()},

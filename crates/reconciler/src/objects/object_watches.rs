@@ -13,15 +13,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use etcd::backoff;
 use futures::StreamExt as _;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::etcd::backoff;
-use crate::reconciler::objects::api_client::{ApiError, ObjectEvent, ReloadingClient};
-use crate::reconciler::objects::object_kind::{ObjectKind, ResourceType, resource_version};
-use crate::reconciler::objects::watch_cache::WatchCache;
+use crate::objects::api_client::{ApiError, ObjectEvent, ReloadingClient};
+use crate::objects::object_kind::{ObjectKind, ResourceType, resource_version};
+use crate::objects::watch_cache::WatchCache;
 
 /// After this time without a pass, this program leads no longer, and the watches end.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(5);

@@ -2,7 +2,7 @@
 //!
 //! The live objects are found by label, in one list. A desired object that is missing is created, one that differs is
 //! updated, and an object that is not desired any more is deleted. Only the server can tell whether a field is
-//! immutable or a name is taken: see [`api_error`](crate::reconciler::objects::api_error).
+//! immutable or a name is taken: see [`api_error`](crate::objects::api_error).
 //!
 //! The same evaluation decides which changes by others need another pass.
 
@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use crate::reconciler::objects::diff::{applied_fields, is_satisfied};
-use crate::reconciler::objects::object_kind::{
+use crate::objects::diff::{applied_fields, is_satisfied};
+use crate::objects::object_kind::{
     ADD_ON_LABEL, APPLIED_ANNOTATION, MANAGED_ADD_ON, MANAGED_BUILT_IN, MANAGED_LABEL, ObjectKey, ObjectKind,
     annotation, is_terminating, label, resource_version, uid,
 };

@@ -21,15 +21,15 @@
 
 use std::collections::BTreeMap;
 
+use etcd::client::Record;
+use etcd::key_space::NODES;
+use etcd::record;
+use model::kubernetes::bundle_manifest::KUBELET;
+use proto::curator::v1 as wire;
 use serde_json::{Map, Value, json};
 
-use crate::etcd::client::Record;
-use crate::etcd::key_space::NODES;
-use crate::etcd::record;
-use crate::model::kubernetes::bundle_manifest::KUBELET;
-use crate::proto::curator::v1 as wire;
-use crate::reconciler::objects::object_kind::{ObjectKey, is_terminating, label, resource_version};
-use crate::reconciler::objects::object_plan::Precondition;
+use crate::objects::object_kind::{ObjectKey, is_terminating, label, resource_version};
+use crate::objects::object_plan::Precondition;
 
 /// The label of nodes that run pods.
 pub const WORKER_LABEL: &str = "node-role.kubernetes.io/worker";

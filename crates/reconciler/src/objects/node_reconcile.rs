@@ -5,16 +5,17 @@
 
 use std::fmt::Write as _;
 
-use crate::etcd::client::Client;
-use crate::etcd::key_space::NODES;
-use crate::etcd::namespace::KeySelector;
-use crate::reconciler::objects::ReconcileSummary;
-use crate::reconciler::objects::api_client::{ApiClient, ApiError};
-use crate::reconciler::objects::api_error::{ApiErrorKind, classify_api_error};
-use crate::reconciler::objects::node_api::node_kind;
-use crate::reconciler::objects::node_objects::{NodeObjectChange, plan_node_changes};
-use crate::reconciler::objects::object_kind::ObjectKey;
-use crate::reconciler::objects::problem::{Problem, ProblemSubject};
+use etcd::client::Client;
+use etcd::key_space::NODES;
+use etcd::namespace::KeySelector;
+
+use crate::objects::ReconcileSummary;
+use crate::objects::api_client::{ApiClient, ApiError};
+use crate::objects::api_error::{ApiErrorKind, classify_api_error};
+use crate::objects::node_api::node_kind;
+use crate::objects::node_objects::{NodeObjectChange, plan_node_changes};
+use crate::objects::object_kind::ObjectKey;
+use crate::objects::problem::{Problem, ProblemSubject};
 
 /// Plans the changes. The error is why they are unknown.
 async fn plan_changes(
