@@ -46,8 +46,6 @@ pub mod cli;
 pub mod manager;
 #[cfg(feature = "shepherd")]
 pub mod providers;
-#[cfg(feature = "roleserver")]
-pub mod roleserver;
 #[cfg(any(feature = "shepherd", feature = "shepherdctl"))]
 pub mod server;
 #[cfg(feature = "shepherd")]
@@ -73,6 +71,9 @@ pub use proto;
 /// Keeps the built-in objects of Kubernetes as the newest release needs them.
 #[cfg(feature = "reconciler")]
 pub use reconciler;
+/// The program on the machine.
+#[cfg(feature = "roleserver")]
+pub use roleserver;
 /// A tree of tasks that are restarted when they end.
 #[cfg(feature = "roleserver")]
 pub use supervisor;

@@ -22,6 +22,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("proto", &[]),
     // The name of the kubelet in statuses of nodes is that of the bundle's manifest.
     ("reconciler", &["etcd", "model", "proto"]),
+    ("roleserver", &["curator", "curator-client", "etcd", "model", "proto", "reconciler", "supervisor"]),
     ("supervisor", &[]),
 ];
 
@@ -39,7 +40,6 @@ const PLAN: &[(&str, &[&str])] = &[
     // The service as a whole: the one room that knows both the loops and what listens, so that neither
     // has to know the other. It starts the simulator as a process and takes its flags.
     ("service", &["server", "manager", "providers", "takeover", "bmdb", "model", "simulator"]),
-    ("roleserver", &["curator", "curator_client", "reconciler", "etcd", "supervisor", "model"]),
     ("simulator", &["roleserver", "curator_client", "supervisor", "model"]),
     (
         "bin",
@@ -119,9 +119,9 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
             "line 1: manager imports simulator, and may import only providers, takeover, bmdb, curator_client, model",
         ),
         (
-            "roleserver",
+            "simulator",
             "#[cfg(test)]\nmod tests {\n    use crate::bmdb::lease::Lease;\n}",
-            "line 3: roleserver imports bmdb, and may import only curator, curator_client, reconciler, etcd, supervisor, model",
+            "line 3: simulator imports bmdb, and may import only roleserver, curator_client, supervisor, model",
         ),
         (
             "simulator",

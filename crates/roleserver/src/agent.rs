@@ -1,0 +1,604 @@
+//! The heartbeat loop of the agent, with failover between servers and settings that fall back.
+//!
+//! One task per machine: build a heartbeat, send it to the endpoint that worked last, and on a failure to the next one,
+//! for ever. The loop gets everything from outside as a value ([`BootClock`], the hardware, the identity, an observer),
+//! because the simulator runs thousands of loops in one process and the program on a machine runs one.
+//!
+//! New settings that come with a response are used at once, and the settings that carried the response stay as a
+//! fallback until the new ones have worked: a wrong certificate pushed to a fleet must not cut it off.
+//!
+//! A connection that works is kept. Whenever a shepherd starts or stops, the whole fleet gets new endpoints at once,
+//! and a database outage hits the whole fleet too. If every agent made a new TLS handshake each time, the shepherds
+//! would come back to nothing but handshakes. So the endpoint in use stays in use while it is among the new ones, and
+//! an error response does not count as a broken connection. The other endpoints are shuffled, or all agents of a
+//! shepherd that stops would go to the same next one.
+
+use std::error::Error as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use curator_client::identity::Identity;
+use model::ids::MachineId;
+use proto::agent::v1 as wire;
+use proto::agent::v1::agent_callback_client::AgentCallbackClient;
+use proto::hardware::v1::HardwareReport;
+use rand::RngExt as _;
+use rand::seq::SliceRandom as _;
+use rustls::ClientConfig;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use uuid::Uuid;
+
+use crate::boot_clock::BootClock;
+use crate::connection;
+use crate::enrolment::AgentSettings;
+use crate::heartbeat_backoff;
+use crate::heartbeat_session::{HeartbeatAck, HeartbeatHeader, HeartbeatSession};
+use crate::server_pool::{ServerEndpoint, ServerEndpoints, ServerPool};
+use crate::trusted_time::{TimeSample, TrustedTime};
+
+/// How long one heartbeat may take, connecting included.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a heartbeat waits for the hardware to be read. A disk that hangs longer delays the report, never the
+/// heartbeat.
+const HARDWARE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Failures in a row that are tolerated on one connection to the only endpoint. Several servers may be behind one
+/// address, and the next connection may reach another one.
+const FAILURES_PER_CONNECTION: u32 = 4;
+/// The second heartbeat brings the hardware report, which should not be delayed by an interval.
+const REPORT_DELAY: Duration = Duration::from_secs(2);
+
+/// Reads the hardware of the machine; may block.
+pub type ReadHardware = Arc<dyn Fn() -> HardwareReport + Send + Sync>;
+/// Returns the machine's state in its cluster. Called in the loop, so it must be quick.
+pub type ReadClusterReport = Arc<dyn Fn() -> wire::ClusterReport + Send + Sync>;
+/// Returns the release of the role server; `None` if it does not replace itself. Must be quick, too.
+pub type ReadRelease = Arc<dyn Fn() -> Option<wire::ReleaseReport> + Send + Sync>;
+/// Receives the events of the loop. Called in the loop, so it must be quick.
+pub type EventObserver = Arc<dyn Fn(&AgentEvent) + Send + Sync>;
+
+/// One agent: everything the loop needs.
+#[derive(Clone)]
+pub struct Agent {
+    /// The identity of the machine in the database.
+    pub machine_id: MachineId,
+    /// The key that the machine proves to own.
+    pub identity: Arc<Identity>,
+    /// The settings in use: how to reach the shepherd.
+    pub settings: AgentSettings,
+    /// Settings to fall back to while `settings` have not worked yet.
+    pub fallback: Option<AgentSettings>,
+    /// Highest fence of the access lane that enrolled the machine.
+    pub access_fence: i64,
+    /// The id of this start of the agent; every start has another one.
+    pub incarnation: Uuid,
+    /// Value of the heartbeat field `agent_version`.
+    pub agent_version: String,
+    /// The boot and the milliseconds since it began.
+    pub clock: Arc<dyn BootClock>,
+    /// The current time, as a shepherd last reported it.
+    pub time: Arc<TrustedTime>,
+    /// Reads the hardware for the report.
+    pub hardware: ReadHardware,
+    /// Reads the machine's state in its cluster; [`no_cluster`] for a machine that can have none.
+    pub cluster: ReadClusterReport,
+    /// Reads the release that runs; [`no_release`] where it cannot be changed.
+    pub release: ReadRelease,
+    /// Whether this agent uploads logs on request. If so, the observer must handle [`AgentEvent::LogRequests`].
+    pub uploads_logs: bool,
+    /// Receives the endpoints of the shepherds, if other parts of the role server connect to them.
+    pub server_pool: Option<ServerPool>,
+    /// Receives the events; [`ignore_events`] if nobody needs them.
+    pub observer: EventObserver,
+}
+
+/// An event of the heartbeat loop.
+#[derive(Clone, Debug)]
+pub enum AgentEvent {
+    /// A heartbeat is durable at the shepherd.
+    Delivered {
+        /// The endpoint that acknowledged it.
+        endpoint: String,
+        /// The heartbeat's position in time, in milliseconds of the boot.
+        seq: u64,
+        /// What the shepherd acknowledged with it.
+        ack: HeartbeatAck,
+    },
+    /// Sending a heartbeat failed; it is retried after a pause.
+    Failed {
+        /// The endpoint that it failed at.
+        endpoint: String,
+        /// The cause, as one sentence.
+        error: String,
+        /// Failures in a row, including this one.
+        failures: u32,
+        /// The time until the next attempt.
+        pause: Duration,
+    },
+    /// A response brought other settings, which are used from now on.
+    SettingsChanged {
+        /// The settings in use from now on.
+        settings: AgentSettings,
+        /// The settings to fall back to until the new ones have worked; `None` if the endpoint in use is one of the new
+        /// ones.
+        fallback: Option<AgentSettings>,
+    },
+    /// The settings in use have worked; no fallback is needed any more.
+    SettingsConfirmed,
+    /// A response brought settings that cannot be used; the old ones stay.
+    SettingsRejected {
+        /// The field, and what is wrong with it.
+        reason: String,
+    },
+    /// A response reported the current time, and it is worth storing.
+    TimeSampled {
+        /// The time, and where in the boot it was reported.
+        sample: TimeSample,
+    },
+    /// A response carried an order about a cluster.
+    ClusterOrder {
+        /// The order to found a cluster, to join one or to leave it.
+        order: wire::ClusterOrder,
+    },
+    /// A response ordered another release of the role server.
+    ReleaseOrder {
+        /// The release to run, and its order.
+        order: wire::ReleaseOrder,
+    },
+    /// A response requested logs.
+    LogRequests {
+        /// All open requests, including those of earlier responses.
+        requests: Vec<wire::LogRequest>,
+    },
+}
+
+/// The cluster report of a machine that can have no cluster.
+#[must_use]
+pub fn no_cluster() -> ReadClusterReport {
+    Arc::new(wire::ClusterReport::default)
+}
+
+/// The release of a role server that does not replace itself.
+#[must_use]
+pub fn no_release() -> ReadRelease {
+    Arc::new(|| None)
+}
+
+/// An observer that ignores every event.
+#[must_use]
+pub fn ignore_events() -> EventObserver {
+    Arc::new(|_| {})
+}
+
+impl Agent {
+    /// Heartbeats until `shutdown`; never ends otherwise.
+    pub async fn run(self, shutdown: CancellationToken) {
+        let work = HeartbeatLoop::new(self);
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            never = work.run() => match never {},
+        }
+    }
+}
+
+/// One endpoint of a shepherd, with its TLS configuration.
+struct ServerTarget {
+    endpoint: String,
+    config: Option<Arc<ClientConfig>>,
+    is_fallback: bool,
+}
+
+struct HeartbeatLoop {
+    agent: Agent,
+    session: HeartbeatSession,
+    targets: Vec<ServerTarget>,
+    current: usize,
+    client: Option<AgentCallbackClient<Channel>>,
+    hardware_read: Option<JoinHandle<HardwareReport>>,
+}
+
+enum Never {}
+
+impl HeartbeatLoop {
+    fn new(agent: Agent) -> Self {
+        let talk = HeartbeatSession::new(HeartbeatHeader {
+            machine_id: agent.machine_id,
+            boot_id: agent.clock.boot_id(),
+            incarnation: agent.incarnation,
+            agent_version: agent.agent_version.clone(),
+            access_fence: agent.access_fence,
+            uploads_logs: agent.uploads_logs,
+        });
+        let targets = build_targets(&agent.settings, agent.fallback.as_ref());
+        let new = Self { agent, session: talk, targets, current: 0, client: None, hardware_read: None };
+        new.publish_endpoints();
+        new
+    }
+
+    /// Publishes the endpoints of the shepherds, the one in use first.
+    fn publish_endpoints(&self) {
+        let Some(shepherds) = &self.agent.server_pool else { return };
+        let (before, from_here) = self.targets.split_at(self.current.min(self.targets.len()));
+        let ways = from_here.iter().chain(before).map(|target| ServerEndpoint {
+            endpoint: target.endpoint.clone(),
+            ca_certificates: match &self.agent.fallback {
+                Some(fallback) if target.is_fallback => fallback.ca_certificates.clone(),
+                _ => self.agent.settings.ca_certificates.clone(),
+            },
+        });
+        shepherds.set_endpoints(ServerEndpoints {
+            machine_id: self.agent.machine_id,
+            identity: self.agent.identity.clone(),
+            time: self.agent.time.clone(),
+            endpoints: ways.collect(),
+        });
+    }
+
+    async fn run(mut self) -> Never {
+        let mut failures = 0;
+        loop {
+            let heartbeat = self.next_heartbeat().await;
+            let endpoint = self.targets[self.current].endpoint.clone();
+            let outcome = self.send_heartbeat(&heartbeat).await;
+            let random = rand::rng().random();
+            let pause = match outcome {
+                Ok(answer) => {
+                    failures = 0;
+                    let delivered = self.session.record_ack(&answer);
+                    (self.agent.observer)(&AgentEvent::Delivered {
+                        endpoint,
+                        seq: heartbeat.seq,
+                        ack: delivered,
+                    });
+                    if let Some(sample) = self.agent.time.observe(answer.shepherd_time_ms) {
+                        (self.agent.observer)(&AgentEvent::TimeSampled { sample });
+                    }
+                    if let Some(order) = &answer.cluster_order {
+                        (self.agent.observer)(&AgentEvent::ClusterOrder { order: order.clone() });
+                    }
+                    if let Some(order) = &answer.release_order {
+                        (self.agent.observer)(&AgentEvent::ReleaseOrder { order: order.clone() });
+                    }
+                    self.apply_settings(&answer);
+                    self.publish_endpoints();
+                    // After the endpoints, which the uploads use.
+                    if !answer.log_requests.is_empty() {
+                        let requests = answer.log_requests.clone();
+                        (self.agent.observer)(&AgentEvent::LogRequests { requests });
+                    }
+                    let interval = self.agent.settings.heartbeat_interval();
+                    let soon = (self.session.should_send_report() && heartbeat.hardware_report.is_none())
+                        || answer.cluster_order.is_some();
+                    heartbeat_backoff::jittered_interval(
+                        if soon { interval.min(REPORT_DELAY) } else { interval },
+                        random,
+                    )
+                }
+                Err(status) => {
+                    failures += 1;
+                    self.session.record_failure(status.code());
+                    let interval = self.agent.settings.heartbeat_interval();
+                    let pause =
+                        heartbeat_backoff::retry_delay(failures, self.targets.len(), interval, random);
+                    (self.agent.observer)(&AgentEvent::Failed {
+                        endpoint,
+                        error: error_message(&status),
+                        failures,
+                        pause,
+                    });
+                    if should_try_next(status.code()) {
+                        if self.targets.len() > 1 || failures.is_multiple_of(FAILURES_PER_CONNECTION) {
+                            self.client = None;
+                        }
+                        self.current = (self.current + 1) % self.targets.len();
+                    }
+                    pause
+                }
+            };
+            self.wait_for_next(pause).await;
+        }
+    }
+
+    /// Waits for the next heartbeat. In a cluster, or with an ordered release, a change of the cluster or release
+    /// report ends the wait early, because an operator waits for it.
+    async fn wait_for_next(&self, pause: Duration) {
+        let until = tokio::time::Instant::now() + pause;
+        while self.session.is_in_cluster() || self.session.is_release_ordered() {
+            let next = tokio::time::Instant::now() + REPORT_DELAY;
+            if next >= until {
+                break;
+            }
+            tokio::time::sleep_until(next).await;
+            let release = (self.agent.release)();
+            let another = release.is_some_and(|release| self.session.is_release_changed(&release));
+            if another || self.session.is_cluster_changed(&(self.agent.cluster)()) {
+                return;
+            }
+        }
+        tokio::time::sleep_until(until).await;
+    }
+
+    async fn next_heartbeat(&mut self) -> wire::HeartbeatRequest {
+        let interval = self.agent.settings.heartbeat_interval();
+        if let Some(pending) = self.session.pending(self.agent.clock.milliseconds(), interval) {
+            return pending.clone();
+        }
+        let report = if self.session.should_send_report() { self.read_hardware().await } else { None };
+        let (standing, release) = ((self.agent.cluster)(), (self.agent.release)());
+        self.session.build_heartbeat(self.agent.clock.milliseconds(), report, standing, release).clone()
+    }
+
+    /// Reads the hardware beside the loop; `None` while it takes too long.
+    async fn read_hardware(&mut self) -> Option<HardwareReport> {
+        let read = self.agent.hardware.clone();
+        let reading = self.hardware_read.get_or_insert_with(|| tokio::task::spawn_blocking(move || read()));
+        let patience = HARDWARE_TIMEOUT.min(self.agent.settings.heartbeat_interval());
+        let outcome = tokio::time::timeout(patience, reading).await.ok()?;
+        self.hardware_read = None;
+        // A reader that panicked is tried again with the next heartbeat.
+        outcome.inspect_err(|error| tracing::error!(%error, "reading the hardware failed")).ok()
+    }
+
+    async fn send_heartbeat(
+        &mut self,
+        heartbeat: &wire::HeartbeatRequest,
+    ) -> Result<wire::HeartbeatResponse, Status> {
+        let late = |_| Status::deadline_exceeded(format!("no answer within {} s", CALL_TIMEOUT.as_secs()));
+        let outcome = tokio::time::timeout(CALL_TIMEOUT, self.call_server(heartbeat)).await.map_err(late);
+        let outcome = outcome.and_then(|answer| answer);
+        // An error of a server has no source error; that of a broken connection has one.
+        if outcome
+            .as_ref()
+            .is_err_and(|status| status.code() == Code::DeadlineExceeded || status.source().is_some())
+        {
+            self.client = None;
+        }
+        outcome
+    }
+
+    async fn call_server(
+        &mut self,
+        heartbeat: &wire::HeartbeatRequest,
+    ) -> Result<wire::HeartbeatResponse, Status> {
+        let client = if let Some(client) = &mut self.client {
+            client
+        } else {
+            let unavailable = |error: connection::ConnectError| Status::unavailable(error.to_string());
+            let target = &mut self.targets[self.current];
+            let config = if let Some(config) = &target.config {
+                config.clone()
+            } else {
+                let settings = match &self.agent.fallback {
+                    Some(fallback) if target.is_fallback => fallback,
+                    _ => &self.agent.settings,
+                };
+                let (identity, time) = (&self.agent.identity, &self.agent.time);
+                let config = connection::client_config(identity, &settings.ca_certificates, time)
+                    .map_err(unavailable)?;
+                target.config.insert(config).clone()
+            };
+            let client = connection::connect_server(&target.endpoint, config).await.map_err(unavailable)?;
+            self.client.insert(client)
+        };
+        Ok(client.heartbeat(heartbeat.clone()).await?.into_inner())
+    }
+
+    /// Applies the settings in a response, and drops the fallback once the settings have worked.
+    fn apply_settings(&mut self, answer: &wire::HeartbeatResponse) {
+        let by_fallback = self.targets[self.current].is_fallback;
+        if !by_fallback && self.agent.fallback.take().is_some() {
+            self.targets.retain(|target| !target.is_fallback);
+            (self.agent.observer)(&AgentEvent::SettingsConfirmed);
+        }
+        let mut settings = match self.agent.settings.with_response(answer) {
+            Ok(settings) if settings == self.agent.settings => return,
+            Ok(settings) => settings,
+            Err(reason) => {
+                (self.agent.observer)(&AgentEvent::SettingsRejected { reason });
+                return;
+            }
+        };
+        let working = match &self.agent.fallback {
+            Some(fallback) if by_fallback => fallback.clone(),
+            _ => self.agent.settings.clone(),
+        };
+        settings.endpoints.shuffle(&mut rand::rng());
+        let here = &self.targets[self.current].endpoint;
+        let again = settings.endpoints.iter().position(|endpoint| endpoint == here);
+        let again = again.filter(|_| settings.ca_certificates == working.ca_certificates);
+        if let Some(again) = again {
+            // It is the first from now on, also after a restart.
+            settings.endpoints.swap(0, again);
+        } else {
+            self.client = None;
+        }
+        self.agent.fallback = again.is_none().then_some(working);
+        self.agent.settings = settings.clone();
+        self.targets = build_targets(&self.agent.settings, self.agent.fallback.as_ref());
+        self.current = 0;
+        (self.agent.observer)(&AgentEvent::SettingsChanged {
+            settings,
+            fallback: self.agent.fallback.clone(),
+        });
+    }
+}
+
+fn build_targets(settings: &AgentSettings, fallback: Option<&AgentSettings>) -> Vec<ServerTarget> {
+    let of = |settings: &AgentSettings, of_fallback| {
+        let endpoints = settings.endpoints.clone();
+        endpoints.into_iter().map(move |endpoint| ServerTarget {
+            endpoint,
+            config: None,
+            is_fallback: of_fallback,
+        })
+    };
+    let mut targets: Vec<_> = of(settings, false).collect();
+    targets.extend(fallback.into_iter().flat_map(|fallback| of(fallback, true)));
+    targets
+}
+
+/// Whether another endpoint may do better. A heartbeat that is too old, or one too many, is rejected everywhere.
+const fn should_try_next(code: Code) -> bool {
+    !matches!(code, Code::FailedPrecondition | Code::ResourceExhausted | Code::InvalidArgument)
+}
+
+fn error_message(status: &Status) -> String {
+    match status.code() {
+        Code::Unauthenticated => {
+            "the shepherd does not know this machine id with this key; it may have been \
+                                  retired or enrolled again elsewhere; trying on"
+                .to_owned()
+        }
+        code => {
+            let message = if status.message().is_empty() { code.description() } else { status.message() };
+            message.chars().take(500).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::boot_clock::HostClock;
+
+    fn settings(endpoint: &str) -> AgentSettings {
+        AgentSettings::new(&[endpoint.to_owned()], &[], 0).unwrap()
+    }
+
+    fn agent(events: &Arc<std::sync::Mutex<Vec<AgentEvent>>>) -> Agent {
+        let events = events.clone();
+        let clock = Arc::new(HostClock::read().unwrap());
+        Agent {
+            machine_id: MachineId::generate(),
+            identity: Arc::new(Identity::generate().unwrap()),
+            settings: settings("old:1"),
+            fallback: None,
+            access_fence: 1,
+            incarnation: Uuid::new_v4(),
+            agent_version: "1".to_owned(),
+            clock: clock.clone(),
+            time: Arc::new(TrustedTime::new(clock, None)),
+            hardware: Arc::new(HardwareReport::default),
+            cluster: no_cluster(),
+            release: no_release(),
+            uploads_logs: false,
+            server_pool: None,
+            observer: Arc::new(move |event| events.lock().unwrap().push(event.clone())),
+        }
+    }
+
+    fn response_with_endpoint(endpoint: &str) -> wire::HeartbeatResponse {
+        wire::HeartbeatResponse { endpoints: vec![endpoint.to_owned()], ..Default::default() }
+    }
+
+    fn response_with_endpoints(endpoints: &[&str]) -> wire::HeartbeatResponse {
+        let endpoints = endpoints.iter().map(|endpoint| (*endpoint).to_owned()).collect();
+        wire::HeartbeatResponse { endpoints, ..Default::default() }
+    }
+
+    fn target_list(work: &HeartbeatLoop) -> Vec<(&str, bool)> {
+        work.targets.iter().map(|target| (target.endpoint.as_str(), target.is_fallback)).collect()
+    }
+
+    #[test]
+    fn loop_can_be_spawned() {
+        fn spawnable<T: Send + 'static>(_: T) {}
+        spawnable(agent(&Arc::default()).run(CancellationToken::new()));
+    }
+
+    #[test]
+    fn old_endpoint_stays_until_the_new_one_works() {
+        let events = Arc::default();
+        let mut work = HeartbeatLoop::new(agent(&events));
+        work.apply_settings(&response_with_endpoint("new:1"));
+        assert_eq!(target_list(&work), [("new:1", false), ("old:1", true)]);
+        // The new one fails, the old one responds and repeats its settings: nothing changes.
+        work.current = 1;
+        work.apply_settings(&response_with_endpoint("new:1"));
+        assert_eq!(target_list(&work), [("new:1", false), ("old:1", true)]);
+        work.current = 0;
+        work.apply_settings(&wire::HeartbeatResponse::default());
+        assert_eq!(target_list(&work), [("new:1", false)]);
+        let events = events.lock().unwrap();
+        assert!(
+            matches!(events[..], [AgentEvent::SettingsChanged { .. }, AgentEvent::SettingsConfirmed]),
+            "{events:?}"
+        );
+    }
+
+    #[test]
+    fn withdrawn_settings_leave_the_old_endpoint_alone() {
+        let mut work = HeartbeatLoop::new(agent(&Arc::default()));
+        work.apply_settings(&response_with_endpoint("new:1"));
+        work.current = 1;
+        work.apply_settings(&response_with_endpoint("old:1"));
+        assert_eq!(target_list(&work), [("old:1", false)]);
+        assert!(work.agent.fallback.is_none());
+    }
+
+    #[test]
+    fn newer_settings_replace_bad_ones_and_keep_the_fallback() {
+        let mut work = HeartbeatLoop::new(agent(&Arc::default()));
+        work.apply_settings(&response_with_endpoint("bad:1"));
+        work.current = 1;
+        work.apply_settings(&response_with_endpoint("good:1"));
+        assert_eq!(target_list(&work), [("good:1", false), ("old:1", true)]);
+    }
+
+    #[test]
+    fn endpoint_in_use_stays_first_when_others_change() {
+        let events = Arc::default();
+        let mut work = HeartbeatLoop::new(agent(&events));
+        work.apply_settings(&response_with_endpoints(&["aaa:1", "old:1", "zzz:1"]));
+        assert_eq!(target_list(&work)[0], ("old:1", false));
+        assert_eq!(target_list(&work).len(), 3);
+        work.current = 2;
+        let second = work.targets[2].endpoint.clone();
+        work.apply_settings(&response_with_endpoints(&["bbb:1", &second]));
+        assert_eq!(target_list(&work), [(second.as_str(), false), ("bbb:1", false)]);
+        work.apply_settings(&response_with_endpoints(&["bbb:1", &second]));
+        let events = events.lock().unwrap();
+        let settings: Vec<_> = events
+            .iter()
+            .map(|event| matches!(event, AgentEvent::SettingsChanged { fallback: None, .. }))
+            .collect();
+        assert_eq!(
+            settings,
+            [true, true],
+            "nothing has to be proven, and the same list is no news: {events:?}"
+        );
+    }
+
+    #[test]
+    fn agents_of_one_server_do_not_all_go_to_the_same_next_one() {
+        let next = || {
+            let mut work = HeartbeatLoop::new(agent(&Arc::default()));
+            work.apply_settings(&response_with_endpoints(&["old:1", "a:1", "b:1", "c:1"]));
+            work.targets[1].endpoint.clone()
+        };
+        let chosen: std::collections::BTreeSet<_> = (0..200).map(|_| next()).collect();
+        assert_eq!(chosen.len(), 3);
+    }
+
+    #[test]
+    fn new_ca_has_to_work_before_the_old_one_is_dropped() {
+        let mut work = HeartbeatLoop::new(agent(&Arc::default()));
+        let ca = Identity::generate().unwrap().certificate_der().to_vec();
+        work.apply_settings(&wire::HeartbeatResponse { ca_certificates: vec![ca], ..Default::default() });
+        assert_eq!(target_list(&work), [("old:1", false), ("old:1", true)]);
+    }
+
+    #[test]
+    fn invalid_settings_are_rejected_as_a_whole() {
+        let events = Arc::default();
+        let mut work = HeartbeatLoop::new(agent(&events));
+        let broken =
+            wire::HeartbeatResponse { ca_certificates: vec![vec![1]], ..response_with_endpoint("new:1") };
+        work.apply_settings(&broken);
+        assert_eq!(target_list(&work), [("old:1", false)]);
+        assert!(matches!(events.lock().unwrap()[..], [AgentEvent::SettingsRejected { .. }]));
+    }
+}

@@ -1,0 +1,235 @@
+//! Launch a child: join its control group, record the process, execute the program.
+//!
+//! `roleserver launch` is only ever started by a role server. It reads a [`LaunchOrder`] from its standard input,
+//! leaves the session of the process that started it, joins the control group, records its own process, and executes
+//! the program. A process keeps its pid and its start time over `execve`, so the record stays true. If it fails, it
+//! writes the reason to its standard output; a program that runs closes that output without a word.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::{Deserialize, Serialize};
+
+use crate::atomic_file::{self, Durability};
+use crate::child::cgroup::Cgroup;
+use crate::child::log;
+use crate::child::spec::{ChildSpec, User};
+use crate::detached_supervisor::empty_stdin;
+use crate::process::ProcessInstance;
+
+/// The subcommand of this program.
+pub const SUBCOMMAND: &str = "launch";
+/// An order is some kilobytes; longer input is not an order.
+const MAX_ORDER_BYTES: u64 = 4 << 20;
+
+/// What to start, and where to record it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaunchOrder {
+    /// The program and all that it is started with.
+    pub spec: ChildSpec,
+    /// The control group to join before the start.
+    pub group: Cgroup,
+    /// The path of its [`ChildRecord`]; `None` for a program that ends by itself soon, such as a health probe.
+    pub record: Option<PathBuf>,
+    /// The file for its output.
+    pub log: PathBuf,
+}
+
+/// The record of a running child.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChildRecord {
+    /// The process, by pid and start time.
+    pub instance: ProcessInstance,
+    /// The digest of the specification it was started with: [`ChildSpec::digest`].
+    pub spec_sha256: String,
+}
+
+/// Why a program was not started.
+#[derive(Debug, thiserror::Error)]
+#[error("starting {name} failed: {why}")]
+pub struct LaunchError {
+    /// The name of the child.
+    pub name: String,
+    why: String,
+}
+
+/// Starts a new process of `program`, which is this one, to carry out `order`. Blocks until that process has become the
+/// child's program. The returned pidfd can be waited for also if the child has ended already.
+pub fn launch_child(program: &Path, order: &LaunchOrder) -> Result<OwnedFd, LaunchError> {
+    let failed = |why: String| LaunchError { name: order.spec.name.clone(), why };
+    let begin = || -> std::io::Result<(OwnedFd, String)> {
+        let mut child = Command::new(program)
+            .arg(SUBCOMMAND)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(log::open_log(&order.log)?)
+            .spawn()?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        if let Some(mut input) = input {
+            // A process that has ended gives the reason on its output.
+            let _ = input.write_all(&serde_json::to_vec(order)?);
+        }
+        let mut text = String::new();
+        if let Some(output) = output {
+            output.take(MAX_ORDER_BYTES).read_to_string(&mut text)?;
+        }
+        // The child has not been waited for, so the pid is still its own.
+        let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
+        if !text.is_empty() {
+            child.wait()?;
+        }
+        Ok((handle, text))
+    };
+    let (handle, text) = begin().map_err(|error| failed(error.to_string()))?;
+    if !text.is_empty() {
+        return Err(failed(text));
+    }
+    tracing::info!(name = order.spec.name, program = %order.spec.program.display(), "a program was started");
+    Ok(handle)
+}
+
+/// Carries out `roleserver launch`. Returns only on a failure.
+#[must_use]
+pub fn execute() -> String {
+    let order = match read_order() {
+        Ok(order) => order,
+        Err(why) => return print_error(&format!("the order cannot be read: {why}")),
+    };
+    // Kept open until the other program runs, on a number that the program does not inherit.
+    let output = match rustix::io::fcntl_dupfd_cloexec(std::io::stdout(), 3) {
+        Ok(output) => output,
+        Err(error) => return print_error(&error.to_string()),
+    };
+    let why = exec_program(&order).to_string();
+    let _ = File::from(output).write_all(why.as_bytes());
+    why
+}
+
+fn print_error(why: &str) -> String {
+    let _ = std::io::stdout().write_all(why.as_bytes());
+    why.to_owned()
+}
+
+fn read_order() -> std::io::Result<LaunchOrder> {
+    let mut bytes = Vec::new();
+    std::io::stdin().take(MAX_ORDER_BYTES).read_to_end(&mut bytes)?;
+    Ok(serde_json::from_slice(&bytes)?)
+}
+
+fn exec_program(order: &LaunchOrder) -> std::io::Error {
+    let spec = &order.spec;
+    let prepare = || -> std::io::Result<Command> {
+        // Neither the end of a terminal nor a signal to its group is meant for the child. It may lead a session
+        // already.
+        let _ = rustix::process::setsid();
+        mark_inherited_cloexec();
+        order.group.join().map_err(std::io::Error::other)?;
+        if let Some(path) = &order.record {
+            let record = ChildRecord { instance: ProcessInstance::current()?, spec_sha256: spec.digest() };
+            atomic_file::replace_file(path, &serde_json::to_vec(&record)?, Durability::UntilPowerLoss)?;
+        }
+        let log = log::open_log(&order.log)?;
+        let mut command = Command::new(&spec.program);
+        command
+            .args(&spec.arguments)
+            .env_clear()
+            .envs(&spec.environment)
+            .stdin(empty_stdin()?)
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        Ok(command)
+    };
+    let (program, directory) = (spec.program.display(), spec.directory.display());
+    let refused = |error: std::io::Error| {
+        std::io::Error::new(error.kind(), format!("{program} cannot be run in {directory}: {error}"))
+    };
+    match prepare() {
+        // Before the user is switched: the path to the directory may be closed to the new user.
+        Ok(mut command) => match std::env::set_current_dir(&spec.directory) {
+            Ok(()) => match spec.user.map_or(Ok(()), |user| switch_user(user, &spec.groups)) {
+                Ok(()) => refused(command.exec()),
+                Err(error) => error,
+            },
+            Err(error) => refused(error),
+        },
+        Err(error) => error,
+    }
+}
+
+/// Drops the role server's privileges. This process has one thread, so this covers the whole process.
+fn switch_user(user: User, groups: &[u32]) -> std::io::Result<()> {
+    use rustix::process::{Gid, Uid, getegid, geteuid};
+    use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    // Without root no other user is possible; if the user is the current one, nothing is to change.
+    if !geteuid().is_root() && (geteuid(), getegid()) == (uid, gid) {
+        return Ok(());
+    }
+    let groups: Vec<Gid> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
+    let done =
+        set_thread_groups(&groups).and_then(|()| set_thread_gid(gid)).and_then(|()| set_thread_uid(uid));
+    done.map_err(|error| {
+        let why = format!("becoming user {} of group {} failed: {error}", user.uid, user.gid);
+        std::io::Error::new(std::io::Error::from(error).kind(), why)
+    })
+}
+
+/// Marks all open descriptors except the three standard ones to be closed by `execve`. Otherwise descriptors that the
+/// role server inherited, and locks on them, would stay open for as long as the child runs.
+fn mark_inherited_cloexec() {
+    // SAFETY: it closes nothing now; it marks descriptors to be closed by `execve`, as all that we open are already.
+    let done =
+        unsafe { libc::syscall(libc::SYS_close_range, 3_u32, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    if done != 0 {
+        // The kernel is older than Linux 5.11.
+        tracing::debug!("what was inherited stays open in the program that is started");
+    }
+}
+
+/// The record at this path, if a readable one exists. An unreadable record is ignored: what runs is then found by its
+/// control group.
+#[must_use]
+pub fn read_record(path: &Path) -> Option<ChildRecord> {
+    let bytes = std::fs::read(path).ok()?;
+    serde_json::from_slice(&bytes)
+        .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "a damaged record"))
+        .ok()
+}
+
+/// Sends SIGTERM to a recorded process, then kills everything in its group except for programs with the spared prefix
+/// ([`ChildSpec::survivor_prefix`]). No zombie stays, also of a child of ours without a waiting task. Blocks.
+pub fn stop_process_group(
+    record: Option<&ChildRecord>,
+    group: &Cgroup,
+    patience: Duration,
+    spared: Option<&str>,
+) -> std::io::Result<()> {
+    use rustix::process::Signal;
+    if let Some(ChildRecord { instance, .. }) = record
+        && instance.send_signal(Signal::TERM)?
+    {
+        let end = Instant::now() + patience;
+        // A child that has ended but was not reaped counts as gone: `is_alive` is false for it.
+        while instance.is_alive() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    let rest = group.kill_except(spared).map_err(std::io::Error::other)?;
+    if rest > 0 {
+        tracing::warn!(remaining = rest, "processes did not end when requested, and were killed");
+    }
+    // For hosts without groups.
+    if let Some(ChildRecord { instance, .. }) = record {
+        instance.stop(Duration::ZERO)?;
+        instance.reap()?;
+    }
+    Ok(())
+}

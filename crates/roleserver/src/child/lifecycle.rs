@@ -1,0 +1,298 @@
+//! Child lifecycle: adopt or start, watch, stop, remove.
+//!
+//! Each run of the runnable first looks for a running program that an earlier run, or an earlier role server, has
+//! started. If its specification is the desired one, it is adopted, with its pid and its connections. If it is another
+//! one, it is stopped first. Two children of one name never run at once.
+//!
+//! When the program ends, the runnable fails with the exit status and the last output, and is restarted after its
+//! back-off. When the runnable is cancelled, the program is stopped too, unless the role server itself ends: then its
+//! children go on, and the next role server adopts them.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ring::digest;
+use supervisor::context::{Runnable, Scope, Starting};
+use supervisor::exit_reason::RunnableError;
+use tokio_util::sync::CancellationToken;
+
+use crate::child::cgroup::{Cgroup, CgroupError, CgroupMounts};
+use crate::child::exit::{ChildExit, wait_for_exit};
+use crate::child::launch::{self, ChildRecord, LaunchError, LaunchOrder};
+use crate::child::log;
+use crate::child::spec::{ChildSpec, ChildSpecError, ResourceLimits};
+
+const LOG_CHECK_INTERVAL: Duration = Duration::from_mins(1);
+/// How long a leftover child may take to end.
+const LEFTOVER_STOP_TIMEOUT: Duration = Duration::from_secs(20);
+/// Last lines of the log that the error of an ended program quotes.
+const ERROR_LOG_LINES: usize = 3;
+
+/// The context in which a role server runs its children.
+#[derive(Clone, Debug)]
+pub struct ChildContext {
+    /// The directory that has a directory for each child.
+    pub directory: PathBuf,
+    /// The control groups of this host.
+    pub mounts: CgroupMounts,
+    /// The program that launches children, which is this one: `/proc/self/exe`.
+    pub launcher: PathBuf,
+    /// Cancelled when the role server itself ends; children go on then.
+    pub shutdown: CancellationToken,
+}
+
+/// Why a child does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ChildError {
+    /// The specification is invalid.
+    #[error(transparent)]
+    Spec(#[from] ChildSpecError),
+    /// Its control group could not be set up.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// The launch of the program failed.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// An operation on the disk or in the kernel failed.
+    #[error("{operation} failed: {source}")]
+    Io {
+        /// The operation that failed.
+        operation: String,
+        /// The error of the operating system.
+        source: std::io::Error,
+    },
+    /// The program ended by itself or was killed.
+    #[error("{name}: {exit}{output}")]
+    Ended {
+        /// The name of the child.
+        name: String,
+        /// How it ended, if that is known.
+        exit: ChildExit,
+        /// The last lines of its output, for the message; empty without output.
+        output: String,
+    },
+}
+
+impl ChildContext {
+    /// The path of a child's record.
+    #[must_use]
+    pub fn record_path(&self, name: &str) -> PathBuf {
+        self.directory.join(name).join("process.json")
+    }
+
+    /// The names of the recorded children, sorted.
+    #[must_use]
+    pub fn recorded_names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        let mut names: Vec<String> =
+            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Removes the record and the output of a child that has ended.
+    pub fn remove_files(&self, name: &str) -> std::io::Result<()> {
+        match std::fs::remove_dir_all(self.directory.join(name)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
+    }
+
+    /// The path of a child's output log.
+    #[must_use]
+    pub fn log_path(&self, name: &str) -> PathBuf {
+        self.directory.join(name).join("output.log")
+    }
+
+    /// Distinguishes the control groups of this role server from those of another one on this host.
+    #[must_use]
+    pub fn instance_name(&self) -> String {
+        let digest = digest::digest(&digest::SHA256, self.directory.as_os_str().as_encoded_bytes());
+        format!("roleserver-{}", hex::encode(&digest.as_ref()[..6]))
+    }
+}
+
+/// Keeps a child running. In each run, `decide_spec` decides on the specification, which may take time. The third
+/// argument gets the record of each process that was started or adopted.
+pub fn run_child<F>(
+    decide_spec: impl Fn() -> F + Send + Sync + 'static,
+    places: Arc<ChildContext>,
+    reported: impl Fn(&ChildRecord) + Send + Sync + 'static,
+) -> Runnable
+where
+    F: Future<Output = Result<ChildSpec, RunnableError>> + Send + 'static,
+{
+    let reported = Arc::new(reported);
+    Runnable::new(move |starting: Starting| {
+        let (deciding, places, reported) = (decide_spec(), places.clone(), reported.clone());
+        async move {
+            let spec = starting.scope().until_cancelled(deciding).await??;
+            let (record, handle) = run_blocking({
+                let (spec, places) = (spec.clone(), places.clone());
+                move || adopt_or_start(&spec, &places)
+            })
+            .await?;
+            reported(&record);
+            let healthy = starting.mark_healthy();
+            let how = watch_child(&record, &handle, &spec, &places, healthy.scope()).await?;
+            let text = log::last_lines(&places.log_path(&spec.name), ERROR_LOG_LINES);
+            let text = if text.is_empty() { text } else { format!("; it last wrote: {text}") };
+            Err(ChildError::Ended { name: spec.name.clone(), exit: how, output: text }.into())
+        }
+    })
+}
+
+async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ChildError> + Send + 'static,
+) -> Result<T, RunnableError> {
+    Ok(tokio::task::spawn_blocking(work).await??)
+}
+
+fn io_error(doing: impl Into<String>) -> impl FnOnce(std::io::Error) -> ChildError {
+    move |source| ChildError::Io { operation: doing.into(), source }
+}
+
+/// Returns the record and a pidfd of the child with this specification: the running one if it matches, else a new one.
+/// A running child of that name that does not match is stopped first. Blocks.
+pub fn adopt_or_start(spec: &ChildSpec, places: &ChildContext) -> Result<(ChildRecord, OwnedFd), ChildError> {
+    spec.validate()?;
+    let (path, name) = (places.record_path(&spec.name), &spec.name);
+    if let Some(directory) = path.parent() {
+        create_private_directory(directory).map_err(io_error(format!("making {}", directory.display())))?;
+    }
+    let group = places.mounts.create_cgroup(&places.instance_name(), name, &spec.limits)?;
+    let there = launch::read_record(&path);
+    let opening = || io_error(format!("looking for {name}"));
+    let alive = match &there {
+        Some(record) => record.instance.open_pidfd().map_err(opening())?.map(|handle| (record, handle)),
+        None => None,
+    };
+    if let Some((record, handle)) = alive {
+        if record.spec_sha256 == spec.digest() {
+            tracing::info!(name, pid = record.instance.pid, "a program that runs already was adopted");
+            return Ok((record.clone(), handle));
+        }
+        tracing::info!(
+            name,
+            pid = record.instance.pid,
+            "a program is to be run otherwise, and is ended first"
+        );
+    }
+    // This also ends what is left of a program that is gone itself, and processes that were never recorded.
+    launch::stop_process_group(there.as_ref(), &group, spec.stop_time, spec.survivor_prefix.as_deref())
+        .map_err(io_error(format!("ending what is left of {name}")))?;
+    for stale in &spec.stale_files {
+        match std::fs::remove_file(stale) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(io_error(format!("removing {}, which {name} left behind,", stale.display()))(
+                    error,
+                ));
+            }
+            _ => {}
+        }
+    }
+    let handle = launch::launch_child(
+        &places.launcher,
+        &LaunchOrder { spec: spec.clone(), group, record: Some(path.clone()), log: places.log_path(name) },
+    )?;
+    let record = launch::read_record(&path).ok_or_else(|| {
+        io_error(format!("reading what {name} was written down as"))(std::io::ErrorKind::NotFound.into())
+    })?;
+    Ok((record, handle))
+}
+
+/// The running process that was started by this name, and a pidfd of it; `None` if there is none.
+pub fn find_running(name: &str, places: &ChildContext) -> Result<Option<(ChildRecord, OwnedFd)>, ChildError> {
+    let Some(record) = launch::read_record(&places.record_path(name)) else { return Ok(None) };
+    let opened = record.instance.open_pidfd().map_err(io_error(format!("looking for {name}")))?;
+    Ok(opened.map(|handle| (record, handle)))
+}
+
+/// Stops what is left of a child that is no longer desired. Blocks.
+pub fn stop_leftovers(name: &str, places: &ChildContext) -> Result<(), ChildError> {
+    stop_child(name, places, LEFTOVER_STOP_TIMEOUT)
+}
+
+/// Stops whatever runs by this name with SIGTERM, kills it after `patience`, and removes its record. Blocks.
+pub fn stop_child(name: &str, places: &ChildContext, patience: Duration) -> Result<(), ChildError> {
+    stop_child_except(name, places, patience, None)
+}
+
+/// As [`stop_child`], except for programs in its group that survive ([`ChildSpec::survivor_prefix`]). Blocks.
+pub fn stop_child_except(
+    name: &str,
+    places: &ChildContext,
+    patience: Duration,
+    spared: Option<&str>,
+) -> Result<(), ChildError> {
+    let path = places.record_path(name);
+    let record = launch::read_record(&path);
+    let group = places.mounts.create_cgroup(&places.instance_name(), name, &ResourceLimits::default())?;
+    let doing = || io_error(format!("ending what is left of {name}"));
+    launch::stop_process_group(record.as_ref(), &group, patience, spared).map_err(doing())?;
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(doing()(error)),
+        _ => {}
+    }
+    group.remove();
+    Ok(())
+}
+
+fn create_private_directory(directory: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
+}
+
+/// Waits for the program's exit or for the cancellation of the runnable, which it passes on to the program.
+async fn watch_child(
+    record: &ChildRecord,
+    handle: &OwnedFd,
+    spec: &ChildSpec,
+    places: &Arc<ChildContext>,
+    scope: &Scope,
+) -> Result<ChildExit, RunnableError> {
+    let opening = || io_error(format!("watching {}", spec.name));
+    loop {
+        tokio::select! {
+            biased;
+            how = wait_for_exit(handle) => return Ok(how.map_err(opening())?),
+            cancelled = scope.cancelled() => {
+                if !places.shutdown.is_cancelled() {
+                    stop_watched_child(record, spec, places).await?;
+                    // Reaps the process if it is our child, so that no zombie stays.
+                    wait_for_exit(handle).await.map_err(opening())?;
+                }
+                return Err(cancelled.into());
+            }
+            () = tokio::time::sleep(LOG_CHECK_INTERVAL) => {
+                if let Err(error) = log::truncate_if_large(&places.log_path(&spec.name)) {
+                    tracing::warn!(%error, name = spec.name, "what a program wrote could not be cut short");
+                }
+            }
+        }
+    }
+}
+
+async fn stop_watched_child(
+    record: &ChildRecord,
+    spec: &ChildSpec,
+    places: &Arc<ChildContext>,
+) -> Result<(), RunnableError> {
+    let (record, spec, places) = (record.clone(), spec.clone(), places.clone());
+    run_blocking(move || {
+        let group: Cgroup = places.mounts.create_cgroup(&places.instance_name(), &spec.name, &spec.limits)?;
+        let doing = || io_error(format!("ending {}", spec.name));
+        launch::stop_process_group(Some(&record), &group, spec.stop_time, spec.survivor_prefix.as_deref())
+            .map_err(doing())?;
+        match std::fs::remove_file(places.record_path(&spec.name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(doing()(error)),
+            _ => {}
+        }
+        group.remove();
+        tracing::info!(name = spec.name, pid = record.instance.pid, "a program was ended");
+        Ok(())
+    })
+    .await
+}

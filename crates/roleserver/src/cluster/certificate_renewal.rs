@@ -1,0 +1,183 @@
+//! Renew the node's certificate in time, or by key or from etcd once it has expired.
+//!
+//! Renewal is due when a third of the validity is left. A failed renewal is repeated with growing pauses; ten days are
+//! left for that. A node that was off or cut off for longer has an expired certificate. It then asks the curator with
+//! its key alone. A node that runs etcd issues the certificate from its own etcd instead, because all curators may have
+//! expired certificates, and no client accepts a curator whose certificate has expired.
+
+use std::time::Duration;
+
+use curator::bootstrap::renew_from_local_etcd;
+use curator_client::clock::Clock;
+use curator_client::identity::Identity;
+use curator_client::node_id::PublicKey;
+use curator_client::pki::{Renewal, Validity, decide_renewal};
+use curator_client::tls::certified_key;
+use etcd::client::Client;
+use etcd::namespace::Namespace;
+use model::time::{Timestamp, between};
+use proto::curator::v1 as wire;
+use proto::curator::v1::nodes_client::NodesClient;
+use proto::curator::v1::registration_client::RegistrationClient;
+use supervisor::context::{Runnable, Starting};
+use supervisor::exit_reason::RunnableError;
+
+use crate::cluster::control_plane::CURATOR_NAMESPACE;
+use crate::cluster::etcd_member;
+use crate::cluster::files::{ClusterFiles, Credentials};
+use crate::cluster::node_facts::{CuratorConnection, CurrentCertificate, NodeFacts, curator_channel};
+
+/// Longest sleep between two checks, because the machine's clock may be corrected meanwhile.
+const MAX_SLEEP: Duration = Duration::from_hours(1);
+
+/// What to do about the expiry of the node's certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenewalAction {
+    /// Do nothing for this long, at most an hour.
+    Wait(Duration),
+    /// Request a certificate from the curator, authenticated by the current one.
+    RequestFromCurator,
+    /// Request a certificate from the curator, authenticated by the key alone.
+    RequestByKey,
+    /// Issue a certificate from this node's etcd; if that fails, request one with the key alone.
+    IssueFromEtcd,
+}
+
+/// Decides what to do. `control_plane` is whether etcd and the curator run on this node.
+#[must_use]
+pub fn decide_renewal_action(validity: Validity, now: Timestamp, control_plane: bool) -> RenewalAction {
+    match decide_renewal(validity, now) {
+        Renewal::NotBefore(due) => {
+            RenewalAction::Wait(between(now, due).clamp(Duration::from_secs(1), MAX_SLEEP))
+        }
+        Renewal::Due => RenewalAction::RequestFromCurator,
+        Renewal::Expired if control_plane => RenewalAction::IssueFromEtcd,
+        Renewal::Expired => RenewalAction::RequestByKey,
+    }
+}
+
+/// Makes the runnable that renews this node's certificate for as long as it runs.
+#[must_use]
+pub fn renew_certificate(files: ClusterFiles, facts: NodeFacts, clock: Clock) -> Runnable {
+    Runnable::new(move |starting: Starting| {
+        let (files, facts, clock) = (files.clone(), facts.clone(), clock.clone());
+        async move {
+            let scope = starting.scope().clone();
+            let connection = scope.until_cancelled(facts.connection.watch().next()).await?;
+            let mut starting = Some(starting);
+            let mut healthy = None;
+            loop {
+                let shown = connection.certificate.current();
+                let validity = shown.cert.first().and_then(|certificate| Validity::from_der(certificate));
+                let validity =
+                    validity.ok_or_else(|| RunnableError::msg("this node's certificate cannot be read"))?;
+                let control_plane = facts.control_plane.latest().flatten().is_some();
+                let result = match decide_renewal_action(validity, clock.now(), control_plane) {
+                    RenewalAction::Wait(pause) => {
+                        if let Some(starting) = starting.take() {
+                            healthy = Some(starting.mark_healthy());
+                        }
+                        let _ = &healthy;
+                        scope.until_cancelled(tokio::time::sleep(pause)).await?;
+                        continue;
+                    }
+                    RenewalAction::RequestFromCurator => {
+                        scope.until_cancelled(request_certificate(&connection)).await?
+                    }
+                    RenewalAction::RequestByKey => {
+                        scope.until_cancelled(request_by_key(&files, &connection, &clock)).await?
+                    }
+                    RenewalAction::IssueFromEtcd => {
+                        match scope.until_cancelled(issue_from_etcd(&files, &clock)).await? {
+                            Ok(certificate) => Ok(certificate),
+                            // The node may have been removed from etcd without knowing it: it learns nothing without a
+                            // valid certificate.
+                            Err(error) => {
+                                tracing::info!(%error, "this node got no other certificate from its own etcd");
+                                scope.until_cancelled(request_by_key(&files, &connection, &clock)).await?
+                            }
+                        }
+                    }
+                };
+                let certificate = result?;
+                let key = node_key(&files)?;
+                let next = certified_key(&certificate, key.pkcs8())?;
+                files.write_credentials(&Credentials {
+                    certificate: hex::encode(&certificate),
+                    ca_certificate: hex::encode(&connection.anchor.certificate),
+                })?;
+                connection.certificate.replace(next);
+                tracing::info!("this node has another certificate");
+            }
+        }
+    })
+}
+
+fn node_key(files: &ClusterFiles) -> Result<Identity, RunnableError> {
+    files.read_key()?.ok_or_else(|| RunnableError::msg("this node has no key"))
+}
+
+fn status_error(status: &tonic::Status) -> RunnableError {
+    RunnableError::msg(format!("this node got no other certificate: {}", status.message()))
+}
+
+async fn request_certificate(connection: &CuratorConnection) -> Result<Vec<u8>, RunnableError> {
+    let mut nodes = NodesClient::new(connection.curators.channel());
+    let answer = nodes.renew_certificate(wire::RenewCertificateRequest {}).await;
+    Ok(answer.map_err(|status| status_error(&status))?.into_inner().certificate)
+}
+
+async fn request_by_key(
+    files: &ClusterFiles,
+    connection: &CuratorConnection,
+    clock: &Clock,
+) -> Result<Vec<u8>, RunnableError> {
+    let key = node_key(files)?;
+    let shown = CurrentCertificate::new(certified_key(key.certificate_der(), key.pkcs8())?);
+    let leaders = curator_channel(&connection.anchor, &shown, files, clock)?;
+    leaders.set_directory(connection.curators.directory());
+    let mut registration = RegistrationClient::new(leaders.channel());
+    let answer = tokio::select! {
+        answer = registration.join(wire::JoinRequest {}) => answer.map_err(|status| status_error(&status))?,
+        never = leaders.track_leader() => match never {},
+    };
+    let membership = answer.into_inner().membership;
+    let membership =
+        membership.ok_or_else(|| RunnableError::msg("the curator answered nothing to coming back"))?;
+    Ok(membership.certificate)
+}
+
+async fn issue_from_etcd(files: &ClusterFiles, clock: &Clock) -> Result<Vec<u8>, RunnableError> {
+    let client = Client::new(vec![etcd_member::client_endpoint(files)], Namespace::new(CURATOR_NAMESPACE)?);
+    Ok(renew_from_local_etcd(&client, PublicKey(node_key(files)?.public_key()), clock.now()).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use model::time::after;
+
+    use super::*;
+
+    #[test]
+    fn expired_certificate_is_renewed_by_key_or_from_etcd() {
+        let from = Timestamp::from_timestamp(1_900_000_000, 0).unwrap();
+        let day = Duration::from_hours(24);
+        let validity = Validity { not_before: from, not_after: after(from, day * 30) };
+        for (days, control_plane, expected) in [
+            (0, false, RenewalAction::Wait(MAX_SLEEP)),
+            (0, true, RenewalAction::Wait(MAX_SLEEP)),
+            (20, false, RenewalAction::RequestFromCurator),
+            (30, true, RenewalAction::RequestFromCurator),
+            (31, false, RenewalAction::RequestByKey),
+            (31, true, RenewalAction::IssueFromEtcd),
+        ] {
+            assert_eq!(
+                decide_renewal_action(validity, after(from, day * days), control_plane),
+                expected,
+                "after {days} days"
+            );
+        }
+        let soon = model::time::before(after(from, day * 20), Duration::from_millis(5));
+        assert_eq!(decide_renewal_action(validity, soon, false), RenewalAction::Wait(Duration::from_secs(1)));
+    }
+}

@@ -1,0 +1,160 @@
+//! The root runnable of a cluster node: starts every part, and removes the node when it is ordered to leave.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use curator_client::clock::Clock;
+use supervisor::context::{Runnable, Starting};
+use supervisor::exit_reason::RunnableError;
+use tokio_util::sync::CancellationToken;
+
+use crate::child::cgroup::CgroupMounts;
+use crate::child::lifecycle::{ChildContext, stop_leftovers};
+use crate::cluster::certificate_renewal::renew_certificate;
+use crate::cluster::control_plane::{ControlPlaneContext, run_control_plane};
+use crate::cluster::curator_directory::{follow_leader, refresh_curator_directory};
+use crate::cluster::files::{ClusterFiles, ClusterFilesError};
+use crate::cluster::kubernetes::{self, component_ports::ComponentPorts};
+use crate::cluster::node_enrolment::enroll_node;
+use crate::cluster::node_facts::NodeFacts;
+use crate::cluster::node_heartbeat::send_heartbeats;
+use crate::cluster::node_order::OrderKind;
+use crate::cluster::node_status::report_node_status;
+use crate::cluster::roles::watch_roles;
+use crate::cluster::services::run_services;
+use crate::server_pool::ServerPool;
+
+/// How often a machine that is no node checks its directory for an order.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Settings that the node's runnable is started with.
+#[derive(Clone, Debug)]
+pub struct ClusterNodeSettings {
+    /// The state directory of the role server.
+    pub state_directory: PathBuf,
+    /// Path of this program, which launches children.
+    pub launcher: PathBuf,
+    /// Path of the program etcd.
+    pub etcd: PathBuf,
+    /// UUID of the running boot.
+    pub boot_id: String,
+    /// Clock for certificates, backoff and timestamps.
+    pub clock: Clock,
+    /// Cancelled before the role server ends, so that children keep running.
+    pub shutdown: CancellationToken,
+    /// Source of artefacts and bundles whose declaration has no URL.
+    pub server_pool: ServerPool,
+    /// Listen ports of Kubernetes components.
+    pub ports: ComponentPorts,
+}
+
+/// Makes the runnable that runs this machine's part in a cluster.
+///
+/// The parts exchange values through `facts`. The caller keeps a clone to watch them.
+#[must_use]
+pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Runnable {
+    let files = ClusterFiles::in_state_directory(&settings.state_directory);
+    let host = ControlPlaneContext {
+        files: files.clone(),
+        children: Arc::new(child_context(&settings.state_directory, settings)),
+        etcd: settings.etcd.clone(),
+        clock: settings.clock.clone(),
+    };
+    let (facts, clock, boot_id) = (facts.clone(), settings.clock.clone(), settings.boot_id.clone());
+    let shepherds = settings.server_pool.clone();
+    let of_kubernetes = kubernetes::KubernetesContext {
+        files: files.clone(),
+        children: host.children.clone(),
+        clock: clock.clone(),
+        boot_id: boot_id.clone(),
+        server_pool: shepherds.clone(),
+        ports: settings.ports.clone(),
+    };
+    Runnable::new(move |starting: Starting| {
+        let parts = [
+            ("enrolment", enroll_node(files.clone(), facts.clone(), clock.clone(), shepherds.clone())),
+            ("leader", follow_leader(facts.clone())),
+            ("control_plane", run_control_plane(host.clone(), facts.clone())),
+            ("roles", watch_roles(files.clone(), facts.clone())),
+            ("status", report_node_status(facts.clone(), boot_id.clone())),
+            ("heartbeat", send_heartbeats(facts.clone())),
+            ("certificate", renew_certificate(files.clone(), facts.clone(), clock.clone())),
+            ("directory", refresh_curator_directory(files.clone(), facts.clone())),
+            (
+                "services",
+                run_services(
+                    (files.clone(), shepherds.clone()),
+                    facts.clone(),
+                    host.children.clone(),
+                    clock.clone(),
+                    boot_id.clone(),
+                ),
+            ),
+            ("kubernetes", kubernetes::run_kubernetes(of_kubernetes.clone(), facts.clone())),
+        ];
+        let (files, facts, host) = (files.clone(), facts.clone(), host.clone());
+        async move {
+            // No part of an earlier run is running any more.
+            if should_leave(&files)? {
+                remove_node(&host).await?;
+                facts.clear();
+            }
+            let mut ordered = facts.order_changed.watch();
+            if !should_be_node(&files)? {
+                let healthy = starting.mark_healthy();
+                while !should_be_node(&files)? {
+                    let look = tokio::time::timeout(POLL_INTERVAL, ordered.next());
+                    // A timeout and a changed order both lead to another check.
+                    let _ = healthy.scope().until_cancelled(look).await?;
+                }
+                return Err(RunnableError::msg("this machine was ordered to be a node, and becomes one"));
+            }
+            for (name, part) in parts {
+                starting.start(name, part)?;
+            }
+            let healthy = starting.mark_healthy();
+            loop {
+                healthy.scope().until_cancelled(ordered.next()).await?;
+                if should_leave(&files)? {
+                    return Err(RunnableError::msg(
+                        "this machine was ordered to leave its cluster, and ends what it runs",
+                    ));
+                }
+            }
+        }
+    })
+}
+
+/// Whether this machine is a node, or has an order to become one.
+fn should_be_node(files: &ClusterFiles) -> Result<bool, ClusterFilesError> {
+    let requested = files.read_order()?.is_some_and(|order| order.what != OrderKind::Leave {});
+    Ok(requested || files.read_credentials()?.is_some())
+}
+
+fn should_leave(files: &ClusterFiles) -> Result<bool, ClusterFilesError> {
+    Ok(files.read_order()?.is_some_and(|order| order.what == OrderKind::Leave {}))
+}
+
+/// Stops and removes everything that is left of a node. Safe to repeat after an interruption at any point.
+async fn remove_node(host: &ControlPlaneContext) -> Result<(), RunnableError> {
+    let (files, places) = (host.files.clone(), host.children.clone());
+    let leaving = move || {
+        for name in places.recorded_names() {
+            stop_leftovers(&name, &places)?;
+            places.remove_files(&name)?;
+        }
+        kubernetes::host_cleanup::clean_up_all(&files, &places)?;
+        Ok::<_, RunnableError>(files.remove_all_except_order()?)
+    };
+    tokio::task::spawn_blocking(leaving).await?
+}
+
+fn child_context(state_directory: &Path, settings: &ClusterNodeSettings) -> ChildContext {
+    ChildContext {
+        directory: state_directory.join("children"),
+        mounts: CgroupMounts::detect_host(),
+        launcher: settings.launcher.clone(),
+        shutdown: settings.shutdown.clone(),
+    }
+}

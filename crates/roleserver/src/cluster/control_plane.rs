@@ -1,0 +1,406 @@
+//! Run etcd and the curator on this node, for founding a cluster or as a consensus member.
+//!
+//! Both run together or not at all. Whether they run follows from founding, or else from the node's roles. A change in
+//! the details of a role restarts nothing as long as the membership stays the same. The data of a membership is removed
+//! when the membership has ended, after etcd has stopped. A node that becomes a member again gets another member ID,
+//! and etcd would not run on the data of the former member.
+//!
+//! etcd is a child that outlives this process; the next role server adopts it. The curator is a part of this process.
+//! curator is a part of this process.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use curator::bootstrap::{bootstrap_cluster, renew_from_local_etcd};
+use curator::kubernetes::key_rotation::TOKEN_OVERLAP;
+use curator::service::curator_server::{Curator, CuratorSettings, LEADER_TTL, SYNC_INTERVAL};
+use curator_client::clock::Clock;
+use curator_client::node::{ConsensusMember, NodeRoles};
+use curator_client::node_id::PublicKey;
+use curator_client::pki::{PEER_LIFETIME, Renewal, Serial, Validity, decide_renewal};
+use curator_client::tls::certified_key;
+use etcd::client::Client;
+use etcd::namespace::Namespace;
+use proto::curator::v1 as wire;
+use proto::curator::v1::nodes_client::NodesClient;
+use supervisor::combine::derive_value;
+use supervisor::context::{Runnable, Scope, Starting};
+use supervisor::exit_reason::RunnableError;
+use supervisor::watch_cell::{WatchCell, Watcher};
+
+use crate::child::lifecycle::{ChildContext, find_running, run_child};
+use crate::child::spec::ChildSpec;
+use crate::cluster::etcd_member::{self, EtcdDataState};
+use crate::cluster::etcd_program::{Flags, VERSION_DEADLINE, ask_flags, running_flags};
+use crate::cluster::files::{ClusterFiles, Credentials, EtcdMembership};
+use crate::cluster::node_facts::{ClusterFounding, ControlPlane, CuratorConnection, NodeFacts};
+use crate::cluster::startup::{
+    ControlPlaneStartup, EtcdDataAction, decide_etcd_data, decide_startup, matches_running, must_restart,
+    startup_inputs,
+};
+
+/// TCP port that curators listen on.
+pub const CURATOR_PORT: u16 = 7835;
+/// Key namespace of the curator in etcd.
+pub(super) const CURATOR_NAMESPACE: &str = "curator";
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// What the control plane needs from the node.
+#[derive(Clone, Debug)]
+pub struct ControlPlaneContext {
+    /// Cluster files of this node.
+    pub files: ClusterFiles,
+    /// Where children of the role server are recorded and started.
+    pub children: Arc<ChildContext>,
+    /// Path of the program etcd.
+    pub etcd: PathBuf,
+    /// Clock for validities and timestamps.
+    pub clock: Clock,
+}
+
+/// Makes the runnable: one child decides what to run from `facts`, another one runs it.
+#[must_use]
+pub fn run_control_plane(host: ControlPlaneContext, facts: NodeFacts) -> Runnable {
+    Runnable::new(move |starting: Starting| {
+        let (host, facts) = (host.clone(), facts.clone());
+        async move {
+            let startup = WatchCell::new();
+            let watched = facts.clone();
+            starting
+                .start("decide", derive_value(move || startup_inputs(&watched), decide_startup, &startup))?;
+            starting.start("launcher", launch_control_plane(host, facts, startup))?;
+            Err(starting.mark_healthy().scope().cancelled().await.into())
+        }
+    })
+}
+
+fn launch_control_plane(
+    host: ControlPlaneContext,
+    facts: NodeFacts,
+    startup: WatchCell<ControlPlaneStartup>,
+) -> Runnable {
+    Runnable::new(move |starting: Starting| {
+        let (host, facts) = (host.clone(), facts.clone());
+        let mut startups = startup.watch();
+        async move {
+            // What an earlier run published no longer holds.
+            facts.control_plane.set(None);
+            let scope = starting.scope().clone();
+            let first = scope.until_cancelled(startups.next()).await?;
+            let last = host.files.read_membership()?;
+            let over = |last: &EtcdMembership| {
+                decide_etcd_data(last, etcd_member::inspect_data(&host.files, last), &first)
+                    == EtcdDataAction::Remove
+            };
+            if last.as_ref().is_some_and(over) {
+                stop_leftover_etcd(&host).await?;
+            }
+            // etcd may have created its data until it stopped, so decide again.
+            if let Some(last) = last.filter(over) {
+                tracing::info!(member = ?last.member, data = last.data, "a membership of etcd is over, or never began; its data is removed");
+                host.files.remove_membership(&last)?;
+            }
+            let beginning = async {
+                Ok::<_, RunnableError>(match &first {
+                    ControlPlaneStartup::Nothing => None,
+                    ControlPlaneStartup::Founding(to_found) => {
+                        Some(found_cluster(&starting, &scope, &host, &facts, to_found).await?)
+                    }
+                    ControlPlaneStartup::Member(role, connection) => {
+                        Some(run_member(&starting, &scope, &host, &facts, role, connection).await?)
+                    }
+                })
+            };
+            // If the membership has ended before etcd responded for the first time, waiting for etcd would never end.
+            let running = tokio::select! {
+                running = beginning => running,
+                () = wait_for_other_startup(&mut startups, &first, &host.files) => return Err(stop_for_restart(&facts)),
+            };
+            // The result is also reported to the shepherd or operator who ordered it, not only in this machine's log.
+            if !scope.token().is_cancelled() {
+                facts.problem.set(running.as_ref().err().map(ToString::to_string));
+            }
+            let running = running?;
+            let healthy = starting.mark_healthy();
+            loop {
+                let next = healthy.scope().until_cancelled(startups.next()).await?;
+                if !matches_running(running, &next) {
+                    return Err(stop_for_restart(&facts));
+                }
+            }
+        }
+    })
+}
+
+/// Waits until the desired control plane differs from `beginning`, which is still starting.
+async fn wait_for_other_startup(
+    startups: &mut Watcher<ControlPlaneStartup>,
+    beginning: &ControlPlaneStartup,
+    files: &ClusterFiles,
+) {
+    let begun = || match files.read_membership() {
+        Ok(Some(membership)) => etcd_member::inspect_data(files, &membership),
+        Ok(None) => EtcdDataState::Empty,
+        Err(_) => EtcdDataState::Unknown,
+    };
+    startups.next_matching(|next| must_restart(beginning, begun(), next)).await;
+}
+
+/// Clears what was published about the control plane, and returns the error that restarts this runnable.
+fn stop_for_restart(facts: &NodeFacts) -> RunnableError {
+    facts.control_plane.set(None);
+    if let Some(connection) = facts.connection.latest() {
+        connection.curators.set_local(None);
+    }
+    RunnableError::msg("what the control plane of this node has to run has changed, so it restarts")
+}
+
+/// Stops an etcd that an earlier role server started and that is no longer needed.
+async fn stop_leftover_etcd(host: &ControlPlaneContext) -> Result<(), RunnableError> {
+    let places = host.children.clone();
+    let ended = tokio::task::spawn_blocking(move || {
+        crate::child::lifecycle::stop_leftovers(etcd_member::NAME, &places)
+    });
+    Ok(ended.await??)
+}
+
+async fn found_cluster(
+    starting: &Starting,
+    scope: &Scope,
+    host: &ControlPlaneContext,
+    facts: &NodeFacts,
+    to_found: &ClusterFounding,
+) -> Result<u64, RunnableError> {
+    let key = host.files.read_key()?.ok_or_else(|| RunnableError::msg("this node has no key"))?;
+    let founding = &to_found.founding;
+    let own = curator_client::node_id::NodeId::from_key(&founding.node_key);
+    let membership = if let Some(membership) = host.files.read_membership()? {
+        membership
+    } else {
+        let membership = etcd_member::first_membership(own, to_found.address, founding.epoch());
+        host.files.write_membership(&membership)?;
+        membership
+    };
+    let anchor = founding.authority.anchor();
+    if etcd_member::read_peer_certificate(&host.files).is_none() {
+        let validity = Validity::starting(host.clock.now(), PEER_LIFETIME);
+        let serial = Serial::new(rand::random());
+        let issued = founding.authority.issue_etcd_peer_certificate(
+            &founding.node_key,
+            membership.address,
+            serial,
+            validity,
+        )?;
+        etcd_member::write_peer_certificate(&host.files, &key, &issued.certificate, &anchor.certificate)?;
+    }
+    let cluster = anchor.cluster.to_string();
+    let client = start_etcd(starting, scope, host, facts, own, &cluster, &membership).await?;
+    let founded = scope.until_cancelled(bootstrap_cluster(&client, founding, host.clock.now())).await??;
+    let member = scope.until_cancelled(client.status()).await??.member_id;
+    // The order matters: once a node has a certificate it must have roles too, or it would wait for a curator to tell
+    // it that the curator has to run here.
+    host.files.write_membership(&EtcdMembership { member: Some(member), ..membership.clone() })?;
+    let role = ConsensusMember { member_id: member, peers: std::collections::BTreeMap::new() };
+    let roles = NodeRoles { consensus_member: Some(role), ..NodeRoles::default() };
+    if host.files.read_roles().is_none() {
+        host.files.write_roles(&roles)?;
+    }
+    let credentials = Credentials {
+        certificate: hex::encode(&founded.certificate),
+        ca_certificate: hex::encode(&founded.ca_certificate),
+    };
+    host.files.write_credentials(&credentials)?;
+    host.files.remove_authority()?;
+    host.files.remove_snapshot()?;
+    let connection = CuratorConnection::new(&key, &credentials, &host.files, &host.clock)?;
+    tracing::info!(node = %connection.id, "cluster {} is founded", connection.anchor.cluster);
+    start_curator(starting, scope, host, facts, &connection, client, membership.address).await?;
+    // Publish the connection before clearing `founding`: from then on the roles decide what runs.
+    facts.roles.set(roles);
+    facts.connection.set(connection);
+    facts.founding.set(None);
+    Ok(member)
+}
+
+async fn run_member(
+    starting: &Starting,
+    scope: &Scope,
+    host: &ControlPlaneContext,
+    facts: &NodeFacts,
+    role: &ConsensusMember,
+    connection: &CuratorConnection,
+) -> Result<u64, RunnableError> {
+    let key = host.files.read_key()?.ok_or_else(|| RunnableError::msg("this node has no key"))?;
+    let own = connection.id;
+    let membership = if let Some(membership) = host.files.read_membership()? {
+        // etcd may have started as another member than the one it was launched for.
+        let of_role = EtcdMembership { member: Some(role.member_id), ..membership.clone() };
+        if of_role != membership {
+            host.files.write_membership(&of_role)?;
+        }
+        of_role
+    } else {
+        let address = scope.until_cancelled(facts.address.watch().next()).await?;
+        let membership =
+            etcd_member::membership_for_role(own, address, role, connection.curators.highest_epoch());
+        host.files.write_membership(&membership)?;
+        membership
+    };
+    if etcd_member::read_peer_certificate(&host.files).is_none() {
+        let mut nodes = NodesClient::new(connection.curators.channel());
+        let asking = nodes.issue_peer_certificate(wire::IssuePeerCertificateRequest {});
+        let issued = scope.until_cancelled(asking).await?.map_err(|status| {
+            RunnableError::msg(format!("asking for a certificate for etcd failed: {}", status.message()))
+        })?;
+        let certificate = issued.into_inner().certificate;
+        etcd_member::write_peer_certificate(&host.files, &key, &certificate, &connection.anchor.certificate)?;
+    }
+    let cluster = connection.anchor.cluster.to_string();
+    let client = start_etcd(starting, scope, host, facts, own, &cluster, &membership).await?;
+    renew_expired_certificate(scope, host, connection, &client).await?;
+    start_curator(starting, scope, host, facts, connection, client, membership.address).await?;
+    Ok(role.member_id)
+}
+
+/// Starts etcd, and waits until it responds and has become a voting member.
+async fn start_etcd(
+    starting: &Starting,
+    scope: &Scope,
+    host: &ControlPlaneContext,
+    facts: &NodeFacts,
+    own: curator_client::node_id::NodeId,
+    cluster: &str,
+    membership: &EtcdMembership,
+) -> Result<Client, RunnableError> {
+    let spec_for = {
+        let (program, files) = (host.etcd.clone(), host.files.clone());
+        let (cluster, membership) = (cluster.to_owned(), membership.clone());
+        move |flags| etcd_member::etcd_spec(&program, flags, own, &cluster, &files, &membership)
+    };
+    starting.start(etcd_member::NAME, keep_etcd(host, facts, spec_for))?;
+    let client =
+        Client::new(vec![etcd_member::client_endpoint(&host.files)], Namespace::new(CURATOR_NAMESPACE)?);
+    let answering = async {
+        let mut complained = false;
+        loop {
+            let requested = async {
+                let status = client.status().await?;
+                // This read needs a quorum; a member that is cut off still answers the status request.
+                client.get("/").await?;
+                Ok::<_, etcd::client::EtcdError>(status.learner)
+            };
+            match requested.await {
+                Ok(false) => return,
+                Ok(true) => tracing::debug!("this node's member of etcd learns"),
+                Err(error) if !complained => {
+                    tracing::info!(%error, "waiting for etcd");
+                    complained = true;
+                }
+                Err(_) => {}
+            }
+            tokio::time::sleep(RETRY_INTERVAL).await;
+        }
+    };
+    scope.until_cancelled(answering).await?;
+    Ok(client)
+}
+
+/// Keeps etcd running with the flags that its program supports. While the version cannot be read, the reason is
+/// reported.
+fn keep_etcd(
+    host: &ControlPlaneContext,
+    facts: &NodeFacts,
+    spec_for: impl Fn(Flags) -> ChildSpec + Clone + Send + Sync + 'static,
+) -> Runnable {
+    let (program, places, trouble) = (host.etcd.clone(), host.children.clone(), facts.problem.clone());
+    let reported = Arc::new(AtomicBool::new(false));
+    let decide_spec = move || {
+        let (program, places, trouble) = (program.clone(), places.clone(), trouble.clone());
+        let (spec_for, reported) = (spec_for.clone(), reported.clone());
+        async move {
+            let running =
+                tokio::task::spawn_blocking(move || find_running(etcd_member::NAME, &places)).await??;
+            let digest = |flags| spec_for(flags).digest();
+            let running = running.and_then(|(record, _)| running_flags(&record.spec_sha256, digest));
+            let flags = match running {
+                Some(flags) => Ok(flags),
+                None => ask_flags(&program, VERSION_DEADLINE).await,
+            };
+            // Do not overwrite a problem that another part has reported.
+            if flags.is_err() || reported.load(Ordering::Relaxed) {
+                trouble.set(flags.as_ref().err().map(ToString::to_string));
+                reported.store(flags.is_err(), Ordering::Relaxed);
+            }
+            Ok(spec_for(flags?))
+        }
+    };
+    run_child(decide_spec, host.children.clone(), |_| {})
+}
+
+/// Renews this node's certificate from its own etcd if it has expired, because no other curator may be running.
+async fn renew_expired_certificate(
+    scope: &Scope,
+    host: &ControlPlaneContext,
+    connection: &CuratorConnection,
+    client: &Client,
+) -> Result<(), RunnableError> {
+    let current = connection.certificate.current();
+    let validity = current.cert.first().and_then(|certificate| Validity::from_der(certificate));
+    if !validity.is_none_or(|validity| decide_renewal(validity, host.clock.now()) == Renewal::Expired) {
+        return Ok(());
+    }
+    let key = host.files.read_key()?.ok_or_else(|| RunnableError::msg("this node has no key"))?;
+    let renewing = renew_from_local_etcd(client, PublicKey(key.public_key()), host.clock.now());
+    let certificate = scope.until_cancelled(renewing).await??;
+    host.files.write_credentials(&Credentials {
+        certificate: hex::encode(&certificate),
+        ca_certificate: hex::encode(&connection.anchor.certificate),
+    })?;
+    connection.certificate.replace(certified_key(&certificate, key.pkcs8())?);
+    tracing::info!(node = %connection.id, "this node has another certificate, from its own etcd");
+    Ok(())
+}
+
+/// Starts the curator, and returns once it listens.
+async fn start_curator(
+    starting: &Starting,
+    scope: &Scope,
+    host: &ControlPlaneContext,
+    facts: &NodeFacts,
+    connection: &CuratorConnection,
+    client: Client,
+    address: std::net::IpAddr,
+) -> Result<(), RunnableError> {
+    let settings = CuratorSettings {
+        node_id: connection.id,
+        client,
+        listen: SocketAddr::new(address, CURATOR_PORT),
+        server_certificate: Arc::new(connection.certificate.clone()),
+        ttl: LEADER_TTL,
+        sync_interval: SYNC_INTERVAL,
+        token_overlap: TOKEN_OVERLAP,
+        clock: host.clock.clone(),
+    };
+    let listening = WatchCell::new();
+    let curator = {
+        let listening = listening.clone();
+        Runnable::new(move |starting: Starting| {
+            let (settings, listening) = (settings.clone(), listening.clone());
+            async move {
+                let curator = Curator::bind(settings).await?;
+                listening.set(curator.address);
+                let healthy = starting.mark_healthy();
+                curator.run(&healthy.scope().token()).await?;
+                Err(healthy.scope().cancelled().await.into())
+            }
+        })
+    };
+    starting.start("curator", curator)?;
+    let at: SocketAddr = scope.until_cancelled(listening.watch().next()).await?;
+    connection.curators.set_local(Some((connection.id, at.to_string())));
+    facts.control_plane.set(Some(ControlPlane { port: at.port() }));
+    Ok(())
+}

@@ -1,0 +1,564 @@
+//! Files of the node's cluster state: order, key, credentials, membership, roles, epoch.
+//!
+//! They are in the directory `cluster` below the state directory.
+//!
+//! | file | written by | content |
+//! | --- | --- | --- |
+//! | `order.json` | a shepherd's order, or an operator | what the machine is ordered to be; holds a ticket, mode 0600 |
+//! | `node_key.pk8` | enrolment, once | the key of the node, mode 0600 |
+//! | `authority.json` | enrolment, while founding | the new cluster's authority with its key, mode 0600 |
+//! | `membership.json` | control plane | etcd's data directory and the arguments it was started with |
+//! | `roles.json` | control plane while founding, then roles | the roles of the node |
+//! | `credentials.json` | enrolment, control plane, certificate | the node's certificate and the authority's |
+//! | `curators.json` | enrolment, directory | addresses of curators |
+//! | `epoch.json` | orders, and connections to curators | highest epoch; curators of a lower one are not followed |
+//! | `snapshot` | enrolment, while restoring | the snapshot to restore, with its secrets, mode 0600 |
+//! | `declarations.json`, `about.json` | services | declarations of the node's roles: see there |
+//! | `services/` | services | a directory for each service |
+//! | `artefacts/` | services | fetched programs, by their digests |
+//! | `kubernetes.json`, `kubernetes-runs.json`, `kubernetes-leaving.json` | kubernetes | what it runs: see there |
+//! | `kubernetes/` | kubernetes | key material, and directories of components |
+//! | `kubernetes/bundles/` | kubernetes | bundles of programs, by their digests |
+//! | `etcd/` | etcd | its data, its sockets, its TLS files |
+//!
+//! If the order, the key, the authority, the credentials or the epoch is damaged, reading it is an error that an
+//! operator must look at: another key would make it another node, and a guessed epoch could make it follow the wrong
+//! curators. Damaged roles or curators count as absent, never as empty: a node that read them as empty would stop its
+//! part of the control plane.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use curator_client::identity::{Identity, IdentityError};
+use curator_client::node::{ConsensusMember, NodeRoles};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::atomic_file::{self, Durability};
+use crate::cluster::node_order::NodeOrder;
+
+/// Largest file that is read, in bytes.
+const FILE_LIMIT: u64 = 4 << 20;
+
+/// The directory of a node's cluster state.
+#[derive(Clone, Debug)]
+pub struct ClusterFiles {
+    path: PathBuf,
+}
+
+/// Why a file could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterFilesError {
+    /// A system call failed.
+    #[error("{operation} {path} failed: {source}", path = path.display())]
+    Io {
+        /// What was attempted, such as "reading".
+        operation: &'static str,
+        /// File or directory that it was attempted on.
+        path: PathBuf,
+        /// Error of the system call.
+        source: std::io::Error,
+    },
+    /// The content is not what this program writes.
+    #[error("the file {path} is damaged ({reason}); look at it before anything is removed", path = path.display())]
+    Damaged {
+        /// Path of the damaged file.
+        path: PathBuf,
+        /// What is wrong with the content.
+        reason: String,
+    },
+    /// The node's key cannot be made or read.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+}
+
+/// A node's certificate and its issuer's. DER in hexadecimal digits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Credentials {
+    /// Certificate of the node.
+    pub certificate: String,
+    /// Certificate of the cluster's authority.
+    pub ca_certificate: String,
+}
+
+/// The highest epoch that this machine has seen: how often the cluster was restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredEpoch {
+    /// UUID of the cluster.
+    pub cluster: Uuid,
+    /// Number of restorations; 0 for a cluster that was never restored.
+    pub epoch: u64,
+}
+
+/// An authority that is not in etcd yet. DER in hexadecimal digits. `Debug` shows only the certificate.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredAuthority {
+    /// Certificate of the authority.
+    pub certificate: String,
+    /// Private key, PKCS #8.
+    pub private_key: String,
+}
+
+impl std::fmt::Debug for StoredAuthority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KeptAuthority").field("certificate", &self.certificate).finish_non_exhaustive()
+    }
+}
+
+/// The etcd membership of this node, as it began. Everything but `member` stays the same for as long as the membership
+/// lasts, because etcd's arguments must not change while it runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EtcdMembership {
+    /// etcd's member ID; `None` until the first member of a new cluster has responded.
+    pub member: Option<u64>,
+    /// Name of its data directory below `etcd/`.
+    pub data: String,
+    /// IP address in its peer URL.
+    pub address: IpAddr,
+    /// Members at the beginning, including this one: names and peer URLs in the syntax of etcd's `--initial-cluster`.
+    pub initial_cluster: String,
+    /// Whether it is the first member of a new cluster.
+    pub new_cluster: bool,
+    /// Epoch of the cluster when the membership began.
+    #[serde(default)]
+    pub epoch: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredRoles {
+    consensus_member: Option<StoredMember>,
+    kubernetes_controller: bool,
+    kubernetes_worker: bool,
+    declared: BTreeSet<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredMember {
+    member: u64,
+    peers: BTreeMap<String, String>,
+}
+
+impl ClusterFiles {
+    /// The directory `cluster` below a state directory. It is created with the first file: a machine that is no node
+    /// writes nothing, and one with a read-only disk can still do the rest of its work.
+    #[must_use]
+    pub fn in_state_directory(state_directory: &Path) -> Self {
+        Self { path: state_directory.join("cluster") }
+    }
+
+    /// Working directory of etcd, with its data and TLS files.
+    #[must_use]
+    pub fn etcd_directory(&self) -> PathBuf {
+        self.path.join("etcd")
+    }
+
+    /// Parent of the directories of services.
+    #[must_use]
+    pub fn services_directory(&self) -> PathBuf {
+        self.path.join("services")
+    }
+
+    /// Directory of the artefact store.
+    #[must_use]
+    pub fn artefacts_directory(&self) -> PathBuf {
+        self.path.join("artefacts")
+    }
+
+    /// Directory of everything that belongs to Kubernetes.
+    #[must_use]
+    pub fn kubernetes_directory(&self) -> PathBuf {
+        self.path.join("kubernetes")
+    }
+
+    /// Directory of the Kubernetes bundle store.
+    #[must_use]
+    pub fn bundles_directory(&self) -> PathBuf {
+        self.path.join("kubernetes/bundles")
+    }
+
+    /// Reads the order of this machine; `None` if it has none.
+    pub fn read_order(&self) -> Result<Option<NodeOrder>, ClusterFilesError> {
+        self.read_json("order.json")
+    }
+
+    /// Stores an order, replacing the previous one.
+    pub fn write_order(&self, order: &NodeOrder) -> Result<(), ClusterFilesError> {
+        self.write_json("order.json", order)
+    }
+
+    /// Removes every stored file except the order.
+    pub fn remove_all_except_order(&self) -> Result<(), ClusterFilesError> {
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| ClusterFilesError::Io { operation: "removing", path, source }
+        };
+        let entries = match std::fs::read_dir(&self.path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(source) => return Err(failed(&self.path)(source)),
+        };
+        for entry in entries {
+            let entry = entry.map_err(failed(&self.path))?;
+            if entry.file_name() == "order.json" {
+                continue;
+            }
+            let path = entry.path();
+            let directory = entry.file_type().map_err(failed(&path))?.is_dir();
+            let removed =
+                if directory { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            removed.map_err(failed(&path))?;
+        }
+        Ok(())
+    }
+
+    /// Reads the key of the node; `None` if it has none.
+    pub fn read_key(&self) -> Result<Option<Identity>, ClusterFilesError> {
+        let Some(bytes) = self.read_bytes("node_key.pk8", FILE_LIMIT)? else { return Ok(None) };
+        Ok(Some(Identity::from_pkcs8(&bytes)?))
+    }
+
+    /// Reads the key of the node, and creates it if it does not exist.
+    pub fn read_or_create_key(&self) -> Result<Identity, ClusterFilesError> {
+        if let Some(key) = self.read_key()? {
+            return Ok(key);
+        }
+        let key = Identity::generate()?;
+        self.replace_file("node_key.pk8", key.pkcs8())?;
+        Ok(key)
+    }
+
+    /// Reads the authority of a cluster that is being founded.
+    pub fn read_authority(&self) -> Result<Option<StoredAuthority>, ClusterFilesError> {
+        self.read_json("authority.json")
+    }
+
+    /// Stores the authority of a cluster that is being founded.
+    pub fn write_authority(&self, authority: &StoredAuthority) -> Result<(), ClusterFilesError> {
+        self.write_json("authority.json", authority)
+    }
+
+    /// Removes the stored authority, once it is in etcd.
+    pub fn remove_authority(&self) -> Result<(), ClusterFilesError> {
+        self.remove_file("authority.json")
+    }
+
+    /// Reads the current etcd membership; `None` if there is none.
+    pub fn read_membership(&self) -> Result<Option<EtcdMembership>, ClusterFilesError> {
+        self.read_json("membership.json")
+    }
+
+    /// Stores a new membership, or one whose member ID became known.
+    pub fn write_membership(&self, membership: &EtcdMembership) -> Result<(), ClusterFilesError> {
+        self.write_json("membership.json", membership)
+    }
+
+    /// Ends a membership: removes its data first, and then the file that refers to it.
+    pub fn remove_membership(&self, membership: &EtcdMembership) -> Result<(), ClusterFilesError> {
+        let data = self.etcd_directory().join(&membership.data);
+        match std::fs::remove_dir_all(&data) {
+            Err(source) if source.kind() != ErrorKind::NotFound => {
+                return Err(ClusterFilesError::Io { operation: "removing", path: data, source });
+            }
+            _ => {}
+        }
+        self.remove_file("membership.json")
+    }
+
+    /// Reads the last known roles of the node; `None` also for a damaged file.
+    #[must_use]
+    pub fn read_roles(&self) -> Option<NodeRoles> {
+        let read = self
+            .read_json::<StoredRoles>("roles.json")
+            .and_then(|kept| kept.map(|kept| self.parse_roles(kept)).transpose());
+        read.unwrap_or_else(|error| {
+            tracing::warn!(%error, "what this node is to do is not known until a curator says it");
+            None
+        })
+    }
+
+    fn parse_roles(&self, kept: StoredRoles) -> Result<NodeRoles, ClusterFilesError> {
+        let damaged =
+            |reason: String| ClusterFilesError::Damaged { path: self.path.join("roles.json"), reason };
+        let member = kept.consensus_member.map(|member| {
+            let peers = member.peers.into_iter().map(|(node, url)| {
+                Ok((
+                    node.parse().map_err(|error: curator_client::node_id::InvalidNodeId| {
+                        damaged(error.to_string())
+                    })?,
+                    url,
+                ))
+            });
+            Ok::<_, ClusterFilesError>(ConsensusMember {
+                member_id: member.member,
+                peers: peers.collect::<Result<_, ClusterFilesError>>()?,
+            })
+        });
+        let declared = kept.declared.iter().map(|role| {
+            role.parse().map_err(|error: model::node_role::RoleNameError| damaged(error.to_string()))
+        });
+        Ok(NodeRoles {
+            consensus_member: member.transpose()?,
+            kubernetes_controller: kept.kubernetes_controller,
+            kubernetes_worker: kept.kubernetes_worker,
+            declared: declared.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Stores the roles of the node.
+    pub fn write_roles(&self, roles: &NodeRoles) -> Result<(), ClusterFilesError> {
+        let member = roles.consensus_member.as_ref().map(|role| StoredMember {
+            member: role.member_id,
+            peers: role.peers.iter().map(|(node, url)| (node.to_string(), url.clone())).collect(),
+        });
+        let kept = StoredRoles {
+            consensus_member: member,
+            kubernetes_controller: roles.kubernetes_controller,
+            kubernetes_worker: roles.kubernetes_worker,
+            declared: roles.declared.iter().map(ToString::to_string).collect(),
+        };
+        self.write_json("roles.json", &kept)
+    }
+
+    /// Reads the node's certificate; `None` until it is a node.
+    pub fn read_credentials(&self) -> Result<Option<Credentials>, ClusterFilesError> {
+        self.read_json("credentials.json")
+    }
+
+    /// Stores the node's certificate.
+    pub fn write_credentials(&self, credentials: &Credentials) -> Result<(), ClusterFilesError> {
+        self.write_json("credentials.json", credentials)
+    }
+
+    /// Reads the last known addresses of curators; empty also for a damaged file.
+    #[must_use]
+    pub fn read_curators(&self) -> BTreeSet<String> {
+        self.read_json("curators.json").ok().flatten().unwrap_or_default()
+    }
+
+    /// Stores the addresses of curators.
+    pub fn write_curators(&self, curators: &BTreeSet<String>) -> Result<(), ClusterFilesError> {
+        self.write_json("curators.json", curators)
+    }
+
+    /// Reads the highest epoch that this machine has seen, and its cluster.
+    pub fn read_epoch(&self) -> Result<Option<StoredEpoch>, ClusterFilesError> {
+        self.read_json("epoch.json")
+    }
+
+    /// The highest epoch of this cluster that this machine has seen; 0 if it has seen none.
+    pub fn epoch_of_cluster(&self, cluster: Uuid) -> Result<u64, ClusterFilesError> {
+        let epoch = self.read_epoch()?.filter(|epoch| epoch.cluster == cluster);
+        Ok(epoch.map_or(0, |epoch| epoch.epoch))
+    }
+
+    /// Stores an epoch of this cluster, if it is higher than the stored one.
+    pub fn raise_epoch(&self, cluster: Uuid, epoch: u64) -> Result<(), ClusterFilesError> {
+        if epoch > self.epoch_of_cluster(cluster)? {
+            self.write_json("epoch.json", &StoredEpoch { cluster, epoch })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Path of the snapshot that is fetched for a restoration.
+    #[must_use]
+    pub fn snapshot_path(&self) -> PathBuf {
+        self.path.join("snapshot")
+    }
+
+    /// Removes the snapshot, once all of it is in etcd.
+    pub fn remove_snapshot(&self) -> Result<(), ClusterFilesError> {
+        self.remove_file("snapshot")
+    }
+
+    /// Replaces a file in etcd's directory, and returns its path.
+    pub fn write_etcd_file(&self, name: &str, text: &str) -> Result<PathBuf, ClusterFilesError> {
+        let path = self.etcd_directory().join(name);
+        create_directory(&self.etcd_directory())?;
+        atomic_file::replace_file(&path, text.as_bytes(), Durability::Durable)
+            .map_err(|source| ClusterFilesError::Io { operation: "writing", path: path.clone(), source })?;
+        Ok(path)
+    }
+
+    fn read_bytes(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>, ClusterFilesError> {
+        use std::io::Read as _;
+        let path = self.path.join(name);
+        let read = std::fs::File::open(&path).and_then(|file| {
+            let mut bytes = Vec::new();
+            file.take(limit).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        });
+        match read {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(ClusterFilesError::Io { operation: "reading", path, source }),
+        }
+    }
+
+    fn read_json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ClusterFilesError> {
+        self.read_json_limited(name, FILE_LIMIT)
+    }
+
+    /// Reads a JSON file of at most `limit` bytes; a longer file counts as damaged.
+    pub(super) fn read_json_limited<T: DeserializeOwned>(
+        &self,
+        name: &str,
+        limit: u64,
+    ) -> Result<Option<T>, ClusterFilesError> {
+        let Some(bytes) = self.read_bytes(name, limit)? else { return Ok(None) };
+        // The position only: the content may be secret.
+        let place = |error: serde_json::Error| format!("line {}, column {}", error.line(), error.column());
+        serde_json::from_slice(&bytes).map(Some).map_err(|error| self.damaged_error(name, place(error)))
+    }
+
+    /// The error for a file whose content is not what this program writes.
+    pub(super) fn damaged_error(&self, name: &str, reason: String) -> ClusterFilesError {
+        ClusterFilesError::Damaged { path: self.path.join(name), reason }
+    }
+
+    /// Replaces a JSON file durably.
+    pub(super) fn write_json<T: Serialize>(&self, name: &str, value: &T) -> Result<(), ClusterFilesError> {
+        let bytes = serde_json::to_vec_pretty(value).map_err(|error| ClusterFilesError::Damaged {
+            path: self.path.join(name),
+            reason: error.to_string(),
+        })?;
+        self.replace_file(name, &bytes)
+    }
+
+    fn replace_file(&self, name: &str, bytes: &[u8]) -> Result<(), ClusterFilesError> {
+        let path = self.path.join(name);
+        create_directory(&self.path)?;
+        atomic_file::replace_file(&path, bytes, Durability::Durable).map_err(|source| ClusterFilesError::Io {
+            operation: "writing",
+            path,
+            source,
+        })
+    }
+
+    pub(super) fn remove_file(&self, name: &str) -> Result<(), ClusterFilesError> {
+        let path = self.path.join(name);
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != ErrorKind::NotFound => {
+                Err(ClusterFilesError::Io { operation: "removing", path, source })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn create_directory(path: &Path) -> Result<(), ClusterFilesError> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|source| ClusterFilesError::Io { operation: "making", path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use curator_client::testing::node_id;
+
+    use super::*;
+
+    fn files() -> (tempfile::TempDir, ClusterFiles) {
+        let directory = tempfile::tempdir().unwrap();
+        let files = ClusterFiles::in_state_directory(directory.path());
+        (directory, files)
+    }
+
+    fn roles() -> NodeRoles {
+        let peers = BTreeMap::from([(node_id(2), "https://10.0.0.2:7834".to_owned())]);
+        NodeRoles {
+            consensus_member: Some(ConsensusMember { member_id: u64::MAX, peers }),
+            kubernetes_controller: true,
+            kubernetes_worker: false,
+            declared: BTreeSet::from(["web".parse().unwrap()]),
+        }
+    }
+
+    #[test]
+    fn roles_read_back_as_they_were_written() {
+        let (_directory, files) = files();
+        assert_eq!(files.read_roles(), None);
+        for roles in [roles(), NodeRoles::default()] {
+            files.write_roles(&roles).unwrap();
+            assert_eq!(files.read_roles(), Some(roles));
+        }
+    }
+
+    #[test]
+    fn damaged_roles_are_absent_and_never_none() {
+        let (directory, files) = files();
+        files.write_roles(&roles()).unwrap();
+        let path = directory.path().join("cluster/roles.json");
+        let whole = std::fs::read(&path).unwrap();
+        for length in 0..whole.len() {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            assert_eq!(files.read_roles(), None, "{length} bytes");
+        }
+        let other = String::from_utf8(whole).unwrap().replace("\"web\"", "\"Not A Role\"");
+        std::fs::write(&path, other).unwrap();
+        assert_eq!(files.read_roles(), None);
+    }
+
+    #[test]
+    fn key_is_made_once_and_a_damaged_one_is_never_replaced() {
+        let (directory, files) = files();
+        assert!(files.read_key().unwrap().is_none());
+        let key = files.read_or_create_key().unwrap().public_key();
+        assert_eq!(files.read_or_create_key().unwrap().public_key(), key);
+        std::fs::write(directory.path().join("cluster/node_key.pk8"), b"very secret").unwrap();
+        let error = files.read_or_create_key().unwrap_err().to_string();
+        assert!(error.contains("no Ed25519 key") && !error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn epoch_grows_and_is_that_of_one_cluster() {
+        let (directory, files) = files();
+        let (here, elsewhere) = (Uuid::from_u128(7), Uuid::from_u128(8));
+        assert_eq!(files.epoch_of_cluster(here).unwrap(), 0);
+        for (epoch, kept) in [(0, 0), (2, 2), (1, 2), (3, 3)] {
+            files.raise_epoch(here, epoch).unwrap();
+            assert_eq!(files.epoch_of_cluster(here).unwrap(), kept, "{epoch}");
+        }
+        assert_eq!(files.epoch_of_cluster(elsewhere).unwrap(), 0);
+        files.raise_epoch(elsewhere, 1).unwrap();
+        assert_eq!(
+            (files.epoch_of_cluster(elsewhere).unwrap(), files.epoch_of_cluster(here).unwrap()),
+            (1, 0)
+        );
+        std::fs::write(directory.path().join("cluster/epoch.json"), "{").unwrap();
+        assert!(files.epoch_of_cluster(elsewhere).is_err(), "a damaged one is no epoch that may be followed");
+        files.remove_all_except_order().unwrap();
+        assert_eq!(files.read_epoch().unwrap(), None);
+    }
+
+    #[test]
+    fn damaged_file_error_names_the_file_and_not_its_content() {
+        let (directory, files) = files();
+        std::fs::create_dir(directory.path().join("cluster")).unwrap();
+        std::fs::write(directory.path().join("cluster/order.json"), "{\"ticket\": \"c0ffee").unwrap();
+        let error = files.read_order().unwrap_err().to_string();
+        assert!(error.contains("order.json is damaged (line 1") && !error.contains("c0ffee"), "{error}");
+    }
+
+    #[test]
+    fn end_of_a_membership_removes_its_data_first() {
+        let (_directory, files) = files();
+        let membership = EtcdMembership {
+            member: Some(7),
+            data: "member-7".to_owned(),
+            address: "10.0.0.1".parse().unwrap(),
+            initial_cluster: String::new(),
+            new_cluster: false,
+            epoch: 0,
+        };
+        files.write_membership(&membership).unwrap();
+        std::fs::create_dir_all(files.etcd_directory().join("member-7/member/wal")).unwrap();
+        files.remove_membership(&membership).unwrap();
+        assert!(!files.etcd_directory().join("member-7").exists());
+        assert_eq!(files.read_membership().unwrap(), None);
+        files.remove_membership(&membership).unwrap();
+    }
+}

@@ -1,0 +1,159 @@
+//! Arguments and health check of kube-apiserver.
+//!
+//! It connects to the node's own etcd through the socket that the role server also uses, in a directory that no other
+//! user can enter. An etcd listener with certificates would have to be added to every running member by a restart.
+//! Every process on the node could connect to it, and a holder of an accepted certificate could read all of etcd
+//! anyway. The API server's keys in etcd have their own prefix.
+//!
+//! Anonymous requests are disabled: health checks show the reconciler's certificate.
+
+use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
+
+use crate::cluster::kubernetes::components::{ComponentContext, format_flags, https_check, service_id};
+use crate::cluster::kubernetes::key_material::{
+    CLIENT_CAS, FRONT_PROXY_CAS, SERVER_CAS, SIGNING_KEY, TOKEN_KEYS,
+};
+use crate::cluster::services::desired::{RenderedHealthCheck, RenderedService};
+use crate::cluster::services::workdir::WorkdirFile;
+
+/// Service name of the API server.
+pub const NAME: &str = "kube-apiserver";
+/// Prefix of its keys in etcd.
+pub const ETCD_PREFIX: &str = "/kubernetes/registry";
+const AUDIT_POLICY_FILE: &str = "audit-policy.yaml";
+/// Name of the audit log, below the component's directory.
+pub const AUDIT_LOG: &str = "audit.log";
+
+/// Logs who changed which object. Reads are not logged, and contents neither, because secrets are among them.
+const AUDIT_POLICY_YAML: &str = "\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages:
+- RequestReceived
+rules:
+- level: None
+  verbs: [get, list, watch]
+- level: None
+  resources:
+  - group: coordination.k8s.io
+    resources: [leases]
+- level: Metadata
+";
+
+/// Program, arguments and files that it is started with.
+pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService, String> {
+    let files = vec![WorkdirFile {
+        path: AUDIT_POLICY_FILE.to_owned(),
+        contents: AUDIT_POLICY_YAML.to_owned(),
+        mode: 0o600,
+    }];
+    let read_once =
+        ["apiserver-kubelet-client.crt", "apiserver-kubelet-client.key", SERVER_CAS, TOKEN_KEYS, SIGNING_KEY];
+    around.render_component(BundleComponent::KubeApiserver, arguments(around), files, &read_once)
+}
+
+/// Command-line flags of the API server.
+#[must_use]
+pub fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
+    let (material, settings) = (around.material, around.setup.settings());
+    let own = around.component_directory(&service_id(KubernetesDuty::Controller, NAME));
+    let file = |name: &str| own.join(name).display().to_string();
+    let issuer = format!("https://kubernetes.default.svc.{}", settings.domain);
+    let (address, port) = (around.address.to_string(), around.ports.api_server.to_string());
+    format_flags([
+        ("advertise-address", address.as_str()),
+        ("allow-privileged", "true"),
+        ("anonymous-auth", "false"),
+        ("api-audiences", &issuer),
+        ("audit-log-maxbackup", "3"),
+        ("audit-log-maxsize", "16"),
+        ("audit-log-path", &file(AUDIT_LOG)),
+        ("audit-policy-file", &file(AUDIT_POLICY_FILE)),
+        ("authorization-mode", "Node,RBAC"),
+        ("bind-address", &address),
+        ("client-ca-file", &material.file_path(CLIENT_CAS)),
+        ("enable-admission-plugins", "NodeRestriction"),
+        // Route to endpoints instead of service addresses: a controller need not be a worker with kube-proxy.
+        ("enable-aggregator-routing", "true"),
+        ("etcd-prefix", ETCD_PREFIX),
+        ("etcd-servers", &format!("unix://{}", around.etcd.display())),
+        ("kubelet-certificate-authority", &material.file_path(SERVER_CAS)),
+        ("kubelet-client-certificate", &material.file_path("apiserver-kubelet-client.crt")),
+        ("kubelet-client-key", &material.file_path("apiserver-kubelet-client.key")),
+        ("kubelet-preferred-address-types", "InternalIP"),
+        ("profiling", "false"),
+        ("proxy-client-cert-file", &material.file_path("front-proxy-client.crt")),
+        ("proxy-client-key-file", &material.file_path("front-proxy-client.key")),
+        ("requestheader-allowed-names", "front-proxy-client"),
+        ("requestheader-client-ca-file", &material.file_path(FRONT_PROXY_CAS)),
+        ("requestheader-extra-headers-prefix", "X-Remote-Extra-"),
+        ("requestheader-group-headers", "X-Remote-Group"),
+        ("requestheader-username-headers", "X-Remote-User"),
+        ("secure-port", &port),
+        ("service-account-issuer", &issuer),
+        ("service-account-key-file", &material.file_path(TOKEN_KEYS)),
+        ("service-account-signing-key-file", &material.file_path(SIGNING_KEY)),
+        ("service-cluster-ip-range", &settings.service_range),
+        ("tls-cert-file", &material.file_path("apiserver.crt")),
+        ("tls-private-key-file", &material.file_path("apiserver.key")),
+    ])
+}
+
+/// Health check over HTTPS on `/readyz`.
+#[must_use]
+pub fn health_check(around: &ComponentContext<'_>) -> RenderedHealthCheck {
+    https_check(around.api_server(), "/readyz", Some(around.material.certificate_and_key("reconciler")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::kubernetes::components::tests::{lines, with_context};
+
+    #[test]
+    fn api_server_arguments_match() {
+        let arguments = with_context(|around| lines(&arguments(around)));
+        insta::assert_snapshot!(arguments, @r"
+        --advertise-address=10.0.0.7
+        --allow-privileged=true
+        --anonymous-auth=false
+        --api-audiences=https://kubernetes.default.svc.cluster.local
+        --audit-log-maxbackup=3
+        --audit-log-maxsize=16
+        --audit-log-path=/state/cluster/kubernetes/kubernetes-controller_kube-apiserver/audit.log
+        --audit-policy-file=/state/cluster/kubernetes/kubernetes-controller_kube-apiserver/audit-policy.yaml
+        --authorization-mode=Node,RBAC
+        --bind-address=10.0.0.7
+        --client-ca-file=/state/cluster/kubernetes/x/clients.crt
+        --enable-admission-plugins=NodeRestriction
+        --enable-aggregator-routing=true
+        --etcd-prefix=/kubernetes/registry
+        --etcd-servers=unix:///state/cluster/etcd/client:1
+        --kubelet-certificate-authority=/state/cluster/kubernetes/x/servers.crt
+        --kubelet-client-certificate=/state/cluster/kubernetes/x/apiserver-kubelet-client.crt
+        --kubelet-client-key=/state/cluster/kubernetes/x/apiserver-kubelet-client.key
+        --kubelet-preferred-address-types=InternalIP
+        --profiling=false
+        --proxy-client-cert-file=/state/cluster/kubernetes/x/front-proxy-client.crt
+        --proxy-client-key-file=/state/cluster/kubernetes/x/front-proxy-client.key
+        --requestheader-allowed-names=front-proxy-client
+        --requestheader-client-ca-file=/state/cluster/kubernetes/x/front-proxy-authorities.crt
+        --requestheader-extra-headers-prefix=X-Remote-Extra-
+        --requestheader-group-headers=X-Remote-Group
+        --requestheader-username-headers=X-Remote-User
+        --secure-port=6443
+        --service-account-issuer=https://kubernetes.default.svc.cluster.local
+        --service-account-key-file=/state/cluster/kubernetes/x/service-accounts.pub
+        --service-account-signing-key-file=/state/cluster/kubernetes/x/service-accounts.key
+        --service-cluster-ip-range=10.96.0.0/16
+        --tls-cert-file=/state/cluster/kubernetes/x/apiserver.crt
+        --tls-private-key-file=/state/cluster/kubernetes/x/apiserver.key
+        ");
+        with_context(|around| {
+            assert!(
+                render_component(around).unwrap().run
+                    == model::role_declaration::ProgramSource::Path("/bundle/bin/kube-apiserver".to_owned())
+            );
+        });
+    }
+}

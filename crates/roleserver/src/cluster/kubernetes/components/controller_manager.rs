@@ -1,0 +1,84 @@
+//! Arguments and health check of kube-controller-manager.
+//!
+//! All nodes with the role run one. They elect their leader through their API servers. The curator assigns pod ranges
+//! to nodes and issues certificates, so the controller manager does neither.
+
+use std::net::SocketAddr;
+
+use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
+
+use crate::cluster::kubernetes::components::{
+    ComponentContext, KUBECONFIG, format_flags, https_check, service_id,
+};
+use crate::cluster::kubernetes::key_material::{FRONT_PROXY_CAS, SERVER_CAS, SIGNING_KEY};
+use crate::cluster::services::desired::{RenderedHealthCheck, RenderedService};
+
+/// Service name of the controller manager.
+pub const NAME: &str = "kube-controller-manager";
+
+/// Program, arguments and files that it is started with.
+pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService, String> {
+    let files = vec![around.kubeconfig(around.api_server(), "controller-manager")];
+    let read_once = [SERVER_CAS, SIGNING_KEY, FRONT_PROXY_CAS];
+    around.render_component(BundleComponent::KubeControllerManager, arguments(around), files, &read_once)
+}
+
+/// Command-line flags of the controller manager.
+#[must_use]
+pub fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
+    let (material, settings) = (around.material, around.setup.settings());
+    let kubeconfig = around
+        .component_directory(&service_id(KubernetesDuty::Controller, NAME))
+        .join(KUBECONFIG)
+        .display()
+        .to_string();
+    format_flags([
+        ("allocate-node-cidrs", "false"),
+        ("authentication-kubeconfig", kubeconfig.as_str()),
+        ("authorization-kubeconfig", &kubeconfig),
+        ("bind-address", &around.address.to_string()),
+        ("cluster-cidr", &settings.pod_range),
+        ("kubeconfig", &kubeconfig),
+        ("leader-elect", "true"),
+        ("profiling", "false"),
+        ("requestheader-client-ca-file", &material.file_path(FRONT_PROXY_CAS)),
+        ("root-ca-file", &material.file_path(SERVER_CAS)),
+        ("secure-port", &around.ports.controller_manager.to_string()),
+        ("service-account-private-key-file", &material.file_path(SIGNING_KEY)),
+        ("service-cluster-ip-range", &settings.service_range),
+        ("use-service-account-credentials", "true"),
+    ])
+}
+
+/// Health check over HTTPS on `/healthz`, which needs no client certificate.
+#[must_use]
+pub fn health_check(around: &ComponentContext<'_>) -> RenderedHealthCheck {
+    https_check(SocketAddr::new(around.address, around.ports.controller_manager), "/healthz", None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::kubernetes::components::tests::{lines, with_context};
+
+    #[test]
+    fn controller_manager_arguments_match() {
+        let arguments = with_context(|around| lines(&arguments(around)));
+        insta::assert_snapshot!(arguments, @r"
+        --allocate-node-cidrs=false
+        --authentication-kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-controller-manager/kubeconfig.json
+        --authorization-kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-controller-manager/kubeconfig.json
+        --bind-address=10.0.0.7
+        --cluster-cidr=10.128.0.0/12
+        --kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-controller-manager/kubeconfig.json
+        --leader-elect=true
+        --profiling=false
+        --requestheader-client-ca-file=/state/cluster/kubernetes/x/front-proxy-authorities.crt
+        --root-ca-file=/state/cluster/kubernetes/x/servers.crt
+        --secure-port=10257
+        --service-account-private-key-file=/state/cluster/kubernetes/x/service-accounts.key
+        --service-cluster-ip-range=10.96.0.0/16
+        --use-service-account-credentials=true
+        ");
+    }
+}

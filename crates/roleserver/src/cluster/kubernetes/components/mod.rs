@@ -1,0 +1,265 @@
+//! Kubernetes components: command lines, configuration files and health checks (pure).
+//!
+//! Each component is a service of its role in the sense of [`services`][crate::cluster::services]: a child
+//! of the role server that outlives it, in its own control group and directory.
+//! [`desired`][crate::cluster::kubernetes::desired] defines the dependencies among them.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
+use model::node_role::NodeRole;
+use model::role_declaration::ProgramSource;
+use serde_json::json;
+
+use crate::cluster::kubernetes::bundle_store::Bundle;
+use crate::cluster::kubernetes::component_ports::ComponentPorts;
+use crate::cluster::kubernetes::key_material::{KeyMaterial, SERVER_CAS};
+use crate::cluster::kubernetes::setup::NodeSetup;
+use crate::cluster::services::desired::{RenderedHealthCheck, RenderedProbe, RenderedService, ServiceId};
+use crate::cluster::services::workdir::WorkdirFile;
+
+pub mod api_server;
+pub mod containerd;
+pub mod controller_manager;
+pub mod kube_proxy;
+pub mod kubelet;
+pub mod scheduler;
+
+/// Name of the kubeconfig, below the directory of the component that uses it.
+pub const KUBECONFIG: &str = "kubeconfig.json";
+/// Interval between two health checks of a component.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Time after which a health check has failed.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Consecutive failures that make a component unhealthy.
+const FAILURE_THRESHOLD: u32 = 3;
+/// `PATH` of components, for programs of the node.
+const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// What the components of one role are rendered from.
+#[derive(Clone, Copy, Debug)]
+pub struct ComponentContext<'a> {
+    /// The Kubernetes setup of this node.
+    pub setup: &'a NodeSetup,
+    /// Key material of the role.
+    pub material: &'a KeyMaterial,
+    /// The bundle with the programs.
+    pub bundle: &'a Bundle,
+    /// Address at which other nodes connect to this one.
+    pub address: IpAddr,
+    /// Listen ports of all components.
+    pub ports: &'a ComponentPorts,
+    /// Path of the client socket of this node's etcd.
+    pub etcd: &'a Path,
+    /// Parent of the directories of components.
+    pub directory: &'a Path,
+    /// Name of this node in Kubernetes.
+    pub node: &'a str,
+    /// Name that distinguishes control groups and devices of this role server from those of another one on this host.
+    pub instance_name: &'a str,
+    /// Whether processes may get a lower OOM score (`CAP_SYS_RESOURCE`).
+    pub can_raise_oom_score: bool,
+}
+
+impl ComponentContext<'_> {
+    /// Address and port of this node's API server.
+    #[must_use]
+    pub const fn api_server(&self) -> SocketAddr {
+        SocketAddr::new(self.address, self.ports.api_server)
+    }
+
+    /// Path of a component's directory.
+    #[must_use]
+    pub fn component_directory(&self, id: &ServiceId) -> PathBuf {
+        self.directory.join(id.child_name())
+    }
+
+    /// A component with these arguments and files. The digest of the material in `read_once` is part of its
+    /// environment.
+    pub fn render_component(
+        &self,
+        component: BundleComponent,
+        arguments: Vec<String>,
+        files: Vec<WorkdirFile>,
+        read_once: &[&str],
+    ) -> Result<RenderedService, String> {
+        let mut rendered = render_plain(&self.bundle.program_path(component)?, arguments, files);
+        rendered.environment.insert("SHEPHERD_MATERIAL".to_owned(), self.material.digest(read_once));
+        Ok(rendered)
+    }
+
+    /// A kubeconfig for `server` with the certificate and key named `pair`: JSON, which is also YAML.
+    #[must_use]
+    pub fn kubeconfig(&self, server: SocketAddr, pair: &str) -> WorkdirFile {
+        let (certificate, key) = self.material.certificate_and_key(pair);
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "own", "cluster": {
+                "server": format!("https://{server}"),
+                "certificate-authority": self.material.file_path(SERVER_CAS),
+            }}],
+            "users": [{"name": "own", "user": {"client-certificate": certificate, "client-key": key}}],
+            "contexts": [{"name": "own", "context": {"cluster": "own", "user": "own"}}],
+            "current-context": "own",
+        });
+        WorkdirFile { path: KUBECONFIG.to_owned(), contents: format!("{config:#}\n"), mode: 0o600 }
+    }
+}
+
+/// A program with these arguments and files that uses no key material.
+#[must_use]
+pub fn render_plain(program: &Path, arguments: Vec<String>, files: Vec<WorkdirFile>) -> RenderedService {
+    RenderedService {
+        run: ProgramSource::Path(program.display().to_string()),
+        arguments,
+        environment: BTreeMap::from([("PATH".to_owned(), SYSTEM_PATH.to_owned())]),
+        files,
+        user: "root".to_owned(),
+    }
+}
+
+/// The ID of the service with this name in the role of this duty.
+#[must_use]
+pub fn service_id(duty: KubernetesDuty, name: &str) -> ServiceId {
+    let role = match duty {
+        KubernetesDuty::Controller => NodeRole::KubernetesController,
+        KubernetesDuty::Worker => NodeRole::KubernetesWorker,
+    };
+    ServiceId { role: role.to_string(), service: name.to_owned() }
+}
+
+/// A health check over HTTPS, with a client certificate if `shown` has one.
+#[must_use]
+pub fn https_check(at: SocketAddr, path: &str, shown: Option<(PathBuf, PathBuf)>) -> RenderedHealthCheck {
+    check_with(RenderedProbe::Https { at, path: path.to_owned(), client_certificate: shown })
+}
+
+/// A health check over HTTP on the loopback address.
+#[must_use]
+pub fn local_check(port: u16) -> RenderedHealthCheck {
+    check_with(RenderedProbe::Http { port, path: "/healthz".to_owned() })
+}
+
+/// A health check with this probe, and the usual interval, timeout and threshold.
+#[must_use]
+pub const fn check_with(probe: RenderedProbe) -> RenderedHealthCheck {
+    RenderedHealthCheck {
+        probe,
+        interval: CHECK_INTERVAL,
+        timeout: CHECK_TIMEOUT,
+        failures: FAILURE_THRESHOLD,
+    }
+}
+
+/// Flags in the form that components accept: `--name=value`.
+#[must_use]
+pub fn format_flags<const N: usize>(flags: [(&str, &str); N]) -> Vec<String> {
+    flags.into_iter().map(|(name, value)| format!("--{name}={value}")).collect()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::sync::Arc;
+
+    use model::kubernetes::bundle_manifest::{BundleFile, BundleImage, BundleManifest, BundleProgram};
+    use model::kubernetes::version::ReleaseVersion;
+    use model::role_declaration::Sha256;
+
+    use super::*;
+    use crate::cluster::kubernetes::key_material::tests::material;
+    use crate::cluster::kubernetes::setup::tests::setup;
+
+    pub(in crate::cluster::kubernetes) fn bundle() -> Bundle {
+        let component = |component: BundleComponent| BundleProgram {
+            component,
+            version: "1.20.2".to_owned(),
+            file: BundleFile {
+                path: component.path().to_owned(),
+                size: 1,
+                sha256: Sha256([1; 32]),
+                is_program: true,
+            },
+        };
+        let programs = KubernetesDuty::Controller
+            .required_components()
+            .iter()
+            .chain(KubernetesDuty::Worker.required_components());
+        Bundle {
+            digest: Sha256([0xab; 32]),
+            manifest: Arc::new(BundleManifest {
+                name: "test".to_owned(),
+                kubernetes: ReleaseVersion::new(1, 20, 2),
+                needs_roleserver: ReleaseVersion::new(0, 1, 0),
+                programs: programs.map(|program| component(*program)).collect(),
+                add_ons: Vec::new(),
+                images: vec![BundleImage {
+                    name: containerd::PAUSE_IMAGE.to_owned(),
+                    reference: "registry.k8s.io/pause:3.2".to_owned(),
+                    file: BundleFile {
+                        path: "images/pause.tar".to_owned(),
+                        size: 1,
+                        sha256: Sha256([1; 32]),
+                        is_program: false,
+                    },
+                }],
+            }),
+            directory: "/bundle".into(),
+        }
+    }
+
+    /// Calls `look` with a context for tests.
+    pub(in crate::cluster::kubernetes) fn with_context<T>(
+        look: impl FnOnce(&ComponentContext<'_>) -> T,
+    ) -> T {
+        let (setup, material, bundle, ports) = (setup(), material(), bundle(), ComponentPorts::default());
+        look(&ComponentContext {
+            setup: &setup,
+            material: &material,
+            bundle: &bundle,
+            address: "10.0.0.7".parse().unwrap(),
+            ports: &ports,
+            etcd: Path::new("/state/cluster/etcd/client:1"),
+            directory: Path::new("/state/cluster/kubernetes"),
+            node: "node-00112233445566778899aabbccddeeff",
+            instance_name: "roleserver-0123456789ab",
+            can_raise_oom_score: true,
+        })
+    }
+
+    /// The arguments as text, one per line.
+    pub(in crate::cluster::kubernetes) fn lines(arguments: &[String]) -> String {
+        arguments.join("\n")
+    }
+
+    #[test]
+    fn kubeconfig_names_key_files_and_holds_no_key() {
+        let placed = with_context(|around| around.kubeconfig(around.api_server(), "scheduler"));
+        assert_eq!((placed.path.as_str(), placed.mode), (KUBECONFIG, 0o600));
+        let read: serde_json::Value = serde_json::from_str(&placed.contents).unwrap();
+        assert_eq!(read["clusters"][0]["cluster"]["server"], "https://10.0.0.7:6443");
+        assert_eq!(read["users"][0]["user"]["client-key"], "/state/cluster/kubernetes/x/scheduler.key");
+    }
+
+    #[test]
+    fn digest_changes_with_the_bundle_and_files_that_are_read_once() {
+        let digest = |change: fn(&mut Bundle, &mut KeyMaterial)| {
+            let (mut bundle, mut material) = (bundle(), material());
+            change(&mut bundle, &mut material);
+            with_context(|around| {
+                let around = ComponentContext { bundle: &bundle, material: &material, ..*around };
+                around
+                    .render_component(BundleComponent::KubeScheduler, Vec::new(), Vec::new(), &[])
+                    .unwrap()
+                    .digest()
+            })
+        };
+        let plain = digest(|_, _| {});
+        assert_eq!(plain, digest(|_, _| {}));
+        assert_ne!(plain, digest(|bundle, _| bundle.directory = "/other".into()));
+        assert_ne!(plain, digest(|_, material| material.generation = 4));
+    }
+}

@@ -1,0 +1,74 @@
+//! Arguments and health check of kube-scheduler.
+//!
+//! All nodes with the role run one. They elect their leader through their API servers.
+
+use std::net::SocketAddr;
+
+use model::kubernetes::bundle_manifest::{BundleComponent, KubernetesDuty};
+
+use crate::cluster::kubernetes::components::{
+    ComponentContext, KUBECONFIG, format_flags, https_check, service_id,
+};
+use crate::cluster::kubernetes::key_material::{FRONT_PROXY_CAS, SERVER_CAS};
+use crate::cluster::services::desired::{RenderedHealthCheck, RenderedService};
+
+/// Service name of the scheduler.
+pub const NAME: &str = "kube-scheduler";
+
+/// Program, arguments and files that it is started with.
+pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService, String> {
+    let files = vec![around.kubeconfig(around.api_server(), "scheduler")];
+    around.render_component(
+        BundleComponent::KubeScheduler,
+        arguments(around),
+        files,
+        &[SERVER_CAS, FRONT_PROXY_CAS],
+    )
+}
+
+/// Command-line flags of the scheduler.
+#[must_use]
+pub fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
+    let kubeconfig = around
+        .component_directory(&service_id(KubernetesDuty::Controller, NAME))
+        .join(KUBECONFIG)
+        .display()
+        .to_string();
+    format_flags([
+        ("authentication-kubeconfig", kubeconfig.as_str()),
+        ("authorization-kubeconfig", &kubeconfig),
+        ("bind-address", &around.address.to_string()),
+        ("kubeconfig", &kubeconfig),
+        ("leader-elect", "true"),
+        ("profiling", "false"),
+        ("requestheader-client-ca-file", &around.material.file_path(FRONT_PROXY_CAS)),
+        ("secure-port", &around.ports.scheduler.to_string()),
+    ])
+}
+
+/// Health check over HTTPS on `/healthz`, which needs no client certificate.
+#[must_use]
+pub fn health_check(around: &ComponentContext<'_>) -> RenderedHealthCheck {
+    https_check(SocketAddr::new(around.address, around.ports.scheduler), "/healthz", None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::kubernetes::components::tests::{lines, with_context};
+
+    #[test]
+    fn scheduler_arguments_match() {
+        let arguments = with_context(|around| lines(&arguments(around)));
+        insta::assert_snapshot!(arguments, @r"
+        --authentication-kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-scheduler/kubeconfig.json
+        --authorization-kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-scheduler/kubeconfig.json
+        --bind-address=10.0.0.7
+        --kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-scheduler/kubeconfig.json
+        --leader-elect=true
+        --profiling=false
+        --requestheader-client-ca-file=/state/cluster/kubernetes/x/front-proxy-authorities.crt
+        --secure-port=10259
+        ");
+    }
+}

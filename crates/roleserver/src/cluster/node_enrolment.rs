@@ -1,0 +1,476 @@
+//! Node enrolment: found a cluster, join one, or rejoin after a restart.
+//!
+//! The next step follows from the files on the disk alone, so that a node that was interrupted anywhere continues
+//! there. A machine with a certificate is a node and rejoins. A machine with an order to found a cluster founds it,
+//! from the beginning or from where it was interrupted. A machine with an order to join requests to join again.
+//! Transient errors are retried here. Any other error ends this runnable with a sentence. The supervisor restarts it
+//! after a backoff, because an operator may have fixed the cause.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use curator::bootstrap::{BootstrapRequest, create_authority};
+use curator::restore::RestoreSource;
+use curator_client::clock::Clock;
+use curator_client::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
+use curator_client::identity::Identity;
+use curator_client::pki::{Authority, Renewal, Validity, decide_renewal};
+use curator_client::tls::certified_key;
+use model::role_declaration::Sha256;
+use proto::curator::v1 as wire;
+use proto::curator::v1::commit_response::Result as Committed;
+use proto::curator::v1::registration_client::RegistrationClient;
+use supervisor::context::{Runnable, Scope, Starting};
+use supervisor::exit_reason::RunnableError;
+use tonic::{Code, Status};
+use uuid::Uuid;
+
+use crate::cluster::files::{ClusterFiles, Credentials, StoredAuthority};
+use crate::cluster::node_facts::{
+    ClusterFounding, CuratorConnection, CurrentCertificate, NodeFacts, curator_channel, node_id_of_key,
+};
+use crate::cluster::node_order::{
+    NodeOrder, OrderKind, parse_anchor, parse_key, parse_snapshot, parse_ticket,
+};
+use crate::cluster::order_inbox::adopt_epoch;
+use crate::server_pool::ServerPool;
+
+/// Pause between two attempts, and the shortest pause that a curator can ask for.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The next step of enrolment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EnrolmentStep {
+    /// Wait: there is no order to found or to join.
+    Wait,
+    /// Found a cluster, or continue founding it.
+    Found,
+    /// Request to join a cluster, or request it again.
+    Join,
+    /// Rejoin as the node that it is.
+    Rejoin {
+        /// Whether the certificate has expired, so that a new one is needed before others accept the node.
+        expired: bool,
+    },
+}
+
+/// The stored state that the step follows from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EnrolmentState {
+    /// The order: found (`true`), join (`false`), or neither.
+    pub to_found: Option<bool>,
+    /// What is due for the certificate; `None` if there is no certificate.
+    pub certificate: Option<Renewal>,
+}
+
+/// Decides the next step.
+#[must_use]
+pub fn decide_step(kept: &EnrolmentState) -> EnrolmentStep {
+    match (kept.certificate, kept.to_found) {
+        (Some(renewal), _) => EnrolmentStep::Rejoin { expired: renewal == Renewal::Expired },
+        (None, Some(true)) => EnrolmentStep::Found,
+        (None, Some(false)) => EnrolmentStep::Join,
+        (None, None) => EnrolmentStep::Wait,
+    }
+}
+
+/// Makes the runnable that enrols this machine, and then stays healthy until it is cancelled.
+#[must_use]
+pub fn enroll_node(files: ClusterFiles, facts: NodeFacts, clock: Clock, shepherds: ServerPool) -> Runnable {
+    Runnable::new(move |starting: Starting| {
+        let (files, facts, clock) = (files.clone(), facts.clone(), clock.clone());
+        let shepherds = shepherds.clone();
+        async move {
+            let scope = starting.scope().clone();
+            let trouble = facts.problem.clone();
+            let doing = NodeEnroller { files, facts, clock, server_pool: shepherds, scope: scope.clone() };
+            let done = loop {
+                match Box::pin(doing.execute_order()).await {
+                    Ok(EnrolmentResult::Superseded) => {}
+                    Ok(EnrolmentResult::Complete) => break Ok(()),
+                    Err(stop) => break Err(stop),
+                }
+            };
+            // The result is also reported to the shepherd or operator who gave the order, not only in this machine's
+            // log.
+            if !scope.token().is_cancelled() {
+                trouble.set(done.as_ref().err().map(ToString::to_string));
+            }
+            done?;
+            // Not healthy earlier, so that the backoff grows when requests are rejected again and again.
+            let healthy = starting.mark_healthy();
+            Err(healthy.scope().cancelled().await.into())
+        }
+    })
+}
+
+struct NodeEnroller {
+    files: ClusterFiles,
+    facts: NodeFacts,
+    clock: Clock,
+    server_pool: ServerPool,
+    scope: Scope,
+}
+
+/// Result of executing an order.
+enum EnrolmentResult {
+    /// The machine is what the order describes.
+    Complete,
+    /// There is another order now; nothing that the old one began has to be undone.
+    Superseded,
+}
+
+impl NodeEnroller {
+    async fn execute_order(&self) -> Result<EnrolmentResult, RunnableError> {
+        let order = self.files.read_order()?;
+        if let Some(order) = &order {
+            order
+                .validate()
+                .map_err(|error| RunnableError::msg(format!("the order to this node cannot be: {error}")))?;
+        }
+        let credentials = self.files.read_credentials()?;
+        let validity = credentials
+            .as_ref()
+            .and_then(|kept| Validity::from_der(&hex::decode(&kept.certificate).unwrap_or_default()));
+        let kept = EnrolmentState {
+            to_found: order.as_ref().and_then(|order| match order.what {
+                OrderKind::Found { .. } => Some(true),
+                OrderKind::Join { .. } => Some(false),
+                OrderKind::Leave {} => None,
+            }),
+            certificate: validity.map(|validity| decide_renewal(validity, self.clock.now())),
+        };
+        let step = decide_step(&kept);
+        tracing::info!(?step, "this node's part in a cluster");
+        match (step, order, credentials) {
+            (EnrolmentStep::Rejoin { .. }, order, Some(credentials)) => {
+                // An order that an operator wrote by hand counts too.
+                if let Some(order) = &order {
+                    adopt_epoch(order, &self.files, &self.facts).map_err(RunnableError::msg)?;
+                }
+                self.rejoin_cluster(order.as_ref(), &credentials).map(|()| EnrolmentResult::Complete)
+            }
+            (EnrolmentStep::Found, Some(order), _) => {
+                self.found_cluster(&order).await.map(|()| EnrolmentResult::Complete)
+            }
+            (EnrolmentStep::Join, Some(order), _) => Box::pin(self.join_cluster(&order)).await,
+            // The order was withdrawn in the meantime.
+            _ => Err(RunnableError::msg("this machine has no order any more")),
+        }
+    }
+
+    async fn found_cluster(&self, order: &NodeOrder) -> Result<(), RunnableError> {
+        let OrderKind::Found { cluster, name, owner_keys, snapshot, epoch } = &order.what else {
+            return Ok(());
+        };
+        self.files.raise_epoch(*cluster, *epoch)?;
+        let key = self.files.read_or_create_key()?;
+        let restoring = match snapshot {
+            Some(known_by) => Some(self.fetch_snapshot(*cluster, parse_snapshot(known_by)?, *epoch).await?),
+            None => None,
+        };
+        let kept = if let Some(kept) = self.files.read_authority()? {
+            kept
+        } else {
+            let made = match &restoring {
+                Some(restoring) => restoring.snapshot.cluster_and_authority()?.1,
+                None => create_authority(*cluster, self.clock.now())?,
+            };
+            let kept = StoredAuthority {
+                certificate: hex::encode(&made.anchor().certificate),
+                private_key: hex::encode(made.pkcs8()),
+            };
+            self.files.write_authority(&kept)?;
+            kept
+        };
+        let authority = Authority::load(&hex::decode(&kept.certificate)?, &hex::decode(&kept.private_key)?)?;
+        let address = order_address(order, [])?;
+        let founding = BootstrapRequest {
+            authority: Arc::new(authority),
+            name: name.clone(),
+            owner_keys: owner_keys.iter().map(|key| parse_key(key)).collect::<Result<_, _>>()?,
+            node_key: curator_client::node_id::PublicKey(key.public_key()),
+            machine: order.machine,
+            labels: order.labels.clone(),
+            address: Some(address),
+            restore: restoring,
+        };
+        self.facts.address.set(address);
+        self.facts.founding.set(Some(ClusterFounding { founding: Arc::new(founding), address }));
+        Ok(())
+    }
+
+    /// The snapshot to restore: the stored one if its digest is right, or else fetched from a shepherd. A partial
+    /// download is resumed. A file with another digest is removed and fetched again.
+    async fn fetch_snapshot(
+        &self,
+        cluster: Uuid,
+        known_by: Sha256,
+        epoch: u64,
+    ) -> Result<RestoreSource, RunnableError> {
+        let path = self.files.snapshot_path();
+        for _ in 0..2 {
+            let read = tokio::fs::read(&path).await;
+            if let Some(encoded) = read.ok().filter(|encoded| snapshot_digest(encoded) == known_by.0) {
+                let snapshot = ClusterSnapshot::decode(&encoded)?;
+                if snapshot.cluster != cluster || snapshot.epoch >= epoch {
+                    return Err(RunnableError::msg(format!(
+                        "the snapshot is of epoch {} of cluster {}, and cannot become epoch {epoch} of cluster {cluster}",
+                        snapshot.epoch, snapshot.cluster
+                    )));
+                }
+                return Ok(RestoreSource { snapshot: Arc::new(snapshot), epoch });
+            }
+            let fetched =
+                self.scope.until_cancelled(self.server_pool.fetch_artefact(known_by, &path)).await?;
+            fetched.map_err(|error| RunnableError::msg(format!("the snapshot is not here: {error}")))?;
+            let fetched = tokio::fs::read(&path).await.unwrap_or_default();
+            if snapshot_digest(&fetched) != known_by.0 {
+                self.files.remove_snapshot()?;
+            }
+        }
+        Err(RunnableError::msg(
+            "what shepherds send is another snapshot than the one that the cluster is to be restored from",
+        ))
+    }
+
+    async fn join_cluster(&self, order: &NodeOrder) -> Result<EnrolmentResult, RunnableError> {
+        let OrderKind::Join { ticket, ca_certificate, curators, .. } = &order.what else {
+            return Ok(EnrolmentResult::Complete);
+        };
+        let key = self.files.read_or_create_key()?;
+        let anchor = parse_anchor(ca_certificate)?;
+        let request = wire::RegisterRequest {
+            ticket: parse_ticket(ticket)?.reveal().to_vec(),
+            machine_id: order.machine.map(|machine| machine.to_string()).unwrap_or_default(),
+            labels: order.labels.clone(),
+        };
+        let shown = CurrentCertificate::new(certified_key(key.certificate_der(), key.pkcs8())?);
+        let leaders = curator_channel(&anchor, &shown, &self.files, &self.clock)?;
+        leaders.set_directory(curators.iter().cloned().chain(self.files.read_curators()));
+        let registration = RegistrationClient::new(leaders.channel());
+        let becoming = async {
+            let registered = retry_call("registering this node", || {
+                let (mut registration, request) = (registration.clone(), request.clone());
+                async move { registration.register(request).await }
+            })
+            .await?;
+            if let Some(directory) = registered.directory {
+                leaders.set_directory(directory.curators);
+            }
+            loop {
+                let answer = retry_call("becoming a node", || {
+                    let mut registration = registration.clone();
+                    async move { registration.commit(wire::CommitRequest {}).await }
+                })
+                .await?;
+                match answer.result {
+                    Some(Committed::Membership(membership)) => return Ok::<_, RunnableError>(membership),
+                    Some(Committed::AwaitingApproval(waiting)) => {
+                        tracing::info!(node = %node_id_of_key(&key), "this node waits to be approved");
+                        tokio::time::sleep(Duration::from_millis(waiting.retry_after_ms).max(RETRY_INTERVAL))
+                            .await;
+                    }
+                    None => {
+                        return Err(RunnableError::msg("the curator answered nothing to becoming a node"));
+                    }
+                }
+            }
+        };
+        // A new order may arrive meanwhile, for example because the cluster was restored elsewhere.
+        let becoming = async {
+            tokio::select! {
+                membership = becoming => membership.map(Some),
+                again = self.wait_for_new_order(order) => again.map(|()| None),
+            }
+        };
+        match Box::pin(self.with_leader(&leaders, becoming)).await?? {
+            Some(membership) => {
+                self.accept_membership(order, &key, &membership).map(|()| EnrolmentResult::Complete)
+            }
+            None => Ok(EnrolmentResult::Superseded),
+        }
+    }
+
+    /// Waits until the stored order differs from this one.
+    async fn wait_for_new_order(&self, order: &NodeOrder) -> Result<(), RunnableError> {
+        let mut ordered = self.facts.order_changed.watch();
+        while self.files.read_order()?.as_ref() == Some(order) {
+            ordered.next().await;
+        }
+        Ok(())
+    }
+
+    fn rejoin_cluster(
+        &self,
+        order: Option<&NodeOrder>,
+        credentials: &Credentials,
+    ) -> Result<(), RunnableError> {
+        let key = self.files.read_key()?.ok_or_else(|| {
+            RunnableError::msg("this node has a certificate and no key: look for what removed node_key.pk8")
+        })?;
+        // Left over if founding was interrupted before its last step.
+        self.files.remove_authority()?;
+        self.files.remove_snapshot()?;
+        let connection = CuratorConnection::new(&key, credentials, &self.files, &self.clock)?;
+        // The connection is published even if the certificate has expired, because only requests as a node need a valid
+        // one. This node's own etcd and curator start, and may be needed to issue the new certificate;
+        // `certificate_renewal.rs` does that.
+        let address = node_address(order, &connection)?;
+        self.facts.address.set(address);
+        self.facts.connection.set(connection);
+        Ok(())
+    }
+
+    /// Tracks the leader while a request is pending.
+    async fn with_leader<T>(
+        &self,
+        leaders: &curator_client::leader_channel::LeaderTracker,
+        asking: impl Future<Output = T>,
+    ) -> Result<T, RunnableError> {
+        let requested = async {
+            tokio::select! {
+                answer = asking => answer,
+                never = leaders.track_leader() => match never {},
+            }
+        };
+        Ok(self.scope.until_cancelled(requested).await?)
+    }
+
+    /// Stores what a node needs to rejoin, and only then publishes its connection.
+    fn accept_membership(
+        &self,
+        order: &NodeOrder,
+        key: &Identity,
+        membership: &wire::Membership,
+    ) -> Result<(), RunnableError> {
+        let anchor = match &order.what {
+            OrderKind::Join { ca_certificate, .. } => parse_anchor(ca_certificate)?,
+            OrderKind::Found { .. } | OrderKind::Leave {} => {
+                return Err(RunnableError::msg("only a node that joins is given a membership"));
+            }
+        };
+        let credentials = self.store_membership(membership, &anchor.certificate)?;
+        let connection = CuratorConnection::new(key, &credentials, &self.files, &self.clock)?;
+        self.facts.address.set(node_address(Some(order), &connection)?);
+        tracing::info!(node = %connection.id, "this machine is a node of cluster {}", connection.anchor.cluster);
+        self.facts.connection.set(connection);
+        Ok(())
+    }
+
+    fn store_membership(
+        &self,
+        membership: &wire::Membership,
+        ca_certificate: &[u8],
+    ) -> Result<Credentials, RunnableError> {
+        let curators = membership.directory.iter().flat_map(|directory| directory.curators.iter().cloned());
+        let curators: std::collections::BTreeSet<String> =
+            curators.chain(self.files.read_curators()).collect();
+        self.files.write_curators(&curators)?;
+        let credentials = Credentials {
+            certificate: hex::encode(&membership.certificate),
+            ca_certificate: hex::encode(ca_certificate),
+        };
+        self.files.write_credentials(&credentials)?;
+        Ok(credentials)
+    }
+}
+
+/// Repeats a call until it succeeds; returns an error that is not transient.
+async fn retry_call<T, Calling>(doing: &str, call: impl Fn() -> Calling) -> Result<T, RunnableError>
+where
+    Calling: Future<Output = Result<tonic::Response<T>, Status>>,
+{
+    loop {
+        match call().await {
+            Ok(answer) => return Ok(answer.into_inner()),
+            Err(status) if is_transient(status.code()) => {
+                tracing::info!(
+                    operation = doing,
+                    error = status.message(),
+                    "the curator was not reached; trying again"
+                );
+                tokio::time::sleep(RETRY_INTERVAL).await;
+            }
+            Err(status) => {
+                return Err(RunnableError::msg(format!("{doing} was refused: {}", status.message())));
+            }
+        }
+    }
+}
+
+/// Whether a call that failed with this code may succeed later without intervention.
+const fn is_transient(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown | Code::Unimplemented
+    )
+}
+
+/// The address at which other nodes connect to this one: from the order, or else from the route to a curator.
+fn node_address(order: Option<&NodeOrder>, connection: &CuratorConnection) -> Result<IpAddr, RunnableError> {
+    let curators = connection.curators.directory();
+    match order {
+        Some(order) => order_address(order, curators),
+        None => detect_address(curators),
+    }
+}
+
+fn order_address(
+    order: &NodeOrder,
+    curators: impl IntoIterator<Item = String>,
+) -> Result<IpAddr, RunnableError> {
+    order.address.map_or_else(|| detect_address(curators), Ok)
+}
+
+/// The address that the host would use as source; no packet is sent.
+fn detect_address(curators: impl IntoIterator<Item = String>) -> Result<IpAddr, RunnableError> {
+    use std::net::ToSocketAddrs as _;
+    // A documentation address (TEST-NET-1) stands for the default route.
+    let elsewhere = SocketAddr::from(([192, 0, 2, 1], 7835));
+    let towards = curators.into_iter().filter_map(|curator| curator.to_socket_addrs().ok()?.next());
+    for remote in towards.chain([elsewhere]) {
+        let any: SocketAddr = if remote.is_ipv4() { ([0; 4], 0).into() } else { ([0_u16; 8], 0).into() };
+        let result = std::net::UdpSocket::bind(any).and_then(|socket| {
+            socket.connect(remote)?;
+            socket.local_addr()
+        });
+        match result {
+            Ok(local) if !local.ip().is_loopback() && !local.ip().is_unspecified() => return Ok(local.ip()),
+            _ => {}
+        }
+    }
+    Err(RunnableError::msg(
+        "no address is known at which other nodes would reach this one: it has no route to a curator; say one in the order",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use model::time::Timestamp;
+
+    use super::*;
+
+    #[test]
+    fn step_follows_from_the_files_on_disk() {
+        let later = Renewal::NotBefore(Timestamp::MAX_UTC);
+        for (to_found, certificate, expected) in [
+            (None, None, EnrolmentStep::Wait),
+            (Some(true), None, EnrolmentStep::Found),
+            (Some(false), None, EnrolmentStep::Join),
+            // The certificate is stored last, so every step before it is done, whatever the order is.
+            (Some(true), Some(later), EnrolmentStep::Rejoin { expired: false }),
+            (Some(false), Some(later), EnrolmentStep::Rejoin { expired: false }),
+            (None, Some(later), EnrolmentStep::Rejoin { expired: false }),
+            (None, Some(Renewal::Due), EnrolmentStep::Rejoin { expired: false }),
+            (Some(true), Some(Renewal::Expired), EnrolmentStep::Rejoin { expired: true }),
+        ] {
+            assert_eq!(
+                decide_step(&EnrolmentState { to_found, certificate }),
+                expected,
+                "{to_found:?} {certificate:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Watch cells shared by the parts of a node: connection, roles, address, status.
+//!
+//! A part that starts late or is restarted sees the newest value. None of the values is the address of a curator to
+//! call: every call goes through the one channel in [`CuratorConnection`], which follows the leader.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use curator::bootstrap::BootstrapRequest;
+use curator_client::clock::Clock;
+use curator_client::identity::Identity;
+use curator_client::leader_channel::LeaderTracker;
+use curator_client::node::NodeRoles;
+use curator_client::node_id::NodeId;
+use curator_client::pki::{PkiError, TrustAnchor};
+use curator_client::tls::{certified_key, client_config};
+use proto::curator::v1::{KubernetesStatus, ServiceStatus};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use supervisor::watch_cell::WatchCell;
+
+use crate::cluster::files::{ClusterFiles, ClusterFilesError, Credentials};
+use crate::cluster::kubernetes::setup::NodeSetup;
+use crate::cluster::services::desired::{DeclarationMap, NodeInfo};
+
+/// The certificate that this node presents; it can be replaced while the process runs.
+#[derive(Clone)]
+pub struct CurrentCertificate(Arc<RwLock<Arc<CertifiedKey>>>);
+
+impl CurrentCertificate {
+    /// Starts with this certificate.
+    #[must_use]
+    pub fn new(first: Arc<CertifiedKey>) -> Self {
+        Self(Arc::new(RwLock::new(first)))
+    }
+
+    /// The certificate that is presented now.
+    #[must_use]
+    pub fn current(&self) -> Arc<CertifiedKey> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Presents another certificate on every new connection.
+    pub fn replace(&self, next: Arc<CertifiedKey>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = next;
+    }
+}
+
+impl fmt::Debug for CurrentCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Shown")
+    }
+}
+
+impl ResolvesServerCert for CurrentCertificate {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.current())
+    }
+}
+
+/// This node's identity, and its connection to the leading curator. Published as soon as the certificate is durable.
+#[derive(Clone, Debug)]
+pub struct CuratorConnection {
+    /// ID of this node, derived from its key.
+    pub id: NodeId,
+    /// The cluster's ID and trusted certificate.
+    pub anchor: TrustAnchor,
+    /// Channel that follows the leader.
+    pub curators: LeaderTracker,
+    /// Certificate that this node presents.
+    pub certificate: CurrentCertificate,
+}
+
+/// Why a stored or received certificate cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialsError {
+    /// The text is not hexadecimal.
+    #[error("the certificate of this node is no hexadecimal text")]
+    NotHex(#[from] hex::FromHexError),
+    /// The authority's certificate is invalid.
+    #[error(transparent)]
+    Authority(#[from] PkiError),
+    /// The stored epoch of the cluster cannot be read.
+    #[error(transparent)]
+    Files(#[from] ClusterFilesError),
+    /// Key and certificate do not match, or TLS cannot use them.
+    #[error("the certificate of this node cannot be used with its key: {0}")]
+    Tls(#[from] rustls::Error),
+}
+
+impl CuratorConnection {
+    /// The connection of this node, from its stored key and credentials.
+    pub fn new(
+        key: &Identity,
+        credentials: &Credentials,
+        files: &ClusterFiles,
+        clock: &Clock,
+    ) -> Result<Self, CredentialsError> {
+        let anchor = TrustAnchor::parse(&hex::decode(&credentials.ca_certificate)?)?;
+        let shown =
+            CurrentCertificate::new(certified_key(&hex::decode(&credentials.certificate)?, key.pkcs8())?);
+        let curators = curator_channel(&anchor, &shown, files, clock)?;
+        curators.set_directory(files.read_curators());
+        Ok(Self { id: node_id_of_key(key), anchor, curators, certificate: shown })
+    }
+}
+
+/// A channel to the leader of this cluster that presents `shown`. The highest epoch that it learns is stored in
+/// `files`.
+pub fn curator_channel(
+    anchor: &TrustAnchor,
+    shown: &CurrentCertificate,
+    files: &ClusterFiles,
+    clock: &Clock,
+) -> Result<LeaderTracker, ClusterFilesError> {
+    let of_cluster = anchor.cluster;
+    let (anchor, shown, clock) = (anchor.clone(), shown.clone(), clock.clone());
+    let configure =
+        move |expected| client_config(anchor.clone(), expected, Some(shown.current()), clock.clone());
+    let (cluster, files) = (of_cluster, files.clone());
+    let epoch = files.epoch_of_cluster(cluster)?;
+    let keep = move |epoch| files.raise_epoch(cluster, epoch).map_err(|error| error.to_string());
+    Ok(LeaderTracker::with_epoch(Arc::new(configure), epoch, Arc::new(keep)))
+}
+
+/// The ID of the node with this key.
+#[must_use]
+pub fn node_id_of_key(key: &Identity) -> NodeId {
+    NodeId::from_key(&curator_client::node_id::PublicKey(key.public_key()))
+}
+
+/// The control plane of this node, once its curator listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControlPlane {
+    /// TCP port of its curator.
+    pub port: u16,
+}
+
+/// A cluster that this node is founding.
+#[derive(Clone, Debug)]
+pub struct ClusterFounding {
+    /// The authority and the first records of the cluster.
+    pub founding: Arc<BootstrapRequest>,
+    /// Address at which other nodes will connect to this one.
+    pub address: IpAddr,
+}
+
+/// All values that the parts of a node share.
+#[derive(Clone, Default)]
+pub struct NodeFacts {
+    /// Connection to the leader; empty until this machine is a node.
+    pub connection: WatchCell<CuratorConnection>,
+    /// The cluster that this node is founding; `None` once it is founded.
+    pub founding: WatchCell<Option<ClusterFounding>>,
+    /// The roles of this node.
+    pub roles: WatchCell<NodeRoles>,
+    /// This node's control plane; `None` while it does not run.
+    pub control_plane: WatchCell<Option<ControlPlane>>,
+    /// Address at which other nodes connect to this one.
+    pub address: WatchCell<IpAddr>,
+    /// Machine and labels in the node's record.
+    pub node_info: WatchCell<NodeInfo>,
+    /// Addresses of all curators, `host:port` each.
+    pub curators: WatchCell<BTreeSet<String>>,
+    /// Declarations of this node's roles that operators declared.
+    pub declarations: WatchCell<DeclarationMap>,
+    /// Status of the services of these roles.
+    pub services: WatchCell<Vec<ServiceStatus>>,
+    /// The Kubernetes setup of this node; `None` if the curator assigns none.
+    pub setup: WatchCell<Option<NodeSetup>>,
+    /// Kubernetes status; `None` if the node has no Kubernetes role and no component.
+    pub kubernetes: WatchCell<Option<KubernetesStatus>>,
+    /// Why the order cannot be executed at the moment; `None` if there is no problem.
+    pub problem: WatchCell<Option<String>>,
+    /// Set whenever another order was stored.
+    pub order_changed: WatchCell<()>,
+}
+
+impl NodeFacts {
+    /// Resets everything but `order_changed`, for a machine that is no node any more. No part may be running.
+    pub fn clear(&self) {
+        self.connection.clear();
+        self.founding.clear();
+        self.roles.clear();
+        self.control_plane.clear();
+        self.address.clear();
+        self.problem.clear();
+        self.node_info.clear();
+        self.curators.clear();
+        self.declarations.clear();
+        self.services.clear();
+        self.setup.clear();
+        self.kubernetes.clear();
+    }
+}
+
+impl fmt::Debug for NodeFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Facts")
+            .field("connection", &self.connection.latest())
+            .field("roles", &self.roles.latest())
+            .field("control_plane", &self.control_plane.latest())
+            .field("address", &self.address.latest())
+            .field("services", &self.services.latest())
+            .finish_non_exhaustive()
+    }
+}

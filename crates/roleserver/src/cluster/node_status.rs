@@ -1,0 +1,118 @@
+//! Report the node's status to the curator.
+//!
+//! It is sent whenever it changes, and again when this runnable is restarted.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use proto::curator::v1 as wire;
+use proto::curator::v1::nodes_client::NodesClient;
+use supervisor::combine::CombinedInputs;
+use supervisor::context::{Runnable, Starting};
+use supervisor::exit_reason::RunnableError;
+
+use crate::cluster::node_facts::{ControlPlane, CuratorConnection, NodeFacts};
+
+/// Pause between two reports: each one is a write in the cluster's etcd, and services may change often.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Inputs of the node's status.
+#[derive(Clone, Debug, Default)]
+pub struct StatusInputs {
+    /// Connection to the leader; `None` until this machine is a node.
+    pub connection: Option<CuratorConnection>,
+    /// Address at which other nodes connect to this one.
+    pub address: Option<IpAddr>,
+    /// This node's control plane; `None` while it does not run.
+    pub control_plane: Option<ControlPlane>,
+    /// Status of its services.
+    pub services: Vec<wire::ServiceStatus>,
+    /// Kubernetes status; `None` without Kubernetes.
+    pub kubernetes: Option<wire::KubernetesStatus>,
+}
+
+/// Combines the inputs of the status.
+#[must_use]
+pub fn status_inputs(facts: &NodeFacts) -> CombinedInputs<StatusInputs> {
+    CombinedInputs::new(StatusInputs::default())
+        .with(&facts.connection, |known: &mut StatusInputs, connection| known.connection = Some(connection))
+        .with(&facts.address, |known: &mut StatusInputs, address| known.address = Some(address))
+        .with(&facts.control_plane, |known: &mut StatusInputs, control_plane| {
+            known.control_plane = control_plane;
+        })
+        .with(&facts.services, |known: &mut StatusInputs, services| known.services = services)
+        .with(&facts.kubernetes, |known: &mut StatusInputs, kubernetes| known.kubernetes = kubernetes)
+}
+
+/// Builds the status; `None` while the node's address is unknown.
+#[must_use]
+pub fn build_status(known: &StatusInputs, version: &str, boot_id: &str) -> Option<wire::NodeStatus> {
+    Some(wire::NodeStatus {
+        external_address: known.address?.to_string(),
+        curator_port: known.control_plane.map_or(0, |control_plane| control_plane.port.into()),
+        version: version.to_owned(),
+        boot_id: boot_id.to_owned(),
+        services: known.services.clone(),
+        reported_at_ms: 0,
+        kubernetes: known.kubernetes.clone(),
+    })
+}
+
+/// Makes the runnable that reports every change of the status.
+#[must_use]
+pub fn report_node_status(facts: NodeFacts, boot_id: String) -> Runnable {
+    Runnable::new(move |starting: Starting| {
+        let (facts, boot_id) = (facts.clone(), boot_id.clone());
+        async move {
+            let scope = starting.scope().clone();
+            let mut starting = Some(starting);
+            let mut inputs = status_inputs(&facts);
+            let (mut node_status, mut healthy) = (None, None);
+            loop {
+                let known = scope.until_cancelled(inputs.next()).await?;
+                let Some(connection) = &known.connection else { continue };
+                let now = build_status(&known, env!("CARGO_PKG_VERSION"), &boot_id);
+                let Some(now) = now.filter(|now| node_status.as_ref() != Some(now)) else { continue };
+                let mut nodes = NodesClient::new(connection.curators.channel());
+                let request = wire::UpdateStatusRequest {
+                    node_id: connection.id.to_string(),
+                    status: Some(now.clone()),
+                };
+                let answer = scope.until_cancelled(nodes.update_status(request)).await?;
+                answer.map_err(|status| {
+                    RunnableError::msg(format!("saying how this node is was refused: {}", status.message()))
+                })?;
+                node_status = Some(now);
+                if let Some(starting) = starting.take() {
+                    healthy = Some(starting.mark_healthy());
+                }
+                // Keep the healthy state until this run ends.
+                let _ = &healthy;
+                // Changes during the pause are sent in one report.
+                scope.until_cancelled(tokio::time::sleep(REPORT_INTERVAL)).await?;
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_reported_before_the_address_is_known() {
+        let services = vec![wire::ServiceStatus { service: "server".to_owned(), ..Default::default() }];
+        let mut known = StatusInputs {
+            services: services.clone(),
+            control_plane: Some(ControlPlane { port: 7835 }),
+            ..StatusInputs::default()
+        };
+        assert_eq!(build_status(&known, "1", "boot"), None);
+        known.address = Some("10.0.0.1".parse().unwrap());
+        let status = build_status(&known, "1", "boot").unwrap();
+        assert_eq!((status.external_address.as_str(), status.curator_port), ("10.0.0.1", 7835));
+        assert_eq!(status.services, services);
+        known.control_plane = None;
+        assert_eq!(build_status(&known, "1", "boot").unwrap().curator_port, 0);
+    }
+}

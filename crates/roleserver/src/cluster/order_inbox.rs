@@ -1,0 +1,534 @@
+//! Accept or reject cluster orders from a shepherd, and report on them.
+//!
+//! The shepherd repeats an order in its heartbeat responses until the machine has reported on it. The order is durable
+//! before it is reported, and a newer order replaces an older one by its number. Each report is complete and made from
+//! the files on the disk. So the shepherd can tell a machine that lost its disk from one where nothing happened, even
+//! if the shepherd lost its own memory.
+//!
+//! An order alone does not move a node to another cluster: the machine has to be ordered to leave first, which stops
+//! what it runs and removes its files. Otherwise one wrong row in a database would take a member away from a working
+//! cluster.
+//!
+//! An order also contains the epoch of its cluster. An epoch that is lower than the highest one that this machine has
+//! seen is rejected. A higher one takes effect when the order is accepted, also for a node that stays in the cluster:
+//! it keeps its key, its certificate and its services, and connects to other curators.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use curator_client::pki::TrustAnchor;
+use model::ids::MachineId;
+use proto::agent::v1 as wire;
+use proto::agent::v1::cluster_order::Operation as Wanted;
+use uuid::Uuid;
+
+use crate::cluster::files::{ClusterFiles, ClusterFilesError, StoredEpoch};
+use crate::cluster::node_facts::NodeFacts;
+use crate::cluster::node_order::{NodeOrder, OrderError, OrderKind};
+
+/// The stored state that a new order is compared with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InboxState {
+    /// The stored order, if there is one.
+    pub order: Option<NodeOrder>,
+    /// The cluster that this machine is a node of.
+    pub cluster: Option<Uuid>,
+    /// Whether it is founding a cluster, and has created its authority.
+    pub founding: bool,
+    /// The highest epoch that this machine has seen, and its cluster.
+    pub known_epoch: Option<StoredEpoch>,
+}
+
+/// What happens with an order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OrderDecision {
+    /// It is not newer than the stored one.
+    Ignore,
+    /// It replaces the stored one.
+    Accept,
+    /// It conflicts with what this machine is, for this reason.
+    Reject(String),
+}
+
+/// Decides about an order from the stored state.
+#[must_use]
+pub fn decide_order(present: &InboxState, order: &NodeOrder) -> OrderDecision {
+    let newest = present.order.as_ref().map_or(0, |order| order.generation);
+    if order.generation <= newest {
+        return OrderDecision::Ignore;
+    }
+    if let Err(error) = order.validate() {
+        return OrderDecision::Reject(format!("the order cannot be: {error}"));
+    }
+    let Some(id) = order_cluster(order) else { return OrderDecision::Accept };
+    if let Some(epoch) =
+        present.known_epoch.filter(|epoch| epoch.cluster == id && order.epoch() < epoch.epoch)
+    {
+        return OrderDecision::Reject(format!(
+            "the order is of epoch {} of cluster {id}, which has been restored since ({})",
+            order.epoch(),
+            epoch.epoch
+        ));
+    }
+    // The node's files are older than the restoration and would conflict with it.
+    if let (OrderKind::Found { snapshot: Some(_), .. }, Some(cluster)) = (&order.what, present.cluster) {
+        return OrderDecision::Reject(format!(
+            "this machine is a node of cluster {cluster} and cannot restore one; it has to leave first"
+        ));
+    }
+    let here = present.order.as_ref().map(|order| &order.what);
+    let founding = match here {
+        Some(OrderKind::Found { cluster, .. }) if present.founding => Some(*cluster),
+        _ => None,
+    };
+    match present.cluster.or(founding) {
+        Some(cluster) if id != cluster => OrderDecision::Reject(format!(
+            "this machine is a node of cluster {cluster}; it has to leave that one first"
+        )),
+        _ => OrderDecision::Accept,
+    }
+}
+
+/// The cluster of an order; `None` for an order to leave.
+fn order_cluster(order: &NodeOrder) -> Option<Uuid> {
+    match &order.what {
+        OrderKind::Leave {} => None,
+        OrderKind::Found { cluster, .. } => Some(*cluster),
+        OrderKind::Join { ca_certificate, .. } => ca_cluster(ca_certificate),
+    }
+}
+
+fn ca_cluster(certificate: &str) -> Option<Uuid> {
+    Some(TrustAnchor::parse(&hex::decode(certificate).ok()?).ok()?.cluster)
+}
+
+/// Parses an order. The error shows nothing of a ticket.
+pub fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrder, OrderError> {
+    let address = match order.address.as_str() {
+        "" => None,
+        text => Some(text.parse().map_err(|_| OrderError(format!("the address {text:?} is none")))?),
+    };
+    let what = match order.operation.as_ref() {
+        Some(Wanted::Found(found)) => OrderKind::Found {
+            cluster: found
+                .cluster_id
+                .parse()
+                .map_err(|_| OrderError("the id of the cluster is no UUID".to_owned()))?,
+            name: found.name.clone(),
+            owner_keys: found.owner_keys.iter().map(hex::encode).collect(),
+            snapshot: Some(hex::encode(&found.snapshot_sha256)).filter(|text| !text.is_empty()),
+            epoch: found.epoch,
+        },
+        Some(Wanted::Join(join)) => OrderKind::Join {
+            ticket: hex::encode(&join.ticket),
+            ca_certificate: hex::encode(&join.ca_certificate),
+            curators: join.curators.clone(),
+            epoch: join.epoch,
+        },
+        Some(Wanted::Leave(_)) => OrderKind::Leave {},
+        None => {
+            return Err(OrderError("it asks for something that this release does not know".to_owned()));
+        }
+    };
+    let labels = order.labels.clone().into_iter().collect();
+    Ok(NodeOrder { generation: order.generation, what, machine: Some(machine), labels, address })
+}
+
+/// The machine's side of orders and reports. Clones share their state.
+#[derive(Clone, Debug)]
+pub struct OrderInbox(Arc<InboxInner>);
+
+#[derive(Debug)]
+struct InboxInner {
+    machine: MachineId,
+    files: ClusterFiles,
+    facts: NodeFacts,
+    /// The newest order that was not accepted, and why.
+    rejected: Mutex<Option<RejectedOrder>>,
+}
+
+#[derive(Debug)]
+struct RejectedOrder {
+    generation: i64,
+    why: Rejection,
+}
+
+/// Why an order was not accepted.
+#[derive(Debug)]
+enum Rejection {
+    /// The order can never be accepted, and is reported as done with this error.
+    Permanent(String),
+    /// It could not be stored now, and has to be sent again.
+    Temporary(String),
+}
+
+impl OrderInbox {
+    /// The inbox of this machine.
+    #[must_use]
+    pub fn new(machine: MachineId, files: ClusterFiles, facts: NodeFacts) -> Self {
+        Self(Arc::new(InboxInner { machine, files, facts, rejected: Mutex::default() }))
+    }
+
+    /// Accepts or rejects an order from a heartbeat response.
+    pub fn accept(&self, order: &wire::ClusterOrder) {
+        let InboxInner { machine, files, facts, rejected: refused } = &*self.0;
+        let never = |error: OrderError| Rejection::Permanent(error.to_string());
+        let taken = parse_order(*machine, order).map_err(never).and_then(|order| {
+            let cannot = |error: ClusterFilesError| Rejection::Temporary(error.to_string());
+            match decide_order(&read_context(files).map_err(cannot)?, &order) {
+                OrderDecision::Ignore => Ok(false),
+                OrderDecision::Reject(why) => Err(Rejection::Permanent(why)),
+                OrderDecision::Accept => {
+                    adopt_epoch(&order, files, facts).map_err(Rejection::Temporary)?;
+                    files.write_order(&order).map(|()| true).map_err(cannot)
+                }
+            }
+        });
+        let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
+        match taken {
+            Ok(false) => {}
+            Ok(true) => {
+                tracing::info!(generation = order.generation, "this machine accepted a cluster order");
+                *refused = None;
+                // The problem was about the previous order.
+                facts.problem.clear();
+                facts.order_changed.set(());
+            }
+            Err(why) => {
+                if refused.as_ref().is_none_or(|refused| refused.generation != order.generation) {
+                    let (Rejection::Permanent(why) | Rejection::Temporary(why)) = &why;
+                    tracing::warn!(
+                        generation = order.generation,
+                        reason = why,
+                        "an order about a cluster was not taken"
+                    );
+                }
+                *refused = Some(RejectedOrder { generation: order.generation, why });
+            }
+        }
+    }
+
+    /// Reports the stored state. A file that cannot be read is an error in the report, and does not make the report
+    /// shorter.
+    #[must_use]
+    pub fn report(&self) -> wire::ClusterReport {
+        let InboxInner { files, facts, rejected: refused, .. } = &*self.0;
+        let mut errors = Vec::new();
+        let mut reported = |error: ClusterFilesError| errors.push(error.to_string());
+        let order = files.read_order().map_err(&mut reported).ok().flatten();
+        let key = files.read_key().map_err(&mut reported).ok().flatten();
+        let credentials = files.read_credentials().map_err(&mut reported).ok().flatten();
+        let mut report = wire::ClusterReport {
+            generation: order.as_ref().map_or(0, |order| order.generation),
+            node_key: key.map(|key| key.public_key().to_vec()).unwrap_or_default(),
+            ca_certificate: credentials
+                .and_then(|kept| hex::decode(kept.ca_certificate).ok())
+                .unwrap_or_default(),
+            address: facts.address.latest().map(|address| address.to_string()).unwrap_or_default(),
+            error: String::new(),
+            epoch: files.read_epoch().map_err(&mut reported).ok().flatten().map_or(0, |epoch| epoch.epoch),
+        };
+        // A machine has left its cluster only when its key and credentials are removed.
+        let leaving = order.is_some_and(|order| order.what == OrderKind::Leave {});
+        if leaving && (!report.node_key.is_empty() || !report.ca_certificate.is_empty()) {
+            report.generation -= 1;
+        }
+        errors.extend(facts.problem.latest().flatten());
+        let refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
+        match refused.as_ref().filter(|refused| refused.generation > report.generation) {
+            Some(RejectedOrder { generation, why: Rejection::Permanent(why) }) => {
+                report.generation = *generation;
+                errors = vec![why.clone()];
+            }
+            // The shepherd sees no report on this order and sends it again.
+            Some(RejectedOrder { why: Rejection::Temporary(why), .. }) => errors.push(why.clone()),
+            None => {}
+        }
+        report.error = errors.join("; ");
+        report
+    }
+}
+
+/// Applies an order's epoch, and its list of curators, to an existing node before the rest of the order takes effect.
+/// Connections to leaders of an earlier epoch are closed.
+pub(super) fn adopt_epoch(order: &NodeOrder, files: &ClusterFiles, facts: &NodeFacts) -> Result<(), String> {
+    let Some(cluster) = order_cluster(order) else { return Ok(()) };
+    let cannot = |error: ClusterFilesError| error.to_string();
+    if order.epoch() <= files.epoch_of_cluster(cluster).map_err(cannot)? {
+        return Ok(());
+    }
+    let curators: Option<BTreeSet<String>> = match &order.what {
+        OrderKind::Join { curators, .. } => Some(curators.iter().cloned().collect()),
+        _ => None,
+    };
+    if let Some(curators) = &curators {
+        files.write_curators(curators).map_err(cannot)?;
+    }
+    let connection = facts.connection.latest().filter(|connection| connection.anchor.cluster == cluster);
+    let Some(connection) = connection else {
+        return files.raise_epoch(cluster, order.epoch()).map_err(cannot);
+    };
+    connection.curators.set_directory(curators.clone().unwrap_or_default());
+    connection.curators.raise_epoch(order.epoch())?;
+    if let Some(curators) = curators {
+        facts.curators.set(curators);
+    }
+    Ok(())
+}
+
+fn read_context(files: &ClusterFiles) -> Result<InboxState, ClusterFilesError> {
+    let credentials = files.read_credentials()?;
+    Ok(InboxState {
+        order: files.read_order()?,
+        cluster: credentials.and_then(|kept| ca_cluster(&kept.ca_certificate)),
+        founding: files.read_authority()?.is_some(),
+        known_epoch: files.read_epoch()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use curator::bootstrap::create_authority;
+    use model::time::Timestamp;
+
+    use super::*;
+
+    const HERE: Uuid = Uuid::from_u128(7);
+    const ELSEWHERE: Uuid = Uuid::from_u128(8);
+
+    fn order(generation: i64, what: OrderKind) -> NodeOrder {
+        NodeOrder { generation, what, machine: None, labels: BTreeMap::new(), address: None }
+    }
+
+    fn founding_order(cluster: Uuid) -> OrderKind {
+        OrderKind::Found {
+            cluster,
+            name: "ams".to_owned(),
+            owner_keys: vec!["07".repeat(32)],
+            snapshot: None,
+            epoch: 0,
+        }
+    }
+
+    fn join(cluster: Uuid) -> OrderKind {
+        let authority =
+            create_authority(cluster, Timestamp::from_timestamp(1_800_000_000, 0).unwrap()).unwrap();
+        OrderKind::Join {
+            ticket: "05".repeat(32),
+            ca_certificate: hex::encode(&authority.anchor().certificate),
+            curators: vec!["10.0.0.1:7835".to_owned()],
+            epoch: 0,
+        }
+    }
+
+    fn of_epoch(number: u64, mut what: OrderKind) -> OrderKind {
+        if let OrderKind::Found { epoch, .. } | OrderKind::Join { epoch, .. } = &mut what {
+            *epoch = number;
+        }
+        what
+    }
+
+    fn restore(epoch: u64) -> OrderKind {
+        OrderKind::Found {
+            cluster: HERE,
+            name: "ams".to_owned(),
+            owner_keys: vec!["07".repeat(32)],
+            snapshot: Some("ab".repeat(32)),
+            epoch,
+        }
+    }
+
+    #[test]
+    fn order_is_accepted_once_and_never_against_the_current_cluster() {
+        let refused = OrderDecision::Reject(String::new());
+        let fresh = InboxState::default();
+        let node = InboxState {
+            order: Some(order(3, join(HERE))),
+            cluster: Some(HERE),
+            founding: false,
+            known_epoch: None,
+        };
+        let handmade = InboxState { order: None, cluster: Some(HERE), founding: false, known_epoch: None };
+        let founding = InboxState {
+            order: Some(order(3, founding_order(HERE))),
+            cluster: None,
+            founding: true,
+            known_epoch: None,
+        };
+        let waiting = InboxState {
+            order: Some(order(3, join(HERE))),
+            cluster: None,
+            founding: false,
+            known_epoch: None,
+        };
+        let epoch = Some(StoredEpoch { cluster: HERE, epoch: 2 });
+        let later = InboxState { known_epoch: epoch, ..node.clone() };
+        let left = InboxState {
+            order: Some(order(3, OrderKind::Leave {})),
+            cluster: None,
+            founding: false,
+            known_epoch: None,
+        };
+        for (name, present, node_order, expected) in [
+            ("first", &fresh, order(1, founding_order(HERE)), OrderDecision::Accept),
+            ("first to join", &fresh, order(1, join(HERE)), OrderDecision::Accept),
+            ("nothing to leave", &fresh, order(1, OrderKind::Leave {}), OrderDecision::Accept),
+            ("none at all", &fresh, order(0, founding_order(HERE)), OrderDecision::Ignore),
+            ("the same again", &node, order(3, join(HERE)), OrderDecision::Ignore),
+            ("an older one", &node, order(2, OrderKind::Leave {}), OrderDecision::Ignore),
+            ("another cluster", &node, order(4, join(ELSEWHERE)), refused.clone()),
+            ("to found another", &node, order(4, founding_order(ELSEWHERE)), refused.clone()),
+            ("the same cluster", &node, order(4, join(HERE)), OrderDecision::Accept),
+            ("another than by hand", &handmade, order(1, join(ELSEWHERE)), refused.clone()),
+            ("to leave", &node, order(4, OrderKind::Leave {}), OrderDecision::Accept),
+            ("founding one, another", &founding, order(4, founding_order(ELSEWHERE)), refused.clone()),
+            ("founding one, the same", &founding, order(4, founding_order(HERE)), OrderDecision::Accept),
+            ("not let in yet, another ticket", &waiting, order(4, join(HERE)), OrderDecision::Accept),
+            ("not let in yet, elsewhere", &waiting, order(4, join(ELSEWHERE)), OrderDecision::Accept),
+            ("to restore, as a node", &node, order(4, restore(1)), refused.clone()),
+            ("to restore, as none", &fresh, order(4, restore(1)), OrderDecision::Accept),
+            ("to restore, after it left", &left, order(4, restore(1)), OrderDecision::Accept),
+            ("to follow the restored one", &node, order(4, of_epoch(1, join(HERE))), OrderDecision::Accept),
+            ("of before", &later, order(4, of_epoch(1, join(HERE))), refused.clone()),
+            ("of the same epoch", &later, order(4, of_epoch(2, join(HERE))), OrderDecision::Accept),
+            ("to leave, whatever the epoch", &later, order(4, OrderKind::Leave {}), OrderDecision::Accept),
+            (
+                "another cluster's epoch is another's",
+                &InboxState { known_epoch: epoch, ..waiting.clone() },
+                order(4, join(ELSEWHERE)),
+                OrderDecision::Accept,
+            ),
+            ("after it left", &left, order(4, join(ELSEWHERE)), OrderDecision::Accept),
+            (
+                "a name that is none",
+                &fresh,
+                order(
+                    1,
+                    OrderKind::Found {
+                        cluster: HERE,
+                        name: String::new(),
+                        owner_keys: Vec::new(),
+                        snapshot: None,
+                        epoch: 0,
+                    },
+                ),
+                refused,
+            ),
+        ] {
+            let verdict = match decide_order(present, &node_order) {
+                OrderDecision::Reject(why) => {
+                    assert!(why.len() > 20, "{name}: {why}");
+                    OrderDecision::Reject(String::new())
+                }
+                verdict => verdict,
+            };
+            assert_eq!(verdict, expected, "{name}");
+        }
+    }
+
+    fn inbox() -> (tempfile::TempDir, OrderInbox) {
+        let directory = tempfile::tempdir().unwrap();
+        let files = ClusterFiles::in_state_directory(directory.path());
+        (directory, OrderInbox::new(MachineId::generate(), files, NodeFacts::default()))
+    }
+
+    fn wire_order(generation: i64, what: Wanted) -> wire::ClusterOrder {
+        wire::ClusterOrder { generation, operation: Some(what), ..Default::default() }
+    }
+
+    fn founding(generation: i64, name: &str) -> wire::ClusterOrder {
+        let found = wire::FoundCluster {
+            cluster_id: HERE.to_string(),
+            name: name.to_owned(),
+            owner_keys: vec![vec![7; 32]],
+            ..Default::default()
+        };
+        wire_order(generation, Wanted::Found(found))
+    }
+
+    #[test]
+    fn order_is_durable_before_it_is_reported() {
+        let (directory, order_inbox) = inbox();
+        assert_eq!(order_inbox.report(), wire::ClusterReport::default());
+        order_inbox.accept(&founding(2, "ams"));
+        assert_eq!(order_inbox.report().generation, 2);
+        let kept = ClusterFiles::in_state_directory(directory.path()).read_order().unwrap().unwrap();
+        assert_eq!((kept.generation, kept.machine), (2, Some(order_inbox.0.machine)));
+    }
+
+    #[test]
+    fn rejected_order_is_reported_with_its_reason_and_changes_nothing() {
+        let (directory, order_inbox) = inbox();
+        order_inbox.accept(&founding(2, "ams"));
+        order_inbox.accept(&founding(3, ""));
+        let report = order_inbox.report();
+        assert_eq!(report.generation, 3);
+        assert!(report.error.contains("the order cannot be"), "{}", report.error);
+        assert_eq!(
+            ClusterFiles::in_state_directory(directory.path()).read_order().unwrap().unwrap().generation,
+            2
+        );
+        order_inbox.accept(&founding(4, "ams"));
+        assert_eq!((order_inbox.report().generation, order_inbox.report().error.as_str()), (4, ""));
+        order_inbox.accept(&wire::ClusterOrder { generation: 5, ..Default::default() });
+        assert!(order_inbox.report().error.contains("does not know"), "{}", order_inbox.report().error);
+    }
+
+    #[test]
+    fn epoch_is_stored_and_reported_and_a_lower_one_is_rejected() {
+        let (directory, order_inbox) = inbox();
+        let joining = |generation, epoch| {
+            let OrderKind::Join { ca_certificate, .. } = join(HERE) else { panic!() };
+            let join = wire::JoinCluster {
+                ticket: vec![5; 32],
+                ca_certificate: hex::decode(ca_certificate).unwrap(),
+                curators: vec![format!("10.0.0.{generation}:7835")],
+                epoch,
+            };
+            wire_order(generation, Wanted::Join(join))
+        };
+        order_inbox.accept(&joining(2, 3));
+        assert_eq!((order_inbox.report().generation, order_inbox.report().epoch), (2, 3));
+        let files = ClusterFiles::in_state_directory(directory.path());
+        assert_eq!(files.epoch_of_cluster(HERE).unwrap(), 3);
+        assert_eq!(files.read_curators(), ["10.0.0.2:7835".to_owned()].into());
+        order_inbox.accept(&joining(3, 2));
+        assert!(
+            order_inbox.report().error.contains("has been restored since"),
+            "{}",
+            order_inbox.report().error
+        );
+        assert_eq!(files.read_order().unwrap().unwrap().generation, 2);
+        order_inbox.accept(&joining(4, 3));
+        assert_eq!((order_inbox.report().generation, order_inbox.report().error.as_str()), (4, ""));
+    }
+
+    #[test]
+    fn machine_has_left_once_no_node_files_remain() {
+        let (directory, order_inbox) = inbox();
+        let files = ClusterFiles::in_state_directory(directory.path());
+        order_inbox.accept(&founding(2, "ams"));
+        files.read_or_create_key().unwrap();
+        order_inbox.accept(&wire_order(3, Wanted::Leave(wire::LeaveCluster {})));
+        let report = order_inbox.report();
+        assert_eq!((report.generation, report.node_key.len()), (2, 32), "it is still a node");
+        files.remove_all_except_order().unwrap();
+        assert_eq!(order_inbox.report(), wire::ClusterReport { generation: 3, ..Default::default() });
+    }
+
+    #[test]
+    fn ticket_shows_in_no_text() {
+        let join = wire::JoinCluster {
+            ticket: vec![0xab; 32],
+            ca_certificate: vec![1],
+            curators: vec!["10.0.0.1:7835".to_owned()],
+            epoch: 0,
+        };
+        let read = parse_order(MachineId::generate(), &wire_order(1, Wanted::Join(join))).unwrap();
+        assert!(!format!("{read:?}").contains("abab"));
+        let OrderDecision::Reject(why) = decide_order(&InboxState::default(), &read) else { panic!() };
+        assert!(!why.contains("abab"), "{why}");
+    }
+}

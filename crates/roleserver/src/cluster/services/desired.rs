@@ -1,0 +1,499 @@
+//! Desired services: declarations rendered with this node's facts (pure).
+//!
+//! A fact that is unknown becomes a sentence in the service that needs it; no other service waits for it.
+//!
+//! [`RenderedService::digest`] alone decides whether a running service has to be restarted. It covers what a service is
+//! started with, as rendered on this node: program, arguments, environment, files, user. So another revision of a
+//! declaration, or another address of a curator, restarts nothing if the result is the same. The digest does not cover
+//! what can be changed while a service runs: limits, dependencies, health check, restart policy, stop time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::label::Labels;
+use model::node_role::DeclaredRole;
+use model::role_declaration::{self, ProgramSource, RestartPolicy, RoleDeclaration, ServiceSpec, Sha256};
+use model::template::{self, Template, TemplateFact};
+use ring::digest;
+use serde::{Deserialize, Serialize};
+
+use crate::child::spec::ResourceLimits;
+use crate::cluster::services::workdir::WorkdirFile;
+
+/// Longest name of a child of the role server, in bytes.
+const MAX_CHILD_NAME: usize = 64;
+
+/// Declarations of the roles that this node has.
+pub type DeclarationMap = BTreeMap<DeclaredRole, Arc<RoleDeclaration>>;
+
+/// Identifies one service of one role.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ServiceId {
+    /// Name of the role.
+    pub role: String,
+    /// Name of the service in its role.
+    pub service: String,
+}
+
+impl fmt::Display for ServiceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.role, self.service)
+    }
+}
+
+impl ServiceId {
+    /// Its name among the children of the role server. Names of roles and services have no underscore, so the separator
+    /// is unique.
+    #[must_use]
+    pub fn child_name(&self) -> String {
+        let plain = format!("{}_{}", self.role, self.service);
+        if plain.len() <= MAX_CHILD_NAME {
+            return plain;
+        }
+        let digest = hex::encode(digest::digest(&digest::SHA256, plain.as_bytes()));
+        let short = |name: &str| name.chars().take(20).collect::<String>();
+        format!("{}_{}_{}", short(&self.role), short(&self.service), &digest[..16])
+    }
+
+    /// The service with this child name; `None` if the name was shortened or is not that of a service.
+    #[must_use]
+    pub fn from_child_name(name: &str) -> Option<Self> {
+        let (role, service) = name.split_once('_')?;
+        let whole = !role.is_empty() && !service.is_empty() && !service.contains('_');
+        whole.then(|| Self { role: role.to_owned(), service: service.to_owned() })
+    }
+}
+
+/// What the node's record contains about it besides roles.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// UUID of its machine; empty if none is recorded.
+    pub machine: String,
+    /// Labels of the node.
+    pub labels: Labels,
+}
+
+/// Facts of this node for rendering; `None` for an unknown fact.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RenderInputs {
+    /// ID of the node.
+    pub node: String,
+    /// UUID of its cluster.
+    pub cluster: String,
+    /// Address at which other nodes connect to it.
+    pub address: Option<IpAddr>,
+    /// Machine and labels in the node's record.
+    pub node_info: Option<NodeInfo>,
+    /// Addresses of all curators, `host:port` each.
+    pub curators: Option<BTreeSet<String>>,
+}
+
+/// What a service is started with on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RenderedService {
+    /// Program that is started: a path, an artefact or a root filesystem.
+    pub run: ProgramSource,
+    /// Arguments of the program, without its name.
+    pub arguments: Vec<String>,
+    /// The complete environment; nothing is inherited.
+    pub environment: BTreeMap<String, String>,
+    /// Files that are written before it starts.
+    pub files: Vec<WorkdirFile>,
+    /// Name or number of the user that it runs as.
+    pub user: String,
+}
+
+impl RenderedService {
+    /// The artefact that it is made of; `None` for a program of the host.
+    #[must_use]
+    pub const fn artefact(&self) -> Option<Sha256> {
+        match &self.run {
+            ProgramSource::Path(_) => None,
+            ProgramSource::Artefact { digest, .. }
+            | ProgramSource::RootFilesystem { archive: digest, .. } => Some(*digest),
+        }
+    }
+
+    /// SHA-256 of everything that it is started with; a service that runs with another digest is restarted.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        let run = match &self.run {
+            ProgramSource::Path(path) => ("path", path.clone(), String::new()),
+            // The URL does not matter: the digest identifies the file.
+            ProgramSource::Artefact { digest, .. } => ("artefact", hex::encode(digest.0), String::new()),
+            ProgramSource::RootFilesystem { archive, program } => {
+                ("root", hex::encode(archive.0), program.clone())
+            }
+        };
+        let reported = (run, &self.arguments, &self.environment, &self.files, &self.user);
+        // Serialisation cannot fail: these are only strings and numbers.
+        let bytes = serde_json::to_vec(&reported).unwrap_or_else(|_| format!("{reported:?}").into_bytes());
+        hex::encode(digest::digest(&digest::SHA256, &bytes))
+    }
+}
+
+/// The probe of a health check, as rendered on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RenderedProbe {
+    /// A program with its arguments, which must exit with 0.
+    Exec(Vec<String>),
+    /// A TCP connection to this port of the loopback address.
+    Tcp(u16),
+    /// A connection to this UNIX socket.
+    Unix(PathBuf),
+    /// An HTTP request to the loopback address.
+    Http {
+        /// TCP port of the request.
+        port: u16,
+        /// Path of the request.
+        path: String,
+    },
+    /// An HTTPS request that accepts any server certificate.
+    Https {
+        /// Address of this node, and port.
+        at: SocketAddr,
+        /// Path of the request.
+        path: String,
+        /// Files of the client certificate and its key, read for each request; `None` to present no certificate.
+        client_certificate: Option<(PathBuf, PathBuf)>,
+    },
+}
+
+/// How the health of a service is checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RenderedHealthCheck {
+    /// Probe that decides about one check.
+    pub probe: RenderedProbe,
+    /// Time from one probe to the next.
+    pub interval: Duration,
+    /// Time after which a probe has failed.
+    pub timeout: Duration,
+    /// Number of consecutive failures that make it unhealthy.
+    pub failures: u32,
+}
+
+/// A service that should run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DesiredService {
+    /// Role and name of the service.
+    pub id: ServiceId,
+    /// Revision of its declaration.
+    pub revision: u64,
+    /// What it is started with and its [`RenderedService::digest`], or a sentence why it cannot be rendered.
+    pub rendered: Result<(RenderedService, String), String>,
+    /// Limits of its control group.
+    pub limits: ResourceLimits,
+    /// Services that must be healthy before it starts.
+    pub depends_on: BTreeSet<ServiceId>,
+    /// Its health check; `None` if it counts as healthy while it runs.
+    pub check: Option<RenderedHealthCheck>,
+    /// Whether it is restarted when it exits.
+    pub restart: RestartPolicy,
+    /// Whether it is a one-shot: services that depend on it wait for its end, and not only for its start.
+    pub is_task: bool,
+    /// Time that it has to exit after SIGTERM.
+    pub stop_time: Duration,
+}
+
+impl DesiredService {
+    /// The digest of what it is started with; `None` if it cannot be rendered.
+    #[must_use]
+    pub fn digest(&self) -> Option<&str> {
+        self.rendered.as_ref().ok().map(|(_, digest)| digest.as_str())
+    }
+}
+
+/// All services that should run on this node.
+#[must_use]
+pub fn desired_services(
+    declared: &DeclarationMap,
+    known: &RenderInputs,
+) -> BTreeMap<ServiceId, DesiredService> {
+    let services = declared.values().flat_map(|declaration| {
+        declaration.in_start_order().map(|service| {
+            let wanted = desired_service(declaration, service, known);
+            (wanted.id.clone(), wanted)
+        })
+    });
+    services.collect()
+}
+
+fn desired_service(
+    declaration: &RoleDeclaration,
+    service: &ServiceSpec,
+    known: &RenderInputs,
+) -> DesiredService {
+    let role = declaration.role().to_string();
+    let id = |service: &String| ServiceId { role: role.clone(), service: service.clone() };
+    let renderer = ServiceRenderer {
+        inputs: known,
+        facts: template::TemplateFacts {
+            node_id: known.node.clone(),
+            node_address: known.address.map(|address| address.to_string()).unwrap_or_default(),
+            node_machine: known.node_info.as_ref().map(|about| about.machine.clone()).unwrap_or_default(),
+            node_labels: known.node_info.as_ref().map(|about| about.labels.clone()).unwrap_or_default(),
+            cluster_id: known.cluster.clone(),
+            cluster_curators: known.curators.iter().flatten().cloned().collect(),
+            role_name: role.clone(),
+            role_revision: declaration.revision(),
+            service_name: service.name.clone(),
+        },
+    };
+    let made = service.health_check.as_ref().map(|check| renderer.render_check(check)).transpose();
+    let (check, rendered) = match (made, renderer.render_service(service)) {
+        (Ok(check), Ok(rendered)) => {
+            let digest = rendered.digest();
+            (check, Ok((rendered, digest)))
+        }
+        (Err(error), _) | (_, Err(error)) => (None, Err(error)),
+    };
+    DesiredService {
+        id: id(&service.name),
+        revision: declaration.revision(),
+        rendered,
+        limits: ResourceLimits {
+            memory_bytes: service.limits.memory,
+            cpu_millis: service.limits.processor_milli.map(u64::from),
+            tasks: service.limits.tasks.map(u64::from),
+        },
+        depends_on: service.depends_on.iter().map(id).collect(),
+        check,
+        restart: service.restart,
+        is_task: false,
+        stop_time: service.stop_time,
+    }
+}
+
+struct ServiceRenderer<'k> {
+    inputs: &'k RenderInputs,
+    facts: template::TemplateFacts,
+}
+
+impl ServiceRenderer<'_> {
+    fn render_text(&self, template: &Template) -> Result<String, String> {
+        for fact in template.facts() {
+            let known = match fact {
+                TemplateFact::NodeAddress => self.inputs.address.is_some(),
+                TemplateFact::ClusterCurators => self.inputs.curators.is_some(),
+                TemplateFact::NodeMachine | TemplateFact::NodeLabel(_) => self.inputs.node_info.is_some(),
+                TemplateFact::NodeId
+                | TemplateFact::ClusterId
+                | TemplateFact::RoleName
+                | TemplateFact::RoleRevision
+                | TemplateFact::ServiceName => true,
+            };
+            if !known {
+                return Err(format!("{fact} is not known on this node until a curator has answered"));
+            }
+        }
+        template.render(&self.facts).map_err(|error| error.to_string())
+    }
+
+    fn render_texts(&self, templates: &[Template]) -> Result<Vec<String>, String> {
+        templates.iter().map(|template| self.render_text(template)).collect()
+    }
+
+    fn render_service(&self, service: &ServiceSpec) -> Result<RenderedService, String> {
+        let environment =
+            service.environment.iter().map(|(name, value)| Ok((name.clone(), self.render_text(value)?)));
+        let files = service.files.iter().map(|file| {
+            Ok(WorkdirFile {
+                path: file.path.clone(),
+                contents: self.render_text(&file.contents)?,
+                mode: file.mode,
+            })
+        });
+        Ok(RenderedService {
+            run: service.run.clone(),
+            arguments: self.render_texts(&service.arguments)?,
+            environment: environment.collect::<Result<_, String>>()?,
+            files: files.collect::<Result<_, String>>()?,
+            user: service.user.clone(),
+        })
+    }
+
+    fn render_check(&self, check: &role_declaration::HealthCheck) -> Result<RenderedHealthCheck, String> {
+        let probe = match &check.probe {
+            role_declaration::ProbeSpec::Exec(command) => RenderedProbe::Exec(self.render_texts(command)?),
+            role_declaration::ProbeSpec::Tcp(port) => RenderedProbe::Tcp(*port),
+            role_declaration::ProbeSpec::Http { port, path } => {
+                RenderedProbe::Http { port: *port, path: path.clone() }
+            }
+        };
+        Ok(RenderedHealthCheck {
+            probe,
+            interval: check.interval,
+            timeout: check.timeout,
+            failures: check.failures,
+        })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use proto::curator::v1 as wire;
+
+    use super::*;
+
+    pub(in crate::cluster::services) fn id(service: &str) -> ServiceId {
+        ServiceId { role: "web".to_owned(), service: service.to_owned() }
+    }
+
+    fn render_inputs() -> RenderInputs {
+        RenderInputs {
+            node: "node-7".to_owned(),
+            cluster: "c".to_owned(),
+            address: Some("10.0.0.7".parse().unwrap()),
+            node_info: Some(NodeInfo {
+                machine: "m".to_owned(),
+                labels: Labels::from([("row".to_owned(), "7".to_owned())]),
+            }),
+            curators: Some(BTreeSet::from(["10.0.0.1:1".to_owned()])),
+        }
+    }
+
+    fn service(name: &str) -> wire::Service {
+        let source = Some(wire::program::Source::Path("/bin/server".to_owned()));
+        wire::Service {
+            name: name.to_owned(),
+            run: Some(wire::service::Run::Program(wire::Program { source, url: String::new() })),
+            user: "root".to_owned(),
+            ..Default::default()
+        }
+    }
+
+    fn declared(revision: u64, services: Vec<wire::Service>) -> DeclarationMap {
+        let declaration = wire::Declaration { role: "web".to_owned(), services, revision };
+        let declaration = RoleDeclaration::new(declaration).unwrap();
+        DeclarationMap::from([(declaration.role().clone(), Arc::new(declaration))])
+    }
+
+    fn only(service: &wire::Service, known: &RenderInputs) -> DesiredService {
+        desired_services(&declared(1, vec![service.clone()]), known).into_values().next().unwrap()
+    }
+
+    #[test]
+    fn child_names_are_short_and_distinct() {
+        assert_eq!(id("server").child_name(), "web_server");
+        assert_eq!(ServiceId::from_child_name("web_server"), Some(id("server")));
+        let long =
+            |end: &str| ServiceId { role: "r".repeat(63), service: format!("{}{end}", "s".repeat(62)) };
+        assert_ne!(long("a").child_name(), long("b").child_name());
+        assert!(long("a").child_name().len() <= MAX_CHILD_NAME);
+        assert_eq!(
+            ServiceId::from_child_name(&long("a").child_name()),
+            None,
+            "what is cut short is not read back"
+        );
+        for name in ["etcd", "_a", "a_", "a_b_c"] {
+            assert_eq!(ServiceId::from_child_name(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn node_facts_are_rendered_into_a_service() {
+        let mut server = service("server");
+        server.arguments = vec!["{{node.address}}".to_owned(), "{{node.label.row}}".to_owned()];
+        server.environment = [("C".to_owned(), "{{cluster.curators}}".to_owned())].into();
+        server.files = vec![wire::File {
+            path: "conf".to_owned(),
+            contents: "{{service.name}}@{{role.revision}}".to_owned(),
+            mode: 0,
+        }];
+        let (rendered, _) = only(&server, &render_inputs()).rendered.unwrap();
+        assert_eq!(rendered.arguments, ["10.0.0.7", "7"]);
+        assert_eq!(rendered.environment["C"], "10.0.0.1:1");
+        assert_eq!((rendered.files[0].contents.as_str(), rendered.files[0].mode), ("server@1", 0o600));
+    }
+
+    #[test]
+    fn service_waits_for_facts_that_it_names_and_for_no_others() {
+        for (text, missing) in [
+            ("{{node.address}}", RenderInputs { address: None, ..render_inputs() }),
+            ("{{node.machine}}", RenderInputs { node_info: None, ..render_inputs() }),
+            ("{{node.label.row}}", RenderInputs { node_info: None, ..render_inputs() }),
+            ("{{cluster.curators}}", RenderInputs { curators: None, ..render_inputs() }),
+        ] {
+            let mut server = service("server");
+            server.arguments = vec![text.to_owned()];
+            assert!(only(&server, &render_inputs()).rendered.is_ok(), "{text}");
+            let error = only(&server, &missing).rendered.unwrap_err();
+            assert!(error.ends_with("is not known on this node until a curator has answered"), "{error}");
+            assert!(only(&service("server"), &missing).rendered.is_ok(), "{text}");
+        }
+        let mut server = service("server");
+        server.arguments = vec!["{{node.label.rack}}".to_owned()];
+        assert!(only(&server, &render_inputs()).rendered.unwrap_err().contains("has no label \"rack\""));
+        let exec = wire::ExecCheck { command: vec!["{{node.label.rack}}".to_owned()] };
+        let probe = Some(wire::health_check::Probe::Exec(exec));
+        let checked = wire::Service {
+            health_check: Some(wire::HealthCheck { probe, ..Default::default() }),
+            ..service("server")
+        };
+        assert!(only(&checked, &render_inputs()).rendered.is_err());
+    }
+
+    #[test]
+    fn digest_changes_only_with_what_a_service_is_started_with() {
+        let digest =
+            |service: &wire::Service, known: &RenderInputs| only(service, known).digest().unwrap().to_owned();
+        let plain = digest(&service("server"), &render_inputs());
+        let same: [fn(&mut wire::Service); 4] = [
+            |service| service.stop_time_ms = 7,
+            |service| service.limits = Some(wire::Limits { tasks: 7, ..Default::default() }),
+            |service| service.restart = wire::RestartPolicy::Never.into(),
+            |service| {
+                let probe = Some(wire::health_check::Probe::Tcp(wire::TcpCheck { port: 7 }));
+                service.health_check = Some(wire::HealthCheck { probe, ..Default::default() });
+            },
+        ];
+        for (number, change) in same.into_iter().enumerate() {
+            let mut changed = service("server");
+            change(&mut changed);
+            assert_eq!(digest(&changed, &render_inputs()), plain, "{number}");
+        }
+        let others: [fn(&mut wire::Service); 5] = [
+            |service| service.arguments = vec!["a".to_owned()],
+            |service| service.user = "daemon".to_owned(),
+            |service| service.environment = [("A".to_owned(), "1".to_owned())].into(),
+            |service| {
+                service.files =
+                    vec![wire::File { path: "a".to_owned(), contents: "b".to_owned(), mode: 0o644 }];
+            },
+            |service| {
+                let source = Some(wire::program::Source::Path("/bin/other".to_owned()));
+                service.run = Some(wire::service::Run::Program(wire::Program { source, url: String::new() }));
+            },
+        ];
+        for (number, change) in others.into_iter().enumerate() {
+            let mut changed = service("server");
+            change(&mut changed);
+            assert_ne!(digest(&changed, &render_inputs()), plain, "{number}");
+        }
+    }
+
+    #[test]
+    fn digest_changes_only_with_the_facts_a_service_names() {
+        let other =
+            RenderInputs { curators: Some(BTreeSet::from(["10.0.0.2:1".to_owned()])), ..render_inputs() };
+        let mut server = service("server");
+        assert_eq!(only(&server, &render_inputs()), only(&server, &other));
+        server.arguments = vec!["{{cluster.curators}}".to_owned()];
+        assert_ne!(only(&server, &render_inputs()).digest(), only(&server, &other).digest());
+        let revision = |text: &str, revision| {
+            let mut server = service("server");
+            server.arguments = vec![text.to_owned()];
+            let wanted = desired_services(&declared(revision, vec![server]), &render_inputs())
+                .into_values()
+                .next()
+                .unwrap();
+            wanted.digest().unwrap().to_owned()
+        };
+        assert_eq!(revision("x", 1), revision("x", 2), "another revision that says the same");
+        assert_ne!(revision("{{role.revision}}", 1), revision("{{role.revision}}", 2));
+    }
+}

@@ -1,0 +1,117 @@
+//! Services of the roles that operators declare.
+//!
+//! A role is a declaration that the curator stores ([`model::role_declaration`]); a node with the role runs its
+//! services. The desired and the observed services are two tables. A pure function derives the next actions from both,
+//! and is called again after every event. So the first start, a restart of the role server, a reboot and a changed
+//! declaration use the same code.
+//!
+//! Services are children of the role server, each in its own control group, and outlive it. The role server may be
+//! replaced, crash or be killed; the next one adopts the running processes. Services are not runnables of the
+//! supervisor: a runnable starts its children once, and restarts dead ones by one rule, while services come and go with
+//! declarations and each has its own restart policy.
+//!
+//! # How the files fit
+//!
+//! * [`curator_watch`][]: watches declarations from the curator. [`persisted`][]: stores them.
+//! * [`desired`][]: declarations rendered with this node's facts (pure). [`render`][]: collects the facts.
+//! * [`service_state`][]: the state of a service. [`plan`][]: the next actions (pure). [`status`][]: the reported
+//!   status (pure).
+//! * [`service_manager`][]: the loop that executes the plan. [`service_stop`][]: stops a service beside the loop.
+//!   [`service_runtime`][]: blocking operations on the host.
+//! * [`artefact_store`][]: programs by their digest. [`http_fetch`][]: downloads from a URL; others come from shepherds
+//!   ([`server_pool`][crate::server_pool]).
+//! * [`rootfs`][]: a service's own root filesystem, and the configuration of runc.
+//! * [`workdir`][]: the files of a service. [`users`][]: its user and groups. [`probe`][]: health probes.
+//!
+//! # On the disk
+//!
+//! Below `children/ROLE_SERVICE/`: `service.json`, the run record, written before the service starts; `process.json`,
+//! which identifies its process and is written by that process before it executes the program; its output. Below
+//! `cluster/services/ROLE_SERVICE/`: its own directory. All of it is removed when the node loses the role, and the run
+//! record last.
+
+use std::sync::Arc;
+
+use curator_client::clock::Clock;
+use supervisor::context::{Runnable, Starting};
+use supervisor::watch_cell::WatchCell;
+
+use crate::child::lifecycle::ChildContext;
+use crate::cluster::files::ClusterFiles;
+use crate::cluster::node_facts::NodeFacts;
+use crate::cluster::services::artefact_store::ArtefactStore;
+use crate::cluster::services::service_manager::ServiceManagerInputs;
+use crate::cluster::services::service_runtime::{ServiceHooks, ServiceOwner, ServiceRuntime};
+use crate::server_pool::ServerPool;
+
+pub mod artefact_store;
+pub mod curator_watch;
+pub mod desired;
+pub mod http_fetch;
+pub mod persisted;
+pub mod plan;
+pub mod probe;
+pub mod render;
+pub mod rootfs;
+pub mod service_manager;
+pub mod service_runtime;
+pub mod service_state;
+pub mod service_stop;
+pub mod status;
+pub mod users;
+pub mod workdir;
+
+/// Makes the runnable that starts all parts. It publishes the stored declarations once in each life of the process.
+#[must_use]
+pub fn run_services(
+    (files, shepherds): (ClusterFiles, ServerPool),
+    facts: NodeFacts,
+    places: Arc<ChildContext>,
+    clock: Clock,
+    boot_id: String,
+) -> Runnable {
+    Runnable::new(move |starting: Starting| {
+        let (files, facts, places) = (files.clone(), facts.clone(), places.clone());
+        let shepherds = shepherds.clone();
+        let (clock, boot_id) = (clock.clone(), boot_id.clone());
+        async move {
+            if facts.declarations.latest().is_none()
+                && let Some(declared) = persisted::read_declarations(&files)
+            {
+                let roles: Vec<String> = declared.keys().map(ToString::to_string).collect();
+                tracing::info!(?roles, "whose services this node was last to run");
+                facts.declarations.set(declared);
+            }
+            let wanted = WatchCell::new();
+            let held = WatchCell::new();
+            let store = ArtefactStore(files.artefacts_directory());
+            let hands = ServiceRuntime {
+                owner: ServiceOwner::Declared,
+                hooks: ServiceHooks::NONE,
+                children: places,
+                directory: files.services_directory(),
+                store: store.clone(),
+            };
+            starting.start("follow", curator_watch::watch_declarations(files.clone(), facts.clone()))?;
+            starting.start(
+                "render",
+                render::render_services(files, facts.clone(), clock.clone(), wanted.clone()),
+            )?;
+            starting.start(
+                "artefacts",
+                artefact_store::fetch_artefacts(store, shepherds, wanted.clone(), held.clone()),
+            )?;
+            starting.start(
+                "keeper",
+                service_manager::run_service_manager(
+                    hands,
+                    facts.services,
+                    ServiceManagerInputs { desired: wanted, artefacts: held },
+                    clock,
+                    boot_id,
+                ),
+            )?;
+            Err(starting.mark_healthy().scope().cancelled().await.into())
+        }
+    })
+}

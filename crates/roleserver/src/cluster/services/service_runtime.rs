@@ -1,0 +1,423 @@
+//! Blocking operations on services of this host: find, start, probe, stop, remove.
+//!
+//! They decide nothing; the planner does. A service is a child of the role server ([`crate::child`]) with
+//! the name [`ServiceId::child_name`]. Its [`RunRecord`], `service.json`, is beside the record of its process. It
+//! contains what the service was started with, and is written before the start. With it the next role server knows
+//! whether a running service still is the desired one. The service's own directory is below `cluster/services/`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::node_role::NodeRole;
+use model::role_declaration::{ProgramSource, Sha256};
+
+use crate::atomic_file::{self, Durability};
+use crate::child::launch::{ChildRecord, LaunchError, LaunchOrder, launch_child};
+use crate::child::lifecycle::{
+    ChildContext, ChildError, adopt_or_start, find_running, stop_child, stop_child_except,
+};
+use crate::child::log;
+use crate::child::spec::{ChildSpec, User};
+use crate::cluster::services::artefact_store::ArtefactStore;
+use crate::cluster::services::desired::{DesiredService, RenderedService, ServiceId};
+use crate::cluster::services::rootfs::{self, ContainerOptions, OciBundle};
+use crate::cluster::services::service_state::RunRecord;
+use crate::cluster::services::users::{Account, find_account};
+use crate::cluster::services::workdir::{WorkdirError, WorkdirFile, link_file, prepare_workdir};
+
+const RECORD_FILE: &str = "service.json";
+/// Hard link to its artefact in the directory of a service.
+const PROGRAM_LINK: &str = ".program";
+/// Time to stop for a service whose own stop time is not known.
+const DEFAULT_STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The owner of a service manager's services. Two service managers run side by side, and neither touches services of
+/// the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServiceOwner {
+    /// Services of roles that operators declare.
+    Declared,
+    /// Components of Kubernetes, whose roles are built in.
+    Kubernetes,
+}
+
+impl ServiceOwner {
+    /// Whether the child of this name is one of the owner's services.
+    #[must_use]
+    pub fn owns(self, child: &str) -> bool {
+        let Some((role, _)) = child.split_once('_') else { return false };
+        // A long role name is shortened to 20 characters, which is the length of no built-in name.
+        let built_in =
+            matches!(role.parse(), Ok(NodeRole::KubernetesController | NodeRole::KubernetesWorker));
+        built_in == (self == Self::Kubernetes)
+    }
+}
+
+/// Hooks for services that change the host outside their own directory.
+#[derive(Clone, Copy, Debug)]
+pub struct ServiceHooks {
+    /// Prefix of the program names of processes that a service starts and that survive its stop, until it is removed.
+    pub survivor_prefix: fn(&ServiceId) -> Option<&'static str>,
+    /// Prepares what a service needs outside its directory. Blocks.
+    pub prepare: fn(&ServiceId, &ChildContext) -> std::io::Result<()>,
+    /// Undoes what a service did outside its directory, and unmounts what it mounted in it. None of its processes runs.
+    /// Blocks.
+    pub clean_up: fn(&ServiceId, &Path, &ChildContext) -> std::io::Result<()>,
+}
+
+impl ServiceHooks {
+    /// Hooks that do nothing.
+    pub const NONE: Self =
+        Self { survivor_prefix: |_| None, prepare: |_, _| Ok(()), clean_up: |_, _, _| Ok(()) };
+}
+
+/// What the operations need from the node.
+#[derive(Clone, Debug)]
+pub struct ServiceRuntime {
+    /// Owner of the services.
+    pub owner: ServiceOwner,
+    /// Hooks of the services.
+    pub hooks: ServiceHooks,
+    /// Where children of the role server are recorded and started.
+    pub children: Arc<ChildContext>,
+    /// Parent of the directories of services.
+    pub directory: PathBuf,
+    /// Store of artefacts, on the same file system because services get hard links.
+    pub store: ArtefactStore,
+}
+
+/// Why an operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// The child could not be started or stopped.
+    #[error(transparent)]
+    Child(#[from] ChildError),
+    /// The launcher could not start it.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// The service's files could not be written.
+    #[error(transparent)]
+    Workdir(#[from] WorkdirError),
+    /// The user does not exist on this host.
+    #[error("{0}")]
+    Account(String),
+    /// It cannot be rendered or run on this host.
+    #[error("{0}")]
+    Rendering(String),
+    /// A file operation failed.
+    #[error("{operation} {path} failed: {source}", path = path.display())]
+    Io {
+        /// What was attempted, such as "reading".
+        operation: &'static str,
+        /// File or directory that it was attempted on.
+        path: PathBuf,
+        /// Error of the system call.
+        source: std::io::Error,
+    },
+}
+
+/// A service that was found on this host.
+#[derive(Debug)]
+pub struct FoundService {
+    /// Its run record, or an empty one if it is lost.
+    pub record: RunRecord,
+    /// Its process, if it runs.
+    pub running: Option<(ChildRecord, OwnedFd)>,
+}
+
+impl ServiceRuntime {
+    /// Finds all services of the owner on this host.
+    pub fn find_services(&self) -> Result<Vec<FoundService>, RuntimeError> {
+        let directory = &self.children.directory;
+        let failed = |source| RuntimeError::Io { operation: "reading", path: directory.clone(), source };
+        let entries = match std::fs::read_dir(directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(failed)?,
+        };
+        let mut all = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
+            if !self.owner.owns(&name) {
+                continue;
+            }
+            let Some(note) = self.read_record(&name) else {
+                // The service is unknown, so its process is stopped; if it is desired, it is started again.
+                tracing::warn!(name, "a service of which nothing is written down is ended");
+                stop_child(&name, &self.children, DEFAULT_STOP_TIMEOUT)?;
+                remove_tree(&directory.join(&name))?;
+                continue;
+            };
+            all.push(FoundService { record: note, running: find_running(&name, &self.children)? });
+        }
+        Ok(all)
+    }
+
+    /// Reads the run record of a child. If it is damaged, the result is an empty record of the service in its name, if
+    /// the name tells it.
+    fn read_record(&self, name: &str) -> Option<RunRecord> {
+        let path = self.children.directory.join(name).join(RECORD_FILE);
+        let read =
+            std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<RunRecord>(&bytes).ok());
+        read.filter(|note| note.id.child_name() == name).or_else(|| {
+            tracing::warn!(path = %path.display(), "what was written down of a service is lost");
+            ServiceId::from_child_name(name).map(RunRecord::missing)
+        })
+    }
+
+    /// Writes the run record. A change that only matters in this boot need not survive a power cut.
+    pub fn write_record(&self, note: &RunRecord, durability: Durability) -> Result<(), RuntimeError> {
+        use std::os::unix::fs::DirBuilderExt as _;
+        let directory = self.children.directory.join(note.id.child_name());
+        let path = directory.join(RECORD_FILE);
+        let write = || {
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+            atomic_file::replace_file(&path, &serde_json::to_vec(note)?, durability)
+        };
+        write().map_err(|source| RuntimeError::Io { operation: "writing", path: path.clone(), source })
+    }
+
+    /// Applies the changed record to a running service: record and limits. It does not wait for the disk.
+    pub fn apply_record(&self, note: &RunRecord) -> Result<(), RuntimeError> {
+        self.write_record(note, Durability::UntilPowerLoss)?;
+        let places = &self.children;
+        places
+            .mounts
+            .create_cgroup(&places.instance_name(), &note.id.child_name(), &note.limits)
+            .map_err(ChildError::from)?;
+        Ok(())
+    }
+
+    /// Starts a service that does not run. `before` is its previous run record, and `note` the new one.
+    pub fn start_service(
+        &self,
+        wanted: &DesiredService,
+        before: Option<&RunRecord>,
+        note: &RunRecord,
+    ) -> Result<(ChildRecord, OwnedFd), RuntimeError> {
+        let (rendered, _) = wanted.rendered.as_ref().map_err(|why| RuntimeError::Rendering(why.clone()))?;
+        let files = before.map(|before| before.files.clone()).unwrap_or_default();
+        (self.hooks.prepare)(&wanted.id, &self.children).map_err(|source| RuntimeError::Io {
+            operation: "preparing what is needed beside",
+            path: self.service_directory(&wanted.id),
+            source,
+        })?;
+        let spec = match &rendered.run {
+            ProgramSource::Path(path) => self.child_spec(wanted, Path::new(path))?,
+            // Through the working directory of the process: the service's user cannot reach the file by another path.
+            ProgramSource::Artefact { .. } => {
+                self.child_spec(wanted, &Path::new("/proc/self/cwd").join(PROGRAM_LINK))?
+            }
+            ProgramSource::RootFilesystem { archive, program } => {
+                let spec = self.prepare_rootfs(wanted, (*archive, program), &files)?;
+                self.write_record(note, Durability::Durable)?;
+                return Ok(adopt_or_start(&spec, &self.children)?);
+            }
+        };
+        if let Some(owner) = spec.user {
+            prepare_workdir(&spec.directory, owner, &rendered.files, &files)?;
+        }
+        if let ProgramSource::Artefact { digest, .. } = &rendered.run {
+            link_file(&spec.directory, PROGRAM_LINK, &self.store.path(*digest))?;
+        }
+        self.write_record(note, Durability::Durable)?;
+        Ok(adopt_or_start(&spec, &self.children)?)
+    }
+
+    fn oci_bundle(&self, id: &ServiceId) -> OciBundle {
+        OciBundle(self.children.directory.join(id.child_name()).join("bundle"))
+    }
+
+    /// Prepares a root filesystem and the files in it; the program of the child is runc.
+    fn prepare_rootfs(
+        &self,
+        wanted: &DesiredService,
+        (archive, program): (Sha256, &str),
+        before: &BTreeSet<String>,
+    ) -> Result<ChildSpec, RuntimeError> {
+        let (rendered, digest) =
+            wanted.rendered.as_ref().map_err(|why| RuntimeError::Rendering(why.clone()))?;
+        if !rustix::process::geteuid().is_root() {
+            let why = "a root filesystem is run by a role server that runs as root, and this one does not";
+            return Err(RuntimeError::Rendering(why.to_owned()));
+        }
+        let runc = rootfs::find_runc().map_err(RuntimeError::Rendering)?;
+        let Account { user, .. } = find_account(&rendered.user).map_err(RuntimeError::Account)?;
+        let (bundle, name, own) =
+            (self.oci_bundle(&wanted.id), wanted.id.child_name(), self.service_directory(&wanted.id));
+        let failed = |doing: &'static str| {
+            let path = bundle.0.clone();
+            move |source| RuntimeError::Io { operation: doing, path, source }
+        };
+        bundle.delete_container(&name).map_err(failed("clearing up"))?;
+        bundle
+            .unpack_rootfs(&self.store.path(archive), archive)
+            .map_err(failed("unpacking the archive into"))?;
+        // Files with relative paths are the service's own; those with absolute paths are mounted read-only.
+        let (shown, owned): (Vec<WorkdirFile>, Vec<WorkdirFile>) =
+            rendered.files.iter().cloned().partition(|file| file.path.starts_with('/'));
+        let mounted: Vec<String> = shown.iter().map(|file| file.path.clone()).collect();
+        let below =
+            |file: WorkdirFile| WorkdirFile { path: file.path.trim_start_matches('/').to_owned(), ..file };
+        let shown: Vec<WorkdirFile> = shown.into_iter().map(below).collect();
+        let (gone, left): (BTreeSet<String>, BTreeSet<String>) =
+            before.iter().cloned().partition(|path| path.starts_with('/'));
+        let gone = gone.iter().map(|path| path.trim_start_matches('/').to_owned()).collect();
+        prepare_workdir(&own, user, &owned, &left)?;
+        prepare_workdir(&bundle.files_path(), user, &shown, &gone)?;
+        let group = self.children.mounts.nested_cgroup(&self.children.instance_name(), &name);
+        let around = ContainerOptions {
+            workdir: &own,
+            files: &bundle.files_path(),
+            mounted_files: &mounted,
+            host_files: &rootfs::find_host_files(&bundle.rootfs_path(), &mounted),
+            cgroup: &group,
+            name: &name,
+        };
+        bundle
+            .write_config(&rootfs::runc_config(rendered, program, user, &around))
+            .map_err(failed("writing the configuration of runc"))?;
+        Ok(ChildSpec {
+            arguments: bundle.run_arguments(&name),
+            // Only this distinguishes what it runs: the command line of runc is always the same.
+            environment: BTreeMap::from([("SHEPHERD_SERVICE".to_owned(), digest.clone())]),
+            directory: bundle.0.clone(),
+            user: None,
+            groups: Vec::new(),
+            ..self.child_spec(wanted, &runc)?
+        })
+    }
+
+    fn child_spec(&self, wanted: &DesiredService, program: &Path) -> Result<ChildSpec, RuntimeError> {
+        let (rendered, _) = wanted.rendered.as_ref().map_err(|why| RuntimeError::Rendering(why.clone()))?;
+        let RenderedService { run, arguments, environment, user, .. } = rendered;
+        let account = find_account(user).map_err(RuntimeError::Account)?;
+        let rooted = matches!(run, ProgramSource::RootFilesystem { .. });
+        Ok(ChildSpec {
+            name: wanted.id.child_name(),
+            program: program.to_owned(),
+            arguments: arguments.clone(),
+            environment: environment.clone(),
+            directory: self.service_directory(&wanted.id),
+            user: Some(account.user),
+            groups: account.groups,
+            limits: if rooted { rootfs::limits_with_runc(wanted.limits) } else { wanted.limits },
+            stale_files: Vec::new(),
+            survivor_prefix: (self.hooks.survivor_prefix)(&wanted.id).map(str::to_owned),
+            stop_time: wanted.stop_time,
+        })
+    }
+
+    /// Starts a probe command of a running service: as its user, in its directory, within its limits.
+    pub fn start_probe(&self, wanted: &DesiredService, command: &[String]) -> Result<OwnedFd, RuntimeError> {
+        let missing = || RuntimeError::Rendering("the check says no program".to_owned());
+        let (program, arguments) = command.split_first().ok_or_else(missing)?;
+        let spec =
+            ChildSpec { arguments: arguments.to_vec(), ..self.child_spec(wanted, Path::new(program))? };
+        let rooted = matches!(
+            &wanted.rendered,
+            Ok((RenderedService { run: ProgramSource::RootFilesystem { .. }, .. }, _))
+        );
+        let spec = if rooted {
+            let user = spec.user.unwrap_or(User { uid: 0, gid: 0 });
+            ChildSpec {
+                program: rootfs::find_runc().map_err(RuntimeError::Rendering)?,
+                arguments: self.oci_bundle(&wanted.id).exec_arguments(&spec.name, user, command),
+                environment: BTreeMap::new(),
+                user: None,
+                groups: Vec::new(),
+                ..spec
+            }
+        } else {
+            spec
+        };
+        let places = &self.children;
+        let group = places
+            .mounts
+            .create_cgroup(&places.instance_name(), &spec.name, &spec.limits)
+            .map_err(ChildError::from)?;
+        let log = places.directory.join(&spec.name).join("check.log");
+        Ok(launch_child(&places.launcher, &LaunchOrder { spec, group, record: None, log })?)
+    }
+
+    /// Last line of a probe command's output.
+    #[must_use]
+    pub fn probe_output(&self, id: &ServiceId) -> String {
+        log::last_lines(&self.children.directory.join(id.child_name()).join("check.log"), 1)
+    }
+
+    /// Last lines of a service's output.
+    #[must_use]
+    pub fn output_tail(&self, id: &ServiceId) -> String {
+        log::last_lines(&self.children.log_path(&id.child_name()), 3)
+    }
+
+    /// Truncates the logs of a service when they have grown too large.
+    pub fn truncate_logs(&self, id: &ServiceId) {
+        let directory = self.children.directory.join(id.child_name());
+        for path in [self.children.log_path(&id.child_name()), directory.join("check.log")] {
+            if let Err(error) = log::truncate_if_large(&path) {
+                tracing::warn!(%error, service = %id, "what a service wrote could not be cut short");
+            }
+        }
+    }
+
+    /// Kills the remaining processes of a service whose main process had its time to exit.
+    pub fn stop_remaining(&self, id: &ServiceId) -> Result<(), RuntimeError> {
+        Ok(stop_child_except(
+            &id.child_name(),
+            &self.children,
+            Duration::ZERO,
+            (self.hooks.survivor_prefix)(id),
+        )?)
+    }
+
+    /// Removes everything that a stopped service left: its run record last, so that leftovers are found again.
+    pub fn remove_service(&self, id: &ServiceId) -> Result<(), RuntimeError> {
+        let name = id.child_name();
+        stop_child(&name, &self.children, DEFAULT_STOP_TIMEOUT)?;
+        let own = self.service_directory(id);
+        (self.hooks.clean_up)(id, &own, &self.children).map_err(|source| RuntimeError::Io {
+            operation: "undoing what was done beside",
+            path: own.clone(),
+            source,
+        })?;
+        remove_tree(&own)?;
+        let directory = self.children.directory.join(&name);
+        let bundle = self.oci_bundle(id);
+        bundle.delete_container(&name).map_err(|source| RuntimeError::Io {
+            operation: "clearing up",
+            path: bundle.0,
+            source,
+        })?;
+        for log in ["output.log", "output.log.1", "check.log", "check.log.1"] {
+            match std::fs::remove_file(directory.join(log)) {
+                Err(source) if source.kind() != ErrorKind::NotFound => {
+                    return Err(RuntimeError::Io {
+                        operation: "removing",
+                        path: directory.join(log),
+                        source,
+                    });
+                }
+                _ => {}
+            }
+        }
+        remove_tree(&directory)
+    }
+
+    fn service_directory(&self, id: &ServiceId) -> PathBuf {
+        self.directory.join(id.child_name())
+    }
+}
+
+fn remove_tree(path: &Path) -> Result<(), RuntimeError> {
+    match std::fs::remove_dir_all(path) {
+        Err(source) if source.kind() != ErrorKind::NotFound => {
+            Err(RuntimeError::Io { operation: "removing", path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}

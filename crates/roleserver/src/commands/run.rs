@@ -1,0 +1,362 @@
+//! `roleserver run`: run the agent and everything below it.
+//!
+//! Builds the heartbeat loop from the host's parts, stores what responses bring, and logs what happens: the first
+//! delivery, each change, and a failure when it begins, when its reason changes, and then ever more rarely, because a
+//! shepherd may be away for days and the log is on the machine's own disk.
+//!
+//! The parts run as a tree of runnables, so that a part that fails is restarted without the others:
+//!
+//! * `callback`: the heartbeat loop. New until a heartbeat was delivered.
+//! * `cluster`: the node's part in a cluster, once it is ordered to have one.
+//! * `status`: serves the tree to `roleserver status`.
+//! * `logs`: uploads the logs that shepherds request ([`crate::logs`]).
+//! * `metrics`: serves the metrics to `roleserver metrics`.
+//! * `update`: fetches another release when one is ordered; this process is then replaced by it
+//!   ([`crate::update`]).
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use curator_client::clock::Clock;
+use supervisor::context::{Runnable, Starting};
+use supervisor::report::TreeReport;
+use supervisor::supervise::{self, Supervisor};
+use supervisor::watch_cell::WatchCell;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::agent::{Agent, AgentEvent, ReadRelease};
+use crate::boot_clock::{BootClock, HostClock};
+use crate::cluster;
+use crate::cluster::cluster_node::run_cluster_node;
+use crate::cluster::files::ClusterFiles;
+use crate::cluster::node_facts::NodeFacts;
+use crate::cluster::order_inbox::OrderInbox;
+use crate::commands::CommandError;
+use crate::enrolment::{AgentSettings, Enrolment};
+use crate::hardware::{self, Sources};
+use crate::logs::LogUploads;
+use crate::logs::sources::LogSources;
+use crate::metrics::{self, MetricsInputs};
+use crate::process::{ProcessRecord, program_digest};
+use crate::server_pool::ServerPool;
+use crate::state_directory::{LastHeartbeat, LearnedSettings, Lock, StateDirectory, StateError};
+use crate::status_socket;
+use crate::trusted_time::TrustedTime;
+use crate::update::self_updater::{Handover, SelfUpdater};
+
+/// How long the parts of a role server may take to end before the handover to another release.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Runs the agent until SIGTERM or SIGINT.
+pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
+    let state = StateDirectory::open(state_directory).map_err(CommandError::from_error)?;
+    let held = state.acquire_lock(Lock::Agent).map_err(CommandError::from_error)?;
+    let not_enrolled = || {
+        CommandError::Failed(format!(
+            "this machine is not enrolled: {} holds no enrolment with its key; a shepherd enrols it",
+            state.path().display()
+        ))
+    };
+    let enrolment = state.read_enrolment().map_err(CommandError::from_error)?.ok_or_else(not_enrolled)?;
+    let identity = state.read_identity().map_err(CommandError::from_error)?.ok_or_else(not_enrolled)?;
+    let (settings, fallback) = load_settings(&state, &enrolment);
+    let clock = HostClock::read().map_err(CommandError::from_error)?;
+    let sample = state.read_time_sample().unwrap_or_else(|error| {
+        tracing::warn!(%error, "going on with this machine's own clock");
+        None
+    });
+    let time = Arc::new(TrustedTime::new(Arc::new(clock.clone()), sample));
+    let digest = program_digest(Path::new("/proc/self/exe")).map_err(CommandError::from_error)?;
+    let release = SelfUpdater::resume_update(state.path(), &digest, &clock);
+    let record = ProcessRecord::current(enrolment.revision, digest).map_err(CommandError::from_error)?;
+    // An enrolment finds the agent by its record. On a full or read-only disk the machine sends heartbeats all the
+    // same, and writing the record is retried with each heartbeat.
+    let recorded = state.record_agent(&record);
+    let unrecorded = recorded.is_err().then_some(record);
+    log_failure(recorded);
+
+    let incarnation = Uuid::new_v4();
+    let watch_cell = WatchCell::new();
+    let facts = NodeFacts::default();
+    let inbox =
+        OrderInbox::new(enrolment.machine_id, ClusterFiles::in_state_directory(state.path()), facts.clone());
+    let standing = inbox.clone();
+    let shepherds = ServerPool::default();
+    let logs = LogUploads::new(
+        LogSources::of_state_directory(state.log_path(), state.path()),
+        shepherds.clone(),
+        incarnation,
+    );
+    let keeper = AgentEventHandler {
+        logs: logs.clone(),
+        delivered: watch_cell.clone(),
+        order_inbox: inbox,
+        release: release.clone(),
+        state: state.clone(),
+        clock: clock.clone(),
+        incarnation,
+        revision: enrolment.revision,
+        memory: Mutex::new(HandlerState {
+            settings: settings.clone(),
+            delivered_at: None,
+            last_error: None,
+            unsaved_record: unrecorded,
+        }),
+    };
+    let agent = Agent {
+        machine_id: enrolment.machine_id,
+        identity: Arc::new(identity),
+        settings,
+        fallback,
+        access_fence: enrolment.access_fence(),
+        incarnation,
+        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+        clock: Arc::new(clock),
+        time,
+        hardware: Arc::new(|| hardware::read_hardware(&Sources::host())),
+        cluster: Arc::new(move || standing.report()),
+        release: release_reader(&release),
+        uploads_logs: true,
+        server_pool: Some(shepherds.clone()),
+        observer: Arc::new(move |event| keeper.handle_event(event)),
+    };
+    tracing::info!(machine = %enrolment.machine_id, %incarnation, "the agent runs");
+
+    let leaving = CancellationToken::new();
+    let cluster = run_cluster_node(&cluster_settings(&state, &agent, &leaving, &shepherds), &facts);
+
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(CommandError::from_error)?;
+    let counted = move |tree: &TreeReport| metrics::render_text(tree, &MetricsInputs::from_facts(&facts));
+    let root = root_runnable(
+        (agent, watch_cell),
+        (state.clone(), enrolment),
+        [
+            ("cluster", cluster),
+            ("logs", logs.run_uploads()),
+            ("metrics", status_socket::serve_report(state.path(), status_socket::METRICS_SOCKET, counted)),
+            ("update", release.run_updates(shepherds)),
+        ],
+    );
+    let ended = runtime.block_on(run_until_signal(root, &leaving, &release));
+    // A disk that hangs under the hardware reader must not delay the end.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    match ended.map_err(CommandError::from_error)? {
+        None => Ok(()),
+        Some(handover) => {
+            // The release that replaces this process takes the agent's lock itself.
+            drop(held);
+            Err(CommandError::from_error(release.exec_release(&handover)))
+        }
+    }
+}
+
+fn cluster_settings(
+    state: &StateDirectory,
+    agent: &Agent,
+    leaving: &CancellationToken,
+    server_pool: &ServerPool,
+) -> cluster::cluster_node::ClusterNodeSettings {
+    cluster::cluster_node::ClusterNodeSettings {
+        state_directory: state.path().to_owned(),
+        launcher: "/proc/self/exe".into(),
+        etcd: cluster::etcd_program::program(),
+        boot_id: agent.clock.boot_id(),
+        clock: Clock::system(),
+        shutdown: leaving.clone(),
+        server_pool: server_pool.clone(),
+        ports: cluster::kubernetes::component_ports::ComponentPorts::default(),
+    }
+}
+
+/// Reads the report on the running release, for heartbeats.
+fn release_reader(release: &SelfUpdater) -> ReadRelease {
+    let release = release.clone();
+    Arc::new(move || Some(release.report()))
+}
+
+/// The root runnable: the heartbeat loop and the other parts as its children.
+fn root_runnable(
+    (agent, watch_cell): (Agent, WatchCell<()>),
+    (state, enrolment): (StateDirectory, Enrolment),
+    others: [(&'static str, Runnable); 4],
+) -> Runnable {
+    Runnable::new(move |starting: Starting| {
+        let callback = run_heartbeats(agent.clone(), state.clone(), enrolment.clone(), watch_cell.clone());
+        let status =
+            status_socket::serve_report(state.path(), status_socket::STATUS_SOCKET, TreeReport::to_string);
+        let others = others.clone();
+        async move {
+            starting.start("callback", callback)?;
+            for (name, other) in others {
+                starting.start(name, other)?;
+            }
+            starting.start("status", status)?;
+            Err(starting.mark_healthy().scope().cancelled().await.into())
+        }
+    })
+}
+
+/// The settings learned last for this enrolment, and those to fall back to.
+fn load_settings(state: &StateDirectory, enrolment: &Enrolment) -> (AgentSettings, Option<AgentSettings>) {
+    let learned = state.read_learned_settings(enrolment.revision).unwrap_or_else(|error| {
+        tracing::warn!(%error, "going on with what the enrolment says");
+        None
+    });
+    learned.map_or_else(
+        || (enrolment.settings.clone(), None),
+        |LearnedSettings { settings, fallback, .. }| (settings, fallback),
+    )
+}
+
+/// The heartbeat loop; each run starts with the settings that the one before has learned.
+fn run_heartbeats(
+    agent: Agent,
+    state: StateDirectory,
+    enrolment: Enrolment,
+    watch_cell: WatchCell<()>,
+) -> Runnable {
+    Runnable::new(move |starting: Starting| {
+        let (settings, fallback) = load_settings(&state, &enrolment);
+        let agent = Agent { settings, fallback, ..agent.clone() };
+        let mut watcher = watch_cell.watch();
+        async move {
+            let scope = starting.scope().clone();
+            let mut run = std::pin::pin!(agent.run(scope.token()));
+            tokio::select! {
+                () = &mut run => return Err(scope.cancelled().await.into()),
+                () = watcher.next() => {}
+            }
+            let healthy = starting.mark_healthy();
+            run.await;
+            Err(healthy.scope().cancelled().await.into())
+        }
+    })
+}
+
+/// Runs until SIGTERM or SIGINT, or until another release takes over, which is returned then.
+async fn run_until_signal(
+    root: Runnable,
+    leaving: &CancellationToken,
+    release: &SelfUpdater,
+) -> std::io::Result<Option<Handover>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let tree = Supervisor::start(root, supervise::SupervisorSettings::default());
+    let handover = loop {
+        tokio::select! {
+            _ = terminate.recv() => break None,
+            _ = interrupt.recv() => break None,
+            handover = release.wait_for_handover() => break Some(handover),
+            // The end of a terminal is not the end of the machine.
+            _ = hangup.recv() => {}
+        }
+    };
+    // Children go on; the next role server adopts them.
+    leaving.cancel();
+    match &handover {
+        None => tree.stop().await,
+        // What does not end in time ends with this program.
+        Some(_) => drop(tokio::time::timeout(HANDOVER_TIMEOUT, tree.stop()).await),
+    }
+    Ok(handover)
+}
+
+/// Stores and logs the events of the heartbeat loop.
+struct AgentEventHandler {
+    delivered: WatchCell<()>,
+    logs: LogUploads,
+    order_inbox: OrderInbox,
+    release: SelfUpdater,
+    state: StateDirectory,
+    clock: HostClock,
+    incarnation: Uuid,
+    revision: u64,
+    memory: Mutex<HandlerState>,
+}
+
+struct HandlerState {
+    settings: AgentSettings,
+    delivered_at: Option<u64>,
+    last_error: Option<String>,
+    unsaved_record: Option<ProcessRecord>,
+}
+
+impl AgentEventHandler {
+    fn handle_event(&self, event: &AgentEvent) {
+        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.unsaved_record.take_if(|record| self.state.record_agent(record).is_ok());
+        match event {
+            AgentEvent::Delivered { endpoint, ack: delivered, .. } => {
+                self.delivered.set(());
+                self.release.confirm_trial();
+                let recovered = memory.last_error.take().is_some();
+                if delivered.first || recovered {
+                    tracing::info!(%endpoint, "heartbeat delivered");
+                }
+                if delivered.with_report {
+                    tracing::info!(%endpoint, "hardware report delivered");
+                }
+                if let Some(generation) = delivered.rejected_installation {
+                    tracing::error!(
+                        generation,
+                        "the shepherd asks for an operating system; this release of the role server cannot install"
+                    );
+                }
+                memory.delivered_at = Some(self.clock.milliseconds());
+                self.save_heartbeat(endpoint, None, memory.delivered_at);
+            }
+            AgentEvent::Failed { endpoint, error, failures, pause } => {
+                let changed = memory.last_error.as_ref() != Some(error);
+                if changed || failures.is_power_of_two() {
+                    let pause = format!("{:.1} s", pause.as_secs_f64());
+                    tracing::warn!(%endpoint, error, failures, %pause, "heartbeat not delivered");
+                }
+                memory.last_error = Some(error.clone());
+                self.save_heartbeat(endpoint, Some(error.clone()), memory.delivered_at);
+            }
+            AgentEvent::SettingsChanged { settings, fallback } => {
+                tracing::info!(endpoints = ?settings.endpoints, "the shepherd changed the settings");
+                memory.settings = settings.clone();
+                self.save_settings(settings, fallback.clone());
+            }
+            AgentEvent::SettingsConfirmed => self.save_settings(&memory.settings, None),
+            AgentEvent::SettingsRejected { reason } => {
+                tracing::error!(reason, "the shepherd sent settings that cannot be used; the old ones stay");
+            }
+            AgentEvent::ClusterOrder { order } => self.order_inbox.accept(order),
+            AgentEvent::ReleaseOrder { order } => self.release.set_order(order),
+            AgentEvent::LogRequests { requests } => self.logs.set_requests(requests),
+            AgentEvent::TimeSampled { sample } => log_failure(self.state.write_time_sample(sample)),
+        }
+    }
+
+    fn save_settings(&self, settings: &AgentSettings, fallback: Option<AgentSettings>) {
+        let learned = LearnedSettings { revision: self.revision, settings: settings.clone(), fallback };
+        log_failure(self.state.write_learned_settings(&learned));
+    }
+
+    fn save_heartbeat(&self, endpoint: &str, error: Option<String>, delivered_at: Option<u64>) {
+        log_failure(self.state.write_last_heartbeat(&LastHeartbeat {
+            boot_id: self.clock.boot_id(),
+            at_milliseconds: self.clock.milliseconds(),
+            incarnation: self.incarnation,
+            endpoint: endpoint.to_owned(),
+            error,
+            delivered_at_milliseconds: delivered_at,
+        }));
+    }
+}
+
+/// A full disk must not silence the machine.
+fn log_failure(written: Result<(), StateError>) {
+    if let Err(error) = written {
+        tracing::warn!(%error, "going on without");
+    }
+}

@@ -1,0 +1,263 @@
+//! DMI/SMBIOS table: manufacturer, product, serial number, memory modules.
+//!
+//! Structures have the layout of the SMBIOS reference specification (DMTF DSP0134): type, length and handle, the
+//! formatted part, then its strings, ended by an empty one. Only root can read the raw table; the few fields that the
+//! kernel publishes as text are the fallback.
+
+use crate::hardware::{Sources, TABLE_LIMIT_BYTES, Warnings, read_prefix, read_text};
+
+/// The fields of the table that the report needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dmi {
+    /// Maker of the system (type 1); empty if unknown.
+    pub manufacturer: String,
+    /// Product name of the system (type 1); empty if unknown.
+    pub product: String,
+    /// Serial number of the system (type 1); empty if unknown.
+    pub serial_number: String,
+    /// Sum of the modules' sizes (type 17); `None` if no module states its size.
+    pub memory_bytes: Option<u64>,
+    /// Whether the firmware supports UEFI (type 0); `None` if it does not state it.
+    pub uefi: Option<bool>,
+}
+
+/// Texts that makers leave in unused fields.
+const FILLERS: [&str; 11] = [
+    "to be filled by o.e.m.",
+    "default string",
+    "not specified",
+    "not applicable",
+    "system manufacturer",
+    "system product name",
+    "system serial number",
+    "0123456789",
+    "123456789",
+    "none",
+    "n/a",
+];
+
+/// Reads the table, or the fields that the kernel publishes.
+pub fn read_dmi(sources: &Sources, warnings: &mut Warnings) -> Dmi {
+    let path = sources.sys.join("firmware/dmi/tables/DMI");
+    let mut dmi = match read_prefix(&path, TABLE_LIMIT_BYTES) {
+        Ok(table) => parse_table(&table, warnings),
+        Err(error) => {
+            warnings.add_warning(format!("the DMI table {} cannot be read: {error}", path.display()));
+            Dmi::default()
+        }
+    };
+    let id = sources.sys.join("class/dmi/id");
+    for (field, name, what) in [
+        (&mut dmi.manufacturer, "sys_vendor", "manufacturer"),
+        (&mut dmi.product, "product_name", "product"),
+        (&mut dmi.serial_number, "product_serial", "serial number"),
+    ] {
+        if field.is_empty() {
+            *field = read_text(&id.join(name)).filter(|text| !is_filler(text)).unwrap_or_default();
+        }
+        if field.is_empty() {
+            warnings.add_warning(format!("the firmware does not tell this machine's {what}"));
+        }
+    }
+    dmi
+}
+
+/// Parses a table. A cut table is a warning; what precedes the cut counts.
+pub fn parse_table(table: &[u8], warnings: &mut Warnings) -> Dmi {
+    let mut dmi = Dmi::default();
+    let mut rest = table;
+    while !rest.is_empty() {
+        let Some((structure, after)) = Structure::split(rest) else {
+            warnings
+                .add_warning("the DMI table is cut off or damaged; what stands before the damage is used");
+            break;
+        };
+        rest = after;
+        match structure.kind() {
+            0 => dmi.uefi = structure.byte(0x13).map(|byte| byte & 0x08 != 0),
+            1 => {
+                dmi.manufacturer = structure.string(0x04);
+                dmi.product = structure.string(0x05);
+                dmi.serial_number = structure.string(0x07);
+            }
+            17 => {
+                if let Some(bytes) = module_bytes(&structure) {
+                    dmi.memory_bytes = Some(dmi.memory_bytes.unwrap_or(0).saturating_add(bytes));
+                }
+            }
+            127 => break,
+            _ => {}
+        }
+    }
+    dmi
+}
+
+/// Size of a memory device; `None` for an empty slot, an unknown size, and a device that is not RAM.
+fn module_bytes(structure: &Structure<'_>) -> Option<u64> {
+    // ROM, flash and EEPROM of all kinds are the firmware's own chips or parts of a module that the kernel does not use
+    // as memory.
+    if matches!(structure.byte(0x12), Some(0x08..=0x0c | 0x1f)) {
+        return None;
+    }
+    // Non-volatile modules: the kernel uses only their volatile part as memory (version 3.2: technology, and sizes by
+    // volatility).
+    if matches!(structure.byte(0x28), Some(0x04..=0x07)) {
+        return structure.quad_word(0x3c).filter(|bytes| !matches!(*bytes, 0 | u64::MAX));
+    }
+    match structure.word(0x0c)? {
+        0 | 0xffff => None,
+        0x7fff => Some(u64::from(structure.double_word(0x1c)? & 0x7fff_ffff) << 20),
+        size if size & 0x8000 != 0 => Some(u64::from(size & 0x7fff) << 10),
+        size => Some(u64::from(size) << 20),
+    }
+}
+
+struct Structure<'a> {
+    formatted: &'a [u8],
+    strings: &'a [u8],
+}
+
+impl<'a> Structure<'a> {
+    fn split(table: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        let length = usize::from(*table.get(1)?);
+        if length < 4 {
+            return None;
+        }
+        let (formatted, rest) = table.split_at_checked(length)?;
+        let end = rest.windows(2).position(|pair| pair == [0, 0])?;
+        Some((Self { formatted, strings: &rest[..end] }, &rest[end + 2..]))
+    }
+
+    fn kind(&self) -> u8 {
+        self.formatted[0]
+    }
+
+    fn byte(&self, offset: usize) -> Option<u8> {
+        self.formatted.get(offset).copied()
+    }
+
+    fn word(&self, offset: usize) -> Option<u16> {
+        Some(u16::from_le_bytes(self.formatted.get(offset..offset + 2)?.try_into().ok()?))
+    }
+
+    fn double_word(&self, offset: usize) -> Option<u32> {
+        Some(u32::from_le_bytes(self.formatted.get(offset..offset + 4)?.try_into().ok()?))
+    }
+
+    fn quad_word(&self, offset: usize) -> Option<u64> {
+        Some(u64::from_le_bytes(self.formatted.get(offset..offset + 8)?.try_into().ok()?))
+    }
+
+    /// The string whose number is at `offset`; empty for none and for fillers.
+    fn string(&self, offset: usize) -> String {
+        let Some(index) = self.byte(offset).and_then(|number| usize::from(number).checked_sub(1)) else {
+            return String::new();
+        };
+        let bytes = self.strings.split(|byte| *byte == 0).nth(index).unwrap_or_default();
+        let text = String::from_utf8_lossy(bytes).trim().to_owned();
+        if is_filler(&text) { String::new() } else { text }
+    }
+}
+
+fn is_filler(text: &str) -> bool {
+    let lower = text.to_ascii_lowercase();
+    FILLERS.contains(&lower.as_str())
+        || lower.bytes().all(|byte| matches!(byte, b'0' | b'.' | b'-' | b' ' | b'x'))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A structure of `kind` with bytes at offsets and strings after it.
+    pub(crate) fn structure(kind: u8, length: u8, bytes: &[(usize, &[u8])], strings: &[&str]) -> Vec<u8> {
+        let mut formatted = vec![0; length.into()];
+        formatted[0] = kind;
+        formatted[1] = length;
+        for (offset, value) in bytes {
+            formatted[*offset..*offset + value.len()].copy_from_slice(value);
+        }
+        for text in strings {
+            formatted.extend_from_slice(text.as_bytes());
+            formatted.push(0);
+        }
+        formatted.extend_from_slice(if strings.is_empty() { &[0, 0] } else { &[0] });
+        formatted
+    }
+
+    pub(crate) fn table() -> Vec<u8> {
+        [
+            structure(0, 0x18, &[(0x13, &[0x0d])], &["American Megatrends Inc."]),
+            structure(1, 0x1b, &[(4, &[1, 2, 3, 4])], &["Supermicro", "SYS-1029U", "v1 ", " S123456X "]),
+            structure(
+                17,
+                0x28,
+                &[(0x0c, &[0xff, 0x7f]), (0x12, &[0x1a]), (0x1c, &[0, 0x80, 0, 0])],
+                &["DIMM A1"],
+            ),
+            structure(17, 0x28, &[(0x0c, &[0x00, 0x40]), (0x12, &[0x1a])], &["DIMM A2"]),
+            structure(17, 0x28, &[(0x0c, &[0x00, 0x00])], &["DIMM B1"]),
+            structure(17, 0x28, &[(0x0c, &[0x00, 0x84]), (0x12, &[0x09])], &["flash"]),
+            structure(127, 4, &[], &[]),
+        ]
+        .concat()
+    }
+
+    #[test]
+    fn table_has_maker_serial_modules_and_firmware() {
+        let mut warnings = Warnings::default();
+        let dmi = parse_table(&table(), &mut warnings);
+        assert_eq!(dmi.manufacturer, "Supermicro");
+        assert_eq!(dmi.product, "SYS-1029U");
+        assert_eq!(dmi.serial_number, "S123456X");
+        assert_eq!(dmi.memory_bytes, Some((32 + 16) << 30));
+        assert_eq!(dmi.uefi, Some(true));
+        assert!(warnings.into_sentences().is_empty());
+    }
+
+    #[test]
+    fn memory_that_keeps_its_content_is_no_ram() {
+        let gigabytes = |count: u64| (count << 30).to_le_bytes();
+        let module = |technology: u8, volatile: u64| {
+            let (size, volatile) = (&[0xff, 0x7f][..], gigabytes(volatile));
+            let bytes: [(usize, &[u8]); 5] = [
+                (0x0c, size),
+                (0x12, &[0x1a]),
+                (0x1c, &[0, 0, 2, 0]),
+                (0x28, &[technology]),
+                (0x3c, &volatile),
+            ];
+            structure(17, 0x5c, &bytes, &["DIMM"])
+        };
+        let memory =
+            |tables: &[Vec<u8>]| parse_table(&tables.concat(), &mut Warnings::default()).memory_bytes;
+        assert_eq!(memory(&[module(0x03, 0)]), Some(128 << 30), "DRAM counts by its size");
+        assert_eq!(memory(&[module(0x03, 128), module(0x07, 0)]), Some(128 << 30));
+        assert_eq!(memory(&[module(0x07, 96)]), Some(96 << 30), "what is used as memory counts");
+        let logical = structure(17, 0x28, &[(0x0c, &[0x00, 0x40]), (0x12, &[0x1f])], &["NVDIMM"]);
+        assert_eq!(memory(&[logical]), None);
+    }
+
+    #[test]
+    fn fillers_are_no_names() {
+        let text = ["To Be Filled By O.E.M.", "x-product", "Default string", "0000000000"];
+        let table = structure(1, 0x1b, &[(4, &[1, 2, 3, 4])], &text);
+        let dmi = parse_table(&table, &mut Warnings::default());
+        assert_eq!((dmi.manufacturer.as_str(), dmi.serial_number.as_str()), ("", ""));
+        assert_eq!(dmi.product, "x-product");
+    }
+
+    #[test]
+    fn cut_table_gives_what_stands_before_the_cut_and_never_panics() {
+        let table = table();
+        for end in 0..table.len() {
+            let mut warnings = Warnings::default();
+            let dmi = parse_table(&table[..end], &mut warnings);
+            assert!(dmi.memory_bytes.unwrap_or(0) <= 48 << 30);
+        }
+        let mut warnings = Warnings::default();
+        assert_eq!(parse_table(&table[..200], &mut warnings).manufacturer, "Supermicro");
+        assert_eq!(warnings.into_sentences().len(), 1);
+        assert_eq!(parse_table(&[1, 0, 0, 0, 0, 0], &mut Warnings::default()), Dmi::default());
+    }
+}

@@ -1,0 +1,340 @@
+//! Choose what keeps the agent running (systemd unit, detached supervisor, external) and ensure that it does.
+//!
+//! If systemd is PID 1, root gets a system unit, and an ordinary user with a user manager gets a user unit. Everybody
+//! else gets a detached supervisor ([`crate::detached_supervisor`]).
+//!
+//! After an enrolment the right agent runs: the same program, started for the newest revision of the enrolment. An
+//! agent that already matches is left alone; any other (dead, hung, older program, lower fence) is stopped, and a new
+//! one is started. Each takeover claims with a higher fence, so a takeover of a hung agent always ends with a fresh
+//! one.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use proto::agent::v1 as wire;
+
+use crate::child::log;
+use crate::detached_supervisor;
+use crate::process::ProcessRecord;
+use crate::state_directory::StateDirectory;
+use crate::systemd::{self, Systemd, SystemdError};
+
+/// How long an agent may take to end after SIGTERM.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a started agent may take to record itself on a busy host. Together with the longest stop of the agent
+/// before it, this is less than the limit of an enrolment's SSH command.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The value of the flag `--supervision`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SupervisionMode {
+    /// systemd if it runs, else a detached supervisor.
+    Auto,
+    /// A systemd unit, or an error.
+    Systemd,
+    /// A detached supervisor, whatever else the host has.
+    Detached,
+    /// Something else keeps `roleserver run` alive.
+    External,
+}
+
+/// The init system of the host, and the user's rights on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostInit {
+    /// Whether systemd is PID 1.
+    pub has_systemd: bool,
+    /// Whether this program runs as root.
+    pub is_root: bool,
+    /// Whether a systemd user manager runs for this user.
+    pub has_user_manager: bool,
+}
+
+/// The chosen way to keep the agent running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SupervisionPlan {
+    /// A unit of the system manager.
+    SystemUnit,
+    /// A unit of the user's manager.
+    UserUnit,
+    /// A detached supervisor, started by the enrolment.
+    Detached,
+    /// Nothing is started; only a wrong agent is stopped.
+    External,
+}
+
+/// Why no agent runs.
+#[derive(Debug, thiserror::Error)]
+pub enum SupervisionError {
+    /// The requested mode is impossible on this host.
+    #[error("--supervision systemd was requested, but no systemd manager for this user runs here")]
+    NoSystemd,
+    /// An operation on a process or a file failed.
+    #[error("{operation} failed: {source}")]
+    Io {
+        /// The operation that failed.
+        operation: String,
+        /// The error of the operating system.
+        source: std::io::Error,
+    },
+    /// The state directory could not be read or written.
+    #[error(transparent)]
+    State(#[from] crate::state_directory::StateError),
+    /// systemd could not be driven.
+    #[error(transparent)]
+    Systemd(#[from] SystemdError),
+    /// The agent was started and does not run.
+    #[error("the agent was started but does not run after {} s; its log ends: {output}", START_TIMEOUT.as_secs())]
+    DoesNotRun {
+        /// The end of its log.
+        output: String,
+    },
+}
+
+/// The agent that should run.
+#[derive(Clone, Debug)]
+pub struct DesiredAgent {
+    /// The path of the program file.
+    pub program: PathBuf,
+    /// SHA-256 of the program, lower-case hexadecimal.
+    pub program_sha256: String,
+    /// The revision of the enrolment that the agent must run with.
+    pub revision: u64,
+}
+
+/// Chooses what keeps the agent running, by mode and host.
+pub const fn choose_supervision(
+    wish: SupervisionMode,
+    host: HostInit,
+) -> Result<SupervisionPlan, SupervisionError> {
+    match wish {
+        SupervisionMode::External => Ok(SupervisionPlan::External),
+        SupervisionMode::Auto | SupervisionMode::Systemd if host.has_systemd && host.is_root => {
+            Ok(SupervisionPlan::SystemUnit)
+        }
+        SupervisionMode::Auto | SupervisionMode::Systemd if host.has_systemd && host.has_user_manager => {
+            Ok(SupervisionPlan::UserUnit)
+        }
+        SupervisionMode::Detached | SupervisionMode::Auto => Ok(SupervisionPlan::Detached),
+        SupervisionMode::Systemd => Err(SupervisionError::NoSystemd),
+    }
+}
+
+/// Inspects the host and the current user.
+#[must_use]
+pub fn detect_host() -> HostInit {
+    let uid = rustix::process::geteuid();
+    HostInit {
+        has_systemd: Path::new("/run/systemd/system").is_dir(),
+        is_root: uid.is_root(),
+        has_user_manager: systemd::runtime_directory().join("systemd/private").exists(),
+    }
+}
+
+/// Ensures that the desired agent runs. Returns what keeps it alive, and warnings about problems that did not prevent
+/// that.
+pub fn ensure_agent_runs(
+    plan: SupervisionPlan,
+    systemd: &Systemd,
+    state: &StateDirectory,
+    wanted: &DesiredAgent,
+) -> Result<(wire::Supervision, Vec<String>), SupervisionError> {
+    match plan {
+        SupervisionPlan::External => {
+            // The external supervisor starts the right agent when the wrong one ends.
+            if !is_agent_running(state, wanted)?
+                && let Some(agent) = state.read_agent_process()?
+            {
+                stop_process(&agent, "agent")?;
+            }
+            Ok((wire::Supervision::External, Vec::new()))
+        }
+        SupervisionPlan::Detached => {
+            ensure_detached(state, wanted)?;
+            Ok((wire::Supervision::Detached, Vec::new()))
+        }
+        SupervisionPlan::SystemUnit => {
+            ensure_unit(systemd, state, wanted)?;
+            Ok((wire::Supervision::Systemd, Vec::new()))
+        }
+        SupervisionPlan::UserUnit => match ensure_unit(systemd, state, wanted) {
+            Ok(()) => Ok((wire::Supervision::Systemd, systemd::enable_linger().err().into_iter().collect())),
+            // A user manager may reject what a process may still do.
+            Err(error) => {
+                ensure_detached(state, wanted)?;
+                Ok((wire::Supervision::Detached, vec![format!("no systemd user unit: {error}")]))
+            }
+        },
+    }
+}
+
+fn ensure_detached(state: &StateDirectory, wanted: &DesiredAgent) -> Result<(), SupervisionError> {
+    let supervised = state
+        .read_supervisor_process()?
+        .is_some_and(|process| process.is_alive() && process.program_sha256 == wanted.program_sha256);
+    if supervised && is_agent_running(state, wanted)? {
+        return Ok(());
+    }
+    stop_detached(state)?;
+    let output = || log::open_log(&state.log_path()).map(Stdio::from);
+    let io = |source| SupervisionError::Io { operation: "starting the supervisor".to_owned(), source };
+    // `supervise` makes a session of its own. It inherits none of our standard streams, or the SSH session would wait
+    // for it.
+    Command::new(&wanted.program)
+        .arg("supervise")
+        .arg("--state_dir")
+        .arg(state.path())
+        .current_dir("/")
+        .stdin(detached_supervisor::empty_stdin().map_err(io)?)
+        .stdout(output().map_err(io)?)
+        .stderr(output().map_err(io)?)
+        .spawn()
+        .map_err(io)?;
+    wait_for_agent(state, wanted)
+}
+
+fn ensure_unit(
+    systemd: &Systemd,
+    state: &StateDirectory,
+    wanted: &DesiredAgent,
+) -> Result<(), SupervisionError> {
+    let unchanged = !systemd.install_unit(&wanted.program, state.path())?;
+    systemd.enable_unit()?;
+    if unchanged && is_agent_running(state, wanted)? {
+        return Ok(());
+    }
+    // The machine may have been enrolled before systemd could be used.
+    if let Some(supervisor) = state.read_supervisor_process()? {
+        stop_process(&supervisor, "supervisor")?;
+    }
+    systemd.restart_unit()?;
+    wait_for_agent(state, wanted)
+}
+
+fn stop_detached(state: &StateDirectory) -> Result<(), SupervisionError> {
+    // The supervisor first: it would start the agent again.
+    if let Some(supervisor) = state.read_supervisor_process()? {
+        stop_process(&supervisor, "supervisor")?;
+    }
+    if let Some(agent) = state.read_agent_process()? {
+        stop_process(&agent, "agent")?;
+    }
+    Ok(())
+}
+
+fn stop_process(process: &ProcessRecord, what: &str) -> Result<(), SupervisionError> {
+    let doing = || format!("stopping the {what}, process {}", process.pid);
+    process.stop(STOP_TIMEOUT).map_err(|source| SupervisionError::Io { operation: doing(), source })
+}
+
+fn is_agent_running(state: &StateDirectory, wanted: &DesiredAgent) -> Result<bool, SupervisionError> {
+    Ok(state.read_agent_process()?.is_some_and(|agent| {
+        agent.is_alive() && agent.revision == wanted.revision && agent.program_sha256 == wanted.program_sha256
+    }))
+}
+
+fn wait_for_agent(state: &StateDirectory, wanted: &DesiredAgent) -> Result<(), SupervisionError> {
+    let end = Instant::now() + START_TIMEOUT;
+    while !is_agent_running(state, wanted)? {
+        if Instant::now() >= end {
+            return Err(SupervisionError::DoesNotRun { output: log_tail(state) });
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+fn log_tail(state: &StateDirectory) -> String {
+    let text = std::fs::read(state.log_path()).unwrap_or_default();
+    let tail = String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).into_owned();
+    let lines: Vec<_> = tail.lines().rev().take(3).collect();
+    if lines.is_empty() {
+        "nothing".to_owned()
+    } else {
+        lines.into_iter().rev().collect::<Vec<_>>().join(" / ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::systemd::UNIT;
+
+    #[test]
+    fn supervision_follows_the_mode_and_the_host() {
+        let host = |systemd, root, user_manager| HostInit {
+            has_systemd: systemd,
+            is_root: root,
+            has_user_manager: user_manager,
+        };
+        for (wish, host, expected) in [
+            (SupervisionMode::Auto, host(true, true, false), Some(SupervisionPlan::SystemUnit)),
+            (SupervisionMode::Auto, host(true, false, true), Some(SupervisionPlan::UserUnit)),
+            (SupervisionMode::Auto, host(true, false, false), Some(SupervisionPlan::Detached)),
+            (SupervisionMode::Auto, host(false, true, true), Some(SupervisionPlan::Detached)),
+            (SupervisionMode::Systemd, host(true, true, true), Some(SupervisionPlan::SystemUnit)),
+            (SupervisionMode::Systemd, host(true, false, false), None),
+            (SupervisionMode::Systemd, host(false, true, false), None),
+            (SupervisionMode::Detached, host(true, true, true), Some(SupervisionPlan::Detached)),
+            (SupervisionMode::External, host(true, true, true), Some(SupervisionPlan::External)),
+        ] {
+            assert_eq!(choose_supervision(wish, host).ok(), expected, "{wish:?} {host:?}");
+        }
+    }
+
+    /// A manager whose `systemctl` logs its calls, and fails when it is called for `fails`.
+    fn manager(root: &Path, fails: &str) -> Systemd {
+        let script = root.join("systemctl");
+        let log = root.join("calls");
+        let text = format!(
+            "#!/bin/sh\n[ -n \"$XDG_RUNTIME_DIR\" ] || exit 5\necho \"$@\" >> {}\n[ \"$1\" != \"{fails}\" ] || {{ echo Access denied >&2; exit 4; }}\n",
+            log.display()
+        );
+        std::fs::write(&script, text).unwrap();
+        // Through the shell: a file that was just written may still be open for writing in a
+        // process that another test is starting, and cannot be executed then.
+        let systemctl = vec!["sh".to_owned(), script.display().to_string()];
+        Systemd {
+            systemctl,
+            units: root.join("units"),
+            wanted_by: "multi-user.target",
+            runtime_directory: Some(root.join("runtime")),
+        }
+    }
+
+    fn desired_agent() -> DesiredAgent {
+        DesiredAgent { program: "/opt/roleserver".into(), program_sha256: "5a".to_owned(), revision: 3 }
+    }
+
+    #[test]
+    fn unit_is_installed_once_while_the_right_agent_runs() {
+        let root = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(&root.path().join("state")).unwrap();
+        // This process stands in for the agent that the manager would start.
+        state.record_agent(&ProcessRecord::current(3, "5a".to_owned()).unwrap()).unwrap();
+        let systemd = manager(root.path(), "nothing");
+        let calls = || std::fs::read_to_string(root.path().join("calls")).unwrap();
+        let (supervision, warnings) =
+            ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, &desired_agent()).unwrap();
+        assert_eq!((supervision, warnings), (wire::Supervision::Systemd, vec![]));
+        let first = "daemon-reload\nenable roleserver.service\nrestart roleserver.service\n";
+        assert_eq!(calls(), first);
+        let unit = std::fs::read_to_string(systemd.units.join(UNIT)).unwrap();
+        assert!(unit.contains("\"/opt/roleserver\" run"), "{unit}");
+        assert_eq!(std::fs::read_dir(&systemd.units).unwrap().count(), 1, "no temporary file stays");
+
+        ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, &desired_agent()).unwrap();
+        assert_eq!(calls(), format!("{first}enable roleserver.service\n"));
+    }
+
+    #[test]
+    fn systemctl_error_is_quoted() {
+        let root = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(&root.path().join("state")).unwrap();
+        let systemd = manager(root.path(), "enable");
+        let error = ensure_agent_runs(SupervisionPlan::SystemUnit, &systemd, &state, &desired_agent())
+            .unwrap_err()
+            .to_string();
+        assert!(error.ends_with("systemctl enable roleserver.service` failed: Access denied"), "{error}");
+    }
+}

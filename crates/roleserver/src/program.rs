@@ -1,0 +1,208 @@
+//! The program `roleserver`: parses flags and calls a subcommand.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use model::usage_error::format_usage_error;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::writer::MakeWriterExt as _;
+
+use crate::child::launch;
+use crate::commands::{CommandError, enroll, metrics, plan, run, status, supervise};
+use crate::hardware::{self, Sources};
+use crate::init_system::SupervisionMode;
+use crate::logs::own_log::OwnLog;
+use crate::state_directory::StateDirectory;
+use crate::update::watchdog;
+
+/// Keeps this machine in touch with its shepherd.
+///
+/// A shepherd takes a machine over by SSH: it uploads this program and calls
+/// `roleserver enroll`, which installs `roleserver run` as a systemd unit, or as a
+/// detached process where systemd does not run. From then on the machine calls its
+/// shepherd with a heartbeat and a report of its hardware; nothing connects to it.
+///
+/// `roleserver status` shows the shepherd of this machine and the result of the last heartbeat.
+#[derive(Parser)]
+#[command(name = "roleserver", version, max_term_width = 100)]
+struct RoleserverFlags {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Belong to a shepherd: read an `EnrollRequest` from standard input, answer on standard output.
+    Enroll {
+        #[command(flatten)]
+        directory: StateDirFlag,
+        /// What keeps the agent alive.
+        #[arg(long, value_enum, default_value = "auto", env = "ROLESERVER_SUPERVISION")]
+        supervision: SupervisionFlag,
+    },
+    /// Be the agent: heartbeat until SIGTERM.
+    Run {
+        #[command(flatten)]
+        directory: StateDirFlag,
+    },
+    /// Keep `roleserver run` alive where no init system does.
+    Supervise {
+        #[command(flatten)]
+        directory: StateDirFlag,
+    },
+    /// Become another program: a role server starts what it runs by this, and nobody else.
+    #[command(hide = true)]
+    Launch,
+    /// End a release that no shepherd hears: a role server that updates itself starts this, and nobody else.
+    #[command(hide = true)]
+    WatchUpdate {
+        #[command(flatten)]
+        directory: StateDirFlag,
+        /// Start it as a process of nobody's, and end.
+        #[arg(long)]
+        detach: bool,
+    },
+    /// Print what this machine is made of, as the next report would say it.
+    Hardware,
+    /// Print whose this machine is and what became of the last heartbeat.
+    Status {
+        #[command(flatten)]
+        directory: StateDirFlag,
+    },
+    /// Print what the role server that runs here counts, for Prometheus.
+    Metrics {
+        #[command(flatten)]
+        directory: StateDirFlag,
+    },
+    /// Print what would be changed in Kubernetes, where this machine runs its control plane; nothing is.
+    Plan {
+        #[command(flatten)]
+        directory: StateDirFlag,
+    },
+}
+
+#[derive(Args)]
+struct StateDirFlag {
+    /// Where the machine keeps its key and its enrolment; one directory is one identity.
+    /// [default: /var/lib/roleserver for root, ~/.local/state/roleserver for others]
+    #[arg(long = "state_dir", alias = "state-dir", value_name = "DIR", env = "ROLESERVER_STATE_DIR")]
+    state_dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum SupervisionFlag {
+    /// A systemd unit where systemd runs, a detached process elsewhere.
+    Auto,
+    /// A systemd unit or nothing.
+    Systemd,
+    /// A detached process that starts the agent again, until the next reboot.
+    Detached,
+    /// Nothing: somebody else runs `roleserver run`.
+    External,
+}
+
+impl From<SupervisionFlag> for SupervisionMode {
+    fn from(supervision: SupervisionFlag) -> Self {
+        match supervision {
+            SupervisionFlag::Auto => Self::Auto,
+            SupervisionFlag::Systemd => Self::Systemd,
+            SupervisionFlag::Detached => Self::Detached,
+            SupervisionFlag::External => Self::External,
+        }
+    }
+}
+
+/// Runs the program with the arguments of this process, and returns its exit code.
+#[must_use]
+pub fn run_program() -> ExitCode {
+    let flags = match RoleserverFlags::try_parse() {
+        Ok(flags) => flags,
+        Err(error)
+            if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand =>
+        {
+            let given: Vec<_> = std::env::args_os().collect();
+            let sentence = format_usage_error(&error, &RoleserverFlags::command(), &given);
+            let _ = writeln!(std::io::stderr(), "roleserver: {sentence}");
+            return ExitCode::from(2);
+        }
+        Err(error) => {
+            // Help and version come this way too, and belong on standard output.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let filter = EnvFilter::try_from_env("ROLESERVER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr.and(agent_log(&flags.verb)))
+        .with_ansi(false)
+        // A line that could not be written is reported by `eprintln!`, which panics when standard error is
+        // what cannot be written to: a full disk under the log would end the agent and its supervisor.
+        .log_internal_errors(false)
+        .init();
+    // An error means that a provider is installed already, which is just as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    match execute_verb(flags.verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Standard error may be closed too. Then the exit code is the only report.
+            let _ = writeln!(std::io::stderr(), "roleserver: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn execute_verb(verb: Verb) -> Result<(), CommandError> {
+    let home = std::env::home_dir();
+    let home = home.as_deref();
+    match verb {
+        Verb::Enroll { directory: place, supervision } => {
+            enroll::execute(&state_directory_path(&place, home)?, home, supervision.into())
+        }
+        Verb::Run { directory: place } => run::execute(&state_directory_path(&place, home)?),
+        Verb::Supervise { directory: place } => supervise::execute(&state_directory_path(&place, home)?),
+        Verb::WatchUpdate { directory: place, detach } => {
+            watchdog::execute(&state_directory_path(&place, home)?, detach).map_err(CommandError::from_error)
+        }
+        Verb::Launch => Err(CommandError::Failed(launch::execute())),
+        Verb::Hardware => print_text(&format!("{:#?}\n", hardware::read_hardware(&Sources::host()))),
+        Verb::Status { directory: place } => {
+            let text = status::render_text(&state_directory_path(&place, home)?)?;
+            print_text(&text)
+        }
+        Verb::Metrics { directory: place } => {
+            let text = metrics::render_text(&state_directory_path(&place, home)?)?;
+            print_text(&text)
+        }
+        Verb::Plan { directory: place } => {
+            let text = plan::render_text(&state_directory_path(&place, home)?)?;
+            print_text(&text)
+        }
+    }
+}
+
+/// Where the agent logs besides standard error. The other verbs write to standard error only: their caller reads it.
+fn agent_log(verb: &Verb) -> OwnLog {
+    let Verb::Run { directory: place } = verb else { return OwnLog::default() };
+    let directory = state_directory_path(place, std::env::home_dir().as_deref());
+    directory.map_or_else(
+        |_| OwnLog::default(),
+        |path| OwnLog::open_path(&StateDirectory::from_path(path).log_path()),
+    )
+}
+
+fn print_text(text: &str) -> Result<(), CommandError> {
+    std::io::stdout().write_all(text.as_bytes()).map_err(CommandError::from_error)
+}
+
+fn state_directory_path(place: &StateDirFlag, home: Option<&Path>) -> Result<PathBuf, CommandError> {
+    let root = rustix::process::geteuid().is_root();
+    place
+        .state_dir
+        .clone()
+        .map_or_else(|| StateDirectory::default_path(root, home), Ok)
+        .map_err(|error| CommandError::Usage(error.to_string()))
+}

@@ -1,0 +1,189 @@
+//! The servers that this machine can reach: connections and artefact downloads.
+//!
+//! After each heartbeat the agent publishes its endpoints and which one worked last ([`crate::agent`]). A
+//! file is fetched over a connection of its own, so that no heartbeat waits behind it. Every shepherd has the same
+//! files: a download that one of them broke off goes on at the next. Nothing of this has to be trusted: a fetched file
+//! is the right one only if its digest matches.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use curator_client::identity::Identity;
+use model::ids::MachineId;
+use model::role_declaration::Sha256;
+use proto::agent::v1::FetchArtefactRequest;
+use proto::agent::v1::agent_callback_client::AgentCallbackClient;
+use tokio::io::AsyncWriteExt as _;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::cluster::services::http_fetch::{MAX_FILE_BYTES, open_at_offset};
+use crate::connection;
+use crate::trusted_time::TrustedTime;
+
+/// How long a server may take to accept a connection, and to send the next chunk.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// One endpoint of a shepherd, and the certificates to verify it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerEndpoint {
+    /// The address as `host:port`.
+    pub endpoint: String,
+    /// DER certificates to verify the server against; empty means the machine's own trust store.
+    pub ca_certificates: Vec<Vec<u8>>,
+}
+
+/// The endpoints of the shepherds, the one that worked last first, and the machine's identity for them.
+#[derive(Clone)]
+pub struct ServerEndpoints {
+    /// The identity of the machine in the database.
+    pub machine_id: MachineId,
+    /// The key that the machine proves to own.
+    pub identity: Arc<Identity>,
+    /// The time to verify certificates by.
+    pub time: Arc<TrustedTime>,
+    /// All endpoints; empty if none is known.
+    pub endpoints: Vec<ServerEndpoint>,
+}
+
+/// Why a file was not fetched.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FetchError {
+    /// No shepherd has it for this machine.
+    #[error("no shepherd has it")]
+    Absent,
+    /// The download failed; the text is a sentence.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// The shepherds of a machine; cheap to clone. It has no endpoints until they are set.
+#[derive(Clone, Default)]
+pub struct ServerPool(Arc<Mutex<Option<ServerEndpoints>>>);
+
+impl std::fmt::Debug for ServerPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ways = self.endpoints().map(|ways| ways.endpoints).unwrap_or_default();
+        f.debug_tuple("Shepherds").field(&ways).finish()
+    }
+}
+
+impl ServerPool {
+    /// Replaces the endpoints and the identity.
+    pub fn set_endpoints(&self, ways: ServerEndpoints) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(ways);
+    }
+
+    fn endpoints(&self) -> Option<ServerEndpoints> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Opens a new connection to a shepherd, and returns it with the machine's id. It goes to the endpoint that worked
+    /// last, or to the one `skipped` places after it. The error is a sentence.
+    pub async fn connect(&self, skipped: usize) -> Result<(AgentCallbackClient<Channel>, MachineId), String> {
+        let nobody = || "this role server knows no shepherd".to_owned();
+        let ways = self.endpoints().ok_or_else(nobody)?;
+        let way = ways.endpoints.get(skipped % ways.endpoints.len().max(1)).ok_or_else(nobody)?;
+        let config = connection::client_config(&ways.identity, &way.ca_certificates, &ways.time)
+            .map_err(|error| error.to_string())?;
+        let client =
+            connection::connect_server(&way.endpoint, config).await.map_err(|error| error.to_string())?;
+        Ok((client, ways.machine_id))
+    }
+
+    /// Completes the file at `path`, whatever part of it exists; returns its length. After an error, the part that was
+    /// fetched stays.
+    ///
+    /// Cancel-safe: only the connection is lost.
+    pub async fn fetch_artefact(&self, sha256: Sha256, path: &Path) -> Result<u64, FetchError> {
+        let nobody = || FetchError::Failed("this role server knows no shepherd".to_owned());
+        let ways = self.endpoints().ok_or_else(nobody)?;
+        let mut failed = nobody();
+        for way in &ways.endpoints {
+            match fetch_from_server(&ways, way, sha256, path).await {
+                Ok(length) => return Ok(length),
+                Err(FetchError::Absent) => return Err(FetchError::Absent),
+                Err(FetchError::Failed(text)) => {
+                    failed = FetchError::Failed(format!(
+                        "fetching it from shepherd {} failed: {text}",
+                        way.endpoint
+                    ));
+                }
+            }
+        }
+        Err(failed)
+    }
+}
+
+async fn fetch_from_server(
+    ways: &ServerEndpoints,
+    way: &ServerEndpoint,
+    sha256: Sha256,
+    path: &Path,
+) -> Result<u64, FetchError> {
+    let failed = |error: &dyn std::fmt::Display| FetchError::Failed(error.to_string());
+    let in_time = |what: &str| FetchError::Failed(format!("{what} for {} s", TIMEOUT.as_secs()));
+    let config = connection::client_config(&ways.identity, &way.ca_certificates, &ways.time)
+        .map_err(|error| failed(&error))?;
+    let connecting = tokio::time::timeout(TIMEOUT, connection::connect_server(&way.endpoint, config));
+    let mut client = connecting
+        .await
+        .map_err(|_| in_time("nobody took the connection"))?
+        .map_err(|error| failed(&error))?;
+    let mut there = tokio::fs::metadata(path).await.map_or(0, |data| data.len());
+    let request = FetchArtefactRequest {
+        machine_id: ways.machine_id.to_string(),
+        sha256: sha256.0.to_vec(),
+        offset: there,
+    };
+    let asking = tokio::time::timeout(TIMEOUT, client.fetch_artefact(request));
+    let mut pieces = match asking.await.map_err(|_| in_time("there was no answer"))? {
+        Ok(answer) => answer.into_inner(),
+        Err(status) if status.code() == Code::OutOfRange => {
+            // The existing part is longer than the file, so it belongs to another one.
+            tokio::fs::remove_file(path).await.map_err(|error| failed(&error))?;
+            return Err(FetchError::Failed(
+                "the local part is longer than the file; the next attempt starts at byte 0".to_owned(),
+            ));
+        }
+        Err(status) => return Err(status_error(&status)),
+    };
+    let mut file = open_at_offset(path, there).await.map_err(|error| failed(&error))?;
+    let received = async {
+        let mut size = None;
+        while size != Some(there) {
+            let piece = tokio::time::timeout(TIMEOUT, pieces.message())
+                .await
+                .map_err(|_| in_time("nothing more came"))?
+                .map_err(|status| status_error(&status))?;
+            let Some(piece) = piece else {
+                return Err(FetchError::Failed(format!("it ended after {there} bytes")));
+            };
+            let bytes = piece.part.unwrap_or_default().bytes;
+            there = there.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+            if there > piece.size.min(MAX_FILE_BYTES) {
+                return Err(FetchError::Failed("it is longer than announced or allowed".to_owned()));
+            }
+            file.write_all(&bytes).await.map_err(|error| failed(&error))?;
+            size = Some(piece.size);
+        }
+        Ok(())
+    };
+    let received = received.await;
+    // However it ended, received bytes are in the file before its length is read again.
+    file.flush().await.map_err(|error| failed(&error))?;
+    received?;
+    file.sync_all().await.map_err(|error| failed(&error))?;
+    Ok(there)
+}
+
+fn status_error(status: &Status) -> FetchError {
+    match status.code() {
+        Code::NotFound => FetchError::Absent,
+        // The shepherd is of a release before this one.
+        Code::Unimplemented => FetchError::Failed("it is of a release that sends no files".to_owned()),
+        code if status.message().is_empty() => FetchError::Failed(code.description().to_owned()),
+        _ => FetchError::Failed(status.message().chars().take(500).collect()),
+    }
+}

@@ -1,0 +1,440 @@
+//! The state directory: what survives a restart, and the lock files.
+//!
+//! One directory is one agent identity. Each file in it has one writer, so no two processes ever undo each other's
+//! writing (the time has two; the later writer has the later time):
+//!
+//! | file | written by | what |
+//! | --- | --- | --- |
+//! | `identity.pk8` | enroll, once | the private key, mode 0600 |
+//! | `enrolment.json` | enroll | ids of machine and database, highest fences, settings |
+//! | `agent.json` | run | the running agent process |
+//! | `learned.json` | run | settings that came with a response |
+//! | `last_heartbeat.json` | run | for `roleserver status` |
+//! | `time.json` | enroll, run | the time that a shepherd last reported |
+//! | `supervisor.json` | supervise | the detached supervisor |
+//! | `agent.log` | supervise and the agent's standard error, else run | the agent's log ([`own_log`][]) |
+//! | `update.json`, `release.json`, `release.part` | run | the trial, and the last result ([`update`][]) |
+//! | `cluster/` | run | its part in a cluster ([`crate::cluster::files`]) |
+//! | `children/` | run | programs that run beside it ([`crate::child`]) |
+//!
+//! A file is replaced, never rewritten ([`atomic_file`][]).
+//!
+//! [`own_log`]: crate::logs::own_log
+//! [`update`]: crate::update
+
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use curator_client::identity::{Identity, IdentityError};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::atomic_file::{self, Durability};
+use crate::enrolment::{AgentSettings, Enrolment};
+use crate::process::ProcessRecord;
+use crate::trusted_time::TimeSample;
+
+/// The largest state file that is read. Settings with 4 MiB of certificates, twice, fit.
+const FILE_LIMIT_BYTES: u64 = 16 << 20;
+
+/// The directory of one agent identity.
+#[derive(Clone, Debug)]
+pub struct StateDirectory {
+    path: PathBuf,
+}
+
+/// The activity that only one process at a time may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lock {
+    /// Running the agent (`roleserver run`).
+    Agent,
+    /// Keeping the agent alive.
+    Supervisor,
+    /// Accepting an enrolment request (`roleserver enroll`).
+    Enroll,
+}
+
+/// A lock, held until it is dropped or its process dies.
+#[derive(Debug)]
+pub struct LockGuard {
+    file: File,
+}
+
+impl Drop for LockGuard {
+    /// Unlocked, not only closed: a program that is just being started has the file open as well until it runs.
+    fn drop(&mut self) {
+        // If unlocking fails, the lock ends when its last open descriptor is closed.
+        let _ = self.file.unlock();
+    }
+}
+
+/// Settings that came with a response.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LearnedSettings {
+    /// The enrolment that they change; a later one overrules them.
+    pub revision: u64,
+    /// The settings in use since then.
+    pub settings: AgentSettings,
+    /// Settings that worked, until the new ones have worked.
+    pub fallback: Option<AgentSettings>,
+}
+
+/// The outcome of the newest heartbeat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastHeartbeat {
+    /// The boot it happened in.
+    pub boot_id: String,
+    /// Milliseconds of that boot at the last attempt.
+    pub at_milliseconds: u64,
+    /// The start of the agent that sent it.
+    pub incarnation: Uuid,
+    /// The endpoint that it was sent to.
+    pub endpoint: String,
+    /// The error, as a sentence; `None` if it was delivered.
+    pub error: Option<String>,
+    /// Milliseconds of the boot at the newest delivery; `None` if there was none in this boot.
+    pub delivered_at_milliseconds: Option<u64>,
+}
+
+/// Why the directory could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The user has no home directory to store it in.
+    #[error("no home directory is known to keep the state in; give --state_dir")]
+    NoHomeDirectory,
+    /// An operation on the file system failed.
+    #[error("{operation} {path} failed: {source}", path = path.display())]
+    Io {
+        /// The operation that failed.
+        operation: &'static str,
+        /// The file or directory it failed on.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: std::io::Error,
+    },
+    /// The content of a file is not what this program writes.
+    #[error(
+        "the state file {path} is damaged ({reason}); look at it, then remove it and let the shepherd \
+         enrol this machine again", path = path.display()
+    )]
+    Damaged {
+        /// The path of the damaged file.
+        path: PathBuf,
+        /// What is wrong with its content.
+        reason: String,
+    },
+    /// The identity could not be generated or read.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// Another process holds the lock.
+    #[error(
+        "another role server already {does} in {path}; stop that one, or give this one its own --state_dir",
+        path = path.display()
+    )]
+    Locked {
+        /// The activity of the other process, such as `runs`.
+        does: &'static str,
+        /// The state directory of both.
+        path: PathBuf,
+    },
+}
+
+impl StateDirectory {
+    /// The default path of the state directory.
+    pub fn default_path(root: bool, home: Option<&Path>) -> Result<PathBuf, StateError> {
+        match home {
+            _ if root => Ok(PathBuf::from("/var/lib/roleserver")),
+            Some(home) if home.is_absolute() => Ok(home.join(".local/state/roleserver")),
+            _ => Err(StateError::NoHomeDirectory),
+        }
+    }
+
+    /// Opens the directory, creating it (mode 0700) if it does not exist.
+    pub fn open(path: &Path) -> Result<Self, StateError> {
+        let io = |doing| move |source| StateError::Io { operation: doing, path: path.to_owned(), source };
+        let path = std::path::absolute(path).map_err(io("finding the state directory"))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(|source| StateError::Io {
+            operation: "making the state directory",
+            path: path.clone(),
+            source,
+        })?;
+        Ok(Self { path })
+    }
+
+    /// Refers to the directory without creating it.
+    #[must_use]
+    pub const fn from_path(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// The absolute path of the directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path of the log of the agent and its detached supervisor.
+    #[must_use]
+    pub fn log_path(&self) -> PathBuf {
+        self.path.join("agent.log")
+    }
+
+    /// Reads the enrolment of the machine; `None` if it was never enrolled.
+    pub fn read_enrolment(&self) -> Result<Option<Enrolment>, StateError> {
+        self.read_json("enrolment.json")
+    }
+
+    /// Writes an enrolment; it is durable when this returns.
+    pub fn write_enrolment(&self, enrolment: &Enrolment) -> Result<(), StateError> {
+        self.write_json("enrolment.json", enrolment, Durability::Durable)
+    }
+
+    /// Reads the settings learned since the enrolment of that revision; `None` if there are none.
+    pub fn read_learned_settings(&self, revision: u64) -> Result<Option<LearnedSettings>, StateError> {
+        Ok(self.read_json::<LearnedSettings>("learned.json")?.filter(|learned| learned.revision == revision))
+    }
+
+    /// Writes settings that came with a response.
+    pub fn write_learned_settings(&self, learned: &LearnedSettings) -> Result<(), StateError> {
+        self.write_json("learned.json", learned, Durability::Durable)
+    }
+
+    /// Reads the time that a shepherd last reported.
+    pub fn read_time_sample(&self) -> Result<Option<TimeSample>, StateError> {
+        self.read_json("time.json")
+    }
+
+    /// Writes the time that a shepherd reported; after a loss of power it is the lower bound.
+    pub fn write_time_sample(&self, sample: &TimeSample) -> Result<(), StateError> {
+        self.write_json("time.json", sample, Durability::Durable)
+    }
+
+    /// Reads the record of the agent process, which may not run any more.
+    pub fn read_agent_process(&self) -> Result<Option<ProcessRecord>, StateError> {
+        self.read_json("agent.json")
+    }
+
+    /// Writes the record of the agent process.
+    pub fn record_agent(&self, process: &ProcessRecord) -> Result<(), StateError> {
+        self.write_json("agent.json", process, Durability::UntilPowerLoss)
+    }
+
+    /// Reads the record of the supervisor process.
+    pub fn read_supervisor_process(&self) -> Result<Option<ProcessRecord>, StateError> {
+        self.read_json("supervisor.json")
+    }
+
+    /// Writes the record of the supervisor process.
+    pub fn record_supervisor(&self, process: &ProcessRecord) -> Result<(), StateError> {
+        self.write_json("supervisor.json", process, Durability::UntilPowerLoss)
+    }
+
+    /// Reads the outcome of the newest heartbeat.
+    pub fn read_last_heartbeat(&self) -> Result<Option<LastHeartbeat>, StateError> {
+        self.read_json("last_heartbeat.json")
+    }
+
+    /// Writes the outcome of a heartbeat.
+    pub fn write_last_heartbeat(&self, last: &LastHeartbeat) -> Result<(), StateError> {
+        self.write_json("last_heartbeat.json", last, Durability::UntilPowerLoss)
+    }
+
+    /// Reads the private key; `None` before the first enrolment.
+    pub fn read_identity(&self) -> Result<Option<Identity>, StateError> {
+        let path = self.path.join("identity.pk8");
+        let Some(pkcs8) = read_optional(&path)? else { return Ok(None) };
+        let damaged = |error: IdentityError| StateError::Damaged { path, reason: error.to_string() };
+        Identity::from_pkcs8(&pkcs8).map(Some).map_err(damaged)
+    }
+
+    /// Reads the private key, generating one if there is none.
+    pub fn read_or_create_identity(&self) -> Result<Identity, StateError> {
+        if let Some(identity) = self.read_identity()? {
+            return Ok(identity);
+        }
+        let identity = Identity::generate()?;
+        self.write_bytes("identity.pk8", identity.pkcs8(), Durability::Durable)?;
+        Ok(identity)
+    }
+
+    /// Takes a lock; the error names what the holder does.
+    pub fn acquire_lock(&self, lock: Lock) -> Result<LockGuard, StateError> {
+        let (name, does) = match lock {
+            Lock::Agent => ("agent.lock", "runs"),
+            Lock::Supervisor => ("supervisor.lock", "supervises"),
+            Lock::Enroll => ("enroll.lock", "is being enrolled"),
+        };
+        let path = self.path.join(name);
+        let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        // A disk with an error is remounted read-only; the lock has no bytes and works there, too.
+        let opened = match opened {
+            Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => File::open(&path),
+            opened => opened,
+        };
+        let locking = |source| StateError::Io { operation: "locking", path: path.clone(), source };
+        let file = opened.map_err(locking)?;
+        match file.try_lock() {
+            Ok(()) => Ok(LockGuard { file }),
+            Err(TryLockError::WouldBlock) => Err(StateError::Locked { does, path: self.path.clone() }),
+            Err(TryLockError::Error(source)) => Err(locking(source)),
+        }
+    }
+
+    fn read_json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
+        let path = self.path.join(name);
+        let Some(bytes) = read_optional(&path)? else { return Ok(None) };
+        serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|error| StateError::Damaged { path, reason: printable_error(&error) })
+    }
+
+    fn write_json(
+        &self,
+        name: &str,
+        value: &impl Serialize,
+        durability: Durability,
+    ) -> Result<(), StateError> {
+        let mut bytes = serde_json::to_vec_pretty(value)
+            .map_err(|error| StateError::Damaged { path: self.path.join(name), reason: error.to_string() })?;
+        bytes.push(b'\n');
+        self.write_bytes(name, &bytes, durability)
+    }
+
+    fn write_bytes(&self, name: &str, bytes: &[u8], durability: Durability) -> Result<(), StateError> {
+        let path = self.path.join(name);
+        atomic_file::replace_file(&path, bytes, durability).map_err(|source| StateError::Io {
+            operation: "writing",
+            path,
+            source,
+        })
+    }
+}
+
+fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
+    let reading = |source| StateError::Io { operation: "reading", path: path.to_owned(), source };
+    let file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(reading)?,
+    };
+    let mut bytes = Vec::new();
+    let read = file.take(FILE_LIMIT_BYTES + 1).read_to_end(&mut bytes).map_err(reading)?;
+    if u64::try_from(read).unwrap_or(u64::MAX) > FILE_LIMIT_BYTES {
+        let reason = format!("it has more than {FILE_LIMIT_BYTES} bytes");
+        return Err(StateError::Damaged { path: path.to_owned(), reason });
+    }
+    Ok(Some(bytes))
+}
+
+/// The error of the JSON parser, which may quote its input, without control characters.
+fn printable_error(error: &serde_json::Error) -> String {
+    error.to_string().chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn directory() -> (tempfile::TempDir, StateDirectory) {
+        let parent = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(&parent.path().join("deep/state")).unwrap();
+        (parent, state)
+    }
+
+    #[test]
+    fn default_path_follows_the_user() {
+        let path = |root, home: Option<&str>| StateDirectory::default_path(root, home.map(Path::new));
+        assert_eq!(path(true, Some("/root")).unwrap(), Path::new("/var/lib/roleserver"));
+        assert_eq!(path(false, Some("/home/a")).unwrap(), Path::new("/home/a/.local/state/roleserver"));
+        assert!(matches!(path(false, None), Err(StateError::NoHomeDirectory)));
+        assert!(matches!(path(false, Some("a")), Err(StateError::NoHomeDirectory)));
+    }
+
+    #[test]
+    fn key_is_created_once_and_is_private() {
+        let (_parent, state) = directory();
+        assert!(state.read_identity().unwrap().is_none());
+        let made = state.read_or_create_identity().unwrap();
+        assert_eq!(state.read_or_create_identity().unwrap().public_key(), made.public_key());
+        let permissions = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(permissions(&state.path().join("identity.pk8")), 0o600);
+        assert_eq!(permissions(state.path()), 0o700);
+    }
+
+    #[test]
+    fn damaged_file_says_which_and_what_to_do() {
+        let (_parent, state) = directory();
+        for name in ["enrolment.json", "identity.pk8"] {
+            std::fs::write(state.path().join(name), "{\"machine_id\": ").unwrap();
+        }
+        for error in [state.read_enrolment().unwrap_err(), state.read_or_create_identity().unwrap_err()] {
+            let text = error.to_string();
+            assert!(text.contains("is damaged") && text.contains("enrol this machine again"), "{text}");
+        }
+    }
+
+    /// A file that parses but cannot be used is damaged, too: an agent without an endpoint has nothing to do.
+    #[test]
+    fn settings_that_could_not_be_used_are_damage() {
+        let (_parent, state) = directory();
+        for (settings, message) in [
+            (r#"{"endpoints":[],"ca_certificates":[],"heartbeat_interval_seconds":0}"#, "endpoints is empty"),
+            (
+                r#"{"endpoints":["a:1"],"ca_certificates":[],"heartbeat_interval_seconds":4000000000}"#,
+                "heartbeat_interval_seconds is 4000000000",
+            ),
+            (
+                r#"{"endpoints":["a:1"],"ca_certificates":["AAAA"],"heartbeat_interval_seconds":0}"#,
+                "ca_certificates: CA certificate 1 of 1 is no X.509",
+            ),
+        ] {
+            let text = format!(r#"{{"revision":1,"settings":{settings},"fallback":null}}"#);
+            std::fs::write(state.path().join("learned.json"), text).unwrap();
+            let error = state.read_learned_settings(1).unwrap_err().to_string();
+            assert!(error.contains("learned.json is damaged") && error.contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn file_larger_than_any_state_is_not_read_into_memory() {
+        let (_parent, state) = directory();
+        let file = File::create(state.path().join("enrolment.json")).unwrap();
+        // A sparse file: it has this size without using space.
+        file.set_len(1 << 40).unwrap();
+        let error = state.read_enrolment().unwrap_err().to_string();
+        assert!(error.contains("enrolment.json is damaged (it has more than 16777216 bytes)"), "{error}");
+    }
+
+    #[test]
+    fn learned_settings_end_with_their_enrolment() {
+        let (_parent, state) = directory();
+        let settings = AgentSettings::new(&["a:1".to_owned()], &[], 0).unwrap();
+        let learned = LearnedSettings { revision: 3, settings, fallback: None };
+        state.write_learned_settings(&learned).unwrap();
+        assert_eq!(state.read_learned_settings(3).unwrap(), Some(learned));
+        assert_eq!(state.read_learned_settings(4).unwrap(), None);
+    }
+
+    #[test]
+    fn second_holder_is_refused_until_the_first_lets_go() {
+        let (_parent, state) = directory();
+        let first = state.acquire_lock(Lock::Agent).unwrap();
+        let error = state.acquire_lock(Lock::Agent).unwrap_err().to_string();
+        assert!(error.starts_with("another role server already runs in "), "{error}");
+        assert!(state.acquire_lock(Lock::Supervisor).is_ok());
+        drop(first);
+        assert!(state.acquire_lock(Lock::Agent).is_ok());
+    }
+
+    #[test]
+    fn failed_write_leaves_nothing_behind() {
+        let (_parent, state) = directory();
+        std::fs::create_dir(state.path().join("agent.json")).unwrap();
+        let process = ProcessRecord::current(1, "00".to_owned()).unwrap();
+        assert!(state.record_agent(&process).is_err());
+        assert_eq!(std::fs::read_dir(state.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,197 @@
+//! Self-update decisions: trial, roll back, or carry out an order (pure).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::process::ProcessInstance;
+
+/// The trial time of a release if the order has none.
+pub const DEFAULT_TRIAL_TIMEOUT: Duration = Duration::from_mins(2);
+const MIN_TRIAL_TIMEOUT: Duration = Duration::from_secs(3);
+const MAX_TRIAL_TIMEOUT: Duration = Duration::from_hours(1);
+
+/// A release on trial, as the state directory has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trial {
+    /// The generation of the order.
+    pub generation: i64,
+    /// Digest of the candidate, lower-case hexadecimal.
+    pub sha256: String,
+    /// Digest of the former release, lower-case hexadecimal.
+    pub former: String,
+    /// Path of the proven program, which the init system or the supervisor starts.
+    pub stable: PathBuf,
+    /// Path of the candidate, beside the stable program.
+    pub candidate: PathBuf,
+    /// The boot in which the trial takes place.
+    pub boot_id: String,
+    /// Milliseconds of that boot until which a shepherd must have acknowledged a heartbeat.
+    pub until_ms: u64,
+    /// The whole trial time in milliseconds.
+    pub patience_ms: u64,
+    /// The process that becomes the candidate.
+    pub instance: ProcessInstance,
+}
+
+/// The outcome of the newest order, as the state directory has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpdateResult {
+    /// The generation of the order; 0 if there was none.
+    pub generation: i64,
+    /// Why the release does not run, as a sentence; `None` if it runs.
+    pub error: Option<String>,
+}
+
+/// What a role server does when it starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StartDecision {
+    /// No release is on trial.
+    Normal,
+    /// This program is the candidate, and needs an acknowledged heartbeat.
+    OnTrial,
+    /// This program is the candidate, and has the stable path's name already: its heartbeat was acknowledged.
+    Proven,
+    /// This is another program: the candidate has failed, for the given reason.
+    RolledBack(String),
+    /// This program is the candidate, and its time is over: the program at the stable path must come back.
+    RollBack,
+}
+
+/// Decides from the trial, the digests of this program and of the one at the stable path (`None` if it cannot be read),
+/// and the clock of this boot.
+#[must_use]
+pub fn decide_trial_or_rollback(
+    trial: Option<&Trial>,
+    own: &str,
+    stable: Option<&str>,
+    boot_id: &str,
+    now_ms: u64,
+) -> StartDecision {
+    let Some(trial) = trial else { return StartDecision::Normal };
+    let in_time = trial.boot_id == boot_id && now_ms < trial.until_ms;
+    match (own == trial.sha256, stable) {
+        (true, Some(stable)) if stable == trial.sha256 => StartDecision::Proven,
+        // Without a program to come back to, the candidate goes on.
+        (true, None) => StartDecision::OnTrial,
+        (true, Some(_)) if in_time => StartDecision::OnTrial,
+        (true, Some(_)) => StartDecision::RollBack,
+        (false, _) => StartDecision::RolledBack(rollback_reason(trial, boot_id, now_ms)),
+    }
+}
+
+fn rollback_reason(trial: &Trial, boot_id: &str, now_ms: u64) -> String {
+    let seconds = trial.patience_ms / 1000;
+    let how = if trial.boot_id != boot_id {
+        "the machine was started again before a shepherd acknowledged its heartbeat".to_owned()
+    } else if now_ms >= trial.until_ms {
+        format!("no shepherd acknowledged its heartbeat within {seconds} s")
+    } else {
+        "it ended before a shepherd acknowledged its heartbeat".to_owned()
+    };
+    format!("{how}, and the former release runs again")
+}
+
+/// What a role server does with an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrderAction {
+    /// The order is done, or older than one that is done.
+    Nothing,
+    /// The ordered release runs already; only the result is recorded.
+    AlreadyRunning,
+    /// The release must be fetched and tried.
+    Install,
+}
+
+/// Decides from the order's generation and digest, the digest of this program, the newest order that has ended, and
+/// whether this program is itself on trial.
+#[must_use]
+pub fn decide_order(generation: i64, sha256: &str, own: &str, concluded: i64, on_trial: bool) -> OrderAction {
+    if on_trial || generation <= concluded {
+        OrderAction::Nothing
+    } else if sha256 == own {
+        OrderAction::AlreadyRunning
+    } else {
+        OrderAction::Install
+    }
+}
+
+/// The trial time for an order's field in seconds; 0 means [`DEFAULT_TRIAL_TIMEOUT`].
+#[must_use]
+pub fn trial_timeout(seconds: u32) -> Duration {
+    match seconds {
+        0 => DEFAULT_TRIAL_TIMEOUT,
+        seconds => Duration::from_secs(seconds.into()).clamp(MIN_TRIAL_TIMEOUT, MAX_TRIAL_TIMEOUT),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: &str = "01d";
+    const NEW: &str = "2e3";
+    const OTHER: &str = "bad";
+
+    fn trial() -> Trial {
+        Trial {
+            generation: 4,
+            sha256: NEW.to_owned(),
+            former: OLD.to_owned(),
+            stable: "/opt/roleserver".into(),
+            candidate: "/opt/roleserver.candidate".into(),
+            boot_id: "b".to_owned(),
+            until_ms: 70_000,
+            patience_ms: 60_000,
+            instance: ProcessInstance { pid: 7, start_time: 8, boot_id: "b".to_owned() },
+        }
+    }
+
+    #[test]
+    fn every_start_runs_the_old_or_the_new_release() {
+        let back = |how: &str| StartDecision::RolledBack(format!("{how}, and the former release runs again"));
+        let ended = back("it ended before a shepherd acknowledged its heartbeat");
+        let late = back("no shepherd acknowledged its heartbeat within 60 s");
+        let rebooted = back("the machine was started again before a shepherd acknowledged its heartbeat");
+        for (what, own, stable, boot, now, expected) in [
+            ("it became the candidate", NEW, Some(OLD), "b", 20_000, StartDecision::OnTrial),
+            ("the last moment", NEW, Some(OLD), "b", 69_999, StartDecision::OnTrial),
+            ("its time is over", NEW, Some(OLD), "b", 70_000, StartDecision::RollBack),
+            ("somebody started it after a boot", NEW, Some(OLD), "c", 1, StartDecision::RollBack),
+            ("renamed and then killed", NEW, Some(NEW), "b", 90_000, StartDecision::Proven),
+            ("renamed and then without power", NEW, Some(NEW), "c", 1, StartDecision::Proven),
+            ("nothing is there to come back", NEW, None, "b", 90_000, StartDecision::OnTrial),
+            ("written down and killed, or it crashed", OLD, Some(OLD), "b", 20_000, ended.clone()),
+            ("the watchdog ended it", OLD, Some(OLD), "b", 76_000, late),
+            ("power was lost in between", OLD, Some(OLD), "c", 1, rebooted),
+            ("a takeover brought another one", OTHER, Some(OTHER), "b", 20_000, ended.clone()),
+            ("the former one, which cannot read itself", OLD, None, "b", 20_000, ended),
+        ] {
+            assert_eq!(decide_trial_or_rollback(Some(&trial()), own, stable, boot, now), expected, "{what}");
+        }
+        assert_eq!(decide_trial_or_rollback(None, OLD, Some(OLD), "b", 1), StartDecision::Normal);
+    }
+
+    #[test]
+    fn order_is_carried_out_once_and_only_if_it_is_newer() {
+        for (what, generation, sha256, concluded, on_trial, expected) in [
+            ("the first", 1, NEW, 0, false, OrderAction::Install),
+            ("the same again", 1, NEW, 1, false, OrderAction::Nothing),
+            ("an older one", 1, OTHER, 2, false, OrderAction::Nothing),
+            ("a newer one for what failed", 3, NEW, 2, false, OrderAction::Install),
+            ("what runs already", 3, OLD, 2, false, OrderAction::AlreadyRunning),
+            ("while this is on trial", 3, NEW, 2, true, OrderAction::Nothing),
+        ] {
+            assert_eq!(decide_order(generation, sha256, OLD, concluded, on_trial), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn trial_timeout_has_bounds() {
+        assert_eq!(trial_timeout(0), DEFAULT_TRIAL_TIMEOUT);
+        assert_eq!(trial_timeout(1), MIN_TRIAL_TIMEOUT);
+        assert_eq!(trial_timeout(30), Duration::from_secs(30));
+        assert_eq!(trial_timeout(u32::MAX), MAX_TRIAL_TIMEOUT);
+    }
+}

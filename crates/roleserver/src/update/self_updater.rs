@@ -1,0 +1,371 @@
+//! Self-updater: fetch a release, hand over by `execve`, confirm or roll back the trial.
+//!
+//! An order comes with the response to a heartbeat, and is repeated until its outcome was reported. The release is
+//! fetched while everything goes on. Only when it is ready beside the stable program does this role server stop its own
+//! parts, in order, and become it. The outcome of an order is written before it is reported.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use model::role_declaration::Sha256;
+use proto::agent::v1 as wire;
+use supervisor::backoff::ExponentialBackoff;
+use supervisor::context::{Runnable, Starting};
+use supervisor::watch_cell::WatchCell;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::boot_clock::{BootClock as _, HostClock};
+use crate::process::{ProcessInstance, program_digest};
+use crate::server_pool::ServerPool;
+use crate::update::decision::{
+    OrderAction, StartDecision, Trial, UpdateResult, decide_order, decide_trial_or_rollback, trial_timeout,
+};
+use crate::update::files::{UpdateFiles, promote_candidate};
+use crate::update::watchdog;
+
+/// A release that is ready to run.
+#[derive(Clone, Debug)]
+pub struct StagedRelease {
+    generation: i64,
+    sha256: String,
+    stable: PathBuf,
+    candidate: PathBuf,
+    trial_timeout: Duration,
+}
+
+/// Why a role server ends without a signal: another program replaces it.
+#[derive(Clone, Debug)]
+pub enum Handover {
+    /// Replaced by the ordered release, for a trial.
+    Update(Box<StagedRelease>),
+    /// Replaced by the former release at this path.
+    RollBack(PathBuf),
+}
+
+#[derive(Debug)]
+struct UpdateState {
+    result: UpdateResult,
+    trial: Option<Trial>,
+    handover: Option<Handover>,
+}
+
+/// The state of this role server's updates; cheap to clone.
+#[derive(Clone)]
+pub struct SelfUpdater {
+    files: UpdateFiles,
+    directory: PathBuf,
+    own_digest: String,
+    clock: HostClock,
+    orders: WatchCell<wire::ReleaseOrder>,
+    state: Arc<Mutex<UpdateState>>,
+    handover_requested: Arc<Notify>,
+}
+
+impl SelfUpdater {
+    /// Determines at the start of this program whether it is on trial. An error here does not keep it from running.
+    ///
+    /// `own` is the digest of this program.
+    #[must_use]
+    pub fn resume_update(state_directory: &Path, own: &str, clock: &HostClock) -> Self {
+        let files = UpdateFiles::in_state_directory(state_directory);
+        let trial = files.read_trial();
+        let stable = trial.as_ref().and_then(|trial| program_digest(&trial.stable).ok());
+        let start = decide_trial_or_rollback(
+            trial.as_ref(),
+            own,
+            stable.as_deref(),
+            &clock.boot_id(),
+            clock.milliseconds(),
+        );
+        let release = Self {
+            directory: state_directory.to_owned(),
+            own_digest: own.to_owned(),
+            clock: clock.clone(),
+            orders: WatchCell::new(),
+            state: Arc::new(Mutex::new(UpdateState {
+                result: files.read_result(),
+                trial: None,
+                handover: None,
+            })),
+            handover_requested: Arc::default(),
+            files,
+        };
+        match (start, trial) {
+            (StartDecision::Normal, _) | (_, None) => {}
+            (StartDecision::OnTrial, Some(trial)) => {
+                tracing::info!(
+                    generation = trial.generation,
+                    "this release is on trial until a shepherd acknowledges its heartbeat"
+                );
+                release.with_state(|state| state.trial = Some(trial));
+            }
+            (StartDecision::Proven, Some(trial)) => release.finish_order(trial.generation, None),
+            (StartDecision::RolledBack(why), Some(trial)) => {
+                release.files.remove_candidate(&trial.stable);
+                release.finish_order(trial.generation, Some(why));
+            }
+            (StartDecision::RollBack, Some(trial)) => {
+                release.request_handover(Handover::RollBack(trial.stable));
+            }
+        }
+        release
+    }
+
+    fn with_state<T>(&self, change: impl FnOnce(&mut UpdateState) -> T) -> T {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The release report for heartbeats.
+    #[must_use]
+    pub fn report(&self) -> wire::ReleaseReport {
+        let concluded = self.with_state(|state| state.result.clone());
+        wire::ReleaseReport {
+            generation: concluded.generation,
+            sha256: hex::decode(&self.own_digest).unwrap_or_default(),
+            error: concluded.error.unwrap_or_default(),
+        }
+    }
+
+    /// Takes an order of a shepherd.
+    pub fn set_order(&self, order: &wire::ReleaseOrder) {
+        if self.orders.latest().as_ref() != Some(order) {
+            self.orders.set(order.clone());
+        }
+    }
+
+    /// Records that a shepherd acknowledged a heartbeat: a release on trial is proven.
+    pub fn confirm_trial(&self) {
+        let Some(trial) = self.with_state(|state| state.trial.take()) else { return };
+        match promote_candidate(&trial) {
+            Ok(()) => {
+                tracing::info!(
+                    generation = trial.generation,
+                    "a shepherd acknowledged a heartbeat of this release, and it stays"
+                );
+                self.finish_order(trial.generation, None);
+            }
+            Err(error) => {
+                tracing::error!(%error, "this release could not take its place; the former one comes back");
+                self.request_handover(Handover::RollBack(trial.stable));
+            }
+        }
+    }
+
+    /// Writes the outcome of an order, and ends the trial.
+    fn finish_order(&self, generation: i64, error: Option<String>) {
+        if let Some(why) = &error {
+            tracing::error!(generation, reason = why, "a release was given up");
+        }
+        let concluded = UpdateResult { generation, error };
+        // What cannot be written is found again at the next start, and ends there in the same way.
+        let written = self.files.write_result(&concluded).and_then(|()| self.files.remove_trial());
+        if let Err(error) = written {
+            tracing::warn!(%error, "how an update ended could not be written down");
+        }
+        self.with_state(|state| state.result = concluded);
+    }
+
+    fn request_handover(&self, handover: Handover) {
+        self.with_state(|state| state.handover = Some(handover));
+        self.handover_requested.notify_one();
+    }
+
+    /// Waits until another program has to replace this one, and returns which. A trial whose time is over ends here.
+    pub async fn wait_for_handover(&self) -> Handover {
+        loop {
+            if let Some(handover) = self.with_state(|state| state.handover.clone()) {
+                return handover;
+            }
+            let left = self.with_state(|state| {
+                let until = state.trial.as_ref()?.until_ms;
+                Some(Duration::from_millis(until.saturating_sub(self.clock.milliseconds())))
+            });
+            match left {
+                None => self.handover_requested.notified().await,
+                Some(left) => tokio::select! {
+                    () = self.handover_requested.notified() => {}
+                    () = tokio::time::sleep(left) => {
+                        if let Some(trial) = self.with_state(|state| state.trial.take()) {
+                            tracing::error!(
+                                "no shepherd acknowledged a heartbeat of this release in time; the former one \
+                                 comes back"
+                            );
+                            self.request_handover(Handover::RollBack(trial.stable));
+                        }
+                    }
+                },
+            }
+        }
+    }
+
+    /// The runnable that carries orders out, up to the handover.
+    #[must_use]
+    pub fn run_updates(&self, shepherds: ServerPool) -> Runnable {
+        let release = self.clone();
+        Runnable::new(move |starting: Starting| {
+            let (release, shepherds) = (release.clone(), shepherds.clone());
+            let mut orders = release.orders.watch();
+            async move {
+                let healthy = starting.mark_healthy();
+                let scope = healthy.scope();
+                let mut order = scope.until_cancelled(orders.next()).await?;
+                loop {
+                    tokio::select! {
+                        cancelled = scope.cancelled() => return Err(cancelled.into()),
+                        next = orders.next() => order = next,
+                        () = release.execute_order(&order, &shepherds) => {
+                            order = scope.until_cancelled(orders.next()).await?;
+                        }
+                    }
+                }
+            }
+        })
+    }
+
+    /// Carries out an order, up to the handover.
+    async fn execute_order(&self, order: &wire::ReleaseOrder, shepherds: &ServerPool) {
+        let (concluded, on_trial) = self
+            .with_state(|state| (state.result.generation, state.trial.is_some() || state.handover.is_some()));
+        let sha256 = hex::encode(&order.sha256);
+        match decide_order(order.generation, &sha256, &self.own_digest, concluded, on_trial) {
+            OrderAction::Nothing => {}
+            OrderAction::AlreadyRunning => self.finish_order(order.generation, None),
+            OrderAction::Install => {
+                tracing::info!(generation = order.generation, sha256, "another release was ordered");
+                match self.prepare_release(order, &sha256, shepherds).await {
+                    Ok(staged) => self.request_handover(Handover::Update(Box::new(staged))),
+                    Err(why) => {
+                        // What is left of the candidate must not keep a full disk full.
+                        if let Ok(stable) = self.stable_path() {
+                            self.files.remove_candidate(&stable);
+                        }
+                        self.finish_order(order.generation, Some(why));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Fetches a release and puts it beside the stable program. The error is a sentence.
+    async fn prepare_release(
+        &self,
+        order: &wire::ReleaseOrder,
+        sha256: &str,
+        shepherds: &ServerPool,
+    ) -> Result<StagedRelease, String> {
+        let digest = order.sha256.clone().try_into().map(Sha256);
+        let digest = digest.map_err(|_| "the order names no digest".to_owned())?;
+        let patience = trial_timeout(order.deadline_seconds);
+        let stable = self.stable_path()?;
+        self.fetch_release(digest, sha256, shepherds, patience).await?;
+        let (files, to, name) = (self.files.clone(), stable.clone(), sha256.to_owned());
+        let staged = tokio::task::spawn_blocking(move || files.stage_candidate(&to, &name)).await;
+        let candidate = staged.map_err(|error| error.to_string())??;
+        Ok(StagedRelease {
+            generation: order.generation,
+            sha256: sha256.to_owned(),
+            stable,
+            candidate,
+            trial_timeout: patience,
+        })
+    }
+
+    /// The path of this program, which the init system or the supervisor starts.
+    fn stable_path(&self) -> Result<PathBuf, String> {
+        let path =
+            std::env::current_exe().map_err(|error| format!("this program cannot be found: {error}"))?;
+        match program_digest(&path) {
+            Ok(digest) if digest == self.own_digest => Ok(path),
+            _ => Err(format!(
+                "{} is not the program that runs; start the role server again first",
+                path.display()
+            )),
+        }
+    }
+
+    async fn fetch_release(
+        &self,
+        digest: Sha256,
+        sha256: &str,
+        shepherds: &ServerPool,
+        patience: Duration,
+    ) -> Result<(), String> {
+        let part = self.files.part_path();
+        let (end, mut failures) = (Instant::now() + patience, 0);
+        loop {
+            // After `end` the client that ordered it no longer waits, however steadily the download goes.
+            let fetched = tokio::time::timeout_at(end, shepherds.fetch_artefact(digest, &part)).await;
+            let fetched = match fetched {
+                Ok(fetched) => fetched.map_err(|error| error.to_string()),
+                Err(_) => return Err("the release could not be fetched in time".to_owned()),
+            };
+            let path = part.clone();
+            let whole = tokio::task::spawn_blocking(move || program_digest(&path)).await;
+            let error = match (fetched, whole) {
+                (Ok(_), Ok(Ok(found))) if found == sha256 => return Ok(()),
+                (Ok(_), _) => {
+                    // The fetched bytes are a part of another file.
+                    let _ = tokio::fs::remove_file(&part).await;
+                    "what was sent is another file".to_owned()
+                }
+                (Err(error), _) => error,
+            };
+            failures += 1;
+            let pause = ExponentialBackoff::DEFAULT.delay(failures, rand::random());
+            if Instant::now() + pause >= end {
+                return Err(format!("the release could not be fetched: {error}"));
+            }
+            tracing::warn!(error, "a release is not here yet");
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Replaces this program by another one, with the same pid and arguments; nothing of this one runs any more. It
+    /// returns only if even this program could not be restarted.
+    #[must_use]
+    pub fn exec_release(&self, handover: &Handover) -> std::io::Error {
+        let tried = match handover {
+            Handover::Update(staged) => self.exec_candidate(staged),
+            Handover::RollBack(stable) => {
+                tracing::info!(program = %stable.display(), "the former release comes back");
+                exec_program(stable)
+            }
+        };
+        tracing::error!(error = %tried, "this program goes on as it was");
+        exec_program(Path::new("/proc/self/exe"))
+    }
+
+    fn exec_candidate(&self, staged: &StagedRelease) -> std::io::Error {
+        let begin = || -> std::io::Result<()> {
+            let patience_ms = u64::try_from(staged.trial_timeout.as_millis()).unwrap_or(u64::MAX);
+            self.files.write_trial(&Trial {
+                generation: staged.generation,
+                sha256: staged.sha256.clone(),
+                former: self.own_digest.clone(),
+                stable: staged.stable.clone(),
+                candidate: staged.candidate.clone(),
+                boot_id: self.clock.boot_id(),
+                until_ms: self.clock.milliseconds().saturating_add(patience_ms),
+                patience_ms,
+                instance: ProcessInstance::current()?,
+            })?;
+            watchdog::start_watchdog(&staged.stable, &self.directory)
+        };
+        let error = match begin() {
+            Ok(()) => exec_program(&staged.candidate),
+            Err(error) => error,
+        };
+        self.files.remove_candidate(&staged.stable);
+        self.finish_order(staged.generation, Some(format!("this machine could not become it: {error}")));
+        error
+    }
+}
+
+/// Replaces this program by `program`, with the arguments of this one.
+fn exec_program(program: &Path) -> std::io::Error {
+    Command::new(program).args(std::env::args_os().skip(1)).exec()
+}

@@ -1,0 +1,66 @@
+//! The update watchdog: kills a candidate that gets no heartbeat answered in time.
+//!
+//! It is a process of the former release, because a candidate that hangs, or is not a role server at all, does not end
+//! by itself. The watchdog leads a session of its own and is not a child of the candidate, so that neither the
+//! candidate nor its end reaches it. It kills exactly the recorded process, by pid and start time, and only while that
+//! trial is still recorded. The init system or the supervisor then starts the program at the stable path.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::boot_clock::{BootClock as _, HostClock};
+use crate::detached_supervisor::empty_stdin;
+use crate::update::decision::Trial;
+use crate::update::files::UpdateFiles;
+
+/// The subcommand of this program.
+pub const SUBCOMMAND: &str = "watch-update";
+/// Flag of the intermediate process that starts the watchdog and ends.
+pub const DETACH_FLAG: &str = "--detach";
+/// Milliseconds after the end of the trial: the candidate may roll back by itself.
+const GRACE_MS: u64 = 3_000;
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// How long a candidate may take to end after SIGTERM.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Starts the watchdog for the recorded trial in this state directory.
+pub fn start_watchdog(program: &Path, state_directory: &Path) -> std::io::Result<()> {
+    let status = watchdog_command(program, state_directory)?.arg(DETACH_FLAG).status()?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(std::io::Error::other(format!("the watchdog did not start ({status})")))
+}
+
+fn watchdog_command(program: &Path, state_directory: &Path) -> std::io::Result<Command> {
+    let mut command = Command::new(program);
+    command.arg(SUBCOMMAND).arg("--state_dir").arg(state_directory).current_dir("/").stdin(empty_stdin()?);
+    // A reader of this program's output must not wait for the watchdog's end.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    Ok(command)
+}
+
+/// Carries out `roleserver watch-update`: starts the watchdog and ends, or is the watchdog.
+pub fn execute(state_directory: &Path, detach: bool) -> std::io::Result<()> {
+    let _ = rustix::process::setsid();
+    if detach {
+        // Its parent ends at once, so that it is not a child of the process that becomes the candidate.
+        return watchdog_command(Path::new("/proc/self/exe"), state_directory)?.spawn().map(drop);
+    }
+    let files = UpdateFiles::in_state_directory(state_directory);
+    let Some(trial) = files.read_trial() else { return Ok(()) };
+    let clock = HostClock::read()?;
+    let over = || files.read_trial().as_ref() != Some(&trial) || !trial.instance.is_alive();
+    while clock.milliseconds() < kill_time_ms(&trial) {
+        if over() {
+            return Ok(());
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    if over() { Ok(()) } else { trial.instance.stop(STOP_TIMEOUT) }
+}
+
+const fn kill_time_ms(trial: &Trial) -> u64 {
+    trial.until_ms.saturating_add(GRACE_MS)
+}
