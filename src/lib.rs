@@ -4,7 +4,7 @@
 //! # Modules
 //!
 //! * [`model`][]: plain types and pure decisions. No I/O, no clock of its own.
-//! * [`bmdb`][]: the only module that uses SQL. Sessions, leases, the schedule, facts about machines and their history.
+//! * [`bmdb`][]: the only crate that uses SQL. Sessions, leases, the schedule, facts about machines and their history.
 //! * [`manager`][]: the control loops. They claim due machines, act on them and record what they learnt.
 //! * [`providers`][]: sources of machines, with power control and reboots.
 //! * [`takeover`][]: installs the role server on a machine over SSH.
@@ -38,23 +38,21 @@
 //! due and why ([`model::schedule::next_due`], a pure function). A control loop claims what is due, acts outside any
 //! transaction, and finishes with new facts. Nothing else decides: a notification only makes a loop look sooner.
 
-#[cfg(feature = "bmdb")]
-pub mod bmdb;
-#[cfg(feature = "shepherdctl")]
-pub mod cli;
 #[cfg(feature = "shepherd")]
 pub mod manager;
 #[cfg(feature = "shepherd")]
 pub mod providers;
-#[cfg(any(feature = "shepherd", feature = "shepherdctl"))]
-pub mod server;
 #[cfg(feature = "shepherd")]
 pub mod service;
 #[cfg(feature = "shepherd")]
 pub mod simulator;
-#[cfg(feature = "shepherd")]
-pub mod takeover;
 
+/// The bare metal database: the only layer that speaks SQL.
+#[cfg(feature = "shepherd")]
+pub use bmdb;
+/// `shepherdctl`.
+#[cfg(feature = "shepherdctl")]
+pub use cli;
 /// The control plane of a cluster: which nodes belong to it and which roles each of them has.
 #[cfg(feature = "roleserver")]
 pub use curator;
@@ -74,6 +72,12 @@ pub use reconciler;
 /// The program on the machine.
 #[cfg(feature = "roleserver")]
 pub use roleserver;
+/// The services of the API, and what listens.
+#[cfg(feature = "shepherd")]
+pub use server;
 /// A tree of tasks that are restarted when they end.
 #[cfg(feature = "roleserver")]
 pub use supervisor;
+/// Installs and enrols the role server on a machine over SSH.
+#[cfg(feature = "shepherd")]
+pub use takeover;

@@ -14,6 +14,8 @@ use crate::workspace;
 
 /// What each crate depends on, of ours; dependencies of its tests aside. The root package may depend on all of them.
 const CRATES: &[(&str, &[&str])] = &[
+    ("bmdb", &["model", "proto"]),
+    ("cli", &["bmdb", "model", "proto", "server"]),
     ("curator", &["curator-client", "etcd", "model", "proto"]),
     // A snapshot of a cluster consists of records: their keys and format are etcd's.
     ("curator-client", &["etcd", "model", "proto"]),
@@ -23,20 +25,18 @@ const CRATES: &[(&str, &[&str])] = &[
     // The name of the kubelet in statuses of nodes is that of the bundle's manifest.
     ("reconciler", &["etcd", "model", "proto"]),
     ("roleserver", &["curator", "curator-client", "etcd", "model", "proto", "reconciler", "supervisor"]),
+    ("server", &["bmdb", "model", "proto"]),
     ("supervisor", &[]),
+    ("takeover", &["model", "proto"]),
 ];
 
 /// What each room may import besides itself and the generated contracts (`proto`), which are open to
 /// all: `bin → {server, manager, cli} → {providers, takeover} → bmdb → model`, on the node
 /// `bin → roleserver → {curator, reconciler} → {etcd, supervisor} → model`, and `simulator → {roleserver, model}`.
 const PLAN: &[(&str, &[&str])] = &[
-    ("bmdb", &["model"]),
     ("providers", &["bmdb", "model"]),
-    ("takeover", &["bmdb", "model"]),
-    ("server", &["providers", "takeover", "bmdb", "model"]),
     // It calls the curators of clusters as their nodes do: by the channel that follows their leader.
     ("manager", &["providers", "takeover", "bmdb", "curator_client", "model"]),
-    ("cli", &["server", "providers", "takeover", "bmdb", "model"]),
     // The service as a whole: the one room that knows both the loops and what listens, so that neither
     // has to know the other. It starts the simulator as a process and takes its flags.
     ("service", &["server", "manager", "providers", "takeover", "bmdb", "model", "simulator"]),
@@ -94,14 +94,14 @@ fn every_import_follows_the_plan() -> TestResult {
 fn an_import_against_the_plan_is_found_wherever_it_hides() {
     for (room, text, expected) in [
         (
-            "bmdb",
+            "providers",
             "use crate::manager::runner::Runner;",
-            "line 1: bmdb imports manager, and may import only model",
+            "line 1: providers imports manager, and may import only bmdb, model",
         ),
         (
-            "bmdb",
-            "\nfn f() { crate::providers::list() }",
-            "line 2: bmdb imports providers, and may import only model",
+            "providers",
+            "\nfn f() { crate::server::list() }",
+            "line 2: providers imports server, and may import only bmdb, model",
         ),
         (
             "manager",
@@ -133,7 +133,11 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
             "use crate::manager::runner::Runner;",
             "line 1: takeover imports manager, and may import only bmdb, model",
         ),
-        ("bmdb", "use supervisor::tree;", "line 1: bmdb imports supervisor, and may import only model"),
+        (
+            "providers",
+            "use supervisor::tree;",
+            "line 1: providers imports supervisor, and may import only bmdb, model",
+        ),
         (
             "bin",
             "use shepherd::kitchen::Sink;",
@@ -145,11 +149,11 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
             "the room kitchen is not in the plan in tests/all/architecture.rs: say there what it may import",
         ),
         (
-            "bmdb",
+            "providers",
             "use super::super::manager::Runner;",
             "line 1: `super::super` hides which room is meant; write `crate::…`",
         ),
-        ("bmdb", "use crate::*;", "line 1: bmdb imports every room at once; name what is meant"),
+        ("providers", "use crate::*;", "line 1: providers imports every room at once; name what is meant"),
     ] {
         assert_eq!(against_the_plan(room, text), [expected], "{room}: {text}");
     }
@@ -158,8 +162,11 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
 #[test]
 fn an_import_by_the_plan_is_no_fault() {
     for (room, text) in [
-        ("bmdb", "use crate::model::ids::MachineId; use crate::proto::agent; use crate::bmdb::lease;"),
-        ("bmdb", "// use crate::manager\nlet text = \"crate::manager\"; pub(crate) fn f() {}"),
+        (
+            "providers",
+            "use crate::model::ids::MachineId; use crate::proto::agent; use crate::providers::list;",
+        ),
+        ("providers", "// use crate::manager\nlet text = \"crate::manager\"; pub(crate) fn f() {}"),
         ("manager", "use crate::{model::{ids, phase}, bmdb::{self, lease}, takeover};"),
         ("bin", "use shepherd::manager; use anyhow::crate_like::x;"),
         ("takeover", "use super::ids; use my_crate::manager; use model::time::Timestamp;"),
@@ -228,7 +235,7 @@ fn sql_in_a_string_is_distinguished_from_english() {
         (r#"let s = "Select the machine to look at";"#, false),
         (r#"let s = "update the agent, then set it free";"#, false),
         (r#"let s = "with deadline";"#, false),
-        (r#"query_file!("sql/session/open.sql")"#, false),
+        (r#"query_file!("../../sql/session/open.sql")"#, false),
         (r#"url.query("name")"#, false),
     ] {
         assert_eq!(!lines_with_sql(&source::take_apart(text)).is_empty(), found, "{text}");
@@ -239,7 +246,7 @@ fn sql_in_a_string_is_distinguished_from_english() {
 #[test]
 fn statements_go_the_counted_and_bounded_way() -> TestResult {
     // A migration takes as long as it takes; notifications have a connection of their own.
-    let may = ["src/bmdb/schema.rs", "src/bmdb/wakeup.rs"];
+    let may = ["crates/bmdb/src/schema.rs", "crates/bmdb/src/wakeup.rs"];
     let mut wrong = Vec::new();
     let mut seen = BTreeSet::new();
     for path in source::rust_files()? {
@@ -283,7 +290,7 @@ fn statements_ask_only_the_clock_that_tests_can_move() -> TestResult {
     Ok(())
 }
 
-/// `src/bmdb/named_lease.rs` and `src/bmdb.rs` are in `bmdb`, `src/lib.rs` in none.
+/// `src/manager/updater.rs` and `src/manager.rs` are in `manager`, `src/lib.rs` in none.
 fn room_of(path: &Path) -> Option<String> {
     let room = path.components().nth(1)?.as_os_str().to_str()?;
     let room = room.strip_suffix(".rs").unwrap_or(room);

@@ -4,7 +4,7 @@
 //! monotonic and the boot-time clock alone, as a wrong battery clock does. These parts of a shepherd read the
 //! wall clock:
 //!
-//! * certificates of the callback server (`src/server/callback_ca.rs`): valid from a day before, so that
+//! * certificates of the callback server (`crates/server/src/callback_ca.rs`): valid from a day before, so that
 //!   agents, whose clocks are right here, believe one that was issued an hour in the future; replaced after
 //!   half their life, whatever the clock says of the date;
 //! * the check of the database's certificate on TLS connections (`rustls`): wrong by an hour at most at

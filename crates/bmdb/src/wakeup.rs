@@ -1,0 +1,93 @@
+//! Wake-ups of control loops by LISTEN and NOTIFY.
+//!
+//! A transaction that arms a machine for now sends the process's name on one channel; each shepherd listens on one
+//! connection of its own. This only makes a loop poll sooner: a lost notification costs a safety poll, and whenever the
+//! connection was lost all loops are woken. Without `LISTEN` loops poll.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::postgres::PgListener;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::connection::Bmdb;
+use model::process::Process;
+
+/// The channel that `sql/schedule/notify.sql` sends on.
+const CHANNEL: &str = "shepherd_due";
+
+/// Wakes loops by process.
+#[derive(Clone, Debug)]
+pub struct WakeUps {
+    loops: Arc<HashMap<Process, Notify>>,
+}
+
+impl Default for WakeUps {
+    fn default() -> Self {
+        Self { loops: Arc::new(Process::ALL.into_iter().map(|process| (process, Notify::new())).collect()) }
+    }
+}
+
+impl WakeUps {
+    /// Returns at the next wake-up for `process`, or at once if one came since the last time.
+    pub async fn wait_for_wake(&self, process: Process) {
+        match self.loops.get(&process) {
+            Some(notify) => notify.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Wakes the loop of `process`.
+    pub fn wake(&self, process: Process) {
+        if let Some(notify) = self.loops.get(&process) {
+            notify.notify_one();
+        }
+    }
+
+    fn wake_all(&self) {
+        for notify in self.loops.values() {
+            notify.notify_one();
+        }
+    }
+
+    /// Listens until `stop`, connecting again whenever the connection is lost. Returns at once
+    /// where the database has no notifications.
+    pub async fn listen(self, bmdb: Bmdb, stop: CancellationToken) {
+        if !bmdb.dialect().notifies() {
+            return;
+        }
+        while !stop.is_cancelled() {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                result = self.listen_once(&bmdb) => {
+                    if let Err(error) = result {
+                        tracing::warn!(%error, "lost the connection for wake-ups; loops poll until it is back");
+                    }
+                }
+            }
+            self.wake_all();
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+            }
+        }
+    }
+
+    async fn listen_once(&self, bmdb: &Bmdb) -> Result<(), sqlx::Error> {
+        let mut listener = PgListener::connect_with(bmdb.pool()).await?;
+        listener.listen(CHANNEL).await?;
+        // Something may have become due between the last poll and now.
+        self.wake_all();
+        while let Some(notification) = listener.try_recv().await? {
+            if let Ok(process) = notification.payload().parse::<Process>() {
+                self.wake(process);
+            } else {
+                // A newer release's process has no loop here.
+                tracing::trace!(payload = notification.payload(), "a wake-up for somebody else");
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! `get approvals`, `approve`: orders that need a second admin (two-person rule).
+
+use clap::Args;
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::api_decode::{decode_timestamp, parse_uuid, require_timestamp};
+use crate::dry_run;
+use crate::error::CliError;
+use crate::fleet_client::{FleetClient, status_to_error};
+use crate::get;
+use crate::order_retry;
+use crate::output::{Format, format_table, terminal_width};
+use bmdb::approval::ApprovalRecord;
+use model::humanize::relative_time;
+use proto::fleet::v1;
+use proto::fleet::v1::approvals_client::ApprovalsClient;
+
+/// An order to approve.
+#[derive(Debug, Args)]
+pub struct ApproveArgs {
+    /// Its UUID, as `get approvals` lists it
+    #[arg(value_name = "APPROVAL")]
+    pub approval: Uuid,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// Runs `get approvals`: lists orders with the state of their approval.
+pub async fn show_approvals(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let result = ApprovalsClient::new(client.channel()).list(v1::ListApprovalsRequest {}).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    let found = response.approvals.into_iter().map(decode_approval).collect::<Result<Vec<_>, _>>()?;
+    let now = require_timestamp(response.read_at, "its read time")?;
+    if format == Format::Json {
+        return get::format_json(&json!({ "approvals": found }));
+    }
+    if found.is_empty() {
+        return Ok("no approvals were requested\n".to_owned());
+    }
+    let rows: Vec<Vec<String>> = found
+        .into_iter()
+        .map(|line| {
+            vec![
+                line.approval_id.to_string(),
+                line.state,
+                relative_time(line.expires_at, now),
+                line.requested_by,
+                line.rpc.rsplit('.').next().unwrap_or(&line.rpc).to_owned(),
+                line.target,
+                line.approved_by.unwrap_or_else(|| "-".to_owned()),
+                line.reason,
+            ]
+        })
+        .collect();
+    let headers = ["APPROVAL", "STATE", "ENDS", "REQUESTED BY", "ORDER", "ABOUT", "APPROVED BY", "REASON"];
+    Ok(format_table(&headers, &rows, terminal_width()))
+}
+
+fn decode_approval(approval: v1::Approval) -> Result<ApprovalRecord, CliError> {
+    Ok(ApprovalRecord {
+        approval_id: parse_uuid(&approval.approval_id, "an approval's id")?,
+        state: approval.state,
+        requested_by: approval.requested_by,
+        rpc: approval.rpc,
+        target: approval.target,
+        reason: approval.reason,
+        requested_at: require_timestamp(approval.requested_at, "the time of its request")?,
+        expires_at: require_timestamp(approval.expires_at, "the time of its end")?,
+        approved_by: approval.approved_by,
+        approved_at: approval.approved_at.and_then(decode_timestamp),
+        approve_reason: approval.approval_reason,
+        used_at: approval.used_at.and_then(decode_timestamp),
+    })
+}
+
+/// Runs `approve`: approves an order that another admin gave.
+pub async fn approve_order(
+    client: &FleetClient,
+    args: &ApproveArgs,
+    format: Format,
+) -> Result<String, CliError> {
+    if args.reason.trim().is_empty() {
+        return Err(CliError::Invalid("--reason is empty; give one for operators who read the audit".into()));
+    }
+    let approval = args.approval;
+    let give = async |service, order| {
+        let request = v1::ApproveRequest { order: Some(order), approval_id: approval.to_string() };
+        ApprovalsClient::new(service).approve(request).await
+    };
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    let (changed, text) = (response.changed, response.message);
+    match format {
+        Format::Json => {
+            let mut answer = json!({ "approval": approval, "changed": changed, "message": text });
+            dry_run::annotate_json(&mut answer);
+            get::format_json(&answer)
+        }
+        Format::Table => Ok(format!("{}\n", dry_run::annotate_text(&format!("{approval} {text}")))),
+    }
+}

@@ -1,0 +1,159 @@
+//! `get budgets`, `get brakes`, `budget set`: disruption budgets and brakes.
+
+use clap::builder::PossibleValuesParser;
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use crate::api_decode::{decode_timestamp, missing_field, require_timestamp};
+use crate::dry_run;
+use crate::error::CliError;
+use crate::examples;
+use crate::fleet_client::{FleetClient, status_to_error};
+use crate::get;
+use crate::order_retry;
+use crate::output::{Format, format_table, terminal_width};
+use bmdb::budget::BudgetsAndBrakes;
+use model::budget::{BrakeState, BudgetKind, BudgetStatus};
+use model::humanize::{humanize_duration, relative_and_absolute_time};
+use model::process::UnknownName;
+use model::time::{Span, Timestamp, between};
+use proto::fleet::v1;
+use proto::fleet::v1::budgets_client::BudgetsClient;
+
+/// What can be done with budgets.
+#[derive(Debug, Subcommand)]
+pub enum BudgetCommand {
+    /// Change how many may begin, in every shepherd, from the next step on
+    #[command(after_help = examples::BUDGET_SET)]
+    Set(SetBudget),
+}
+
+/// A budget to change.
+#[derive(Debug, Args)]
+pub struct SetBudget {
+    /// Kind of the budget to change, for example reboot
+    #[arg(
+        value_name = "KIND",
+        value_parser = PossibleValuesParser::new(BudgetKind::ALL.map(BudgetKind::as_str))
+    )]
+    pub kind: String,
+    /// Most that may begin within the window; 0 lets none begin
+    #[arg(long = "max_count", value_name = "N", required_unless_present = "window")]
+    pub max_count: Option<u32>,
+    /// The window, from 1s to 30d
+    #[arg(long, value_name = "SPAN")]
+    pub window: Option<Span>,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+async fn fetch_budgets_and_brakes(client: &FleetClient) -> Result<BudgetsAndBrakes, CliError> {
+    let result = BudgetsClient::new(client.channel()).list(v1::ListBudgetsRequest {}).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    Ok(BudgetsAndBrakes {
+        budgets: response.budgets.into_iter().map(decode_budget).collect::<Result<_, _>>()?,
+        brakes: response.brakes.into_iter().map(decode_brake).collect(),
+        at: require_timestamp(response.read_at, "its read time")?,
+    })
+}
+
+fn decode_budget(budget: v1::Budget) -> Result<BudgetStatus, CliError> {
+    let window = budget.window.map(|window| window.parse().map_err(|_| missing_field("a budget's window")));
+    Ok(BudgetStatus {
+        window: window.transpose()?,
+        budget: budget.kind,
+        max_count: budget.max_count,
+        used: budget.used,
+        available: budget.available,
+        available_at: budget.available_at.and_then(decode_timestamp),
+    })
+}
+
+fn decode_brake(brake_state: v1::BrakeState) -> BrakeState {
+    BrakeState {
+        kind: brake_state.kind,
+        scope: brake_state.scope,
+        engaged: brake_state.engaged,
+        since: brake_state.since.and_then(decode_timestamp),
+        reason: brake_state.reason,
+        engages_when: brake_state.engages_when,
+    }
+}
+
+/// Runs `get budgets`: lists each budget and its use.
+pub async fn show_budgets(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let BudgetsAndBrakes { budgets, at, .. } = fetch_budgets_and_brakes(client).await?;
+    if format == Format::Json {
+        return get::format_json(&json!({ "budgets": budgets }));
+    }
+    let rows: Vec<Vec<String>> = budgets.iter().map(|line| budget_row(line, at)).collect();
+    Ok(format_table(&["BUDGET", "MOST", "WINDOW", "USED", "NEXT"], &rows, terminal_width()))
+}
+
+fn budget_row(line: &BudgetStatus, now: Timestamp) -> Vec<String> {
+    vec![
+        line.budget.clone(),
+        line.max_count.map_or_else(|| "any".to_owned(), |most| most.to_string()),
+        line.window.map_or_else(|| "-".to_owned(), |window| window.to_string()),
+        line.used.to_string(),
+        match line.available_at {
+            _ if line.available => "now".to_owned(),
+            Some(at) => relative_and_absolute_time(at, now),
+            None => "never: it allows none".to_owned(),
+        },
+    ]
+}
+
+/// Runs `get brakes`: lists each brake and its state.
+pub async fn show_brakes(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let BudgetsAndBrakes { brakes, at, .. } = fetch_budgets_and_brakes(client).await?;
+    if format == Format::Json {
+        return get::format_json(&json!({ "brakes": brakes }));
+    }
+    let dash = || "-".to_owned();
+    let rows: Vec<Vec<String>> = brakes
+        .into_iter()
+        .map(|brake| {
+            vec![
+                brake.kind,
+                if brake.scope == "*" { "all".to_owned() } else { brake.scope },
+                if brake.engaged { "holds".to_owned() } else { "off".to_owned() },
+                brake.since.map_or_else(dash, |since| humanize_duration(between(since, at))),
+                brake.reason.unwrap_or_else(dash),
+                brake.engages_when,
+            ]
+        })
+        .collect();
+    Ok(format_table(&["BRAKE", "OF", "STATE", "FOR", "REASON", "ENGAGED WHEN"], &rows, terminal_width()))
+}
+
+/// Runs `budget set`: changes the limits of a budget.
+pub async fn set_budget(client: &FleetClient, args: &SetBudget, format: Format) -> Result<String, CliError> {
+    let kind: BudgetKind =
+        args.kind.parse().map_err(|error: UnknownName| CliError::Invalid(error.to_string()))?;
+    if args.reason.trim().is_empty() {
+        return Err(CliError::Invalid("--reason is empty; give one for operators who read the audit".into()));
+    }
+    let give = async |service, order| {
+        let request = v1::SetBudgetRequest {
+            kind: kind.as_str().to_owned(),
+            order: Some(order),
+            max_count: args.max_count,
+            window: args.window.map(|window| window.to_string()).unwrap_or_default(),
+        };
+        BudgetsClient::new(service).set(request).await
+    };
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    let (changed, text) = (response.changed, response.message);
+    match format {
+        Format::Json => {
+            let mut answer = json!({ "budget": kind.as_str(), "changed": changed, "message": text });
+            dry_run::annotate_json(&mut answer);
+            get::format_json(&answer)
+        }
+        Format::Table => {
+            Ok(format!("{}\n", dry_run::annotate_text(&format!("{} {text}", kind.audit_target()))))
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! `declare restored`: accept a BMDB that was restored from a backup.
+
+use serde::Serialize;
+
+use crate::command::DeclareRestoredArgs as Arguments;
+use crate::error::CliError;
+use crate::get::format_json;
+use crate::machine_orders::{current_user, direct_order};
+use crate::output::Format;
+use bmdb::action::format_attribution;
+use bmdb::connection::Bmdb;
+use bmdb::declare_restored::LiveSession;
+use model::unknown_fence::FENCE_LIFT;
+
+#[derive(Serialize)]
+struct DeclareRestoredOutput {
+    machines: usize,
+    fences_lifted_by: i64,
+    sessions_ended: usize,
+    work_freed: usize,
+    steps_of_unknown_outcome: usize,
+}
+
+/// Runs `declare restored`: accepts the restored BMDB.
+pub async fn declare_restored(
+    bmdb: &Bmdb,
+    arguments: &Arguments,
+    format: Format,
+) -> Result<String, CliError> {
+    if arguments.reason.trim().is_empty() {
+        return Err(CliError::Invalid("--reason is empty; say which backup was restored, and why".into()));
+    }
+    let live = bmdb.list_live_sessions().await?;
+    if !live.is_empty() {
+        return Err(CliError::Invalid(active_sessions_message(&live)));
+    }
+    let reason = Some(arguments.reason.as_str());
+    let order = direct_order("shepherd.direct/DeclareRestored", "the BMDB".to_owned(), reason);
+    let restored = bmdb.declare_restored(order, &format_attribution(&current_user(), reason)).await?;
+    let answer = DeclareRestoredOutput {
+        machines: restored.machines,
+        fences_lifted_by: FENCE_LIFT,
+        sessions_ended: restored.sessions,
+        work_freed: restored.work,
+        steps_of_unknown_outcome: restored.steps,
+    };
+    match format {
+        Format::Json => format_json(&answer),
+        Format::Table => Ok(format!(
+            "The fences of {} machines are lifted by {FENCE_LIFT}; ended {} sessions of the backup, freed {} work items, \
+             and {} steps that were under way have an unknown outcome.\nStart the shepherds now.\n",
+            answer.machines, answer.sessions_ended, answer.work_freed, answer.steps_of_unknown_outcome
+        )),
+    }
+}
+
+fn active_sessions_message(live: &[LiveSession]) -> String {
+    let mut who: Vec<String> = live
+        .iter()
+        .map(|session| {
+            let unknown = || "?".to_owned();
+            format!(
+                "process {} on {}",
+                session.pid.clone().unwrap_or_else(unknown),
+                session.host.clone().unwrap_or_else(unknown)
+            )
+        })
+        .collect();
+    who.sort();
+    who.dedup();
+    format!(
+        "shepherds are working on this BMDB ({}): stop every one of them, then say this again; nothing was changed",
+        who.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn active_process_is_listed_once() {
+        let session = |component: &str, pid: &str| LiveSession {
+            component: component.to_owned(),
+            host: Some("rack1".to_owned()),
+            pid: Some(pid.to_owned()),
+        };
+        let text = active_sessions_message(&[
+            session("initializer", "7"),
+            session("recoverer", "7"),
+            session("updater", "8"),
+        ]);
+        assert!(
+            text.starts_with("shepherds are working on this BMDB (process 7 on rack1, process 8 on rack1):"),
+            "{text}"
+        );
+    }
+}

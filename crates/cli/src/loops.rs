@@ -1,0 +1,230 @@
+//! `get loops`, `loops pause|resume`: pause control loops.
+
+use clap::builder::PossibleValuesParser;
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::api_decode::{decode_timestamp, require_timestamp};
+use crate::dry_run;
+use crate::error::CliError;
+use crate::examples;
+use crate::fleet_client::{FleetClient, status_to_error};
+use crate::get;
+use crate::machine_orders::{parse_until, reason_or_placeholder};
+use crate::order_retry;
+use crate::output::{Format, format_table, terminal_width};
+use bmdb::action::Expiry;
+use model::humanize::{relative_and_absolute_time, relative_time};
+use model::pause::{LoopKind, describe_target};
+use model::time::Timestamp;
+use proto::fleet::v1;
+use proto::fleet::v1::loops_client::LoopsClient;
+
+/// What can be done with loops.
+#[derive(Debug, Subcommand)]
+pub enum LoopsCommand {
+    /// Let a loop begin nothing, in every shepherd, until it is resumed; what is under way goes on
+    #[command(after_help = examples::LOOPS_PAUSE)]
+    Pause(PauseLoop),
+    /// Let a paused loop go on
+    #[command(after_help = examples::LOOPS_RESUME)]
+    Resume(ResumeLoop),
+}
+
+/// A loop to pause.
+#[derive(Debug, Args)]
+pub struct PauseLoop {
+    /// Loop to pause, for example recoverer
+    #[arg(value_name = "LOOP", value_parser = PossibleValuesParser::new(LoopKind::ALL.map(LoopKind::as_str)))]
+    pub name: String,
+    /// Only for the machines of this provider
+    #[arg(long, value_name = "NAME")]
+    pub provider: Option<String>,
+    /// Why, for operators who run `why`
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+    /// When it ends by itself: after a while (2h) or at a moment (2026-11-20T18:00:00Z)
+    #[arg(long, value_name = "WHEN")]
+    pub until: Option<String>,
+}
+
+/// A loop to resume.
+#[derive(Debug, Args)]
+pub struct ResumeLoop {
+    /// Paused loop to resume, for example recoverer
+    #[arg(value_name = "LOOP", value_parser = PossibleValuesParser::new(LoopKind::ALL.map(LoopKind::as_str)))]
+    pub name: String,
+    /// The provider that was named when it was paused
+    #[arg(long, value_name = "NAME")]
+    pub provider: Option<String>,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
+/// A control loop, over all shepherds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LoopSummary {
+    /// Name of the loop.
+    #[serde(rename = "loop")]
+    pub name: String,
+    /// Open sessions of its workers.
+    pub workers: i64,
+    /// Pauses that are in force.
+    pub pauses: Vec<PauseSummary>,
+}
+
+/// A pause of a control loop.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PauseSummary {
+    /// The provider whose machines are paused; `None` pauses all.
+    pub provider: Option<String>,
+    /// Reason that the operator gave.
+    pub reason: String,
+    /// Operator who paused the loop.
+    pub paused_by: String,
+    /// When the pause started.
+    pub since: Timestamp,
+    /// When the pause ends by itself; `None` if never.
+    pub until: Option<Timestamp>,
+}
+
+/// Runs `get loops`: lists the loops and their pauses.
+pub async fn show_loops(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let result = LoopsClient::new(client.channel()).list(v1::ListLoopsRequest {}).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    let loops = response.loops.into_iter().map(decode_loop).collect::<Result<Vec<_>, _>>()?;
+    let now = require_timestamp(response.read_at, "its read time")?;
+    if format == Format::Json {
+        return get::format_json(&json!({ "loops": loops }));
+    }
+    let rows: Vec<Vec<String>> = loops.iter().flat_map(|line| loop_rows(line, now)).collect();
+    Ok(format_table(
+        &["LOOP", "WORKERS", "STATE", "OF", "BY", "SINCE", "UNTIL", "REASON"],
+        &rows,
+        terminal_width(),
+    ))
+}
+
+fn loop_rows(line: &LoopSummary, now: Timestamp) -> Vec<Vec<String>> {
+    let row =
+        |rest: [String; 6]| [line.name.clone(), line.workers.to_string()].into_iter().chain(rest).collect();
+    if line.pauses.is_empty() {
+        let dash = || "-".to_owned();
+        return vec![row(["not paused".to_owned(), dash(), dash(), dash(), dash(), dash()])];
+    }
+    let paused = |pause: &PauseSummary| {
+        row([
+            "paused".to_owned(),
+            pause.provider.clone().unwrap_or_else(|| "all".to_owned()),
+            pause.paused_by.clone(),
+            relative_time(pause.since, now),
+            pause.until.map_or_else(|| "resumed".to_owned(), |until| relative_and_absolute_time(until, now)),
+            pause.reason.clone(),
+        ])
+    };
+    line.pauses.iter().map(paused).collect()
+}
+
+/// Decodes a control loop.
+pub fn decode_loop(reported: v1::Loop) -> Result<LoopSummary, CliError> {
+    let pauses = reported.pauses.into_iter().map(|pause| {
+        Ok(PauseSummary {
+            since: require_timestamp(pause.since, "the start time of a pause")?,
+            provider: pause.provider,
+            reason: pause.reason,
+            paused_by: pause.paused_by,
+            until: pause.until.and_then(decode_timestamp),
+        })
+    });
+    Ok(LoopSummary {
+        pauses: pauses.collect::<Result<_, CliError>>()?,
+        name: reported.name,
+        workers: reported.workers,
+    })
+}
+
+/// Checks the name of the provider, if one is given. In a request, an empty name means all providers.
+fn parse_provider(named: Option<&str>) -> Result<Option<String>, CliError> {
+    match named.map(str::trim) {
+        Some("" | "*") => Err(CliError::Invalid("leave --provider out to mean the machines of all".into())),
+        named => Ok(named.map(str::to_owned)),
+    }
+}
+
+/// Runs `loops pause`: pauses a loop, for all machines or those of one provider.
+pub async fn pause_loop(client: &FleetClient, args: &PauseLoop, format: Format) -> Result<String, CliError> {
+    let of: LoopKind = parse_loop(&args.name)?;
+    if args.reason.trim().is_empty() {
+        return Err(CliError::Invalid(
+            "--reason is empty; give one for operators who run `why` later".into(),
+        ));
+    }
+    let until = args.until.as_deref().map(parse_until).transpose()?;
+    let provider = parse_provider(args.provider.as_deref())?;
+    let until = until.map(|until| match until {
+        Expiry::After(span) => v1::pause_loop_request::Expiry::ExpiresAfter(span.to_string()),
+        Expiry::At(moment) => v1::pause_loop_request::Expiry::ExpiresAt(prost_types::Timestamp {
+            seconds: moment.timestamp(),
+            nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
+        }),
+    });
+    let give = async |service, order| {
+        let request = v1::PauseLoopRequest {
+            name: of.as_str().to_owned(),
+            order: Some(order),
+            provider: provider.clone().unwrap_or_default(),
+            expiry: until.clone(),
+        };
+        LoopsClient::new(service).pause(request).await
+    };
+    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(of, provider.as_deref(), &response, format)
+}
+
+/// Runs `loops resume`: ends a pause of a loop.
+pub async fn resume_loop(
+    client: &FleetClient,
+    args: &ResumeLoop,
+    format: Format,
+) -> Result<String, CliError> {
+    let of: LoopKind = parse_loop(&args.name)?;
+    let reason = reason_or_placeholder(args.reason.as_deref());
+    let provider = parse_provider(args.provider.as_deref())?;
+    let give = async |service, order| {
+        let request = v1::ResumeLoopRequest {
+            name: of.as_str().to_owned(),
+            order: Some(order),
+            provider: provider.clone().unwrap_or_default(),
+        };
+        LoopsClient::new(service).resume(request).await
+    };
+    let response = order_retry::send_order(&mut client.clone(), reason, give).await?;
+    format_response(of, provider.as_deref(), &response, format)
+}
+
+fn parse_loop(name: &str) -> Result<LoopKind, CliError> {
+    name.parse().map_err(|error: model::process::UnknownName| CliError::Invalid(error.to_string()))
+}
+
+fn format_response(
+    of: LoopKind,
+    provider: Option<&str>,
+    response: &v1::OrderResponse,
+    format: Format,
+) -> Result<String, CliError> {
+    let text = &response.message;
+    match format {
+        Format::Json => {
+            let mut answer = json!({
+                "loop": of.as_str(), "provider": provider, "changed": response.changed, "message": text,
+            });
+            dry_run::annotate_json(&mut answer);
+            get::format_json(&answer)
+        }
+        Format::Table => {
+            Ok(format!("{}\n", dry_run::annotate_text(&format!("{} {text}", describe_target(of, provider)))))
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Entry point: parse arguments, run the command, return the exit code.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::FromArgMatches as _;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+
+use crate::backend::{BackendFlags, BackendKind, ContextSource, choose_backend};
+use crate::budgets::BudgetCommand;
+use crate::command::{
+    AllowCommand, Cli, Command, DeclareCommand, DescribeCommand, FleetCommand, GetCommand, TokensCommand,
+};
+use crate::contexts::Contexts;
+use crate::debug_bundle::DebugCommand;
+use crate::error::CliError;
+use crate::fleet_client::FleetClient;
+use crate::idempotency_key::{self, grammar};
+use crate::loops::LoopsCommand;
+use crate::machine_orders::current_user;
+use crate::output::{Format, Output, print_stderr};
+use crate::policy::PolicyCommand;
+use crate::{
+    approvals, artefacts, budgets, bulk_orders, cluster, completions, contexts, debug_bundle,
+    declare_restored, describe, dry_run, get, issues, logs, loops, machine_orders, output, plan, policy,
+    power, priority, retire, timeline, tokens, top, update, watch, why, yaml,
+};
+use bmdb::connection::{Bmdb, ConnectionSettings};
+use bmdb::connection_url::password_warning;
+use bmdb::error::BmdbError;
+use model::arguments::normalize_flag_dashes;
+use model::usage_error::format_usage_error;
+
+/// Which flags are on the command line: everybody on the host can read it, and it takes precedence over the
+/// environment.
+#[derive(Clone, Copy)]
+struct ExplicitFlags {
+    bmdb_url: bool,
+    context: bool,
+}
+
+/// Runs the command of this process's arguments. A plain function, so that the program compiles no generic code itself.
+#[must_use]
+#[tokio::main(flavor = "current_thread")]
+pub async fn run_program() -> ExitCode {
+    // One provider of cryptography in the process, for the clients that ask for a default.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    ExitCode::from(run(std::env::args_os()).await)
+}
+
+/// Runs the command of the arguments and returns the exit code. Errors and warnings go to standard error.
+pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let given = normalize_flag_dashes(arguments);
+    let parsed = grammar().try_get_matches_from(&given).and_then(|matches| {
+        let flags = ExplicitFlags {
+            bmdb_url: is_explicit_flag(&matches, "bmdb_url"),
+            context: is_explicit_flag(&matches, "context"),
+        };
+        let typed = (idempotency_key::find_key(&matches), dry_run::is_given(&matches));
+        Ok((flags, typed, Cli::from_arg_matches(&matches)?))
+    });
+    let (flags, (key, dry), cli) = match parsed {
+        Ok(parsed) => parsed,
+        Err(reported) => return print_usage(&reported, &given),
+    };
+    if let Some(warning) = cli.bmdb_url.as_deref().filter(|_| flags.bmdb_url).and_then(password_warning) {
+        print_stderr(warning);
+    }
+    let answered =
+        Box::pin(idempotency_key::with_key(key, dry_run::with_dry_run(dry, run_command(&cli, flags)))).await;
+    match answered.and_then(|text| Ok(output::print_text(&text)?)) {
+        Ok(()) => 0,
+        Err(error) => {
+            print_stderr(&format!("shepherdctl: {error}"));
+            if let Some(key) = error.idempotency_key() {
+                print_stderr(&format!("  {}", idempotency_key::repeat_command(&given, key)));
+            }
+            error.exit_code()
+        }
+    }
+}
+
+/// Runs the command and returns its output.
+async fn run_command(cli: &Cli, flags: ExplicitFlags) -> Result<String, CliError> {
+    let command = match &cli.command {
+        Command::Fleet(command) => command.as_ref(),
+        Command::Completions(of) => return Ok(completions::completion_script(of.shell)),
+        Command::Manual(into) => return completions::write_man_pages(&into.directory),
+    };
+    let client = open_backend(cli, flags).await?;
+    if let FleetCommand::Watch(filters) = command {
+        // The watch has printed its output already.
+        let watched = watch::watch_machines(&client, filters, cli.output).await;
+        client.close().await;
+        return watched.map(|()| String::new());
+    }
+    if let FleetCommand::Logs(args) = command
+        && args.follow
+    {
+        let followed = logs::follow_log(&client, args, cli.output).await;
+        client.close().await;
+        return followed.map(|()| String::new());
+    }
+    if let FleetCommand::Top(args) = command
+        && top::is_interactive(args, cli.output)
+    {
+        let shown = top::run_interactive(&client, args).await;
+        client.close().await;
+        return shown.map(|()| String::new());
+    }
+    let answer = run_fleet_command(command, cli.output.format(), &client).await;
+    client.close().await;
+    match cli.output {
+        Output::Yaml => Ok(yaml::format_document(&serde_json::from_str(&answer?)?)),
+        Output::Table | Output::Json => answer,
+    }
+}
+
+/// Runs one command for the fleet and returns its output.
+pub(crate) async fn run_fleet_command(
+    command: &FleetCommand,
+    format: Format,
+    client: &FleetClient,
+) -> Result<String, CliError> {
+    match command {
+        FleetCommand::Get(GetCommand::Machines(filters)) => get::show_machines(client, filters, format).await,
+        FleetCommand::Get(GetCommand::Sessions(limited)) => {
+            get::show_sessions(client, limited.limit, format).await
+        }
+        FleetCommand::Get(GetCommand::Work(limited)) => get::show_work(client, limited.limit, format).await,
+        FleetCommand::Get(GetCommand::Providers) => get::show_providers(client, format).await,
+        FleetCommand::Describe(DescribeCommand::Machine(of)) => {
+            describe::describe_machine(client, &of.machine, format).await
+        }
+        FleetCommand::Get(GetCommand::Loops) => loops::show_loops(client, format).await,
+        FleetCommand::Get(GetCommand::Approvals) => approvals::show_approvals(client, format).await,
+        FleetCommand::Approve(args) => approvals::approve_order(client, args, format).await,
+        FleetCommand::Get(GetCommand::Budgets) => budgets::show_budgets(client, format).await,
+        FleetCommand::Get(GetCommand::Brakes) => budgets::show_brakes(client, format).await,
+        FleetCommand::Budget(BudgetCommand::Set(args)) => budgets::set_budget(client, args, format).await,
+        FleetCommand::Cluster(command) => cluster::run_cluster_command(client, command, format).await,
+        FleetCommand::Artefacts(command) => artefacts::run_artefacts_command(client, command, format).await,
+        FleetCommand::Update(args) => update::run_update_command(client, args, format).await,
+        FleetCommand::Loops(LoopsCommand::Pause(args)) => loops::pause_loop(client, args, format).await,
+        FleetCommand::Loops(LoopsCommand::Resume(args)) => loops::resume_loop(client, args, format).await,
+        FleetCommand::Why(of) => why::show_explanation(client, &of.machine, format).await,
+        FleetCommand::Timeline(of) => timeline::show_timeline(client, &of.machine, of.limit, format).await,
+        FleetCommand::Logs(args) => logs::show_log(client, args, format).await,
+        FleetCommand::Issues => issues::show_issues(client, format).await,
+        FleetCommand::Plan(args) => plan::show_plan(client, args, format).await,
+        FleetCommand::Policy(PolicyCommand::Get) => policy::show_policy(client, format).await,
+        FleetCommand::Watch(_) => Ok(String::new()),
+        FleetCommand::Top(_) => top::render_once(client, format).await,
+        FleetCommand::Hold(hold) => machine_orders::hold_machine(client, hold, format).await,
+        FleetCommand::Release(release) => machine_orders::release_machine(client, release, format).await,
+        FleetCommand::Retry(retry) => machine_orders::retry_machine(client, retry, format).await,
+        FleetCommand::Quarantine(args) => bulk_orders::quarantine_machines(client, args, format).await,
+        FleetCommand::Label(args) => bulk_orders::label_machines(client, args, format).await,
+        FleetCommand::Unlabel(args) => bulk_orders::unlabel_machines(client, args, format).await,
+        FleetCommand::Reboot(reboot) => power::reboot_machine(client, reboot, format).await,
+        FleetCommand::Power(power) => power::switch_power(client, power, format).await,
+        FleetCommand::Prioritize(args) => priority::prioritize_machine(client, args, format).await,
+        FleetCommand::Retire(retire) => retire::run_retire_command(client, retire, format).await,
+        FleetCommand::Declare(DeclareCommand::Restored(declared)) => {
+            declare_restored::declare_restored(
+                client.require_bmdb("`declare restored`", "no shepherd may run while it works")?,
+                declared,
+                format,
+            )
+            .await
+        }
+        FleetCommand::Allow(AllowCommand::HostKey(allow)) => {
+            machine_orders::allow_host_key(client, allow, format).await
+        }
+        FleetCommand::Debug(DebugCommand::Bundle(args)) => {
+            debug_bundle::write_debug_bundle(client, args, format).await
+        }
+        FleetCommand::Tokens(TokensCommand::Bootstrap(first)) => {
+            tokens::bootstrap_token(
+                client.require_bmdb("`tokens bootstrap`", "no credential exists yet")?,
+                first,
+                format,
+            )
+            .await
+        }
+        FleetCommand::Tokens(TokensCommand::Create(new)) => tokens::create_token(client, new, format).await,
+        FleetCommand::Tokens(TokensCommand::Get) => tokens::show_tokens(client, format).await,
+        FleetCommand::Tokens(TokensCommand::Revoke(which)) => {
+            tokens::revoke_token(client, which, format).await
+        }
+    }
+}
+
+async fn open_backend(cli: &Cli, flags: ExplicitFlags) -> Result<FleetClient, CliError> {
+    // With a BMDB and no named context, the contexts file is not needed. Without a home directory there is none.
+    let needless = cli.direct || (cli.bmdb_url.is_some() && cli.context.is_none());
+    let contexts = match contexts::contexts_path() {
+        Ok(path) if !needless => Contexts::read(&path)?,
+        Err(error) if cli.context.is_some() && !needless => return Err(error),
+        _ => Contexts::default(),
+    };
+    let args = BackendFlags {
+        direct: cli.direct,
+        bmdb: cli.bmdb_url.is_some(),
+        context: match (flags.context, &cli.context) {
+            (true, _) => ContextSource::ByFlag,
+            (false, Some(_)) => ContextSource::ByEnvironment,
+            (false, None) => ContextSource::Unset,
+        },
+        has_current_context: contexts.current.is_some(),
+    };
+    match (choose_backend(args)?, contexts.find(cli.context.as_deref())) {
+        (BackendKind::Api, Ok(Some(context))) => FleetClient::connect(context).await,
+        (BackendKind::Api, Err(error)) => Err(error),
+        _ => FleetClient::in_process(connect_bmdb(cli).await?, &current_user()).await,
+    }
+}
+
+async fn connect_bmdb(cli: &Cli) -> Result<Bmdb, CliError> {
+    let url = cli.bmdb_url.as_deref().ok_or_else(|| {
+        CliError::Invalid(
+            "no BMDB was named: give --bmdb_url postgres://USER@HOST:5432/DATABASE, or the same in the environment \
+             as SHEPHERD_BMDB_URL"
+                .to_owned(),
+        )
+    })?;
+    let mut settings = ConnectionSettings::from_url(url, "shepherdctl")?;
+    settings.dialect = cli.bmdb_dialect;
+    settings.max_connections = 1;
+    let bmdb = Bmdb::connect(settings).await?;
+    match bmdb.require_schema().await {
+        Ok(()) => Ok(bmdb),
+        Err(BmdbError::OlderSchema { found: 0, .. }) => Err(CliError::Invalid(format!(
+            "{} is no BMDB: it has no schema of ours; give the database that `shepherd` uses, or start `shepherd` on \
+             this one first",
+            bmdb.settings().address()
+        ))),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether a global flag is on the command line, and not from the environment. clap records it for the subcommand that
+/// it follows, or for the root.
+fn is_explicit_flag(matches: &clap::ArgMatches, flag: &str) -> bool {
+    matches.value_source(flag) == Some(ValueSource::CommandLine)
+        || matches.subcommand().is_some_and(|(_, matches)| is_explicit_flag(matches, flag))
+}
+
+/// Prints help, version or a usage error, and returns the exit code. Help and version are regular output, as is the
+/// help for a missing command. Anything else is an error of the caller, in one sentence.
+fn print_usage(error: &clap::Error, given: &[OsString]) -> u8 {
+    if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        print_stderr(&format!("shepherdctl: {}", format_usage_error(error, &grammar(), given)));
+    } else {
+        // Ignored: the reader has closed standard output.
+        let _ = error.print();
+    }
+    u8::try_from(error.exit_code()).unwrap_or(2)
+}

@@ -1,0 +1,64 @@
+//! `top`: live overview of the fleet, one page that is redrawn every few seconds.
+//!
+//! The queries are small and bounded, however large the fleet is: counts by phase, throughput of the loops, the
+//! longest running work, and what needs attention. [`fleet_summary`] fetches them, [`page`] turns the result into
+//! sections, [`draw`] lays the sections out on a terminal, and [`screen`] is the terminal. Without a terminal, or with
+//! `--once`, the same sections are printed as text, in full.
+//!
+//! If a fetch fails, the last page stays with a message, and the next fetch goes to the next server of the context. A
+//! denied fetch ends the program: an operator whose token was revoked must not see an old page for ever.
+
+use std::io::IsTerminal as _;
+
+use clap::Args;
+
+use crate::error::CliError;
+use crate::fleet_client::FleetClient;
+use crate::get;
+use crate::output::{Format, Output, terminal_width};
+use crate::top::fleet_summary::fetch_summary;
+use model::time::Span;
+
+pub mod draw;
+pub mod fleet_summary;
+pub mod page;
+pub mod screen;
+
+/// Arguments of `top`, which shows the fleet on one page.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Interval between two refreshes of the page, from 1s to 1h
+    #[arg(long, value_name = "SPAN", default_value = "2s", value_parser = parse_interval)]
+    pub interval: Span,
+    /// Print the page once, whole; so it is wherever standard output is no terminal
+    #[arg(long)]
+    pub once: bool,
+}
+
+fn parse_interval(text: &str) -> Result<Span, String> {
+    let span: Span = text.parse().map_err(|error| format!("{error}"))?;
+    if span < Span::seconds(1) || span > Span::hours(1) {
+        return Err("it is from 1s to 1h".to_owned());
+    }
+    Ok(span)
+}
+
+/// Whether to draw on a terminal instead of printing once.
+#[must_use]
+pub fn is_interactive(args: &TopArgs, output: Output) -> bool {
+    output == Output::Table && !args.once && std::io::stdout().is_terminal()
+}
+
+/// Redraws the page until the operator quits.
+pub async fn run_interactive(client: &FleetClient, args: &TopArgs) -> Result<(), CliError> {
+    screen::run_screen(client.clone(), args.interval.0).await
+}
+
+/// Prints the page once, as text or JSON.
+pub async fn render_once(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let view = fetch_summary(client).await?;
+    match format {
+        Format::Table => Ok(page::render_text(&view, terminal_width())),
+        Format::Json => get::format_json(&view),
+    }
+}

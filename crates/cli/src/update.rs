@@ -1,0 +1,290 @@
+//! `update ...`: roll out a release of the role server.
+
+use std::fmt::Write as _;
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use crate::api_decode::{decode_timestamp, require_timestamp};
+use crate::dry_run;
+use crate::error::CliError;
+use crate::examples;
+use crate::fleet_client::{FleetClient, status_to_error};
+use crate::get;
+use crate::order_retry;
+use crate::output::{Format, format_table, terminal_width};
+use bmdb::action::OrderOutcome;
+use bmdb::roll_out::{NewRollOut, RollOutChange, order_target};
+use model::humanize::{absolute_time, humanize_duration};
+use model::roll_out_view::{RollOutMachineView, RollOutView};
+use model::time::{Span, Timestamp, between};
+use proto::fleet::v1;
+use proto::fleet::v1::updates_client::UpdatesClient;
+
+/// A release to roll out, or a roll-out to look at or to change.
+#[derive(Debug, Args)]
+pub struct UpdateArgs {
+    /// What to do with one that was ordered
+    #[command(subcommand)]
+    pub command: Option<UpdateCommand>,
+    /// Which machines, as location=ams,memory>=64GiB,label.rack=7; '' for every machine
+    #[arg(long, value_name = "TERMS", required = true)]
+    pub selector: Option<String>,
+    /// The release: an artefact's digest, the beginning of it, or its name
+    #[arg(long, value_name = "RELEASE", required = true)]
+    pub release: Option<String>,
+    /// How many machines at a time
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub parallelism: u32,
+    /// Time limit for a machine to fetch the release; the same limit applies to its report that it runs it
+    #[arg(long = "machine_deadline", value_name = "SPAN", default_value = "2m")]
+    pub machine_deadline: Span,
+    /// Why, for the audit and for operators who run `why`
+    #[arg(long, value_name = "TEXT", required = true)]
+    pub reason: Option<String>,
+}
+
+/// What can be done with roll-outs.
+#[derive(Debug, Subcommand)]
+pub enum UpdateCommand {
+    /// List updates, those under way first
+    #[command(after_help = examples::UPDATE_GET)]
+    Get,
+    /// Show an update, its machines, and what each waits for
+    #[command(after_help = examples::UPDATE_DESCRIBE)]
+    Describe(UpdateIdArg),
+    /// Order no more machines until it is resumed
+    #[command(after_help = examples::UPDATE_PAUSE)]
+    Pause(ChangeUpdate),
+    /// Continue with the machines that have no order yet
+    #[command(after_help = examples::UPDATE_RESUME)]
+    Resume(ChangeUpdate),
+    /// End an update where it is
+    #[command(after_help = examples::UPDATE_ABORT)]
+    Abort(ChangeUpdate),
+}
+
+/// An update to show.
+#[derive(Debug, Args)]
+pub struct UpdateIdArg {
+    /// Its id, as `update get` lists it
+    #[arg(value_name = "UPDATE")]
+    pub id: String,
+}
+
+/// An update to change.
+#[derive(Debug, Args)]
+pub struct ChangeUpdate {
+    /// Its id, as `update get` lists it
+    #[arg(value_name = "UPDATE")]
+    pub id: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// Runs an `update` command and returns its output.
+pub async fn run_update_command(
+    client: &FleetClient,
+    args: &UpdateArgs,
+    format: Format,
+) -> Result<String, CliError> {
+    match &args.command {
+        None => create_update(client, args, format).await,
+        Some(UpdateCommand::Get) => show_updates(client, format).await,
+        Some(UpdateCommand::Describe(of)) => describe_update(client, &of.id, format).await,
+        Some(UpdateCommand::Pause(of)) => change_update(client, of, RollOutChange::Pause, format).await,
+        Some(UpdateCommand::Resume(of)) => change_update(client, of, RollOutChange::Resume, format).await,
+        Some(UpdateCommand::Abort(of)) => change_update(client, of, RollOutChange::Abort, format).await,
+    }
+}
+
+/// The update of that id, or all of them, and the time at which they were read.
+async fn fetch_updates(
+    client: &FleetClient,
+    id: Option<&str>,
+) -> Result<(Vec<RollOutView>, Timestamp), CliError> {
+    let request = v1::ListUpdatesRequest { id: id.unwrap_or_default().to_owned() };
+    let result = UpdatesClient::new(client.channel()).list(request).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    let found = response.updates.into_iter().map(decode_update).collect::<Result<_, _>>()?;
+    Ok((found, require_timestamp(response.read_at, "its read time")?))
+}
+
+fn decode_update(update: v1::Update) -> Result<RollOutView, CliError> {
+    Ok(RollOutView {
+        id: update.id,
+        release: update.release,
+        sha256: update.sha256,
+        selector: update.selector,
+        parallelism: update.parallelism,
+        deadline_seconds: update.deadline_seconds,
+        created_at: require_timestamp(update.created_at, "the time when an update was ordered")?,
+        created_by: update.created_by,
+        reason: update.reason,
+        pause_reason: update.pause_reason,
+        ended_at: update.ended_at.and_then(decode_timestamp),
+        outcome: update.outcome,
+        counts: update.counts,
+        machines: update.machines.into_iter().map(decode_machine).collect::<Result<_, _>>()?,
+    })
+}
+
+fn decode_machine(machine: v1::UpdateMachine) -> Result<RollOutMachineView, CliError> {
+    Ok(RollOutMachineView {
+        machine: machine.machine,
+        name: machine.name,
+        state: machine.state,
+        message: machine.message,
+        state_since: require_timestamp(
+            machine.state_since,
+            "the time since which a machine is in its state",
+        )?,
+    })
+}
+
+async fn show_updates(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let (found, now) = fetch_updates(client, None).await?;
+    if format == Format::Json {
+        return get::format_json(&json!({ "updates": found }));
+    }
+    if found.is_empty() {
+        return Ok("no updates; shepherdctl update --release RELEASE orders one\n".to_owned());
+    }
+    let rows: Vec<Vec<String>> = found
+        .iter()
+        .map(|update| {
+            vec![
+                update.id.clone(),
+                update.stage().to_owned(),
+                update.release.clone(),
+                update.format_counts(),
+                humanize_duration(between(update.created_at, now)),
+                update.created_by.clone(),
+            ]
+        })
+        .collect();
+    Ok(format_table(
+        &["UPDATE", "STAGE", "RELEASE", "MACHINES", "AGE", "ORDERED BY"],
+        &rows,
+        terminal_width(),
+    ))
+}
+
+async fn describe_update(client: &FleetClient, id: &str, format: Format) -> Result<String, CliError> {
+    let (found, now) = fetch_updates(client, Some(id)).await?;
+    // The API returns all updates for an empty id.
+    let update = found.into_iter().find(|update| update.id == id).ok_or_else(|| {
+        CliError::Invalid(format!("there is no update {id:?}; run: shepherdctl update get"))
+    })?;
+    if format == Format::Json {
+        return get::format_json(&json!({ "update": update }));
+    }
+    let mut text = String::new();
+    let mut line = |name: &str, value: &str| {
+        let _ = writeln!(text, "{name:<12} {value}");
+    };
+    line("update", &update.id);
+    line("stage", update.stage());
+    if let Some(why) = &update.pause_reason {
+        line("paused", why);
+    }
+    line("release", &format!("{} ({})", update.release, update.sha256));
+    if !update.selector.is_empty() {
+        line("selector", &update.selector);
+    }
+    line("at a time", &update.parallelism.to_string());
+    line("deadline", &format!("{} s", update.deadline_seconds));
+    line(
+        "ordered",
+        &format!("{} by {}: {}", absolute_time(update.created_at), update.created_by, update.reason),
+    );
+    line("machines", &update.format_counts());
+    let rows: Vec<Vec<String>> = update
+        .machines
+        .iter()
+        .map(|machine| {
+            vec![
+                machine.name.clone(),
+                machine.state.clone(),
+                humanize_duration(between(machine.state_since, now)),
+                machine.message.clone().unwrap_or_default(),
+            ]
+        })
+        .collect();
+    text.push('\n');
+    text.push_str(&format_table(&["MACHINE", "STATE", "FOR", "BECAUSE"], &rows, terminal_width()));
+    Ok(text)
+}
+
+fn require_reason(reason: &str) -> Result<(), CliError> {
+    if reason.trim().is_empty() {
+        return Err(CliError::Invalid("--reason is empty; give one for operators who read the audit".into()));
+    }
+    Ok(())
+}
+
+fn format_outcome(id: &str, done: &OrderOutcome, format: Format) -> Result<String, CliError> {
+    match format {
+        Format::Json => {
+            let mut answer = json!({ "update": id, "changed": done.changed, "message": done.message });
+            dry_run::annotate_json(&mut answer);
+            get::format_json(&answer)
+        }
+        Format::Table => {
+            Ok(format!("{}\n", dry_run::annotate_text(&format!("{} {}", order_target(id), done.message))))
+        }
+    }
+}
+
+async fn create_update(client: &FleetClient, args: &UpdateArgs, format: Format) -> Result<String, CliError> {
+    let reason = args.reason.as_deref().unwrap_or_default();
+    require_reason(reason)?;
+    let deadline = std::time::Duration::from(args.machine_deadline).as_secs();
+    let new = NewRollOut {
+        release: args.release.clone().unwrap_or_default(),
+        selector: args
+            .selector
+            .as_deref()
+            .unwrap_or_default()
+            .parse()
+            .map_err(|error| CliError::Invalid(format!("--selector: {error}")))?,
+        parallelism: args.parallelism,
+        deadline_seconds: u32::try_from(deadline).unwrap_or(u32::MAX),
+    };
+    new.check().map_err(CliError::Invalid)?;
+    let give = async |service, order| {
+        let request = v1::CreateUpdateRequest {
+            release: new.release.clone(),
+            order: Some(order),
+            selector: new.selector.to_string(),
+            parallelism: new.parallelism,
+            deadline_seconds: new.deadline_seconds,
+        };
+        UpdatesClient::new(service).create(request).await
+    };
+    let done = order_retry::send_order(&mut client.clone(), reason, give).await?;
+    let done = OrderOutcome { changed: done.changed, message: done.message };
+    format_outcome(&new.release, &done, format)
+}
+
+async fn change_update(
+    client: &FleetClient,
+    args: &ChangeUpdate,
+    change: RollOutChange,
+    format: Format,
+) -> Result<String, CliError> {
+    require_reason(&args.reason)?;
+    let give = async |service, order| {
+        let request = v1::ChangeUpdateRequest { id: args.id.clone(), order: Some(order) };
+        let mut updates = UpdatesClient::new(service);
+        match change {
+            RollOutChange::Pause => updates.pause(request).await,
+            RollOutChange::Resume => updates.resume(request).await,
+            RollOutChange::Abort => updates.abort(request).await,
+        }
+    };
+    let done = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    let done = OrderOutcome { changed: done.changed, message: done.message };
+    format_outcome(&args.id, &done, format)
+}

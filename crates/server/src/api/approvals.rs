@@ -1,0 +1,70 @@
+//! gRPC service Approvals: two-person rule.
+
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::api::api_error::{bmdb_status, invalid_argument};
+use crate::api::caller::caller_of;
+use crate::api::context::ApiContext;
+use crate::api::convert::encode_timestamp;
+use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use bmdb::approval::{ApprovalRecord, RPC, list_approvals};
+use model::two_person_rule::Principal;
+use proto::fleet::v1;
+use proto::fleet::v1::approvals_server::Approvals;
+
+/// The gRPC service `Approvals`.
+pub struct ApprovalsService {
+    /// Context shared by all services.
+    pub context: ApiContext,
+}
+
+#[tonic::async_trait]
+impl Approvals for ApprovalsService {
+    async fn list(
+        &self,
+        _: Request<v1::ListApprovalsRequest>,
+    ) -> Result<Response<v1::ListApprovalsResponse>, Status> {
+        let look = self.context.read_pool.read(|tx| Box::pin(async move { list_approvals(tx).await }));
+        let (found, now) = look.await.map_err(bmdb_status)?;
+        Ok(Response::new(v1::ListApprovalsResponse {
+            approvals: found.into_iter().map(encode_approval).collect(),
+            read_at: Some(encode_timestamp(now)),
+        }))
+    }
+
+    async fn approve(
+        &self,
+        request: Request<v1::ApproveRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let approval = Uuid::try_parse(&body.approval_id).map_err(|_| {
+            invalid_argument("approval_id", format!("{:?} is no approval's UUID", body.approval_id))
+        })?;
+        let order = IncomingOrder { rpc: RPC, request: body, order: body.order.as_ref() }
+            .parse(&caller, format!("approval {approval}"))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let by = Principal { name: caller.name().to_owned(), credential: caller.credential_id() };
+        let carried = self.context.bmdb.approve_order(order, approval, by).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+    }
+}
+
+fn encode_approval(line: ApprovalRecord) -> v1::Approval {
+    v1::Approval {
+        approval_id: line.approval_id.to_string(),
+        state: line.state,
+        requested_by: line.requested_by,
+        rpc: line.rpc,
+        target: line.target,
+        reason: line.reason,
+        requested_at: Some(encode_timestamp(line.requested_at)),
+        expires_at: Some(encode_timestamp(line.expires_at)),
+        approved_by: line.approved_by,
+        approved_at: line.approved_at.map(encode_timestamp),
+        approval_reason: line.approve_reason,
+        used_at: line.used_at.map(encode_timestamp),
+    }
+}

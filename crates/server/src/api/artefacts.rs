@@ -1,0 +1,119 @@
+//! gRPC service Artefacts: piecewise upload of files.
+
+use tonic::{Request, Response, Status};
+
+use crate::api::api_error::{bmdb_status, invalid_argument};
+use crate::api::caller::caller_of;
+use crate::api::context::ApiContext;
+use crate::api::convert::encode_timestamp;
+use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::api::validate::single_line;
+use bmdb::artefact::{UploadState, list_artefacts, order_target};
+use model::artefact::{ArtefactView, check_name, check_size, parse_digest};
+use model::role_declaration::Sha256;
+use proto::fleet::v1;
+use proto::fleet::v1::artefacts_server::Artefacts;
+
+const ADD: &str = "shepherd.fleet.v1.Artefacts/Add";
+const DELETE: &str = "shepherd.fleet.v1.Artefacts/Delete";
+/// The call that uploads a piece; its requests are larger than others.
+pub const PUT: &str = "shepherd.fleet.v1.Artefacts/PutPiece";
+/// Largest request of that call: a piece of 256 KiB is a third larger in JSON.
+pub const PUT_LIMIT: usize = 384 << 10;
+/// Longest name of an artefact in a request, in characters.
+const MAX_NAME_CHARS: usize = 100;
+
+/// The gRPC service `Artefacts`.
+pub struct ArtefactsService {
+    /// Context shared by all services.
+    pub context: ApiContext,
+}
+
+fn parse_digest_field(text: &str) -> Result<Sha256, Status> {
+    parse_digest(text).map_err(|reason| invalid_argument("sha256", reason))
+}
+
+#[tonic::async_trait]
+impl Artefacts for ArtefactsService {
+    async fn list(
+        &self,
+        _: Request<v1::ListArtefactsRequest>,
+    ) -> Result<Response<v1::ListArtefactsResponse>, Status> {
+        let look = self.context.read_pool.read(|tx| Box::pin(async move { list_artefacts(tx).await }));
+        let (found, now) = look.await.map_err(bmdb_status)?;
+        let artefacts = found.into_iter().map(encode_artefact).collect();
+        Ok(Response::new(v1::ListArtefactsResponse { artefacts, read_at: Some(encode_timestamp(now)) }))
+    }
+
+    async fn begin_upload(
+        &self,
+        request: Request<v1::BeginUploadRequest>,
+    ) -> Result<Response<v1::BeginUploadResponse>, Status> {
+        let body = request.get_ref();
+        let sha256 = parse_digest_field(&body.sha256)?;
+        check_size(body.size).map_err(|reason| invalid_argument("size", reason))?;
+        let begun = self.context.bmdb.begin_artefact_upload(sha256, body.size).await.map_err(bmdb_status)?;
+        Ok(Response::new(match begun {
+            UploadState::Complete => v1::BeginUploadResponse { complete: true, missing_pieces: Vec::new() },
+            UploadState::Missing(missing) => {
+                v1::BeginUploadResponse { complete: false, missing_pieces: missing }
+            }
+        }))
+    }
+
+    async fn put_piece(
+        &self,
+        request: Request<v1::PutPieceRequest>,
+    ) -> Result<Response<v1::PutPieceResponse>, Status> {
+        let body = request.into_inner();
+        let sha256 = parse_digest_field(&body.sha256)?;
+        let piece = body.piece.unwrap_or_default().bytes;
+        self.context.bmdb.store_artefact_piece(sha256, body.number, piece).await.map_err(bmdb_status)?;
+        Ok(Response::new(v1::PutPieceResponse {}))
+    }
+
+    async fn add(
+        &self,
+        request: Request<v1::AddArtefactRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let sha256 = parse_digest_field(&body.sha256)?;
+        check_name(&body.name).map_err(|reason| invalid_argument("name", reason))?;
+        let order = IncomingOrder { rpc: ADD, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let carried =
+            self.context.bmdb.add_artefact(order, sha256, body.name.clone()).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+    }
+
+    async fn delete(
+        &self,
+        request: Request<v1::DeleteArtefactRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let artefact = single_line("artefact", &body.artefact, MAX_NAME_CHARS)?.to_owned();
+        let order = IncomingOrder { rpc: DELETE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&artefact))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let carried = self.context.bmdb.delete_artefact(order, artefact).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+    }
+}
+
+fn encode_artefact(view: ArtefactView) -> v1::Artefact {
+    v1::Artefact {
+        sha256: view.sha256,
+        size: view.size,
+        name: view.name.unwrap_or_default(),
+        upload_started_at: Some(encode_timestamp(view.upload_started_at)),
+        added_at: view.added_at.map(encode_timestamp),
+        added_by: view.added_by.unwrap_or_default(),
+        uploaded_pieces: view.pieces,
+        kubernetes_version: view.kubernetes,
+    }
+}

@@ -1,0 +1,249 @@
+//! Authorization table: required role and subject of each RPC.
+//!
+//! A call that is not in the table is rejected. A test reads the descriptors and fails for a call that is missing
+//! here.
+
+use model::access::{AccessRole, AccessScope};
+
+/// The authorization that a call requires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequiredAuth {
+    /// No credential is required, because the content is public.
+    Public,
+    /// A credential with this role or a higher one.
+    Role(AccessRole),
+}
+
+/// What a call reads or changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallSubject {
+    /// Machines: a credential for some providers reaches only their machines, which the call itself enforces.
+    Machines,
+    /// The whole fleet: a credential for some providers is rejected.
+    Fleet,
+    /// The caller itself: any scope may call.
+    Caller,
+}
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallRule {
+    /// Path of the call without the leading slash.
+    pub rpc: &'static str,
+    /// Required authorization of the call.
+    pub required: RequiredAuth,
+    /// What the call reads or changes.
+    pub subject: CallSubject,
+}
+
+const fn role_rule(rpc: &'static str, role: AccessRole, about: CallSubject) -> CallRule {
+    CallRule { rpc, required: RequiredAuth::Role(role), subject: about }
+}
+
+const fn public_rule(rpc: &'static str) -> CallRule {
+    CallRule { rpc, required: RequiredAuth::Public, subject: CallSubject::Caller }
+}
+
+/// The required role and the subject of each call, one row per call.
+pub const RULES: &[CallRule] = &[
+    role_rule("shepherd.fleet.v1.Machines/List", AccessRole::Viewer, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/Get", AccessRole::Viewer, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/Describe", AccessRole::Viewer, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/Why", AccessRole::Viewer, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/Timeline", AccessRole::Viewer, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/Watch", AccessRole::Viewer, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/Hold", AccessRole::Operator, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/Release", AccessRole::Operator, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/Retry", AccessRole::Operator, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/Quarantine", AccessRole::Operator, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/Label", AccessRole::Operator, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/Prioritize", AccessRole::Operator, CallSubject::Machines),
+    // Exceeding the limits of the policy requires an admin, which the call itself enforces.
+    role_rule("shepherd.fleet.v1.BulkOrders/Submit", AccessRole::Operator, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/AllowHostKey", AccessRole::Operator, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/Retire", AccessRole::Operator, CallSubject::Machines),
+    // While a wipe is pending, this requires an admin, which the call itself enforces.
+    role_rule("shepherd.fleet.v1.Machines/CancelRetire", AccessRole::Operator, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/Reboot", AccessRole::Operator, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/Power", AccessRole::Operator, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Machines/CancelPower", AccessRole::Operator, CallSubject::Machines),
+    // A waived stage is never carried out later.
+    role_rule("shepherd.fleet.v1.Machines/WaiveStage", AccessRole::Admin, CallSubject::Machines),
+    // A service may log anything, so reading logs requires a role that may act on the machine.
+    role_rule("shepherd.fleet.v1.Logs/Request", AccessRole::Operator, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Logs/Read", AccessRole::Operator, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Sessions/List", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Work/List", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Schedule/List", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Backoffs/List", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Providers/List", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Loops/List", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Loops/Pause", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Loops/Resume", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Approvals/List", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Approvals/Approve", AccessRole::Admin, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Artefacts/List", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Artefacts/BeginUpload", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Artefacts/PutPiece", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Artefacts/Add", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Artefacts/Delete", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Budgets/List", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Budgets/Set", AccessRole::Admin, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/List", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/Plan", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/Create", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/Change", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/DeclareRole", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/UndeclareRole", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/Snapshot", AccessRole::Operator, CallSubject::Fleet),
+    // It revokes only the shepherd's own access, after the new key is proven to work.
+    role_rule("shepherd.fleet.v1.Clusters/RotateKey", AccessRole::Operator, CallSubject::Fleet),
+    // Changes since the snapshot are lost.
+    role_rule("shepherd.fleet.v1.Clusters/Restore", AccessRole::Admin, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/ListSnapshots", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Clusters/ApproveMachine", AccessRole::Operator, CallSubject::Fleet),
+    // The data of the cluster is lost for good.
+    role_rule("shepherd.fleet.v1.Clusters/Delete", AccessRole::Admin, CallSubject::Fleet),
+    // Holders of these certificates may do in the cluster what the shepherd may, without orders and without our audit.
+    role_rule("shepherd.fleet.v1.ClusterCredentials/List", AccessRole::Admin, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.ClusterCredentials/Issue", AccessRole::Admin, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.ClusterCredentials/Revoke", AccessRole::Admin, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/Set", AccessRole::Operator, CallSubject::Fleet),
+    // The workloads of the cluster end.
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/Remove", AccessRole::Admin, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/Rotate", AccessRole::Admin, CallSubject::Fleet),
+    // Holders of these certificates reach the API servers, without orders and without our audit.
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/ListUsers", AccessRole::Admin, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/IssueUser", AccessRole::Admin, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/Upgrade", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/RollBack", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/PauseUpgrade", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/ResumeUpgrade", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.ClusterKubernetes/AbortUpgrade", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Updates/List", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Updates/Create", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Updates/Pause", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Updates/Resume", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Updates/Abort", AccessRole::Operator, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Policy/Get", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Plan/Get", AccessRole::Viewer, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Issues/List", AccessRole::Viewer, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Statistics/Get", AccessRole::Viewer, CallSubject::Machines),
+    role_rule("shepherd.fleet.v1.Credentials/WhoAmI", AccessRole::Viewer, CallSubject::Caller),
+    role_rule("shepherd.fleet.v1.Credentials/List", AccessRole::Admin, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Credentials/Create", AccessRole::Admin, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Credentials/Revoke", AccessRole::Admin, CallSubject::Fleet),
+    role_rule("shepherd.fleet.v1.Audit/List", AccessRole::Admin, CallSubject::Fleet),
+    // The contracts are public, and a load balancer has no credential.
+    public_rule("grpc.health.v1.Health/Check"),
+    // Health/Watch is left out: anybody could leave such a stream open for ever. Its contract lets a server leave it
+    // unimplemented, and requires clients to cope.
+    public_rule("grpc.reflection.v1.ServerReflection/ServerReflectionInfo"),
+    public_rule("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
+];
+
+/// The row of a call; `None` if it has no row.
+#[must_use]
+pub fn find_rule(rpc: &str) -> Option<CallRule> {
+    RULES.iter().find(|rule| rule.rpc == rpc).copied()
+}
+
+/// Checks whether a role and scope may make a call of this row. The error is a sentence.
+pub fn authorize_call(rule: &CallRule, role: AccessRole, scope: &AccessScope) -> Result<(), String> {
+    if let RequiredAuth::Role(needed) = rule.required
+        && role < needed
+    {
+        return Err(format!(
+            "{} is for the role {needed}, and this credential has the role {role}",
+            rule.rpc
+        ));
+    }
+    match (rule.subject, scope) {
+        (CallSubject::Fleet, AccessScope::Providers(providers)) => {
+            let providers: Vec<&str> = providers.iter().map(String::as_str).collect();
+            Err(format!(
+                "{} is about the fleet as a whole, and this credential is for the machines of {}",
+                rule.rpc,
+                providers.join(", ")
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use prost_reflect::DescriptorPool;
+
+    use super::*;
+
+    fn descriptors() -> DescriptorPool {
+        DescriptorPool::decode(proto::fleet::DESCRIPTORS).unwrap()
+    }
+
+    #[test]
+    fn every_rpc_has_exactly_one_rule() {
+        let calls: BTreeSet<String> = descriptors()
+            .services()
+            .flat_map(|service| {
+                let name = service.full_name().to_owned();
+                service.methods().map(|method| format!("{name}/{}", method.name())).collect::<Vec<_>>()
+            })
+            .collect();
+        assert!(calls.len() > 15, "{calls:?}");
+        let rows: Vec<String> = RULES
+            .iter()
+            .filter(|rule| rule.rpc.starts_with("shepherd."))
+            .map(|rule| rule.rpc.to_owned())
+            .collect();
+        assert_eq!(rows.len(), rows.iter().collect::<BTreeSet<_>>().len(), "a call has two rows");
+        assert_eq!(calls, rows.into_iter().collect());
+    }
+
+    #[test]
+    fn orders_require_at_least_an_operator() {
+        for service in descriptors().services() {
+            for method in service.methods() {
+                let name = format!("{}/{}", service.full_name(), method.name());
+                if method.input().get_field_by_name("order").is_some() {
+                    let RequiredAuth::Role(role) = find_rule(&name).unwrap().required else {
+                        panic!("{name}")
+                    };
+                    assert!(role >= AccessRole::Operator, "{name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn public_calls_are_no_open_ended_streams() {
+        assert_eq!(find_rule("grpc.health.v1.Health/Watch"), None);
+        for rule in RULES.iter().filter(|rule| rule.rpc.ends_with("/Watch")) {
+            assert_ne!(rule.required, RequiredAuth::Public, "{}", rule.rpc);
+        }
+    }
+
+    #[test]
+    fn role_and_scope_both_count() {
+        let (all, rack) = (AccessScope::Fleet, AccessScope::from_providers(["rack".to_owned()]));
+        for (rpc, role, scope, expected) in [
+            ("shepherd.fleet.v1.Machines/List", AccessRole::Viewer, &all, true),
+            ("shepherd.fleet.v1.Machines/List", AccessRole::Viewer, &rack, true),
+            ("shepherd.fleet.v1.Machines/Hold", AccessRole::Viewer, &all, false),
+            ("shepherd.fleet.v1.Machines/Hold", AccessRole::Operator, &rack, true),
+            ("shepherd.fleet.v1.Sessions/List", AccessRole::Admin, &rack, false),
+            ("shepherd.fleet.v1.Credentials/Create", AccessRole::Operator, &all, false),
+            ("shepherd.fleet.v1.Credentials/Create", AccessRole::Admin, &all, true),
+            ("shepherd.fleet.v1.Credentials/WhoAmI", AccessRole::Viewer, &rack, true),
+        ] {
+            assert_eq!(
+                authorize_call(&find_rule(rpc).unwrap(), role, scope).is_ok(),
+                expected,
+                "{rpc} {role} {scope:?}"
+            );
+        }
+        assert_eq!(find_rule("shepherd.fleet.v1.Machines/Explode"), None);
+    }
+}

@@ -1,0 +1,114 @@
+//! gRPC service `ClusterCredentials`: certificates for curators.
+
+use tonic::{Request, Response, Status};
+
+use crate::api::api_error::{bmdb_status, invalid_argument};
+use crate::api::caller::caller_of;
+use crate::api::context::ApiContext;
+use crate::api::convert::encode_timestamp;
+use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use bmdb::cluster::order_target;
+use bmdb::cluster_credential::{ClusterCredentialRequest, list_cluster_credentials};
+use model::cluster::credential::{ClusterCredentialView, DEFAULT_LIFETIME, check_holder, check_lifetime};
+use model::time::Span;
+use proto::fleet::v1;
+use proto::fleet::v1::cluster_credentials_server::ClusterCredentials;
+
+const ISSUE: &str = "shepherd.fleet.v1.ClusterCredentials/Issue";
+const REVOKE: &str = "shepherd.fleet.v1.ClusterCredentials/Revoke";
+
+/// The gRPC service `ClusterCredentials`.
+pub struct ClusterCredentialsService {
+    /// Context shared by all services.
+    pub context: ApiContext,
+}
+
+fn parse_credential_request(
+    request: &v1::IssueClusterCredentialRequest,
+) -> Result<ClusterCredentialRequest, Status> {
+    let public_key = hex::decode(&request.public_key).ok().and_then(|key| key.try_into().ok());
+    let public_key = public_key.ok_or_else(|| {
+        invalid_argument("public_key", "it has not 64 hexadecimal digits: a key of Ed25519")
+    })?;
+    check_holder(&request.holder).map_err(|reason| invalid_argument("holder", reason))?;
+    let lifetime = match request.lifetime.as_str() {
+        "" => DEFAULT_LIFETIME,
+        text => text.parse::<Span>().map_err(|_| {
+            invalid_argument(
+                "lifetime",
+                format!("{text:?} is no length of time; write for example 8h or 30d"),
+            )
+        })?,
+    };
+    check_lifetime(lifetime).map_err(|reason| invalid_argument("lifetime", reason))?;
+    Ok(ClusterCredentialRequest { public_key, holder: request.holder.clone(), lifetime })
+}
+
+#[tonic::async_trait]
+impl ClusterCredentials for ClusterCredentialsService {
+    async fn list(
+        &self,
+        request: Request<v1::ListClusterCredentialsRequest>,
+    ) -> Result<Response<v1::ListClusterCredentialsResponse>, Status> {
+        let name = request.into_inner().name;
+        let look = self.context.read_pool.read(move |tx| {
+            let name = name.clone();
+            Box::pin(async move { list_cluster_credentials(tx, &name).await })
+        });
+        let found = look.await.map_err(bmdb_status)?;
+        let (ca_certificate, curators) =
+            found.founded.map(|founded| (founded.ca_certificate, founded.curators)).unwrap_or_default();
+        Ok(Response::new(v1::ListClusterCredentialsResponse {
+            credentials: found.credentials.into_iter().map(encode_credential).collect(),
+            ca_certificate,
+            curators,
+            read_at: Some(encode_timestamp(found.at)),
+        }))
+    }
+
+    async fn issue(
+        &self,
+        request: Request<v1::IssueClusterCredentialRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let new = parse_credential_request(body)?;
+        let order = IncomingOrder { rpc: ISSUE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let issued = self.context.bmdb.request_cluster_credential(order, body.name.clone(), new);
+        Ok(Response::new(encode_order_response(None, dry_run, &issued.await.map_err(bmdb_status)?)))
+    }
+
+    async fn revoke(
+        &self,
+        request: Request<v1::RevokeClusterCredentialRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc: REVOKE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let revoked =
+            self.context.bmdb.revoke_cluster_credential(order, body.name.clone(), body.credential_id.clone());
+        Ok(Response::new(encode_order_response(None, dry_run, &revoked.await.map_err(bmdb_status)?)))
+    }
+}
+
+fn encode_credential(view: ClusterCredentialView) -> v1::ClusterCredential {
+    v1::ClusterCredential {
+        id: view.id,
+        holder: view.holder,
+        public_key: view.public_key,
+        state: view.state,
+        requested_at: Some(encode_timestamp(view.requested_at)),
+        requested_by: view.requested_by,
+        serial: view.serial,
+        expires_at: view.expires_at.map(encode_timestamp),
+        rejection: view.rejection,
+        revoked_by: view.revoked_by,
+        certificate: view.certificate,
+    }
+}

@@ -1,0 +1,362 @@
+//! gRPC service Clusters: create, change, plan, snapshot, restore.
+
+use tonic::{Request, Response, Status};
+
+use crate::api::api_error::{bmdb_status, invalid_argument};
+use crate::api::caller::caller_of;
+use crate::api::cluster_kubernetes;
+use crate::api::context::ApiContext;
+use crate::api::convert::encode_timestamp;
+use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use bmdb::cluster::{cluster_view, list_cluster_details, no_such_cluster, order_target};
+use bmdb::cluster_forecast::{ForecastResult, Hypothesis};
+use bmdb::cluster_restore::RestoreRequest;
+use bmdb::cluster_snapshot::list_cluster_snapshots;
+use model::cluster::declaration_sync::{DeclarationView, ServiceView};
+use model::cluster::forecast::{ASSUMPTIONS, Forecast};
+use model::cluster::snapshot::SnapshotView;
+use model::cluster::spec::{ClusterSpec, ClusterSpecChange, JoinApproval};
+use model::cluster::view::{ClusterMachineView, ClusterView};
+use model::process::UnknownName;
+use model::role_declaration::RoleDeclaration;
+use proto::fleet::v1;
+use proto::fleet::v1::clusters_server::Clusters;
+
+const CREATE: &str = "shepherd.fleet.v1.Clusters/Create";
+const CHANGE: &str = "shepherd.fleet.v1.Clusters/Change";
+const DECLARE: &str = "shepherd.fleet.v1.Clusters/DeclareRole";
+const UNDECLARE: &str = "shepherd.fleet.v1.Clusters/UndeclareRole";
+const SNAPSHOT: &str = "shepherd.fleet.v1.Clusters/Snapshot";
+const ROTATE_KEY: &str = "shepherd.fleet.v1.Clusters/RotateKey";
+const RESTORE: &str = "shepherd.fleet.v1.Clusters/Restore";
+const APPROVE: &str = "shepherd.fleet.v1.Clusters/ApproveMachine";
+const DELETE: &str = "shepherd.fleet.v1.Clusters/Delete";
+
+/// The gRPC service `Clusters`.
+pub struct ClustersService {
+    /// Context shared by all services.
+    pub context: ApiContext,
+}
+
+#[tonic::async_trait]
+impl Clusters for ClustersService {
+    async fn list(
+        &self,
+        request: Request<v1::ListClustersRequest>,
+    ) -> Result<Response<v1::ListClustersResponse>, Status> {
+        let name = Some(request.into_inner().name).filter(|name| !name.is_empty());
+        let look = self.context.read_pool.read(move |tx| {
+            let name = name.clone();
+            Box::pin(async move { list_cluster_details(tx, name.as_deref()).await })
+        });
+        let (found, now) = look.await.map_err(bmdb_status)?;
+        let clusters = found.iter().map(|found| encode_cluster(cluster_view(found))).collect();
+        Ok(Response::new(v1::ListClustersResponse { clusters, read_at: Some(encode_timestamp(now)) }))
+    }
+
+    async fn plan(
+        &self,
+        request: Request<v1::PlanClusterRequest>,
+    ) -> Result<Response<v1::PlanClusterResponse>, Status> {
+        let body = request.into_inner();
+        let select = match body.selector.as_str() {
+            "" => None,
+            text => Some(text.parse().map_err(|reason: String| invalid_argument("selector", reason))?),
+        };
+        let change = ClusterSpecChange {
+            control_plane: body.control_plane,
+            workers: body.workers,
+            add_roles: body.add_roles.into_iter().collect(),
+            remove_roles: body.remove_roles.into_iter().collect(),
+        };
+        let supposed = Hypothesis { change, select, delete: body.delete };
+        let forecast = self
+            .context
+            .read_pool
+            .bmdb()
+            .forecast_cluster(&body.name, &supposed)
+            .await
+            .map_err(bmdb_status)?;
+        let exists = matches!(forecast, ForecastResult::Existing(_));
+        let (ForecastResult::Existing(prediction) | ForecastResult::Hypothetical(prediction)) = forecast
+        else {
+            return Err(bmdb_status(no_such_cluster(&body.name)));
+        };
+        Ok(Response::new(encode_forecast(prediction, exists)))
+    }
+
+    async fn create(
+        &self,
+        request: Request<v1::CreateClusterRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let approval = match body.approval.as_str() {
+            "" => JoinApproval::default(),
+            text => {
+                text.parse().map_err(|error: UnknownName| invalid_argument("approval", error.to_string()))?
+            }
+        };
+        let spec = ClusterSpec {
+            name: body.name.clone(),
+            control_plane: body.control_plane,
+            workers: body.workers,
+            selector: body.selector.parse().map_err(|reason: String| invalid_argument("selector", reason))?,
+            roles: body.roles.iter().cloned().collect(),
+            approval,
+        };
+        let order = IncomingOrder { rpc: CREATE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let kubernetes = body.kubernetes.as_ref().map(cluster_kubernetes::parse_patch).transpose()?;
+        let carried = self.context.bmdb.create_cluster(order, spec, kubernetes).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+    }
+
+    async fn change(
+        &self,
+        request: Request<v1::ChangeClusterRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let change = ClusterSpecChange {
+            control_plane: body.control_plane,
+            workers: body.workers,
+            add_roles: body.add_roles.iter().cloned().collect(),
+            remove_roles: body.remove_roles.iter().cloned().collect(),
+        };
+        let order = IncomingOrder { rpc: CHANGE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let carried =
+            self.context.bmdb.change_cluster(order, body.name.clone(), change).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+    }
+
+    async fn declare_role(
+        &self,
+        request: Request<v1::DeclareRoleRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let declaration = RoleDeclaration::new(body.declaration.clone().unwrap_or_default())
+            .map_err(|error| invalid_argument("declaration", error.to_string()))?;
+        let order = IncomingOrder { rpc: DECLARE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let declared = self.context.bmdb.declare_cluster_role(order, body.name.clone(), declaration);
+        Ok(Response::new(encode_order_response(None, dry_run, &declared.await.map_err(bmdb_status)?)))
+    }
+
+    async fn undeclare_role(
+        &self,
+        request: Request<v1::UndeclareRoleRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc: UNDECLARE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let withdrawn = self.context.bmdb.undeclare_cluster_role(order, body.name.clone(), body.role.clone());
+        Ok(Response::new(encode_order_response(None, dry_run, &withdrawn.await.map_err(bmdb_status)?)))
+    }
+
+    async fn snapshot(
+        &self,
+        request: Request<v1::SnapshotClusterRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc: SNAPSHOT, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let requested = self.context.bmdb.request_cluster_snapshot(order, body.name.clone());
+        Ok(Response::new(encode_order_response(None, dry_run, &requested.await.map_err(bmdb_status)?)))
+    }
+
+    async fn restore(
+        &self,
+        request: Request<v1::RestoreClusterRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let reported = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let restore = RestoreRequest {
+            snapshot: reported(&body.snapshot),
+            target_machine: reported(&body.target_machine),
+            bypass_quorum: body.bypass_quorum,
+        };
+        let order = IncomingOrder { rpc: RESTORE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let restored = self.context.bmdb.restore_cluster(order, body.name.clone(), restore);
+        Ok(Response::new(encode_order_response(None, dry_run, &restored.await.map_err(bmdb_status)?)))
+    }
+
+    async fn rotate_key(
+        &self,
+        request: Request<v1::RotateClusterKeyRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc: ROTATE_KEY, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let rotated = self.context.bmdb.rotate_cluster_key(order, body.name.clone());
+        Ok(Response::new(encode_order_response(None, dry_run, &rotated.await.map_err(bmdb_status)?)))
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<v1::ListSnapshotsRequest>,
+    ) -> Result<Response<v1::ListSnapshotsResponse>, Status> {
+        let name = request.into_inner().name;
+        let look = self.context.read_pool.read(move |tx| {
+            let name = name.clone();
+            Box::pin(async move { list_cluster_snapshots(tx, &name).await })
+        });
+        let (found, now) = look.await.map_err(bmdb_status)?;
+        let snapshots = found.into_iter().map(snapshot).collect();
+        Ok(Response::new(v1::ListSnapshotsResponse { snapshots, read_at: Some(encode_timestamp(now)) }))
+    }
+
+    async fn approve_machine(
+        &self,
+        request: Request<v1::ApproveMachineRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc: APPROVE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let approved =
+            self.context.bmdb.approve_cluster_member(order, body.name.clone(), body.machine.clone());
+        Ok(Response::new(encode_order_response(None, dry_run, &approved.await.map_err(bmdb_status)?)))
+    }
+
+    async fn delete(
+        &self,
+        request: Request<v1::DeleteClusterRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let order = IncomingOrder { rpc: DELETE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&body.name))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let carried =
+            self.context.bmdb.delete_cluster(order, body.name.clone()).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+    }
+}
+
+fn encode_forecast(forecast: Forecast, exists: bool) -> v1::PlanClusterResponse {
+    v1::PlanClusterResponse {
+        read_at: Some(encode_timestamp(forecast.at)),
+        exists,
+        steps: (forecast.steps.into_iter())
+            .map(|step| v1::ForecastStep { machine: step.machine, name: step.name, action: step.action })
+            .collect(),
+        end: forecast.end.as_str().to_owned(),
+        wait_reasons: forecast.wait_reasons,
+        machine_waits: (forecast.machine_waits.into_iter())
+            .map(|(name, waits)| v1::MachineWait { name, wait_reason: waits })
+            .collect(),
+        assumptions: ASSUMPTIONS.map(str::to_owned).to_vec(),
+    }
+}
+
+fn encode_cluster(view: ClusterView) -> v1::Cluster {
+    v1::Cluster {
+        name: view.name,
+        id: view.id,
+        stage: view.stage,
+        control_plane: view.control_plane,
+        workers: view.workers,
+        selector: view.selector,
+        roles: view.roles,
+        approval: view.approval,
+        created_at: Some(encode_timestamp(view.created_at)),
+        created_by: view.created_by,
+        deletion_requested_by: view.deletion_requested_by,
+        curators: view.curators,
+        observed_at: view.observed_at.map(encode_timestamp),
+        voters: view.voters,
+        voters_reached: view.voters_reached,
+        wait_reasons: view.wait_reasons,
+        machines: view.machines.into_iter().map(encode_machine).collect(),
+        declarations: view.declarations.into_iter().map(encode_declaration).collect(),
+        snapshot_at: view.snapshot_at.map(encode_timestamp),
+        epoch: view.epoch,
+        restored_at: view.restored_at.map(encode_timestamp),
+        restoring_from: view.restoring_from,
+        restore_requested_by: view.restore_requested_by,
+        key_since: view.key_since.map(encode_timestamp),
+        key_rotation_requested_by: view.key_rotation_requested_by,
+        keys_rejected_since: view.keys_rejected_since.map(encode_timestamp),
+        kubernetes: view.kubernetes.map(cluster_kubernetes::encode_kubernetes),
+        upgrade: view.upgrade.map(cluster_kubernetes::upgrade),
+    }
+}
+
+fn snapshot(view: SnapshotView) -> v1::ClusterSnapshot {
+    v1::ClusterSnapshot {
+        id: view.id,
+        taken_at: Some(encode_timestamp(view.taken_at)),
+        reason: view.reason,
+        revision: view.revision,
+        epoch: view.epoch,
+        bytes: view.bytes,
+        nodes: view.nodes,
+        members: view.members,
+        digest: view.digest,
+    }
+}
+
+fn encode_declaration(view: DeclarationView) -> v1::ClusterDeclaration {
+    v1::ClusterDeclaration {
+        role: view.role,
+        services: view.services,
+        digest: view.digest,
+        declared_at: Some(encode_timestamp(view.declared_at)),
+        declared_by: view.declared_by,
+        withdrawn: view.withdrawn,
+    }
+}
+
+fn encode_service(view: ServiceView) -> v1::ClusterServiceStatus {
+    v1::ClusterServiceStatus {
+        role: view.role,
+        service: view.service,
+        state: view.state,
+        since: view.since.map(encode_timestamp),
+        restarts: view.restarts,
+        message: view.message,
+    }
+}
+
+fn encode_machine(view: ClusterMachineView) -> v1::ClusterMachine {
+    v1::ClusterMachine {
+        machine: view.machine,
+        name: view.name,
+        part: view.part,
+        location: view.location,
+        phase: view.phase,
+        node: view.node,
+        state: view.state,
+        health: view.health,
+        roles: view.roles,
+        leave_reason: view.leave_reason,
+        wait_reason: view.wait_reason,
+        services: view.services.into_iter().map(encode_service).collect(),
+        kubernetes: view.kubernetes.map(cluster_kubernetes::encode_node_kubernetes),
+    }
+}

@@ -1,0 +1,67 @@
+//! Context shared by all services: connection pools, auth, shutdown.
+
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use crate::api::api_error::{bmdb_status, invalid_argument, not_found};
+use crate::api::caller::Caller;
+use crate::api::credential_checks::CredentialChecks;
+use crate::api::stream_limits::StreamLimits;
+use crate::api::validate::single_line;
+use bmdb::connection::Bmdb;
+use bmdb::machine_lookup::{LookupResult, find_machine};
+use bmdb::read_pool::ReadPool;
+use bmdb::read_pool::scoped_lookup::find_in_scope;
+use model::access::AccessScope;
+use model::machine_view::MachineName;
+
+/// Longest name of a machine in a request, in characters.
+const MAX_NAME_CHARS: usize = 300;
+
+/// Context shared by all services; cheap to clone.
+#[derive(Clone)]
+pub struct ApiContext {
+    /// Connection pool for orders.
+    pub bmdb: Bmdb,
+    /// Connection pool for queries.
+    pub read_pool: ReadPool,
+    /// The pool of authentication, also for queries that precede an order, so that lists and watches cannot delay it.
+    pub auth_pool: ReadPool,
+    /// For streams, whose credential may end before they do.
+    pub credential_checks: CredentialChecks,
+    /// Limits on the number of watches.
+    pub watch_limits: StreamLimits,
+    /// Cancelled when the server stops; streams end then.
+    pub stop: CancellationToken,
+}
+
+impl ApiContext {
+    /// Finds the one machine that `text` names within the scope of the caller.
+    pub async fn find_machine(&self, caller: &Caller, text: &str) -> Result<MachineName, Status> {
+        let text = single_line("machine", text, MAX_NAME_CHARS)?;
+        if text.is_empty() {
+            return Err(invalid_argument(
+                "machine",
+                "machine is empty; name one by its UUID, its provider's id, or PROVIDER/ID",
+            ));
+        }
+        let (wanted, scope) = (text.to_owned(), caller.scope().clone());
+        let found = self
+            .auth_pool
+            .read(move |tx| {
+                let (wanted, scope) = (wanted.clone(), scope.clone());
+                Box::pin(async move {
+                    match &scope {
+                        AccessScope::Fleet => find_machine(tx, &wanted).await,
+                        AccessScope::Providers(_) => find_in_scope(tx, &wanted, &scope).await,
+                    }
+                })
+            })
+            .await
+            .map_err(bmdb_status)?;
+        match found {
+            LookupResult::One(name) => Ok(name),
+            LookupResult::Unresolved(message) => Err(not_found("machine", text, message)),
+        }
+    }
+}

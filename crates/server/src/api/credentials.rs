@@ -1,0 +1,206 @@
+//! gRPC service Credentials: tokens and pinned client certificates.
+
+use secrecy::ExposeSecret as _;
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::api::api_error::{bmdb_status, invalid_argument};
+use crate::api::caller::{caller_of, parse_role};
+use crate::api::context::ApiContext;
+use crate::api::convert;
+use crate::api::fleet::drop_surplus;
+use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::api::pagination;
+use crate::api::validate::single_line;
+use bmdb::credential::{self, MAX_LIFETIME, NewAccessCredential, check_credential_name};
+use bmdb::inspect;
+use model::access::AccessScope;
+use model::time::Span;
+use proto::fleet::v1;
+use proto::fleet::v1::credentials_server::Credentials;
+
+const CREATE: &str = "shepherd.fleet.v1.Credentials/Create";
+const REVOKE: &str = "shepherd.fleet.v1.Credentials/Revoke";
+/// Most providers of a credential, and the longest name of one in characters.
+const MAX_PROVIDERS: usize = 100;
+const MAX_PROVIDER_CHARS: usize = 100;
+
+/// The gRPC service `Credentials`.
+pub struct CredentialsService {
+    /// Context shared by all services.
+    pub context: ApiContext,
+}
+
+#[tonic::async_trait]
+impl Credentials for CredentialsService {
+    async fn who_am_i(
+        &self,
+        request: Request<v1::WhoAmIRequest>,
+    ) -> Result<Response<v1::WhoAmIResponse>, Status> {
+        let credential = convert::encode_caller(&caller_of(&request)?);
+        Ok(Response::new(v1::WhoAmIResponse { credential: Some(credential) }))
+    }
+
+    async fn list(
+        &self,
+        request: Request<v1::ListCredentialsRequest>,
+    ) -> Result<Response<v1::ListCredentialsResponse>, Status> {
+        let body = request.into_inner();
+        let size = pagination::parse_page_size(body.page_size, 100, "page_size")?;
+        let before = match pagination::decode_page_token("credentials", &body.page_token)? {
+            None => Uuid::max(),
+            Some(place) => {
+                Uuid::try_parse(&place).map_err(|_| pagination::invalid_page_token("credentials"))?
+            }
+        };
+        let (mut found, now) = self
+            .context
+            .read_pool
+            .read(move |tx| {
+                Box::pin(async move {
+                    Ok((
+                        credential::list_credentials(tx, before, size + 1).await?,
+                        inspect::database_now(tx).await?,
+                    ))
+                })
+            })
+            .await
+            .map_err(bmdb_status)?;
+        let more = drop_surplus(&mut found, size);
+        let next = found
+            .last()
+            .filter(|_| more)
+            .map(|last| pagination::encode_page_token("credentials", &last.id.to_string()));
+        Ok(Response::new(v1::ListCredentialsResponse {
+            credentials: found.iter().map(convert::encode_credential).collect(),
+            next_page_token: next.unwrap_or_default(),
+            read_at: Some(convert::encode_timestamp(now)),
+        }))
+    }
+
+    async fn create(
+        &self,
+        request: Request<v1::CreateCredentialRequest>,
+    ) -> Result<Response<v1::CreateCredentialResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let new = parse_credential_request(body)?;
+        let order = IncomingOrder { rpc: CREATE, request: body, order: body.order.as_ref() }
+            .parse(&caller, format!("credential of {}", new.name))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let made = self.context.bmdb.create_credential(order, new).await.map_err(bmdb_status)?;
+        Ok(Response::new(v1::CreateCredentialResponse {
+            credential: made.credential.as_ref().map(convert::encode_credential),
+            token: made.token.map_or_else(String::new, |token| token.expose_secret().to_owned()),
+            order: Some(encode_order_response(None, dry_run, &made.result)),
+        }))
+    }
+
+    async fn revoke(
+        &self,
+        request: Request<v1::RevokeCredentialRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let id = Uuid::try_parse(&body.credential_id).map_err(|_| {
+            invalid_argument("credential_id", format!("{:?} is no UUID of a credential", body.credential_id))
+        })?;
+        let order = IncomingOrder { rpc: REVOKE, request: body, order: body.order.as_ref() }
+            .parse(&caller, format!("credential {id}"))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let carried = self.context.bmdb.revoke_credential(order, id).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+    }
+}
+
+/// Validates the credential of a request.
+fn parse_credential_request(request: &v1::CreateCredentialRequest) -> Result<NewAccessCredential, Status> {
+    let name = request.name.trim();
+    check_credential_name(name).map_err(|reason| invalid_argument("name", reason))?;
+    if request.providers.len() > MAX_PROVIDERS {
+        return Err(invalid_argument("providers", format!("there are more than {MAX_PROVIDERS} providers")));
+    }
+    let mut providers = Vec::new();
+    for provider in &request.providers {
+        match single_line("providers", provider, MAX_PROVIDER_CHARS)? {
+            // Rejected: ignoring it could leave an empty list, which means all providers.
+            "" => {
+                return Err(invalid_argument(
+                    "providers",
+                    "one of the providers is empty; name it, or leave it out",
+                ));
+            }
+            provider => providers.push(provider.to_owned()),
+        }
+    }
+    let expires_after = match request.expires_after.as_str() {
+        "" => None,
+        text => {
+            let span: Span = text.parse().map_err(|_| {
+                invalid_argument(
+                    "expires_after",
+                    format!("{text:?} is no length of time; write for example 90d or 12h"),
+                )
+            })?;
+            if span > MAX_LIFETIME {
+                return Err(invalid_argument(
+                    "expires_after",
+                    "that is longer than ten years; leave it out for no end",
+                ));
+            }
+            Some(span)
+        }
+    };
+    let certificate = match request.certificate_sha256.as_str() {
+        "" => None,
+        text => {
+            let digits: String = text.chars().filter(|&c| c != ':').collect();
+            let bytes = hex::decode(digits).ok().and_then(|bytes| bytes.try_into().ok());
+            Some(bytes.ok_or_else(|| {
+                invalid_argument(
+                    "certificate_sha256",
+                    "that is no SHA-256; it has 64 hexadecimal digits, colons aside",
+                )
+            })?)
+        }
+    };
+    Ok(NewAccessCredential {
+        name: name.to_owned(),
+        role: parse_role(&request.role)?,
+        scope: AccessScope::from_providers(providers),
+        expires_after,
+        certificate,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invalid_requests_are_rejected() {
+        let whole = v1::CreateCredentialRequest {
+            name: "kim".into(),
+            role: "viewer".into(),
+            expires_after: "90d".into(),
+            ..Default::default()
+        };
+        assert!(parse_credential_request(&whole).is_ok());
+        for (field, odd) in [
+            ("name", v1::CreateCredentialRequest { name: " ".into(), ..whole.clone() }),
+            ("name", v1::CreateCredentialRequest { name: "a\nb".into(), ..whole.clone() }),
+            ("role", v1::CreateCredentialRequest { role: "root".into(), ..whole.clone() }),
+            ("providers", v1::CreateCredentialRequest { providers: vec![String::new()], ..whole.clone() }),
+            ("providers", v1::CreateCredentialRequest { providers: vec!["a\0".into()], ..whole.clone() }),
+            ("expires_after", v1::CreateCredentialRequest { expires_after: "soon".into(), ..whole.clone() }),
+            ("expires_after", v1::CreateCredentialRequest { expires_after: "9999d".into(), ..whole.clone() }),
+            ("certificate_sha256", v1::CreateCredentialRequest { certificate_sha256: "ab".into(), ..whole }),
+        ] {
+            let status = parse_credential_request(&odd).unwrap_err();
+            let details = tonic_types::StatusExt::get_error_details(&status);
+            assert_eq!(details.bad_request().unwrap().field_violations[0].field, field);
+        }
+    }
+}

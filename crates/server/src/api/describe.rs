@@ -1,0 +1,67 @@
+//! Machines.Describe: all that is recorded about one machine, so that a client can show it as the database does.
+//!
+//! Rows are sent as the JSON text that the database produces: a Protobuf `Struct` has no integers.
+
+use tonic::Status;
+
+use crate::api::api_error::bmdb_status;
+use crate::api::context::ApiContext;
+use crate::api::convert::{self, encode_timestamp};
+use bmdb::inspect::{self, HistoryEntry, Tag};
+use bmdb::machine_lookup::machine_id;
+use bmdb::tags::list_tags;
+use model::machine_view::{MachineName, MachineView};
+use model::phase::phase_of;
+use model::waits::{backoff_waits, postponement_waits};
+use proto::fleet::v1;
+
+/// Number of most recent events to send.
+const EVENT_LIMIT: i64 = 10;
+
+/// Describes the machine of that name.
+pub async fn describe_machine(
+    site: &ApiContext,
+    name: &MachineName,
+) -> Result<v1::DescribeMachineResponse, Status> {
+    let (id, bmdb) = (machine_id(name), site.read_pool.bmdb().clone());
+    let (view, tags, events) = site
+        .read_pool
+        .read(move |tx| {
+            let bmdb = bmdb.clone();
+            Box::pin(async move {
+                let view = inspect::read_machine_view(&bmdb, tx, id).await?;
+                Ok((view, list_tags(tx, id).await?, inspect::list_history(tx, id, None, EVENT_LIMIT).await?))
+            })
+        })
+        .await
+        .map_err(bmdb_status)?;
+    Ok(encode_description(&view, tags, events))
+}
+
+fn encode_description(
+    view: &MachineView,
+    tags: Vec<Tag>,
+    events: Vec<HistoryEntry>,
+) -> v1::DescribeMachineResponse {
+    let (facts, now) = (&view.facts, view.at);
+    v1::DescribeMachineResponse {
+        name: Some(convert::encode_machine_name(&view.name())),
+        phase: phase_of(facts, &view.policy, now).as_str().to_owned(),
+        created_at: Some(encode_timestamp(facts.created_at)),
+        read_at: Some(encode_timestamp(now)),
+        facts: tags.into_iter().map(encode_fact).collect(),
+        schedule: view.lanes.iter().map(convert::encode_lane).collect(),
+        backoffs: backoff_waits(facts, now).into_iter().map(convert::encode_wait).collect(),
+        postponements: postponement_waits(facts, now).into_iter().map(convert::encode_wait).collect(),
+        events: events.into_iter().map(convert::encode_event).collect(),
+    }
+}
+
+fn encode_fact(tag: Tag) -> v1::Fact {
+    let column = |column: inspect::TagColumn| v1::FactColumn { name: column.name, r#type: column.kind };
+    v1::Fact {
+        table: tag.table,
+        columns: tag.columns.into_iter().map(column).collect(),
+        row: serde_json::Value::Object(tag.row).to_string(),
+    }
+}

@@ -1,0 +1,332 @@
+//! gRPC services for fleet-wide lists: sessions, work, schedule, backoffs, providers, policy, statistics.
+
+use chrono::{DateTime, Utc};
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::api::api_error::{bmdb_status, error_status, invalid_argument};
+use crate::api::caller::caller_of;
+use crate::api::context::ApiContext;
+use crate::api::convert::{self, encode_timestamp};
+use crate::api::pagination;
+use bmdb::inspect::WorkCursor;
+use bmdb::statistics::read_statistics;
+use bmdb::{inspect, queues};
+use model::process::Process;
+use model::time::Timestamp;
+use proto::fleet::v1;
+use proto::fleet::v1::backoffs_server::Backoffs;
+use proto::fleet::v1::policy_server::Policy;
+use proto::fleet::v1::providers_server::Providers;
+use proto::fleet::v1::schedule_server::Schedule;
+use proto::fleet::v1::sessions_server::Sessions;
+use proto::fleet::v1::statistics_server::Statistics;
+use proto::fleet::v1::work_server::Work;
+
+/// Implements all of these services.
+#[derive(Clone)]
+pub struct FleetService {
+    /// Context shared by all services.
+    pub context: ApiContext,
+}
+
+#[tonic::async_trait]
+impl Sessions for FleetService {
+    async fn list(
+        &self,
+        request: Request<v1::ListSessionsRequest>,
+    ) -> Result<Response<v1::ListSessionsResponse>, Status> {
+        let body = request.into_inner();
+        let size = pagination::parse_page_size(body.page_size, 100, "page_size")?;
+        let after = match pagination::decode_page_token("sessions", &body.page_token)? {
+            None => Uuid::nil(),
+            Some(place) => Uuid::try_parse(&place).map_err(|_| pagination::invalid_page_token("sessions"))?,
+        };
+        let look = self.context.read_pool.read(move |tx| {
+            Box::pin(async move {
+                Ok((inspect::list_sessions(tx, after, size + 1).await?, inspect::database_now(tx).await?))
+            })
+        });
+        let (mut sessions, now) = look.await.map_err(bmdb_status)?;
+        let more = drop_surplus(&mut sessions, size);
+        let next = sessions.last().filter(|_| more).map(|line| line.session.to_string());
+        Ok(Response::new(v1::ListSessionsResponse {
+            sessions: sessions.into_iter().map(convert::encode_session).collect(),
+            more,
+            read_at: Some(encode_timestamp(now)),
+            next_page_token: next
+                .map_or_else(String::new, |place| pagination::encode_page_token("sessions", &place)),
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl Work for FleetService {
+    async fn list(
+        &self,
+        request: Request<v1::ListWorkRequest>,
+    ) -> Result<Response<v1::ListWorkResponse>, Status> {
+        let body = request.into_inner();
+        let size = pagination::parse_page_size(body.page_size, 100, "page_size")?;
+        let after = match pagination::decode_page_token("work", &body.page_token)? {
+            None => None,
+            Some(place) => {
+                Some(parse_work_cursor(&place).ok_or_else(|| pagination::invalid_page_token("work"))?)
+            }
+        };
+        let look = self.context.read_pool.read(move |tx| {
+            let after = after.clone();
+            Box::pin(async move {
+                Ok((
+                    inspect::list_work(tx, after.as_ref(), size + 1).await?,
+                    inspect::database_now(tx).await?,
+                ))
+            })
+        });
+        let (mut work, now) = look.await.map_err(bmdb_status)?;
+        let more = drop_surplus(&mut work, size);
+        let next = work.last().filter(|_| more).map(|line| encode_work_cursor(&WorkCursor::of(line)));
+        Ok(Response::new(v1::ListWorkResponse {
+            work: work.iter().map(convert::encode_work).collect(),
+            more,
+            read_at: Some(encode_timestamp(now)),
+            next_page_token: next
+                .map_or_else(String::new, |place| pagination::encode_page_token("work", &place)),
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl Schedule for FleetService {
+    async fn list(
+        &self,
+        request: Request<v1::ListScheduleRequest>,
+    ) -> Result<Response<v1::ListScheduleResponse>, Status> {
+        let body = request.into_inner();
+        let process: Process = body
+            .process
+            .parse()
+            .map_err(|error: model::process::UnknownName| invalid_argument("process", error.to_string()))?;
+        let size = pagination::parse_page_size(body.page_size, 100, "page_size")?;
+        let after = match pagination::decode_page_token("schedule", &body.page_token)? {
+            None => (DateTime::<Utc>::UNIX_EPOCH, Uuid::nil()),
+            Some(place) => {
+                parse_time_cursor(&place).ok_or_else(|| pagination::invalid_page_token("schedule"))?
+            }
+        };
+        let (mut due, now) = self
+            .context
+            .read_pool
+            .read(move |tx| {
+                Box::pin(async move {
+                    Ok((
+                        queues::list_due(tx, process.as_str(), after, size + 1).await?,
+                        inspect::database_now(tx).await?,
+                    ))
+                })
+            })
+            .await
+            .map_err(bmdb_status)?;
+        let more = drop_surplus(&mut due, size);
+        let next =
+            due.last().filter(|_| more).map(|line| encode_time_cursor(line.ready_at, line.name.machine));
+        Ok(Response::new(v1::ListScheduleResponse {
+            due: due
+                .iter()
+                .map(|line| v1::DueItem {
+                    name: Some(convert::encode_machine_name(&line.name)),
+                    lane: line.lane.clone(),
+                    process: line.process.clone(),
+                    ready_at: Some(encode_timestamp(line.ready_at)),
+                    not_before: line.not_before.map(encode_timestamp),
+                    timer: line.timer,
+                    priority: line.priority,
+                    reason: line.reason.clone(),
+                    decided_at: line.decided_at.clone(),
+                })
+                .collect(),
+            next_page_token: next
+                .map_or_else(String::new, |place| pagination::encode_page_token("schedule", &place)),
+            read_at: Some(encode_timestamp(now)),
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl Backoffs for FleetService {
+    async fn list(
+        &self,
+        request: Request<v1::ListBackoffsRequest>,
+    ) -> Result<Response<v1::ListBackoffsResponse>, Status> {
+        let body = request.into_inner();
+        let size = pagination::parse_page_size(body.page_size, 100, "page_size")?;
+        let (machine, process) = match pagination::decode_page_token("backoffs", &body.page_token)? {
+            None => (Uuid::nil(), String::new()),
+            Some(place) => place
+                .split_once(' ')
+                .filter(|(_, process)| !process.chars().any(char::is_control))
+                .and_then(|(machine, process)| Some((Uuid::try_parse(machine).ok()?, process.to_owned())))
+                .ok_or_else(|| pagination::invalid_page_token("backoffs"))?,
+        };
+        let (mut lines, now) = self
+            .context
+            .read_pool
+            .read(move |tx| {
+                let process = process.clone();
+                Box::pin(async move {
+                    Ok((
+                        queues::list_backoffs(tx, (machine, &process), size + 1).await?,
+                        inspect::database_now(tx).await?,
+                    ))
+                })
+            })
+            .await
+            .map_err(bmdb_status)?;
+        let more = drop_surplus(&mut lines, size);
+        let next =
+            lines.last().filter(|_| more).map(|line| format!("{} {}", line.name.machine, line.process));
+        Ok(Response::new(v1::ListBackoffsResponse {
+            backoffs: lines
+                .iter()
+                .map(|line| v1::Backoff {
+                    name: Some(convert::encode_machine_name(&line.name)),
+                    process: line.process.clone(),
+                    failures: line.failures,
+                    until: Some(encode_timestamp(line.until)),
+                    cause: line.cause.clone(),
+                })
+                .collect(),
+            next_page_token: next
+                .map_or_else(String::new, |place| pagination::encode_page_token("backoffs", &place)),
+            read_at: Some(encode_timestamp(now)),
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl Providers for FleetService {
+    async fn list(
+        &self,
+        _: Request<v1::ListProvidersRequest>,
+    ) -> Result<Response<v1::ListProvidersResponse>, Status> {
+        let (providers, brakes, now) = self
+            .context
+            .read_pool
+            .read(|tx| {
+                Box::pin(async move {
+                    Ok((
+                        inspect::list_providers(tx).await?,
+                        inspect::list_brakes(tx).await?,
+                        inspect::database_now(tx).await?,
+                    ))
+                })
+            })
+            .await
+            .map_err(bmdb_status)?;
+        Ok(Response::new(v1::ListProvidersResponse {
+            providers: providers.into_iter().map(convert::encode_provider).collect(),
+            brakes: brakes.into_iter().map(convert::encode_brake).collect(),
+            read_at: Some(encode_timestamp(now)),
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl Policy for FleetService {
+    async fn get(&self, _: Request<v1::GetPolicyRequest>) -> Result<Response<v1::GetPolicyResponse>, Status> {
+        let bmdb = self.context.read_pool.bmdb();
+        bmdb.read_policy().await.map_err(bmdb_status)?;
+        let (version, policy) = bmdb.policy();
+        let policy = serde_json::to_value(&*policy).map_err(|error| {
+            tracing::error!(%error, "the policy is no JSON");
+            error_status(
+                tonic::Code::Internal,
+                "INTERNAL",
+                "this shepherd failed to answer; its log says why",
+            )
+        })?;
+        Ok(Response::new(v1::GetPolicyResponse {
+            version,
+            policy: convert::encode_optional_struct(Some(&policy)),
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl Statistics for FleetService {
+    async fn get(
+        &self,
+        request: Request<v1::GetStatisticsRequest>,
+    ) -> Result<Response<v1::GetStatisticsResponse>, Status> {
+        let scope = caller_of(&request)?.scope().clone();
+        let look = self.context.read_pool.read(move |tx| {
+            let scope = scope.clone();
+            Box::pin(async move { read_statistics(tx, &scope).await })
+        });
+        Ok(Response::new(convert::encode_statistics(look.await.map_err(bmdb_status)?)))
+    }
+}
+
+/// Removes the surplus line that was read beyond the limit, and returns whether there was one.
+pub(super) fn drop_surplus<T>(lines: &mut Vec<T>, size: i64) -> bool {
+    let size = usize::try_from(size).unwrap_or(usize::MAX);
+    let more = lines.len() > size;
+    lines.truncate(size);
+    more
+}
+
+/// Encodes the cursor of a list that is sorted by time and then by id.
+pub(super) fn encode_time_cursor(at: Timestamp, id: Uuid) -> String {
+    format!("{} {id}", at.timestamp_micros())
+}
+
+/// Parses a cursor of [`encode_time_cursor`].
+pub(super) fn parse_time_cursor(place: &str) -> Option<(Timestamp, Uuid)> {
+    let (at, id) = place.split_once(' ')?;
+    // No listed row is older than 1970, and the database supports no much earlier time.
+    let at: i64 = at.parse().ok().filter(|at| *at >= 0)?;
+    Some((DateTime::from_timestamp_micros(at)?, Uuid::try_parse(id).ok()?))
+}
+
+/// Encodes the cursor of the list of live work.
+fn encode_work_cursor(place: &WorkCursor) -> String {
+    format!("{} {}", encode_time_cursor(place.since, place.machine), place.lane)
+}
+
+/// Parses a cursor of [`encode_work_cursor`].
+fn parse_work_cursor(text: &str) -> Option<WorkCursor> {
+    let (moment, lane) = text.rsplit_once(' ')?;
+    let (since, machine) = parse_time_cursor(moment)?;
+    let lane = Some(lane).filter(|lane| !lane.chars().any(char::is_control))?;
+    Some(WorkCursor { since, machine, lane: lane.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_cursor_round_trips() {
+        let since = "2026-11-20T18:00:00.123456Z".parse().unwrap();
+        let place = WorkCursor { since, machine: Uuid::from_u128(7), lane: "access".to_owned() };
+        assert_eq!(parse_work_cursor(&encode_work_cursor(&place)), Some(place));
+        for odd in ["", "access", "1 access", "1 00000000-0000-0000-0000-000000000007 a\0"] {
+            assert_eq!(parse_work_cursor(odd), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn time_cursor_round_trips() {
+        let place = ("2026-11-20T18:00:00.123456Z".parse().unwrap(), Uuid::from_u128(7));
+        assert_eq!(parse_time_cursor(&encode_time_cursor(place.0, place.1)), Some(place));
+        for odd in [
+            "",
+            "1",
+            "x y",
+            "-1 00000000-0000-0000-0000-000000000007",
+            "9223372036854775807 00000000-0000-0000-0000-000000000007",
+        ] {
+            assert_eq!(parse_time_cursor(odd), None, "{odd}");
+        }
+    }
+}

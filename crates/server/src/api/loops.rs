@@ -1,0 +1,119 @@
+//! gRPC service Loops: list and pause control loops.
+
+use tonic::{Request, Response, Status};
+
+use crate::api::api_error::{bmdb_status, invalid_argument};
+use crate::api::caller::caller_of;
+use crate::api::context::ApiContext;
+use crate::api::convert::{decode_timestamp, encode_timestamp};
+use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::api::validate::single_line;
+use bmdb::action::Expiry;
+use bmdb::loop_pause::{NewPause, list_loops};
+use model::pause::{LoopKind, Pause, describe_target};
+use proto::fleet::v1;
+use proto::fleet::v1::loops_server::Loops;
+
+const PAUSE: &str = "shepherd.fleet.v1.Loops/Pause";
+const RESUME: &str = "shepherd.fleet.v1.Loops/Resume";
+const MAX_PROVIDER_CHARS: usize = 100;
+
+/// The gRPC service `Loops`.
+pub struct LoopsService {
+    /// Context shared by all services.
+    pub context: ApiContext,
+}
+
+#[tonic::async_trait]
+impl Loops for LoopsService {
+    async fn list(
+        &self,
+        _: Request<v1::ListLoopsRequest>,
+    ) -> Result<Response<v1::ListLoopsResponse>, Status> {
+        let (loops, now) = self
+            .context
+            .read_pool
+            .read(|tx| Box::pin(async move { list_loops(tx).await }))
+            .await
+            .map_err(bmdb_status)?;
+        let loops = loops.iter().map(|state| v1::Loop {
+            name: state.loop_kind.as_str().to_owned(),
+            workers: state.workers,
+            pauses: state.pauses.iter().map(encode_pause).collect(),
+        });
+        Ok(Response::new(v1::ListLoopsResponse {
+            loops: loops.collect(),
+            read_at: Some(encode_timestamp(now)),
+        }))
+    }
+
+    async fn pause(
+        &self,
+        request: Request<v1::PauseLoopRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let (of, provider) = (parse_loop(&body.name)?, parse_provider(&body.provider)?);
+        let until = match &body.expiry {
+            None => None,
+            Some(v1::pause_loop_request::Expiry::ExpiresAt(time)) => Some(Expiry::At(
+                decode_timestamp(*time)
+                    .ok_or_else(|| invalid_argument("expires_at", "expires_at is no valid time"))?,
+            )),
+            Some(v1::pause_loop_request::Expiry::ExpiresAfter(text)) => {
+                Some(Expiry::After(text.parse().map_err(|_| {
+                    invalid_argument(
+                        "expires_after",
+                        format!("{text:?} is no length of time; write for example 2h, 30m or 1d"),
+                    )
+                })?))
+            }
+        };
+        let order = IncomingOrder { rpc: PAUSE, request: body, order: body.order.as_ref() }
+            .parse(&caller, describe_target(of, provider.as_deref()))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let new = NewPause { paused_loop: of, provider, until, actor: caller.name().to_owned() };
+        let carried = self.context.bmdb.pause_loop(order, new).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+    }
+
+    async fn resume(
+        &self,
+        request: Request<v1::ResumeLoopRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let (of, provider) = (parse_loop(&body.name)?, parse_provider(&body.provider)?);
+        let order = IncomingOrder { rpc: RESUME, request: body, order: body.order.as_ref() }
+            .parse(&caller, describe_target(of, provider.as_deref()))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let carried = self.context.bmdb.resume_loop(order, of, provider).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+    }
+}
+
+fn parse_loop(text: &str) -> Result<LoopKind, Status> {
+    text.parse().map_err(|error: model::process::UnknownName| invalid_argument("name", error.to_string()))
+}
+
+/// Validates the name of the provider; `None` if it is empty.
+fn parse_provider(text: &str) -> Result<Option<String>, Status> {
+    let provider = single_line("provider", text, MAX_PROVIDER_CHARS)?;
+    if provider == "*" {
+        return Err(invalid_argument("provider", "leave the provider out to mean the machines of all"));
+    }
+    Ok(Some(provider.to_owned()).filter(|provider| !provider.is_empty()))
+}
+
+/// Encodes a pause of a control loop.
+pub(super) fn encode_pause(pause: &Pause) -> v1::LoopPause {
+    v1::LoopPause {
+        provider: pause.provider.clone(),
+        reason: pause.reason.clone(),
+        paused_by: pause.by.clone(),
+        since: Some(encode_timestamp(pause.since)),
+        until: pause.until.map(encode_timestamp),
+    }
+}

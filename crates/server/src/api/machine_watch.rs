@@ -1,0 +1,510 @@
+//! Machine watch: snapshot, changes, bookmarks and resume tokens.
+//!
+//! A watch is a task that reads every second which machines have new history, and sends those whose state differs from
+//! the one that it sent before. A line of history has the time of its writing but becomes visible when its transaction
+//! commits. So each read starts some seconds before the end of the previous one. A transaction may take longer still,
+//! so all machines are read again every few minutes. A watch is therefore eventually correct whatever it missed in
+//! between, and a resume token, for this shepherd or another, is only a time.
+//!
+//! A watch ends when the client is gone or reads too slowly; when the server stops; when its credential is revoked or
+//! expires, or cannot be checked for too long; and when the database is away for longer than a failover takes. After
+//! any end except that of the server, no further message is sent (see [`closing_stream`]): each message that was sent
+//! had its own resume token.
+//!
+//! [`closing_stream`]: crate::api::closing_stream
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use chrono::DateTime;
+use futures::future::BoxFuture;
+use prost::Message as _;
+use sqlx::PgConnection;
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::SendTimeoutError;
+use tokio::time::Instant;
+use tonic::{Code, Status};
+use uuid::Uuid;
+
+use crate::api::api_error::{bmdb_status, error_status, invalid_argument};
+use crate::api::caller::Caller;
+use crate::api::closing_stream::{Close, ClosingStream, closing_stream};
+use crate::api::context::ApiContext;
+use crate::api::convert::{self, encode_timestamp};
+use bmdb::error::BmdbError;
+use bmdb::inspect;
+use bmdb::listing::{self, ChangesUntil, Filter, ListedMachine, MachineCursor, PageBudget};
+use model::time::{Timestamp, before};
+use proto::fleet::v1;
+use proto::fleet::v1::watch_machines_response::Event;
+
+/// Interval between two reads of the history.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// How long before the end of the last read the next one starts.
+const OVERLAP: Duration = Duration::from_secs(5);
+/// Interval between two reads of all machines.
+const FULL_SCAN_INTERVAL: Duration = Duration::from_mins(5);
+/// Oldest resume token that is accepted.
+const MAX_RESUME_AGE: Duration = Duration::from_hours(1);
+/// Longest silence of a stream; then it sends a bookmark.
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(5);
+/// How long the database may be away, or too busy.
+const DATABASE_OUTAGE_LIMIT: Duration = Duration::from_secs(30);
+/// How long the check of the credential may fail.
+const CREDENTIAL_CHECK_LIMIT: Duration = Duration::from_secs(10);
+/// Number of buffered messages, and the longest wait for space in the buffer.
+const BUFFER_SIZE: usize = 64;
+const SEND_TIMEOUT: Duration = Duration::from_mins(1);
+/// Most lines of history in one read.
+const MAX_HISTORY_LINES: i64 = 5000;
+/// Machines of a page, and of one read by id.
+const PAGE_SIZE: usize = 500;
+const MAX_EXAMINED: usize = 2000;
+/// Instead of a digest: the removal of the machine was sent.
+const REMOVED_DIGEST: u64 = 0;
+
+/// The response stream of a watch.
+pub type MachineWatchStream = ClosingStream<v1::WatchMachinesResponse>;
+
+/// Parses a resume token; `None` starts from the beginning.
+pub fn parse_resume_token(text: &str) -> Result<Option<Timestamp>, Status> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let read = || {
+        let text = String::from_utf8(URL_SAFE_NO_PAD.decode(text).ok()?).ok()?;
+        DateTime::from_timestamp_micros(text.strip_prefix("watch ")?.parse().ok()?)
+    };
+    read().map(Some).ok_or_else(|| {
+        invalid_argument("resume_token", "this is no resume token; give `resume_token` of an earlier watch")
+    })
+}
+
+fn encode_resume_token(until: Timestamp) -> String {
+    URL_SAFE_NO_PAD.encode(format!("watch {}", until.timestamp_micros()))
+}
+
+/// Starts a watch for the caller, from the beginning or at `resume`.
+pub fn start_watch(
+    site: ApiContext,
+    caller: Caller,
+    filter: Filter,
+    resume: Option<Timestamp>,
+) -> Result<MachineWatchStream, Status> {
+    let credential = caller.credential_id();
+    let permit = site.watch_limits.acquire(credential)?;
+    let (tell, bid, watched) = closing_stream(BUFFER_SIZE);
+    let (stop, ending, listened) = (site.stop.clone(), site.clone(), tell.clone());
+    let identity = caller.clone();
+    let watch = MachineWatch {
+        context: site,
+        caller,
+        filter,
+        resumed: resume.is_some(),
+        sent: HashMap::new(),
+        sender: tell,
+        last_sent_at: Instant::now(),
+    };
+    tokio::spawn(async move {
+        let ended = stop.run_until_cancelled(async {
+            tokio::select! {
+                end = Box::pin(watch.run(resume)) => end,
+                // Checked concurrently, because sending may wait for the client.
+                end = wait_for_credential_end(&ending, credential) => end,
+                () = listened.closed() => StreamEnd::ClientGone,
+            }
+        });
+        let ended = ended.await;
+        drop(permit);
+        let farewell = match ended {
+            None => {
+                let text = "this shepherd stops; resume at another one";
+                Close::AfterDrain(error_status(Code::Unavailable, "UNAVAILABLE", text))
+            }
+            Some(StreamEnd::ClientGone) => return,
+            Some(StreamEnd::Failed(status)) => Close::Now(identity.reveal_cause(status)),
+        };
+        // The send fails only if the client is gone.
+        drop(bid.send(farewell));
+    });
+    Ok(watched)
+}
+
+/// Waits until a credential is no longer active, or could not be checked for too long. A login to the database does not
+/// end while its connection exists.
+pub(super) async fn wait_for_credential_end(site: &ApiContext, credential: Option<Uuid>) -> StreamEnd {
+    let Some(credential) = credential else { return std::future::pending().await };
+    // The middleware has just authenticated it.
+    let mut good_at = Instant::now();
+    loop {
+        tokio::time::sleep(POLL_INTERVAL).await;
+        let requested_at = Instant::now();
+        let answer = tokio::time::timeout_at(
+            good_at + CREDENTIAL_CHECK_LIMIT,
+            site.credential_checks.is_active(credential),
+        )
+        .await;
+        let answer = answer.unwrap_or_else(|_| {
+            let text = "it could not be found out for too long whether the credential of this stream is still \
+                        good; resume in a moment, or at another shepherd";
+            Err(error_status(Code::Unavailable, "UNAVAILABLE", text))
+        });
+        if matches!(answer, Ok(true)) {
+            good_at = requested_at;
+        }
+        if let Some(status) = credential_end_status(answer, good_at.elapsed()) {
+            return StreamEnd::Failed(status);
+        }
+    }
+}
+
+/// Status with which a stream ends after this check of its credential; `None` if it goes on. `unsure_for` is the time
+/// since the last successful check.
+fn credential_end_status(answer: Result<bool, Status>, unsure_for: Duration) -> Option<Status> {
+    match answer {
+        Ok(true) => None,
+        Ok(false) => {
+            let text = "the credential of this stream was revoked, or has expired";
+            Some(error_status(Code::Unauthenticated, "INVALID_CREDENTIAL", text))
+        }
+        Err(status) if is_transient(status.code(), unsure_for, CREDENTIAL_CHECK_LIMIT) => None,
+        Err(status) => Some(status),
+    }
+}
+
+/// Whether an error is retried, after failing for `lasted`.
+fn is_transient(code: Code, lasted: Duration, patience: Duration) -> bool {
+    code == Code::Unavailable && lasted < patience
+}
+
+/// Sends a message to the client if the buffer has space in time.
+pub(super) async fn send_within<T>(
+    tell: &mpsc::Sender<T>,
+    reported: T,
+    within: Duration,
+) -> Result<(), StreamEnd> {
+    match tell.send_timeout(reported, within).await {
+        Ok(()) => Ok(()),
+        Err(SendTimeoutError::Closed(_)) => Err(StreamEnd::ClientGone),
+        Err(SendTimeoutError::Timeout(_)) => {
+            let text = format!(
+                "you read too slowly: there was no room for another message for {} seconds; resume with \
+                 the last token you received, and read faster, or watch fewer machines",
+                within.as_secs()
+            );
+            Err(StreamEnd::Failed(error_status(Code::ResourceExhausted, "SLOW_READER", text)))
+        }
+    }
+}
+
+/// Why a watch, or another stream, ended.
+#[derive(Debug)]
+pub(super) enum StreamEnd {
+    /// The client has closed the stream.
+    ClientGone,
+    /// The stream ends with this status.
+    Failed(Status),
+}
+
+struct MachineWatch {
+    context: ApiContext,
+    caller: Caller,
+    filter: Filter,
+    resumed: bool,
+    /// Digest of the state that was last sent of each machine.
+    sent: HashMap<Uuid, u64>,
+    sender: mpsc::Sender<v1::WatchMachinesResponse>,
+    /// When the last message was sent.
+    last_sent_at: Instant,
+}
+
+impl MachineWatch {
+    async fn run(mut self, resume: Option<Timestamp>) -> StreamEnd {
+        let Err(end) = self.run_until_end(resume).await;
+        end
+    }
+
+    async fn run_until_end(
+        &mut self,
+        resume: Option<Timestamp>,
+    ) -> Result<std::convert::Infallible, StreamEnd> {
+        let mut until = match resume {
+            Some(until) => self.check_resume_age(until).await?,
+            None => self.send_all(String::new()).await?,
+        };
+        let mut all_again = Instant::now() + FULL_SCAN_INTERVAL;
+        self.send_bookmark(until).await?;
+        loop {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            until = self.send_changes(until).await?;
+            if Instant::now() >= all_again {
+                self.send_all(encode_resume_token(until)).await?;
+                all_again = Instant::now() + FULL_SCAN_INTERVAL;
+            }
+            if self.last_sent_at.elapsed() >= BOOKMARK_INTERVAL {
+                self.send_bookmark(until).await?;
+            }
+        }
+    }
+
+    /// Reads from the database, and retries while it is away or too busy.
+    async fn read_with_retry<T, F>(&self, body: F) -> Result<T, StreamEnd>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
+    {
+        let (body, began) = (Arc::new(body), Instant::now());
+        loop {
+            let body = body.clone();
+            let status = match self.context.read_pool.read(move |tx| body(tx)).await {
+                Ok(seen) => return Ok(seen),
+                Err(error) => bmdb_status(error),
+            };
+            if !is_transient(status.code(), began.elapsed(), DATABASE_OUTAGE_LIMIT) {
+                return Err(StreamEnd::Failed(status));
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Returns the time at which to resume. Rejects a token so old that starting again costs less, or that history may
+    /// no longer cover.
+    async fn check_resume_age(&self, resume: Timestamp) -> Result<Timestamp, StreamEnd> {
+        let now = self.read_with_retry(|tx| Box::pin(inspect::database_now(tx))).await?;
+        if resume < before(now, MAX_RESUME_AGE) {
+            let text = format!(
+                "this watch ended more than {} minutes ago; start again, without a resume token",
+                MAX_RESUME_AGE.as_secs() / 60
+            );
+            return Err(StreamEnd::Failed(error_status(Code::OutOfRange, "RESUME_TOKEN_EXPIRED", text)));
+        }
+        Ok(resume)
+    }
+
+    /// Sends every machine whose state differs from the one sent before, and the removals. Returns the time from which
+    /// to read changes.
+    ///
+    /// A resumed watch sends each machine once here. It cannot know what differs from the state that the earlier watch
+    /// sent: not every visible change of a machine writes a line of history.
+    async fn send_all(&mut self, resume: String) -> Result<Timestamp, StreamEnd> {
+        let (mut after, mut began): (Option<MachineCursor>, Option<Timestamp>) = (None, None);
+        let mut seen: HashSet<Uuid> = HashSet::new();
+        loop {
+            let (filter, scope, from) = (self.filter.clone(), self.caller.scope().clone(), after);
+            let look = self.read_with_retry(move |tx| {
+                let (filter, scope, from) = (filter.clone(), scope.clone(), from.clone());
+                Box::pin(async move {
+                    let (now, enough) =
+                        (inspect::database_now(tx).await?, PageBudget::with_time_limit(MAX_EXAMINED));
+                    Ok((
+                        listing::list_machines(tx, &filter, &scope, from.as_ref(), PAGE_SIZE, enough).await?,
+                        now,
+                    ))
+                })
+            });
+            let (page, now) = look.await?;
+            began.get_or_insert(now);
+            for listed in &page.machines {
+                self.send_machine(listed, &resume).await?;
+                seen.insert(listed.summary.name.machine);
+            }
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        // A machine that changes its class while the list is read may be missing from the list. Its change is in the
+        // history, which is read from the start of the list.
+        let from = began.map_or(Timestamp::MIN_UTC, |began| before(began, OVERLAP));
+        let missing = self
+            .sent
+            .iter()
+            .filter(|(machine, digest)| **digest != REMOVED_DIGEST && !seen.contains(*machine));
+        let missing: Vec<Uuid> = missing.map(|(machine, _)| *machine).collect();
+        for some in missing.chunks(PAGE_SIZE) {
+            self.send_differences(some, &resume).await?;
+        }
+        Ok(from)
+    }
+
+    /// Sends the changes since `from`, and returns the time up to which they are complete.
+    async fn send_changes(&mut self, from: Timestamp) -> Result<Timestamp, StreamEnd> {
+        let mut begin = before(from, OVERLAP);
+        loop {
+            let look = self.read_with_retry(move |tx| {
+                Box::pin(async move {
+                    let now = inspect::database_now(tx).await?;
+                    listing::list_changed_machines(tx, (begin, now), MAX_HISTORY_LINES).await
+                })
+            });
+            let (machines, until) = look.await?;
+            for some in machines.chunks(PAGE_SIZE) {
+                self.send_differences(some, &encode_resume_token(from)).await?;
+            }
+            match until {
+                ChangesUntil::Complete(now) => return Ok(now),
+                ChangesUntil::Truncated(at) => begin = at,
+            }
+        }
+    }
+
+    /// Reads these machines again, and sends those that differ from what was sent.
+    async fn send_differences(&mut self, machines: &[Uuid], resume: &str) -> Result<(), StreamEnd> {
+        let lines = self.read_machines(self.filter.clone(), machines.to_vec()).await?;
+        for listed in &lines {
+            self.send_machine(listed, resume).await?;
+        }
+        let rest: Vec<Uuid> = {
+            let meant: HashSet<Uuid> = lines.iter().map(|listed| listed.summary.name.machine).collect();
+            machines.iter().filter(|machine| !meant.contains(machine)).copied().collect()
+        };
+        // A resumed watch does not know what the earlier watch sent.
+        let unknown: Vec<Uuid> =
+            rest.iter().filter(|machine| self.resumed && !self.sent.contains_key(machine)).copied().collect();
+        let may_be_notified = self.machines_in_scope(unknown).await?;
+        for machine in rest {
+            let was_notified = self.sent.get(&machine).is_some_and(|digest| *digest != REMOVED_DIGEST);
+            if was_notified || may_be_notified.contains(&machine) {
+                self.sent.insert(machine, REMOVED_DIGEST);
+                self.send(Event::RemovedMachine(machine.to_string()), resume.to_owned()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Those of `machines` in the scope of the credential, whether the filter matches or not.
+    async fn machines_in_scope(&self, machines: Vec<Uuid>) -> Result<HashSet<Uuid>, StreamEnd> {
+        if machines.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let lines = self.read_machines(Filter::default(), machines).await?;
+        Ok(lines.into_iter().map(|listed| listed.summary.name.machine).collect())
+    }
+
+    /// Those of `machines` in the scope of the credential that match `filter`.
+    async fn read_machines(
+        &self,
+        filter: Filter,
+        machines: Vec<Uuid>,
+    ) -> Result<Vec<ListedMachine>, StreamEnd> {
+        let scope = self.caller.scope().clone();
+        let look = self.read_with_retry(move |tx| {
+            let (filter, scope, machines) = (filter.clone(), scope.clone(), machines.clone());
+            Box::pin(async move { listing::list_machines_by_id(tx, &filter, &scope, &machines).await })
+        });
+        look.await
+    }
+
+    /// Sends a machine unless the same state was sent before.
+    async fn send_machine(&mut self, listed: &ListedMachine, resume: &str) -> Result<(), StreamEnd> {
+        let machine = convert::encode_machine(listed);
+        let digest = machine_digest(&machine, listed.timer);
+        if self.sent.insert(listed.summary.name.machine, digest) == Some(digest) {
+            return Ok(());
+        }
+        self.send(Event::Machine(machine), resume.to_owned()).await
+    }
+
+    async fn send_bookmark(&mut self, until: Timestamp) -> Result<(), StreamEnd> {
+        let quiet = v1::Bookmark { read_at: Some(encode_timestamp(until)) };
+        self.send(Event::Bookmark(quiet), encode_resume_token(until)).await
+    }
+
+    async fn send(&mut self, what: Event, resume: String) -> Result<(), StreamEnd> {
+        self.last_sent_at = Instant::now();
+        let response = v1::WatchMachinesResponse { event: Some(what), resume_token: resume };
+        send_within(&self.sender, response, SEND_TIMEOUT).await
+    }
+}
+
+/// Digest of the state whose change is sent: everything except the heartbeat, and except the time that each heartbeat
+/// postpones.
+fn machine_digest(machine: &v1::Machine, timer: bool) -> u64 {
+    let mut steady = v1::Machine { heartbeat_at: None, ..machine.clone() };
+    if timer {
+        steady.ready_at = None;
+    }
+    let mut hasher = DefaultHasher::new();
+    (timer, steady.encode_to_vec()).hash(&mut hasher);
+    hasher.finish().max(REMOVED_DIGEST + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resume_token_round_trips() {
+        let moment: Timestamp = "2026-11-20T18:00:00.123456Z".parse().unwrap();
+        assert_eq!(parse_resume_token(&encode_resume_token(moment)).unwrap(), Some(moment));
+        assert_eq!(parse_resume_token("").unwrap(), None);
+        for odd in ["x", "d2F0Y2gg"] {
+            assert!(parse_resume_token(odd).is_err(), "{odd}");
+        }
+    }
+
+    #[test]
+    fn heartbeat_alone_is_no_change() {
+        let moment = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
+        let machine = v1::Machine { phase: "Ready".into(), ready_at: moment(1), ..Default::default() };
+        let beaten = v1::Machine { heartbeat_at: moment(1), ..machine.clone() };
+        let armed_again = v1::Machine { ready_at: moment(2), ..machine.clone() };
+        let silent = v1::Machine { phase: "Silent".into(), ..machine.clone() };
+        for (name, other, timer, same) in [
+            ("a heartbeat", &beaten, true, true),
+            ("a heartbeat where nothing waits for silence", &beaten, false, true),
+            ("a timer that a heartbeat put off", &armed_again, true, true),
+            ("another moment that is no timer's", &armed_again, false, false),
+            ("another phase", &silent, true, false),
+        ] {
+            assert_eq!(machine_digest(&machine, timer) == machine_digest(other, timer), same, "{name}");
+        }
+        assert_ne!(machine_digest(&machine, true), machine_digest(&machine, false), "it is due for good");
+    }
+
+    #[test]
+    fn credential_is_trusted_for_a_while_when_it_cannot_be_checked() {
+        let long = CREDENTIAL_CHECK_LIMIT + Duration::from_millis(1);
+        let away = || Err(Status::unavailable("away"));
+        for (answer, unsure_for, ends) in [
+            (Ok(true), Duration::ZERO, None),
+            (Ok(false), Duration::ZERO, Some(Code::Unauthenticated)),
+            (away(), Duration::ZERO, None),
+            (away(), CREDENTIAL_CHECK_LIMIT.saturating_sub(Duration::from_millis(1)), None),
+            (away(), CREDENTIAL_CHECK_LIMIT, Some(Code::Unavailable)),
+            (away(), long, Some(Code::Unavailable)),
+            (Err(Status::internal("corrupt")), Duration::ZERO, Some(Code::Internal)),
+        ] {
+            let text = format!("{answer:?} after {unsure_for:?}");
+            assert_eq!(credential_end_status(answer, unsure_for).map(|status| status.code()), ends, "{text}");
+        }
+    }
+
+    #[test]
+    fn only_transient_errors_are_retried_for_a_bounded_time() {
+        for (code, lasted, again) in [
+            (Code::Unavailable, Duration::ZERO, true),
+            (Code::Unavailable, DATABASE_OUTAGE_LIMIT, false),
+            (Code::Internal, Duration::ZERO, false),
+            (Code::OutOfRange, Duration::ZERO, false),
+        ] {
+            assert_eq!(is_transient(code, lasted, DATABASE_OUTAGE_LIMIT), again, "{code:?} {lasted:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn slow_reader_gets_an_error_that_names_resuming() {
+        let (tell, receiver) = mpsc::channel(1);
+        send_within(&tell, 1, Duration::ZERO).await.unwrap();
+        let end = send_within(&tell, 2, Duration::ZERO).await.unwrap_err();
+        let StreamEnd::Failed(status) = end else { panic!("somebody listens: {end:?}") };
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert!(status.message().contains("resume"), "{status}");
+        drop(receiver);
+        assert!(matches!(send_within(&tell, 3, Duration::ZERO).await, Err(StreamEnd::ClientGone)));
+    }
+}

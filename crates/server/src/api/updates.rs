@@ -1,0 +1,138 @@
+//! gRPC service Updates: roll-outs of role server releases.
+
+use tonic::{Request, Response, Status};
+
+use crate::api::api_error::{bmdb_status, invalid_argument};
+use crate::api::caller::caller_of;
+use crate::api::context::ApiContext;
+use crate::api::convert::encode_timestamp;
+use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::api::validate::single_line;
+use bmdb::roll_out::{NewRollOut, RollOutChange, list_roll_outs, order_target};
+use model::roll_out_view::{RollOutMachineView, RollOutView};
+use proto::fleet::v1;
+use proto::fleet::v1::updates_server::Updates;
+
+const CREATE: &str = "shepherd.fleet.v1.Updates/Create";
+const PAUSE: &str = "shepherd.fleet.v1.Updates/Pause";
+const RESUME: &str = "shepherd.fleet.v1.Updates/Resume";
+const ABORT: &str = "shepherd.fleet.v1.Updates/Abort";
+/// Longest name of a release in a request, in characters.
+const MAX_NAME_CHARS: usize = 100;
+/// Default time limit for one machine, in seconds.
+const DEFAULT_DEADLINE_SECONDS: u32 = 120;
+
+/// The gRPC service `Updates`.
+pub struct UpdatesService {
+    /// Context shared by all services.
+    pub context: ApiContext,
+}
+
+impl UpdatesService {
+    async fn change_update(
+        &self,
+        request: Request<v1::ChangeUpdateRequest>,
+        (rpc, change): (&'static str, RollOutChange),
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let id = single_line("id", &body.id, MAX_NAME_CHARS)?.to_owned();
+        let order = IncomingOrder { rpc, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&id))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let carried = self.context.bmdb.change_roll_out(order, id, change).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+    }
+}
+
+#[tonic::async_trait]
+impl Updates for UpdatesService {
+    async fn list(
+        &self,
+        request: Request<v1::ListUpdatesRequest>,
+    ) -> Result<Response<v1::ListUpdatesResponse>, Status> {
+        let id = Some(request.into_inner().id).filter(|id| !id.is_empty());
+        let look = self.context.read_pool.read(move |tx| {
+            let id = id.clone();
+            Box::pin(async move { list_roll_outs(tx, id.as_deref()).await })
+        });
+        let (found, now) = look.await.map_err(bmdb_status)?;
+        let updates = found.into_iter().map(encode_update).collect();
+        Ok(Response::new(v1::ListUpdatesResponse { updates, read_at: Some(encode_timestamp(now)) }))
+    }
+
+    async fn create(
+        &self,
+        request: Request<v1::CreateUpdateRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        let caller = caller_of(&request)?;
+        let body = request.get_ref();
+        let new = NewRollOut {
+            release: single_line("release", &body.release, MAX_NAME_CHARS)?.to_owned(),
+            selector: body.selector.parse().map_err(|reason: String| invalid_argument("selector", reason))?,
+            parallelism: body.parallelism.max(1),
+            deadline_seconds: if body.deadline_seconds == 0 {
+                DEFAULT_DEADLINE_SECONDS
+            } else {
+                body.deadline_seconds
+            },
+        };
+        let order = IncomingOrder { rpc: CREATE, request: body, order: body.order.as_ref() }
+            .parse(&caller, order_target(&new.release))
+            .and_then(reject_expected_version)?;
+        let dry_run = order.dry_run;
+        let carried = self.context.bmdb.create_roll_out(order, new).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+    }
+
+    async fn pause(
+        &self,
+        request: Request<v1::ChangeUpdateRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        self.change_update(request, (PAUSE, RollOutChange::Pause)).await
+    }
+
+    async fn resume(
+        &self,
+        request: Request<v1::ChangeUpdateRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        self.change_update(request, (RESUME, RollOutChange::Resume)).await
+    }
+
+    async fn abort(
+        &self,
+        request: Request<v1::ChangeUpdateRequest>,
+    ) -> Result<Response<v1::OrderResponse>, Status> {
+        self.change_update(request, (ABORT, RollOutChange::Abort)).await
+    }
+}
+
+fn encode_update(view: RollOutView) -> v1::Update {
+    v1::Update {
+        id: view.id,
+        release: view.release,
+        sha256: view.sha256,
+        selector: view.selector,
+        parallelism: view.parallelism,
+        deadline_seconds: view.deadline_seconds,
+        created_at: Some(encode_timestamp(view.created_at)),
+        created_by: view.created_by,
+        reason: view.reason,
+        pause_reason: view.pause_reason,
+        ended_at: view.ended_at.map(encode_timestamp),
+        outcome: view.outcome,
+        counts: view.counts,
+        machines: view.machines.into_iter().map(encode_machine).collect(),
+    }
+}
+
+fn encode_machine(view: RollOutMachineView) -> v1::UpdateMachine {
+    v1::UpdateMachine {
+        machine: view.machine,
+        name: view.name,
+        state: view.state,
+        message: view.message,
+        state_since: Some(encode_timestamp(view.state_since)),
+    }
+}

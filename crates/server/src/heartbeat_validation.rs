@@ -1,0 +1,262 @@
+//! Validate and parse heartbeat requests. The code is pure, and does not check who sent the heartbeat.
+
+use prost::Message as _;
+use uuid::Uuid;
+
+use crate::hardware_summary::summarise_report;
+use bmdb::fact_change::NewHeartbeat;
+use bmdb::heartbeat::{InstallationOutcome, ReceivedHeartbeat};
+use model::cluster::state::MemberReport;
+use model::ids::MachineId;
+use model::release_report::ReleaseReport as Release;
+use proto::agent::v1::installation_report::Result as Installed;
+use proto::agent::v1::{ClusterReport, HeartbeatRequest, InstallationReport, ReleaseReport};
+
+/// Largest encoded hardware report. One of a server with a thousand disks has about 100 KiB.
+pub const REPORT_LIMIT: usize = 1 << 20;
+/// Largest message that is read; a larger one is rejected before it is decoded.
+pub const MESSAGE_LIMIT: usize = 2 << 20;
+
+const VERSION_LIMIT: usize = 100;
+const ERROR_LIMIT: usize = 4000;
+const CERTIFICATE_LIMIT: usize = 8 << 10;
+/// Upper bound of a restore epoch: no cluster is restored this often.
+const MAX_EPOCH: u64 = 1 << 32;
+
+/// A malformed field, and what is wrong with it.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} {problem}")]
+pub struct MalformedField {
+    field: &'static str,
+    problem: &'static str,
+}
+
+/// Parses the heartbeat of a request over a connection with `public_key`.
+pub fn parse_heartbeat(
+    request: HeartbeatRequest,
+    public_key: [u8; 32],
+) -> Result<ReceivedHeartbeat, MalformedField> {
+    let machine = MachineId(parse_uuid("machine_id", &request.machine_id)?);
+    parse_uuid("boot_id", &request.boot_id)?;
+    parse_uuid("incarnation", &request.incarnation)?;
+    let sequence = i64::try_from(request.seq)
+        .map_err(|_| MalformedField { field: "seq", problem: "is no time since a boot" })?;
+    if request.access_fence < 0 {
+        return Err(MalformedField { field: "access_fence", problem: "is negative" });
+    }
+    if request.agent_version.chars().count() > VERSION_LIMIT
+        || request.agent_version.chars().any(char::is_control)
+    {
+        return Err(MalformedField {
+            field: "agent_version",
+            problem: "is longer than 100 characters or holds one that is not printable",
+        });
+    }
+    let hardware = match &request.hardware_report {
+        Some(report) if report.encoded_len() > REPORT_LIMIT => {
+            return Err(MalformedField { field: "hardware_report", problem: "is larger than 1 MiB" });
+        }
+        report => report.as_ref().map(|report| summarise_report(report, &request.incarnation)),
+    };
+    let installation = request.installation_report.map(parse_installation_report).transpose()?;
+    let beat = NewHeartbeat {
+        boot_id: request.boot_id,
+        incarnation: request.incarnation,
+        sequence,
+        version: request.agent_version,
+    };
+    let cluster = request.cluster_report.map(parse_cluster_report).transpose()?;
+    let release = request.release_report.map(parse_release_report).transpose()?;
+    let access_fence = request.access_fence;
+    Ok(ReceivedHeartbeat {
+        machine,
+        public_key,
+        beat,
+        hardware,
+        installation,
+        cluster,
+        release,
+        access_fence,
+    })
+}
+
+/// Parses the UUID in a field.
+pub(crate) fn parse_uuid(field: &'static str, text: &str) -> Result<Uuid, MalformedField> {
+    // The library accepts other forms too, in which one id would have several names.
+    Uuid::parse_str(text)
+        .ok()
+        .filter(|id| id.hyphenated().to_string() == text)
+        .ok_or(MalformedField { field, problem: "is no UUID in hyphenated lower case" })
+}
+
+fn parse_cluster_report(report: ClusterReport) -> Result<MemberReport, MalformedField> {
+    let malformed = |field, problem| Err(MalformedField { field, problem });
+    if report.generation < 0 {
+        return malformed("cluster_report.generation", "is negative");
+    }
+    let key = match report.node_key.len() {
+        0 => None,
+        _ => match report.node_key.try_into() {
+            Ok(key) => Some(key),
+            Err(_) => return malformed("cluster_report.node_key", "has not 32 bytes"),
+        },
+    };
+    if report.ca_certificate.len() > CERTIFICATE_LIMIT {
+        return malformed("cluster_report.ca_certificate", "is larger than 8 KiB");
+    }
+    if report.epoch > MAX_EPOCH {
+        return malformed("cluster_report.epoch", "is larger than it can be");
+    }
+    if !report.address.is_empty() && report.address.parse::<std::net::IpAddr>().is_err() {
+        return malformed("cluster_report.address", "is no IP address");
+    }
+    let shown = |c: char| if c.is_control() { ' ' } else { c };
+    let error: String = report.error.chars().map(shown).take(ERROR_LIMIT).collect();
+    Ok(MemberReport {
+        generation: report.generation,
+        key,
+        ca_certificate: Some(report.ca_certificate).filter(|bytes| !bytes.is_empty()),
+        address: Some(report.address).filter(|text| !text.is_empty()),
+        error: Some(error).filter(|text| !text.is_empty()),
+        epoch: report.epoch,
+    })
+}
+
+fn parse_release_report(report: ReleaseReport) -> Result<Release, MalformedField> {
+    if report.generation < 0 {
+        return Err(MalformedField { field: "release_report.generation", problem: "is negative" });
+    }
+    let sha256 = report.sha256.try_into();
+    let sha256 =
+        sha256.map_err(|_| MalformedField { field: "release_report.sha256", problem: "has not 32 bytes" })?;
+    let shown = |c: char| if c.is_control() { ' ' } else { c };
+    let error: String = report.error.chars().map(shown).take(ERROR_LIMIT).collect();
+    let error = Some(error).filter(|text| !text.is_empty());
+    Ok(Release { generation: report.generation, sha256, error })
+}
+
+fn parse_installation_report(report: InstallationReport) -> Result<InstallationOutcome, MalformedField> {
+    let error = match report.result {
+        Some(Installed::Success(_)) => None,
+        Some(Installed::Failure(failure)) => {
+            // A text column does not accept NUL, and a terminal must not get control characters.
+            let shown = |c: char| if c.is_control() && c != '\n' { ' ' } else { c };
+            Some(failure.error.chars().map(shown).take(ERROR_LIMIT).collect())
+        }
+        None => {
+            return Err(MalformedField {
+                field: "installation_report.result",
+                problem: "is neither success nor failure",
+            });
+        }
+    };
+    if report.generation < 1 {
+        return Err(MalformedField { field: "installation_report.generation", problem: "is not positive" });
+    }
+    Ok(InstallationOutcome { generation: report.generation, error })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::agent::v1::{InstallationFailure, InstallationSuccess};
+    use proto::hardware::v1::HardwareReport;
+
+    fn request() -> HeartbeatRequest {
+        HeartbeatRequest {
+            machine_id: "0b1c9a52-7d3a-4a35-9f0a-0242ac120002".to_owned(),
+            boot_id: "11111111-2222-4333-8444-555555555555".to_owned(),
+            incarnation: "66666666-7777-4888-8999-aaaaaaaaaaaa".to_owned(),
+            seq: 5,
+            agent_version: "1.2.3".to_owned(),
+            ..HeartbeatRequest::default()
+        }
+    }
+
+    fn rejection(change: impl FnOnce(&mut HeartbeatRequest)) -> String {
+        let mut request = request();
+        change(&mut request);
+        parse_heartbeat(request, [0; 32]).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn valid_heartbeat_is_parsed() {
+        let mut request = request();
+        request.installation_report = Some(InstallationReport {
+            generation: 3,
+            result: Some(Installed::Failure(InstallationFailure { error: "no\u{0}disk\n".to_owned() })),
+        });
+        request.hardware_report = Some(HardwareReport { product: "p".to_owned(), ..Default::default() });
+        let read = parse_heartbeat(request, [9; 32]).unwrap();
+        assert_eq!((read.beat.sequence, read.public_key), (5, [9; 32]));
+        assert_eq!(read.installation.unwrap().error.as_deref(), Some("no disk\n"));
+        assert_eq!(read.hardware.unwrap().incarnation, read.beat.incarnation);
+    }
+
+    #[test]
+    fn malformed_field_is_named() {
+        let no_uuid = |field: &str| format!("{field} is no UUID in hyphenated lower case");
+        for odd in ["", "x", "0B1C9A52-7D3A-4A35-9F0A-0242AC120002", "0b1c9a527d3a4a359f0a0242ac120002"] {
+            assert_eq!(rejection(|request| request.machine_id = odd.to_owned()), no_uuid("machine_id"));
+            assert_eq!(rejection(|request| request.boot_id = odd.to_owned()), no_uuid("boot_id"));
+            assert_eq!(rejection(|request| request.incarnation = odd.to_owned()), no_uuid("incarnation"));
+        }
+        assert_eq!(rejection(|request| request.seq = u64::MAX), "seq is no time since a boot");
+        assert_eq!(rejection(|request| request.access_fence = -1), "access_fence is negative");
+        for odd in ["x".repeat(101), "a\u{0}".to_owned()] {
+            assert!(rejection(|request| request.agent_version = odd).starts_with("agent_version is longer"));
+        }
+        let warnings = vec!["w".repeat(REPORT_LIMIT)];
+        let report = HardwareReport { warnings, ..HardwareReport::default() };
+        assert_eq!(
+            rejection(|request| request.hardware_report = Some(report)),
+            "hardware_report is larger than 1 MiB"
+        );
+        let report = |generation, result| Some(InstallationReport { generation, result });
+        assert_eq!(
+            rejection(|request| request.installation_report = report(1, None)),
+            "installation_report.result is neither success nor failure"
+        );
+        let success = Some(Installed::Success(InstallationSuccess {}));
+        assert_eq!(
+            rejection(|request| request.installation_report = report(0, success)),
+            "installation_report.generation is not positive"
+        );
+    }
+
+    #[test]
+    fn valid_cluster_report_is_parsed() {
+        let report = ClusterReport {
+            generation: 3,
+            node_key: vec![7; 32],
+            ca_certificate: vec![1, 2],
+            address: "10.0.0.1".to_owned(),
+            error: "no\nroute".to_owned(),
+            epoch: 2,
+        };
+        let mut request = request();
+        request.cluster_report = Some(report.clone());
+        let read = parse_heartbeat(request, [7; 32]).unwrap().cluster.unwrap();
+        assert_eq!((read.generation, read.key, read.ca_certificate), (3, Some([7; 32]), Some(vec![1, 2])));
+        assert_eq!((read.address.as_deref(), read.error.as_deref()), (Some("10.0.0.1"), Some("no route")));
+        for (wrong, field) in [
+            (ClusterReport { generation: -1, ..report.clone() }, "cluster_report.generation is negative"),
+            (
+                ClusterReport { node_key: vec![7; 31], ..report.clone() },
+                "cluster_report.node_key has not 32 bytes",
+            ),
+            (
+                ClusterReport { address: "ams".to_owned(), ..report.clone() },
+                "cluster_report.address is no IP",
+            ),
+            (ClusterReport { epoch: u64::MAX, ..report.clone() }, "cluster_report.epoch is larger"),
+            (
+                ClusterReport { ca_certificate: vec![0; 9000], ..report },
+                "cluster_report.ca_certificate is larger",
+            ),
+        ] {
+            let text = rejection(|request| request.cluster_report = Some(wrong));
+            assert!(text.starts_with(field), "{text}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Download source for cluster snapshots, restricted to the machine that restores.
+//!
+//! A snapshot contains the key of its cluster's CA. So it is sent only to the machine that currently has the order to
+//! restore this snapshot. That is checked for every piece, and a machine without the order gets no further piece.
+//! Sealed snapshots are unsealed here, once for several pieces, and are cached for a minute at most.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use secrecy::{ExposeSecret as _, SecretSlice};
+
+use crate::file_downloads::FileSource;
+use bmdb::connection::Bmdb;
+use bmdb::error::BmdbError;
+use bmdb::sealed_snapshot::unseal_snapshot;
+use bmdb::secret::{SecretError, SecretsKey};
+use model::ids::MachineId;
+use model::role_declaration::Sha256;
+
+/// Bytes of a piece.
+const PIECE_BYTES: usize = 256 << 10;
+/// How long an unsealed snapshot is cached.
+const CACHE_TTL: Duration = Duration::from_mins(1);
+
+/// Source of cluster snapshots for machines.
+pub struct SnapshotSource {
+    bmdb: Bmdb,
+    secrets: Arc<SecretsKey>,
+    cache: UnsealedCache,
+}
+
+/// Unsealed snapshots, each until its time is over.
+type UnsealedCache = Arc<Mutex<BTreeMap<Sha256, Arc<SecretSlice<u8>>>>>;
+
+impl SnapshotSource {
+    /// Creates a source for the snapshots of this database.
+    #[must_use]
+    pub fn new(bmdb: Bmdb, secrets: Arc<SecretsKey>) -> Self {
+        Self { bmdb, secrets, cache: UnsealedCache::default() }
+    }
+
+    /// Unseals the snapshot if the machine has the order to restore it.
+    async fn unseal_for_machine(
+        &self,
+        machine: MachineId,
+        sha256: Sha256,
+    ) -> Result<Option<Arc<SecretSlice<u8>>>, BmdbError> {
+        let Some(id) = self.bmdb.snapshot_to_restore(machine, sha256.0).await? else { return Ok(None) };
+        if let Some(known) = lock_cache(&self.cache).get(&sha256) {
+            return Ok(Some(known.clone()));
+        }
+        let sealed = self.bmdb.read_sealed_snapshot(id).await?;
+        let secrets = self.secrets.clone();
+        let unsealed =
+            tokio::task::spawn_blocking(move || unseal_snapshot(&secrets, &sealed, &sha256.0)).await;
+        let unsealed = unsealed.map_err(|error| BmdbError::Corrupt(format!("a snapshot: {error}")))?;
+        let encoded = unsealed.map_err(|error| match error {
+            SecretError::Database(error) => error,
+            other => BmdbError::Corrupt(other.to_string()),
+        })?;
+        tracing::info!(%machine, "a snapshot was opened for the machine that restores it");
+        let encoded = Arc::new(encoded);
+        lock_cache(&self.cache).insert(sha256, encoded.clone());
+        // A slower download unseals it again. The task removes it even if no further piece is requested.
+        let opened = self.cache.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(CACHE_TTL).await;
+            lock_cache(&opened).remove(&sha256);
+        });
+        Ok(Some(encoded))
+    }
+}
+
+fn lock_cache(opened: &UnsealedCache) -> MutexGuard<'_, BTreeMap<Sha256, Arc<SecretSlice<u8>>>> {
+    opened.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[tonic::async_trait]
+impl FileSource for SnapshotSource {
+    async fn size(&self, machine: MachineId, sha256: Sha256) -> Result<Option<u64>, BmdbError> {
+        let opened = self.unseal_for_machine(machine, sha256).await?;
+        Ok(opened.map(|encoded| u64::try_from(encoded.expose_secret().len()).unwrap_or(u64::MAX)))
+    }
+
+    async fn piece(
+        &self,
+        machine: MachineId,
+        sha256: Sha256,
+        offset: u64,
+    ) -> Result<Option<Vec<u8>>, BmdbError> {
+        let Some(encoded) = self.unseal_for_machine(machine, sha256).await? else { return Ok(None) };
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        let rest = encoded.expose_secret().get(from..).filter(|rest| !rest.is_empty());
+        Ok(rest.map(|rest| rest[..rest.len().min(PIECE_BYTES)].to_vec()))
+    }
+}

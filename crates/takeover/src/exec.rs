@@ -1,0 +1,285 @@
+//! Runs one command over SSH, with limits on time and output.
+//!
+//! Input is streamed while output is read, because the response of a host that stops reading early (a full disk, a
+//! wrong digest) would otherwise never be received. Output beyond its cap is counted and dropped: a machine must not be
+//! able to fill a shepherd's memory. A command whose limit passes is sent a `TERM`, so that its own clean-up runs.
+//! OpenSSH does not deliver that to root's commands; they see the end of their input and output when the session is
+//! dropped, and the steps are written to end by that.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use russh::{ChannelMsg, Sig};
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tracing::Instrument as _;
+use tracing::field::{Empty, display};
+
+use crate::session::{SshSession, TimeLimit};
+use crate::ssh_error::SshError;
+use model::sanitize::sanitize_text;
+use model::shell_words::{self, NulInWord};
+use model::traces::TRACE_TARGET;
+
+/// Most bytes of standard output that are stored.
+pub const STDOUT_CAP: usize = 1 << 20;
+/// Most bytes of standard error that are stored.
+pub const STDERR_CAP: usize = 64 << 10;
+
+/// How long output may still come after a command ended. A daemon that it left behind may hold the pipes open for ever.
+const OUTPUT_GRACE: Duration = Duration::from_secs(3);
+
+/// How a command ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CommandExit {
+    /// Exited with this status, 0 for success.
+    Status(u32),
+    /// Killed by this signal, named without `SIG`.
+    Signal(String),
+}
+
+/// The output of a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandOutput {
+    /// The status or the signal it ended with.
+    pub exit: CommandExit,
+    /// The first [`STDOUT_CAP`] bytes.
+    pub stdout: Vec<u8>,
+    /// The first [`STDERR_CAP`] bytes.
+    pub stderr: Vec<u8>,
+    /// Bytes of both outputs that were dropped.
+    pub dropped_bytes: u64,
+}
+
+impl CommandOutput {
+    /// Whether it exited with status 0.
+    #[must_use]
+    pub fn success(&self) -> bool {
+        self.exit == CommandExit::Status(0)
+    }
+
+    /// How it ended and the last line of its standard error, for a message.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let ended = match &self.exit {
+            CommandExit::Status(status) => format!("it ended with status {status}"),
+            CommandExit::Signal(signal) => format!("signal {signal} killed it"),
+        };
+        let stderr = String::from_utf8_lossy(&self.stderr);
+        match stderr.lines().rev().map(sanitize_text).find(|line| !line.is_empty()) {
+            Some(line) => format!("{ended}: {line}"),
+            None => ended,
+        }
+    }
+}
+
+/// The outcome of a command that may take its own connection down.
+#[derive(Debug)]
+pub enum RunOutcome {
+    /// It ended with this output.
+    Finished(CommandOutput),
+    /// It was started, and then the connection ended or fell silent. A reboot looks like this, and so does a cut cable.
+    /// The proof is elsewhere, in the machine's boot id.
+    Unknown(SshError),
+}
+
+/// Why an argument vector was not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// It cannot be written as a command line.
+    #[error(transparent)]
+    Unquotable(#[from] NulInWord),
+    /// The command was not started.
+    #[error(transparent)]
+    Ssh(#[from] SshError),
+}
+
+/// A failure, and whether the host had confirmed by then that the command runs.
+struct ExecFailure {
+    started: bool,
+    error: SshError,
+}
+
+impl SshSession {
+    /// Runs `command` in the remote user's login shell, sends it `stdin`, and waits for its end.
+    ///
+    /// `doing` describes the purpose in errors. The limit is the smaller of the settings' exec limit and the session's
+    /// deadline. Any exit status is `Ok`.
+    pub async fn exec(
+        &self,
+        doing: &'static str,
+        command: &str,
+        stdin: Bytes,
+    ) -> Result<CommandOutput, SshError> {
+        self.run(doing, command, stdin).await.map_err(|failure| failure.error)
+    }
+
+    /// Runs an argument vector without input. A lost connection after its start is an outcome, not an error.
+    pub async fn run_argv(&self, doing: &'static str, argv: &[String]) -> Result<RunOutcome, RunError> {
+        let command = shell_words::join(argv)?;
+        match self.run(doing, &command, Bytes::new()).await {
+            Ok(output) => Ok(RunOutcome::Finished(output)),
+            Err(ExecFailure { started: true, error }) => Ok(RunOutcome::Unknown(error)),
+            Err(ExecFailure { started: false, error }) => Err(error.into()),
+        }
+    }
+
+    async fn run(
+        &self,
+        doing: &'static str,
+        command: &str,
+        stdin: Bytes,
+    ) -> Result<CommandOutput, ExecFailure> {
+        // Not the command: it may contain secrets.
+        let span = tracing::debug_span!(target: TRACE_TARGET, "ssh exec", operation = doing, sent_bytes = stdin.len(), error = Empty);
+        let ran = self.run_in_channel(doing, command, stdin).instrument(span.clone()).await;
+        if let Err(failure) = &ran {
+            span.record("error", display(&failure.error));
+        }
+        ran
+    }
+
+    async fn run_in_channel(
+        &self,
+        doing: &'static str,
+        command: &str,
+        stdin: Bytes,
+    ) -> Result<CommandOutput, ExecFailure> {
+        let limit = TimeLimit::new(self.exec_timeout, "--agent_ssh_exec_timeout", self.deadline);
+        let before_start = |error| ExecFailure { started: false, error };
+        // A process that was frozen until now must not begin anything: a time limit alone is checked only after the
+        // first bytes are on their way.
+        if Instant::now() >= limit.expires_at {
+            return Err(before_start(limit.exceeded_error(&self.address, doing)));
+        }
+        let open = async {
+            let channel = self.handle.channel_open_session().await?;
+            channel.exec(true, command).await?;
+            Ok::<_, russh::Error>(channel)
+        };
+        let channel = match timeout_at(limit.expires_at, open).await {
+            Err(_) => return Err(before_start(limit.exceeded_error(&self.address, doing))),
+            Ok(Err(russh::Error::ChannelOpenFailure(_))) => {
+                return Err(before_start(self.exec_rejected(doing)));
+            }
+            Ok(Err(_)) => return Err(before_start(self.connection_lost(doing))),
+            Ok(Ok(channel)) => channel,
+        };
+        let (mut answers, input) = channel.split();
+        let writing = async {
+            input.data_bytes(stdin).await?;
+            input.eof().await
+        };
+        tokio::pin!(writing);
+
+        let mut collected = OutputCollector::default();
+        let mut started = false;
+        let mut written = false;
+        let mut until = limit.expires_at;
+        loop {
+            tokio::select! {
+                message = answers.wait() => match message {
+                    None | Some(ChannelMsg::Close) => break,
+                    Some(ChannelMsg::Success) => started = true,
+                    Some(ChannelMsg::Failure) => return Err(before_start(self.exec_rejected(doing))),
+                    Some(message) => {
+                        if collected.handle_message(message) {
+                            until = until.min(Instant::now() + OUTPUT_GRACE);
+                        }
+                    }
+                },
+                // A failed write shows as the end of the output, with its reason.
+                _result = &mut writing, if started && !written => written = true,
+                () = sleep_until(until) => {
+                    if collected.exit.is_some() {
+                        break;
+                    }
+                    // The host may be gone, so this must not wait.
+                    let soon = Instant::now() + Duration::from_millis(100);
+                    let _sent = timeout_at(soon, input.signal(Sig::TERM)).await;
+                    return Err(ExecFailure { started, error: limit.exceeded_error(&self.address, doing) });
+                }
+            }
+        }
+        match collected.exit {
+            Some(exit) => Ok(CommandOutput {
+                exit,
+                stdout: collected.stdout,
+                stderr: collected.stderr,
+                dropped_bytes: collected.dropped_bytes,
+            }),
+            None => Err(ExecFailure { started, error: self.connection_lost(doing) }),
+        }
+    }
+
+    fn exec_rejected(&self, doing: &'static str) -> SshError {
+        SshError::ExecRejected { address: self.address.clone(), operation: doing }
+    }
+}
+
+#[derive(Default)]
+struct OutputCollector {
+    exit: Option<CommandExit>,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    dropped_bytes: u64,
+}
+
+impl OutputCollector {
+    /// Stores a message; returns whether it was the command's end.
+    fn handle_message(&mut self, message: ChannelMsg) -> bool {
+        match message {
+            ChannelMsg::Data { data } => {
+                self.dropped_bytes += append_capped(&mut self.stdout, &data, STDOUT_CAP);
+            }
+            ChannelMsg::ExtendedData { data, ext: 1 } => {
+                self.dropped_bytes += append_capped(&mut self.stderr, &data, STDERR_CAP);
+            }
+            ChannelMsg::ExitStatus { exit_status } => {
+                self.exit = Some(CommandExit::Status(exit_status));
+                return true;
+            }
+            ChannelMsg::ExitSignal { signal_name, .. } => {
+                let name = match signal_name {
+                    Sig::Custom(name) => sanitize_text(&name),
+                    known => format!("{known:?}"),
+                };
+                self.exit = Some(CommandExit::Signal(name));
+                return true;
+            }
+            _ => {}
+        }
+        false
+    }
+}
+
+/// Appends as much as fits; returns how many bytes did not.
+fn append_capped(kept: &mut Vec<u8>, data: &[u8], cap: usize) -> u64 {
+    let (fits, rest) = data.split_at(data.len().min(cap - kept.len()));
+    kept.extend_from_slice(fits);
+    rest.len() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_beyond_its_cap_is_counted_and_dropped() {
+        let mut kept = vec![0; 6];
+        assert_eq!(append_capped(&mut kept, &[1, 2, 3, 4, 5], 8), 3);
+        assert_eq!(kept, [0, 0, 0, 0, 0, 0, 1, 2]);
+        assert_eq!(append_capped(&mut kept, &[9], 8), 1);
+    }
+
+    #[test]
+    fn summary_has_the_exit_and_the_last_line() {
+        let output = |exit, stderr: &str| CommandOutput {
+            exit,
+            stdout: vec![],
+            stderr: stderr.into(),
+            dropped_bytes: 0,
+        };
+        insta::assert_snapshot!(output(CommandExit::Status(2), "one\ntwo\n\n").summary(), @"it ended with status 2: two");
+        insta::assert_snapshot!(output(CommandExit::Signal("KILL".to_owned()), "").summary(), @"signal KILL killed it");
+    }
+}

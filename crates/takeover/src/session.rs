@@ -1,0 +1,507 @@
+//! An authenticated SSH session: connect, handshake, log in.
+//!
+//! # Limits
+//!
+//! `--agent_ssh_connect_timeout` (2 s) covers name resolution and the TCP connection, which distinguish a dead machine
+//! from a living one. A hung machine still accepts connections, because its kernel does, and then sends nothing.
+//! `--agent_ssh_greeting_timeout` (5 s) limits the wait for the first byte of the server's version line, so that such a
+//! machine does not hold a worker for longer. Key exchange and login each have a longer limit
+//! (`--agent_ssh_login_timeout`, 20 s), because healthy servers are slow there: an OpenSSH server looks up the client's
+//! name, runs PAM, and waits 2 s after a wrong password. The caller's deadline bounds all of it.
+//!
+//! # Ending
+//!
+//! The SSH library runs a connection in a task of its own, which in the middle of a handshake would outlive the future
+//! that started it. So the session has a second handle to the socket and shuts it down when it is dropped: whatever the
+//! task was doing then fails at once, and no call outlives its lease.
+
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use russh::client::{self, AuthResult, Handle, KeyboardInteractiveAuthResponse};
+use russh::keys::{Algorithm, PrivateKeyWithHashAlg};
+use russh::{AlgorithmKind, Disconnect, MethodKind, MethodSet};
+use secrecy::{ExposeSecret, SecretString};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::Instrument as _;
+use tracing::field::{Empty, display};
+
+use crate::client_key::ClientKey;
+use crate::first_byte::FirstByteDetector;
+use crate::host_keys::{self, HostKeyExpectation};
+use crate::ssh_error::{HostKeyChanged, SshError};
+use crate::ssh_handler::{CloseReason, SshHandler};
+use model::host_key::HostKey;
+use model::traces::TRACE_TARGET;
+
+const GREETING_FLAG: &str = "--agent_ssh_greeting_timeout";
+const LOGIN_FLAG: &str = "--agent_ssh_login_timeout";
+
+/// The settings of a shepherd's SSH connections.
+#[derive(Clone, Debug)]
+pub struct SshSettings {
+    /// The key for the first login attempt.
+    pub key: ClientKey,
+    /// The password for further attempts, if the key is rejected and the host takes passwords.
+    pub password: Option<SecretString>,
+    /// Limit of name resolution and TCP connection (`--agent_ssh_connect_timeout`).
+    pub connect_timeout: Duration,
+    /// Limit from then to the first byte of the host (`--agent_ssh_greeting_timeout`).
+    pub greeting_timeout: Duration,
+    /// Limit of the key exchange, and again of the login (`--agent_ssh_login_timeout`).
+    pub login_timeout: Duration,
+    /// Limit of each command (`--agent_ssh_exec_timeout`).
+    pub exec_timeout: Duration,
+    /// A host that is silent for this long gets a keepalive, and is given up after three of them without a response: a
+    /// loss of power in the middle of a command shows in 20 s, not at the exec limit.
+    pub keepalive_interval: Duration,
+}
+
+impl SshSettings {
+    /// The default limits with this key and no password.
+    #[must_use]
+    pub const fn new(key: ClientKey) -> Self {
+        Self {
+            key,
+            password: None,
+            connect_timeout: Duration::from_secs(2),
+            greeting_timeout: Duration::from_secs(5),
+            login_timeout: Duration::from_secs(20),
+            exec_timeout: Duration::from_mins(1),
+            keepalive_interval: Duration::from_secs(5),
+        }
+    }
+}
+
+/// One SSH host, and the user to log in as.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SshTarget {
+    /// A name or an address; an IPv6 address without brackets.
+    pub host: String,
+    /// The TCP port of the SSH server.
+    pub port: u16,
+    /// The user to log in as.
+    pub user: String,
+}
+
+impl SshTarget {
+    /// Host and port as people write them.
+    #[must_use]
+    pub fn address(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// An authenticated connection. Dropping it closes it at once.
+pub struct SshSession {
+    pub(super) handle: Handle<SshHandler>,
+    pub(super) address: String,
+    pub(super) deadline: Instant,
+    pub(super) exec_timeout: Duration,
+    host_key: HostKey,
+    close_reason: CloseReason,
+    _socket: SocketGuard,
+}
+
+impl SshSession {
+    /// Connects, checks the host's key, and logs in.
+    ///
+    /// A host whose key is not accepted gets nothing beyond the key exchange.
+    pub async fn connect(
+        settings: &SshSettings,
+        target: &SshTarget,
+        expectation: &HostKeyExpectation,
+        deadline: Instant,
+    ) -> Result<Self, SshError> {
+        let span = tracing::debug_span!(target: TRACE_TARGET, "ssh connect", address = target.address(), error = Empty);
+        let connected =
+            Self::connect_and_log_in(settings, target, expectation, deadline).instrument(span.clone()).await;
+        if let Err(error) = &connected {
+            span.record("error", display(error));
+        }
+        connected
+    }
+
+    async fn connect_and_log_in(
+        settings: &SshSettings,
+        target: &SshTarget,
+        expectation: &HostKeyExpectation,
+        deadline: Instant,
+    ) -> Result<Self, SshError> {
+        let mut session = match handshake(
+            settings,
+            target,
+            expectation,
+            expectation.offered_algorithms(),
+            deadline,
+        )
+        .await
+        {
+            // The host has no key of the pinned kinds. A second handshake fetches the key that it has, so that the
+            // operator who must decide sees it. That key is not pinned, so this handshake is rejected as well.
+            Err(HandshakeError::NoCommonHostKey { .. }) if !expectation.pinned().is_empty() => {
+                handshake(settings, target, expectation, host_keys::all_algorithms(), deadline).await
+            }
+            other => other,
+        }
+        .map_err(HandshakeError::into_ssh_error)?;
+        session.log_in(settings, target).await?;
+        Ok(session)
+    }
+
+    /// The key that the host proved; the caller pins it on first use.
+    #[must_use]
+    pub const fn host_key(&self) -> &HostKey {
+        &self.host_key
+    }
+
+    /// Disconnects with a message, so that the host logs an orderly end, and waits for it for a moment.
+    pub async fn close(self) {
+        let until = self.deadline.min(Instant::now() + Duration::from_secs(1));
+        let goodbye = async {
+            if self.handle.disconnect(Disconnect::ByApplication, "", "").await.is_ok() {
+                let _ended = self.handle.await;
+            }
+        };
+        let _in_time = timeout_at(until, goodbye).await;
+    }
+
+    /// The error for a connection that ended by itself.
+    pub(super) fn connection_lost(&self, doing: &'static str) -> SshError {
+        SshError::ConnectionLost {
+            address: self.address.clone(),
+            operation: doing,
+            reason: self.close_reason.reason(),
+        }
+    }
+
+    async fn log_in(&mut self, settings: &SshSettings, target: &SshTarget) -> Result<(), SshError> {
+        const OPERATION: &str = "logging in";
+        let limit = TimeLimit::new(settings.login_timeout, LOGIN_FLAG, self.deadline);
+        let outcome = timeout_at(limit.expires_at, self.authenticate(settings, &target.user)).await;
+        match outcome {
+            Err(_) => Err(limit.exceeded_error(&self.address, OPERATION)),
+            Ok(Err(error)) => Err(error),
+            Ok(Ok(LoginAttempt { success: true, .. })) => Ok(()),
+            Ok(Ok(LoginAttempt { tried, remaining, .. })) => {
+                if remaining.is_empty() && self.handle.is_closed() {
+                    return Err(self.connection_lost(OPERATION));
+                }
+                Err(SshError::AuthenticationRejected {
+                    address: self.address.clone(),
+                    user: target.user.clone(),
+                    tried,
+                    accepted: remaining.iter().map(String::from).collect(),
+                    public_key: settings.key.authorized_keys_line(),
+                })
+            }
+        }
+    }
+
+    /// Tries the key, then the password, then the same password as the response to a single hidden prompt.
+    async fn authenticate(&mut self, settings: &SshSettings, user: &str) -> Result<LoginAttempt, SshError> {
+        let mut tried = vec!["publickey"];
+        let key = PrivateKeyWithHashAlg::new(settings.key.private_key(), None);
+        let answer = self.handle.authenticate_publickey(user, key).await;
+        let mut remaining = match self.login_result(answer)? {
+            Ok(()) => return Ok(LoginAttempt::success(tried)),
+            Err(remaining) => remaining,
+        };
+        if let Some(password) = &settings.password {
+            if remaining.contains(&MethodKind::Password) {
+                tried.push("password");
+                let answer = self.handle.authenticate_password(user, password.expose_secret()).await;
+                remaining = match self.login_result(answer)? {
+                    Ok(()) => return Ok(LoginAttempt::success(tried)),
+                    Err(remaining) => remaining,
+                };
+            }
+            if remaining.contains(&MethodKind::KeyboardInteractive) {
+                tried.push("keyboard-interactive");
+                let answer = self.answer_prompts(user, password).await;
+                remaining = match self.login_result(answer)? {
+                    Ok(()) => return Ok(LoginAttempt::success(tried)),
+                    Err(remaining) => remaining,
+                };
+            }
+        }
+        Ok(LoginAttempt { success: false, tried, remaining })
+    }
+
+    async fn answer_prompts(
+        &mut self,
+        user: &str,
+        password: &SecretString,
+    ) -> Result<AuthResult, russh::Error> {
+        let mut answer = self.handle.authenticate_keyboard_interactive_start(user, None).await?;
+        // PAM prompts once, then sends an empty round; further prompts of a host are not for this password.
+        for _ in 0..4 {
+            match answer {
+                KeyboardInteractiveAuthResponse::Success => return Ok(AuthResult::Success),
+                KeyboardInteractiveAuthResponse::Failure { remaining_methods, partial_success } => {
+                    return Ok(AuthResult::Failure { remaining_methods, partial_success });
+                }
+                KeyboardInteractiveAuthResponse::InfoRequest { prompts, .. } => {
+                    let answers =
+                        prompts
+                            .iter()
+                            .map(|prompt| {
+                                if prompt.echo { String::new() } else { password.expose_secret().to_owned() }
+                            })
+                            .collect();
+                    answer = self.handle.authenticate_keyboard_interactive_respond(answers).await?;
+                }
+            }
+        }
+        Ok(AuthResult::Failure { remaining_methods: MethodSet::empty(), partial_success: false })
+    }
+
+    /// `Ok(Err(…))`: rejected, with the methods that the host still accepts.
+    fn login_result(
+        &self,
+        answer: Result<AuthResult, russh::Error>,
+    ) -> Result<Result<(), MethodSet>, SshError> {
+        match answer {
+            Ok(AuthResult::Success) => Ok(Ok(())),
+            Ok(AuthResult::Failure { remaining_methods, .. }) => Ok(Err(remaining_methods)),
+            Err(_) => Err(self.connection_lost("logging in")),
+        }
+    }
+}
+
+struct LoginAttempt {
+    success: bool,
+    tried: Vec<&'static str>,
+    remaining: MethodSet,
+}
+
+impl LoginAttempt {
+    fn success(tried: Vec<&'static str>) -> Self {
+        Self { success: true, tried, remaining: MethodSet::empty() }
+    }
+}
+
+/// A time limit that the caller's deadline may shorten; it records which of the two it is.
+#[derive(Clone, Copy)]
+pub(super) struct TimeLimit {
+    pub(super) expires_at: Instant,
+    duration: Duration,
+    flag: &'static str,
+    is_deadline: bool,
+}
+
+impl TimeLimit {
+    /// `flag` is the command-line flag that sets `duration`.
+    pub(super) fn new(duration: Duration, flag: &'static str, deadline: Instant) -> Self {
+        let until = Instant::now() + duration;
+        Self { expires_at: until.min(deadline), duration, flag, is_deadline: deadline <= until }
+    }
+
+    pub(super) fn exceeded_error(&self, address: &str, doing: &'static str) -> SshError {
+        let address = address.to_owned();
+        if self.is_deadline {
+            SshError::Deadline { address, operation: doing }
+        } else {
+            SshError::Timeout { address, operation: doing, limit: self.duration, flag: self.flag }
+        }
+    }
+}
+
+/// Shuts the socket down when dropped, whatever the connection's task is doing.
+struct SocketGuard(std::net::TcpStream);
+
+impl Drop for SocketGuard {
+    fn drop(&mut self) {
+        // An error means that it is closed already.
+        let _closed = self.0.shutdown(Shutdown::Both);
+    }
+}
+
+enum HandshakeError {
+    NoCommonHostKey { address: String, offered: Vec<String> },
+    Ssh(SshError),
+}
+
+impl HandshakeError {
+    fn into_ssh_error(self) -> SshError {
+        match self {
+            Self::Ssh(error) => error,
+            Self::NoCommonHostKey { address, offered: theirs } => {
+                if theirs.iter().all(|name| name.contains("rsa")) {
+                    SshError::RsaOnly { address }
+                } else {
+                    let reason = format!("it offers only host keys of kinds {}", theirs.join(", "));
+                    SshError::Handshake { address, reason }
+                }
+            }
+        }
+    }
+}
+
+impl From<SshError> for HandshakeError {
+    fn from(error: SshError) -> Self {
+        Self::Ssh(error)
+    }
+}
+
+/// Everything up to the proof of the host's key; nothing in it identifies us to the host.
+async fn handshake(
+    settings: &SshSettings,
+    target: &SshTarget,
+    expectation: &HostKeyExpectation,
+    algorithms: Vec<Algorithm>,
+    deadline: Instant,
+) -> Result<SshSession, HandshakeError> {
+    const OPERATION: &str = "agreeing on keys";
+    let address = target.address();
+    let (stream, socket) = connect_tcp(settings, target, &address, deadline).await?;
+
+    let connection = SshHandler::new(expectation.clone());
+    let (offered, ending) = (connection.offered_key(), connection.close_reason());
+    let (stream, receiver) = FirstByteDetector::new(stream);
+    let limit = TimeLimit::new(settings.login_timeout, LOGIN_FLAG, deadline);
+    let agreeing = timeout_at(
+        limit.expires_at,
+        client::connect_stream(client_config(settings, algorithms), stream, connection),
+    );
+    tokio::pin!(agreeing);
+    let greeting = TimeLimit::new(settings.greeting_timeout, GREETING_FLAG, deadline);
+    // Both sides may send first, so our side sends while it waits.
+    let outcome = tokio::select! {
+        outcome = &mut agreeing => outcome,
+        () = receiver.wait_for_silence(greeting.expires_at) => {
+            return Err(greeting.exceeded_error(&address, "waiting for its greeting").into());
+        }
+    };
+    let refused = |offered: &HostKey| {
+        SshError::HostKeyChanged(Box::new(HostKeyChanged {
+            address: address.clone(),
+            expected: expectation.pinned().to_vec(),
+            offered: offered.clone(),
+        }))
+    };
+    match (outcome, offered.get()) {
+        (Err(_), _) => Err(limit.exceeded_error(&address, OPERATION).into()),
+        (Ok(Ok(handle)), Some(host_key)) => Ok(SshSession {
+            handle,
+            address,
+            deadline,
+            exec_timeout: settings.exec_timeout,
+            host_key: host_key.clone(),
+            close_reason: ending,
+            _socket: socket,
+        }),
+        (Ok(Ok(_)), None) => {
+            Err(SshError::Handshake { address, reason: "the host proved no key".to_owned() }.into())
+        }
+        (Ok(Err(russh::Error::NoCommonAlgo { kind: AlgorithmKind::Key, theirs, .. })), _) => {
+            Err(HandshakeError::NoCommonHostKey { address, offered: theirs })
+        }
+        (Ok(Err(russh::Error::UnknownKey)), Some(key)) if !expectation.accepts(key) => {
+            Err(refused(key).into())
+        }
+        (Ok(Err(error)), _) => Err(SshError::Handshake { address, reason: handshake_reason(&error) }.into()),
+    }
+}
+
+fn handshake_reason(error: &russh::Error) -> String {
+    match error {
+        russh::Error::NoCommonAlgo { kind, theirs, .. } => {
+            format!("no {kind:?} algorithm in common; the host offers {}", theirs.join(", "))
+        }
+        russh::Error::Version => "what answers there is not an SSH server".to_owned(),
+        russh::Error::HUP | russh::Error::Disconnect => {
+            "the host closed the connection; it may be too busy, or restrict who may connect".to_owned()
+        }
+        russh::Error::IO(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            "the host closed the connection; it may be too busy, or restrict who may connect".to_owned()
+        }
+        other => other.to_string(),
+    }
+}
+
+fn client_config(settings: &SshSettings, algorithms: Vec<Algorithm>) -> Arc<client::Config> {
+    let mut config = client::Config {
+        keepalive_interval: Some(settings.keepalive_interval),
+        keepalive_max: 3,
+        nodelay: true,
+        ..client::Config::default()
+    };
+    config.preferred.key = algorithms.into();
+    Arc::new(config)
+}
+
+/// Resolves the address and connects. Several addresses share the limit, so that a dead one leaves time for the next.
+async fn connect_tcp(
+    settings: &SshSettings,
+    target: &SshTarget,
+    address: &str,
+    deadline: Instant,
+) -> Result<(TcpStream, SocketGuard), SshError> {
+    const OPERATION: &str = "connecting";
+    let limit = TimeLimit::new(settings.connect_timeout, "--agent_ssh_connect_timeout", deadline);
+    if Instant::now() >= deadline {
+        return Err(limit.exceeded_error(address, OPERATION));
+    }
+    let resolved =
+        timeout_at(limit.expires_at, tokio::net::lookup_host((target.host.as_str(), target.port))).await;
+    let candidates: Vec<SocketAddr> = match resolved {
+        Err(_) => return Err(limit.exceeded_error(address, "looking up its address")),
+        Ok(Err(source)) => return Err(SshError::Unresolvable { address: address.to_owned(), source }),
+        Ok(Ok(candidates)) => candidates.collect(),
+    };
+    let mut last = SshError::Unresolvable {
+        address: address.to_owned(),
+        source: io::Error::new(io::ErrorKind::NotFound, "the name exists without an address"),
+    };
+    for (index, candidate) in candidates.iter().enumerate() {
+        let left = u32::try_from(candidates.len() - index).unwrap_or(u32::MAX);
+        let share = limit.expires_at.saturating_duration_since(Instant::now()) / left;
+        last = match timeout(share, TcpStream::connect(candidate)).await {
+            Err(_) => limit.exceeded_error(address, OPERATION),
+            Ok(Err(source)) if source.kind() == io::ErrorKind::ConnectionRefused => {
+                SshError::ConnectionRefused { address: address.to_owned() }
+            }
+            Ok(Err(source)) => SshError::Unreachable { address: address.to_owned(), source },
+            Ok(Ok(stream)) => {
+                return guard_socket(stream)
+                    .map_err(|source| SshError::Unreachable { address: address.to_owned(), source });
+            }
+        };
+    }
+    Err(last)
+}
+
+fn guard_socket(stream: TcpStream) -> io::Result<(TcpStream, SocketGuard)> {
+    stream.set_nodelay(true)?;
+    let stream = stream.into_std()?;
+    let guard = SocketGuard(stream.try_clone()?);
+    Ok((TcpStream::from_std(stream)?, guard))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_is_formatted_as_host_and_port() {
+        let target = |host: &str| SshTarget { host: host.to_owned(), port: 22, user: "root".to_owned() };
+        assert_eq!(target("192.0.2.7").address(), "192.0.2.7:22");
+        assert_eq!(target("2001:db8::7").address(), "[2001:db8::7]:22");
+    }
+
+    #[test]
+    fn settings_debug_output_leaks_no_secret() {
+        let mut settings = SshSettings::new(ClientKey::generate().unwrap());
+        settings.password = Some("hunter2".into());
+        let shown = format!("{settings:?}");
+        assert!(!shown.contains("hunter2") && !shown.contains("PRIVATE"), "{shown}");
+    }
+}

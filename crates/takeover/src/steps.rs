@@ -1,0 +1,427 @@
+//! Probe, upload and enrol: shell scripts and the parsing of their output.
+//!
+//! Each script is one line of POSIX shell without a single quote or a backslash, because the remote user's login shell
+//! sees it first, and login shells disagree on quoted line feeds and backslashes. Start files of that shell may print
+//! anything: the output of a step begins after its begin line.
+//!
+//! The upload is whole or absent. It goes to `<path>.upload.<pid>`, which is renamed over `<path>` only after its size
+//! and digest are right. A trap removes it when the connection ends; the next upload removes it if the machine lost
+//! power in between. A running agent keeps the old file until it restarts.
+//! and digest are right. A running agent keeps the old file until it restarts.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use prost::Message;
+
+use crate::exec::{CommandExit, CommandOutput};
+use model::remote_step::{ENROLL_BEGIN, PROBE_BEGIN, UPLOAD_BEGIN, probe_key, upload_status};
+use model::sanitize::sanitize_text;
+use proto::agent::v1::EnrollResponse;
+
+/// Turns `$1` into an absolute `$p`, and sets the locale so that messages are in English.
+macro_rules! common {
+    () => {
+        "export LC_ALL=C; case $1 in /*) p=$1;; *) p=${HOME:-.}/$1;; esac; "
+    };
+}
+
+/// Defines `d FILE`, the digest of a file, with any of the programs that the machine may have for it.
+macro_rules! digest {
+    () => {
+        "if command -v sha256sum >/dev/null 2>&1; then k=sha256sum; h() { sha256sum; }; \
+         elif command -v openssl >/dev/null 2>&1; then k=openssl; h() { openssl dgst -sha256 -r; }; \
+         elif command -v shasum >/dev/null 2>&1; then k=shasum; h() { shasum -a 256; }; \
+         else k=none; h() { echo none; }; fi; \
+         d() { x=$(h < \"$1\"); echo \"${x%% *}\"; }; "
+    };
+}
+
+/// The script of [`RemoteStep::Probe`](model::remote_step::RemoteStep::Probe).
+pub const PROBE_SCRIPT: &str = concat!(
+    common!(),
+    digest!(),
+    "echo shepherd-probe-begin; echo \"os=$(uname -s)\"; echo \"arch=$(uname -m)\"; echo \"user=$(id -un)\"; \
+     echo \"home=${HOME:-}\"; echo \"sha256=$k\"; \
+     if [ -f \"$p\" ] && [ -x \"$p\" ]; then echo \"digest=$(d \"$p\")\"; else echo digest=none; fi",
+);
+
+/// The script of [`RemoteStep::Upload`](model::remote_step::RemoteStep::Upload). `upload_error_text` has the
+/// meaning of its exit statuses.
+pub const UPLOAD_SCRIPT: &str = concat!(
+    "umask 022; ",
+    common!(),
+    digest!(),
+    "t=$p.upload.$$; say() { echo \"$2\" >&2; exit \"$1\"; }; clean() { rm -f \"$t\"; }; \
+     trap \"exit 1\" HUP INT TERM PIPE; \
+     mkdir -p \"${p%/*}/\" || exit 41; [ ! -d \"$p\" ] || say 46 \"$p is a directory\"; \
+     rm -f \"$p\".upload.*; trap clean EXIT; true > \"$t\" || exit 41; \
+     cat > \"$t\" || exit 42; \
+     n=$(($(wc -c < \"$t\"))); [ \"$n\" -eq \"$3\" ] || say 43 \"$n of $3 bytes arrived\"; \
+     g=$(d \"$t\"); [ \"$g\" = \"$2\" ] || say 44 \"the digest of what arrived is $g\"; \
+     chmod 0755 \"$t\" || exit 45; [ -x \"$t\" ] || say 45 \"$t cannot be executed\"; \
+     mv -f \"$t\" \"$p\" || exit 46; echo shepherd-upload-begin; echo \"digest=$g\"",
+);
+
+/// The script of [`RemoteStep::Enroll`](model::remote_step::RemoteStep::Enroll).
+pub const ENROLL_SCRIPT: &str = concat!(common!(), "echo shepherd-enroll-begin; exec \"$p\" enroll");
+
+/// The result of a probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbeReport {
+    /// Operating system, from `uname -s`.
+    pub os: String,
+    /// Architecture, from `uname -m`.
+    pub architecture: String,
+    /// Name of the remote user.
+    pub user: String,
+    /// Home directory of the remote user.
+    pub home: String,
+    /// Whether the machine has a program for SHA-256 digests.
+    pub has_digest_program: bool,
+    /// SHA-256 of the executable at the agent's path in lower-case hexadecimal; `None` without one.
+    pub digest: Option<String>,
+}
+
+/// An error of a step, as the part of a sentence after "the probe" or "the upload".
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct StepError(pub String);
+
+/// Parses the output of a probe.
+pub fn parse_probe(output: &CommandOutput) -> Result<ProbeReport, StepError> {
+    let lines = text_after_marker(output, PROBE_BEGIN)?;
+    let mut values: HashMap<&str, &str> = lines.lines().filter_map(|line| line.split_once('=')).collect();
+    let mut take = |key: &'static str| {
+        values
+            .remove(key)
+            .map(sanitize_text)
+            .ok_or_else(|| StepError(format!("its answer lacks {key:?}; {}", output.summary())))
+    };
+    let digest = take(probe_key::DIGEST)?;
+    Ok(ProbeReport {
+        os: take(probe_key::OS)?,
+        architecture: take(probe_key::ARCH)?,
+        user: take(probe_key::USER)?,
+        home: take(probe_key::HOME)?,
+        has_digest_program: take(probe_key::SHA256)? != "none",
+        digest: is_digest(&digest).then_some(digest),
+    })
+}
+
+/// Compares the output of an upload with what was sent.
+pub fn parse_upload(output: &CommandOutput, sha256: &str) -> Result<(), StepError> {
+    if let Some(words) = upload_error_text(output) {
+        return Err(StepError(format!("{words} ({})", output.summary())));
+    }
+    let lines = text_after_marker(output, UPLOAD_BEGIN)?;
+    match lines.lines().find_map(|line| line.strip_prefix("digest=")) {
+        Some(digest) if digest == sha256 => Ok(()),
+        Some(digest) => Err(StepError(format!("the machine stored the digest {}", sanitize_text(digest)))),
+        None => Err(StepError("its answer lacks the digest".to_owned())),
+    }
+}
+
+/// Parses the output of an enrolment.
+pub fn parse_enroll(output: &CommandOutput) -> Result<EnrollResponse, StepError> {
+    // A simulated machine has no shell that could print anything before, so it may leave the line out.
+    let answer = bytes_after_line(&output.stdout, ENROLL_BEGIN).unwrap_or(&output.stdout);
+    match &output.exit {
+        CommandExit::Status(126) => {
+            let words = "the uploaded program cannot be executed there: is its filesystem mounted noexec?";
+            return Err(StepError(format!("{words} ({})", output.summary())));
+        }
+        CommandExit::Status(127) => {
+            return Err(StepError(format!(
+                "the uploaded program is not there any more ({})",
+                output.summary()
+            )));
+        }
+        _ => {}
+    }
+    if output.dropped_bytes > 0 {
+        return Err(StepError("it answered more than an enrolment can be".to_owned()));
+    }
+    // An agent that rejects the request sends a response, whatever its exit status is.
+    match EnrollResponse::decode(Bytes::copy_from_slice(answer)) {
+        Ok(response) if response.result.is_some() => Ok(response),
+        _ => Err(StepError(format!("it gave no answer that can be read; {}", output.summary()))),
+    }
+}
+
+fn is_digest(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+}
+
+/// Explains an upload's exit status and the machine's own message.
+fn upload_error_text(output: &CommandOutput) -> Option<&'static str> {
+    let printed = String::from_utf8_lossy(&output.stderr).to_lowercase();
+    let status = match output.exit {
+        CommandExit::Status(0) => return None,
+        CommandExit::Status(status) => status,
+        CommandExit::Signal(_) => return Some("it was killed"),
+    };
+    Some(if printed.contains("no space left") {
+        "there is no space left on the machine's filesystem"
+    } else if printed.contains("quota") {
+        "the user's disk quota there is used up"
+    } else if printed.contains("read-only file system") {
+        "the machine's filesystem is read-only"
+    } else {
+        match status {
+            upload_status::DIRECTORY => "its directory there cannot be made or written",
+            upload_status::WRITE => "it cannot be written there",
+            upload_status::SIZE => "it did not arrive whole",
+            upload_status::DIGEST => "it arrived damaged",
+            upload_status::NO_EXEC => "its filesystem there does not allow programs (mounted noexec)",
+            upload_status::RENAME => "it cannot be put in place there",
+            _ => "it failed",
+        }
+    })
+}
+
+fn text_after_marker(output: &CommandOutput, begin: &str) -> Result<String, StepError> {
+    let answer = bytes_after_line(&output.stdout, begin)
+        .ok_or_else(|| StepError(format!("it gave no answer; {}", output.summary())))?;
+    Ok(String::from_utf8_lossy(answer).into_owned())
+}
+
+/// The bytes after the first line that is exactly `line`.
+fn bytes_after_line<'a>(bytes: &'a [u8], line: &str) -> Option<&'a [u8]> {
+    let mut rest = bytes;
+    loop {
+        let end = rest.iter().position(|byte| *byte == b'\n')?;
+        let (head, tail) = (&rest[..end], &rest[end + 1..]);
+        if head.strip_suffix(b"\r").unwrap_or(head) == line.as_bytes() {
+            return Some(tail);
+        }
+        rest = tail;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::path::Path;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+    use model::remote_step::RemoteStep;
+    use proto::agent::v1::{EnrollSuccess, enroll_response};
+
+    /// Runs a step as the remote login shell would, with `home` as its home and `path` first on its PATH.
+    fn run(step: &RemoteStep, script: &str, home: &Path, path: &str, stdin: &[u8]) -> CommandOutput {
+        let mut child = Command::new("/bin/sh")
+            .arg("-c")
+            .arg(step.to_command(script).unwrap())
+            .env("HOME", home)
+            .env("PATH", format!("{path}:/usr/bin:/bin"))
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // A script that fails before it reads closes its end.
+        let _fed = child.stdin.take().unwrap().write_all(stdin);
+        let output = child.wait_with_output().unwrap();
+        CommandOutput {
+            exit: CommandExit::Status(output.status.code().unwrap().try_into().unwrap()),
+            stdout: output.stdout,
+            stderr: output.stderr,
+            dropped_bytes: 0,
+        }
+    }
+
+    fn sha256(content: &[u8]) -> String {
+        hex::encode(ring::digest::digest(&ring::digest::SHA256, content))
+    }
+
+    fn upload(home: &Path, path: &str, content: &[u8], sha: &str, size: u64) -> CommandOutput {
+        let step = RemoteStep::Upload { path: path.to_owned(), sha256: sha.to_owned(), size };
+        run(&step, UPLOAD_SCRIPT, home, "/usr/bin", content)
+    }
+
+    fn names(directory: &Path) -> Vec<String> {
+        let mut names: Vec<String> = std::fs::read_dir(directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn scripts_avoid_what_login_shells_interpret_differently() {
+        for script in [PROBE_SCRIPT, UPLOAD_SCRIPT, ENROLL_SCRIPT] {
+            assert!(!script.contains(['\'', '\\', '\n']), "{script}");
+        }
+        let statuses = {
+            use upload_status::{DIGEST, DIRECTORY, NO_EXEC, RENAME, SIZE, WRITE};
+            [DIRECTORY, WRITE, SIZE, DIGEST, NO_EXEC, RENAME]
+        };
+        for status in statuses {
+            assert!(UPLOAD_SCRIPT.contains(&status.to_string()), "{status}");
+        }
+        assert!(PROBE_SCRIPT.contains(PROBE_BEGIN));
+        assert!(UPLOAD_SCRIPT.contains(UPLOAD_BEGIN));
+        assert!(ENROLL_SCRIPT.contains(ENROLL_BEGIN));
+    }
+
+    #[test]
+    fn a_probe_sees_an_uploaded_program_at_a_relative_and_an_absolute_path() {
+        let home = tempfile::tempdir().unwrap();
+        let content = b"#!/bin/sh\n".to_vec();
+        let probe = |path: &str| {
+            let step = RemoteStep::Probe { path: path.to_owned() };
+            parse_probe(&run(&step, PROBE_SCRIPT, home.path(), "/usr/bin", b"")).unwrap()
+        };
+        let absolute = home.path().join("a dir/it's here").to_str().unwrap().to_owned();
+        for path in ["a dir/it's here", absolute.as_str()] {
+            assert_eq!(probe("a dir/it's here").digest, None);
+            let output = upload(home.path(), path, &content, &sha256(&content), content.len() as u64);
+            parse_upload(&output, &sha256(&content)).unwrap();
+            assert_eq!(probe("a dir/it's here").digest, Some(sha256(&content)));
+            assert_eq!(probe(&absolute).digest, Some(sha256(&content)));
+            assert_eq!(names(&home.path().join("a dir")), ["it's here"]);
+            std::fs::remove_file(&absolute).unwrap();
+        }
+        let found = probe("x");
+        assert_eq!((found.os.as_str(), found.architecture.as_str()), ("Linux", std::env::consts::ARCH));
+        assert_eq!(Path::new(&found.home), home.path());
+        assert!(found.has_digest_program);
+    }
+
+    #[test]
+    fn each_program_that_makes_digests_gives_the_same_one() {
+        let home = tempfile::tempdir().unwrap();
+        let agent = home.path().join("agent");
+        std::fs::copy("/bin/sh", &agent).unwrap();
+        let expected = sha256(&std::fs::read(&agent).unwrap());
+        let found: Vec<&str> = [("sha256sum", "dash"), ("openssl", "dash"), ("shasum", "perl")]
+            .into_iter()
+            .filter_map(|(tool, _)| {
+                // A PATH that has only this program.
+                let only = home.path().join(format!("only-{tool}"));
+                std::fs::create_dir(&only).unwrap();
+                for name in ["sh", "uname", "id", "env", "perl", tool] {
+                    if let Some(program) =
+                        ["/usr/bin", "/bin"].iter().map(|d| Path::new(d).join(name)).find(|p| p.exists())
+                    {
+                        std::os::unix::fs::symlink(program, only.join(name)).unwrap();
+                    } else if name == tool {
+                        return None;
+                    }
+                }
+                let step = RemoteStep::Probe { path: agent.to_str().unwrap().to_owned() };
+                let output = Command::new("/bin/sh")
+                    .args(["-c", &step.to_command(PROBE_SCRIPT).unwrap()])
+                    .env("PATH", &only)
+                    .output()
+                    .unwrap();
+                let stdout = String::from_utf8(output.stdout).unwrap();
+                assert!(stdout.contains(&format!("sha256={tool}\n")), "{stdout}");
+                assert!(stdout.contains(&format!("digest={expected}\n")), "{tool}: {stdout}");
+                Some(tool)
+            })
+            .collect();
+        assert!(found.contains(&"sha256sum"));
+    }
+
+    #[test]
+    fn an_upload_that_is_short_or_damaged_leaves_the_old_program_and_no_other_file() {
+        let home = tempfile::tempdir().unwrap();
+        let old = b"old".to_vec();
+        parse_upload(&upload(home.path(), "agent", &old, &sha256(&old), 3), &sha256(&old)).unwrap();
+        let new = b"new content".to_vec();
+        let short = parse_upload(&upload(home.path(), "agent", &new[..4], &sha256(&new), 11), &sha256(&new));
+        insta::assert_snapshot!(short.unwrap_err(), @"it did not arrive whole (it ended with status 43: 4 of 11 bytes arrived)");
+        let damaged =
+            parse_upload(&upload(home.path(), "agent", b"nEw content", &sha256(&new), 11), &sha256(&new));
+        assert!(damaged.unwrap_err().0.starts_with("it arrived damaged (it ended with status 44"));
+        assert_eq!(std::fs::read(home.path().join("agent")).unwrap(), old);
+        assert_eq!(names(home.path()), ["agent"]);
+    }
+
+    #[test]
+    fn upload_removes_leftovers_of_an_earlier_one() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("agent.upload.4711"), b"half").unwrap();
+        let content = b"x".to_vec();
+        parse_upload(&upload(home.path(), "agent", &content, &sha256(&content), 1), &sha256(&content))
+            .unwrap();
+        assert_eq!(names(home.path()), ["agent"]);
+    }
+
+    #[test]
+    fn failed_upload_names_the_reason() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join("agent")).unwrap();
+        let fail = |path: &str| {
+            let output = upload(home.path(), path, b"x", &sha256(b"x"), 1);
+            parse_upload(&output, &sha256(b"x")).unwrap_err().0.replace(home.path().to_str().unwrap(), "HOME")
+        };
+        insta::assert_snapshot!(fail("agent"), @"it cannot be put in place there (it ended with status 46: HOME/agent is a directory)");
+        std::fs::write(home.path().join("file"), b"").unwrap();
+        assert!(fail("file/agent").starts_with("its directory there cannot be made or written"));
+        assert!(fail("/proc/agent").contains("directory there"), "{}", fail("/proc/agent"));
+
+        let reported = |status, words: &str| {
+            let exit = CommandExit::Status(status);
+            let output =
+                CommandOutput { exit, stdout: vec![], stderr: words.as_bytes().to_vec(), dropped_bytes: 0 };
+            parse_upload(&output, "").unwrap_err().0
+        };
+        assert!(
+            reported(42, "cat: write error: No space left on device").starts_with("there is no space left")
+        );
+        assert!(
+            reported(41, "mkdir: cannot create directory: Read-only file system")
+                .starts_with("the machine's filesystem is read-only")
+        );
+    }
+
+    #[test]
+    fn full_filesystem_is_reported() {
+        let home = tempfile::tempdir().unwrap();
+        // `cat` as it fails on a full disk: /dev/full gives a real ENOSPC.
+        let bin = home.path().join("bin");
+        std::fs::create_dir(&bin).unwrap();
+        // Not written by this process: a child that another test starts meanwhile would hold it open for writing, and a
+        // file that is open for writing cannot be executed.
+        let mut writer = Command::new("/bin/sh");
+        let script = r#"printf '#!/bin/sh\nexec /bin/cat >/dev/full\n' >"$0" && chmod 755 "$0""#;
+        writer.args(["-c", script]).arg(bin.join("cat"));
+        assert!(writer.status().unwrap().success());
+        let step = RemoteStep::Upload { path: "agent".to_owned(), sha256: sha256(b"x"), size: 1 };
+        let output = run(&step, UPLOAD_SCRIPT, home.path(), bin.to_str().unwrap(), b"x");
+        let failure = parse_upload(&output, &sha256(b"x")).unwrap_err();
+        assert!(failure.0.starts_with("there is no space left on the machine's filesystem"), "{failure}");
+        assert_eq!(names(home.path()), ["bin"]);
+    }
+
+    #[test]
+    fn output_of_shell_start_files_is_ignored() {
+        let response =
+            EnrollResponse { result: Some(enroll_response::Result::Success(EnrollSuccess::default())) };
+        for prefix in
+            ["", "Welcome!\nshepherd-enroll-begin\n", "x shepherd-enroll-begin\nshepherd-enroll-begin\r\n"]
+        {
+            let mut stdout = prefix.as_bytes().to_vec();
+            stdout.extend(response.encode_to_vec());
+            let output =
+                CommandOutput { exit: CommandExit::Status(0), stdout, stderr: vec![], dropped_bytes: 0 };
+            assert_eq!(parse_enroll(&output).unwrap(), response, "{prefix:?}");
+        }
+        let output = |stdout: &str| CommandOutput {
+            exit: CommandExit::Status(1),
+            stdout: stdout.into(),
+            stderr: b"no\n".to_vec(),
+            dropped_bytes: 0,
+        };
+        insta::assert_snapshot!(parse_enroll(&output("Welcome!\n")).unwrap_err(), @"it gave no answer that can be read; it ended with status 1: no");
+        insta::assert_snapshot!(parse_probe(&output("os=Linux\n")).unwrap_err(), @"it gave no answer; it ended with status 1: no");
+        let lacking = parse_probe(&output("shepherd-probe-begin\nos=Linux\n")).unwrap_err();
+        insta::assert_snapshot!(lacking, @r#"its answer lacks "digest"; it ended with status 1: no"#);
+    }
+}
