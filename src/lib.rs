@@ -44,8 +44,6 @@ pub mod manager;
 pub mod providers;
 #[cfg(feature = "shepherd")]
 pub mod service;
-#[cfg(feature = "shepherd")]
-pub mod simulator;
 
 /// The bare metal database: the only layer that speaks SQL.
 #[cfg(feature = "shepherd")]
@@ -75,6 +73,9 @@ pub use roleserver;
 /// The services of the API, and what listens.
 #[cfg(feature = "shepherd")]
 pub use server;
+/// Simulated machines behind real protocols.
+#[cfg(feature = "shepherd")]
+pub use simulator;
 /// A tree of tasks that are restarted when they end.
 #[cfg(feature = "roleserver")]
 pub use supervisor;

@@ -26,13 +26,13 @@ const CRATES: &[(&str, &[&str])] = &[
     ("reconciler", &["etcd", "model", "proto"]),
     ("roleserver", &["curator", "curator-client", "etcd", "model", "proto", "reconciler", "supervisor"]),
     ("server", &["bmdb", "model", "proto"]),
+    ("simulator", &["curator-client", "model", "proto", "roleserver", "supervisor"]),
     ("supervisor", &[]),
     ("takeover", &["model", "proto"]),
 ];
 
 /// What each room may import besides itself and the generated contracts (`proto`), which are open to
-/// all: `bin → {server, manager, cli} → {providers, takeover} → bmdb → model`, on the node
-/// `bin → roleserver → {curator, reconciler} → {etcd, supervisor} → model`, and `simulator → {roleserver, model}`.
+/// all: `bin → {server, manager, cli} → {providers, takeover} → bmdb → model`.
 const PLAN: &[(&str, &[&str])] = &[
     ("providers", &["bmdb", "model"]),
     // It calls the curators of clusters as their nodes do: by the channel that follows their leader.
@@ -40,7 +40,6 @@ const PLAN: &[(&str, &[&str])] = &[
     // The service as a whole: the one room that knows both the loops and what listens, so that neither
     // has to know the other. It starts the simulator as a process and takes its flags.
     ("service", &["server", "manager", "providers", "takeover", "bmdb", "model", "simulator"]),
-    ("simulator", &["roleserver", "curator_client", "supervisor", "model"]),
     (
         "bin",
         &[
@@ -119,19 +118,19 @@ fn an_import_against_the_plan_is_found_wherever_it_hides() {
             "line 1: manager imports simulator, and may import only providers, takeover, bmdb, curator_client, model",
         ),
         (
-            "simulator",
-            "#[cfg(test)]\nmod tests {\n    use crate::bmdb::lease::Lease;\n}",
-            "line 3: simulator imports bmdb, and may import only roleserver, curator_client, supervisor, model",
+            "providers",
+            "#[cfg(test)]\nmod tests {\n    use crate::cli::tokens::Token;\n}",
+            "line 3: providers imports cli, and may import only bmdb, model",
         ),
         (
-            "simulator",
+            "providers",
             "use crate :: manager::Runner;",
-            "line 1: simulator imports manager, and may import only roleserver, curator_client, supervisor, model",
+            "line 1: providers imports manager, and may import only bmdb, model",
         ),
         (
-            "takeover",
-            "use crate::manager::runner::Runner;",
-            "line 1: takeover imports manager, and may import only bmdb, model",
+            "providers",
+            "use curator_client::pki;",
+            "line 1: providers imports curator_client, and may import only bmdb, model",
         ),
         (
             "providers",
@@ -169,7 +168,7 @@ fn an_import_by_the_plan_is_no_fault() {
         ("providers", "// use crate::manager\nlet text = \"crate::manager\"; pub(crate) fn f() {}"),
         ("manager", "use crate::{model::{ids, phase}, bmdb::{self, lease}, takeover};"),
         ("bin", "use shepherd::manager; use anyhow::crate_like::x;"),
-        ("takeover", "use super::ids; use my_crate::manager; use model::time::Timestamp;"),
+        ("providers", "use super::ids; use my_crate::manager; use model::time::Timestamp;"),
     ] {
         assert_eq!(against_the_plan(room, text), Vec::<String>::new(), "{room}: {text}");
     }

@@ -3,8 +3,8 @@
 //! Five machines with disks, a network, an etcd, owners who order at random, and faults: role servers killed and
 //! stopped, power cut at one machine and at all, partitions, lost disks, damaged files, a month that passes at once.
 //! Time is virtual and one seed is one run. All decisions are the product's own: [`sim`] and the rest only connect one
-//! read or write to the next, as `crates/curator/src/service/` and `crates/roleserver/src/cluster/` do, and anything may come between
-//! two of those. After every write and every report an observer who sees everything checks the invariants
+//! read or write to the next, as `crates/curator/src/service/` and `crates/roleserver/src/cluster/` do, and anything may
+//! come between two of those. After every write and every report an observer who sees everything checks the invariants
 //! ([`invariants`]). When the faults are over, all orders must take effect in bounded time ([`runs`]).
 //!
 //! To run one seed alone: `SHEPHERD_CLUSTER_MODEL_SEED=7 cargo test --test all cluster_model::runs`. A failing run

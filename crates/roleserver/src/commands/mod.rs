@@ -1,6 +1,7 @@
 //! Subcommands of `roleserver`.
 //!
-//! The binary parses flags and calls one of these. Each returns its error as a sentence, and none prints it.
+//! [`program`](crate::program) parses flags and calls one of these. Each returns its error as a sentence, and none
+//! prints it.
 
 pub mod enroll;
 pub mod metrics;

@@ -1,7 +1,8 @@
 //! Hardware reports of simulated machines: plausible, and the same at every boot.
 
-use crate::proto::hardware::v1 as hardware;
-use crate::simulator::seed::Seed;
+use proto::hardware::v1 as hardware;
+
+use crate::seed::Seed;
 
 const GIB: u64 = 1 << 30;
 const TB: u64 = 1_000_000_000_000;

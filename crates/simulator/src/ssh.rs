@@ -12,8 +12,12 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use model::remote_step::{ENROLL_BEGIN, PROBE_BEGIN, RemoteStep, UPLOAD_BEGIN, probe_key, upload_status};
+use model::shell_words;
 use prost::Message as _;
+use proto::agent::v1 as wire;
 use ring::digest;
+use roleserver::enrolment::REQUEST_LIMIT_BYTES;
 use russh::keys::PrivateKey;
 use russh::keys::ssh_key::HashAlg;
 use russh::server::{Auth, ChannelOpenHandle, Config, Handler, Msg, Session, VerifiedPublicKey};
@@ -23,19 +27,13 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::model::remote_step::{
-    ENROLL_BEGIN, PROBE_BEGIN, RemoteStep, UPLOAD_BEGIN, probe_key, upload_status,
-};
-use crate::model::shell_words;
-use crate::proto::agent::v1 as wire;
-use crate::roleserver::enrolment::REQUEST_LIMIT_BYTES;
-use crate::simulator::agent;
-use crate::simulator::fleet::SimulatedFleet;
-use crate::simulator::host_key;
-use crate::simulator::journal::{JournalCall, JournalOutcome, OpenCall};
-use crate::simulator::machine::{MachineEvent, StepRejected};
-use crate::simulator::observable::ObservableSsh;
-use crate::simulator::severable_stream::SeverableStream;
+use crate::agent;
+use crate::fleet::SimulatedFleet;
+use crate::host_key;
+use crate::journal::{JournalCall, JournalOutcome, OpenCall};
+use crate::machine::{MachineEvent, StepRejected};
+use crate::observable::ObservableSsh;
+use crate::severable_stream::SeverableStream;
 
 /// A shell's exit status for a program that it cannot find.
 const NOT_FOUND: u32 = 127;

@@ -10,15 +10,15 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::simulator::api;
-use crate::simulator::fault_command::FaultArgs;
-use crate::simulator::faults::FaultProfile;
-use crate::simulator::fleet::{SimulatedFleet, host_now};
-use crate::simulator::journal::Journal;
-use crate::simulator::machine::FleetProfile;
-use crate::simulator::node::NodeSettings;
-use crate::simulator::seed::Seed;
-use crate::simulator::state::{FleetState, StateError, StateLock};
+use crate::api;
+use crate::fault_command::FaultArgs;
+use crate::faults::FaultProfile;
+use crate::fleet::{SimulatedFleet, host_now};
+use crate::journal::Journal;
+use crate::machine::FleetProfile;
+use crate::node::NodeSettings;
+use crate::seed::Seed;
+use crate::state::{FleetState, StateError, StateLock};
 
 /// Default share of machines that start their agent again after a boot, in per cent.
 const PERSISTENT_AGENT_PERCENT: u64 = 80;

@@ -8,7 +8,7 @@ use chrono::TimeDelta;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::simulator::seed::Seed;
+use crate::seed::Seed;
 
 /// How many faults occur by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]

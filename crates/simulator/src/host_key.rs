@@ -2,11 +2,11 @@
 //!
 //! So none is stored. A machine has one key per generation: the fault that changes a host key increases the generation.
 
+use model::host_key::HostKey;
 use russh::keys::ssh_key::private::{Ed25519Keypair, KeypairData};
 use russh::keys::{Algorithm, PrivateKey};
 
-use crate::model::host_key::HostKey;
-use crate::simulator::seed::Seed;
+use crate::seed::Seed;
 
 /// The host key of a machine in this generation.
 pub fn private_key(

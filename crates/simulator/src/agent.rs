@@ -7,26 +7,26 @@
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
+use curator_client::identity::{Identity, IdentityError};
+use proto::agent::v1 as wire;
+use roleserver::agent::{Agent, AgentEvent, no_cluster, no_release};
+use roleserver::boot_clock::BootClock;
+use roleserver::enrolment::{self, EnrollError};
+use roleserver::logs::LogUploads;
+use roleserver::logs::ring::LogRing;
+use roleserver::logs::sources::LogSources;
+use roleserver::server_pool::ServerPool;
+use roleserver::trusted_time::TrustedTime;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::curator_client::identity::{Identity, IdentityError};
-use crate::proto::agent::v1 as wire;
-use crate::roleserver::agent::{Agent, AgentEvent, no_cluster, no_release};
-use crate::roleserver::boot_clock::BootClock;
-use crate::roleserver::enrolment::{self, EnrollError};
-use crate::roleserver::logs::LogUploads;
-use crate::roleserver::logs::ring::LogRing;
-use crate::roleserver::logs::sources::LogSources;
-use crate::roleserver::server_pool::ServerPool;
-use crate::roleserver::trusted_time::TrustedTime;
-use crate::simulator::fleet::{SimulatedFleet, host_now};
-use crate::simulator::hardware;
-use crate::simulator::journal::OpenCall;
-use crate::simulator::machine::{MachineEvent, SimulatedState, StepRejected};
-use crate::simulator::node::MachineNode;
-use crate::simulator::state::MachineRecord;
+use crate::fleet::{SimulatedFleet, host_now};
+use crate::hardware;
+use crate::journal::OpenCall;
+use crate::machine::{MachineEvent, SimulatedState, StepRejected};
+use crate::node::MachineNode;
+use crate::state::MachineRecord;
 
 /// The version that simulated agents report.
 pub const AGENT_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+simulated");

@@ -11,17 +11,16 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use model::ids::MachineId;
+use roleserver::cluster::cluster_node::{ClusterNodeSettings, run_cluster_node};
+use roleserver::cluster::etcd_program;
+use roleserver::cluster::files::ClusterFiles;
+use roleserver::cluster::kubernetes::component_ports::ComponentPorts;
+use roleserver::cluster::node_facts::NodeFacts;
+use roleserver::cluster::order_inbox::OrderInbox;
+use roleserver::server_pool::ServerPool;
+use supervisor::supervise::{self, Supervisor};
 use tokio_util::sync::CancellationToken;
-
-use crate::model::ids::MachineId;
-use crate::roleserver::cluster::cluster_node::{ClusterNodeSettings, run_cluster_node};
-use crate::roleserver::cluster::etcd_program;
-use crate::roleserver::cluster::files::ClusterFiles;
-use crate::roleserver::cluster::kubernetes::component_ports::ComponentPorts;
-use crate::roleserver::cluster::node_facts::NodeFacts;
-use crate::roleserver::cluster::order_inbox::OrderInbox;
-use crate::roleserver::server_pool::ServerPool;
-use crate::supervisor::supervise::{self, Supervisor};
 
 /// What nodes of a simulator need.
 #[derive(Clone, Debug)]
@@ -90,7 +89,7 @@ impl MachineNode {
             launcher: self.roleserver,
             etcd: etcd_program::program(),
             boot_id,
-            clock: crate::curator_client::clock::Clock::system(),
+            clock: curator_client::clock::Clock::system(),
             // Its processes end with it, as if the power of the machine were cut.
             shutdown: CancellationToken::new(),
             server_pool: self.shepherds,

@@ -39,17 +39,17 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use model::ids::IntentId;
+use roleserver::enrolment::Enrolment;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::model::ids::IntentId;
-use crate::roleserver::enrolment::Enrolment;
-use crate::simulator::faults::{ApiFault, Fault, ProviderFault};
-use crate::simulator::fleet::SimulatedFleet;
-use crate::simulator::host_key;
-use crate::simulator::journal::{JournalCall, JournalOutcome};
-use crate::simulator::machine::{MachineEvent, SimulatedState, StepRejected};
-use crate::simulator::state::{FleetState, MachineRecord};
+use crate::faults::{ApiFault, Fault, ProviderFault};
+use crate::fleet::SimulatedFleet;
+use crate::host_key;
+use crate::journal::{JournalCall, JournalOutcome};
+use crate::machine::{MachineEvent, SimulatedState, StepRejected};
+use crate::state::{FleetState, MachineRecord};
 
 /// The header with the name of the caller.
 pub const CALLER_HEADER: &str = "shepherd-caller";

@@ -15,12 +15,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use chrono::{DateTime, Utc};
+use model::ids::IntentId;
+use roleserver::enrolment::{AgentSettings, Enrolment};
 use serde::{Deserialize, Serialize};
 
-use crate::model::ids::IntentId;
-use crate::roleserver::enrolment::{AgentSettings, Enrolment};
-use crate::simulator::machine::SimulatedMachine;
-use crate::simulator::seed::Seed;
+use crate::machine::SimulatedMachine;
+use crate::seed::Seed;
 
 /// The version of the file format.
 pub const VERSION: u32 = 1;

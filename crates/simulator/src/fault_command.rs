@@ -7,7 +7,7 @@ use clap::builder::PossibleValue;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::simulator::faults::{Fault, ProviderFault};
+use crate::faults::{Fault, ProviderFault};
 
 /// The word that names the provider itself in place of a machine.
 const PROVIDER: &str = "provider";

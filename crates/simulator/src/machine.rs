@@ -21,9 +21,9 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::simulator::faults::{Fault, FaultProfile};
-use crate::simulator::observable::{Effect, Observable, ObservableAgent, ObservableSsh};
-use crate::simulator::seed::Seed;
+use crate::faults::{Fault, FaultProfile};
+use crate::observable::{Effect, Observable, ObservableAgent, ObservableSsh};
+use crate::seed::Seed;
 
 /// The properties that all machines of a fleet share.
 #[derive(Clone, Copy, Debug)]
@@ -374,7 +374,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::simulator::observable::NOTHING_OBSERVABLE;
+    use crate::observable::NOTHING_OBSERVABLE;
 
     fn nature(profile: FaultProfile) -> FleetProfile {
         FleetProfile {
@@ -411,7 +411,7 @@ mod tests {
     /// The whole table: a row per event, a column per state of `STATES`; `-` means rejected.
     #[test]
     fn every_event_in_every_state_follows_the_diagram() {
-        use crate::simulator::faults;
+        use crate::faults;
         use MachineEvent::{Enrolled, Fault, PowerCycle, PowerOff, PowerOn, Reboot, Released};
         let table: &[(MachineEvent, &str)] = &[
             (PowerOn, "booting booting up agent-running agent-hung hung dead -"),

@@ -14,20 +14,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use chrono::{DateTime, Utc};
+use roleserver::agent::Agent;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::roleserver::agent::Agent;
-use crate::simulator::agent;
-use crate::simulator::faults::ProviderFault;
-use crate::simulator::journal::Journal;
-use crate::simulator::machine::{FleetProfile, MachineEvent, StepRejected};
-use crate::simulator::node::{NodeSettings, random_loopback_address};
-use crate::simulator::observable::{Effect, NOTHING_OBSERVABLE, ObservableAgent, ObservableSsh};
-use crate::simulator::port::Port;
-use crate::simulator::ssh;
-use crate::simulator::state::{FleetState, MachineRecord};
+use crate::agent;
+use crate::faults::ProviderFault;
+use crate::journal::Journal;
+use crate::machine::{FleetProfile, MachineEvent, StepRejected};
+use crate::node::{NodeSettings, random_loopback_address};
+use crate::observable::{Effect, NOTHING_OBSERVABLE, ObservableAgent, ObservableSsh};
+use crate::port::Port;
+use crate::ssh;
+use crate::state::{FleetState, MachineRecord};
 
 /// The longest time that the clock task sleeps.
 const MAX_CLOCK_SLEEP: Duration = Duration::from_mins(1);
@@ -456,8 +456,8 @@ mod tests {
     use chrono::TimeDelta;
 
     use super::*;
-    use crate::simulator::faults::{Fault, FaultProfile};
-    use crate::simulator::seed::Seed;
+    use crate::faults::{Fault, FaultProfile};
+    use crate::seed::Seed;
 
     /// On one thread, so that no task of the fleet runs between two lines without an await.
     #[tokio::test]
