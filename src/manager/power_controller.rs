@@ -21,9 +21,8 @@ use crate::manager::provider_set::ProviderSet;
 use crate::model::facts::{PowerOrder, ProviderRecord, Recovery};
 use crate::model::ids::IntentId;
 use crate::model::policy::Rung;
-use crate::model::power_order::{
-    PowerOrderKind, PowerOrderStep, PowerRoute, lapse_reason, next_power_step, recovery_note,
-};
+use crate::model::power_control::{PowerOrderStep, PowerRoute, lapse_reason, next_power_step, recovery_note};
+use crate::model::power_order::PowerOrderKind;
 use crate::model::process::Process;
 use crate::model::recovery::start_report_wait;
 use crate::providers::provider::{

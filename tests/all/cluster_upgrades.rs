@@ -19,13 +19,14 @@ use shepherd::model::cluster::kubernetes::{
     CONTROLLER_ROLE, ComponentStatus, CuratorKubernetes, KubernetesSpec, NodeKubernetes, ObservedKubernetes,
     WORKER_ROLE,
 };
-use shepherd::model::cluster::plan::ClusterPlanStep;
+use shepherd::model::cluster::plan::step::ClusterPlanStep;
+use shepherd::model::cluster::plan::upgrade::plan_upgrade;
 use shepherd::model::cluster::selector::Selector;
 use shepherd::model::cluster::spec::{ClusterSpec, JoinApproval};
 use shepherd::model::cluster::state::{
     CONSENSUS_MEMBER_ROLE, ClusterNode, EtcdMember, NodeHealth, NodeState, ObservedCluster,
 };
-use shepherd::model::cluster::upgrade::{UpgradeEvent, plan_upgrade};
+use shepherd::model::cluster::upgrade::UpgradeEvent;
 use shepherd::model::ids::MachineId;
 use shepherd::model::role_declaration::Sha256;
 

@@ -21,7 +21,7 @@ use crate::cluster_upgrade::{self, UpgradeRecord, read_upgrade};
 use crate::connection::{Bmdb, DbContext as _};
 use crate::error::BmdbError;
 use crate::inspect;
-use model::cluster::declaration_sync::{DeclarationView, DesiredDeclaration, ServiceView};
+use model::cluster::declaration::{DeclarationView, DesiredDeclaration, ServiceView};
 use model::cluster::hardware::Hardware;
 use model::cluster::kubernetes::NodeKubernetes;
 use model::cluster::plan::MachineLocations;

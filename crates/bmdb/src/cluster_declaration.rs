@@ -16,7 +16,7 @@ use crate::cluster::lock_cluster;
 use crate::connection::{Bmdb, DbContext as _};
 use crate::error::BmdbError;
 use crate::named_lease::{NamedLease, lock_named_lease};
-use model::cluster::declaration_sync::{
+use model::cluster::declaration::{
     DeclarationView, MAX_DECLARED_ROLES, check_declaration_size, declaration_digest, encode_declaration,
 };
 use model::role_declaration::RoleDeclaration;

@@ -20,7 +20,7 @@ use crate::inspect;
 use crate::named_lease::{NamedLease, lock_named_lease};
 use crate::policy::policy_at_version;
 use crate::schedule::{lock_due_rows, record_event};
-use model::cluster::declaration_sync::ServiceView;
+use model::cluster::declaration::ServiceView;
 use model::cluster::disruption::OBSERVATION_TTL;
 use model::cluster::kubernetes::NodeKubernetes;
 use model::cluster::kubernetes_view::KubernetesStatusView;

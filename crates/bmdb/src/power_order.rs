@@ -18,7 +18,8 @@ use model::disruption::{DisruptionDenied, may_switch_power};
 use model::facts::{MachineFacts, Recovery};
 use model::ids::{IntentId, MachineId};
 use model::policy::Rung;
-use model::power_order::{PowerOrderKind, check_power_order, implied_hold, recovery_after};
+use model::power_control::{check_power_order, implied_hold, recovery_after};
+use model::power_order::PowerOrderKind;
 use model::process::Process;
 
 /// A change of a machine's power order.

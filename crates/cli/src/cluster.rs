@@ -26,7 +26,7 @@ use crate::output::{Format, format_table, terminal_width};
 use bmdb::action::OrderOutcome;
 use bmdb::cluster::order_target;
 use bmdb::cluster_kubernetes::KubernetesPatch;
-use model::cluster::declaration_sync::{DeclarationView, ServiceView};
+use model::cluster::declaration::{DeclarationView, ServiceView};
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange, JoinApproval};
 use model::cluster::view::{ClusterMachineView, ClusterView};
 use model::humanize::{absolute_time, humanize_duration};

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::error::CliError;
-use model::cluster::declaration_sync::check_declaration_size;
+use model::cluster::declaration::check_declaration_size;
 use model::cluster::selector::parse_bytes;
 use model::role_declaration::RoleDeclaration;
 use model::time::Span;

@@ -3,11 +3,15 @@
 //! Every step that a user of the machine may notice makes this check first. It is denied when an operator holds the
 //! machine, when the machine has just reported, when the machine has seen fences of a newer database than ours, when a
 //! brake suspects ourselves, or when a budget is used up. A denial always says why, and when to check again.
+//!
+//! The disruption budget of a kind of step limits how many machines are disrupted at once: so many may start in a
+//! sliding window of time, over the whole fleet.
 
 use crate::cluster::disruption::{ClusterContext, disruption_objection};
 use crate::facts::{HoldScope, MachineFacts};
 use crate::policy::{Budget, DisruptionKind, Policy};
-use crate::power_order::{PowerOrderKind, power_hold};
+use crate::power_control::power_hold;
+use crate::power_order::PowerOrderKind;
 use crate::retirement::{RetirementStep, retirement_state};
 use crate::time::{Span, Timestamp, after};
 use crate::unknown_fence::UnknownFence;

@@ -1,9 +1,60 @@
-//! Model: plain types and pure decisions about machines.
+//! Model: plain types and pure decisions about machines and clusters.
 //!
-//! It defines what a machine is, which facts exist about it, and what follows from them. Nothing here does I/O or reads
-//! a clock: time is a parameter, and leases and deadlines are measured by the database's clock. Every decision has the
-//! shape `fn(facts, policy, now) -> plan`, so that a test can table-drive it, a person can print it, and a loop can
-//! execute it.
+//! Shepherd decides here and acts elsewhere. A control loop reads facts, calls a function of this crate, and carries
+//! out what it returns. `shepherdctl plan` prints what the same functions return, `shepherdctl why` explains it, and
+//! tests call them with tables of cases. Every decision has the shape `fn(facts, policy, now) -> plan`.
+//!
+//! # How a decision about a machine is made
+//!
+//! 1. [`facts`][] are what the BMDB knows of the machine at one moment. [`policy`][] is the configuration of the fleet.
+//! 2. [`schedule::next_due`][] computes from them when each lane of the machine is due, for which process, and why. It
+//!    is called in every transaction that changes a fact.
+//! 3. A loop claims what is due and calls the decision of its process: [`recovery`][], [`power_control`][],
+//!    [`retirement`][]. A step that a user of the machine may notice is first checked by [`disruption`][].
+//! 4. The outcome is a new fact, and the schedule is computed again.
+//!
+//! A cluster has one function for all its machines: [`cluster::plan::plan_cluster`][].
+//!
+//! # Modules by subject
+//!
+//! * Machines: [`facts`][], [`ids`][], [`phase`][] (derived from facts), [`provider_status`][], [`host_key`][],
+//!   [`label`][], [`priority`][], [`waits`][], [`machine_view`][] (a machine as shown), [`unknown_fence`][].
+//! * Schedule: [`schedule`][], [`process`][] (kinds of work and lanes), [`drift`][], [`backoff`][],
+//!   [`circuit_breaker`][], [`pause`][].
+//! * Recovery: [`recovery`][] (the ladder), [`needs_human`][] (obstacles), [`healing`][], [`brake`][].
+//! * Disruption: [`disruption`][] (the check), [`budget`][] (budgets as shown), [`power_order`][],
+//!   [`power_control`][], [`retirement`][].
+//! * The fleet: [`policy`][], [`policy_flags`][], [`plan`][] (forecast), [`why`][] (explanation), [`issues`][],
+//!   [`fleet_sample`][] (metrics).
+//! * Clusters: [`cluster`][], [`kubernetes`][] (bundles and versions), [`node_role`][], [`role_declaration`][],
+//!   [`template`][].
+//! * Releases and takeover: [`artefact`][], [`roll_out`][], [`roll_out_view`][], [`release_report`][],
+//!   [`remote_step`][].
+//! * Operators and their orders: [`access`][], [`two_person_rule`][], [`order_limits`][], [`log_request`][].
+//! * Text and time: [`time`][], [`humanize`][], [`text_layout`][], [`sanitize`][], [`shell_words`][],
+//!   [`arguments`][], [`usage_error`][], [`traces`][].
+//!
+//! # Invariants
+//!
+//! * No decision does I/O or reads a clock. Time is a parameter, and so is a random number. Leases and deadlines are
+//!   measured by the database's clock. Only [`ids`][] makes new identifiers.
+//! * The same arguments give the same result. Where one of several machines is chosen, the order is defined.
+//! * A wait has a reason: [`schedule::DueWork`][] cannot be built without one, and records where in the code it was
+//!   decided.
+//! * Names that are stored or sent do not change. `as_str` of a type has them.
+//! * Imports go one way. A definition that two modules share lies below both, and no import cycle has more than three
+//!   files (`tools/cycles`). So [`facts`][] imports only the types of what rows contain, and decisions import
+//!   [`facts`][].
+//!
+//! # Notes for the next implementor
+//!
+//! * A change of what [`schedule::next_due`][] returns needs a new [`schedule::RULES_VERSION`][], so that stored rows
+//!   are computed again.
+//! * [`phase::phase_of`][] has a twin in SQL, `sql/fleet/count_phases.sql`. A property test compares them.
+//! * A process that acts on a machine also has an effect in [`plan`][], a note in [`why`][], and an issue if it can be
+//!   stuck ([`issues`][]).
+//! * An earlier release reads the stored [`policy::Policy`][] too. A new field gets a default. A new kind of budget in
+//!   [`policy::Policy::budgets`][] would make the earlier release reject the row.
 
 pub mod access;
 pub mod arguments;
@@ -17,6 +68,7 @@ pub mod disruption;
 pub mod drift;
 pub mod facts;
 pub mod fleet_sample;
+pub mod healing;
 pub mod host_key;
 pub mod humanize;
 pub mod ids;
@@ -33,6 +85,7 @@ pub mod phase;
 pub mod plan;
 pub mod policy;
 pub mod policy_flags;
+pub mod power_control;
 pub mod power_order;
 pub mod priority;
 pub mod process;

@@ -6,12 +6,12 @@
 //! decides by the row.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::backoff::BackoffPolicy;
 use crate::cluster::owner_key::DEFAULT_ROTATION_INTERVAL;
-use crate::cluster::snapshot::SnapshotPolicy;
 use crate::order_limits::OrderLimits;
 use crate::process::Process;
 use crate::time::Span;
@@ -179,6 +179,36 @@ pub struct ProvisionerBrake {
     pub discrepancies: u32,
     /// Largest share of its machines that a list may lose between two readings.
     pub lost_fraction: f64,
+}
+
+/// Highest `newest` and `days` of a [`SnapshotPolicy`].
+pub const MAX_RETAINED_SNAPSHOTS: u32 = 1_000;
+
+/// How often snapshots of a cluster are taken, and how many are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotPolicy {
+    /// Age of the last snapshot at which the next one is taken.
+    pub interval: Span,
+    /// How many of the newest snapshots are kept; at least one always is.
+    pub newest: u32,
+    /// For how many days the newest snapshot of each day is kept.
+    pub days: u32,
+}
+
+impl Default for SnapshotPolicy {
+    fn default() -> Self {
+        Self { interval: Span::hours(1), newest: 24, days: 7 }
+    }
+}
+
+impl SnapshotPolicy {
+    /// Age of the last snapshot from which on a person should look.
+    #[must_use]
+    pub fn overdue_after(&self) -> Duration {
+        const OVERDUE_INTERVALS: u32 = 3;
+        self.interval.0.saturating_mul(OVERDUE_INTERVALS)
+    }
 }
 
 impl Default for Policy {

@@ -8,8 +8,7 @@ use std::ffi::OsString;
 use clap::{Args, CommandFactory as _, Parser};
 
 use crate::cluster::owner_key::check_rotation_interval;
-use crate::cluster::snapshot::MAX_RETAINED;
-use crate::policy::{DisruptionKind, Policy, Rung};
+use crate::policy::{DisruptionKind, MAX_RETAINED_SNAPSHOTS, Policy, Rung};
 use crate::process::Process;
 use crate::time::Span;
 use crate::usage_error::format_usage_error;
@@ -192,9 +191,9 @@ impl PolicyFlags {
             ("--cluster_snapshots_retained", policy.cluster_snapshots_retained, 1),
             ("--cluster_snapshots_retained_daily", policy.cluster_snapshots_retained_daily, 0),
         ] {
-            if let Some(count) = count.filter(|count| !(least..=MAX_RETAINED).contains(count)) {
+            if let Some(count) = count.filter(|count| !(least..=MAX_RETAINED_SNAPSHOTS).contains(count)) {
                 return Err(format!(
-                    "{flag} {count} cannot be: give a number from {least} to {MAX_RETAINED}"
+                    "{flag} {count} cannot be: give a number from {least} to {MAX_RETAINED_SNAPSHOTS}"
                 ));
             }
         }

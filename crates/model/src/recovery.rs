@@ -1,8 +1,8 @@
 //! Recovery ladder: the next step for a machine with a silent agent.
 //!
 //! Each rung is a step with a number of attempts, and each attempt has a deadline by which the machine must have
-//! reported. Rungs that this machine's provider cannot do are skipped. After the last rung the machine is left to a
-//! person.
+//! reported. Recovery escalates from one rung to the next when the attempts of a rung are used up. Rungs that this
+//! machine's provider cannot do are skipped. After the last rung the machine is left to a person.
 //!
 //! A heartbeat is the only proof of success, but not every heartbeat is one. After a step that reboots, it must come
 //! from another boot than the last known one, because a machine may well report once more while it shuts down. A report

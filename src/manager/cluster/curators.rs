@@ -29,7 +29,7 @@ use crate::curator_client::pki::{PkiError, Renewal, TrustAnchor, Validity, decid
 use crate::curator_client::tls::{certified_key, client_config};
 use crate::manager::cluster::kubernetes::parse_node_kubernetes;
 use crate::model::cluster::credential::IssuedCertificate;
-use crate::model::cluster::declaration_sync::{ServiceView, digests_by_role};
+use crate::model::cluster::declaration::{ServiceView, digests_by_role};
 use crate::model::cluster::kubernetes::{CONTROLLER_ROLE, ObservedKubernetes, WORKER_ROLE};
 use crate::model::cluster::owner_key::{OwnerKeySlot, OwnerPublicKey};
 use crate::model::cluster::state::{

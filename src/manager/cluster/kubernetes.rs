@@ -14,7 +14,8 @@ use crate::model::cluster::kubernetes::{
 use crate::model::cluster::kubernetes_user::{
     IssuedUserCertificate, KubernetesAccess, KubernetesUser, users_to_sign,
 };
-use crate::model::cluster::plan::{ClusterPlan, ClusterPlanStep};
+use crate::model::cluster::plan::ClusterPlan;
+use crate::model::cluster::plan::step::ClusterPlanStep;
 use crate::model::cluster::state::{Cluster, ObservedCluster};
 use crate::model::cluster::upgrade::UpgradeEvent;
 use crate::proto::curator::v1 as wire;

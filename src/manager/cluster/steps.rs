@@ -13,7 +13,8 @@ use crate::manager::cluster::curators::{
 };
 use crate::manager::cluster::{ClusterPassError, ClusterWorker};
 use crate::model::cluster::node_labels::node_labels;
-use crate::model::cluster::plan::{ClusterPlan, ClusterPlanStep, TICKET_LIFETIME};
+use crate::model::cluster::plan::step::ClusterPlanStep;
+use crate::model::cluster::plan::{ClusterPlan, TICKET_LIFETIME};
 use crate::model::cluster::state::{Cluster, ClusterIdentity, MembershipOrder};
 use crate::model::ids::MachineId;
 use crate::proto::agent::v1 as wire;

@@ -1,24 +1,36 @@
 //! Clusters: spec, state, plan, restore, upgrade and credentials.
 //!
-//! * [`spec`][]: what an operator requests. [`selector`][]: which machines may be chosen.
-//! * [`state`][]: spec, members and nodes of a cluster at one time.
-//! * [`plan`][]: the next steps, and what each machine waits for.
-//! * [`forecast`][]: all steps to come, before any of them is taken.
-//! * [`placement`][]: which machines are chosen, and which are removed first.
-//! * [`hardware`][]: facts that select and label members. [`node_labels`][]: labels that a node gets when it joins.
-//! * [`declaration_sync`][]: roles that operators declare to a cluster.
-//! * [`kubernetes`][]: desired and observed Kubernetes of a cluster, and the steps between them.
-//! * [`kubernetes_user`][]: certificates of people for API servers. [`kubernetes_view`][]: Kubernetes as shown.
-//! * [`upgrade`][]: which node gets another release next, and when to pause.
-//! * [`view`][]: a cluster as shown.
+//! An operator requests a cluster of so many machines ([`spec`][]). A cluster loop reads its [`state`][]: what the BMDB
+//! knows of its members, and what its curators report of its nodes. [`plan`][] compares the two and returns the next
+//! steps. The loop executes them and observes the cluster again, until no step is left.
+//!
+//! # What is requested and what is there
+//!
+//! * [`spec`][]: what an operator requests. [`selector`][]: which machines may be chosen. [`hardware`][]: the facts
+//!   that a selector reads. [`node_labels`][]: labels that a node gets when it joins.
+//! * [`declaration`][]: roles that operators declare to a cluster. [`kubernetes`][]: desired and observed Kubernetes.
+//!   [`upgrade`][]: an upgrade that is under way.
+//! * [`state`][]: all of it at one time. [`view`][] and [`kubernetes_view`][]: the cluster as shown.
+//!
+//! # What follows
+//!
+//! * [`plan`][]: the next steps, and what each machine waits for. [`forecast`][]: all steps to come, before any of them
+//!   is taken.
 //! * [`disruption`][]: a cluster's objection to disrupting one of its machines.
-//! * [`credential`][]: certificates of people for a cluster. [`owner_key`][]: the shepherd's own key and its rotation.
-//! * [`restore`][]: whether a cluster may be restored from a snapshot.
-//! * [`snapshot`][]: when a cluster's records are copied elsewhere, and which of these copies are kept.
-//! * [`quorum`][]: majority and tolerated failures.
+//! * [`restore`][]: whether a cluster may be restored from a snapshot. [`snapshot`][]: when a cluster's records are
+//!   copied elsewhere, and which of these copies are kept.
+//! * [`credential`][] and [`kubernetes_user`][]: certificates of people. [`owner_key`][]: the shepherd's own key and
+//!   its rotation.
+//! * `quorum`: majority and tolerated failures.
+//!
+//! # Invariants
+//!
+//! * Types of state decide nothing, and lie below the planner: [`plan`][] imports [`state`][], never the reverse.
+//! * No step relies on another step of the same pass. A pass may end after any step.
+//! * A voting member of etcd is removed only while the other members keep a majority.
 
 pub mod credential;
-pub mod declaration_sync;
+pub mod declaration;
 pub mod disruption;
 pub mod forecast;
 pub mod hardware;
@@ -27,9 +39,8 @@ pub mod kubernetes_user;
 pub mod kubernetes_view;
 pub mod node_labels;
 pub mod owner_key;
-pub mod placement;
 pub mod plan;
-pub mod quorum;
+mod quorum;
 pub mod restore;
 pub mod selector;
 pub mod snapshot;

@@ -2,13 +2,13 @@
 
 /// The smallest majority of so many members.
 #[must_use]
-pub const fn majority(members: usize) -> usize {
+pub(super) const fn majority(members: usize) -> usize {
     members / 2 + 1
 }
 
 /// Whether one of `members` may fail or be disrupted while `others_up` of the other members are healthy.
 #[must_use]
-pub const fn tolerates_one_failure(members: usize, others_up: usize) -> bool {
+pub(super) const fn tolerates_one_failure(members: usize, others_up: usize) -> bool {
     others_up >= majority(members)
 }
 

@@ -9,44 +9,13 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::cluster::state::ObservedCluster;
-use crate::time::{Span, Timestamp, between};
-
-/// Highest `newest` and `days` of a policy.
-pub const MAX_RETAINED: u32 = 1_000;
-/// A snapshot is overdue after so many intervals: then a person should look.
-pub const OVERDUE_INTERVALS: u32 = 3;
-
-/// How often snapshots are taken, and how many are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SnapshotPolicy {
-    /// Age of the last snapshot at which the next one is taken.
-    pub interval: Span,
-    /// How many of the newest snapshots are kept; at least one always is.
-    pub newest: u32,
-    /// For how many days the newest snapshot of each day is kept.
-    pub days: u32,
-}
-
-impl Default for SnapshotPolicy {
-    fn default() -> Self {
-        Self { interval: Span::hours(1), newest: 24, days: 7 }
-    }
-}
-
-impl SnapshotPolicy {
-    /// Age of the last snapshot from which on a person should look.
-    #[must_use]
-    pub fn overdue_after(&self) -> Duration {
-        self.interval.0.saturating_mul(OVERDUE_INTERVALS)
-    }
-}
+use crate::policy::SnapshotPolicy;
+use crate::time::{Timestamp, between};
 
 /// The last snapshot of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,6 +155,7 @@ pub struct SnapshotView {
 mod tests {
     use super::*;
     use crate::cluster::state::EtcdMember;
+    use crate::time::Span;
 
     const HOUR: i64 = 3600;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::cluster::declaration_sync::{DesiredDeclaration, Digest, ServiceView};
+use crate::cluster::declaration::{DesiredDeclaration, Digest, ServiceView};
 use crate::cluster::kubernetes;
 use crate::cluster::spec::{ClusterPart, ClusterSpec};
 use crate::cluster::upgrade::ClusterUpgrade;

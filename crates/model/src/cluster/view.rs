@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::declaration_sync::{DeclarationView, ServiceView};
+use crate::cluster::declaration::{DeclarationView, ServiceView};
 use crate::cluster::kubernetes::NodeKubernetes;
 use crate::cluster::kubernetes_view::{KubernetesView, UpgradeView};
 use crate::time::Timestamp;

@@ -265,11 +265,11 @@ impl BundleManifest {
         if lacks.is_empty() {
             return Ok(());
         }
-        let whom = match duty {
+        let nodes = match duty {
             KubernetesDuty::Controller => "controllers",
             KubernetesDuty::Worker => "workers",
         };
-        Err(format!("bundle {} is not for {whom}: it holds no {}", self.name, lacks.join(", no ")))
+        Err(format!("bundle {} is not for {nodes}: it holds no {}", self.name, lacks.join(", no ")))
     }
 }
 

@@ -184,9 +184,9 @@ impl ManifestValidator {
             program.path == path
         };
         if !fits {
-            let whither = if path.ends_with('/') { format!("{path}NAME") } else { path.to_owned() };
+            let expected_path = if path.ends_with('/') { format!("{path}NAME") } else { path.to_owned() };
             self.add_problem(format!(
-                "a {component} lies at {whither}, and not at {:?}",
+                "a {component} lies at {expected_path}, and not at {:?}",
                 truncate(&program.path)
             ));
         }

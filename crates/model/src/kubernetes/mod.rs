@@ -8,12 +8,12 @@
 //! * [`version`][]: versions of Kubernetes, three numbers.
 //! * [`skew`][]: which versions may run together in one cluster.
 //! * [`address_ranges`][]: ranges from which services and pods get their addresses.
-//! * [`bundle_manifest`][]: contents of a bundle. [`manifest_parser`][]: how a manifest is parsed and validated.
+//! * [`bundle_manifest`][]: contents of a bundle. `manifest_parser`: how a manifest is parsed and validated.
 //! * [`archive`][]: file format of a bundle, whose manifest can be read from its first piece alone.
 
 pub mod address_ranges;
 pub mod archive;
 pub mod bundle_manifest;
-pub mod manifest_parser;
+mod manifest_parser;
 pub mod skew;
 pub mod version;

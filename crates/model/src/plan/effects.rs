@@ -8,7 +8,8 @@ use crate::facts::{AgentStarted, HeartbeatFact, MachineFacts, NeedsHuman, Postpo
 use crate::needs_human::Obstacle;
 use crate::plan::fleet::{PlanFleet, provider_name};
 use crate::policy::{DisruptionKind, Policy, Rung};
-use crate::power_order::{self, PowerOrderKind, PowerOrderStep, PowerRoute};
+use crate::power_control::{self, PowerOrderStep, PowerRoute};
+use crate::power_order::PowerOrderKind;
 use crate::process::Process;
 use crate::recovery::{
     AvailableSteps, RecoveryPlan, after_reenroll, block_on_unknown_fence, format_attempt, plan_recovery,
@@ -89,7 +90,7 @@ fn apply_release(fleet: &mut PlanFleet, machine: usize, policy: &Policy, now: Ti
 /// Applies an operator's power order.
 fn apply_power_order(fleet: &mut PlanFleet, machine: usize, policy: &Policy, now: Timestamp) -> StepEffect {
     let Some(order) = fleet.machines[machine].facts.power_order.clone() else { return StepEffect::default() };
-    let next = power_order::next_power_step(&order, PowerRoute::Provider, policy, now);
+    let next = power_control::next_power_step(&order, PowerRoute::Provider, policy, now);
     let step = order.kind.disruption();
     // No budget counts a power-on, so any kind serves for the check.
     let circumstances =
@@ -107,11 +108,12 @@ fn apply_power_order(fleet: &mut PlanFleet, machine: usize, policy: &Policy, now
         facts.postponements.insert(Process::Power, wait);
         return StepEffect::new(format!("put it off: {reason}"));
     }
-    let ladder = power_order::recovery_after(facts, &order, policy, now);
+    let ladder = power_control::recovery_after(facts, &order, policy, now);
     let watched = ladder.is_some();
     match ladder {
         Some((recovery, rung)) => {
-            facts.recovery = Some(start_report_wait(recovery, rung, power_order::recovery_note(&order), now));
+            facts.recovery =
+                Some(start_report_wait(recovery, rung, power_control::recovery_note(&order), now));
             facts.needs_human = None;
         }
         None if order.kind == PowerOrderKind::Off => facts.recovery = None,

@@ -19,9 +19,10 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use crate::facts::{MachineFacts, Recovery};
+use crate::healing::healed_at;
 use crate::humanize::{relative_and_absolute_time, relative_time};
 use crate::machine_view::{LaneView, MachineName, MachineView};
-use crate::needs_human::{Obstacle, healed_at};
+use crate::needs_human::Obstacle;
 use crate::phase::{Phase, phase_of, silence_deadline};
 use crate::policy::Policy;
 use crate::process::Lane;

@@ -12,7 +12,7 @@ use bmdb::cluster::{cluster_view, list_cluster_details, no_such_cluster, order_t
 use bmdb::cluster_forecast::{ForecastResult, Hypothesis};
 use bmdb::cluster_restore::RestoreRequest;
 use bmdb::cluster_snapshot::list_cluster_snapshots;
-use model::cluster::declaration_sync::{DeclarationView, ServiceView};
+use model::cluster::declaration::{DeclarationView, ServiceView};
 use model::cluster::forecast::{ASSUMPTIONS, Forecast};
 use model::cluster::snapshot::SnapshotView;
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange, JoinApproval};

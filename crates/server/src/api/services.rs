@@ -29,7 +29,7 @@ use crate::api::loops::LoopsService;
 use crate::api::machines::MachinesService;
 use crate::api::plan_service::PlanService;
 use crate::api::updates::UpdatesService;
-use model::cluster::declaration_sync::MAX_DECLARATION_BYTES;
+use model::cluster::declaration::MAX_DECLARATION_BYTES;
 use proto::fleet::v1::approvals_server::{self, ApprovalsServer};
 use proto::fleet::v1::artefacts_server::{self, ArtefactsServer};
 use proto::fleet::v1::audit_server::{self, AuditServer};

@@ -5,12 +5,13 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::*;
-use crate::cluster::declaration_sync::DesiredDeclaration;
+use crate::cluster::declaration::DesiredDeclaration;
 use crate::cluster::kubernetes::{DesiredKubernetes as WantedKubernetes, KubernetesSpec};
 use crate::cluster::spec::tests::spec;
 use crate::cluster::spec::{ClusterSpecChange, JoinApproval};
 use crate::cluster::state::PendingRestore;
 use crate::cluster::upgrade::{BundleRef, ClusterUpgrade, ReleaseProgress};
+use crate::phase::Phase;
 
 fn now() -> Timestamp {
     Timestamp::from_timestamp(1_800_000_000, 0).unwrap()

@@ -11,7 +11,7 @@ use crate::cluster::state::{CandidateMachine, ClusterMember, NodeHealth, Observe
 /// with the lowest name comes first, and of its machines the one with the lowest id. So the same snapshot always gives
 /// the same choice. Machines of unknown location count as being at one location.
 #[must_use]
-pub fn spread_over_locations(
+pub(super) fn spread_over_locations(
     candidates: &[CandidateMachine],
     mut beside: BTreeMap<Option<String>, u32>,
     wanted: u32,
@@ -42,7 +42,7 @@ pub fn spread_over_locations(
 /// The machines of a part in the order in which surplus ones are removed: first those that never became nodes, then
 /// those that are not healthy, then the ones chosen last.
 #[must_use]
-pub fn removal_order<'m>(
+pub(super) fn removal_order<'m>(
     members: &'m [ClusterMember],
     part: ClusterPart,
     seen: Option<&ObservedCluster>,

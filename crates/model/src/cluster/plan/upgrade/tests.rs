@@ -1,10 +1,13 @@
 //! Plans of upgrades, case by case; every upgrade and every rollback ends, in the right order.
 
+use std::time::Duration;
+
 use uuid::Uuid;
 
 use super::*;
 use crate::cluster::kubernetes::{ComponentStatus, NodeKubernetes};
 use crate::cluster::state::{CONSENSUS_MEMBER_ROLE, EtcdMember, MemberReport};
+use crate::cluster::upgrade::{NodeUpgrade, ReleaseProgress};
 use crate::phase::Phase;
 
 const OLD: &str = "aaaa";

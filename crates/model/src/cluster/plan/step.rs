@@ -1,0 +1,166 @@
+//! Steps of a cluster plan, and how people read them.
+//!
+//! A step is data. The cluster loop executes it, and a forecast applies what it changes
+//! ([`forecast`][crate::cluster::forecast]). `Display` writes a step as a sentence about a machine, a node or the
+//! cluster.
+
+use std::fmt;
+
+use crate::cluster::kubernetes::RotatableKeys;
+use crate::cluster::spec::ClusterPart;
+use crate::cluster::state::MembershipOrder;
+use crate::cluster::upgrade::UpgradeEvent;
+use crate::ids::MachineId;
+
+/// One step of a cluster plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClusterPlanStep {
+    /// Make a machine a member of the cluster.
+    AddMember {
+        /// The machine that is chosen.
+        machine: MachineId,
+        /// Its part in the cluster.
+        part: ClusterPart,
+    },
+    /// Send an order to a machine over its agent channel.
+    SendOrder {
+        /// The machine that gets the order.
+        machine: MachineId,
+        /// What the machine has to do.
+        order: MembershipOrder,
+    },
+    /// Record the identity of the founded cluster, as this machine reported it.
+    RecordFounding {
+        /// The machine that founded the cluster.
+        machine: MachineId,
+    },
+    /// Approve a node by its key.
+    ApproveNode {
+        /// The machine that reported the key.
+        machine: MachineId,
+        /// The node's public key, Ed25519.
+        key: [u8; 32],
+    },
+    /// Change the roles of a node.
+    ChangeRoles {
+        /// ID of the node.
+        node: String,
+        /// Roles that the node gets.
+        add: Vec<String>,
+        /// Roles that the node loses.
+        remove: Vec<String>,
+    },
+    /// Remove a node from the cluster for ever.
+    DecommissionNode {
+        /// ID of the node.
+        node: String,
+    },
+    /// Delete the record of a node.
+    DeleteNode {
+        /// ID of the node.
+        node: String,
+    },
+    /// Record that a machine has to leave from now on.
+    MarkLeaving {
+        /// The machine that has to leave.
+        machine: MachineId,
+        /// Why it has to leave.
+        reason: String,
+    },
+    /// End a machine's membership of the cluster.
+    RemoveMember {
+        /// The machine that left.
+        machine: MachineId,
+        /// How its membership ended.
+        reason: String,
+    },
+    /// Declare a role to the curators, or replace its declaration.
+    DeclareRole {
+        /// Name of the role.
+        role: String,
+    },
+    /// Have the curators delete the declaration of a role that no node has.
+    UndeclareRole {
+        /// Name of the role.
+        role: String,
+    },
+    /// Delete the record of a withdrawn role that the curators do not have.
+    DeleteDeclaration {
+        /// Name of the role.
+        role: String,
+    },
+    /// Send the desired Kubernetes to the curators.
+    PutKubernetes,
+    /// Have the curators delete Kubernetes, which no node runs any more.
+    DeleteKubernetes,
+    /// Delete the record of Kubernetes, which the curators do not have.
+    DeleteKubernetesRecord,
+    /// Have the curators rotate keys of Kubernetes.
+    RotateKeys {
+        /// The set of keys to rotate.
+        keys: RotatableKeys,
+    },
+    /// Have a node run a bundle, as the next node of an upgrade.
+    AssignBundle {
+        /// ID of the node.
+        node: String,
+        /// The machine that the node runs on.
+        machine: MachineId,
+        /// SHA-256 of the bundle, in hexadecimal digits.
+        bundle: String,
+    },
+    /// Have a node run the bundle of its cluster again.
+    ClearBundle {
+        /// ID of the node.
+        node: String,
+    },
+    /// Record an event of the upgrade.
+    RecordUpgrade(UpgradeEvent),
+    /// Delete the record of the cluster.
+    DeleteCluster,
+}
+
+impl fmt::Display for ClusterPlanStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AddMember { machine, part } => write!(f, "machine {machine} is chosen as {part}"),
+            Self::SendOrder { machine, order: what } => write!(f, "machine {machine} is ordered to {what}"),
+            Self::RecordFounding { machine } => write!(f, "machine {machine} has founded it"),
+            Self::ApproveNode { machine, key } => {
+                write!(f, "machine {machine} is let in by the key {}", hex::encode(key))
+            }
+            Self::ChangeRoles { node, add: give, remove: take } => {
+                let (give, take) = (give.join(", "), take.join(", "));
+                match (give.as_str(), take.as_str()) {
+                    (give, "") => write!(f, "{node} is given {give}"),
+                    ("", take) => write!(f, "{node} gives up {take}"),
+                    (give, take) => write!(f, "{node} is given {give}, and gives up {take}"),
+                }
+            }
+            Self::DecommissionNode { node } => write!(f, "{node} is decommissioned"),
+            Self::DeleteNode { node } => write!(f, "{node} is deleted"),
+            Self::MarkLeaving { machine, reason: why } => write!(f, "machine {machine} is to leave: {why}"),
+            Self::RemoveMember { machine, reason: how } => write!(f, "machine {machine} is out of it: {how}"),
+            Self::DeclareRole { role } => write!(f, "role {role} is declared"),
+            Self::UndeclareRole { role } => write!(f, "role {role} is declared no more"),
+            Self::DeleteDeclaration { role } => write!(f, "the declaration of role {role} is forgotten"),
+            Self::PutKubernetes => f.write_str("its curators receive the Kubernetes spec"),
+            Self::DeleteKubernetes => f.write_str("its curators forget Kubernetes"),
+            Self::DeleteKubernetesRecord => f.write_str("Kubernetes is forgotten"),
+            Self::RotateKeys { keys } => write!(f, "{} of Kubernetes are replaced", keys.as_str()),
+            Self::AssignBundle { node, bundle, .. } => {
+                write!(f, "{node} is ordered to run the bundle {}", bundle.get(..16).unwrap_or(bundle))
+            }
+            Self::ClearBundle { node } => write!(f, "{node} runs the bundle of its cluster"),
+            Self::RecordUpgrade(UpgradeEvent::NodeDone { node }) => {
+                write!(f, "{node} is through with its upgrade")
+            }
+            Self::RecordUpgrade(UpgradeEvent::Pause { reason: why }) => {
+                write!(f, "its upgrade stands still: {why}")
+            }
+            Self::RecordUpgrade(UpgradeEvent::ReleaseDone) => f.write_str("its role servers are through"),
+            Self::RecordUpgrade(UpgradeEvent::Finish) => f.write_str("its upgrade is done"),
+            Self::DeleteCluster => f.write_str("nothing of it is left"),
+        }
+    }
+}

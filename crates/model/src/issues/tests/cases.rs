@@ -1,0 +1,327 @@
+//! Cases: a change of the healthy inputs, and the issues that follow.
+
+use super::*;
+use crate::cluster::kubernetes::ObjectConflict;
+use crate::facts::Quarantine;
+use crate::machine_view::EngagedBrake;
+use crate::unknown_fence::UnknownFence;
+
+/// A case: a change of the healthy inputs, and the issues that follow from it, with their subjects.
+type Case = (&'static str, fn(&mut IssueInputs), &'static [(&'static str, &'static str)]);
+
+pub(super) const CASES: &[Case] = &[
+    ("all is well", |_| {}, &[]),
+    (
+        "silent",
+        |e| e.machines[0].facts.heartbeat = Some(heartbeat(NOW - 600)),
+        &[("silent-agent", "rack-a/1")],
+    ),
+    (
+        "a cluster without a snapshot",
+        |e| e.clusters.push(cluster(NOW - 3 * 3600, None)),
+        &[("cluster-snapshot-old", "cluster ams")],
+    ),
+    ("a young cluster without a snapshot", |e| e.clusters.push(cluster(NOW - 3 * 3600 + 1, None)), &[]),
+    (
+        "a cluster with an old snapshot",
+        |e| e.clusters.push(cluster(NOW - 90_000, Some(NOW - 3 * 3600))),
+        &[("cluster-snapshot-old", "cluster ams")],
+    ),
+    (
+        "a cluster with a young snapshot",
+        |e| e.clusters.push(cluster(NOW - 90_000, Some(NOW - 3 * 3600 + 1))),
+        &[],
+    ),
+    (
+        "a cluster that refuses every key",
+        |e| {
+            let refused = Some(at(NOW - 1));
+            e.clusters
+                .push(ClusterIssueInputs { keys_rejected_since: refused, ..cluster(NOW - 9, Some(NOW - 2)) });
+        },
+        &[("cluster-key-refused", "cluster ams")],
+    ),
+    ("a component that is well", |e| e.kubernetes.push(kubernetes("healthy", 0)), &[]),
+    ("a component that is unwell for a while", |e| e.kubernetes.push(kubernetes("starting", NOW - 599)), &[]),
+    (
+        "a component that is unwell for long",
+        |e| e.kubernetes.push(kubernetes("backing off", NOW - 600)),
+        &[("kubernetes-component-unwell", "cluster ams")],
+    ),
+    ("keys that are replaced", |e| e.kubernetes.push(rotating(NOW - 899, &["node-1"])), &[]),
+    ("keys that wait for their end", |e| e.kubernetes.push(rotating(NOW - 90_000, &[])), &[]),
+    (
+        "keys that a node holds up",
+        |e| e.kubernetes.push(rotating(NOW - 900, &["node-1"])),
+        &[("kubernetes-rotation-held", "cluster ams")],
+    ),
+    (
+        "keys that reach one node after the other",
+        |e| {
+            let mut rotating = rotating(NOW - 9000, &["node-1", "node-2"]);
+            rotating.rotations[0].notified_at = Some(at(NOW - 899));
+            e.kubernetes.push(rotating);
+        },
+        &[],
+    ),
+    (
+        "keys that the node notified last holds up",
+        |e| {
+            let mut rotating = rotating(NOW - 9000, &["node-1", "node-2"]);
+            rotating.rotations[0].notified_at = Some(at(NOW - 900));
+            e.kubernetes.push(rotating);
+        },
+        &[("kubernetes-rotation-held", "cluster ams")],
+    ),
+    (
+        "an object of somebody else",
+        |e| {
+            let mut clashing = kubernetes("healthy", 0);
+            clashing.nodes[0].kubernetes.conflicts = vec![ObjectConflict {
+                kind: "Role".into(),
+                name: "a".into(),
+                message: "it has no label".into(),
+            }];
+            e.kubernetes.push(clashing);
+        },
+        &[("kubernetes-object-clash", "cluster ams")],
+    ),
+    ("not yet silent", |e| e.machines[0].facts.heartbeat = Some(heartbeat(NOW - 599)), &[]),
+    (
+        "being brought back",
+        |e| {
+            e.machines[0].facts.recovery = Some(Recovery {
+                started_at: at(900),
+                rung: 0,
+                last_action: None,
+                attempts: 0,
+                next_check_at: at(901),
+                note: "tried".into(),
+                obstacle: None,
+            });
+        },
+        &[("silent-agent", "rack-a/1")],
+    ),
+    (
+        "being retired, and everything else wrong with it",
+        |e| {
+            e.machines[0].facts.heartbeat = None;
+            e.machines[0].facts.needs_human = Some(needs_human(Obstacle::LoginRefused));
+            e.machines[0].lost_sessions = 9;
+            e.machines[0].serial_number = Some("S200".into());
+            e.machines[0].facts.retirement = Some(retiring(NOW - 3599));
+        },
+        &[],
+    ),
+    (
+        "being retired, and it has seen newer orders",
+        |e| {
+            e.machines[0].unknown_fence = Some(UnknownFence { reported_at: at(1), fence: 20 });
+            e.machines[0].facts.retirement = Some(retiring(NOW));
+        },
+        &[("newer-fence", "rack-a/1")],
+    ),
+    (
+        "retired, and it had seen newer orders",
+        |e| {
+            e.machines[0].unknown_fence = Some(UnknownFence { reported_at: at(1), fence: 20 });
+            let over = Retirement { finished_at: Some(at(2)), ..retiring(1) };
+            e.machines[0].facts.retirement = Some(over);
+        },
+        &[],
+    ),
+    (
+        "an hour on its way out",
+        |e| e.machines[0].facts.retirement = Some(retiring(NOW - 3600)),
+        &[("retirement-stuck", "rack-a/1")],
+    ),
+    (
+        "to be wiped, which nobody can",
+        |e| e.machines[0].facts.retirement = Some(Retirement { wipe: true, ..retiring(NOW) }),
+        &[("retirement-stuck", "rack-a/1")],
+    ),
+    (
+        "retired, and not listed any more",
+        |e| e.machines[0].facts.retirement = Some(Retirement { finished_at: Some(at(2)), ..retiring(1) }),
+        &[],
+    ),
+    (
+        "retired, and listed",
+        |e| {
+            let over = Retirement { finished_at: Some(at(2)), listed_since: Some(at(3)), ..retiring(1) };
+            e.machines[0].facts.retirement = Some(over);
+        },
+        &[("retired-listed", "rack-a/1")],
+    ),
+    (
+        "left to a person",
+        |e| e.machines[0].facts.needs_human = Some(needs_human(Obstacle::LadderExhausted)),
+        &[("needs-human", "rack-a/1")],
+    ),
+    (
+        "refused as an older database",
+        |e| e.machines[0].facts.needs_human = Some(needs_human(Obstacle::StaleFence)),
+        &[("newer-fence", "rack-a/1")],
+    ),
+    (
+        "report of a newer fence",
+        |e| e.machines[0].unknown_fence = Some(UnknownFence { reported_at: at(900), fence: 17 }),
+        &[("newer-fence", "rack-a/1")],
+    ),
+    (
+        "report of a newer fence, and left to a person for it",
+        |e| {
+            e.machines[0].unknown_fence = Some(UnknownFence { reported_at: at(900), fence: 17 });
+            e.machines[0].facts.needs_human = Some(needs_human(Obstacle::StaleFence));
+        },
+        &[("newer-fence", "rack-a/1")],
+    ),
+    (
+        "another host key",
+        |e| {
+            e.machines[0].facts.needs_human = Some(needs_human(Obstacle::HostKeyChanged));
+            e.machines[0].host_key_rejected_at = Some(at(900));
+        },
+        &[("host-key-changed", "rack-a/1")],
+    ),
+    (
+        "another host key once, and the right one since",
+        |e| e.machines[0].facts.needs_human = Some(needs_human(Obstacle::HostKeyChanged)),
+        &[("needs-human", "rack-a/1")],
+    ),
+    ("rebooted three times", |e| e.machines[1].recent.unordered_boots = 3, &[("crash-loop", "rack-a/2")]),
+    (
+        "quarantined",
+        |e| {
+            e.machines[0].facts.quarantine =
+                Some(Quarantine { since: at(900), reason: "two of them".into() });
+        },
+        &[("provider-discrepancy", "rack-a/1")],
+    ),
+    (
+        "lost by its provider",
+        |e| e.machines[0].facts.provider_record.as_mut().unwrap().status = ProviderStatus::Missing,
+        &[("provider-discrepancy", "rack-a/1")],
+    ),
+    ("failed twice", |e| fail(e, 2), &[]),
+    ("failed three times", |e| fail(e, 3), &[("work-fails", "rack-a/1")]),
+    ("lost three workers", |e| e.machines[0].lost_sessions = 3, &[("lost-workers", "rack-a/1")]),
+    ("drifted", |e| e.machines[0].drift = Some("it says x".into()), &[("drift", "rack-a/1")]),
+    (
+        "one address",
+        |e| e.machines[1].facts.provider_record.as_mut().unwrap().address = Some("192.0.2.1".into()),
+        &[("address-conflict", "rack-a/1, rack-a/2")],
+    ),
+    (
+        "one address, two ports",
+        |e| {
+            let provided = e.machines[1].facts.provider_record.as_mut().unwrap();
+            (provided.address, provided.ssh_port) = (Some("192.0.2.1".into()), Some(2222));
+        },
+        &[],
+    ),
+    (
+        "one key",
+        |e| e.machines[1].facts.agent_started.as_mut().unwrap().public_key = vec![1; 32],
+        &[("duplicate-key", "rack-a/1, rack-a/2")],
+    ),
+    (
+        "one serial number",
+        |e| e.machines[1].serial_number = Some(" S100 ".into()),
+        &[("duplicate-serial", "rack-a/1, rack-a/2")],
+    ),
+    (
+        "no serial number",
+        |e| e.machines.iter_mut().for_each(|m| m.serial_number = Some("To Be Filled By O.E.M.".into())),
+        &[],
+    ),
+    ("zeros", |e| e.machines.iter_mut().for_each(|m| m.serial_number = Some("0000".into())), &[]),
+    (
+        "one network address",
+        |e| e.machines[1].macs.push("00:00:5e:00:53:01".into()),
+        &[("duplicate-mac", "rack-a/1, rack-a/2")],
+    ),
+    (
+        "network addresses made up at boot, and none",
+        |e| {
+            for machine in &mut e.machines {
+                machine.macs = vec!["02:00:00:00:00:01".into(), "00:00:00:00:00:00".into()];
+            }
+        },
+        &[],
+    ),
+    ("nobody has a session", |e| e.sessions.clear(), &[("no-shepherd", "all machines")]),
+    ("nobody listens", |e| e.listening_since = None, &[("nobody-listens", "all machines")]),
+    (
+        "nobody listens, and nobody speaks",
+        |e| {
+            e.listening_since = None;
+            e.machines.iter_mut().for_each(|m| (m.facts.agent_started, m.facts.heartbeat) = (None, None));
+        },
+        &[],
+    ),
+    (
+        "a provider does not answer",
+        |e| (e.providers[0].error, e.providers[0].error_at) = (Some("HTTP 503".into()), Some(at(900))),
+        &[("provider-fails", "provider rack-a")],
+    ),
+    (
+        "a provider's list lost machines",
+        |e| e.providers[0].brake = Some("it lost 4 of 10".into()),
+        &[("brake", "provider rack-a")],
+    ),
+    (
+        "recovery is held",
+        |e| {
+            e.brakes.push(EngagedBrake {
+                kind: "recovery".into(),
+                scope: "*".into(),
+                reason: "brake: 40 of 50".into(),
+                engaged_at: at(900),
+                confirmed_at: at(NOW),
+            });
+        },
+        &[("brake", "all machines")],
+    ),
+    ("a budget is nearly used up", |e| disturb(e, 1, 599), &[]),
+    ("a budget is used up", |e| disturb(e, 2, 599), &[("budget-exhausted", "reboot")]),
+    ("a budget is free again", |e| disturb(e, 2, 600), &[]),
+    ("a clock ahead", |e| e.sessions[0].host_clock = Some(at(531)), &[("clock-skew", "host a")]),
+    ("a clock behind", |e| e.sessions[0].host_clock = Some(at(469)), &[("clock-skew", "host a")]),
+    (
+        "a certificate ends in six days",
+        |e| e.sessions[0].certificate_expires_at = Some(at(NOW + 6 * 86_400)),
+        &[("certificate-ends", "host a")],
+    ),
+    (
+        "the certificate of an API ends in six days",
+        |e| {
+            e.sessions[0].component = "api".into();
+            e.sessions[0].certificate_expires_at = Some(at(NOW + 6 * 86_400));
+        },
+        &[("certificate-ends", "host a")],
+    ),
+    ("five sessions expired", |e| e.expired_sessions[0].count = 5, &[("session-flapping", "updater on a")]),
+    (
+        "older agents",
+        |e| e.machines.iter_mut().for_each(|m| m.agent_version = Some("1.1.0".into())),
+        &[("outdated-agent", "rack-a/1, rack-a/2")],
+    ),
+    (
+        "an upgrade half-way",
+        |e| {
+            e.machines[0].agent_version = Some("1.1.0".into());
+            e.sessions.push(SessionIssueInputs { version: Some("1.1.0".into()), ..session("b") });
+        },
+        &[],
+    ),
+    (
+        "a forgotten psql",
+        |e| e.storage.as_mut().unwrap().oldest_snapshot = Duration::from_secs(601),
+        &[("long-snapshot", "the database")],
+    ),
+    ("a pause of a moment", |e| e.pauses = vec![paused(NOW - 3599)], &[]),
+    ("a pause of an hour", |e| e.pauses = vec![paused(NOW - 3600)], &[("loop-paused", "provider rack-a")]),
+    ("dead rows", |e| e.storage.as_mut().unwrap().rows[0].1 = 100_000, &[("dead-rows", "table session")]),
+    ("a database without books", |e| e.storage = None, &[]),
+];
