@@ -9,6 +9,7 @@ use shepherd::model::usage_error::{flag_name, format_usage_error};
 use shepherd::service::configuration::{self, ConfigurationFile};
 use shepherd::service::failure::ExitFailure;
 use shepherd::service::flags::{self, ShepherdCommand, ShepherdFlags};
+use shepherd::service::os_process::StopSignals;
 use shepherd::service::traces::Traces;
 use shepherd::service::{check, demo, logging, run, service_plan};
 use shepherd::simulator::fault_command;
@@ -112,7 +113,7 @@ async fn run_simulator(args: SimulatorArgs) -> Result<(), ExitFailure> {
     let run = args
         .run
         .ok_or_else(|| ExitFailure::usage("give --state_path FILE, where the simulated fleet is kept"))?;
-    let (mut terminate, mut interrupt) = run::stop_signals()?;
+    let mut signals = StopSignals::listen()?;
     let shutdown = CancellationToken::new();
     let stop = shutdown.clone();
     if run.exit_with_parent {
@@ -125,15 +126,12 @@ async fn run_simulator(args: SimulatorArgs) -> Result<(), ExitFailure> {
             orphaned.cancel();
         });
     }
-    let signals = tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+    let signal_task = tokio::spawn(async move {
+        signals.recv().await;
         stop.cancel();
     });
     let result = simulator::run_simulator(run, std::io::stdout(), shutdown).await;
-    signals.abort();
+    signal_task.abort();
     result.map_err(|error| to_failure(error.is_usage(), &error))
 }
 

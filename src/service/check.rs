@@ -7,9 +7,9 @@ use crate::bmdb::error::BmdbError;
 use crate::bmdb::postgres_programs;
 use crate::bmdb::private_postgres::PrivatePostgresError;
 use crate::bmdb::schema::supported_version;
-use crate::service::failure::ExitFailure;
+use crate::service::database::warn_about_password;
+use crate::service::failure::{ExitFailure, database_failure};
 use crate::service::preflight::{OnUnreachableProvider, inspect_plan};
-use crate::service::run::{database_failure, warn_about_password};
 use crate::service::service_plan::{Database, ServicePlan};
 
 /// Reads the database's schema version and everything else that the plan names. Returns what would run and what was

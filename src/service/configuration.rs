@@ -17,41 +17,9 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-
-use crate::providers::provider::ProviderName;
 use crate::service::failure::ExitFailure;
 use crate::service::flags::build_command;
-
-/// One provider as configured.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
-pub enum ProviderConfiguration {
-    /// A static provider with a device list.
-    Static {
-        /// The operator's name for the provider.
-        name: ProviderName,
-        /// URL of the list: `file://` or `http(s)://`.
-        device_list_url: String,
-    },
-    /// A provider that is a simulator.
-    Simulated {
-        /// The operator's name for the provider.
-        name: ProviderName,
-        /// URL of the simulator's API: `http://host:port`.
-        url: String,
-    },
-}
-
-impl ProviderConfiguration {
-    /// The operator's name for the provider.
-    #[must_use]
-    pub fn name(&self) -> &ProviderName {
-        match self {
-            Self::Static { name, .. } | Self::Simulated { name, .. } => name,
-        }
-    }
-}
+use crate::service::provider_configuration::ProviderConfiguration;
 
 /// The parsed configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,10 @@
-//! Exit failure: message and exit code.
+//! Exit failures: a message and an exit code, and which errors are mistakes of the caller.
 
 use std::fmt;
+
+use crate::bmdb::error::BmdbError;
+use crate::bmdb::private_postgres::PrivatePostgresError;
+use crate::server::error::ServerError;
 
 /// Why a program failed: a sentence for the caller, and the exit code.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,3 +34,42 @@ impl fmt::Display for ExitFailure {
 }
 
 impl std::error::Error for ExitFailure {}
+
+/// The exit failure for a database's error: a mistake of the caller, or another failure.
+#[expect(clippy::needless_pass_by_value, reason = "this is the signature that `map_err` takes")]
+#[must_use]
+pub fn database_failure(error: BmdbError) -> ExitFailure {
+    let sentence = error.with_advice();
+    match error {
+        BmdbError::InvalidUrl { .. } | BmdbError::NewerSchema { .. } | BmdbError::OlderSchema { .. } => {
+            ExitFailure::usage(sentence)
+        }
+        _ => ExitFailure::failed(sentence),
+    }
+}
+
+/// The exit failure for an error of a private server: a mistake of the caller, or another failure.
+#[expect(clippy::needless_pass_by_value, reason = "this is the signature that `map_err` takes")]
+pub(super) fn postgres_failure(error: PrivatePostgresError) -> ExitFailure {
+    let sentence = error.to_string();
+    match error {
+        PrivatePostgresError::Inaccessible { .. }
+        | PrivatePostgresError::OtherVersion { .. }
+        | PrivatePostgresError::InUse { .. }
+        | PrivatePostgresError::ServedByOther { .. } => ExitFailure::usage(sentence),
+        _ => ExitFailure::failed(sentence),
+    }
+}
+
+/// The exit failure for a server's error: a mistake of the caller, or another failure.
+#[must_use]
+pub fn server_failure(error: &ServerError) -> ExitFailure {
+    let sentence = error.to_string();
+    match error {
+        ServerError::Bmdb(_) => ExitFailure::failed(sentence),
+        ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse => {
+            ExitFailure::failed(sentence)
+        }
+        _ => ExitFailure::usage(sentence),
+    }
+}

@@ -22,7 +22,7 @@ use crate::bmdb::connection::Dialect;
 use crate::model::policy_flags::PolicyFlags;
 use crate::model::remote_step::DEFAULT_AGENT_PATH;
 use crate::model::time::{Rate, Span};
-use crate::service::demo::DemoFlags;
+use crate::service::demo::flags::DemoFlags;
 use crate::simulator::service::SimulatorArgs;
 
 /// Takes bare-metal servers from any source and keeps them useful without a person watching.

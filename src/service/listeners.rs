@@ -20,9 +20,8 @@ use crate::server::callback_server::{CallbackServer, CallbackSettings, serve_age
 use crate::server::error::ServerError;
 use crate::server::metrics_server::{MetricsServer, serve_metrics};
 use crate::server::server_certificate::{CaCertificates, CertificateSource, RenewalClock, ServerCertificate};
-use crate::service::failure::ExitFailure;
+use crate::service::failure::{ExitFailure, server_failure};
 use crate::service::flags::ServiceComponent;
-use crate::service::preflight::server_failure;
 use crate::service::service_plan::ServicePlan;
 
 /// The listeners of this process.
@@ -52,8 +51,8 @@ impl Listeners {
     /// Stops listening. Calls under way are answered first.
     pub async fn stop(self) {
         self.stop.cancel();
-        if let Some(agents) = self.callback_server {
-            agents.wait_until_stopped().await;
+        if let Some(server) = self.callback_server {
+            server.wait_until_stopped().await;
         }
         if let Some(metrics) = self.metrics {
             metrics.wait_until_stopped().await;
@@ -61,8 +60,8 @@ impl Listeners {
         if let Some(api) = self.api {
             api.wait_until_stopped().await;
         }
-        if let Some(freshening) = self.certificate_refresh
-            && let Err(error) = freshening.await
+        if let Some(refresh) = self.certificate_refresh
+            && let Err(error) = refresh.await
         {
             tracing::error!(%error, "reading the certificate again did not end in order");
         }
@@ -104,7 +103,7 @@ pub async fn start_listeners(
 ) -> Result<Listeners, ExitFailure> {
     let stop = CancellationToken::new();
     let certificate = certificate_source(plan, secrets.as_ref())?;
-    let mut callback = Listeners {
+    let mut listeners = Listeners {
         callback_server: None,
         metrics: None,
         api: None,
@@ -112,12 +111,12 @@ pub async fn start_listeners(
         authorities: watch::Sender::new(Vec::new()).subscribe(),
         certificate_refresh: None,
     };
-    let started = start_parts(plan, bmdb, sessions, (certificate, secrets), metrics, &mut callback).await;
+    let started = start_parts(plan, bmdb, sessions, (certificate, secrets), metrics, &mut listeners).await;
     if let Err(error) = started {
-        callback.stop().await;
+        listeners.stop().await;
         return Err(server_failure(&error));
     }
-    Ok(callback)
+    Ok(listeners)
 }
 
 async fn start_parts(
@@ -126,9 +125,9 @@ async fn start_parts(
     sessions: &Sessions,
     (certificate, secrets): (CertificateSource, Option<Arc<SecretsKey>>),
     metrics: Metrics,
-    callback: &mut Listeners,
+    listeners: &mut Listeners,
 ) -> Result<(), ServerError> {
-    let stop = callback.stop.clone();
+    let stop = listeners.stop.clone();
     if plan.components.contains(&ServiceComponent::Callback) {
         let settings = CallbackSettings {
             listen_address: plan.flags.agent_listen_address,
@@ -141,13 +140,13 @@ async fn start_parts(
         };
         let agents =
             serve_agents(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone()).await?;
-        callback.authorities = agents.ca_certificates.clone();
-        callback.callback_server = Some(agents);
+        listeners.authorities = agents.ca_certificates.clone();
+        listeners.callback_server = Some(agents);
     } else {
         let found =
             ServerCertificate::load(&certificate, bmdb, Vec::new(), std::time::SystemTime::now()).await?;
-        callback.authorities = found.subscribe_ca_certificates();
-        callback.certificate_refresh =
+        listeners.authorities = found.subscribe_ca_certificates();
+        listeners.certificate_refresh =
             Some(tokio::spawn(found.run_renewal(RenewalClock::default(), stop.clone())));
     }
     if plan.components.contains(&ServiceComponent::Api) {
@@ -163,10 +162,10 @@ async fn start_parts(
             auth_pool_connections: API_AUTH_CONNECTIONS,
         };
         let api = serve_api(bmdb.clone(), sessions.clone(), settings, metrics.clone(), stop.clone());
-        callback.api = Some(api.await?);
+        listeners.api = Some(api.await?);
     }
     if let Some(address) = plan.flags.metrics_listen_address {
-        callback.metrics = Some(serve_metrics(bmdb.clone(), metrics, address, stop).await?);
+        listeners.metrics = Some(serve_metrics(bmdb.clone(), metrics, address, stop).await?);
     }
     Ok(())
 }

@@ -1,29 +1,62 @@
-//! The service as one process: flags, configuration, start and stop.
+//! Service: `shepherd` as one process, from its flags to its stop.
 //!
-//! Only this module imports both the control loops and the listeners, so that neither of them depends on the other.
+//! # Purpose
 //!
-//! * [`flags`]: the command-line flags and their defaults.
-//! * [`configuration`]: the same flags in a TOML file, and providers.
-//! * [`service_plan`]: validates flags and file and turns them into a plan, which `--check` prints.
-//! * [`check`]: validates the plan against what it names, without changing anything.
-//! * [`listeners`]: callback server, API and metrics of this process.
-//! * [`service_metrics`]: registers all metrics.
-//! * [`run`]: starts and stops the service.
-//! * [`preflight`]: checks everything before anything is changed.
-//! * [`demo`]: a simulated fleet with its own database.
-//! * [`scratch`]: temporary directories that are removed when the process ends.
-//! * [`traces`]: exports the spans of each work item.
+//! The control loops of [`manager`](crate::manager) and the listeners of [`server`](crate::server) do not know each
+//! other. This module imports both, gives them what they share (the database, sessions, metrics, keys), and starts and
+//! stops them in order. It decides nothing about machines.
+//!
+//! # How it works
+//!
+//! A start passes through these steps. A step that fails ends the program with an exit code, which says whether the
+//! caller made a mistake ([`failure::ExitFailure`]).
+//!
+//! 1. [`flags`] parses the command line and the environment. [`configuration`] turns the keys of the TOML file into
+//!    arguments in front of them, so that there is one parser. [`provider_configuration`] has the providers of the file.
+//! 2. [`service_plan`] validates everything that needs no database, provider or machine, and makes a plan of it.
+//! 3. [`preflight`] reads what the plan names: providers' lists, the role server, certificates, keys. With `--check`,
+//!    [`check`] prints the plan and what was found, and the program ends here.
+//! 4. [`database`] opens the database, starts a private PostgreSQL if the plan has one, and brings the schema up to date.
+//! 5. [`start`] starts sessions, [`listeners`], housekeeping and the loops of the plan. [`ssh_access`] loads what the
+//!    loops reach machines with.
+//! 6. [`run`] waits for a signal. Then [`running_service`] stops everything gracefully.
+//!
+//! [`logging`] and [`traces`] write and export what happens. [`os_process`] has the signals. [`scratch`] has temporary
+//! directories that are removed even if the process is killed.
+//!
+//! [`demo`] runs the same service with short limits against a simulator in a process of its own.
+//!
+//! # Invariants
+//!
+//! * The preflight runs before the first change, so that a mistake leaves no upgraded schema behind. `--check` changes
+//!   nothing.
+//! * A part that fails to start stops the parts that were started before it.
+//! * A stop returns when no work of this process is live and every session is closed.
+//! * A plan and its description have no secrets. They have the paths of keys.
+//!
+//! # For the next implementor
+//!
+//! A new flag is a field of [`flags::ServiceFlags`]. That makes it an environment variable and a key of the file as well.
+//! A new part of the service is a variant of [`flags::ServiceComponent`], a line in the description of the plan, and a
+//! start in [`start`]. A task that works under a session belongs to the workers of the running service, which a stop
+//! waits for first; any other task belongs to its tasks. `CONTRIBUTING.md` lists the steps for a loop and for a
+//! provider.
 
 pub mod check;
 pub mod configuration;
+pub mod database;
 pub mod demo;
 pub mod failure;
 pub mod flags;
 pub mod listeners;
 pub mod logging;
+pub mod os_process;
 pub mod preflight;
+pub mod provider_configuration;
 pub mod run;
+pub mod running_service;
 pub mod scratch;
-pub mod service_metrics;
 pub mod service_plan;
+pub mod ssh_access;
+pub mod start;
 pub mod traces;

@@ -6,12 +6,11 @@
 
 use crate::bmdb::secret::SecretsKey;
 use crate::providers::provider::{ErrorClass, ProviderError};
-use crate::server::error::ServerError;
 use crate::server::server_certificate;
-use crate::service::configuration::ProviderConfiguration;
-use crate::service::failure::ExitFailure;
-use crate::service::run::{self, build_provider};
+use crate::service::failure::{ExitFailure, server_failure};
+use crate::service::provider_configuration::{ProviderConfiguration, build_provider};
 use crate::service::service_plan::ServicePlan;
+use crate::service::ssh_access::ssh_password;
 use crate::takeover::agent_binary::AgentBinary;
 use crate::takeover::client_key::ClientKey;
 
@@ -27,12 +26,12 @@ pub enum OnUnreachableProvider {
 /// Reads every provider's list, the agent, the certificate and the keys. Returns a line for each thing found.
 pub async fn inspect_plan(
     plan: &ServicePlan,
-    unanswered: OnUnreachableProvider,
+    on_unreachable: OnUnreachableProvider,
 ) -> Result<Vec<String>, ExitFailure> {
     let mut found = Vec::new();
     let flags = &plan.flags;
     for configuration in &plan.providers {
-        let provider = build_provider(configuration, plan)?;
+        let provider = build_provider(configuration, &flags.ssh_user)?;
         match provider.list().await {
             Ok(listed) => {
                 let (count, s) = (listed.len(), if listed.len() == 1 { "" } else { "s" });
@@ -41,7 +40,7 @@ pub async fn inspect_plan(
             Err(error) if is_usage_error(&error, configuration) => {
                 return Err(ExitFailure::usage(format!("provider {}: {}", provider.name(), error.message)));
             }
-            Err(error) if unanswered == OnUnreachableProvider::Fail => {
+            Err(error) if on_unreachable == OnUnreachableProvider::Fail => {
                 return Err(ExitFailure::failed(format!("provider {}: {}", provider.name(), error.message)));
             }
             Err(error) => {
@@ -79,7 +78,7 @@ pub async fn inspect_plan(
             found.push(format!("no SSH key at {}; the first start makes one", path.display()));
         }
     }
-    run::ssh_password(flags.ssh_password_path.as_deref())?;
+    ssh_password(flags.ssh_password_path.as_deref())?;
     Ok(found)
 }
 
@@ -90,18 +89,5 @@ fn is_usage_error(error: &ProviderError, configuration: &ProviderConfiguration) 
         ErrorClass::Configuration => true,
         ErrorClass::Unreadable => matches!(configuration, ProviderConfiguration::Static { .. }),
         ErrorClass::Transient | ErrorClass::Permanent | ErrorClass::NotFound => false,
-    }
-}
-
-/// The exit failure for a server's error: a mistake of the caller, or another failure.
-#[must_use]
-pub fn server_failure(error: &ServerError) -> ExitFailure {
-    let sentence = error.to_string();
-    match error {
-        ServerError::Bmdb(_) => ExitFailure::failed(sentence),
-        ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse => {
-            ExitFailure::failed(sentence)
-        }
-        _ => ExitFailure::usage(sentence),
     }
 }

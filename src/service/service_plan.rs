@@ -7,15 +7,13 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use reqwest::Url;
-
 use crate::bmdb::connection::ConnectionSettings;
 use crate::model::time::Rate;
-use crate::providers::http;
 use crate::providers::provider::ProviderName;
-use crate::service::configuration::{ConfigurationFile, ProviderConfiguration};
+use crate::service::configuration::ConfigurationFile;
 use crate::service::failure::ExitFailure;
 use crate::service::flags::{ServiceComponent, ServiceFlags};
+use crate::service::provider_configuration::ProviderConfiguration;
 
 /// The database of the plan.
 #[derive(Clone)]
@@ -263,17 +261,7 @@ impl ServicePlan {
             },
         );
         for provider in &self.providers {
-            line(
-                "provider",
-                match provider {
-                    ProviderConfiguration::Static { name, device_list_url } => {
-                        format!("{name} (static): {}", redact_provider_url(device_list_url))
-                    }
-                    ProviderConfiguration::Simulated { name, url } => {
-                        format!("{name} (simulated): {}", redact_provider_url(url))
-                    }
-                },
-            );
+            line("provider", provider.describe());
         }
         for component in &self.components {
             line("runs", describe_component(*component, flags));
@@ -378,17 +366,6 @@ fn path_text_or(path: Option<&Path>, otherwise: &str) -> String {
     path.map_or_else(|| otherwise.to_owned(), |path| path.display().to_string())
 }
 
-/// A URL without the parts that may be secret: user, password and query.
-fn redact_provider_url(url: &str) -> String {
-    match Url::parse(url) {
-        Ok(url) if url.scheme() == "file" => format!("file://{}", url.path()),
-        Ok(url) if url.has_host() => http::redact_url(&url),
-        Ok(url) => format!("{}:…", url.scheme()),
-        // Never shown in full: a text that is no URL may still contain a password.
-        Err(error) => format!("(no URL: {error})"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -409,21 +386,6 @@ mod tests {
             "u@h:1",
         ] {
             assert_eq!(check_endpoint("--agent_endpoint", bad).unwrap_err().code, 2, "{bad}");
-        }
-    }
-
-    #[test]
-    fn credentials_of_a_url_are_not_shown() {
-        for (url, shown) in [
-            ("https://kim:secret@h/x@y", "https://h/x@y"),
-            ("https://kim:se%2Fcret@h:8443/x", "https://h:8443/x"),
-            ("https://h/x?token=secret#secret", "https://h/x"),
-            ("file:///etc/x", "file:///etc/x"),
-        ] {
-            assert_eq!(redact_provider_url(url), shown);
-        }
-        for url in ["https://kim:se/cret@h/x", "kim:secret@h"] {
-            assert!(!redact_provider_url(url).contains("cret"), "{}", redact_provider_url(url));
         }
     }
 }

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use shepherd::bmdb::metric_registry::{LabelValues, MetricDescriptor, MetricRegistry};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::manager::provider_set::ProviderSet;
-use shepherd::service::service_metrics::register_service_metrics;
+use shepherd::service::start::register_service_metrics;
 use shepherd::service::traces::SpanCounts;
 
 use crate::bmdb_kit::Kit;

@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::service::demo::DemoFlags;
+use crate::service::demo::flags::DemoFlags;
 use crate::service::failure::ExitFailure;
 use crate::service::scratch::ScratchDirectory;
 

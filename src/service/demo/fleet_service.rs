@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 use tokio::net::TcpSocket;
 
 use crate::service::configuration::ConfigurationFile;
+use crate::service::database::{OpenDatabase, open_database};
 use crate::service::failure::ExitFailure;
 use crate::service::flags;
-use crate::service::run::{self, OpenDatabase, RunningService, open_database};
+use crate::service::running_service::RunningService;
 use crate::service::service_plan::plan_service;
+use crate::service::start;
 use crate::service::traces::SpanCounts;
 
 /// Starts the service against a simulator, on a private PostgreSQL, which is persistent if the fleet is.
@@ -79,7 +81,7 @@ pub(super) async fn start_service(
         .map_err(|error| ExitFailure::failed(format!("the demo's own flags: {error}")))?;
     let service = plan_service(parsed.service, ConfigurationFile::default())?;
     let database = open_database(&service).await?;
-    match run::start_service(&service, &database, &SpanCounts::default()).await {
+    match start::start_service(&service, &database, &SpanCounts::default()).await {
         Ok(running) => Ok((database, running)),
         Err(failure) => {
             database.close().await?;

@@ -1,14 +1,13 @@
-//! Progress of a demo: a bar on a terminal, lines elsewhere.
+//! Progress output of a demo: a bar on a terminal, lines elsewhere.
 
 use std::collections::BTreeMap;
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
 use crate::model::phase::Phase;
-use crate::service::demo::print_line;
 use crate::service::failure::ExitFailure;
 
 /// Minimum time between two lines without a terminal, and only after a change.
@@ -65,4 +64,10 @@ impl Progress {
             bar.finish_and_clear();
         }
     }
+}
+
+/// Prints one line. Fails if nobody reads it.
+pub(super) fn print_line(line: &str) -> Result<(), ExitFailure> {
+    writeln!(std::io::stdout(), "{line}")
+        .map_err(|error| ExitFailure::failed(format!("cannot write to standard output: {error}")))
 }

@@ -10,7 +10,7 @@ use clap::ValueEnum as _;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 
-use crate::service::demo::DemoFlags;
+use crate::service::demo::flags::DemoFlags;
 use crate::service::demo::fleet_service::find_roleserver;
 use crate::service::failure::ExitFailure;
 

@@ -9,12 +9,13 @@ use tokio::time::Instant;
 use crate::bmdb::error::BmdbError;
 use crate::model::phase::Phase;
 use crate::model::shell_words::quote_if_needed;
+use crate::service::database::OpenDatabase;
+use crate::service::demo::flags::DemoFlags;
+use crate::service::demo::not_ready::not_ready_failure;
 use crate::service::demo::phase_changes::PhaseChanges;
-use crate::service::demo::progress::Progress;
-use crate::service::demo::shepherdctl::Building;
-use crate::service::demo::{DemoFlags, not_ready, print_line};
-use crate::service::failure::ExitFailure;
-use crate::service::run::{OpenDatabase, database_failure};
+use crate::service::demo::progress::{Progress, print_line};
+use crate::service::demo::shepherdctl_build::ShepherdctlBuild;
+use crate::service::failure::{ExitFailure, database_failure};
 use crate::simulator::faults::FaultProfile;
 
 /// Time between two polls of the fleet.
@@ -43,7 +44,7 @@ pub(super) async fn watch_fleet(
     database: &OpenDatabase,
 ) -> Result<(), ExitFailure> {
     let began = Instant::now();
-    let mut building = Building::start(demo.build_shepherdctl.as_deref().filter(|_| !demo.until_ready));
+    let mut build = ShepherdctlBuild::start(demo.build_shepherdctl.as_deref().filter(|_| !demo.until_ready));
     let mut fleet = i64::from(demo.machines);
     let mut progress = Progress::new();
     loop {
@@ -61,17 +62,17 @@ pub(super) async fn watch_fleet(
         }
         if demo.until_ready && began.elapsed() > demo.ready_timeout.0 {
             progress.finish();
-            return Err(not_ready::not_ready_failure(&database.bmdb, demo.ready_timeout, fleet, ready).await);
+            return Err(not_ready_failure(&database.bmdb, demo.ready_timeout, fleet, ready).await);
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     if demo.until_ready {
         return Ok(());
     }
-    if building.is_under_way() {
+    if build.is_under_way() {
         print_line("\nshepherdctl, which you can try next, is still being built …")?;
     }
-    if let Some(failure) = building.failure().await {
+    if let Some(failure) = build.failure().await {
         print_line(&format!(
             "shepherdctl could not be built, so that its commands below do not work: {failure}"
         ))?;

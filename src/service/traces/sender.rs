@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 
+use crate::service::os_process::hostname;
 use crate::service::traces::SpanCounts;
 use crate::service::traces::layer::attribute;
 
@@ -202,12 +203,11 @@ fn describe_status(status: &tonic::Status) -> String {
 
 fn build_request(spans: Vec<Span>) -> ExportTraceServiceRequest {
     let text = |text: String| Value::StringValue(text);
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let resource = Resource {
         attributes: vec![
             attribute("service.name", text("shepherd".to_owned())),
             attribute("service.version", text(env!("CARGO_PKG_VERSION").to_owned())),
-            attribute("host.name", text(host)),
+            attribute("host.name", text(hostname())),
             attribute("process.pid", Value::IntValue(std::process::id().into())),
         ],
         ..Resource::default()

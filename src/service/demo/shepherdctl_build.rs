@@ -11,11 +11,11 @@ use tokio::process::{Child, Command};
 
 /// A process that builds `shepherdctl`. Dropping this kills it and everything that it started.
 #[derive(Debug)]
-pub(super) struct Building {
+pub(super) struct ShepherdctlBuild {
     child: Option<Result<Child, String>>,
 }
 
-impl Building {
+impl ShepherdctlBuild {
     /// Starts the program, if one is configured.
     pub(super) fn start(program: Option<&Path>) -> Self {
         let child = program.map(|program| {
@@ -52,7 +52,7 @@ impl Building {
     }
 }
 
-impl Drop for Building {
+impl Drop for ShepherdctlBuild {
     fn drop(&mut self) {
         if let Some(Ok(child)) = &self.child
             && let Some(group) = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?))
@@ -79,23 +79,26 @@ mod tests {
 
     #[tokio::test]
     async fn end_of_the_build_is_awaited_and_its_failure_reported() {
-        assert_eq!(Building::start(None).failure().await, None);
+        assert_eq!(ShepherdctlBuild::start(None).failure().await, None);
         let (_directory, good) = script("exit 0");
-        assert_eq!(Building::start(Some(&good)).failure().await, None);
+        assert_eq!(ShepherdctlBuild::start(Some(&good)).failure().await, None);
         let (_directory, bad) = script("echo 'error: no space' >&2; exit 3");
-        assert_eq!(Building::start(Some(&bad)).failure().await.unwrap(), "exit status: 3: error: no space");
-        let failure = Building::start(Some(Path::new("/nowhere/build"))).failure().await.unwrap();
+        assert_eq!(
+            ShepherdctlBuild::start(Some(&bad)).failure().await.unwrap(),
+            "exit status: 3: error: no space"
+        );
+        let failure = ShepherdctlBuild::start(Some(Path::new("/nowhere/build"))).failure().await.unwrap();
         assert!(failure.starts_with("/nowhere/build does not start: "), "{failure}");
     }
 
     #[tokio::test]
     async fn build_and_what_it_started_end_with_the_demo() {
         let (directory, slow) = script("sleep 1000 & echo $! >\"$(dirname \"$0\")/started\"; wait");
-        let mut building = Building::start(Some(&slow));
+        let mut build = ShepherdctlBuild::start(Some(&slow));
         let started = directory.path().join("started");
         let child = eventually(|| std::fs::read_to_string(&started).ok()?.trim().parse::<i32>().ok()).await;
-        assert!(building.is_under_way());
-        drop(building);
+        assert!(build.is_under_way());
+        drop(build);
         // Its new parent may be slow to reap it.
         let stat = format!("/proc/{child}/stat");
         eventually(|| {

@@ -1,0 +1,100 @@
+//! Opens the database of the plan, and a private PostgreSQL if the plan has one.
+
+use std::path::{Path, PathBuf};
+
+use crate::bmdb::connection::{Bmdb, ConnectionSettings};
+use crate::bmdb::connection_url::password_warning;
+use crate::bmdb::private_postgres::{PrivatePostgres, PrivatePostgresOptions, ServerStorage};
+use crate::service::failure::{ExitFailure, database_failure, postgres_failure};
+use crate::service::scratch::ScratchDirectory;
+use crate::service::service_plan::{Database, ServicePlan};
+
+/// Name of the database in a private PostgreSQL.
+const PRIVATE_DATABASE: &str = "shepherd";
+
+/// An open database, and its server if that is a private one.
+pub struct OpenDatabase {
+    /// The handle of the open database.
+    pub bmdb: Bmdb,
+    /// The URL by which other programs connect to it.
+    pub url: String,
+    private_server: Option<PrivatePostgres>,
+    /// Directory for keys without a configured path. It is removed together with the private server's data.
+    key_directory: Option<ScratchDirectory>,
+}
+
+/// Opens the plan's database, starts a private server if the plan has one, and brings the schema up to date.
+pub async fn open_database(plan: &ServicePlan) -> Result<OpenDatabase, ExitFailure> {
+    let (settings, url, private, keys) = match &plan.database {
+        Database::Url(settings) => {
+            let url = plan.flags.bmdb_url.clone().unwrap_or_default();
+            warn_about_password(plan);
+            ((**settings).clone(), url, None, None)
+        }
+        Database::Ephemeral => {
+            let (settings, url, private) = private_server(plan, ServerStorage::Temporary).await?;
+            (settings, url, Some(private), Some(ScratchDirectory::create("shepherd-keys")?))
+        }
+        Database::Directory(directory) => {
+            let (settings, url, private) =
+                private_server(plan, ServerStorage::Persistent(directory.clone())).await?;
+            (settings, url, Some(private), None)
+        }
+    };
+    let bmdb = Bmdb::connect(settings).await.map_err(database_failure)?;
+    bmdb.migrate().await.map_err(database_failure)?;
+    bmdb.read_policy().await.map_err(database_failure)?;
+    Ok(OpenDatabase { bmdb, url, private_server: private, key_directory: keys })
+}
+
+impl OpenDatabase {
+    /// Closes the database, and then stops the private server.
+    pub async fn close(self) -> Result<(), ExitFailure> {
+        self.bmdb.close().await;
+        let stopped = match self.private_server {
+            Some(server) => server.stop().await.map_err(postgres_failure),
+            None => Ok(()),
+        };
+        drop(self.key_directory);
+        stopped
+    }
+
+    /// The path of a key: the configured one, or one in the directory that is removed with the data. `None` if the data
+    /// is persistent and no path is configured.
+    pub(super) fn key_path(&self, configured: Option<&Path>, name: &str) -> Option<PathBuf> {
+        configured.map(Path::to_path_buf).or_else(|| Some(self.key_directory.as_ref()?.path().join(name)))
+    }
+}
+
+/// Whether the database URL is on the command line, where every process list shows it.
+fn is_url_on_command_line() -> bool {
+    std::env::args().any(|argument| argument.starts_with("--bmdb_url") || argument.starts_with("--bmdb-url"))
+}
+
+/// Logs a warning if a password is on the command line, where every process list shows it.
+pub fn warn_about_password(plan: &ServicePlan) {
+    let url = plan.flags.bmdb_url.as_deref().filter(|_| is_url_on_command_line());
+    if let Some(warning) = url.and_then(password_warning) {
+        tracing::warn!("{}", warning.trim_start_matches("warning: "));
+    }
+}
+
+async fn private_server(
+    plan: &ServicePlan,
+    storage: ServerStorage,
+) -> Result<(ConnectionSettings, String, PrivatePostgres), ExitFailure> {
+    let server = PrivatePostgres::start(PrivatePostgresOptions { storage, max_connections: 200 })
+        .await
+        .map_err(postgres_failure)?;
+    let url = server.url(PRIVATE_DATABASE);
+    let mut settings = ConnectionSettings::from_url(&url, "shepherd").map_err(database_failure)?;
+    settings.max_connections = plan.flags.bmdb_max_connections;
+    settings.dialect = plan.flags.bmdb_dialect;
+    // A persistent server has the database since its first run.
+    let exists = Bmdb::connect(settings.clone()).await;
+    match exists {
+        Ok(bmdb) => bmdb.close().await,
+        Err(_) => server.create_database(PRIVATE_DATABASE).await.map_err(postgres_failure)?,
+    }
+    Ok((settings, url, server))
+}

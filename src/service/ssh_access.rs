@@ -1,0 +1,70 @@
+//! SSH access to machines: the key, the password and the role server to install.
+
+use std::path::Path;
+
+use secrecy::SecretString;
+
+use crate::manager::machine_access::{AgentFile, MachineAccess};
+use crate::server::server_certificate::CaCertificates;
+use crate::service::database::OpenDatabase;
+use crate::service::failure::{ExitFailure, database_failure};
+use crate::service::service_plan::ServicePlan;
+use crate::takeover::agent_binary::AgentBinary;
+use crate::takeover::client_key::ClientKey;
+use crate::takeover::session::SshSettings;
+
+/// Loads what machines are reached with, and creates the SSH key if it does not exist.
+pub(super) async fn build_machine_access(
+    plan: &ServicePlan,
+    database: &OpenDatabase,
+    authorities: CaCertificates,
+) -> Result<MachineAccess, ExitFailure> {
+    let flags = &plan.flags;
+    let key_path = database.key_path(flags.ssh_key_path.as_deref(), "ssh_key").ok_or_else(|| {
+        ExitFailure::usage("give --ssh_key_path FILE: the SSH key to reach machines with, made if absent")
+    })?;
+    let key = ClientKey::load_or_create(&key_path).map_err(|error| ExitFailure::usage(error.to_string()))?;
+    tracing::info!(path = %key_path.display(), public_key = key.authorized_keys_line(), "the SSH key that machines must accept");
+    let agent_path = flags.agent_executable_path.clone().ok_or_else(|| {
+        ExitFailure::usage("give --agent_executable_path FILE: the role server to put on machines")
+    })?;
+    // Read once now, so that a wrong file is reported at the start and not for every machine.
+    AgentBinary::load(&agent_path).await.map_err(|error| ExitFailure::usage(error.to_string()))?;
+    let mut ssh = SshSettings::new(key);
+    ssh.password = ssh_password(flags.ssh_password_path.as_deref())?;
+    ssh.connect_timeout = flags.agent_ssh_connect_timeout.0;
+    ssh.greeting_timeout = flags.agent_ssh_greeting_timeout.0;
+    ssh.login_timeout = flags.agent_ssh_login_timeout.0;
+    ssh.exec_timeout = flags.agent_ssh_exec_timeout.0;
+    Ok(MachineAccess {
+        ssh,
+        user: flags.ssh_user.clone(),
+        agent_file: AgentFile::new(agent_path),
+        agent_path: flags.agent_target_path.clone(),
+        endpoints: plan.endpoints.clone(),
+        ca_certificates: Box::new(move || authorities.borrow().clone()),
+        bmdb_id: database.bmdb.read_identity().await.map_err(database_failure)?,
+    })
+}
+
+/// The password for hosts that accept no key, from its file or the environment. `None` if there is none.
+pub(super) fn ssh_password(path: Option<&Path>) -> Result<Option<SecretString>, ExitFailure> {
+    let Some(path) = path else {
+        return Ok(std::env::var("SHEPHERD_SSH_PASSWORD").ok().map(SecretString::from));
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        let problem = match error.kind() {
+            std::io::ErrorKind::InvalidData => "holds something that is no text".to_owned(),
+            _ => format!("cannot be read: {error}"),
+        };
+        ExitFailure::usage(format!("--ssh_password_path {} {problem}", path.display()))
+    })?;
+    let password = text.trim_end_matches(['\r', '\n']);
+    if password.is_empty() {
+        return Err(ExitFailure::usage(format!(
+            "--ssh_password_path {} holds no password; write it there, and nothing else",
+            path.display()
+        )));
+    }
+    Ok(Some(SecretString::from(password.to_owned())))
+}
