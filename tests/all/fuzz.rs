@@ -35,7 +35,7 @@ use shepherd::model::log_request::MAX_PART_BYTES;
 use shepherd::proto::agent::v1 as wire;
 use shepherd::proto::codec;
 use shepherd::proto::hardware::v1::{BlockDevice, HardwareReport};
-use shepherd::providers::{static_commands, static_list};
+use shepherd::providers::static_provider::{device_list, power_command};
 use shepherd::roleserver::commands::{enroll, status};
 use shepherd::roleserver::endpoint::Endpoint;
 use shepherd::roleserver::enrolment::{self, AgentSettings};
@@ -63,7 +63,7 @@ const DECODERS: &[(&str, Decode)] = &[
     ("heartbeat", heartbeat),
     ("log-part", log_part),
     ("power-command-answer", |bytes| {
-        stringify_error(static_commands::parse_power_state(
+        stringify_error(power_command::parse_power_state(
             &String::from_utf8_lossy(bytes),
             "/usr/local/bin/pdu",
         ))
@@ -78,7 +78,7 @@ const DECODERS: &[(&str, Decode)] = &[
             stringify_error(configuration::read_configuration(path, &[]).map_err(|e| e.to_string()))
         })
     }),
-    ("device-list", |bytes| stringify_error(static_list::parse_device_list(&String::from_utf8_lossy(bytes)))),
+    ("device-list", |bytes| stringify_error(device_list::parse_device_list(&String::from_utf8_lossy(bytes)))),
     // What the role server is sent, and what it reads on its machine.
     ("disk-and-port-answers", disk_and_port_answers),
     ("dmi-table", dmi_table),

@@ -9,8 +9,8 @@
 //!   half their life, whatever the clock says of the date;
 //! * the check of the database's certificate on TLS connections (`rustls`): wrong by an hour at most at
 //!   the ends of its life;
-//! * the parameter against caches in a device list's URL (`src/providers/static_source.rs`), and the
-//!   modification time of the role server's file, which is only compared for being the same;
+//! * the parameter against caches in a device list's URL (`device_list_source.rs` of the static
+//!   provider), and the modification time of the role server's file, which is only compared for being the same;
 //! * the times in the log, by which this test knows that the clock was off.
 //!
 //! Sessions and time limits count boot time. Every time that is stored or used in a decision is the

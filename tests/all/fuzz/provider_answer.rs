@@ -5,11 +5,11 @@
 
 use reqwest::StatusCode;
 use shepherd::model::ids::IntentId;
+use shepherd::providers::field_checks::check_address;
 use shepherd::providers::provider::{ErrorClass, ProviderMachine};
-use shepherd::providers::simulated_responses::{
+use shepherd::providers::simulated::responses::{
     ResponseError, parse_accepted, parse_created, parse_found, parse_list, parse_machine, parse_power_state,
 };
-use shepherd::providers::static_list::check_address;
 use uuid::Uuid;
 
 /// The machine of the request, and its intent, in the corpus.

@@ -19,11 +19,8 @@ use crate::model::host_key::HostKey;
 use crate::model::ids::IntentId;
 use crate::model::provider_status::{MachineUsage, PowerState, ProviderStatus};
 use crate::model::sanitize::sanitize_text;
+use crate::providers::field_checks::{MAX_FIELD_BYTES, check_address};
 use crate::providers::provider::{ErrorClass, ProviderMachine};
-use crate::providers::static_list::check_address;
-
-/// The longest text accepted in a field, in bytes.
-const MAX_FIELD_BYTES: usize = 1024;
 
 /// Why a response was rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]

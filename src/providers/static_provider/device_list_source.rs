@@ -20,7 +20,7 @@ use tokio::sync::Mutex;
 
 use crate::providers::http;
 use crate::providers::provider::{ErrorClass, ProviderError};
-use crate::providers::static_list::{self, Device};
+use crate::providers::static_provider::device_list::{self, Device};
 
 /// Coarser than any file system's times.
 const TIMESTAMP_GRANULARITY_SECONDS: i64 = 2;
@@ -135,7 +135,7 @@ impl DeviceListSource {
                 let text = String::from_utf8(text).map_err(|error| {
                     self.list_error(ErrorClass::Unreadable, &format!("it is not UTF-8: {error}"))
                 })?;
-                let devices = static_list::parse_device_list(&text)
+                let devices = device_list::parse_device_list(&text)
                     .map_err(|error| self.list_error(ErrorClass::Unreadable, &error.to_string()))?;
                 let devices = Arc::new(devices);
                 *last = Some(CachedList { version, devices: Arc::clone(&devices) });

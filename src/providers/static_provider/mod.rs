@@ -3,6 +3,10 @@
 //! A list does not record who uses which machine, so each of its machines is *possibly used*. Creating one only records
 //! that it is wanted: nothing happens outside, so nothing can be made twice. Power comes from each device's own
 //! command, a reboot from a command that the caller runs over SSH.
+//!
+//! * [`device_list`]: parses the list strictly.
+//! * [`device_list_source`]: reads the list from a file or a server, and again when it changes.
+//! * [`power_command`]: runs the power command of a device.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -17,9 +21,12 @@ use crate::providers::provider::{
     CreationControl, ErrorClass, PowerAction, PowerControl, PowerSupport, Provider, ProviderError,
     ProviderMachine, ProviderName, RebootControl, RebootMethod, ReleaseControl,
 };
-use crate::providers::static_commands;
-use crate::providers::static_list::Device;
-use crate::providers::static_source::DeviceListSource;
+use crate::providers::static_provider::device_list::Device;
+use crate::providers::static_provider::device_list_source::DeviceListSource;
+
+pub mod device_list;
+pub mod device_list_source;
+pub mod power_command;
 
 const KIND: &str = "static";
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -187,11 +194,11 @@ impl PowerControl for StaticProvider {
 
     async fn set_power(&self, id: &str, action: PowerAction, intent: IntentId) -> Result<(), ProviderError> {
         let argv = self.power_command(id).await?;
-        static_commands::run_power_command(
+        power_command::run_power_command(
             &argv,
             action.as_str(),
             Some(intent),
-            static_commands::COMMAND_TIMEOUT,
+            power_command::COMMAND_TIMEOUT,
         )
         .await?;
         Ok(())
@@ -200,9 +207,8 @@ impl PowerControl for StaticProvider {
     async fn power_state(&self, id: &str) -> Result<PowerState, ProviderError> {
         let argv = self.power_command(id).await?;
         let printed =
-            static_commands::run_power_command(&argv, "status", None, static_commands::COMMAND_TIMEOUT)
-                .await?;
-        static_commands::parse_power_state(&printed, argv.first().map_or("", String::as_str))
+            power_command::run_power_command(&argv, "status", None, power_command::COMMAND_TIMEOUT).await?;
+        power_command::parse_power_state(&printed, argv.first().map_or("", String::as_str))
     }
 }
 

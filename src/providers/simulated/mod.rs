@@ -1,7 +1,7 @@
 //! Simulated provider: client of the simulator's HTTP API.
 //!
 //! It takes the place of a hosting company's API and is treated like one: a URL from the configuration, limits on every
-//! call, and no trust in an answer that violates the contract ([`simulated_responses`] validates it). The contract is
+//! call, and no trust in an answer that violates the contract ([`responses`] validates it). The contract is
 //! `simulator/api.rs`'s. Nothing of it is imported, as nothing could be imported from a hosting company.
 
 use async_trait::async_trait;
@@ -15,7 +15,9 @@ use crate::providers::provider::{
     CreationControl, ErrorClass, PowerAction, PowerControl, PowerSupport, Provider, ProviderError,
     ProviderMachine, ProviderName, RebootControl, RebootMethod, ReleaseControl,
 };
-use crate::providers::simulated_responses::{self, ResponseError};
+use crate::providers::simulated::responses::ResponseError;
+
+pub mod responses;
 
 const KIND: &str = "simulated";
 const CALLER_HEADER: &str = "shepherd-caller";
@@ -89,7 +91,7 @@ impl SimulatedProvider {
     async fn send_order(&self, id: &str, what: &str, body: Value) -> Result<(), ProviderError> {
         let url = self.machines_url(&[id, what]);
         let (status, body) = self.call(Method::POST, &url, Some(body)).await?;
-        self.map_response(&url, simulated_responses::parse_accepted(status, &body))?
+        self.map_response(&url, responses::parse_accepted(status, &body))?
             .ok_or_else(|| self.unknown_machine(&url, id))
     }
 
@@ -119,13 +121,13 @@ impl Provider for SimulatedProvider {
     async fn list(&self) -> Result<Vec<ProviderMachine>, ProviderError> {
         let url = self.machines_url(&[]);
         let (status, body) = self.call(Method::GET, &url, None).await?;
-        self.map_response(&url, simulated_responses::parse_list(status, &body))
+        self.map_response(&url, responses::parse_list(status, &body))
     }
 
     async fn find_machine(&self, id: &str) -> Result<Option<ProviderMachine>, ProviderError> {
         let url = self.machines_url(&[id]);
         let (status, body) = self.call(Method::GET, &url, None).await?;
-        self.map_response(&url, simulated_responses::parse_machine(status, &body, id))
+        self.map_response(&url, responses::parse_machine(status, &body, id))
     }
 
     fn creation(&self) -> Option<&dyn CreationControl> {
@@ -162,7 +164,7 @@ impl CreationControl for SimulatedProvider {
         let url = self.machines_url(&[]);
         let body = json!({ "intent": intent, "reservation": reservation });
         let (status, body) = self.call(Method::POST, &url, Some(body)).await?;
-        self.map_response(&url, simulated_responses::parse_created(status, &body, intent))?.ok_or_else(|| {
+        self.map_response(&url, responses::parse_created(status, &body, intent))?.ok_or_else(|| {
             let sentence = format!("provider {} knows no reservation {reservation:?}", self.name);
             ProviderError::new(ErrorClass::NotFound, http::endpoint(&url), sentence)
         })
@@ -172,7 +174,7 @@ impl CreationControl for SimulatedProvider {
         let mut url = self.machines_url(&[]);
         url.query_pairs_mut().append_pair("intent", &intent.to_string());
         let (status, body) = self.call(Method::GET, &url, None).await?;
-        self.map_response(&url, simulated_responses::parse_found(status, &body, intent))
+        self.map_response(&url, responses::parse_found(status, &body, intent))
     }
 }
 
@@ -189,7 +191,7 @@ impl PowerControl for SimulatedProvider {
     async fn power_state(&self, id: &str) -> Result<PowerState, ProviderError> {
         let url = self.machines_url(&[id, "power"]);
         let (status, body) = self.call(Method::GET, &url, None).await?;
-        let state = self.map_response(&url, simulated_responses::parse_power_state(status, &body))?;
+        let state = self.map_response(&url, responses::parse_power_state(status, &body))?;
         state.ok_or_else(|| self.unknown_machine(&url, id))
     }
 }
