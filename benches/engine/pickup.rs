@@ -9,9 +9,8 @@ use shepherd::bmdb::fact_change::FactChange;
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::wakeup::WakeUps;
 use shepherd::bmdb::work::{Decision, Work};
-use shepherd::manager::control_loop::{
-    ControlLoop, HandlerError, HandlerOutcome, LoopContext, LoopSettings, run_loop,
-};
+use shepherd::manager::control_loop::runner::{LoopContext, LoopSettings, run_loop};
+use shepherd::manager::control_loop::{ControlLoop, HandlerError, HandlerOutcome};
 use shepherd::manager::limiter::Limiter;
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::model::facts::{Hold, HoldScope};

@@ -34,12 +34,12 @@ pub(crate) fn hit(part: &str, point: &str) {
     static CHOSEN: OnceLock<Option<FailpointSpec>> = OnceLock::new();
     static PASSED: AtomicU32 = AtomicU32::new(0);
     let chosen = CHOSEN.get_or_init(|| parse_spec(&std::env::var("SHEPHERD_FAILPOINT").ok()?));
-    let Some((name, turn, fate)) = chosen else { return };
+    let Some((name, turn, action)) = chosen else { return };
     let here = name.split_once('.').is_some_and(|(of, at)| of == part && at == point);
     if !here || PASSED.fetch_add(1, Ordering::Relaxed) + 1 != *turn {
         return;
     }
-    match fate {
+    match action {
         FailpointAction::Abort => {
             tracing::error!(part, point, "aborting here, as SHEPHERD_FAILPOINT requires");
             std::process::abort();
@@ -76,14 +76,14 @@ pub(crate) const fn hit(_part: &str, _point: &str) {}
 /// Parses `PART.POINT` or `PART.POINT@TURN`, with or without `=freeze`.
 #[cfg(debug_assertions)]
 fn parse_spec(text: &str) -> Option<FailpointSpec> {
-    let (text, fate) = match text.split_once('=') {
+    let (text, action) = match text.split_once('=') {
         None => (text, FailpointAction::Abort),
         Some((text, "freeze")) => (text, FailpointAction::Freeze),
         Some(_) => return None,
     };
     match text.split_once('@') {
-        None => Some((text.to_owned(), 1, fate)),
-        Some((name, turn)) => Some((name.to_owned(), turn.parse().ok()?, fate)),
+        None => Some((text.to_owned(), 1, action)),
+        Some((name, turn)) => Some((name.to_owned(), turn.parse().ok()?, action)),
     }
 }
 
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn spec_parses_with_or_without_count_and_action() {
-        let place = |name: &str, turn, fate| Some((name.to_owned(), turn, fate));
+        let place = |name: &str, turn, action| Some((name.to_owned(), turn, action));
         assert_eq!(
             parse_spec("provisioner.created"),
             place("provisioner.created", 1, FailpointAction::Abort)

@@ -3,11 +3,9 @@
 //! Any number of shepherds may run them at once. A single shepherd is correct without them. They make the death of
 //! other shepherds, and our own defects, harmless.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -15,7 +13,7 @@ use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::metrics::ByTable;
 use crate::bmdb::retention::RetainedKind;
-use crate::manager::control_loop::panic_message;
+use crate::manager::catch_panic::catch_panic;
 use crate::manager::metrics::HousekeepingMetrics;
 use crate::manager::recovery_brakes::RecoveryBrakes;
 use crate::model::ids::MachineId;
@@ -139,13 +137,13 @@ pub async fn delete_expired_once(
 /// it logs that once and ends.
 pub async fn run_storage_monitor(bmdb: Bmdb, metrics: HousekeepingMetrics, stop: CancellationToken) {
     while !stop.is_cancelled() {
-        let looked = run_round("looking at what is stored", async {
+        let sampled = run_round("looking at what is stored", async {
             match sample_storage_once(&bmdb, &metrics).await {
                 Err(error) if error.is_undefined_object() => Ok(Some(error)),
                 other => other.map(|()| None),
             }
         });
-        if let Some(Some(error)) = looked.await {
+        if let Some(Some(error)) = sampled.await {
             tracing::info!(%error, "this database does not tell of dead rows and old transactions");
             return;
         }
@@ -169,14 +167,14 @@ pub async fn sample_storage_once(bmdb: &Bmdb, metrics: &HousekeepingMetrics) -> 
 /// Runs one round. An error or a panic spoils only that round: nobody would notice the end of this task until lost work
 /// stays lost.
 async fn run_round<T>(what: &str, round: impl Future<Output = Result<T, BmdbError>>) -> Option<T> {
-    match AssertUnwindSafe(round).catch_unwind().await {
+    match catch_panic(round).await {
         Ok(Ok(done)) => Some(done),
         Ok(Err(error)) => {
             tracing::warn!(%error, "{what} ended early");
             None
         }
-        Err(panic) => {
-            tracing::error!(text = panic_message(&*panic), "{what} panicked; the next round is made");
+        Err(text) => {
+            tracing::error!(text, "{what} panicked; the next round is made");
             None
         }
     }

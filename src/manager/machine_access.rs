@@ -197,9 +197,9 @@ impl MachineAccess {
             Ok(taken) => Ok(takeover_changes(taken, pinned.as_ref(), work.fence())),
             Err(error) => {
                 if let TakeoverError::StaleFence { machine_fence: known, .. } = &error
-                    && let Err(untold) = work.report_rejected_fence(*known).await
+                    && let Err(write_error) = work.report_rejected_fence(*known).await
                 {
-                    tracing::warn!(error = %untold, "cannot write down that the machine knows a newer fence");
+                    tracing::warn!(error = %write_error, "cannot write down that the machine knows a newer fence");
                 }
                 Err(takeover_access_error(&error))
             }

@@ -75,13 +75,13 @@ impl Retirer {
             Ok(None) => return Err(HandlerError::new(format!("provider {name} is not configured here"))),
             Err(open) => return Ok(HandlerOutcome::provider_unavailable(open, snapshot.now)),
         };
-        let looked = work
+        let found = work
             .run_outward_call(
                 MAX_CALL_TIME,
                 admission.call_provider(ProviderCall::FindMachine, provider.find_machine(id)),
             )
             .await?;
-        let known = looked.map_err(|error| HandlerError::new(error.message))?.is_some();
+        let known = found.map_err(|error| HandlerError::new(error.message))?.is_some();
         if known && provider.release().is_none() {
             return Err(HandlerError::new(format!(
                 "provider {name} offers no way to give a machine back; give it back there by hand, and waive the \

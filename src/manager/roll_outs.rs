@@ -5,10 +5,8 @@
 //! one has left.
 
 use std::collections::BTreeSet;
-use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
-use futures::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::Bmdb;
@@ -16,7 +14,7 @@ use crate::bmdb::error::BmdbError;
 use crate::bmdb::named_lease::NamedLease;
 use crate::bmdb::roll_out_transitions::LEASE;
 use crate::bmdb::session::{Session, Sessions};
-use crate::manager::control_loop::panic_message;
+use crate::manager::catch_panic::catch_panic;
 use crate::manager::failpoint;
 use crate::manager::metrics::ManagerMetrics;
 use crate::model::roll_out::{RollOutStep, control_plane_cluster, disrupted_clusters, plan_roll_out};
@@ -80,16 +78,13 @@ async fn run_passes(bmdb: &Bmdb, session: &Session, lease: &NamedLease, stop: &C
         let passed = tokio::select! {
             () = stop.cancelled() => return,
             () = lost.cancelled() => return,
-            passed = AssertUnwindSafe(run_pass(bmdb, lease)).catch_unwind() => passed,
+            passed = catch_panic(run_pass(bmdb, lease)) => passed,
         };
         match passed {
             Ok(Ok(true)) => {}
             Ok(Ok(false) | Err(BmdbError::SessionEnded | BmdbError::LeaseLost)) => return,
             Ok(Err(error)) => tracing::warn!(%error, "a pass over roll-outs failed"),
-            Err(panic) => {
-                let text = panic_message(&*panic);
-                tracing::error!(text, "a pass over roll-outs panicked; the next one is made");
-            }
+            Err(text) => tracing::error!(text, "a pass over roll-outs panicked; the next one is made"),
         }
         tokio::select! {
             () = stop.cancelled() => return,

@@ -56,9 +56,9 @@ fn describe_server_programs() -> Result<String, ExitFailure> {
         .map(|programs| format!("PostgreSQL {} in {}", programs.major, programs.directory.display()))
         .collect();
     if found.is_empty() {
-        let looked: Vec<String> =
+        let directories: Vec<String> =
             postgres_programs::search_directories().iter().map(|place| place.display().to_string()).collect();
-        let error = PrivatePostgresError::NoPrograms { searched: looked.join(", ") };
+        let error = PrivatePostgresError::NoPrograms { searched: directories.join(", ") };
         return Err(ExitFailure::failed(error.to_string()));
     }
     Ok(found.join(", "))

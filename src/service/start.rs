@@ -13,7 +13,8 @@ use crate::bmdb::secret::SecretsKey;
 use crate::bmdb::session::Sessions;
 use crate::bmdb::wakeup::WakeUps;
 use crate::manager::cluster::{self, ClusterSettings};
-use crate::manager::control_loop::{self, ControlLoop, LoopContext, LoopSettings};
+use crate::manager::control_loop::ControlLoop;
+use crate::manager::control_loop::runner::{LoopContext, LoopSettings, run_loop};
 use crate::manager::housekeeping;
 use crate::manager::initializer::Initializer;
 use crate::manager::limiter::Limiter;
@@ -225,6 +226,6 @@ impl RunningService {
             abort: self.abort.clone(),
         };
         let settings = LoopSettings { parallelism, limiter: Limiter::new(rate) };
-        self.workers.spawn(control_loop::run_loop(Arc::new(control_loop), settings, context));
+        self.workers.spawn(run_loop(Arc::new(control_loop), settings, context));
     }
 }

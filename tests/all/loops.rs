@@ -13,9 +13,8 @@ use shepherd::bmdb::loop_pause::{CACHE_TTL, NewPause, PauseCache};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::wakeup::WakeUps;
 use shepherd::bmdb::work::Work;
-use shepherd::manager::control_loop::{
-    ControlLoop, HandlerError, HandlerOutcome, LoopContext, LoopSettings, run_loop,
-};
+use shepherd::manager::control_loop::runner::{LoopContext, LoopSettings, run_loop};
+use shepherd::manager::control_loop::{ControlLoop, HandlerError, HandlerOutcome};
 use shepherd::manager::limiter::Limiter;
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::model::ids::MachineId;

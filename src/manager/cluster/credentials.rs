@@ -13,7 +13,7 @@ use crate::model::cluster::credential::{ClusterCredential, CredentialStep, due_s
 impl ClusterWorker<'_> {
     /// Takes the steps that are due. The inner error is what prevents that for now.
     pub(super) async fn process_credentials(&self) -> Result<Result<(), CuratorCallError>, ClusterPassError> {
-        let Some(way) = &self.curators else { return Ok(Ok(())) };
+        let Some(client) = &self.curators else { return Ok(Ok(())) };
         let (credentials, now) = self.bmdb.cluster_credentials(self.cluster).await?;
         for (credential, step) in due_steps(&credentials, now) {
             // The session is renewed soon, or it has ended. The remaining steps are due in the next pass.
@@ -21,8 +21,8 @@ impl ClusterWorker<'_> {
                 return Ok(Ok(()));
             }
             let done = match step {
-                CredentialStep::Issue => self.issue_credential(way, credential).await?,
-                CredentialStep::Revoke => self.revoke_credential(way, credential).await?,
+                CredentialStep::Issue => self.issue_credential(client, credential).await?,
+                CredentialStep::Revoke => self.revoke_credential(client, credential).await?,
             };
             if let Err(error) = done {
                 return Ok(Err(error));
@@ -33,11 +33,11 @@ impl ClusterWorker<'_> {
 
     async fn issue_credential(
         &self,
-        way: &CuratorClient,
+        client: &CuratorClient,
         credential: &ClusterCredential,
     ) -> Result<Result<(), CuratorCallError>, ClusterPassError> {
         let ClusterCredential { id, holder, public_key, lifetime, .. } = credential;
-        match way.issue_owner_certificate(holder, *public_key, (*lifetime).into()).await {
+        match client.issue_owner_certificate(holder, *public_key, (*lifetime).into()).await {
             Ok(issued) => {
                 tracing::info!(cluster = self.name, credential = %id, holder, "a person's certificate is signed");
                 self.bmdb.record_cluster_credential_issued(&self.lease, *id, issued).await?;
@@ -54,11 +54,11 @@ impl ClusterWorker<'_> {
 
     async fn revoke_credential(
         &self,
-        way: &CuratorClient,
+        client: &CuratorClient,
         credential: &ClusterCredential,
     ) -> Result<Result<(), CuratorCallError>, ClusterPassError> {
         let serial = credential.issued.as_ref().map(|issued| issued.serial.as_str());
-        if let Err(error) = way.revoke_owner_certificates(credential.public_key, serial).await {
+        if let Err(error) = client.revoke_owner_certificates(credential.public_key, serial).await {
             return Ok(Err(error));
         }
         let (id, holder) = (credential.id, &credential.holder);

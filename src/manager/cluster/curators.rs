@@ -27,20 +27,16 @@ use crate::curator_client::identity::{Identity, IdentityError};
 use crate::curator_client::leader_channel::{LeaderChannel, LeaderTracker};
 use crate::curator_client::pki::{PkiError, Renewal, TrustAnchor, Validity, decide_renewal};
 use crate::curator_client::tls::{certified_key, client_config};
-use crate::manager::cluster::kubernetes::parse_node_kubernetes;
+use crate::manager::cluster::curator_responses::parse_node;
 use crate::model::cluster::credential::IssuedCertificate;
-use crate::model::cluster::declaration::{ServiceView, digests_by_role};
-use crate::model::cluster::kubernetes::{CONTROLLER_ROLE, ObservedKubernetes, WORKER_ROLE};
+use crate::model::cluster::declaration::digests_by_role;
+use crate::model::cluster::kubernetes::ObservedKubernetes;
 use crate::model::cluster::owner_key::{OwnerKeySlot, OwnerPublicKey};
-use crate::model::cluster::state::{
-    CONSENSUS_MEMBER_ROLE, ClusterIdentity, ClusterNode, EtcdMember, NodeHealth, NodeState, ObservedCluster,
-};
+use crate::model::cluster::state::{ClusterIdentity, EtcdMember, ObservedCluster};
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::credentials_client::CredentialsClient;
 use crate::proto::curator::v1::declarations_client::DeclarationsClient;
 use crate::proto::curator::v1::management_client::ManagementClient;
-use crate::proto::curator::v1::node_health::Kind;
-use crate::proto::curator::v1::service_status::Kind as Doing;
 use crate::proto::curator::v1::snapshots_client::SnapshotsClient;
 use crate::proto::curator::v1::tickets_client::TicketsClient;
 
@@ -165,8 +161,8 @@ impl CuratorClient {
         let claiming = Self::new(founded, epoch, key.certificate_der(), (by, key))?;
         let lifetime_ms = u64::try_from(CERTIFICATE_LIFETIME.as_millis()).unwrap_or(u64::MAX);
         let mut credentials = CredentialsClient::new(claiming.channel());
-        let asking = credentials.claim_owner(wire::ClaimOwnerRequest { lifetime_ms });
-        let claimed = call_curator("claiming a certificate of the cluster", asking).await?;
+        let call = credentials.claim_owner(wire::ClaimOwnerRequest { lifetime_ms });
+        let claimed = call_curator("claiming a certificate of the cluster", call).await?;
         Self::new(founded, claiming.epoch(), &claimed.certificate, (by, key))
     }
 
@@ -217,7 +213,8 @@ impl CuratorClient {
         };
         let kubernetes =
             if kubernetes { self.fetch_kubernetes().await } else { ObservedKubernetes::NotQueried };
-        let nodes = listed.nodes.into_iter().map(parse_node).collect::<Result<_, _>>()?;
+        let nodes = listed.nodes.into_iter().map(parse_node).collect::<Result<_, _>>();
+        let nodes = nodes.map_err(CuratorCallError::InvalidResponse)?;
         let etcd = etcd.members.into_iter().map(|member| EtcdMember {
             node: Some(member.node_id).filter(|id| !id.is_empty() && member.started),
             learner: member.learner,
@@ -294,15 +291,14 @@ impl CuratorClient {
     }
 
     async fn stream_snapshot(&self) -> Result<(ClusterSnapshot, Vec<u8>), CuratorCallError> {
-        let doing = "taking a snapshot";
+        let operation = "taking a snapshot";
         let mut snapshots = SnapshotsClient::new(self.channel());
-        let mut pieces = call_curator(doing, snapshots.take(wire::TakeSnapshotRequest {})).await?;
+        let mut pieces = call_curator(operation, snapshots.take(wire::TakeSnapshotRequest {})).await?;
         let (mut encoded, mut known_by) = (Vec::new(), Vec::new());
         loop {
             let piece = tokio::time::timeout(CURATOR_TIMEOUT, pieces.message());
-            let piece = piece.await.map_err(|_| CuratorCallError::TimedOut { operation: doing })?;
-            let Some(piece) =
-                piece.map_err(|status| CuratorCallError::Rejected { operation: doing, status })?
+            let piece = piece.await.map_err(|_| CuratorCallError::TimedOut { operation })?;
+            let Some(piece) = piece.map_err(|status| CuratorCallError::Rejected { operation, status })?
             else {
                 break;
             };
@@ -334,12 +330,13 @@ impl CuratorClient {
         };
         let mut credentials = CredentialsClient::new(self.channel());
         let response = call_curator("having a certificate signed", credentials.issue_owner(request)).await?;
-        let odd = || CuratorCallError::InvalidResponse("a certificate without a number or an end".to_owned());
-        let credential = response.credential.ok_or_else(odd)?;
+        let invalid =
+            || CuratorCallError::InvalidResponse("a certificate without a number or an end".to_owned());
+        let credential = response.credential.ok_or_else(invalid)?;
         Ok(IssuedCertificate {
             certificate: response.certificate,
             serial: credential.serial,
-            expires_at: DateTime::from_timestamp_millis(credential.not_after_ms).ok_or_else(odd)?,
+            expires_at: DateTime::from_timestamp_millis(credential.not_after_ms).ok_or_else(invalid)?,
         })
     }
 
@@ -405,74 +402,12 @@ pub fn is_authority_of(certificate: &[u8], cluster: Uuid) -> bool {
 }
 
 pub(super) async fn call_curator<T>(
-    doing: &'static str,
-    asking: impl Future<Output = Result<tonic::Response<T>, Status>>,
+    operation: &'static str,
+    call: impl Future<Output = Result<tonic::Response<T>, Status>>,
 ) -> Result<T, CuratorCallError> {
-    match tokio::time::timeout(CURATOR_TIMEOUT, asking).await {
+    match tokio::time::timeout(CURATOR_TIMEOUT, call).await {
         Ok(Ok(answer)) => Ok(answer.into_inner()),
-        Ok(Err(status)) => Err(CuratorCallError::Rejected { operation: doing, status }),
-        Err(_) => Err(CuratorCallError::TimedOut { operation: doing }),
-    }
-}
-
-fn parse_node(listed: wire::ListedNode) -> Result<ClusterNode, CuratorCallError> {
-    let odd = |what: &str| CuratorCallError::InvalidResponse(format!("a node without {what}"));
-    let node = listed.node.ok_or_else(|| odd("a record"))?;
-    let state = match node.state() {
-        wire::NodeState::New => NodeState::New,
-        wire::NodeState::Standby => NodeState::Standby,
-        wire::NodeState::Up => NodeState::Up,
-        wire::NodeState::Decommissioned => NodeState::Decommissioned,
-        wire::NodeState::Unspecified => return Err(odd("a state")),
-    };
-    let roles = node.roles.unwrap_or_default();
-    let built_in = [
-        (CONSENSUS_MEMBER_ROLE, roles.consensus_member.is_some()),
-        (CONTROLLER_ROLE, roles.kubernetes_controller),
-        (WORKER_ROLE, roles.kubernetes_worker),
-    ];
-    let built_in = built_in.into_iter().filter(|(_, given)| *given).map(|(role, _)| role.to_owned());
-    let health = listed.health.unwrap_or_default();
-    let status = node.status.unwrap_or_default();
-    let silence = Duration::from_millis(health.since_heartbeat_ms.unwrap_or(0));
-    Ok(ClusterNode {
-        key: node.public_key.try_into().map_err(|_| odd("a key of 32 bytes"))?,
-        machine: node.machine_id.parse().ok(),
-        state,
-        roles: built_in.chain(roles.declared_roles).collect(),
-        health: match health.kind() {
-            Kind::Healthy => NodeHealth::Healthy,
-            Kind::HeartbeatTimeout => NodeHealth::Silent(silence),
-            Kind::Unknown | Kind::Unspecified => NodeHealth::Unknown,
-        },
-        services: status.services.into_iter().map(parse_service).collect(),
-        kubernetes: status.kubernetes.map(parse_node_kubernetes),
-        id: node.node_id,
-    })
-}
-
-/// The state of a service or a component as text for people.
-pub(super) const fn service_state_name(kind: Doing) -> &'static str {
-    match kind {
-        // A newer node may send a state that this release does not have.
-        Doing::Unspecified => "unknown",
-        Doing::Waiting => "waiting",
-        Doing::Starting => "starting",
-        Doing::Healthy => "healthy",
-        Doing::Unhealthy => "unhealthy",
-        Doing::BackingOff => "backing off",
-        Doing::Ended => "ended",
-        Doing::Stopping => "stopping",
-    }
-}
-
-fn parse_service(status: wire::ServiceStatus) -> ServiceView {
-    ServiceView {
-        state: service_state_name(status.kind()).to_owned(),
-        since: DateTime::from_timestamp_millis(status.since_ms),
-        role: status.role,
-        service: status.service,
-        restarts: status.restarts,
-        message: status.message,
+        Ok(Err(status)) => Err(CuratorCallError::Rejected { operation, status }),
+        Err(_) => Err(CuratorCallError::TimedOut { operation }),
     }
 }

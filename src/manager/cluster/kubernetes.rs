@@ -3,21 +3,19 @@
 use chrono::DateTime;
 use tonic::Code;
 
-use crate::manager::cluster::curators::{
-    CURATOR_TIMEOUT, CuratorCallError, CuratorClient, call_curator, service_state_name,
-};
-use crate::manager::cluster::{ClusterPassError, ClusterWorker};
-use crate::model::cluster::kubernetes::{
-    ComponentStatus, CuratorKubernetes, KubernetesKeyRotation, KubernetesSpec, NodeKubernetes,
-    ObjectConflict, ObservedKubernetes, RotatableKeys, spec_from_settings,
-};
+use crate::manager::cluster::curator_responses::parse_kubernetes;
+use crate::manager::cluster::curators::{CURATOR_TIMEOUT, CuratorCallError, CuratorClient, call_curator};
+use crate::manager::cluster::{COMPONENT, ClusterPassError, ClusterWorker};
+use crate::manager::failpoint;
+use crate::model::cluster::kubernetes::{KubernetesSpec, ObservedKubernetes, RotatableKeys};
 use crate::model::cluster::kubernetes_user::{
     IssuedUserCertificate, KubernetesAccess, KubernetesUser, users_to_sign,
 };
 use crate::model::cluster::plan::ClusterPlan;
 use crate::model::cluster::plan::step::ClusterPlanStep;
-use crate::model::cluster::state::{Cluster, ObservedCluster};
+use crate::model::cluster::state::{Cluster, CuratorAnswer, ObservedCluster};
 use crate::model::cluster::upgrade::UpgradeEvent;
+use crate::model::ids::MachineId;
 use crate::proto::curator::v1 as wire;
 use crate::proto::curator::v1::kubernetes_client::KubernetesClient;
 
@@ -47,8 +45,8 @@ impl CuratorClient {
     /// Deletes the Kubernetes spec. Only valid when no node runs Kubernetes.
     async fn delete_kubernetes(&self) -> Result<(), CuratorCallError> {
         let mut kubernetes = KubernetesClient::new(self.channel());
-        let asking = kubernetes.delete(wire::DeleteKubernetesRequest {});
-        match call_curator("having Kubernetes forgotten", asking).await {
+        let call = kubernetes.delete(wire::DeleteKubernetesRequest {});
+        match call_curator("having Kubernetes forgotten", call).await {
             Err(CuratorCallError::Rejected { status, .. }) if status.code() == Code::NotFound => Ok(()),
             other => other.map(drop),
         }
@@ -92,66 +90,13 @@ impl CuratorClient {
         let response =
             call_curator("having a certificate for API servers signed", kubernetes.issue_user(request))
                 .await?;
-        let odd = || CuratorCallError::InvalidResponse("a certificate without an end".to_owned());
+        let invalid = || CuratorCallError::InvalidResponse("a certificate without an end".to_owned());
         Ok(IssuedUserCertificate {
             certificate: response.certificate,
             server_authorities: response.server_authorities,
             api_servers: response.api_servers,
-            expires_at: DateTime::from_timestamp_millis(response.not_after_ms).ok_or_else(odd)?,
+            expires_at: DateTime::from_timestamp_millis(response.not_after_ms).ok_or_else(invalid)?,
         })
-    }
-}
-
-fn parse_kubernetes(response: wire::GetKubernetesResponse) -> CuratorKubernetes {
-    CuratorKubernetes {
-        spec: spec_from_settings(response.settings.unwrap_or_default()),
-        assigned_bundles: response.assigned_bundles.into_iter().collect(),
-        rotations: response.rotations.into_iter().map(parse_rotation).collect(),
-        api_servers: response.api_servers,
-    }
-}
-
-fn parse_rotation(rotation: wire::KubernetesRotation) -> KubernetesKeyRotation {
-    use wire::kubernetes_rotation::Stage;
-    let moment = |ms: i64| Some(ms).filter(|ms| *ms != 0).and_then(DateTime::from_timestamp_millis);
-    KubernetesKeyRotation {
-        // Newer curators may name keys that this release does not have.
-        keys: RotatableKeys::from_wire(rotation.keys()).map_or("keys", RotatableKeys::as_str).to_owned(),
-        stage: match rotation.stage() {
-            Stage::Trusted => "trusted",
-            Stage::Signing => "signs",
-            Stage::Unspecified => "unknown",
-        }
-        .to_owned(),
-        since: moment(rotation.since_ms),
-        until: moment(rotation.until_ms),
-        notified_at: moment(rotation.notified_at_ms),
-        blocked_by: rotation.blocked_by,
-        waits_for: rotation.waits_for,
-    }
-}
-
-/// Parses the Kubernetes status that a node reported.
-pub(super) fn parse_node_kubernetes(status: wire::KubernetesStatus) -> NodeKubernetes {
-    let component = |status: wire::KubernetesComponentStatus| ComponentStatus {
-        state: service_state_name(status.kind()).to_owned(),
-        since: DateTime::from_timestamp_millis(status.since_ms),
-        name: status.name,
-        restarts: status.restarts,
-        message: status.message,
-    };
-    let clash = |kubernetes_clash: wire::KubernetesObjectConflict| ObjectConflict {
-        kind: kubernetes_clash.kind,
-        name: kubernetes_clash.name,
-        message: kubernetes_clash.message,
-    };
-    NodeKubernetes {
-        bundle: status.bundle,
-        version: status.version,
-        components: status.components.into_iter().map(component).collect(),
-        wait_reason: status.wait_reason,
-        is_reconciler: status.is_reconciler,
-        conflicts: status.conflicts.into_iter().map(clash).collect(),
     }
 }
 
@@ -163,18 +108,18 @@ impl ClusterWorker<'_> {
         step: &ClusterPlanStep,
         planned: &mut ClusterPlan,
     ) -> Result<(), ClusterPassError> {
-        let Some(way) = &self.curators else { return Ok(()) };
+        let Some(client) = &self.curators else { return Ok(()) };
         let done = match step {
             ClusterPlanStep::PutKubernetes => match &cluster.kubernetes {
-                Some(wanted) => way.put_kubernetes(&wanted.spec).await,
+                Some(wanted) => client.put_kubernetes(&wanted.spec).await,
                 None => Ok(()),
             },
-            ClusterPlanStep::DeleteKubernetes => way.delete_kubernetes().await,
+            ClusterPlanStep::DeleteKubernetes => client.delete_kubernetes().await,
             ClusterPlanStep::DeleteKubernetesRecord => {
                 self.bmdb.delete_kubernetes(&self.lease, self.cluster).await?;
                 Ok(())
             }
-            ClusterPlanStep::RotateKeys { keys } => match way.rotate_keys(*keys).await {
+            ClusterPlanStep::RotateKeys { keys } => match client.rotate_keys(*keys).await {
                 // If the record is lost after the call, the next pass calls again, and a rotation under way continues.
                 Ok(()) => {
                     self.bmdb.record_rotation_started(&self.lease, self.cluster, *keys).await?;
@@ -190,10 +135,10 @@ impl ClusterWorker<'_> {
                     planned.machine_waits.insert(*machine, why);
                     return Ok(());
                 }
-                crate::manager::failpoint::hit(super::COMPONENT, "bundle-assigned");
-                way.assign_bundle(node, bundle).await
+                failpoint::hit(COMPONENT, "bundle-assigned");
+                client.assign_bundle(node, bundle).await
             }
-            ClusterPlanStep::ClearBundle { node } => way.assign_bundle(node, "").await,
+            ClusterPlanStep::ClearBundle { node } => client.assign_bundle(node, "").await,
             ClusterPlanStep::RecordUpgrade(turn) => {
                 self.record_upgrade_event(cluster, turn).await?;
                 Ok(())
@@ -216,7 +161,7 @@ impl ClusterWorker<'_> {
         match turn {
             UpgradeEvent::NodeDone { node } => {
                 let seen = match &cluster.observed {
-                    crate::model::cluster::state::CuratorAnswer::Observed(seen) => Some(seen),
+                    CuratorAnswer::Observed(seen) => Some(seen),
                     _ => None,
                 };
                 let machine = machine_of(cluster, seen, node);
@@ -233,14 +178,14 @@ impl ClusterWorker<'_> {
     pub(super) async fn sign_kubernetes_users(
         &self,
     ) -> Result<Result<(), CuratorCallError>, ClusterPassError> {
-        let Some(way) = &self.curators else { return Ok(Ok(())) };
+        let Some(client) = &self.curators else { return Ok(Ok(())) };
         let (users, now) = self.bmdb.cluster_kubernetes_users(self.cluster).await?;
         for user in users_to_sign(&users, now) {
             // The session is renewed soon, or it has ended. The remaining certificates are due in the next pass.
             if self.session.remaining() <= CURATOR_TIMEOUT {
                 return Ok(Ok(()));
             }
-            match way.issue_user_certificate(user).await {
+            match client.issue_user_certificate(user).await {
                 Ok(issued) => {
                     let (id, holder, access) = (user.id, &user.holder, user.access.as_str());
                     tracing::info!(cluster = self.name, user = %id, holder, access, "a certificate for API servers is signed");
@@ -258,11 +203,7 @@ impl ClusterWorker<'_> {
 }
 
 /// The machine of a node, if that node is a member that stays.
-fn machine_of(
-    cluster: &Cluster,
-    seen: Option<&ObservedCluster>,
-    node: &str,
-) -> Option<crate::model::ids::MachineId> {
+fn machine_of(cluster: &Cluster, seen: Option<&ObservedCluster>, node: &str) -> Option<MachineId> {
     let key = seen?.nodes.iter().find(|known| known.id == node)?.key;
     let member = cluster.members.iter().find(|member| member.key() == Some(key))?;
     Some(member.machine)

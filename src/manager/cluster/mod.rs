@@ -27,6 +27,7 @@
 //! repeated.
 
 mod credentials;
+mod curator_responses;
 pub mod curators;
 mod kubernetes;
 mod owner_keys;
@@ -34,11 +35,9 @@ mod snapshots;
 mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt as _;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -51,12 +50,12 @@ use crate::bmdb::loop_pause::PauseCache;
 use crate::bmdb::named_lease::NamedLease;
 use crate::bmdb::secret::SecretsKey;
 use crate::bmdb::session::{Session, Sessions};
+use crate::manager::catch_panic::catch_panic;
 use crate::manager::cluster::curators::{CURATOR_TIMEOUT, CuratorCallError, CuratorClient};
-use crate::manager::control_loop::panic_message;
 use crate::manager::failpoint;
 use crate::manager::metrics::ManagerMetrics;
 use crate::model::cluster::kubernetes::ObservedKubernetes;
-use crate::model::cluster::kubernetes_view::KubernetesStatusView as KnownView;
+use crate::model::cluster::kubernetes_view::KubernetesStatusView;
 use crate::model::cluster::plan::{ClusterPlan, plan_cluster};
 use crate::model::cluster::snapshot::snapshot_due;
 use crate::model::cluster::spec::ClusterPart;
@@ -162,7 +161,7 @@ async fn run_under_session(
         match bmdb.acquire_named_lease(session, LEASE_KIND, &cluster.to_string()).await {
             Ok(Some(lease)) => {
                 tracing::info!(cluster = name, fence = lease.fence, "tending a cluster");
-                let mut tending = ClusterWorker {
+                let mut worker = ClusterWorker {
                     bmdb,
                     session,
                     lease,
@@ -172,8 +171,8 @@ async fn run_under_session(
                     cluster,
                     name,
                 };
-                let gone = tending.run_passes(stop).await;
-                if let Err(error) = bmdb.release_named_lease(&tending.lease).await {
+                let gone = worker.run_passes(stop).await;
+                if let Err(error) = bmdb.release_named_lease(&worker.lease).await {
                     tracing::warn!(cluster = name, %error, "cannot give back a lease; the reaper will");
                 }
                 return gone;
@@ -221,7 +220,7 @@ impl ClusterWorker<'_> {
             let pause = tokio::select! {
                 () = stop.cancelled() => return false,
                 () = lost.cancelled() => return false,
-                result = AssertUnwindSafe(self.run_pass()).catch_unwind() => match result {
+                result = catch_panic(self.run_pass()) => match result {
                     Ok(Ok(ClusterPassOutcome::Deleted)) => return true,
                     Ok(Ok(ClusterPassOutcome::RequeueAfter(pause))) => pause,
                     Ok(Err(ClusterPassError::Bmdb(BmdbError::SessionEnded | BmdbError::LeaseLost))) => return false,
@@ -229,8 +228,7 @@ impl ClusterWorker<'_> {
                         tracing::warn!(cluster = name, %error, "a pass over a cluster failed");
                         ACTIVE_INTERVAL
                     }
-                    Err(panic) => {
-                        let text = panic_message(&*panic);
+                    Err(text) => {
                         tracing::error!(cluster = name, text, "a pass over a cluster panicked; the next one is made");
                         ACTIVE_INTERVAL
                     }
@@ -328,8 +326,8 @@ impl ClusterWorker<'_> {
                 self.curators = Some(self.connect_curators(founded, found.cluster.epoch).await?);
             }
             match &self.curators {
-                Some(way) => {
-                    way.observe_cluster(!found.declarations.is_empty(), found.kubernetes.is_some()).await
+                Some(client) => {
+                    client.observe_cluster(!found.declarations.is_empty(), found.kubernetes.is_some()).await
                 }
                 None => Err(CuratorCallError::InvalidResponse("no way to it".to_owned())),
             }
@@ -391,8 +389,10 @@ fn build_observation(
         observed_at: answered.then_some(requested_at),
         votes: answered.then(|| seen.vote_counts()),
         kubernetes: match (&cluster.kubernetes, &seen.kubernetes) {
-            (Some(wanted), ObservedKubernetes::Present(has)) => Some(KnownView::new(&wanted.spec, has)),
-            (Some(_), ObservedKubernetes::Absent) => Some(KnownView::default()),
+            (Some(wanted), ObservedKubernetes::Present(has)) => {
+                Some(KubernetesStatusView::new(&wanted.spec, has))
+            }
+            (Some(_), ObservedKubernetes::Absent) => Some(KubernetesStatusView::default()),
             _ => None,
         },
         machines: machines.collect(),

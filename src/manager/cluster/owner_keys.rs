@@ -46,7 +46,7 @@ impl ClusterWorker<'_> {
                 Err(CuratorCallError::Rejected { status, .. }) if status.code() == Code::PermissionDenied => {
                 }
                 Err(error) => return Err(error),
-                Ok(way) => {
+                Ok(client) => {
                     if keys.rejected_since.is_some() {
                         self.bmdb.record_cluster_keys_rejected(&self.lease, self.cluster, false).await?;
                     }
@@ -57,7 +57,7 @@ impl ClusterWorker<'_> {
                             "curators take another key than the one in force"
                         );
                     }
-                    return Ok(way);
+                    return Ok(client);
                 }
             }
         }
@@ -86,25 +86,27 @@ impl ClusterWorker<'_> {
         epoch: u64,
     ) -> Result<Option<String>, ClusterPassError> {
         let every = self.bmdb.policy().1.cluster_key_rotation;
-        let mut stands = None;
+        let mut last_error = None;
         for _ in 0..MAX_STEPS_PER_PASS {
             let Some((keys, now)) = self.bmdb.cluster_keys(self.cluster).await? else { return Ok(None) };
-            let wanted = rotation_wait_reason(&keys, every, now);
-            let Some(by) = self.curators.as_ref().map(|way| way.key_slot) else {
-                return Ok(wanted.map(|wanted| format!("{wanted}; that waits for its curators")));
+            let wait_reason = rotation_wait_reason(&keys, every, now);
+            let Some(by) = self.curators.as_ref().map(|client| client.key_slot) else {
+                return Ok(
+                    wait_reason.map(|wait_reason| format!("{wait_reason}; that waits for its curators"))
+                );
             };
-            if let Some(error) = stands {
-                return Ok(wanted.map(|wanted| format!("{wanted}: {error}")));
+            if let Some(error) = last_error {
+                return Ok(wait_reason.map(|wait_reason| format!("{wait_reason}: {error}")));
             }
             let Some(step) = next_rotation_step(&keys, by, every, now) else { return Ok(None) };
             if self.session.remaining() <= CURATOR_TIMEOUT {
-                return Ok(wanted);
+                return Ok(wait_reason);
             }
             tracing::info!(cluster = self.name, %step, "a step of the shepherd's key for a cluster");
             match self.apply_key_step(step, (founded, epoch)).await {
                 Ok(()) => {}
                 Err(CuratorCallError::Bmdb(error)) => return Err(error.into()),
-                Err(error) => stands = Some(error),
+                Err(error) => last_error = Some(error),
             }
         }
         Ok(None)
@@ -129,30 +131,30 @@ impl ClusterWorker<'_> {
                 let lost =
                     || CuratorCallError::InvalidResponse("a key that is not sealed here any more".to_owned());
                 let key = self.load_key(which).await?.ok_or_else(lost)?;
-                if let Some(way) = &self.curators {
-                    way.add_owner_key(key.public_key()).await?;
+                if let Some(client) = &self.curators {
+                    client.add_owner_key(key.public_key()).await?;
                 }
                 failpoint::hit(COMPONENT, "key-added");
                 if self.session.remaining() <= CURATOR_TIMEOUT {
                     return Err(CuratorCallError::OrderUnavailable("it is tried in the next pass"));
                 }
                 // No other key is removed before the curators have accepted this one.
-                let way = CuratorClient::claim_certificate(founded, epoch, (which, &key)).await?;
+                let client = CuratorClient::claim_certificate(founded, epoch, (which, &key)).await?;
                 failpoint::hit(COMPONENT, "key-verified");
-                self.curators = Some(way);
+                self.curators = Some(client);
             }
             OwnerKeyStep::Activate(next) => {
                 let before =
                     load_owner_key(self.bmdb, &self.settings.secrets, self.cluster).await?.public_key();
                 self.bmdb.activate_next_cluster_key(&self.lease, self.cluster, before, next).await?;
                 failpoint::hit(COMPONENT, "key-activated");
-                if let Some(way) = &mut self.curators {
-                    way.key_slot = OwnerKeySlot::Current;
+                if let Some(client) = &mut self.curators {
+                    client.key_slot = OwnerKeySlot::Current;
                 }
             }
             OwnerKeyStep::Revoke(key) => {
-                if let Some(way) = &self.curators {
-                    way.remove_owner_key(key).await?;
+                if let Some(client) = &self.curators {
+                    client.remove_owner_key(key).await?;
                 }
                 failpoint::hit(COMPONENT, "key-revoked");
                 self.bmdb.record_former_key_removed(&self.lease, self.cluster, key).await?;

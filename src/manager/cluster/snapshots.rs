@@ -22,8 +22,8 @@ impl ClusterWorker<'_> {
         seen: &ObservedCluster,
         now: Timestamp,
     ) -> Result<Result<(), CuratorCallError>, ClusterPassError> {
-        let Some(way) = &self.curators else { return Ok(Ok(())) };
-        let (snapshot, encoded) = match way.fetch_snapshot().await {
+        let Some(client) = &self.curators else { return Ok(Ok(())) };
+        let (snapshot, encoded) = match client.fetch_snapshot().await {
             Ok(taken) => taken,
             Err(error) => return Ok(Err(error)),
         };

@@ -60,7 +60,7 @@ impl ClusterWorker<'_> {
             }
             ClusterPlanStep::ApproveNode { machine, key } => {
                 let approved = match &self.curators {
-                    Some(way) => way.approve_node(*key).await,
+                    Some(client) => client.approve_node(*key).await,
                     None => Ok(()),
                 };
                 if let Err(error) = approved {
@@ -68,30 +68,30 @@ impl ClusterWorker<'_> {
                 }
             }
             ClusterPlanStep::ChangeRoles { node, add: give, remove: take } => {
-                if let Some(way) = &self.curators {
-                    push_wait_reason(planned, way.update_roles(node, give, take).await.err());
+                if let Some(client) = &self.curators {
+                    push_wait_reason(planned, client.update_roles(node, give, take).await.err());
                 }
             }
             ClusterPlanStep::DecommissionNode { node } => {
-                if let Some(way) = &self.curators {
-                    push_wait_reason(planned, way.decommission_node(node).await.err());
+                if let Some(client) = &self.curators {
+                    push_wait_reason(planned, client.decommission_node(node).await.err());
                 }
             }
             ClusterPlanStep::DeleteNode { node } => {
-                if let Some(way) = &self.curators {
-                    push_wait_reason(planned, way.delete_node(node).await.err());
+                if let Some(client) = &self.curators {
+                    push_wait_reason(planned, client.delete_node(node).await.err());
                 }
             }
             ClusterPlanStep::DeclareRole { role } => {
-                if let Some(way) = &self.curators
+                if let Some(client) = &self.curators
                     && let Some(kept) = self.bmdb.encoded_declaration(self.cluster, role).await?
                 {
-                    push_wait_reason(planned, way.declare_role(&kept).await.err());
+                    push_wait_reason(planned, client.declare_role(&kept).await.err());
                 }
             }
             ClusterPlanStep::UndeclareRole { role } => {
-                if let Some(way) = &self.curators {
-                    push_wait_reason(planned, way.delete_declaration(role).await.err());
+                if let Some(client) = &self.curators {
+                    push_wait_reason(planned, client.delete_declaration(role).await.err());
                 }
             }
             ClusterPlanStep::DeleteDeclaration { role } => {
@@ -186,10 +186,10 @@ impl ClusterWorker<'_> {
                 })
             }
             MembershipOrder::Join => {
-                let (way, founded) = self.require_founded(cluster)?;
+                let (client, founded) = self.require_founded(cluster)?;
                 let purpose = format!("machine {machine}");
                 Operation::Join(wire::JoinCluster {
-                    ticket: way.create_ticket(purpose, TICKET_LIFETIME).await?,
+                    ticket: client.create_ticket(purpose, TICKET_LIFETIME).await?,
                     ca_certificate: founded.ca_certificate.clone(),
                     curators: founded.curators.clone(),
                     epoch: cluster.epoch,
@@ -210,8 +210,8 @@ impl ClusterWorker<'_> {
         &self,
         cluster: &'c Cluster,
     ) -> Result<(&CuratorClient, &'c ClusterIdentity), CuratorCallError> {
-        let way = self.curators.as_ref().zip(cluster.identity.as_ref());
-        way.ok_or_else(|| CuratorCallError::InvalidResponse("the cluster is not founded".to_owned()))
+        let client = self.curators.as_ref().zip(cluster.identity.as_ref());
+        client.ok_or_else(|| CuratorCallError::InvalidResponse("the cluster is not founded".to_owned()))
     }
 }
 

@@ -5,6 +5,8 @@
 //! ([`Work::begin_disruption`]). Its outcome is recorded too, because after a crash the next worker must know that the
 //! step may have happened.
 
+mod step_outcome;
+
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -18,8 +20,8 @@ use crate::manager::failpoint;
 use crate::manager::machine_access::{AccessError, MachineAccess};
 use crate::manager::provider_breakers::{Admission, ProviderCall};
 use crate::manager::provider_set::ProviderSet;
+use crate::manager::recoverer::step_outcome::step_outcome;
 use crate::manager::recovery_brakes::RecoveryBrakes;
-use crate::model::backoff::BackoffPolicy;
 use crate::model::circuit_breaker::BreakerOpen;
 use crate::model::facts::{ProviderRecord, Recovery};
 use crate::model::ids::IntentId;
@@ -27,10 +29,8 @@ use crate::model::needs_human::Obstacle;
 use crate::model::policy::{DisruptionKind, Rung};
 use crate::model::process::Process;
 use crate::model::recovery::{
-    AvailableSteps, RecoveryPlan, after_reenroll, block_on_unknown_fence, format_attempt, next_check_time,
-    plan_recovery, start_report_wait,
+    AvailableSteps, RecoveryPlan, after_reenroll, block_on_unknown_fence, plan_recovery,
 };
-use crate::model::time::{Span, between};
 use crate::providers::provider::{
     ErrorClass, MAX_CALL_TIME, MachineCapabilities, PowerAction, Provider, RebootMethod,
 };
@@ -83,13 +83,13 @@ impl ControlLoop for Recoverer {
         if let Some(over) = no_longer_due(work, &snapshot) {
             return Ok(over);
         }
-        let PlannedRecovery { plan, means, provider_error: unasked, breaker_open: open } =
+        let PlannedRecovery { plan, means, provider_error, breaker_open } =
             self.plan_machine(work, &snapshot).await?;
         // This uses up no attempt of the ladder: nothing was done.
-        if let Some(open) = open {
+        if let Some(open) = breaker_open {
             return Ok(HandlerOutcome::provider_unavailable(open, snapshot.now));
         }
-        if let Some(why) = escalation_delay_reason(&plan, unasked.as_deref()) {
+        if let Some(why) = escalation_delay_reason(&plan, provider_error.as_deref()) {
             return Err(HandlerError::new(why));
         }
         match block_on_unknown_fence(plan, work.unknown_fence().await?.as_ref()) {
@@ -173,7 +173,7 @@ impl Recoverer {
                 return Ok(PlannedRecovery { plan, means, provider_error: None, breaker_open: Some(open) });
             }
         }
-        let mut unasked = None;
+        let mut provider_error = None;
         if let Some((provider, admission)) = &means.provider {
             let call = admission.call_maybe_cached(
                 ProviderCall::Capabilities,
@@ -184,14 +184,14 @@ impl Recoverer {
                 // The provider itself may be down while SSH still works.
                 Err(error) => {
                     tracing::warn!(%error, "cannot ask the provider what it can do for a machine");
-                    unasked = (error.class != ErrorClass::NotFound).then_some(error.message);
+                    provider_error = (error.class != ErrorClass::NotFound).then_some(error.message);
                 }
             }
         }
         Ok(PlannedRecovery {
             plan: decide(means.available_steps()),
             means,
-            provider_error: unasked,
+            provider_error,
             breaker_open: None,
         })
     }
@@ -341,142 +341,19 @@ impl Recoverer {
 
 /// Why no person may be called yet: the capabilities of the provider are unknown, so the remaining steps are unknown
 /// too. Otherwise the outage of a provider would escalate every machine that falls silent meanwhile.
-fn escalation_delay_reason(plan: &RecoveryPlan, unasked: Option<&str>) -> Option<String> {
+fn escalation_delay_reason(plan: &RecoveryPlan, provider_error: Option<&str>) -> Option<String> {
     match plan {
         RecoveryPlan::CallPerson { obstacle: Obstacle::LadderExhausted, .. } => {
-            unasked.map(|why| format!("cannot ask the provider what is left to try: {why}"))
+            provider_error.map(|why| format!("cannot ask the provider what is left to try: {why}"))
         }
         _ => None,
-    }
-}
-
-/// The state of the ladder after a step, and how the work ends.
-fn step_outcome(
-    outcome: Result<(Vec<FactChange>, String), AccessError>,
-    recovery: Recovery,
-    what: Rung,
-    attempt: u32,
-    now: crate::model::time::Timestamp,
-) -> Result<HandlerOutcome, HandlerError> {
-    let tried = format_attempt(what, attempt);
-    match outcome {
-        Ok((mut changes, text)) => {
-            let note = format!("{tried}: {text}; waits for its report");
-            changes.push(FactChange::Recovery(start_report_wait(recovery, what, note.clone(), now)));
-            Ok(HandlerOutcome::finished(changes, note))
-        }
-        Err(error) => {
-            // An attempt that failed outright has no report to wait for: the next one comes after a pause, not after
-            // the deadline.
-            let note = format!("{tried}: {}", error.message);
-            let deadline = recovery.last_action.as_ref().map_or(now, |acted| acted.deadline);
-            let mut changes = error.fact_changes();
-            let acted = recovery
-                .last_action
-                .clone()
-                .map(|acted| crate::model::facts::RecoveryAction { deadline: now, ..acted });
-            let pause = Span(
-                between(now, next_check_time(now, deadline, what.deadline))
-                    .max(std::time::Duration::from_secs(1)),
-            );
-            changes.push(FactChange::Recovery(Recovery {
-                last_action: acted,
-                next_check_at: now,
-                note: note.clone(),
-                obstacle: error.obstacle,
-                ..recovery
-            }));
-            Err(HandlerError {
-                cause: note,
-                backoff: Some(BackoffPolicy { initial: pause, maximum: pause, exponent: 1.0 }),
-                changes,
-            })
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::facts::RecoveryAction;
-    use crate::model::time::Timestamp;
-
-    fn at(seconds: i64) -> Timestamp {
-        Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
-    }
-
-    /// A first attempt of `reboot`, made at 0, with ten minutes to report.
-    fn after_reboot(
-        outcome: Result<(Vec<FactChange>, String), AccessError>,
-        now: i64,
-    ) -> Result<HandlerOutcome, HandlerError> {
-        let what = Rung { step: DisruptionKind::Reboot, deadline: Span::minutes(10), tries: 2 };
-        let acted = RecoveryAction {
-            step: DisruptionKind::Reboot,
-            acted_at: at(0),
-            deadline: at(600),
-            boot_id_before: Some("old".to_owned()),
-        };
-        let recovery = Recovery {
-            started_at: at(0),
-            rung: 1,
-            last_action: Some(acted),
-            attempts: 1,
-            next_check_at: at(0),
-            note: "about to reboot the machine".to_owned(),
-            obstacle: None,
-        };
-        step_outcome(outcome, recovery, what, 1, at(now))
-    }
-
-    fn ladder(changes: &[FactChange]) -> Recovery {
-        let mut ladders = changes.iter().filter_map(|change| match change {
-            FactChange::Recovery(recovery) => Some(recovery.clone()),
-            _ => None,
-        });
-        let only = ladders.next().unwrap();
-        assert_eq!(ladders.next(), None);
-        only
-    }
-
-    #[test]
-    fn successful_step_gets_its_full_deadline() {
-        let done = after_reboot(Ok((Vec::new(), "the command succeeded".to_owned())), 5).unwrap();
-        let HandlerOutcome::Finished { changes, detail } = done else { panic!("{done:?}") };
-        let ladder = ladder(&changes);
-        assert_eq!(
-            (ladder.next_check_at, ladder.last_action.unwrap().deadline, ladder.attempts),
-            (at(65), at(600), 1)
-        );
-        assert!(detail.ends_with("(try 1 of 2): the command succeeded; waits for its report"), "{detail}");
-    }
-
-    #[test]
-    fn failed_step_waits_for_no_report() {
-        for (now, pause) in [(5, 60), (595, 5), (600, 1), (700, 1)] {
-            let error = after_reboot(Err(AccessError::new("no route to host")), now).unwrap_err();
-            let ladder = ladder(&error.changes);
-            assert_eq!((ladder.next_check_at, ladder.last_action.unwrap().deadline), (at(now), at(now)));
-            let backoff = error.backoff.unwrap();
-            assert_eq!((backoff.initial, backoff.maximum), (Span::seconds(pause), Span::seconds(pause)));
-            assert!(error.cause.ends_with("(try 1 of 2): no route to host"), "{}", error.cause);
-        }
-    }
-
-    #[test]
-    fn obstacle_survives_the_step() {
-        let met = |obstacle| {
-            let refused = AccessError { obstacle: Some(obstacle), ..AccessError::new("it refused us") };
-            after_reboot(Err(refused), 5).unwrap_err().changes
-        };
-        let changed = met(Obstacle::HostKeyChanged);
-        assert_eq!(ladder(&changed).obstacle, Some(Obstacle::HostKeyChanged));
-        let reason = "it refused us".to_owned();
-        assert!(changed.contains(&FactChange::NeedsHuman { obstacle: Obstacle::HostKeyChanged, reason }));
-        let refused = met(Obstacle::LoginRefused);
-        assert_eq!(ladder(&refused).obstacle, Some(Obstacle::LoginRefused));
-        assert_eq!(refused.len(), 1, "whether to try again is the plan's to say");
-    }
+    use crate::model::time::{Span, Timestamp};
 
     #[test]
     fn provider_is_queried_only_for_what_it_decides() {
@@ -492,7 +369,7 @@ mod tests {
             (act(DisruptionKind::PowerCycle), true),
             (call(Obstacle::LadderExhausted), true),
             (call(Obstacle::LoginRefused), false),
-            (RecoveryPlan::Reenroll { deadline: at(0) }, false),
+            (RecoveryPlan::Reenroll { deadline: Timestamp::UNIX_EPOCH }, false),
         ] {
             assert_eq!(depends_on_provider(&plan), requested, "{plan:?}");
         }
