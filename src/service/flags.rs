@@ -39,7 +39,7 @@ use crate::simulator::service::SimulatorArgs;
     after_help = EXAMPLES
 )]
 pub struct ShepherdFlags {
-    /// Something else than the service.
+    /// What to run in place of the service.
     #[command(subcommand)]
     pub command: Option<ShepherdCommand>,
     /// Flags of the service itself.
@@ -82,7 +82,7 @@ pub enum LogFormat {
     /// Lines of text, for a terminal.
     #[default]
     Text,
-    /// One object a line.
+    /// One object per line.
     Json,
 }
 
@@ -95,7 +95,7 @@ pub enum ServiceComponent {
     Initializer,
     /// Brings back machines that fell silent.
     Recoverer,
-    /// Asks providers what became of their machines, and rolls releases of the role server out.
+    /// Refreshes what providers report of their machines, and rolls out releases of the role server.
     Updater,
     /// Returns retiring machines to their providers.
     Retirer,
@@ -200,7 +200,7 @@ pub struct ServiceFlags {
     #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_endpoint_ca_certificate_path: Option<PathBuf>,
 
-    /// Where operators are answered: the fleet API, gRPC and JSON over TLS.
+    /// Listen address of the fleet API, gRPC and JSON over TLS.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8444", help_heading = "API")]
     pub api_listen_address: SocketAddr,
     /// host:port that operators call, for the certificate; may be given several times. [default: the address
@@ -220,7 +220,7 @@ pub struct ServiceFlags {
     /// Longest time to connect.
     #[arg(long, value_name = "SPAN", default_value = "2s", help_heading = "SSH")]
     pub agent_ssh_connect_timeout: Span,
-    /// Longest time until a host that took the connection says anything; one that hangs never does.
+    /// Longest time until a host that accepted the connection sends its SSH greeting.
     #[arg(long, value_name = "SPAN", default_value = "5s", help_heading = "SSH")]
     pub agent_ssh_greeting_timeout: Span,
     /// Longest time to agree on keys, and to log in.
@@ -273,10 +273,10 @@ pub struct ServiceFlags {
     #[arg(long, value_name = "RATE", default_value = "250ms,8", help_heading = "Loops")]
     pub switcher_db_query_rate: Rate,
 
-    /// Where metrics are served, as http://ADDRESS:PORT/metrics.
+    /// Listen address of the metrics, served as http://ADDRESS:PORT/metrics.
     #[arg(long, value_name = "ADDRESS:PORT", help_heading = "Metrics")]
     pub metrics_listen_address: Option<SocketAddr>,
-    /// Where traces go, one a work item, by OTLP over gRPC: http://HOST:4317. [default: nowhere]
+    /// Receiver of traces of work items, by OTLP over gRPC: http://HOST:4317. [default: none]
     #[arg(long, value_name = "URL", help_heading = "Traces")]
     pub otlp_endpoint: Option<String>,
 

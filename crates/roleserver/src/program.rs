@@ -35,15 +35,15 @@ struct RoleserverFlags {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Belong to a shepherd: read an `EnrollRequest` from standard input, answer on standard output.
+    /// Enrol with a shepherd: read an `EnrollRequest` from standard input, and answer on standard output.
     Enroll {
         #[command(flatten)]
         directory: StateDirFlag,
-        /// What keeps the agent alive.
+        /// How the agent is kept alive.
         #[arg(long, value_enum, default_value = "auto", env = "ROLESERVER_SUPERVISION")]
         supervision: SupervisionFlag,
     },
-    /// Be the agent: heartbeat until SIGTERM.
+    /// Run the agent: send heartbeats until SIGTERM.
     Run {
         #[command(flatten)]
         directory: StateDirFlag,
@@ -53,31 +53,31 @@ enum Verb {
         #[command(flatten)]
         directory: StateDirFlag,
     },
-    /// Become another program: a role server starts what it runs by this, and nobody else.
+    /// Replace this process by another program. Only the role server calls this, for what it runs.
     #[command(hide = true)]
     Launch,
-    /// End a release that no shepherd hears: a role server that updates itself starts this, and nobody else.
+    /// Kill a new release that gets no heartbeat answered. Only a role server that updates itself calls this.
     #[command(hide = true)]
     WatchUpdate {
         #[command(flatten)]
         directory: StateDirFlag,
-        /// Start it as a process of nobody's, and end.
+        /// Start the watchdog as a detached process, and end.
         #[arg(long)]
         detach: bool,
     },
-    /// Print what this machine is made of, as the next report would say it.
+    /// Print the hardware of this machine, as the next report states it.
     Hardware,
-    /// Print whose this machine is and what became of the last heartbeat.
+    /// Print the shepherd of this machine and the result of the last heartbeat.
     Status {
         #[command(flatten)]
         directory: StateDirFlag,
     },
-    /// Print what the role server that runs here counts, for Prometheus.
+    /// Print the metrics of the running role server, for Prometheus.
     Metrics {
         #[command(flatten)]
         directory: StateDirFlag,
     },
-    /// Print what would be changed in Kubernetes, where this machine runs its control plane; nothing is.
+    /// Print planned changes to Kubernetes, where this machine runs its control plane; change nothing.
     Plan {
         #[command(flatten)]
         directory: StateDirFlag,
@@ -86,7 +86,7 @@ enum Verb {
 
 #[derive(Args)]
 struct StateDirFlag {
-    /// Where the machine keeps its key and its enrolment; one directory is one identity.
+    /// Directory of the key and the enrolment of this machine; one directory is one identity.
     /// [default: /var/lib/roleserver for root, ~/.local/state/roleserver for others]
     #[arg(long = "state_dir", alias = "state-dir", value_name = "DIR", env = "ROLESERVER_STATE_DIR")]
     state_dir: Option<PathBuf>,
@@ -100,7 +100,7 @@ enum SupervisionFlag {
     Systemd,
     /// A detached process that starts the agent again, until the next reboot.
     Detached,
-    /// Nothing: somebody else runs `roleserver run`.
+    /// Nothing: another program runs `roleserver run`.
     External,
 }
 

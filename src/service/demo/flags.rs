@@ -12,13 +12,13 @@ use crate::simulator::faults::FaultProfile;
 #[derive(Clone, Debug, Args)]
 #[command(rename_all = "snake_case")]
 pub struct DemoFlags {
-    /// How many machines there are, 1 to 2000.
+    /// Number of machines, 1 to 2000.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=2000))]
     pub machines: u32,
     /// Faults that occur by themselves.
     #[arg(long, value_enum, value_name = "PROFILE", default_value = "none")]
     pub faults: FaultProfile,
-    /// Where all chance of the simulated machines comes from: the same number, the same fleet.
+    /// Seed of all random numbers of the simulated machines: the same seed makes the same fleet.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Stop when every machine is Ready, with exit code 0; or after --ready_timeout, with exit code 1 and what the
