@@ -144,7 +144,7 @@ pub async fn run_storage_monitor(bmdb: Bmdb, metrics: HousekeepingMetrics, stop:
             }
         });
         if let Some(Some(error)) = sampled.await {
-            tracing::info!(%error, "this database does not tell of dead rows and old transactions");
+            tracing::info!(%error, "this database has no statistics of dead rows and old transactions");
             return;
         }
         if sleep_or_stop(&stop, STORAGE_PERIOD).await {

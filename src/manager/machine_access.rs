@@ -199,7 +199,7 @@ impl MachineAccess {
                 if let TakeoverError::StaleFence { machine_fence: known, .. } = &error
                     && let Err(write_error) = work.report_rejected_fence(*known).await
                 {
-                    tracing::warn!(error = %write_error, "cannot write down that the machine knows a newer fence");
+                    tracing::warn!(error = %write_error, "cannot record that the machine knows a newer fence");
                 }
                 Err(takeover_access_error(&error))
             }

@@ -135,7 +135,7 @@ impl PowerController {
         };
         // The intent's record is for people and budgets. The facts decide.
         if let Err(error) = work.resolve_intent(intent, &text).await {
-            tracing::warn!(%intent, %error, "cannot write down how an intent ended");
+            tracing::warn!(%intent, %error, "cannot record the outcome of an intent");
         }
         failpoint::hit(self.name(), "resolved");
         match outcome {

@@ -198,9 +198,9 @@ impl ProviderBreaker {
         if before != after {
             self.metrics.open.get_or_create(&label()).set(i64::from(after));
             if after {
-                tracing::warn!(provider = %self.provider, "its calls hang: it is left alone for a while");
+                tracing::warn!(provider = %self.provider, "its calls time out: its circuit breaker is open, and it is not called for a while");
             } else {
-                tracing::info!(provider = %self.provider, "it answers again");
+                tracing::info!(provider = %self.provider, "it answers again: its circuit breaker is closed");
             }
         }
     }

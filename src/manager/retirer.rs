@@ -104,7 +104,7 @@ impl Retirer {
             .await;
             return Ok(finished_unknown_to_provider(name));
         };
-        tracing::info!(provider = name, provider_id = id, %intent, "giving a machine back");
+        tracing::info!(provider = name, provider_id = id, %intent, "releasing a machine to its provider");
         failpoint::hit(self.name(), "intended");
         let outcome = work
             .run_outward_call(
@@ -145,7 +145,7 @@ async fn check_missing(
 /// Records the outcome of an intent. The record is for people and budgets; the facts decide.
 async fn record_intent_outcome(work: &Work, intent: IntentId, text: &str) {
     if let Err(error) = work.resolve_intent(intent, text).await {
-        tracing::warn!(%intent, %error, "cannot write down how an intent ended");
+        tracing::warn!(%intent, %error, "cannot record the outcome of an intent");
     }
 }
 

@@ -43,7 +43,7 @@ async fn run_under_session(sessions: &Sessions, metrics: &ManagerMetrics, stop: 
     // Never cancelled half-way: a session that commits after this task has stopped would stay open.
     let session = match sessions.start(COMPONENT, serde_json::json!({})).await {
         Ok(session) => session,
-        Err(error) => return tracing::warn!(%error, "cannot start a session to see to roll-outs"),
+        Err(error) => return tracing::warn!(%error, "cannot start a session for roll-outs"),
     };
     metrics.record_session_start(COMPONENT);
     let bmdb = sessions.bmdb();
@@ -52,7 +52,7 @@ async fn run_under_session(sessions: &Sessions, metrics: &ManagerMetrics, stop: 
             Ok(Some(lease)) => {
                 run_passes(bmdb, &session, &lease, stop).await;
                 if let Err(error) = bmdb.release_named_lease(&lease).await {
-                    tracing::warn!(%error, "cannot give back a lease; the reaper will");
+                    tracing::warn!(%error, "cannot release a lease; the reaper will");
                 }
                 break;
             }
@@ -66,7 +66,7 @@ async fn run_under_session(sessions: &Sessions, metrics: &ManagerMetrics, stop: 
         }
     }
     if !session.lost().is_cancelled()
-        && let Err(error) = sessions.close(&session, "no roll-out is seen to any more").await
+        && let Err(error) = sessions.close(&session, "no roll-out is in progress any more").await
     {
         tracing::warn!(%error, "cannot close a session; the reaper will");
     }

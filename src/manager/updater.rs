@@ -60,10 +60,10 @@ impl ControlLoop for Updater {
             }
         })?;
         let (details, unchanged) = compare_details(&known, found);
-        let mut detail = if unchanged { "nothing changed" } else { "the provider says something new" };
+        let mut detail = if unchanged { "nothing changed" } else { "the provider reports a change" };
         let moved = address_changes(facts, &known, &details);
         if !moved.is_empty() {
-            detail = "it is reached another way now; what stood in the way before is forgotten";
+            detail = "how it is reached changed; the obstacle that was met before is cleared";
         }
         let mut changes = vec![FactChange::ProviderPolled { details, unchanged }];
         changes.extend(moved);

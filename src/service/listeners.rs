@@ -63,7 +63,7 @@ impl Listeners {
         if let Some(refresh) = self.certificate_refresh
             && let Err(error) = refresh.await
         {
-            tracing::error!(%error, "reading the certificate again did not end in order");
+            tracing::error!(%error, "the refresh of the certificate ended early");
         }
     }
 }

@@ -43,7 +43,7 @@ pub async fn serve_until_signal(plan: ServicePlan, traces: Traces) -> Result<(),
     if let Some(trace_task) = trace_task
         && trace_task.await.is_err()
     {
-        tracing::warn!("the last traces were not handed over");
+        tracing::warn!("the last traces were not sent");
     }
     database.close().await
 }

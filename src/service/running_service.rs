@@ -87,7 +87,7 @@ impl RunningService {
         failpoint::hit("shutdown", "drained");
         self.stop_renewal.cancel();
         if let Err(error) = self.renewal_task.await {
-            tracing::error!(%error, "the session keeper ended in the middle");
+            tracing::error!(%error, "the renewal of sessions ended early");
         }
     }
 }

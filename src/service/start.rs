@@ -202,7 +202,7 @@ impl RunningService {
     fn spawn_cluster_loop(&mut self, secrets: Option<Arc<SecretsKey>>, metrics: &ManagerMetrics) {
         let Some(secrets) = secrets else {
             tracing::info!(
-                "clusters are not tended: what they need to know is sealed with --secrets_key_path"
+                "no cluster is managed: the secrets of clusters are sealed with the key of --secrets_key_path"
             );
             return;
         };

@@ -216,10 +216,9 @@ async fn receiver_that_is_away_is_reported_once_and_gets_what_waited_when_it_is_
     let mut shepherd = fleet.shepherd("shepherd", &[endpoint()?], &[&LIMITS[..], &[&receiver]].concat())?;
     fleet.until("all are Ready all the same", ALL_READY).await?;
     let log = || std::fs::read_to_string(fleet.log_of("shepherd"));
-    until("it says why", || log().is_ok_and(|log| log.contains("traces cannot be handed over"))).await?;
+    until("it says why", || log().is_ok_and(|log| log.contains("cannot send traces"))).await?;
     let message = log()?;
-    let line =
-        message.lines().find(|line| line.contains("traces cannot be handed over")).context("the line")?;
+    let line = message.lines().find(|line| line.contains("cannot send traces")).context("the line")?;
     assert!(line.contains("refused") && line.contains(&at.to_string()), "{line}");
 
     receive(at, &received, &stop).await?;
@@ -227,9 +226,9 @@ async fn receiver_that_is_away_is_reported_once_and_gets_what_waited_when_it_is_
         received.roots().iter().filter(|root| text(root, "process") == "AgentStart").count() == 3
     })
     .await?;
-    until("it says so", || log().is_ok_and(|log| log.contains("traces are taken again"))).await?;
+    until("it says so", || log().is_ok_and(|log| log.contains("the receiver accepts traces again"))).await?;
     assert!(shepherd.terminate().await?.success());
-    assert_eq!(log()?.matches("traces cannot be handed over").count(), 1);
+    assert_eq!(log()?.matches("cannot send traces").count(), 1);
     stop.cancel();
     Ok(())
 }

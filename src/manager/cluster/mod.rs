@@ -96,13 +96,13 @@ enum ClusterPassError {
 
 /// Runs a task for every cluster until `stop`.
 pub async fn run_clusters(sessions: Sessions, settings: ClusterSettings, stop: CancellationToken) {
-    let mut tended: BTreeSet<Uuid> = BTreeSet::new();
+    let mut clusters_with_task: BTreeSet<Uuid> = BTreeSet::new();
     let mut tasks: JoinSet<Uuid> = JoinSet::new();
     while !stop.is_cancelled() {
         match sessions.bmdb().cluster_names().await {
             Ok(clusters) => {
                 for (cluster, name) in clusters {
-                    if tended.insert(cluster) {
+                    if clusters_with_task.insert(cluster) {
                         let (sessions, settings, stop) = (sessions.clone(), settings.clone(), stop.clone());
                         tasks.spawn(async move {
                             run_cluster(&sessions, (cluster, &name), &settings, &stop).await;
@@ -116,7 +116,7 @@ pub async fn run_clusters(sessions: Sessions, settings: ClusterSettings, stop: C
         tokio::select! {
             () = stop.cancelled() => {}
             () = tokio::time::sleep(DISCOVERY_INTERVAL) => {}
-            Some(Ok(gone)) = tasks.join_next() => { tended.remove(&gone); }
+            Some(Ok(gone)) = tasks.join_next() => { clusters_with_task.remove(&gone); }
         }
     }
     while tasks.join_next().await.is_some() {}
@@ -138,12 +138,14 @@ async fn run_cluster(
                 settings.metrics.record_session_start(COMPONENT);
                 gone = run_under_session(sessions.bmdb(), &session, (cluster, name), settings, stop).await;
                 if !session.lost().is_cancelled()
-                    && let Err(error) = sessions.close(&session, "the cluster is not tended any more").await
+                    && let Err(error) = sessions.close(&session, "the cluster is not managed any more").await
                 {
                     tracing::warn!(cluster = name, %error, "cannot close a session; the reaper will");
                 }
             }
-            Err(error) => tracing::warn!(cluster = name, %error, "cannot start a session to tend a cluster"),
+            Err(error) => {
+                tracing::warn!(cluster = name, %error, "cannot start a session to manage a cluster")
+            }
         }
         stop.run_until_cancelled(tokio::time::sleep(RETRY_PAUSE)).await;
     }
@@ -160,7 +162,7 @@ async fn run_under_session(
     while !stop.is_cancelled() && !session.lost().is_cancelled() {
         match bmdb.acquire_named_lease(session, LEASE_KIND, &cluster.to_string()).await {
             Ok(Some(lease)) => {
-                tracing::info!(cluster = name, fence = lease.fence, "tending a cluster");
+                tracing::info!(cluster = name, fence = lease.fence, "managing a cluster");
                 let mut worker = ClusterWorker {
                     bmdb,
                     session,
@@ -173,7 +175,7 @@ async fn run_under_session(
                 };
                 let gone = worker.run_passes(stop).await;
                 if let Err(error) = bmdb.release_named_lease(&worker.lease).await {
-                    tracing::warn!(cluster = name, %error, "cannot give back a lease; the reaper will");
+                    tracing::warn!(cluster = name, %error, "cannot release a lease; the reaper will");
                 }
                 return gone;
             }
@@ -343,7 +345,7 @@ impl ClusterWorker<'_> {
                 Ok(CuratorAnswer::Observed(seen))
             }
             Err(error) => {
-                tracing::info!(cluster = self.name, %error, "the curators of a cluster say nothing");
+                tracing::info!(cluster = self.name, %error, "no curator of a cluster answers");
                 self.curators = None;
                 Ok(CuratorAnswer::Unreachable(error.to_string()))
             }

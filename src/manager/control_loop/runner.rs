@@ -80,7 +80,7 @@ pub async fn run_loop<L: ControlLoop>(control_loop: Arc<L>, settings: LoopSettin
     claimer_done.cancel();
     while let Some(ended) = tasks.join_next().await {
         if let Err(error) = ended {
-            tracing::error!(loop_name = control_loop.name(), %error, "a worker ended in the middle");
+            tracing::error!(loop_name = control_loop.name(), %error, "a worker ended early");
         }
     }
 }

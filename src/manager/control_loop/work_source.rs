@@ -109,7 +109,7 @@ impl WorkSource {
                 .await?;
             if left.len() != self.unpaused {
                 let (of, providers) = (LoopKind::for_process(self.process), self.providers.len());
-                tracing::info!(loop_name = %of, scopes = left.len(), providers, "people paused or resumed it");
+                tracing::info!(loop_name = %of, scopes = left.len(), providers, "operators paused or resumed the loop");
             }
             self.unpaused = left.len();
             self.claimer.set_providers(left);

@@ -109,7 +109,7 @@ async fn run_under_session(
                 failpoint::hit(LEASE, "leased");
                 run_passes(bmdb, session, &lease, provider, settings, stop).await;
                 if let Err(error) = bmdb.release_named_lease(&lease).await {
-                    tracing::warn!(provider = name, %error, "cannot give back a lease; the reaper will");
+                    tracing::warn!(provider = name, %error, "cannot release a lease; the reaper will");
                 }
                 return;
             }

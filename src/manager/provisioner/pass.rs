@@ -302,7 +302,7 @@ fn quarantine_decision(facts: &MachineFacts, reason: &str) -> Decision<bool> {
 }
 
 async fn clear_quarantine(bmdb: &Bmdb, lease: &NamedLease, machine: MachineId) -> Result<(), BmdbError> {
-    tracing::info!(%machine, "its discrepancy is explained");
+    tracing::info!(%machine, "its discrepancy has ended");
     bmdb.change_machine_under_lease(lease, machine, |_| Decision {
         changes: vec![FactChange::QuarantineCleared],
         events: vec![("QuarantineCleared".to_owned(), "the provider lists it again".to_owned())],

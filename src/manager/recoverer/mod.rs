@@ -227,7 +227,7 @@ impl Recoverer {
                 });
             }
         };
-        tracing::info!(step = %what.step, attempt, %intent, "disturbing a machine");
+        tracing::info!(step = %what.step, attempt, %intent, "taking a recovery step");
         failpoint::hit(self.name(), "intended");
         let outcome = self.take_step(work, snapshot, means, what.step, intent).await;
         failpoint::hit(self.name(), "step-executed");
@@ -237,7 +237,7 @@ impl Recoverer {
         };
         // The intent's record is for people and budgets. The ladder below decides.
         if let Err(error) = work.resolve_intent(intent, &text).await {
-            tracing::warn!(%intent, %error, "cannot write down how an intent ended");
+            tracing::warn!(%intent, %error, "cannot record the outcome of an intent");
         }
         failpoint::hit(self.name(), "resolved");
         match work.snapshot().await {

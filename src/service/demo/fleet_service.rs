@@ -20,11 +20,11 @@ use crate::service::traces::SpanCounts;
 pub(super) async fn start_service(
     me: &Path,
     simulator: &str,
-    kept: Option<&Path>,
+    directory: Option<&Path>,
 ) -> Result<(OpenDatabase, RunningService), ExitFailure> {
     // Reserved until the service listens there.
-    let held = agent_address(kept)?;
-    let listener = held.address;
+    let reserved = agent_address(directory)?;
+    let listener = reserved.address;
     let arguments: Vec<OsString> = [
         "shepherd",
         "--bmdb_max_connections=32",
@@ -65,15 +65,18 @@ pub(super) async fn start_service(
     .chain([
         format!("--simulated_url={simulator}").into(),
         // The machines know which BMDB they belong to, so the database is persistent if they are.
-        kept.map_or_else(|| "--bmdb_eat_my_data".into(), |kept| path_flag("--bmdb_dir", &kept.join("bmdb"))),
+        directory.map_or_else(
+            || "--bmdb_eat_my_data".into(),
+            |directory| path_flag("--bmdb_dir", &directory.join("bmdb")),
+        ),
         format!("--agent_listen_address={listener}").into(),
         format!("--agent_endpoint={listener}").into(),
         path_flag("--agent_executable_path", &agent_program(me)),
     ])
-    .chain(kept.into_iter().flat_map(|kept| {
+    .chain(directory.into_iter().flat_map(|directory| {
         [
-            path_flag("--ssh_key_path", &kept.join("ssh_key")),
-            path_flag("--secrets_key_path", &kept.join("secrets.key")),
+            path_flag("--ssh_key_path", &directory.join("ssh_key")),
+            path_flag("--secrets_key_path", &directory.join("secrets.key")),
         ]
     }))
     .collect();
@@ -125,18 +128,18 @@ impl ReservedPort {
 }
 
 /// The address of the callback server: in a persistent demo the one that its agents know, if it is still free.
-fn agent_address(kept: Option<&Path>) -> Result<ReservedPort, ExitFailure> {
+fn agent_address(directory: Option<&Path>) -> Result<ReservedPort, ExitFailure> {
     let failed = |error| ExitFailure::failed(format!("cannot find a free port for agents: {error}"));
-    let file = kept.map(|kept| kept.join("agent_address"));
-    let known = file.as_deref().and_then(|file| std::fs::read_to_string(file).ok());
-    if let Some(held) = known.and_then(|known| ReservedPort::reserve(known.trim().parse().ok()?).ok()) {
-        return Ok(held);
+    let file = directory.map(|directory| directory.join("agent_address"));
+    let last = file.as_deref().and_then(|file| std::fs::read_to_string(file).ok());
+    if let Some(reserved) = last.and_then(|last| ReservedPort::reserve(last.trim().parse().ok()?).ok()) {
+        return Ok(reserved);
     }
-    let held = ReservedPort::reserve(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).map_err(failed)?;
+    let reserved = ReservedPort::reserve(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).map_err(failed)?;
     if let Some(file) = file {
-        std::fs::write(file, held.address.to_string()).map_err(failed)?;
+        std::fs::write(file, reserved.address.to_string()).map_err(failed)?;
     }
-    Ok(held)
+    Ok(reserved)
 }
 
 #[cfg(test)]
@@ -145,22 +148,22 @@ mod tests {
 
     #[tokio::test]
     async fn reserved_port_is_exclusive_and_can_be_listened_on() {
-        let held = agent_address(None).unwrap();
-        assert!(std::net::TcpStream::connect(held.address).is_err(), "nobody listens");
-        let listener = tokio::net::TcpListener::bind(held.address).await.unwrap();
-        assert_eq!(listener.local_addr().unwrap(), held.address);
-        assert_ne!(agent_address(None).unwrap().address, held.address);
+        let reserved = agent_address(None).unwrap();
+        assert!(std::net::TcpStream::connect(reserved.address).is_err(), "nobody listens");
+        let listener = tokio::net::TcpListener::bind(reserved.address).await.unwrap();
+        assert_eq!(listener.local_addr().unwrap(), reserved.address);
+        assert_ne!(agent_address(None).unwrap().address, reserved.address);
     }
 
     #[tokio::test]
     async fn persistent_demo_reuses_its_port_if_free() {
-        let kept = tempfile::tempdir().unwrap();
-        let first = agent_address(Some(kept.path())).unwrap().address;
-        assert_eq!(agent_address(Some(kept.path())).unwrap().address, first);
+        let directory = tempfile::tempdir().unwrap();
+        let first = agent_address(Some(directory.path())).unwrap().address;
+        assert_eq!(agent_address(Some(directory.path())).unwrap().address, first);
         let taken = tokio::net::TcpListener::bind(first).await.unwrap();
-        let other = agent_address(Some(kept.path())).unwrap().address;
+        let other = agent_address(Some(directory.path())).unwrap().address;
         assert_ne!(other, first, "somebody listens there");
         drop(taken);
-        assert_eq!(agent_address(Some(kept.path())).unwrap().address, other);
+        assert_eq!(agent_address(Some(directory.path())).unwrap().address, other);
     }
 }

@@ -150,7 +150,7 @@ impl SpanSender {
             let Err(status) = client.export(request.clone()).await else {
                 self.counts.record_sent(count);
                 if std::mem::take(&mut self.failing) {
-                    tracing::info!(receiver = self.receiver.url, "traces are taken again");
+                    tracing::info!(receiver = self.receiver.url, "the receiver accepts traces again");
                 }
                 return;
             };
@@ -159,7 +159,7 @@ impl SpanSender {
                 tracing::warn!(
                     receiver = self.receiver.url,
                     error,
-                    "traces cannot be handed over; it is tried on, and what does not fit into the queue is dropped"
+                    "cannot send traces; trying again, and dropping the spans that do not fit into the queue"
                 );
             }
             if !is_retryable(status.code()) || stop.is_cancelled() {
