@@ -31,6 +31,7 @@ mod cluster_upgrades;
 mod clusters;
 mod command_line;
 mod control_loops;
+mod crate_graph;
 mod curator;
 mod cycles;
 mod database_login;
