@@ -9,7 +9,7 @@ help: ## list all targets
 demo: ## run a simulated fleet until it is healthy (ARGS='--machines 50 --faults mild --until-ready')
 	@tools/demo $(ARGS)
 
-test: ## run every test, and in both database dialects those that can differ (SHEPHERD_TEST_DIALECT=cockroachdb: all in that one)
+test: ## run every test on PostgreSQL, and in both database dialects those that can differ (SHEPHERD_TEST_DIALECT=cockroachdb: all in that one)
 	@tools/test
 
 check: ## check before a commit: format, lints, unit tests of the changed modules (SINCE=HEAD)
@@ -18,7 +18,7 @@ check: ## check before a commit: format, lints, unit tests of the changed module
 test-all: ## run every test in both database dialects
 	@tools/test --all
 
-fuzz: ## fuzz every decoder that faces outside (FUZZ_SECONDS=60 each, FUZZ_DECODER=name for one)
+fuzz: ## fuzz every decoder of external input (FUZZ_SECONDS=60 each, FUZZ_DECODER=name for one)
 	@tools/fuzz
 
 lint: ## check format, lints, each feature alone, recorded statements, dependencies, licences, scripts
@@ -30,7 +30,7 @@ fmt: ## format the code
 bench: ## benchmark the engine on a private PostgreSQL and write BENCHMARKS.md (ARGS='--quick', '--full', '--memory', '--part held' or '--part watchers')
 	@tools/bench $(ARGS)
 
-bench-compare: ## benchmark it beside graphile-worker and pg-boss, which npm installs (ARGS='--quick')
+bench-compare: ## benchmark the engine beside graphile-worker and pg-boss, which npm installs (ARGS='--quick')
 	@tools/bench --compare $(ARGS)
 
 programs: ## build shepherd and shepherdctl for installation, with their debug files, into target/programs
@@ -45,7 +45,7 @@ kube-apiserver: ## build the kube-apiserver and etcd that tests use, once, into 
 kube-programs: ## build all Kubernetes 1.20.2 programs of a bundle from Debian's source package (minutes)
 	@tools/debian-kubernetes all
 
-kube-bundle: ## build one file, named by its digest, with everything of Kubernetes that a node runs (ARGS='--controllers-only')
+kube-bundle: ## build a bundle: one file, named by its digest, with everything that a Kubernetes node runs (ARGS='--controllers-only')
 	@tools/kube-bundle $(ARGS)
 
 sqlx-data: ## record the description of every SQL statement from the database into .sqlx
@@ -57,10 +57,10 @@ readme: ## verify every command in the README on a fresh clone (ARGS='--dialect 
 fire: ## run the long fault-injection suite
 	@tools/fire
 
-faults: ## break the engine on purpose and check that each fault turns its test red (ARGS='NAME' for one)
+faults: ## plant each known fault in a copy of the tree and check that its test fails (ARGS='NAME' for one)
 	@tools/faults $(ARGS)
 
-e2e: e2e-ssh e2e-api e2e-cluster e2e-hardware-report ## run every end-to-end test
+e2e: e2e-ssh e2e-api e2e-cluster e2e-hardware-report ## run the end-to-end tests that need no Kubernetes programs
 
 e2e-ssh: roleserver ## take over real OpenSSH servers with the static role server
 	tests/e2e_ssh/run
@@ -68,14 +68,14 @@ e2e-ssh: roleserver ## take over real OpenSSH servers with the static role serve
 e2e-api: ## fuzz the API with valid and invalid requests from its OpenAPI document (schemathesis, which pip installs)
 	tests/e2e_api/run
 
-e2e-cluster: ## create a cluster of machines in namespaces, with release programs and a real etcd, and break it in every way (E2E_IDLE_SECONDS=600)
+e2e-cluster: ## create a cluster of machines in namespaces, with release programs and a real etcd, and inject failures (E2E_IDLE_SECONDS=600)
 	tests/e2e_cluster/run
 
-e2e-hardware-report: roleserver ## check the report of known hardware, and take over Debian with systemd and an empty root directory (QEMU)
+e2e-hardware-report: roleserver ## check the hardware report in QEMU, take over Debian with systemd, and run the role server in an otherwise empty root directory
 	tests/e2e_hardware_report/run
 	tests/e2e_hardware_report/takeover
 
-e2e-kubernetes: ## create a cluster of four machines in namespaces with real API servers, break it, rotate its keys, upgrade it and roll it back (builds Kubernetes first)
+e2e-kubernetes: ## create a cluster of four machines in namespaces with real API servers, inject failures, rotate its keys, upgrade it and roll it back (builds Kubernetes first)
 	tests/e2e_kubernetes/run
 
 e2e-kube-bundle: ## run everything in a bundle of Kubernetes until a pod answers (builds Kubernetes first)
