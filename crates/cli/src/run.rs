@@ -42,11 +42,16 @@ struct ExplicitFlags {
 
 /// Runs the command of this process's arguments. A plain function, so that the program compiles no generic code itself.
 #[must_use]
-#[tokio::main(flavor = "current_thread")]
-pub async fn run_program() -> ExitCode {
+pub fn run_program() -> ExitCode {
     // One provider of cryptography in the process, for the clients that ask for a default.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    ExitCode::from(run(std::env::args_os()).await)
+    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => ExitCode::from(runtime.block_on(run(std::env::args_os()))),
+        Err(error) => {
+            print_stderr(&format!("shepherdctl: cannot start the runtime: {error}"));
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Runs the command of the arguments and returns the exit code. Errors and warnings go to standard error.

@@ -144,7 +144,7 @@ async fn run_cluster(
                 }
             }
             Err(error) => {
-                tracing::warn!(cluster = name, %error, "cannot start a session to manage a cluster")
+                tracing::warn!(cluster = name, %error, "cannot start a session to manage a cluster");
             }
         }
         stop.run_until_cancelled(tokio::time::sleep(RETRY_PAUSE)).await;
