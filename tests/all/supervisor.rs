@@ -7,11 +7,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use shepherd::supervisor::backoff::ExponentialBackoff;
 use shepherd::supervisor::combine::{CombinedInputs, derive_value};
-use shepherd::supervisor::context::{Done, Healthy, Runnable, Starting};
-use shepherd::supervisor::exit_reason::{Cancelled, RunnableError};
+use shepherd::supervisor::context::{Healthy, Runnable, Starting};
+use shepherd::supervisor::exit_reason::{Cancelled, Done, RunnableError};
 use shepherd::supervisor::report::TreeReport;
+use shepherd::supervisor::state::{RunnableState, Transition};
 use shepherd::supervisor::supervise::{Supervisor, SupervisorSettings};
-use shepherd::supervisor::tree::{RunnableState, Transition};
 use shepherd::supervisor::watch_cell::WatchCell;
 use tokio::sync::{Notify, mpsc};
 

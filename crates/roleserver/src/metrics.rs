@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 use proto::curator::v1::ServiceStatus;
 use proto::curator::v1::service_status::Kind;
 use supervisor::report::TreeReport;
-use supervisor::tree::RunnableState;
+use supervisor::state::RunnableState;
 
 use crate::cluster::node_facts::NodeFacts;
 

@@ -9,11 +9,12 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
-use crate::exit_reason::{Cancelled, RunnableError};
+use crate::exit_reason::{Cancelled, Done, RunnableError};
 use crate::name::{RunnableName, RunnableNameError};
 use crate::report::TreeReport;
+use crate::state::RunId;
 use crate::supervise::Shared;
-use crate::tree::{AddChildError, RunId};
+use crate::tree::AddChildError;
 
 /// A restartable task: a function that makes a future.
 #[derive(Clone)]
@@ -164,10 +165,4 @@ impl Healthy {
     pub const fn scope(&self) -> &Scope {
         &self.0
     }
-}
-
-/// The result of a runnable that has completed its work.
-#[derive(Debug)]
-pub struct Done {
-    pub(super) run: RunId,
 }

@@ -7,16 +7,22 @@
 
 use std::error::Error;
 use std::fmt;
+use std::sync::Arc;
 
-use crate::context::Done;
-use crate::tree::RunId;
+use crate::state::RunId;
+
+/// The result of a runnable that has completed its work.
+#[derive(Debug)]
+pub struct Done {
+    pub(super) run: RunId,
+}
 
 /// This run was cancelled. Only the scope of the run creates this value, and only after the cancellation.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{path} was cancelled")]
 pub struct Cancelled {
     pub(super) run: RunId,
-    pub(super) path: std::sync::Arc<str>,
+    pub(super) path: Arc<str>,
 }
 
 /// Why a runnable ends without being done: any error, or a sentence.
@@ -91,15 +97,15 @@ pub enum ExitReason {
     Dead(String),
 }
 
-/// Classifies the end of the run `life`; `cancelled` is whether it was cancelled.
-pub(super) fn classify_exit(outcome: TaskOutcome, life: RunId, cancelled: bool) -> ExitReason {
+/// Classifies the end of `run`; `cancelled` is whether it was cancelled.
+pub(super) fn classify_exit(outcome: TaskOutcome, run: RunId, cancelled: bool) -> ExitReason {
     match outcome {
-        TaskOutcome::Returned(Ok(done)) if done.run == life => ExitReason::Done,
+        TaskOutcome::Returned(Ok(done)) if done.run == run => ExitReason::Done,
         TaskOutcome::Returned(Ok(_)) => {
             ExitReason::Dead("it returned what says that another runnable is done".to_owned())
         }
         TaskOutcome::Returned(Err(stop)) => match stop.cancellation() {
-            Some(of) if of.run == life && cancelled => ExitReason::Cancelled,
+            Some(of) if of.run == run && cancelled => ExitReason::Cancelled,
             _ => ExitReason::Dead(stop.to_string()),
         },
         TaskOutcome::Panicked(text) => ExitReason::Dead(format!("it panicked: {text}")),
@@ -114,14 +120,14 @@ mod tests {
     #[error("calling the server failed")]
     struct Around<E: Error + 'static>(#[source] E);
 
-    fn cancelled(life: RunId) -> Cancelled {
-        Cancelled { run: life, path: "root.a".into() }
+    fn cancelled(run: RunId) -> Cancelled {
+        Cancelled { run, path: "root.a".into() }
     }
 
     #[test]
     fn exit_reason_follows_from_outcome_and_cancellation() {
-        let (own, other) = (RunId::for_tests(3, 1), RunId::for_tests(4, 1));
-        let earlier = RunId::for_tests(3, 0);
+        let (own, other) = (RunId { slot: 3, number: 1 }, RunId { slot: 4, number: 1 });
+        let earlier = RunId { slot: 3, number: 0 };
         let io = || std::io::Error::other("broken pipe");
         let dead = |text: &str| ExitReason::Dead(text.to_owned());
         for (number, (outcome, requested, expected)) in [

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::tree::RunnableState;
+use crate::state::RunnableState;
 
 /// The state of one runnable in a report.
 #[derive(Clone, Debug, PartialEq, Eq)]

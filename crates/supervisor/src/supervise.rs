@@ -21,7 +21,8 @@ use crate::exit_reason::{Cancelled, ExitReason, TaskOutcome, classify_exit};
 use crate::name::RunnableName;
 use crate::quiescence::{CountedFuture, Quiescence};
 use crate::report::TreeReport;
-use crate::tree::{AddChildError, Effects, RunId, RunnableState, Transition, Tree};
+use crate::state::{RunId, RunnableState, Transition};
+use crate::tree::{AddChildError, Effects, Tree};
 
 /// How long a run that has returned waits for those below it before a warning is logged.
 const BLOCKED_WARNING_DELAY: Duration = Duration::from_secs(30);
@@ -70,7 +71,7 @@ impl Supervisor {
     #[must_use]
     pub fn start(root: Runnable, settings: SupervisorSettings) -> Self {
         let work = SupervisedRunnable { runnable: root, token: CancellationToken::new() };
-        let (tree, life) = Tree::new(work, settings.backoff, Duration::ZERO);
+        let (tree, run) = Tree::new(work, settings.backoff, Duration::ZERO);
         let shared = Arc::new(Shared {
             tree: Mutex::new(tree),
             changed: watch::Sender::new(0),
@@ -82,7 +83,7 @@ impl Supervisor {
         if let Some(observer) = &shared.observer {
             observer(&Transition { path: "root".into(), from: None, to: RunnableState::New });
         }
-        shared.spawn_runs(vec![(life, Duration::ZERO)]);
+        shared.spawn_runs(vec![(run, Duration::ZERO)]);
         Self { shared }
     }
 
@@ -140,20 +141,20 @@ impl Shared {
             .map(|(name, runnable)| (name, SupervisedRunnable { runnable, token: CancellationToken::new() }))
             .collect();
         let mut tree = self.lock_tree();
-        let (started, after) = tree.add_children(parent, members, self.now())?;
-        self.apply_effects(tree, after);
-        self.spawn_runs(started.into_iter().map(|life| (life, Duration::ZERO)).collect());
+        let (started, effects) = tree.add_children(parent, members, self.now())?;
+        self.apply_effects(tree, effects);
+        self.spawn_runs(started.into_iter().map(|run| (run, Duration::ZERO)).collect());
         Ok(())
     }
 
-    pub(super) fn mark_healthy(self: &Arc<Self>, life: RunId) {
+    pub(super) fn mark_healthy(self: &Arc<Self>, run: RunId) {
         let mut tree = self.lock_tree();
-        let after = tree.mark_healthy(life, self.now());
-        self.apply_effects(tree, after);
+        let effects = tree.mark_healthy(run, self.now());
+        self.apply_effects(tree, effects);
     }
 
-    pub(super) fn mark_done(&self, life: RunId) {
-        self.lock_tree().mark_done(life);
+    pub(super) fn mark_done(&self, run: RunId) {
+        self.lock_tree().mark_done(run);
     }
 
     pub(super) fn report(&self) -> TreeReport {
@@ -172,24 +173,24 @@ impl Shared {
 
     fn close(self: &Arc<Self>) {
         let mut tree = self.lock_tree();
-        let after = tree.close();
-        self.apply_effects(tree, after);
+        let effects = tree.close();
+        self.apply_effects(tree, effects);
         self.tasks.close();
     }
 
     /// Carries out the effects of an event.
-    fn apply_effects(self: &Arc<Self>, tree: MutexGuard<'_, Tree<SupervisedRunnable>>, after: Effects) {
-        let tokens: Vec<_> = after
+    fn apply_effects(self: &Arc<Self>, tree: MutexGuard<'_, Tree<SupervisedRunnable>>, effects: Effects) {
+        let tokens: Vec<_> = effects
             .cancel
             .iter()
             .filter_map(|slot| tree.payload(*slot).map(|work| work.token.clone()))
             .collect();
         if let Some(observer) = &self.observer {
-            for transition in &after.transitions {
+            for transition in &effects.transitions {
                 observer(transition);
             }
         }
-        if !after.transitions.is_empty() {
+        if !effects.transitions.is_empty() {
             self.changed.send_modify(|count| *count += 1);
         }
         drop(tree);
@@ -197,21 +198,21 @@ impl Shared {
         for token in tokens {
             token.cancel();
         }
-        self.spawn_runs(after.start.into_iter().map(|start| (start.run, start.delay)).collect());
+        self.spawn_runs(effects.start.into_iter().map(|start| (start.run, start.delay)).collect());
     }
 
-    fn spawn_runs(self: &Arc<Self>, lives: Vec<(RunId, Duration)>) {
-        for (life, delay) in lives {
+    fn spawn_runs(self: &Arc<Self>, runs: Vec<(RunId, Duration)>) {
+        for (run, delay) in runs {
             let (scope, runnable) = {
                 let mut tree = self.lock_tree();
                 // A run may have been removed meanwhile, with the parent that started it.
-                let Some((work, parent, path)) = tree.payload_and_parent(life) else { continue };
+                let Some((work, parent, path)) = tree.payload_and_parent(run) else { continue };
                 work.token = parent.map_or_else(CancellationToken::new, |parent| parent.token.child_token());
                 let token = work.token.clone();
-                (Scope { shared: self.clone(), run: life, path, token }, work.runnable.clone())
+                (Scope { shared: self.clone(), run, path, token }, work.runnable.clone())
             };
             // It may have been cancelled before it had this token.
-            if self.lock_tree().is_cancelled(life) {
+            if self.lock_tree().is_cancelled(run) {
                 scope.token.cancel();
             }
             let span = tracing::info_span!("runnable", path = %scope.path);
@@ -228,9 +229,9 @@ impl Shared {
             ExitReason::Done => tracing::debug!("a runnable is done"),
             ExitReason::Cancelled => tracing::debug!("a runnable ended after its cancellation"),
         }
-        let after = tree.record_exit(scope.run, end, self.now(), &mut rand::random::<f64>);
+        let effects = tree.record_exit(scope.run, end, self.now(), &mut rand::random::<f64>);
         let waits = tree.waits_for(scope.run).is_some();
-        self.apply_effects(tree, after);
+        self.apply_effects(tree, effects);
         if waits {
             // Nothing waits for this task, and it holds nothing.
             tokio::spawn(warn_if_blocked(Arc::downgrade(self), scope.run, scope.path.clone()));
@@ -239,9 +240,9 @@ impl Shared {
 }
 
 /// After a while, logs the runnable that a returned run still waits for.
-async fn warn_if_blocked(shared: Weak<Shared>, life: RunId, path: Arc<str>) {
+async fn warn_if_blocked(shared: Weak<Shared>, run: RunId, path: Arc<str>) {
     tokio::time::sleep(BLOCKED_WARNING_DELAY).await;
-    let below = shared.upgrade().and_then(|shared| shared.lock_tree().waits_for(life));
+    let below = shared.upgrade().and_then(|shared| shared.lock_tree().waits_for(run));
     if let Some(below) = below {
         tracing::warn!(%path, waits_for = %below, "a runnable cannot start again: one below it does not end");
     }
