@@ -14,8 +14,9 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::Instrument as _;
 use tracing::field::{Empty, display};
 
-use crate::session::{SshSession, TimeLimit};
+use crate::session::SshSession;
 use crate::ssh_error::SshError;
+use crate::time_limit::TimeLimit;
 use model::sanitize::sanitize_text;
 use model::shell_words::{self, NulInWord};
 use model::traces::TRACE_TARGET;
@@ -102,21 +103,21 @@ struct ExecFailure {
 impl SshSession {
     /// Runs `command` in the remote user's login shell, sends it `stdin`, and waits for its end.
     ///
-    /// `doing` describes the purpose in errors. The limit is the smaller of the settings' exec limit and the session's
-    /// deadline. Any exit status is `Ok`.
+    /// `operation` describes the purpose in errors. The limit is the smaller of the settings' exec limit and the
+    /// session's deadline. Any exit status is `Ok`.
     pub async fn exec(
         &self,
-        doing: &'static str,
+        operation: &'static str,
         command: &str,
         stdin: Bytes,
     ) -> Result<CommandOutput, SshError> {
-        self.run(doing, command, stdin).await.map_err(|failure| failure.error)
+        self.run(operation, command, stdin).await.map_err(|failure| failure.error)
     }
 
     /// Runs an argument vector without input. A lost connection after its start is an outcome, not an error.
-    pub async fn run_argv(&self, doing: &'static str, argv: &[String]) -> Result<RunOutcome, RunError> {
+    pub async fn run_argv(&self, operation: &'static str, argv: &[String]) -> Result<RunOutcome, RunError> {
         let command = shell_words::join(argv)?;
-        match self.run(doing, &command, Bytes::new()).await {
+        match self.run(operation, &command, Bytes::new()).await {
             Ok(output) => Ok(RunOutcome::Finished(output)),
             Err(ExecFailure { started: true, error }) => Ok(RunOutcome::Unknown(error)),
             Err(ExecFailure { started: false, error }) => Err(error.into()),
@@ -125,13 +126,13 @@ impl SshSession {
 
     async fn run(
         &self,
-        doing: &'static str,
+        operation: &'static str,
         command: &str,
         stdin: Bytes,
     ) -> Result<CommandOutput, ExecFailure> {
         // Not the command: it may contain secrets.
-        let span = tracing::debug_span!(target: TRACE_TARGET, "ssh exec", operation = doing, sent_bytes = stdin.len(), error = Empty);
-        let ran = self.run_in_channel(doing, command, stdin).instrument(span.clone()).await;
+        let span = tracing::debug_span!(target: TRACE_TARGET, "ssh exec", operation, sent_bytes = stdin.len(), error = Empty);
+        let ran = self.run_in_channel(operation, command, stdin).instrument(span.clone()).await;
         if let Err(failure) = &ran {
             span.record("error", display(&failure.error));
         }
@@ -140,7 +141,7 @@ impl SshSession {
 
     async fn run_in_channel(
         &self,
-        doing: &'static str,
+        operation: &'static str,
         command: &str,
         stdin: Bytes,
     ) -> Result<CommandOutput, ExecFailure> {
@@ -149,7 +150,7 @@ impl SshSession {
         // A process that was frozen until now must not begin anything: a time limit alone is checked only after the
         // first bytes are on their way.
         if Instant::now() >= limit.expires_at {
-            return Err(before_start(limit.exceeded_error(&self.address, doing)));
+            return Err(before_start(limit.exceeded_error(&self.address, operation)));
         }
         let open = async {
             let channel = self.handle.channel_open_session().await?;
@@ -157,11 +158,11 @@ impl SshSession {
             Ok::<_, russh::Error>(channel)
         };
         let channel = match timeout_at(limit.expires_at, open).await {
-            Err(_) => return Err(before_start(limit.exceeded_error(&self.address, doing))),
+            Err(_) => return Err(before_start(limit.exceeded_error(&self.address, operation))),
             Ok(Err(russh::Error::ChannelOpenFailure(_))) => {
-                return Err(before_start(self.exec_rejected(doing)));
+                return Err(before_start(self.exec_rejected(operation)));
             }
-            Ok(Err(_)) => return Err(before_start(self.connection_lost(doing))),
+            Ok(Err(_)) => return Err(before_start(self.connection_lost(operation))),
             Ok(Ok(channel)) => channel,
         };
         let (mut answers, input) = channel.split();
@@ -180,7 +181,7 @@ impl SshSession {
                 message = answers.wait() => match message {
                     None | Some(ChannelMsg::Close) => break,
                     Some(ChannelMsg::Success) => started = true,
-                    Some(ChannelMsg::Failure) => return Err(before_start(self.exec_rejected(doing))),
+                    Some(ChannelMsg::Failure) => return Err(before_start(self.exec_rejected(operation))),
                     Some(message) => {
                         if collected.handle_message(message) {
                             until = until.min(Instant::now() + OUTPUT_GRACE);
@@ -196,7 +197,7 @@ impl SshSession {
                     // The host may be gone, so this must not wait.
                     let soon = Instant::now() + Duration::from_millis(100);
                     let _sent = timeout_at(soon, input.signal(Sig::TERM)).await;
-                    return Err(ExecFailure { started, error: limit.exceeded_error(&self.address, doing) });
+                    return Err(ExecFailure { started, error: limit.exceeded_error(&self.address, operation) });
                 }
             }
         }
@@ -207,12 +208,12 @@ impl SshSession {
                 stderr: collected.stderr,
                 dropped_bytes: collected.dropped_bytes,
             }),
-            None => Err(ExecFailure { started, error: self.connection_lost(doing) }),
+            None => Err(ExecFailure { started, error: self.connection_lost(operation) }),
         }
     }
 
-    fn exec_rejected(&self, doing: &'static str) -> SshError {
-        SshError::ExecRejected { address: self.address.clone(), operation: doing }
+    fn exec_rejected(&self, operation: &'static str) -> SshError {
+        SshError::ExecRejected { address: self.address.clone(), operation }
     }
 }
 

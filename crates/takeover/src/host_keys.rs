@@ -1,4 +1,7 @@
-//! SSH host key pinning and the algorithms to offer.
+//! SSH host key pinning: which key a host may present, and which algorithms are offered to it.
+//!
+//! A machine without a pinned host key is trusted on first use: its key is accepted and returned, and the caller pins
+//! it.
 //!
 //! A host may have several keys and presents the one that both sides prefer. If all kinds were offered every time, a
 //! host that gains a better kind would look like another host. So with pinned keys only their kinds are offered, and

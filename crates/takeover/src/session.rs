@@ -16,7 +16,6 @@
 //! task was doing then fails at once, and no call outlives its lease.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,8 +23,7 @@ use russh::client::{self, AuthResult, Handle, KeyboardInteractiveAuthResponse};
 use russh::keys::{Algorithm, PrivateKeyWithHashAlg};
 use russh::{AlgorithmKind, Disconnect, MethodKind, MethodSet};
 use secrecy::{ExposeSecret, SecretString};
-use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tracing::Instrument as _;
 use tracing::field::{Empty, display};
 
@@ -34,6 +32,8 @@ use crate::first_byte::FirstByteDetector;
 use crate::host_keys::{self, HostKeyExpectation};
 use crate::ssh_error::{HostKeyChanged, SshError};
 use crate::ssh_handler::{CloseReason, SshHandler};
+use crate::tcp_connection::{SocketGuard, connect_tcp};
+use crate::time_limit::TimeLimit;
 use model::host_key::HostKey;
 use model::traces::TRACE_TARGET;
 
@@ -174,10 +174,10 @@ impl SshSession {
     }
 
     /// The error for a connection that ended by itself.
-    pub(super) fn connection_lost(&self, doing: &'static str) -> SshError {
+    pub(super) fn connection_lost(&self, operation: &'static str) -> SshError {
         SshError::ConnectionLost {
             address: self.address.clone(),
-            operation: doing,
+            operation,
             reason: self.close_reason.reason(),
         }
     }
@@ -288,42 +288,6 @@ impl LoginAttempt {
     }
 }
 
-/// A time limit that the caller's deadline may shorten; it records which of the two it is.
-#[derive(Clone, Copy)]
-pub(super) struct TimeLimit {
-    pub(super) expires_at: Instant,
-    duration: Duration,
-    flag: &'static str,
-    is_deadline: bool,
-}
-
-impl TimeLimit {
-    /// `flag` is the command-line flag that sets `duration`.
-    pub(super) fn new(duration: Duration, flag: &'static str, deadline: Instant) -> Self {
-        let until = Instant::now() + duration;
-        Self { expires_at: until.min(deadline), duration, flag, is_deadline: deadline <= until }
-    }
-
-    pub(super) fn exceeded_error(&self, address: &str, doing: &'static str) -> SshError {
-        let address = address.to_owned();
-        if self.is_deadline {
-            SshError::Deadline { address, operation: doing }
-        } else {
-            SshError::Timeout { address, operation: doing, limit: self.duration, flag: self.flag }
-        }
-    }
-}
-
-/// Shuts the socket down when dropped, whatever the connection's task is doing.
-struct SocketGuard(std::net::TcpStream);
-
-impl Drop for SocketGuard {
-    fn drop(&mut self) {
-        // An error means that it is closed already.
-        let _closed = self.0.shutdown(Shutdown::Both);
-    }
-}
-
 enum HandshakeError {
     NoCommonHostKey { address: String, offered: Vec<String> },
     Ssh(SshError),
@@ -361,7 +325,8 @@ async fn handshake(
 ) -> Result<SshSession, HandshakeError> {
     const OPERATION: &str = "agreeing on keys";
     let address = target.address();
-    let (stream, socket) = connect_tcp(settings, target, &address, deadline).await?;
+    let (stream, socket) =
+        connect_tcp(&target.host, target.port, &address, settings.connect_timeout, deadline).await?;
 
     let connection = SshHandler::new(expectation.clone());
     let (offered, ending) = (connection.offered_key(), connection.close_reason());
@@ -436,54 +401,6 @@ fn client_config(settings: &SshSettings, algorithms: Vec<Algorithm>) -> Arc<clie
     };
     config.preferred.key = algorithms.into();
     Arc::new(config)
-}
-
-/// Resolves the address and connects. Several addresses share the limit, so that a dead one leaves time for the next.
-async fn connect_tcp(
-    settings: &SshSettings,
-    target: &SshTarget,
-    address: &str,
-    deadline: Instant,
-) -> Result<(TcpStream, SocketGuard), SshError> {
-    const OPERATION: &str = "connecting";
-    let limit = TimeLimit::new(settings.connect_timeout, "--agent_ssh_connect_timeout", deadline);
-    if Instant::now() >= deadline {
-        return Err(limit.exceeded_error(address, OPERATION));
-    }
-    let resolved =
-        timeout_at(limit.expires_at, tokio::net::lookup_host((target.host.as_str(), target.port))).await;
-    let candidates: Vec<SocketAddr> = match resolved {
-        Err(_) => return Err(limit.exceeded_error(address, "looking up its address")),
-        Ok(Err(source)) => return Err(SshError::Unresolvable { address: address.to_owned(), source }),
-        Ok(Ok(candidates)) => candidates.collect(),
-    };
-    let mut last = SshError::Unresolvable {
-        address: address.to_owned(),
-        source: io::Error::new(io::ErrorKind::NotFound, "the name exists without an address"),
-    };
-    for (index, candidate) in candidates.iter().enumerate() {
-        let left = u32::try_from(candidates.len() - index).unwrap_or(u32::MAX);
-        let share = limit.expires_at.saturating_duration_since(Instant::now()) / left;
-        last = match timeout(share, TcpStream::connect(candidate)).await {
-            Err(_) => limit.exceeded_error(address, OPERATION),
-            Ok(Err(source)) if source.kind() == io::ErrorKind::ConnectionRefused => {
-                SshError::ConnectionRefused { address: address.to_owned() }
-            }
-            Ok(Err(source)) => SshError::Unreachable { address: address.to_owned(), source },
-            Ok(Ok(stream)) => {
-                return guard_socket(stream)
-                    .map_err(|source| SshError::Unreachable { address: address.to_owned(), source });
-            }
-        };
-    }
-    Err(last)
-}
-
-fn guard_socket(stream: TcpStream) -> io::Result<(TcpStream, SocketGuard)> {
-    stream.set_nodelay(true)?;
-    let stream = stream.into_std()?;
-    let guard = SocketGuard(stream.try_clone()?);
-    Ok((TcpStream::from_std(stream)?, guard))
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@
 //! The upload is whole or absent. It goes to `<path>.upload.<pid>`, which is renamed over `<path>` only after its size
 //! and digest are right. A trap removes it when the connection ends; the next upload removes it if the machine lost
 //! power in between. A running agent keeps the old file until it restarts.
-//! and digest are right. A running agent keeps the old file until it restarts.
 
 use std::collections::HashMap;
 
