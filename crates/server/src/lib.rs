@@ -16,40 +16,14 @@
 //! memory for one without a bound. Anyone can also generate a key, so proving one means nothing until the BMDB has it.
 //! Errors name what is malformed, never what is known.
 
-#[cfg(feature = "listeners")]
-pub mod agent_acceptor;
 pub mod api;
 #[cfg(feature = "listeners")]
-pub mod callback_ca;
-#[cfg(feature = "listeners")]
-pub mod callback_server;
-#[cfg(feature = "listeners")]
-pub mod callback_service;
-#[cfg(feature = "listeners")]
-pub mod certificate_rotation;
+pub mod callback;
 #[cfg(feature = "listeners")]
 pub mod endpoint_registration;
 #[cfg(feature = "listeners")]
 pub mod error;
 #[cfg(feature = "listeners")]
-pub mod file_downloads;
-#[cfg(feature = "listeners")]
-pub mod half_open;
-#[cfg(feature = "listeners")]
-pub mod hardware_summary;
-#[cfg(feature = "listeners")]
-pub mod heartbeat_validation;
-#[cfg(feature = "listeners")]
-pub mod log_validation;
-#[cfg(feature = "listeners")]
 pub mod metrics_server;
 #[cfg(feature = "listeners")]
-pub mod preauth;
-#[cfg(feature = "listeners")]
-pub mod server_certificate;
-#[cfg(feature = "listeners")]
-pub mod snapshot_source;
-#[cfg(feature = "listeners")]
 pub mod tls;
-#[cfg(feature = "listeners")]
-pub mod tracked_connection;

@@ -53,8 +53,8 @@ pub fn rate_limited(after: Duration) -> Status {
     Status::with_error_details(Code::ResourceExhausted, text, details)
 }
 
-/// Converts an error of the BMDB into a status. Internal details go to the log and not to the caller; the error itself is
-/// the source of the status, which is not sent.
+/// Converts an error of the BMDB into a status. Internal details go to the log and not to the caller; the error itself
+/// is the source of the status, which is not sent.
 #[must_use]
 pub fn bmdb_status(error: BmdbError) -> Status {
     let mut status = public_status(&error);

@@ -75,8 +75,8 @@ impl Caller {
         }
     }
 
-    /// The status as this caller gets it. A login to the database may know what the database answered, and has no log of
-    /// ours to look it up in.
+    /// The status as this caller gets it. A login to the database may know what the database answered, and has no log
+    /// of ours to look it up in.
     #[must_use]
     pub fn reveal_cause(&self, status: Status) -> Status {
         let cause = std::error::Error::source(&status).and_then(|source| source.downcast_ref::<BmdbError>());

@@ -9,7 +9,7 @@
 //! credential may have a quarter of all. A stream ends as a watch does (see [`machine_watch`]): with the server, with
 //! its credential, or when the client is gone or reads too slowly.
 //!
-//! [`machine_watch`]: crate::api::machine_watch
+//! [`machine_watch`]: crate::api::services::machines::machine_watch
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::api::api_error::error_status;
 use crate::api::caller::Caller;
 use crate::api::closing_stream::{Close, ClosingStream, closing_stream};
 use crate::api::context::ApiContext;
-use crate::api::machine_watch::{StreamEnd, send_within, wait_for_credential_end};
+use crate::api::services::machines::machine_watch::{StreamEnd, send_within, wait_for_credential_end};
 use crate::api::stream_limits::{StreamLimits, StreamPermit};
 
 /// Most lines of a chunk: the client's decoder limits the number of fields.

@@ -1,7 +1,7 @@
 //! The fleet API in the caller's own process, over its connection to the database.
 //!
-//! `shepherdctl --bmdb_url` works without a shepherd: it runs the services of the API itself and calls them through this
-//! channel. Calls are encoded and decoded as over the network, but no socket is opened, and one connection to the
+//! `shepherdctl --bmdb_url` works without a shepherd: it runs the services of the API itself and calls them through
+//! this channel. Calls are encoded and decoded as over the network, but no socket is opened, and one connection to the
 //! database suffices. The caller is [`Caller::DatabaseLogin`], which needs no credential of ours.
 //!
 //! No service may hold the one connection while it waits for another one. Errors contain what the database answered
@@ -38,8 +38,8 @@ pub struct InProcessChannel {
 }
 
 impl InProcessChannel {
-    /// The services over this handle, called in the name of `user`, for example `kim@workstation`. Reads the policy, which
-    /// a shepherd has read since its start.
+    /// The services over this handle, called in the name of `user`, for example `kim@workstation`. Reads the policy,
+    /// which a shepherd has read since its start.
     pub async fn connect(bmdb: &Bmdb, user: &str) -> Result<Self, BmdbError> {
         bmdb.read_policy().await?;
         let read_pool = ReadPool::from_handle(bmdb.clone());

@@ -32,46 +32,19 @@
 //! What listens exists only in the service: `shepherdctl` links neither a web server nor reflection.
 
 pub mod api_error;
-#[cfg(feature = "listeners")]
-pub mod api_server;
-pub mod approvals;
-pub mod artefacts;
-pub mod audits;
-#[cfg(feature = "listeners")]
-pub mod auth;
 pub mod authorization;
-pub mod budgets;
-pub mod bulk_orders;
 pub mod caller;
 pub mod closing_stream;
-pub mod cluster_credentials;
-pub mod cluster_kubernetes;
-pub mod clusters;
 pub mod context;
 pub mod convert;
 mod credential_cache;
 pub mod credential_checks;
-pub mod credentials;
-pub mod describe;
-pub mod fleet;
 pub mod fleet_stream;
 pub mod in_process;
 pub mod incoming_order;
 #[cfg(feature = "listeners")]
 pub mod listener;
-pub mod logs;
-pub mod loops;
-pub mod machine_watch;
-pub mod machines;
-#[cfg(feature = "listeners")]
-pub mod openapi;
 pub mod pagination;
-pub mod plan_service;
-pub mod power_orders;
-pub mod retirement_orders;
 pub mod services;
 pub mod stream_limits;
-#[cfg(feature = "listeners")]
-pub mod transcode;
-pub mod updates;
 pub mod validate;

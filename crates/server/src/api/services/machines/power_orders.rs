@@ -2,12 +2,12 @@
 
 use tonic::{Request, Response, Status};
 
-use crate::api::bulk_orders::parse_power_action;
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::incoming_order::IncomingOrder;
-use crate::api::machines::actor_and_reason;
-use crate::api::retirement_orders::try_execute_on_machine;
+use crate::api::services::bulk_orders::parse_power_action;
+use crate::api::services::machines::actor_and_reason;
+use crate::api::services::machines::retirement_orders::try_execute_on_machine;
 use bmdb::action::format_attribution;
 use bmdb::power_order;
 use model::power_order::PowerOrderKind;

@@ -21,7 +21,7 @@ pub struct TrackedConnection<P, K> {
 
 impl<P, K> TrackedConnection<P, K> {
     /// Wraps a stream. Reading fails once `over` is cancelled; the server reads all the time, so it notices.
-    pub(super) fn new(stream: TlsStream<TcpStream>, peer: P, over: CancellationToken, kept: K) -> Self {
+    pub(crate) fn new(stream: TlsStream<TcpStream>, peer: P, over: CancellationToken, kept: K) -> Self {
         Self { stream, peer, closed: Box::pin(over.cancelled_owned()), _guard: kept }
     }
 }

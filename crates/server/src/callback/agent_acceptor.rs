@@ -17,10 +17,10 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use crate::half_open::{HalfOpenLimits, HalfOpenSet, PeerNetwork};
-use crate::preauth::{PreAuthGuard, PreAuthOutcome, PreAuthTimeouts, PreAuthWatcher};
-use crate::tls::verified_agent_key;
-use crate::tracked_connection::TrackedConnection;
+use crate::callback::half_open::{HalfOpenLimits, HalfOpenSet, PeerNetwork};
+use crate::callback::preauth::{PreAuthGuard, PreAuthOutcome, PreAuthTimeouts, PreAuthWatcher};
+use crate::tls::client_verifier::verified_agent_key;
+use crate::tls::tracked_connection::TrackedConnection;
 use bmdb::metrics::{ByReason, Metrics};
 
 /// Limits on the resources that peers can make us use.

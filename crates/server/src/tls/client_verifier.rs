@@ -1,4 +1,4 @@
-//! TLS configuration: client certificate verifier for agents and operators.
+//! Client certificate verifier for agents and operators: a self-signed Ed25519 certificate whose key the peer proves.
 //!
 //! An agent has a key and no CA that vouches for it, so it presents a certificate that it signed itself. The handshake
 //! signature makes this safe: the peer must sign this connection's transcript with the key in the certificate. The
@@ -7,21 +7,13 @@
 //!
 //! Only one form is accepted: a single small certificate with an Ed25519 key, signed by that key. Anything else is
 //! rejected in the handshake, so that the rest of the program does not parse what it does not need.
-//!
-//! There is no session resumption. A resumed session would replace a new signature by one made hours ago, and agents
-//! keep their connections anyway.
-
-use std::sync::{Arc, PoisonError, RwLock};
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
-use rustls::sign::CertifiedKey;
 use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, PeerIncompatible, ServerConfig,
-    SignatureScheme,
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, PeerIncompatible, SignatureScheme,
 };
 use x509_parser::oid_registry::OID_SIG_ED25519;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
@@ -32,70 +24,6 @@ const CERTIFICATE_LIMIT: usize = 4096;
 /// The end of a certificate that Ed25519 signed (RFC 8410), up to the 64 bytes of the signature: the algorithm, and
 /// the head of a bit string of whole bytes.
 const SIGNATURE_PREFIX: &[u8] = &[0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x41, 0x00];
-
-/// The served certificate; can be replaced while connections come in.
-pub struct ReloadableCertificate {
-    current: RwLock<Arc<CertifiedKey>>,
-}
-
-impl std::fmt::Debug for ReloadableCertificate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ShownCertificate").finish_non_exhaustive()
-    }
-}
-
-impl ReloadableCertificate {
-    /// Serves `first` until it is replaced.
-    #[must_use]
-    pub fn new(first: CertifiedKey) -> Self {
-        Self { current: RwLock::new(Arc::new(first)) }
-    }
-
-    /// Serves `next` to all new connections.
-    pub fn replace(&self, next: CertifiedKey) {
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
-    }
-
-    /// The certificate that is currently served, DER.
-    #[must_use]
-    pub fn certificate(&self) -> Option<CertificateDer<'static>> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).cert.first().cloned()
-    }
-}
-
-impl ResolvesServerCert for ReloadableCertificate {
-    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.current.read().unwrap_or_else(PoisonError::into_inner).clone())
-    }
-}
-
-/// TLS 1.3 for agents: requires a proven key and serves the certificate of `shown`.
-pub fn agent_server_config(shown: Arc<ReloadableCertificate>) -> Result<Arc<ServerConfig>, Error> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = Arc::new(AgentVerifier::new(&provider));
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_client_cert_verifier(verifier)
-        .with_cert_resolver(shown);
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    config.session_storage = Arc::new(NoServerSessionStorage {});
-    config.send_tls13_tickets = 0;
-    Ok(Arc::new(config))
-}
-
-/// TLS 1.3 for operators: a client certificate is optional, and must have the form of an agent's.
-pub fn operator_server_config(shown: Arc<ReloadableCertificate>) -> Result<Arc<ServerConfig>, Error> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = Arc::new(AgentVerifier { mandatory: false, ..AgentVerifier::new(&provider) });
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_client_cert_verifier(verifier)
-        .with_cert_resolver(shown);
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    config.session_storage = Arc::new(NoServerSessionStorage {});
-    config.send_tls13_tickets = 0;
-    Ok(Arc::new(config))
-}
 
 /// Verifies client certificates: accepts a peer that proves the Ed25519 key of a certificate signed by this key.
 #[derive(Debug)]
@@ -109,6 +37,11 @@ impl AgentVerifier {
     #[must_use]
     pub fn new(provider: &CryptoProvider) -> Self {
         Self { algorithms: provider.signature_verification_algorithms, mandatory: true }
+    }
+
+    /// The same verifier, for peers that may also connect without a certificate.
+    pub(super) fn optional(self) -> Self {
+        Self { mandatory: false, ..self }
     }
 }
 

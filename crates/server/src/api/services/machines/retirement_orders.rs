@@ -6,7 +6,7 @@ use crate::api::api_error::{bmdb_status, invalid_argument};
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::incoming_order::{IncomingOrder, encode_order_response};
-use crate::api::machines::actor_and_reason;
+use crate::api::services::machines::actor_and_reason;
 use bmdb::action::{OrderOutcome, format_attribution};
 use bmdb::facts::MachineSnapshot;
 use bmdb::machine_lookup::machine_id;

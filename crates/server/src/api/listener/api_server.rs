@@ -29,19 +29,21 @@ use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
 
-use crate::api::auth::{ApiRates, AuthLayer, auth_middleware};
 use crate::api::context::ApiContext;
 use crate::api::credential_checks::CredentialChecks;
-use crate::api::listener::{ApiStream, accept_operators};
-use crate::api::openapi;
+use crate::api::listener::auth::{ApiRates, AuthLayer, auth_middleware};
+use crate::api::listener::openapi;
+use crate::api::listener::operator_acceptor::{ApiStream, accept_operators};
+use crate::api::listener::transcode::{self, Transcoder};
 use crate::api::services::FleetServices;
 use crate::api::stream_limits::StreamLimits;
-use crate::api::transcode::{self, Transcoder};
-use crate::callback_server::parse_endpoint_host;
+use crate::callback::callback_server::parse_endpoint_host;
 use crate::endpoint_registration::EndpointRegistration;
 use crate::error::ServerError;
-use crate::server_certificate::{CertificateSource, RenewalClock, ServerCertificate, served_expiry_text};
-use crate::tls::operator_server_config;
+use crate::tls::server_certificate::{
+    CertificateSource, RenewalClock, ServerCertificate, served_expiry_text,
+};
+use crate::tls::server_config::operator_server_config;
 use bmdb::connection::Bmdb;
 use bmdb::metrics::Metrics;
 use bmdb::read_pool::ReadPool;

@@ -7,7 +7,7 @@ use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::{decode_timestamp, encode_machine_name};
 use crate::api::incoming_order::{IncomingOrder, reject_expected_version};
-use crate::api::machines::parse_filter;
+use crate::api::services::machines::parse_filter;
 use bmdb::action::Expiry;
 use bmdb::bulk_orders::{MachineOutcome, MachineSelection, RPC};
 use bmdb::machine_order::MachineOrder;

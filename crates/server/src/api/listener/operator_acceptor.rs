@@ -18,8 +18,8 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use crate::api::auth::source_key;
-use crate::tracked_connection::TrackedConnection;
+use crate::api::listener::auth::source_key;
+use crate::tls::tracked_connection::TrackedConnection;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The inverse share of all connections that one source may have: a quarter.

@@ -31,7 +31,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
 use crate::api::api_error::{code_name, error_status, invalid_argument};
-use crate::api::auth::{AuthLayer, peer_of};
+use crate::api::listener::auth::{AuthLayer, peer_of};
 use crate::api::services::request_limit;
 
 /// Longest wait for the start of a response. It is below the server's own limit for every call, whose error a JSON

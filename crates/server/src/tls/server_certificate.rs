@@ -17,10 +17,10 @@ use rustls::sign::CertifiedKey;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::callback_ca::{CallbackCa, LeafCertificate};
-use crate::certificate_rotation::{self, CertificateRotationInput};
 use crate::error::ServerError;
-use crate::tls::ReloadableCertificate;
+use crate::tls::callback_ca::{CallbackCa, LeafCertificate};
+use crate::tls::certificate_rotation::{self, CertificateRotationInput};
+use crate::tls::server_config::ReloadableCertificate;
 use bmdb::connection::Bmdb;
 use bmdb::secret::SecretsKey;
 use model::time::Timestamp;

@@ -5,7 +5,7 @@
 
 use uuid::Uuid;
 
-use crate::heartbeat_validation::parse_uuid;
+use crate::callback::heartbeat_validation::parse_uuid;
 use model::ids::MachineId;
 use model::log_request::{
     AvailableLog, LogPart, MAX_LOG_NAMES, MAX_MESSAGE_CHARS, MAX_NAME_CHARS, MAX_PART_BYTES,

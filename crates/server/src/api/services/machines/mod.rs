@@ -1,24 +1,25 @@
 //! gRPC service Machines: lists, queries and orders for one machine.
 
+pub mod describe;
+pub mod machine_watch;
+pub mod power_orders;
+pub mod retirement_orders;
+
 use std::collections::HashMap;
 
 use chrono::DateTime;
 use tonic::{Request, Response, Status};
 
 use crate::api::api_error::{bmdb_status, invalid_argument};
-use crate::api::bulk_orders::{
-    parse_expiry_after, parse_hold_scope, parse_label_order, parse_priority_expiry, parse_priority_level,
-};
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::{self, decode_timestamp, encode_timestamp};
-use crate::api::describe;
-use crate::api::fleet::drop_surplus;
 use crate::api::incoming_order::{IncomingOrder, encode_order_response};
-use crate::api::machine_watch;
 use crate::api::pagination;
-use crate::api::power_orders;
-use crate::api::retirement_orders;
+use crate::api::services::bulk_orders::{
+    parse_expiry_after, parse_hold_scope, parse_label_order, parse_priority_expiry, parse_priority_level,
+};
+use crate::api::services::fleet::drop_surplus;
 use bmdb::action::{self, Expiry, OrderOutcome, format_attribution};
 use bmdb::audit::{self, OrderResult};
 use bmdb::facts::MachineSnapshot;

@@ -24,14 +24,13 @@ use crate::api::api_error::{bmdb_status, code_name, error_status, rate_limited};
 use crate::api::authorization::{RULES, RequiredAuth, authorize_call, find_rule};
 use crate::api::caller::Caller;
 use crate::api::credential_checks::CredentialChecks;
-use crate::api::listener::{ApiPeer, SourceLimiter};
-use crate::callback_service::CallRateLimiter;
+use crate::api::listener::operator_acceptor::{ApiPeer, SourceLimiter};
+use crate::api::listener::public_calls;
+use crate::callback::callback_service::CallRateLimiter;
 use bmdb::credential::{self, AccessCredential, PresentedToken};
 use bmdb::metrics::{ByCall, ByRpc, Metrics};
 use bmdb::read_pool::ReadPool;
 use model::time::Rate;
-
-mod public_calls;
 
 /// Most calls without a credential at once; one source may have a quarter of them.
 const MAX_PUBLIC_CALLS: usize = 64;

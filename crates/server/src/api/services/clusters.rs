@@ -4,10 +4,10 @@ use tonic::{Request, Response, Status};
 
 use crate::api::api_error::{bmdb_status, invalid_argument};
 use crate::api::caller::caller_of;
-use crate::api::cluster_kubernetes;
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::api::services::cluster_kubernetes;
 use bmdb::cluster::{cluster_view, list_cluster_details, no_such_cluster, order_target};
 use bmdb::cluster_forecast::{ForecastResult, Hypothesis};
 use bmdb::cluster_restore::RestoreRequest;

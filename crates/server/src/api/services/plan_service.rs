@@ -9,7 +9,7 @@ use crate::api::caller::caller_of;
 use crate::api::closing_stream::ClosingStream;
 use crate::api::convert::{self, encode_timestamp};
 use crate::api::fleet_stream::{CHUNK_SIZE, FleetQueries, compute_blocking};
-use crate::api::loops;
+use crate::api::services::loops;
 use bmdb::error::BmdbError;
 use bmdb::machine_lookup::machine_id;
 use model::issues::{Issue, find_issues};

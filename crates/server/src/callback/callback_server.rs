@@ -20,17 +20,17 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
-use crate::agent_acceptor::{AgentStream, ConnectionLimits, accept_agents};
-use crate::callback_service::{CallRateLimiter, CallbackService};
+use crate::callback::agent_acceptor::{AgentStream, ConnectionLimits, accept_agents};
+use crate::callback::callback_service::{CallRateLimiter, CallbackService};
+use crate::callback::file_downloads::{ArtefactSource, FileDownloads, FileSource};
+use crate::callback::heartbeat_validation::MESSAGE_LIMIT;
+use crate::callback::snapshot_source::SnapshotSource;
 use crate::endpoint_registration::EndpointRegistration;
 use crate::error::ServerError;
-use crate::file_downloads::{ArtefactSource, FileDownloads, FileSource};
-use crate::heartbeat_validation::MESSAGE_LIMIT;
-use crate::server_certificate::{
+use crate::tls::server_certificate::{
     CaCertificates, CertificateSource, RenewalClock, ServerCertificate, served_expiry_text,
 };
-use crate::snapshot_source::SnapshotSource;
-use crate::tls::agent_server_config;
+use crate::tls::server_config::agent_server_config;
 use bmdb::connection::Bmdb;
 use bmdb::group_commit::{GroupCommit, HeartbeatQueue};
 use bmdb::metrics::Metrics;

@@ -136,7 +136,10 @@ pub fn start_watch(
 
 /// Waits until a credential is no longer active, or could not be checked for too long. A login to the database does not
 /// end while its connection exists.
-pub(super) async fn wait_for_credential_end(site: &ApiContext, credential: Option<Uuid>) -> StreamEnd {
+pub(in crate::api) async fn wait_for_credential_end(
+    site: &ApiContext,
+    credential: Option<Uuid>,
+) -> StreamEnd {
     let Some(credential) = credential else { return std::future::pending().await };
     // The middleware has just authenticated it.
     let mut good_at = Instant::now();
@@ -182,7 +185,7 @@ fn is_transient(code: Code, lasted: Duration, patience: Duration) -> bool {
 }
 
 /// Sends a message to the client if the buffer has space in time.
-pub(super) async fn send_within<T>(
+pub(in crate::api) async fn send_within<T>(
     tell: &mpsc::Sender<T>,
     reported: T,
     within: Duration,
@@ -203,7 +206,7 @@ pub(super) async fn send_within<T>(
 
 /// Why a watch, or another stream, ended.
 #[derive(Debug)]
-pub(super) enum StreamEnd {
+pub(in crate::api) enum StreamEnd {
     /// The client has closed the stream.
     ClientGone,
     /// The stream ends with this status.

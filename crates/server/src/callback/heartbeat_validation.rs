@@ -3,7 +3,7 @@
 use prost::Message as _;
 use uuid::Uuid;
 
-use crate::hardware_summary::summarise_report;
+use crate::callback::hardware_summary::summarise_report;
 use bmdb::fact_change::NewHeartbeat;
 use bmdb::heartbeat::{InstallationOutcome, ReceivedHeartbeat};
 use model::cluster::state::MemberReport;

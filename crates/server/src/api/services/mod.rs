@@ -5,6 +5,22 @@
 //! one. Authentication comes before: a call without a [`Caller`](crate::api::caller::Caller) is rejected by
 //! each service.
 
+pub mod approvals;
+pub mod artefacts;
+pub mod audits;
+pub mod budgets;
+pub mod bulk_orders;
+pub mod cluster_credentials;
+pub mod cluster_kubernetes;
+pub mod clusters;
+pub mod credentials;
+pub mod fleet;
+pub mod logs;
+pub mod loops;
+pub mod machines;
+pub mod plan_service;
+pub mod updates;
+
 use std::convert::Infallible;
 use std::task::{Context, Poll};
 
@@ -12,23 +28,23 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{Body as HttpBody, BoxFuture, Service, StdError, http};
 
-use crate::api::approvals::ApprovalsService;
-use crate::api::artefacts::{ArtefactsService, PUT, PUT_LIMIT};
-use crate::api::audits::AuditService;
-use crate::api::budgets::BudgetsService;
-use crate::api::bulk_orders::BulkOrdersService;
-use crate::api::cluster_credentials::ClusterCredentialsService;
-use crate::api::cluster_kubernetes::ClusterKubernetesService;
-use crate::api::clusters::ClustersService;
 use crate::api::context::ApiContext;
-use crate::api::credentials::CredentialsService;
-use crate::api::fleet::FleetService;
 use crate::api::fleet_stream::FleetQueries;
-use crate::api::logs::LogsService;
-use crate::api::loops::LoopsService;
-use crate::api::machines::MachinesService;
-use crate::api::plan_service::PlanService;
-use crate::api::updates::UpdatesService;
+use crate::api::services::approvals::ApprovalsService;
+use crate::api::services::artefacts::{ArtefactsService, PUT, PUT_LIMIT};
+use crate::api::services::audits::AuditService;
+use crate::api::services::budgets::BudgetsService;
+use crate::api::services::bulk_orders::BulkOrdersService;
+use crate::api::services::cluster_credentials::ClusterCredentialsService;
+use crate::api::services::cluster_kubernetes::ClusterKubernetesService;
+use crate::api::services::clusters::ClustersService;
+use crate::api::services::credentials::CredentialsService;
+use crate::api::services::fleet::FleetService;
+use crate::api::services::logs::LogsService;
+use crate::api::services::loops::LoopsService;
+use crate::api::services::machines::MachinesService;
+use crate::api::services::plan_service::PlanService;
+use crate::api::services::updates::UpdatesService;
 use model::cluster::declaration::MAX_DECLARATION_BYTES;
 use proto::fleet::v1::approvals_server::{self, ApprovalsServer};
 use proto::fleet::v1::artefacts_server::{self, ArtefactsServer};

@@ -18,11 +18,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
-use crate::agent_acceptor::AgentPeer;
-use crate::file_downloads::{FileDownloads, PieceStream};
-use crate::heartbeat_validation::{parse_heartbeat, parse_uuid};
-use crate::log_validation::parse_log_part;
-use crate::server_certificate::CaCertificates;
+use crate::callback::agent_acceptor::AgentPeer;
+use crate::callback::file_downloads::{FileDownloads, PieceStream};
+use crate::callback::heartbeat_validation::{parse_heartbeat, parse_uuid};
+use crate::callback::log_validation::parse_log_part;
+use crate::tls::server_certificate::CaCertificates;
 use bmdb::artefact::AgentKeyOwner;
 use bmdb::connection::Bmdb;
 use bmdb::group_commit::{HeartbeatError, HeartbeatQueue};

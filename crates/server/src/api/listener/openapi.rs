@@ -9,8 +9,8 @@ use axum::response::{IntoResponse as _, Response};
 use prost_reflect::{Cardinality, DescriptorPool, FieldDescriptor, FileDescriptor, Kind, MessageDescriptor};
 use serde_json::{Map, Value, json};
 
-use crate::api::auth::{AuthLayer, peer_of};
-use crate::api::transcode::error_response;
+use crate::api::listener::auth::{AuthLayer, peer_of};
+use crate::api::listener::transcode::error_response;
 
 /// The generated document, with the rate limits of its callers; cheap to clone.
 #[derive(Clone)]

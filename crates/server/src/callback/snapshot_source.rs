@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use secrecy::{ExposeSecret as _, SecretSlice};
 
-use crate::file_downloads::FileSource;
+use crate::callback::file_downloads::FileSource;
 use bmdb::connection::Bmdb;
 use bmdb::error::BmdbError;
 use bmdb::sealed_snapshot::unseal_snapshot;
