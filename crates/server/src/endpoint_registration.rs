@@ -1,4 +1,4 @@
-//! Endpoint registration: publish this listener's addresses in a BMDB session.
+//! Endpoint registration: publish the addresses of a listener in a BMDB session.
 //!
 //! A listener has a session for as long as it runs, so the endpoints of a process that died disappear with its
 //! session. A session that was lost because the database was away is replaced once the database answers again. The
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::error::ServerError;
 use bmdb::error::BmdbError;
 use bmdb::metrics::{ByComponent, Metrics};
 use bmdb::session::{Session, Sessions};
@@ -70,6 +71,43 @@ impl EndpointRegistration {
                     }
                 }
             };
+        }
+    }
+}
+
+/// Host name or address of an endpoint, without brackets.
+pub(crate) fn parse_endpoint_host(endpoint: &str) -> Result<String, ServerError> {
+    let odd = || ServerError::Endpoint(endpoint.to_owned());
+    let (host, port) = endpoint.rsplit_once(':').ok_or_else(odd)?;
+    let port: u16 = port.parse().map_err(|_| odd())?;
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let name = bare.unwrap_or(host);
+    // An agent could not use an endpoint that TLS cannot verify.
+    let usable = port != 0 && bare.is_some() == name.contains(':');
+    match rustls::pki_types::ServerName::try_from(name) {
+        Ok(_) if usable => Ok(name.to_owned()),
+        _ => Err(odd()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoint_host_is_parsed() {
+        for (endpoint, host) in [
+            ("shepherd.example:8443", "shepherd.example"),
+            ("192.0.2.1:1", "192.0.2.1"),
+            ("[2001:db8::1]:8443", "2001:db8::1"),
+        ] {
+            assert_eq!(parse_endpoint_host(endpoint).unwrap(), host);
+        }
+        for odd in
+            ["", "host", "host:", "host:0", "host:65536", "::1:80", "[::1:80", ":80", "a b:80", "[host]:80"]
+        {
+            let text = parse_endpoint_host(odd).unwrap_err().to_string();
+            assert!(text.contains("is no endpoint that agents could reach"), "{odd}");
         }
     }
 }

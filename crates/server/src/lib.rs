@@ -26,4 +26,6 @@ pub mod error;
 #[cfg(feature = "listeners")]
 pub mod metrics_server;
 #[cfg(feature = "listeners")]
+pub mod rate_limiter;
+#[cfg(feature = "listeners")]
 pub mod tls;

@@ -9,6 +9,7 @@ use bmdb::inspect::{HistoryEntry, ProviderSummary, SessionSummary, WorkSummary};
 use bmdb::listing::ListedMachine;
 use bmdb::statistics::{Backlog, ClassCount, PhaseAge, ProcessThroughput, SampledStatistics, Statistics};
 use model::machine_view::{EngagedBrake, LaneView, MachineName, WorkHolder};
+use model::pause::Pause;
 use model::time::Timestamp;
 use model::waits::ProcessWait;
 use model::why::Explanation;
@@ -255,6 +256,18 @@ pub fn encode_brake(line: EngagedBrake) -> v1::Brake {
         reason: line.reason,
         engaged_at: Some(encode_timestamp(line.engaged_at)),
         confirmed_at: Some(encode_timestamp(line.confirmed_at)),
+    }
+}
+
+/// Encodes a pause of a control loop.
+#[must_use]
+pub fn encode_pause(pause: &Pause) -> v1::LoopPause {
+    v1::LoopPause {
+        provider: pause.provider.clone(),
+        reason: pause.reason.clone(),
+        paused_by: pause.by.clone(),
+        since: Some(encode_timestamp(pause.since)),
+        until: pause.until.map(encode_timestamp),
     }
 }
 

@@ -6,10 +6,10 @@
 //! and is then sent in chunks.
 //!
 //! The cost is bounded: a limited number of queries runs at once on this server, a limited number waits, and one
-//! credential may have a quarter of all. A stream ends as a watch does (see [`machine_watch`]): with the server, with
+//! credential may have a quarter of all. A stream ends as a watch does ([`stream_end`]): with the server, with
 //! its credential, or when the client is gone or reads too slowly.
 //!
-//! [`machine_watch`]: crate::api::services::machines::machine_watch
+//! [`stream_end`]: crate::api::stream_end
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::api::api_error::error_status;
 use crate::api::caller::Caller;
 use crate::api::closing_stream::{Close, ClosingStream, closing_stream};
 use crate::api::context::ApiContext;
-use crate::api::services::machines::machine_watch::{StreamEnd, send_within, wait_for_credential_end};
+use crate::api::stream_end::{StreamEnd, send_within, wait_for_credential_end};
 use crate::api::stream_limits::{StreamLimits, StreamPermit};
 
 /// Most lines of a chunk: the client's decoder limits the number of fields.

@@ -21,12 +21,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 use crate::callback::agent_acceptor::{AgentStream, ConnectionLimits, accept_agents};
-use crate::callback::callback_service::{CallRateLimiter, CallbackService};
+use crate::callback::callback_service::CallbackService;
 use crate::callback::file_downloads::{ArtefactSource, FileDownloads, FileSource};
 use crate::callback::heartbeat_validation::MESSAGE_LIMIT;
 use crate::callback::snapshot_source::SnapshotSource;
-use crate::endpoint_registration::EndpointRegistration;
+use crate::endpoint_registration::{EndpointRegistration, parse_endpoint_host};
 use crate::error::ServerError;
+use crate::rate_limiter::CallRateLimiter;
 use crate::tls::server_certificate::{
     CaCertificates, CertificateSource, RenewalClock, ServerCertificate, served_expiry_text,
 };
@@ -270,42 +271,5 @@ async fn refresh_endpoints(
 async fn sweep_rate_limits(rates: Arc<CallRateLimiter>, stop: CancellationToken) {
     while stop.run_until_cancelled(tokio::time::sleep(RATE_LIMIT_SWEEP_INTERVAL)).await.is_some() {
         rates.forget_idle();
-    }
-}
-
-/// Host name or address of an endpoint, without brackets.
-pub(crate) fn parse_endpoint_host(endpoint: &str) -> Result<String, ServerError> {
-    let odd = || ServerError::Endpoint(endpoint.to_owned());
-    let (host, port) = endpoint.rsplit_once(':').ok_or_else(odd)?;
-    let port: u16 = port.parse().map_err(|_| odd())?;
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    let name = bare.unwrap_or(host);
-    // An agent could not use an endpoint that TLS cannot verify.
-    let usable = port != 0 && bare.is_some() == name.contains(':');
-    match rustls::pki_types::ServerName::try_from(name) {
-        Ok(_) if usable => Ok(name.to_owned()),
-        _ => Err(odd()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn endpoint_host_is_parsed() {
-        for (endpoint, host) in [
-            ("shepherd.example:8443", "shepherd.example"),
-            ("192.0.2.1:1", "192.0.2.1"),
-            ("[2001:db8::1]:8443", "2001:db8::1"),
-        ] {
-            assert_eq!(parse_endpoint_host(endpoint).unwrap(), host);
-        }
-        for odd in
-            ["", "host", "host:", "host:0", "host:65536", "::1:80", "[::1:80", ":80", "a b:80", "[host]:80"]
-        {
-            let text = parse_endpoint_host(odd).unwrap_err().to_string();
-            assert!(text.contains("is no endpoint that agents could reach"), "{odd}");
-        }
     }
 }

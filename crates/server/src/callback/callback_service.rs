@@ -1,4 +1,4 @@
-//! gRPC service `AgentCallback`: heartbeats, file downloads, log uploads; rate limits.
+//! gRPC service `AgentCallback`: heartbeats, file downloads, log uploads.
 //!
 //! The service decides nothing. `heartbeat_validation.rs` validates requests, the BMDB makes all other decisions, and
 //! this module encodes them in gRPC.
@@ -7,11 +7,9 @@
 //! multiple of a quarter of a second after the call. An unknown id, a known id with another key and a machine without
 //! an agent cost the database different amounts of work, and the response time must not reveal which of them it was.
 
-use std::num::NonZeroU32;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use prost::Message as _;
 use secrecy::ExposeSecret as _;
 use tokio::sync::watch;
@@ -22,6 +20,7 @@ use crate::callback::agent_acceptor::AgentPeer;
 use crate::callback::file_downloads::{FileDownloads, PieceStream};
 use crate::callback::heartbeat_validation::{parse_heartbeat, parse_uuid};
 use crate::callback::log_validation::parse_log_part;
+use crate::rate_limiter::CallRateLimiter;
 use crate::tls::server_certificate::CaCertificates;
 use bmdb::artefact::AgentKeyOwner;
 use bmdb::connection::Bmdb;
@@ -32,7 +31,7 @@ use bmdb::secret::SecretsKey;
 use model::ids::MachineId;
 use model::log_request::PartDecision;
 use model::role_declaration::Sha256;
-use model::time::{Rate, unix_milliseconds};
+use model::time::unix_milliseconds;
 use proto::agent::v1::agent_callback_server::AgentCallback;
 use proto::agent::v1::{
     ClusterOrder, FetchArtefactRequest, HeartbeatRequest, HeartbeatResponse, InstallationRequest, LogRequest,
@@ -46,58 +45,6 @@ const DATABASE_TIMEOUT: Duration = Duration::from_secs(9);
 const LOG_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Rejections are sent at multiples of this.
 const REJECTION_INTERVAL: Duration = Duration::from_millis(250);
-/// Most keys with a tracked rate. It is bounded because anyone can generate keys.
-const MAX_TRACKED_KEYS: usize = 250_000;
-
-/// Rate limits of calls by key.
-pub struct CallRateLimiter {
-    quota: Quota,
-    max_keys: usize,
-    by_key: RwLock<Arc<DefaultKeyedRateLimiter<[u8; 32]>>>,
-}
-
-impl CallRateLimiter {
-    /// Creates a limiter with the same rate for every key.
-    #[must_use]
-    pub fn new(rate: Rate) -> Self {
-        Self::with_max_keys(MAX_TRACKED_KEYS, rate)
-    }
-
-    fn with_max_keys(remembered: usize, rate: Rate) -> Self {
-        let quota = Quota::with_period(rate.period.0).unwrap_or(Quota::per_second(NonZeroU32::MIN));
-        let quota = quota.allow_burst(rate.burst);
-        Self { quota, max_keys: remembered, by_key: RwLock::new(Arc::new(RateLimiter::keyed(quota))) }
-    }
-
-    pub(crate) fn allows(&self, key: [u8; 32]) -> bool {
-        self.current_limiter().check_key(&key).is_ok()
-    }
-
-    /// The rates by key, which are cleared when there are too many.
-    ///
-    /// Clearing gives each key its burst once more, which a peer with that many keys has anyway. A shared rate instead
-    /// would reject honest agents.
-    fn current_limiter(&self) -> Arc<DefaultKeyedRateLimiter<[u8; 32]>> {
-        let known = self.by_key.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if known.len() < self.max_keys {
-            return known;
-        }
-        let mut by_key = self.by_key.write().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have cleared it first.
-        if by_key.len() >= self.max_keys {
-            *by_key = Arc::new(RateLimiter::keyed(self.quota));
-        }
-        by_key.clone()
-    }
-
-    /// Removes keys that have not called for long.
-    pub fn forget_idle(&self) {
-        let by_key = self.by_key.read().unwrap_or_else(PoisonError::into_inner).clone();
-        by_key.retain_recent();
-        by_key.shrink_to_fit();
-    }
-}
-
 /// The service; one for all connections.
 pub struct CallbackService {
     /// Queue that stores heartbeats in groups.
@@ -108,7 +55,7 @@ pub struct CallbackService {
     pub endpoints: watch::Receiver<Vec<String>>,
     /// The CA certificates that agents verify callback servers with.
     pub ca_certificates: CaCertificates,
-    /// Rate limit of each agent's key.
+    /// Limits the calls of each key.
     pub rate_limiter: Arc<CallRateLimiter>,
     /// Key that unseals orders with secrets; `None` without one.
     pub secrets: Option<Arc<SecretsKey>>,
@@ -409,26 +356,5 @@ mod tests {
         let milliseconds =
             |given| u64::try_from(rejection_delay(Duration::from_millis(given)).as_millis()).unwrap();
         assert_eq!([0, 1, 249, 250, 600].map(milliseconds), [250, 250, 250, 500, 750]);
-    }
-
-    #[test]
-    fn rate_limit_is_per_key() {
-        let rates = CallRateLimiter::new("1h,2".parse().unwrap());
-        let calls = |key: u8| (0..4).filter(|_| rates.allows([key; 32])).count();
-        assert_eq!((calls(1), calls(2)), (2, 2));
-        rates.forget_idle();
-        assert_eq!((calls(1), calls(3)), (0, 2));
-    }
-
-    #[test]
-    fn many_new_keys_take_no_calls_from_other_keys() {
-        let rates = CallRateLimiter::with_max_keys(100, "1h,2".parse().unwrap());
-        for made in 0..1000_u16 {
-            let mut key = [7; 32];
-            key[..2].copy_from_slice(&made.to_be_bytes());
-            assert!(rates.allows(key), "{made}");
-            assert!(rates.by_key.read().unwrap().len() <= 100);
-        }
-        assert!(rates.allows([1; 32]));
     }
 }

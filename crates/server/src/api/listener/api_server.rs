@@ -37,8 +37,7 @@ use crate::api::listener::operator_acceptor::{ApiStream, accept_operators};
 use crate::api::listener::transcode::{self, Transcoder};
 use crate::api::services::FleetServices;
 use crate::api::stream_limits::StreamLimits;
-use crate::callback::callback_server::parse_endpoint_host;
-use crate::endpoint_registration::EndpointRegistration;
+use crate::endpoint_registration::{EndpointRegistration, parse_endpoint_host};
 use crate::error::ServerError;
 use crate::tls::server_certificate::{
     CertificateSource, RenewalClock, ServerCertificate, served_expiry_text,

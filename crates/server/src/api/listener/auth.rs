@@ -8,7 +8,6 @@
 //! A gRPC call must have the content type of gRPC. A foreign web page cannot make a browser send that without a CORS
 //! preflight, and a browser may have a client certificate.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,9 +23,10 @@ use crate::api::api_error::{bmdb_status, code_name, error_status, rate_limited};
 use crate::api::authorization::{RULES, RequiredAuth, authorize_call, find_rule};
 use crate::api::caller::Caller;
 use crate::api::credential_checks::CredentialChecks;
-use crate::api::listener::operator_acceptor::{ApiPeer, SourceLimiter};
+use crate::api::listener::operator_acceptor::ApiPeer;
 use crate::api::listener::public_calls;
-use crate::callback::callback_service::CallRateLimiter;
+use crate::api::listener::source_limits::{SourceLimiter, source_key};
+use crate::rate_limiter::CallRateLimiter;
 use bmdb::credential::{self, AccessCredential, PresentedToken};
 use bmdb::metrics::{ByCall, ByRpc, Metrics};
 use bmdb::read_pool::ReadPool;
@@ -219,17 +219,6 @@ fn bearer_token(headers: &HeaderMap) -> Result<Option<&str>, Status> {
     token.map(Some).ok_or_else(|| unauthenticated("the header `authorization` must be `Bearer TOKEN`"))
 }
 
-/// The key by which an address is limited: an IPv4 address, or an IPv6 network of 64 bits.
-pub(super) fn source_key(address: IpAddr) -> [u8; 32] {
-    let mut key = [0; 32];
-    match address.to_canonical() {
-        IpAddr::V4(address) => key[..4].copy_from_slice(&address.octets()),
-        // The owner of one address of such a network has all of them.
-        IpAddr::V6(address) => key[4..12].copy_from_slice(&address.octets()[..8]),
-    }
-    key
-}
-
 /// Admits a call and attaches its [`Caller`], or rejects it.
 pub async fn auth_middleware(
     State(door): State<Arc<AuthLayer>>,
@@ -337,14 +326,5 @@ mod tests {
         }
         assert!(!says("text/plain; application/grpc"));
         assert!(!is_grpc(&HeaderMap::new()));
-    }
-
-    #[test]
-    fn a_network_is_one_source() {
-        let key = |text: &str| source_key(text.parse().unwrap());
-        assert_eq!(key("2001:db8:1:2::1"), key("2001:db8:1:2:ffff::9"));
-        assert_ne!(key("2001:db8:1:2::1"), key("2001:db8:1:3::1"));
-        assert_ne!(key("192.0.2.1"), key("192.0.2.2"));
-        assert_eq!(key("::ffff:192.0.2.1"), key("192.0.2.1"));
     }
 }

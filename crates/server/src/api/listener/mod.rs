@@ -5,4 +5,5 @@ pub mod auth;
 pub mod openapi;
 pub mod operator_acceptor;
 mod public_calls;
+pub mod source_limits;
 pub mod transcode;

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::api::listener::auth::{AuthLayer, peer_of};
 use crate::api::listener::transcode::error_response;
 
-/// The generated document, with the rate limits of its callers; cheap to clone.
+/// The generated document; cheap to clone.
 #[derive(Clone)]
 pub struct OpenApiState {
     auth: Arc<AuthLayer>,

@@ -10,7 +10,7 @@ use axum::body::Body;
 use futures::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 
-use crate::api::listener::operator_acceptor::SourcePermit;
+use crate::api::listener::source_limits::SourcePermit;
 
 /// Longest duration of the request stream.
 const MAX_CALL_DURATION: Duration = Duration::from_secs(30);
@@ -42,7 +42,7 @@ mod tests {
     use axum::body::Bytes;
 
     use super::*;
-    use crate::api::listener::operator_acceptor::SourceLimiter;
+    use crate::api::listener::source_limits::SourceLimiter;
 
     fn endless() -> Body {
         let begun = futures::stream::iter(["12345"; 3].map(Ok::<_, std::io::Error>));

@@ -8,7 +8,6 @@ use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::{encode_optional_struct, encode_timestamp};
 use crate::api::pagination;
-use crate::api::services::fleet::{drop_surplus, encode_time_cursor, parse_time_cursor};
 use bmdb::audit::{self, AuditRecord};
 use bmdb::machine_lookup::machine_id;
 use proto::fleet::v1;
@@ -31,9 +30,10 @@ impl Audit for AuditService {
         let size = pagination::parse_page_size(body.page_size, 100, "page_size")?;
         let after = match pagination::decode_page_token("audit", &body.page_token)? {
             None => None,
-            Some(place) => {
-                Some(parse_time_cursor(&place).ok_or_else(|| pagination::invalid_page_token("audit"))?)
-            }
+            Some(place) => Some(
+                pagination::parse_time_cursor(&place)
+                    .ok_or_else(|| pagination::invalid_page_token("audit"))?,
+            ),
         };
         let machine = match body.machine.as_str() {
             "" => None,
@@ -53,8 +53,9 @@ impl Audit for AuditService {
             })
             .await
             .map_err(bmdb_status)?;
-        let more = drop_surplus(&mut lines, size);
-        let next = lines.last().filter(|_| more).map(|line| encode_time_cursor(line.at, line.audit_id));
+        let more = pagination::drop_surplus(&mut lines, size);
+        let next =
+            lines.last().filter(|_| more).map(|line| pagination::encode_time_cursor(line.at, line.audit_id));
         Ok(Response::new(v1::ListAuditResponse {
             records: lines.into_iter().map(encode_audit_line).collect(),
             next_page_token: next

@@ -5,26 +5,22 @@ use tonic::{Request, Response, Status};
 use crate::api::api_error::{bmdb_status, invalid_argument};
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
-use crate::api::convert::{decode_timestamp, encode_machine_name};
+use crate::api::convert::encode_machine_name;
 use crate::api::incoming_order::{IncomingOrder, reject_expected_version};
-use crate::api::services::machines::parse_filter;
-use bmdb::action::Expiry;
+use crate::api::services::machine_filter::parse_filter;
+use crate::api::services::order_fields::{
+    parse_expiry_after, parse_expiry_at, parse_hold_scope, parse_label_order, parse_power_action,
+    parse_priority_level,
+};
 use bmdb::bulk_orders::{MachineOutcome, MachineSelection, RPC};
 use bmdb::machine_order::MachineOrder;
 use model::access::AccessRole;
-use model::facts::HoldScope;
-use model::label::{Labels, check_label_key, check_label_value};
 use model::power_order::PowerOrderKind;
-use model::priority::PriorityLevel;
-use model::process::UnknownName;
 use proto::fleet::v1;
 use proto::fleet::v1::bulk_orders_server::BulkOrders;
 use proto::fleet::v1::hold_operation;
 use proto::fleet::v1::prioritize_operation;
 use proto::fleet::v1::submit_bulk_order_request::Operation;
-
-/// Most labels in one request.
-const MAX_LABELS: usize = 64;
 
 /// The gRPC service `BulkOrders`.
 pub struct BulkOrdersService {
@@ -93,10 +89,7 @@ fn parse_machine_order(what: Option<&Operation>) -> Result<MachineOrder, Status>
             scope: parse_hold_scope(&hold.scope)?,
             until: match &hold.expiry {
                 None => None,
-                Some(hold_operation::Expiry::ExpiresAt(time)) => Some(Expiry::At(
-                    decode_timestamp(*time)
-                        .ok_or_else(|| invalid_argument("expires_at", "expires_at is no valid time"))?,
-                )),
+                Some(hold_operation::Expiry::ExpiresAt(time)) => Some(parse_expiry_at(*time)?),
                 Some(hold_operation::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
             },
         },
@@ -110,7 +103,7 @@ fn parse_machine_order(what: Option<&Operation>) -> Result<MachineOrder, Status>
             level: parse_priority_level(&each.level)?,
             until: match &each.expiry {
                 None => None,
-                Some(prioritize_operation::Expiry::ExpiresAt(time)) => Some(parse_priority_expiry(*time)?),
+                Some(prioritize_operation::Expiry::ExpiresAt(time)) => Some(parse_expiry_at(*time)?),
                 Some(prioritize_operation::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
             },
         },
@@ -119,69 +112,4 @@ fn parse_machine_order(what: Option<&Operation>) -> Result<MachineOrder, Status>
             parse_label_order(set, label.remove.clone())?
         }
     })
-}
-
-/// Parses the scope of a hold.
-pub(super) fn parse_hold_scope(text: &str) -> Result<HoldScope, Status> {
-    match text {
-        "" => Ok(HoldScope::Everything),
-        text => HoldScope::ALL.into_iter().find(|scope| scope.as_str() == text).ok_or_else(|| {
-            invalid_argument(
-                "scope",
-                format!("{text:?} is no scope of a hold; write everything, power or recovery"),
-            )
-        }),
-    }
-}
-
-/// Parses a power action. A reboot is none, because it is an order of its own.
-pub(super) fn parse_power_action(text: &str) -> Result<PowerOrderKind, Status> {
-    text.parse().ok().filter(|switch| *switch != PowerOrderKind::Reboot).ok_or_else(|| {
-        invalid_argument(
-            "action",
-            format!("{text:?} is nothing that can be done to power; write on, off or cycle"),
-        )
-    })
-}
-
-/// Parses the level of a priority.
-pub(super) fn parse_priority_level(text: &str) -> Result<PriorityLevel, Status> {
-    text.parse().map_err(|error: UnknownName| invalid_argument("level", error.to_string()))
-}
-
-/// Parses the time at which a priority ends.
-pub(super) fn parse_priority_expiry(time: prost_types::Timestamp) -> Result<Expiry, Status> {
-    let ends = decode_timestamp(time)
-        .ok_or_else(|| invalid_argument("expires_at", "expires_at is no valid time"))?;
-    Ok(Expiry::At(ends))
-}
-
-/// Parses the duration after which a hold ends.
-pub(super) fn parse_expiry_after(text: &str) -> Result<Expiry, Status> {
-    let span = text.parse().map_err(|_| {
-        invalid_argument(
-            "expires_after",
-            format!("{text:?} is no length of time; write for example 2h, 30m or 1d"),
-        )
-    })?;
-    Ok(Expiry::After(span))
-}
-
-/// Builds an order that changes labels; an error if a label is invalid.
-pub(super) fn parse_label_order(set: Labels, remove: Vec<String>) -> Result<MachineOrder, Status> {
-    if set.is_empty() && remove.is_empty() {
-        return Err(invalid_argument("set", "the request names no label to set, and none to remove"));
-    }
-    if set.len() > MAX_LABELS || remove.len() > MAX_LABELS {
-        return Err(invalid_argument("set", format!("the request names more than {MAX_LABELS} labels")));
-    }
-    for (key, value) in &set {
-        check_label_key(key)
-            .and_then(|()| check_label_value(value))
-            .map_err(|reason| invalid_argument("set", reason))?;
-    }
-    for key in &remove {
-        check_label_key(key).map_err(|reason| invalid_argument("remove", reason))?;
-    }
-    Ok(MachineOrder::Label { set, remove })
 }

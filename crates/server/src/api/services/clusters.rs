@@ -7,7 +7,9 @@ use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
-use crate::api::services::cluster_kubernetes;
+use crate::api::services::kubernetes_messages::{
+    encode_kubernetes, encode_node_kubernetes, encode_upgrade, parse_patch,
+};
 use bmdb::cluster::{cluster_view, list_cluster_details, no_such_cluster, order_target};
 use bmdb::cluster_forecast::{ForecastResult, Hypothesis};
 use bmdb::cluster_restore::RestoreRequest;
@@ -109,7 +111,7 @@ impl Clusters for ClustersService {
             .parse(&caller, order_target(&body.name))
             .and_then(reject_expected_version)?;
         let dry_run = order.dry_run;
-        let kubernetes = body.kubernetes.as_ref().map(cluster_kubernetes::parse_patch).transpose()?;
+        let kubernetes = body.kubernetes.as_ref().map(parse_patch).transpose()?;
         let carried = self.context.bmdb.create_cluster(order, spec, kubernetes).await.map_err(bmdb_status)?;
         Ok(Response::new(encode_order_response(None, dry_run, &carried)))
     }
@@ -302,8 +304,8 @@ fn encode_cluster(view: ClusterView) -> v1::Cluster {
         key_since: view.key_since.map(encode_timestamp),
         key_rotation_requested_by: view.key_rotation_requested_by,
         keys_rejected_since: view.keys_rejected_since.map(encode_timestamp),
-        kubernetes: view.kubernetes.map(cluster_kubernetes::encode_kubernetes),
-        upgrade: view.upgrade.map(cluster_kubernetes::upgrade),
+        kubernetes: view.kubernetes.map(encode_kubernetes),
+        upgrade: view.upgrade.map(encode_upgrade),
     }
 }
 
@@ -357,6 +359,6 @@ fn encode_machine(view: ClusterMachineView) -> v1::ClusterMachine {
         leave_reason: view.leave_reason,
         wait_reason: view.wait_reason,
         services: view.services.into_iter().map(encode_service).collect(),
-        kubernetes: view.kubernetes.map(cluster_kubernetes::encode_node_kubernetes),
+        kubernetes: view.kubernetes.map(encode_node_kubernetes),
     }
 }

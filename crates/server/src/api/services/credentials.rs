@@ -10,7 +10,6 @@ use crate::api::context::ApiContext;
 use crate::api::convert;
 use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
 use crate::api::pagination;
-use crate::api::services::fleet::drop_surplus;
 use crate::api::validate::single_line;
 use bmdb::credential::{self, MAX_LIFETIME, NewAccessCredential, check_credential_name};
 use bmdb::inspect;
@@ -66,7 +65,7 @@ impl Credentials for CredentialsService {
             })
             .await
             .map_err(bmdb_status)?;
-        let more = drop_surplus(&mut found, size);
+        let more = pagination::drop_surplus(&mut found, size);
         let next = found
             .last()
             .filter(|_| more)

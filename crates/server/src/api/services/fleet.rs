@@ -13,7 +13,6 @@ use bmdb::inspect::WorkCursor;
 use bmdb::statistics::read_statistics;
 use bmdb::{inspect, queues};
 use model::process::Process;
-use model::time::Timestamp;
 use proto::fleet::v1;
 use proto::fleet::v1::backoffs_server::Backoffs;
 use proto::fleet::v1::policy_server::Policy;
@@ -48,7 +47,7 @@ impl Sessions for FleetService {
             })
         });
         let (mut sessions, now) = look.await.map_err(bmdb_status)?;
-        let more = drop_surplus(&mut sessions, size);
+        let more = pagination::drop_surplus(&mut sessions, size);
         let next = sessions.last().filter(|_| more).map(|line| line.session.to_string());
         Ok(Response::new(v1::ListSessionsResponse {
             sessions: sessions.into_iter().map(convert::encode_session).collect(),
@@ -84,7 +83,7 @@ impl Work for FleetService {
             })
         });
         let (mut work, now) = look.await.map_err(bmdb_status)?;
-        let more = drop_surplus(&mut work, size);
+        let more = pagination::drop_surplus(&mut work, size);
         let next = work.last().filter(|_| more).map(|line| encode_work_cursor(&WorkCursor::of(line)));
         Ok(Response::new(v1::ListWorkResponse {
             work: work.iter().map(convert::encode_work).collect(),
@@ -110,9 +109,8 @@ impl Schedule for FleetService {
         let size = pagination::parse_page_size(body.page_size, 100, "page_size")?;
         let after = match pagination::decode_page_token("schedule", &body.page_token)? {
             None => (DateTime::<Utc>::UNIX_EPOCH, Uuid::nil()),
-            Some(place) => {
-                parse_time_cursor(&place).ok_or_else(|| pagination::invalid_page_token("schedule"))?
-            }
+            Some(place) => pagination::parse_time_cursor(&place)
+                .ok_or_else(|| pagination::invalid_page_token("schedule"))?,
         };
         let (mut due, now) = self
             .context
@@ -127,9 +125,11 @@ impl Schedule for FleetService {
             })
             .await
             .map_err(bmdb_status)?;
-        let more = drop_surplus(&mut due, size);
-        let next =
-            due.last().filter(|_| more).map(|line| encode_time_cursor(line.ready_at, line.name.machine));
+        let more = pagination::drop_surplus(&mut due, size);
+        let next = due
+            .last()
+            .filter(|_| more)
+            .map(|line| pagination::encode_time_cursor(line.ready_at, line.name.machine));
         Ok(Response::new(v1::ListScheduleResponse {
             due: due
                 .iter()
@@ -182,7 +182,7 @@ impl Backoffs for FleetService {
             })
             .await
             .map_err(bmdb_status)?;
-        let more = drop_surplus(&mut lines, size);
+        let more = pagination::drop_surplus(&mut lines, size);
         let next =
             lines.last().filter(|_| more).map(|line| format!("{} {}", line.name.machine, line.process));
         Ok(Response::new(v1::ListBackoffsResponse {
@@ -267,36 +267,15 @@ impl Statistics for FleetService {
     }
 }
 
-/// Removes the surplus line that was read beyond the limit, and returns whether there was one.
-pub(super) fn drop_surplus<T>(lines: &mut Vec<T>, size: i64) -> bool {
-    let size = usize::try_from(size).unwrap_or(usize::MAX);
-    let more = lines.len() > size;
-    lines.truncate(size);
-    more
-}
-
-/// Encodes the cursor of a list that is sorted by time and then by id.
-pub(super) fn encode_time_cursor(at: Timestamp, id: Uuid) -> String {
-    format!("{} {id}", at.timestamp_micros())
-}
-
-/// Parses a cursor of [`encode_time_cursor`].
-pub(super) fn parse_time_cursor(place: &str) -> Option<(Timestamp, Uuid)> {
-    let (at, id) = place.split_once(' ')?;
-    // No listed row is older than 1970, and the database supports no much earlier time.
-    let at: i64 = at.parse().ok().filter(|at| *at >= 0)?;
-    Some((DateTime::from_timestamp_micros(at)?, Uuid::try_parse(id).ok()?))
-}
-
 /// Encodes the cursor of the list of live work.
 fn encode_work_cursor(place: &WorkCursor) -> String {
-    format!("{} {}", encode_time_cursor(place.since, place.machine), place.lane)
+    format!("{} {}", pagination::encode_time_cursor(place.since, place.machine), place.lane)
 }
 
 /// Parses a cursor of [`encode_work_cursor`].
 fn parse_work_cursor(text: &str) -> Option<WorkCursor> {
     let (moment, lane) = text.rsplit_once(' ')?;
-    let (since, machine) = parse_time_cursor(moment)?;
+    let (since, machine) = pagination::parse_time_cursor(moment)?;
     let lane = Some(lane).filter(|lane| !lane.chars().any(char::is_control))?;
     Some(WorkCursor { since, machine, lane: lane.to_owned() })
 }
@@ -312,21 +291,6 @@ mod tests {
         assert_eq!(parse_work_cursor(&encode_work_cursor(&place)), Some(place));
         for odd in ["", "access", "1 access", "1 00000000-0000-0000-0000-000000000007 a\0"] {
             assert_eq!(parse_work_cursor(odd), None, "{odd}");
-        }
-    }
-
-    #[test]
-    fn time_cursor_round_trips() {
-        let place = ("2026-11-20T18:00:00.123456Z".parse().unwrap(), Uuid::from_u128(7));
-        assert_eq!(parse_time_cursor(&encode_time_cursor(place.0, place.1)), Some(place));
-        for odd in [
-            "",
-            "1",
-            "x y",
-            "-1 00000000-0000-0000-0000-000000000007",
-            "9223372036854775807 00000000-0000-0000-0000-000000000007",
-        ] {
-            assert_eq!(parse_time_cursor(odd), None, "{odd}");
         }
     }
 }

@@ -5,12 +5,12 @@ use tonic::{Request, Response, Status};
 use crate::api::api_error::{bmdb_status, invalid_argument};
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
-use crate::api::convert::{decode_timestamp, encode_timestamp};
+use crate::api::convert::{encode_pause, encode_timestamp};
 use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::api::services::order_fields::{parse_expiry_after, parse_expiry_at};
 use crate::api::validate::single_line;
-use bmdb::action::Expiry;
 use bmdb::loop_pause::{NewPause, list_loops};
-use model::pause::{LoopKind, Pause, describe_target};
+use model::pause::{LoopKind, describe_target};
 use proto::fleet::v1;
 use proto::fleet::v1::loops_server::Loops;
 
@@ -56,18 +56,8 @@ impl Loops for LoopsService {
         let (of, provider) = (parse_loop(&body.name)?, parse_provider(&body.provider)?);
         let until = match &body.expiry {
             None => None,
-            Some(v1::pause_loop_request::Expiry::ExpiresAt(time)) => Some(Expiry::At(
-                decode_timestamp(*time)
-                    .ok_or_else(|| invalid_argument("expires_at", "expires_at is no valid time"))?,
-            )),
-            Some(v1::pause_loop_request::Expiry::ExpiresAfter(text)) => {
-                Some(Expiry::After(text.parse().map_err(|_| {
-                    invalid_argument(
-                        "expires_after",
-                        format!("{text:?} is no length of time; write for example 2h, 30m or 1d"),
-                    )
-                })?))
-            }
+            Some(v1::pause_loop_request::Expiry::ExpiresAt(time)) => Some(parse_expiry_at(*time)?),
+            Some(v1::pause_loop_request::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
         };
         let order = IncomingOrder { rpc: PAUSE, request: body, order: body.order.as_ref() }
             .parse(&caller, describe_target(of, provider.as_deref()))
@@ -105,15 +95,4 @@ fn parse_provider(text: &str) -> Result<Option<String>, Status> {
         return Err(invalid_argument("provider", "leave the provider out to mean the machines of all"));
     }
     Ok(Some(provider.to_owned()).filter(|provider| !provider.is_empty()))
-}
-
-/// Encodes a pause of a control loop.
-pub(super) fn encode_pause(pause: &Pause) -> v1::LoopPause {
-    v1::LoopPause {
-        provider: pause.provider.clone(),
-        reason: pause.reason.clone(),
-        paused_by: pause.by.clone(),
-        since: Some(encode_timestamp(pause.since)),
-        until: pause.until.map(encode_timestamp),
-    }
 }

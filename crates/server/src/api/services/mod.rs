@@ -15,9 +15,12 @@ pub mod cluster_kubernetes;
 pub mod clusters;
 pub mod credentials;
 pub mod fleet;
+mod kubernetes_messages;
 pub mod logs;
 pub mod loops;
+mod machine_filter;
 pub mod machines;
+mod order_fields;
 pub mod plan_service;
 pub mod updates;
 

@@ -9,7 +9,6 @@ use crate::api::caller::caller_of;
 use crate::api::closing_stream::ClosingStream;
 use crate::api::convert::{self, encode_timestamp};
 use crate::api::fleet_stream::{CHUNK_SIZE, FleetQueries, compute_blocking};
-use crate::api::services::loops;
 use bmdb::error::BmdbError;
 use bmdb::machine_lookup::machine_id;
 use model::issues::{Issue, find_issues};
@@ -161,7 +160,7 @@ fn plan_chunks(forecast: PlanResult, name: Option<&MachineName>, limit: usize) -
             .iter()
             .map(|pause| v1::PausedLoop {
                 name: pause.loop_kind.as_str().to_owned(),
-                pause: Some(loops::encode_pause(pause)),
+                pause: Some(convert::encode_pause(pause)),
             })
             .collect(),
     };

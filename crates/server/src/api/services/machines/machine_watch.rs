@@ -25,7 +25,6 @@ use futures::future::BoxFuture;
 use prost::Message as _;
 use sqlx::PgConnection;
 use tokio::sync::mpsc;
-use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 use uuid::Uuid;
@@ -35,6 +34,7 @@ use crate::api::caller::Caller;
 use crate::api::closing_stream::{Close, ClosingStream, closing_stream};
 use crate::api::context::ApiContext;
 use crate::api::convert::{self, encode_timestamp};
+use crate::api::stream_end::{StreamEnd, is_transient, send_within, wait_for_credential_end};
 use bmdb::error::BmdbError;
 use bmdb::inspect;
 use bmdb::listing::{self, ChangesUntil, Filter, ListedMachine, MachineCursor, PageBudget};
@@ -54,8 +54,6 @@ const MAX_RESUME_AGE: Duration = Duration::from_hours(1);
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(5);
 /// How long the database may be away, or too busy.
 const DATABASE_OUTAGE_LIMIT: Duration = Duration::from_secs(30);
-/// How long the check of the credential may fail.
-const CREDENTIAL_CHECK_LIMIT: Duration = Duration::from_secs(10);
 /// Number of buffered messages, and the longest wait for space in the buffer.
 const BUFFER_SIZE: usize = 64;
 const SEND_TIMEOUT: Duration = Duration::from_mins(1);
@@ -132,85 +130,6 @@ pub fn start_watch(
         drop(bid.send(farewell));
     });
     Ok(watched)
-}
-
-/// Waits until a credential is no longer active, or could not be checked for too long. A login to the database does not
-/// end while its connection exists.
-pub(in crate::api) async fn wait_for_credential_end(
-    site: &ApiContext,
-    credential: Option<Uuid>,
-) -> StreamEnd {
-    let Some(credential) = credential else { return std::future::pending().await };
-    // The middleware has just authenticated it.
-    let mut good_at = Instant::now();
-    loop {
-        tokio::time::sleep(POLL_INTERVAL).await;
-        let requested_at = Instant::now();
-        let answer = tokio::time::timeout_at(
-            good_at + CREDENTIAL_CHECK_LIMIT,
-            site.credential_checks.is_active(credential),
-        )
-        .await;
-        let answer = answer.unwrap_or_else(|_| {
-            let text = "it could not be found out for too long whether the credential of this stream is still \
-                        good; resume in a moment, or at another shepherd";
-            Err(error_status(Code::Unavailable, "UNAVAILABLE", text))
-        });
-        if matches!(answer, Ok(true)) {
-            good_at = requested_at;
-        }
-        if let Some(status) = credential_end_status(answer, good_at.elapsed()) {
-            return StreamEnd::Failed(status);
-        }
-    }
-}
-
-/// Status with which a stream ends after this check of its credential; `None` if it goes on. `unsure_for` is the time
-/// since the last successful check.
-fn credential_end_status(answer: Result<bool, Status>, unsure_for: Duration) -> Option<Status> {
-    match answer {
-        Ok(true) => None,
-        Ok(false) => {
-            let text = "the credential of this stream was revoked, or has expired";
-            Some(error_status(Code::Unauthenticated, "INVALID_CREDENTIAL", text))
-        }
-        Err(status) if is_transient(status.code(), unsure_for, CREDENTIAL_CHECK_LIMIT) => None,
-        Err(status) => Some(status),
-    }
-}
-
-/// Whether an error is retried, after failing for `lasted`.
-fn is_transient(code: Code, lasted: Duration, patience: Duration) -> bool {
-    code == Code::Unavailable && lasted < patience
-}
-
-/// Sends a message to the client if the buffer has space in time.
-pub(in crate::api) async fn send_within<T>(
-    tell: &mpsc::Sender<T>,
-    reported: T,
-    within: Duration,
-) -> Result<(), StreamEnd> {
-    match tell.send_timeout(reported, within).await {
-        Ok(()) => Ok(()),
-        Err(SendTimeoutError::Closed(_)) => Err(StreamEnd::ClientGone),
-        Err(SendTimeoutError::Timeout(_)) => {
-            let text = format!(
-                "you read too slowly: there was no room for another message for {} seconds; resume with \
-                 the last token you received, and read faster, or watch fewer machines",
-                within.as_secs()
-            );
-            Err(StreamEnd::Failed(error_status(Code::ResourceExhausted, "SLOW_READER", text)))
-        }
-    }
-}
-
-/// Why a watch, or another stream, ended.
-#[derive(Debug)]
-pub(in crate::api) enum StreamEnd {
-    /// The client has closed the stream.
-    ClientGone,
-    /// The stream ends with this status.
-    Failed(Status),
 }
 
 struct MachineWatch {
@@ -467,47 +386,5 @@ mod tests {
             assert_eq!(machine_digest(&machine, timer) == machine_digest(other, timer), same, "{name}");
         }
         assert_ne!(machine_digest(&machine, true), machine_digest(&machine, false), "it is due for good");
-    }
-
-    #[test]
-    fn credential_is_trusted_for_a_while_when_it_cannot_be_checked() {
-        let long = CREDENTIAL_CHECK_LIMIT + Duration::from_millis(1);
-        let away = || Err(Status::unavailable("away"));
-        for (answer, unsure_for, ends) in [
-            (Ok(true), Duration::ZERO, None),
-            (Ok(false), Duration::ZERO, Some(Code::Unauthenticated)),
-            (away(), Duration::ZERO, None),
-            (away(), CREDENTIAL_CHECK_LIMIT.saturating_sub(Duration::from_millis(1)), None),
-            (away(), CREDENTIAL_CHECK_LIMIT, Some(Code::Unavailable)),
-            (away(), long, Some(Code::Unavailable)),
-            (Err(Status::internal("corrupt")), Duration::ZERO, Some(Code::Internal)),
-        ] {
-            let text = format!("{answer:?} after {unsure_for:?}");
-            assert_eq!(credential_end_status(answer, unsure_for).map(|status| status.code()), ends, "{text}");
-        }
-    }
-
-    #[test]
-    fn only_transient_errors_are_retried_for_a_bounded_time() {
-        for (code, lasted, again) in [
-            (Code::Unavailable, Duration::ZERO, true),
-            (Code::Unavailable, DATABASE_OUTAGE_LIMIT, false),
-            (Code::Internal, Duration::ZERO, false),
-            (Code::OutOfRange, Duration::ZERO, false),
-        ] {
-            assert_eq!(is_transient(code, lasted, DATABASE_OUTAGE_LIMIT), again, "{code:?} {lasted:?}");
-        }
-    }
-
-    #[tokio::test]
-    async fn slow_reader_gets_an_error_that_names_resuming() {
-        let (tell, receiver) = mpsc::channel(1);
-        send_within(&tell, 1, Duration::ZERO).await.unwrap();
-        let end = send_within(&tell, 2, Duration::ZERO).await.unwrap_err();
-        let StreamEnd::Failed(status) = end else { panic!("somebody listens: {end:?}") };
-        assert_eq!(status.code(), Code::ResourceExhausted);
-        assert!(status.message().contains("resume"), "{status}");
-        drop(receiver);
-        assert!(matches!(send_within(&tell, 3, Duration::ZERO).await, Err(StreamEnd::ClientGone)));
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod describe;
 pub mod machine_watch;
+mod order_execution;
 pub mod power_orders;
 pub mod retirement_orders;
 
@@ -10,39 +11,36 @@ use std::collections::HashMap;
 use chrono::DateTime;
 use tonic::{Request, Response, Status};
 
-use crate::api::api_error::{bmdb_status, invalid_argument};
+use crate::api::api_error::bmdb_status;
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
-use crate::api::convert::{self, decode_timestamp, encode_timestamp};
+use crate::api::convert::{self, encode_timestamp};
 use crate::api::incoming_order::{IncomingOrder, encode_order_response};
 use crate::api::pagination;
-use crate::api::services::bulk_orders::{
-    parse_expiry_after, parse_hold_scope, parse_label_order, parse_priority_expiry, parse_priority_level,
+use crate::api::services::machine_filter::parse_filter;
+use crate::api::services::order_fields::{
+    parse_expiry_after, parse_expiry_at, parse_hold_scope, parse_label_order, parse_priority_level,
 };
-use crate::api::services::fleet::drop_surplus;
-use bmdb::action::{self, Expiry, OrderOutcome, format_attribution};
-use bmdb::audit::{self, OrderResult};
-use bmdb::facts::MachineSnapshot;
+use bmdb::action::{self, format_attribution};
+use bmdb::audit;
 use bmdb::inspect::{self, HistoryCursor};
-use bmdb::listing::{self, Filter, MachineCursor, PageBudget};
+use bmdb::listing::{self, MachineCursor, PageBudget};
 use bmdb::machine_lookup::machine_id;
 use bmdb::machine_order::MachineOrder;
 use bmdb::tags::list_tags;
-use bmdb::work::Decision;
-use model::label::LabelFilter;
-use model::machine_view::MachineName;
-use model::phase::{Phase, phase_of};
+use model::machine_view::{MachineName, MachineView};
+use model::phase::phase_of;
 use model::waits::{backoff_waits, postponement_waits};
 use model::why::explain_machine;
 use proto::fleet::v1;
 use proto::fleet::v1::machines_server::Machines;
 
+use order_execution::{actor_and_reason, execute_machine_order, execute_order};
+
 /// Machines that a page of a list examines at most, approximately. It bounds the cost of a page with any filter.
 pub const MAX_EXAMINED: usize = 4000;
 /// Most lines of history with the same time.
 const MAX_ENTRIES_PER_INSTANT: i64 = 100_000;
-/// Most values of one filter.
-const MAX_FILTER_VALUES: usize = 50;
 
 /// The gRPC service `Machines`.
 pub struct MachinesService {
@@ -171,7 +169,7 @@ impl Machines for MachinesService {
             .read(move |tx| Box::pin(async move { inspect::list_history(tx, id, after, limit + 1).await }))
             .await
             .map_err(bmdb_status)?;
-        let more = drop_surplus(&mut events, limit);
+        let more = pagination::drop_surplus(&mut events, limit);
         let next = HistoryCursor::after(after, &events).filter(|_| more);
         Ok(Response::new(v1::TimelineResponse {
             name: Some(convert::encode_machine_name(&name)),
@@ -199,15 +197,12 @@ impl Machines for MachinesService {
         let scope = parse_hold_scope(&body.scope)?;
         let until = match &body.expiry {
             None => None,
-            Some(v1::hold_request::Expiry::ExpiresAt(time)) => Some(Expiry::At(
-                decode_timestamp(*time)
-                    .ok_or_else(|| invalid_argument("expires_at", "expires_at is no valid time"))?,
-            )),
+            Some(v1::hold_request::Expiry::ExpiresAt(time)) => Some(parse_expiry_at(*time)?),
             Some(v1::hold_request::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
         };
         let order = IncomingOrder { rpc: HOLD, request: body, order: body.order.as_ref() };
         let (who, reason) = actor_and_reason(&request, body.order.as_ref())?;
-        self.execute_order(&request, &body.machine, order, move |snapshot| {
+        execute_order(&self.context, &request, &body.machine, order, move |snapshot| {
             action::hold_machine(snapshot, scope, &reason, &who, until)
         })
         .await
@@ -222,7 +217,7 @@ impl Machines for MachinesService {
         let order = IncomingOrder { rpc: RELEASE, request: body, order: body.order.as_ref() };
         let (who, reason) = actor_and_reason(&request, body.order.as_ref())?;
         let by = format_attribution(&who, Some(&reason));
-        self.execute_order(&request, &body.machine, order, move |snapshot| {
+        execute_order(&self.context, &request, &body.machine, order, move |snapshot| {
             action::release_machine(&snapshot.facts, quarantine, &by)
         })
         .await
@@ -233,7 +228,7 @@ impl Machines for MachinesService {
         let order = IncomingOrder { rpc: RETRY, request: body, order: body.order.as_ref() };
         let (who, reason) = actor_and_reason(&request, body.order.as_ref())?;
         let by = format_attribution(&who, Some(&reason));
-        self.execute_order(&request, &body.machine, order, move |snapshot| {
+        execute_order(&self.context, &request, &body.machine, order, move |snapshot| {
             action::retry_machine(&snapshot.facts, &by)
         })
         .await
@@ -245,7 +240,7 @@ impl Machines for MachinesService {
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
         let order = IncomingOrder { rpc: QUARANTINE, request: body, order: body.order.as_ref() };
-        self.execute_machine_order(&request, &body.machine, order, MachineOrder::Quarantine).await
+        execute_machine_order(&self.context, &request, &body.machine, order, MachineOrder::Quarantine).await
     }
 
     async fn label(&self, request: Request<v1::LabelRequest>) -> Result<Response<v1::OrderResponse>, Status> {
@@ -253,7 +248,7 @@ impl Machines for MachinesService {
         let set = body.set.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
         let each = parse_label_order(set, body.remove.clone())?;
         let order = IncomingOrder { rpc: LABEL, request: body, order: body.order.as_ref() };
-        self.execute_machine_order(&request, &body.machine, order, each).await
+        execute_machine_order(&self.context, &request, &body.machine, order, each).await
     }
 
     async fn prioritize(
@@ -264,12 +259,18 @@ impl Machines for MachinesService {
         let level = parse_priority_level(&body.level)?;
         let until = match &body.expiry {
             None => None,
-            Some(v1::prioritize_request::Expiry::ExpiresAt(time)) => Some(parse_priority_expiry(*time)?),
+            Some(v1::prioritize_request::Expiry::ExpiresAt(time)) => Some(parse_expiry_at(*time)?),
             Some(v1::prioritize_request::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
         };
         let order = IncomingOrder { rpc: PRIORITIZE, request: body, order: body.order.as_ref() };
-        self.execute_machine_order(&request, &body.machine, order, MachineOrder::Prioritize { level, until })
-            .await
+        execute_machine_order(
+            &self.context,
+            &request,
+            &body.machine,
+            order,
+            MachineOrder::Prioritize { level, until },
+        )
+        .await
     }
 
     async fn allow_host_key(
@@ -342,10 +343,7 @@ const PRIORITIZE: &str = "shepherd.fleet.v1.Machines/Prioritize";
 const ALLOW_HOST_KEY: &str = "shepherd.fleet.v1.Machines/AllowHostKey";
 
 impl MachinesService {
-    async fn read_machine_view(
-        &self,
-        name: &MachineName,
-    ) -> Result<model::machine_view::MachineView, Status> {
+    async fn read_machine_view(&self, name: &MachineName) -> Result<MachineView, Status> {
         let (id, bmdb) = (machine_id(name), self.context.read_pool.bmdb().clone());
         self.context
             .read_pool
@@ -356,57 +354,6 @@ impl MachinesService {
             .await
             .map_err(bmdb_status)
     }
-
-    /// Executes an order that also exists as a bulk order, for the machine that `text` names.
-    async fn execute_machine_order<M: prost::Message>(
-        &self,
-        request: &Request<M>,
-        text: &str,
-        incoming_order: IncomingOrder<'_, M>,
-        each: MachineOrder,
-    ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(request)?;
-        let name = self.context.find_machine(&caller, text).await?;
-        let order = incoming_order.parse(&caller, name.short_name())?;
-        let (dry_run, who) = (order.dry_run, caller.name().to_owned());
-        let carried = self
-            .context
-            .bmdb
-            .execute_machine_order(order, machine_id(&name), each, who)
-            .await
-            .map_err(bmdb_status)?;
-        Ok(Response::new(encode_order_response(Some(&name), dry_run, &carried)))
-    }
-
-    /// Executes an order for the machine that `text` names.
-    async fn execute_order<M: prost::Message>(
-        &self,
-        request: &Request<M>,
-        text: &str,
-        incoming_order: IncomingOrder<'_, M>,
-        decide: impl Fn(&MachineSnapshot) -> Decision<OrderOutcome> + Send + Sync + 'static,
-    ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(request)?;
-        let name = self.context.find_machine(&caller, text).await?;
-        let order = incoming_order.parse(&caller, name.short_name())?;
-        let dry_run = order.dry_run;
-        let carried: OrderResult = self
-            .context
-            .bmdb
-            .execute_on_machine(order, machine_id(&name), decide)
-            .await
-            .map_err(bmdb_status)?;
-        Ok(Response::new(encode_order_response(Some(&name), dry_run, &carried)))
-    }
-}
-
-/// The caller and the reason, as in the machine's history.
-pub(crate) fn actor_and_reason<M>(
-    request: &Request<M>,
-    order: Option<&v1::Order>,
-) -> Result<(String, String), Status> {
-    let who = caller_of(request)?.name().to_owned();
-    Ok((who, order.map(|order| order.reason.trim().to_owned()).unwrap_or_default()))
 }
 
 /// Encodes the cursor of a history: a time, and the number of lines with this time that were sent.
@@ -421,63 +368,6 @@ fn parse_history_cursor(text: &str) -> Option<HistoryCursor> {
     let at: i64 = at.parse().ok().filter(|at| *at >= 0)?;
     let number = message.parse().ok().filter(|number| (1..=MAX_ENTRIES_PER_INSTANT).contains(number))?;
     Some(HistoryCursor { at: DateTime::from_timestamp_micros(at)?, offset: number })
-}
-
-/// Validates the filter of a request.
-pub(super) fn parse_filter(machine_filter: Option<v1::MachineFilter>) -> Result<Filter, Status> {
-    let machine_filter = machine_filter.unwrap_or_default();
-    for phase in &machine_filter.phases {
-        if !Phase::ALL.iter().any(|known| known.as_str().eq_ignore_ascii_case(phase)) {
-            let known = Phase::ALL.map(Phase::as_str).join(", ");
-            return Err(invalid_argument(
-                "filter.phases",
-                format!("{phase:?} is no phase; there are {known}"),
-            ));
-        }
-    }
-    if machine_filter.labels.len() > MAX_FILTER_VALUES {
-        return Err(invalid_argument(
-            "filter",
-            format!("one of the filters has more than {MAX_FILTER_VALUES} values"),
-        ));
-    }
-    let labels = machine_filter.labels.iter().map(|text| LabelFilter::parse(text)).collect::<Result<_, _>>();
-    let filter = Filter {
-        labels: labels.map_err(|reason| invalid_argument("filter.labels", reason))?,
-        phases: machine_filter.phases,
-        providers: machine_filter.providers,
-        locations: machine_filter.locations,
-        tags: machine_filter.tags,
-        manufacturers: machine_filter.manufacturers,
-        products: machine_filter.products,
-    };
-    let all = [
-        &filter.phases,
-        &filter.providers,
-        &filter.locations,
-        &filter.tags,
-        &filter.manufacturers,
-        &filter.products,
-    ];
-    if all.iter().any(|values| values.len() > MAX_FILTER_VALUES) {
-        return Err(invalid_argument(
-            "filter",
-            format!("one of the filters has more than {MAX_FILTER_VALUES} values"),
-        ));
-    }
-    if let Some(tag) = filter.tags.iter().find(|tag| !is_fact_name(tag)) {
-        return Err(invalid_argument(
-            "filter.tags",
-            format!("{tag:?} is no name of a fact; they are as hold or agent_started"),
-        ));
-    }
-    Ok(filter)
-}
-
-fn is_fact_name(text: &str) -> bool {
-    !text.is_empty()
-        && text.len() <= 60
-        && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
 }
 
 #[cfg(test)]
