@@ -3,6 +3,8 @@
 //! The message is a sentence for people; code and details are for programs.
 
 use std::collections::HashMap;
+use std::error::Error as _;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,9 +104,41 @@ fn public_status(error: &BmdbError) -> Status {
         }
         _ => {
             tracing::error!(%error, "the API failed");
-            error_status(Code::Internal, "INTERNAL", "this shepherd failed to answer; its log says why")
+            internal_error()
         }
     }
+}
+
+/// A failure of this program itself: what it could not do, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{action}: {cause}")]
+struct InternalFailure {
+    action: &'static str,
+    cause: String,
+}
+
+/// Converts a failure of this program itself into a status. As with [`bmdb_status`], the cause goes to the log and not
+/// to the caller; it is the source of the status, which is not sent. `action` is a sentence, for example "the policy is
+/// no JSON".
+#[must_use]
+pub fn internal_status(action: &'static str, cause: &dyn fmt::Display) -> Status {
+    let cause = cause.to_string();
+    tracing::error!(error = cause, "{action}");
+    let mut status = internal_error();
+    status.set_source(Arc::new(InternalFailure { action, cause }));
+    status
+}
+
+/// The error behind a status, which is not sent; `None` if the status itself says what is wrong.
+#[must_use]
+pub fn cause_of(status: &Status) -> Option<String> {
+    let source = status.source()?;
+    let failure = source.downcast_ref::<InternalFailure>().map(ToString::to_string);
+    failure.or_else(|| source.downcast_ref::<BmdbError>().map(ToString::to_string))
+}
+
+fn internal_error() -> Status {
+    error_status(Code::Internal, "INTERNAL", "this shepherd failed to answer; its log says why")
 }
 
 /// The status for a query that the BMDB did not answer, and that changed nothing.

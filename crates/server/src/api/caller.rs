@@ -10,10 +10,9 @@ use prost::bytes::Bytes;
 use tonic::{Code, Request, Status};
 use uuid::Uuid;
 
-use crate::api::api_error::{error_status, invalid_argument};
+use crate::api::api_error::{cause_of, error_status, invalid_argument};
 use bmdb::audit::Actor;
 use bmdb::credential::AccessCredential;
-use bmdb::error::BmdbError;
 use model::access::{AccessRole, AccessScope};
 use model::process::UnknownName;
 
@@ -75,17 +74,14 @@ impl Caller {
         }
     }
 
-    /// The status as this caller gets it. A login to the database may know what the database answered, and has no log
-    /// of ours to look it up in.
+    /// The status as this caller gets it. A login to the database gets the error behind it: it may know what the
+    /// database answered, and no shepherd has a log of this call.
     #[must_use]
     pub fn reveal_cause(&self, status: Status) -> Status {
-        let cause = std::error::Error::source(&status).and_then(|source| source.downcast_ref::<BmdbError>());
-        match (self, cause) {
-            (Self::DatabaseLogin(_), Some(cause)) => Status::with_details(
-                status.code(),
-                cause.to_string(),
-                Bytes::copy_from_slice(status.details()),
-            ),
+        match (self, cause_of(&status)) {
+            (Self::DatabaseLogin(_), Some(cause)) => {
+                Status::with_details(status.code(), cause, Bytes::copy_from_slice(status.details()))
+            }
             _ => status,
         }
     }
@@ -102,4 +98,48 @@ pub fn caller_of<T>(request: &Request<T>) -> Result<Caller, Status> {
 /// Parses the name of a role in a request.
 pub fn parse_role(text: &str) -> Result<AccessRole, Status> {
     text.parse().map_err(|error: UnknownName| invalid_argument("role", error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use model::time::Timestamp;
+
+    use crate::api::api_error::internal_status;
+
+    #[test]
+    fn only_a_database_login_learns_the_cause_of_an_internal_failure() {
+        let status = || internal_status("the policy is no JSON", &"a key is no text");
+        let login = Caller::DatabaseLogin("kim@workstation".into());
+        let revealed = login.reveal_cause(status());
+        assert_eq!(
+            (revealed.code(), revealed.message()),
+            (Code::Internal, "the policy is no JSON: a key is no text")
+        );
+        assert_eq!(revealed.details(), status().details());
+
+        let client = Caller::Credential(Arc::new(AccessCredential {
+            id: Uuid::nil(),
+            kind: "token".to_owned(),
+            name: "kim".to_owned(),
+            role: AccessRole::Admin,
+            scope: AccessScope::Fleet,
+            created_at: Timestamp::UNIX_EPOCH,
+            created_by: "kim".to_owned(),
+            expires_at: None,
+            revoked_at: None,
+            revoked_by: None,
+            active: true,
+        }));
+        let refused = client.reveal_cause(status());
+        assert_eq!(refused.message(), "this shepherd failed to answer; its log says why");
+    }
+
+    #[test]
+    fn status_without_a_cause_is_the_same_for_a_database_login() {
+        let login = Caller::DatabaseLogin("kim@workstation".into());
+        let status = login.reveal_cause(invalid_argument("role", "there is no such role"));
+        assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "there is no such role"));
+    }
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tonic::{Code, Status};
 
-use crate::api::api_error::error_status;
+use crate::api::api_error::{error_status, internal_status};
 use crate::api::caller::Caller;
 use crate::api::closing_stream::{Close, ClosingStream, closing_stream};
 use crate::api::context::ApiContext;
@@ -113,10 +113,9 @@ async fn send_chunks<T: Send + 'static>(
 pub async fn compute_blocking<T: Send + 'static>(
     compute: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {
-    tokio::task::spawn_blocking(compute).await.map_err(|error| {
-        tracing::error!(%error, "an answer about the whole fleet could not be computed");
-        error_status(Code::Internal, "INTERNAL", "this shepherd failed to answer; its log says why")
-    })
+    tokio::task::spawn_blocking(compute)
+        .await
+        .map_err(|error| internal_status("an answer about the whole fleet could not be computed", &error))
 }
 
 fn too_many_queries() -> Status {
@@ -126,4 +125,22 @@ fn too_many_queries() -> Status {
         "this shepherd already computes as many plans and lists of issues as it can, or as many as it \
          accepts from one credential; try again in a moment, or use another shepherd",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn panic_of_a_computation_is_a_status_whose_cause_a_database_login_learns() {
+        let status = compute_blocking::<u8>(|| panic!("index 3")).await.unwrap_err();
+        assert_eq!(status.code(), Code::Internal);
+        assert!(!status.message().contains("panicked"), "{status}");
+        let revealed = Caller::DatabaseLogin("kim@workstation".into()).reveal_cause(status);
+        assert!(
+            revealed.message().starts_with("an answer about the whole fleet could not be computed: "),
+            "{revealed}"
+        );
+        assert!(revealed.message().contains("panicked") && !revealed.message().contains("log"), "{revealed}");
+    }
 }

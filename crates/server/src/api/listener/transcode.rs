@@ -30,7 +30,7 @@ use tonic::codegen::{Body as _, Service as _};
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
-use crate::api::api_error::{code_name, error_status, invalid_argument};
+use crate::api::api_error::{code_name, error_status, internal_status, invalid_argument};
 use crate::api::listener::auth::{AuthLayer, peer_of};
 use crate::api::services::request_limit;
 
@@ -169,10 +169,7 @@ struct ResponseMessages {
 impl ResponseMessages {
     /// The next message as JSON; `None` at the end.
     async fn next_message(&mut self) -> Result<Option<Value>, Status> {
-        let broken = |text: &str| {
-            tracing::error!(text, "an answer could not be made JSON");
-            error_status(Code::Internal, "INTERNAL", "this shepherd failed to answer; its log says why")
-        };
+        let broken = |text: &str| internal_status("an answer could not be made JSON", &text);
         loop {
             if let Some(mut head) = self.buffer.get(..FRAME_HEADER_BYTES) {
                 let compressed = head.get_u8() != 0;

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
-use crate::api::api_error::{bmdb_status, error_status, invalid_argument};
+use crate::api::api_error::{bmdb_status, internal_status, invalid_argument};
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::{self, encode_timestamp};
@@ -237,14 +237,8 @@ impl Policy for FleetService {
         let bmdb = self.context.read_pool.bmdb();
         bmdb.read_policy().await.map_err(bmdb_status)?;
         let (version, policy) = bmdb.policy();
-        let policy = serde_json::to_value(&*policy).map_err(|error| {
-            tracing::error!(%error, "the policy is no JSON");
-            error_status(
-                tonic::Code::Internal,
-                "INTERNAL",
-                "this shepherd failed to answer; its log says why",
-            )
-        })?;
+        let policy = serde_json::to_value(&*policy)
+            .map_err(|error| internal_status("the policy is no JSON", &error))?;
         Ok(Response::new(v1::GetPolicyResponse {
             version,
             policy: convert::encode_optional_struct(Some(&policy)),
