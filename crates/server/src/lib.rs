@@ -1,20 +1,35 @@
-//! Listeners: agent callback server, fleet [`api`], metrics.
+//! Server: the services of the fleet [`api`][], and what listens for agents, operators and Prometheus.
 //!
-//! # How a heartbeat comes in
+//! Three kinds of clients connect to a shepherd. Agents report and fetch what they need ([`callback`][]). Operators and
+//! their programs read the fleet and give orders ([`api`][]). Monitoring reads metrics and health
+//! ([`metrics_server`][]). Nothing is decided here. This crate checks who calls, whether the request has the
+//! right form, and how much one client may use. The BMDB and the model decide, and this crate encodes their answers.
 //!
-//! [`agent_acceptor`] accepts connections and runs handshakes concurrently, bounded by [`half_open`]. [`tls`] verifies
-//! that the peer has proven its key. [`callback_service`] checks form and rate, and answers in gRPC; the BMDB decides
-//! and stores. A connection without a heartbeat of a known agent is tolerated for a while ([`preauth`]). The response
-//! contains the logs that are requested of the machine, and [`log_validation`] checks the parts that it uploads.
-//! [`callback_server`] connects these and stops them in order, and [`endpoint_registration`] publishes the server. The
-//! server's own certificate comes from files, which are replaced in the order of [`certificate_rotation`], or from
-//! [`callback_ca`], one authority for all shepherds of a BMDB ([`server_certificate`]).
+//! # Modules
 //!
-//! # What an agent can do to us
+//! * [`callback`][]: the server of agents.
+//! * [`api`][]: the fleet API: its services, its network listener, and the same services in the process of
+//!   `shepherdctl`.
+//! * [`tls`][]: certificates, their rotation, and the verification of clients, for both.
+//! * [`endpoint_registration`][]: publishes the addresses of a listener in the BMDB for as long as it runs.
+//! * [`rate_limiter`][]: the rates of agents and operators.
+//! * [`metrics_server`][]: metrics and health.
+//! * [`error`][]: why a listener could not start.
 //!
-//! Anyone who reaches the port can open connections. So nothing here waits for a peer without a deadline, or uses
-//! memory for one without a bound. Anyone can also generate a key, so proving one means nothing until the BMDB has it.
-//! Errors name what is malformed, never what is known.
+//! # Invariants
+//!
+//! * Anyone who reaches the port of agents or of operators can open connections. So these servers do not wait for a
+//!   peer without a deadline, or use memory for one without a bound, and one source cannot use up what all share.
+//! * Anyone can generate a key. To prove one means nothing until the BMDB knows it.
+//! * Errors name what is malformed, never what is known. Details of a failure go to the log.
+//! * A server listens before it publishes itself. It stops in this order: no more connections, calls in progress are
+//!   answered, what waits is stored, the session is closed.
+//! * There is one implementation of every call of the fleet API.
+//!
+//! # Notes for the next implementor
+//!
+//! What listens is behind the feature `listeners`, which `shepherdctl` does not enable: it links neither a web server
+//! nor TLS for servers. Code that only a listener needs belongs below [`callback`][], [`tls`][] or [`api::listener`][].
 
 pub mod api;
 #[cfg(feature = "listeners")]

@@ -1,4 +1,4 @@
-//! HTTP server for Prometheus metrics and health checks.
+//! Prometheus endpoint: HTTP server for metrics and health checks.
 //!
 //! `/metrics` returns all metrics of this process as text: as OpenMetrics for clients that accept it, as Prometheus
 //! does, and in the older format for others. `/healthz` returns 200 while the BMDB answers, and 503 with a sentence

@@ -34,12 +34,12 @@ pub struct ClosingStream<T> {
     final_status: Option<Status>,
 }
 
-/// Creates a stream with a buffer for `room` messages, the sender of its messages and the sender of its end.
+/// Creates a stream with a buffer for `capacity` messages, the sender of its messages and the sender of its end.
 #[must_use]
-pub fn closing_stream<T>(room: usize) -> (mpsc::Sender<T>, oneshot::Sender<Close>, ClosingStream<T>) {
-    let (say, receiver) = mpsc::channel(room);
-    let (bid, end) = oneshot::channel();
-    (say, bid, ClosingStream { messages: receiver, close: Some(end), final_status: None })
+pub fn closing_stream<T>(capacity: usize) -> (mpsc::Sender<T>, oneshot::Sender<Close>, ClosingStream<T>) {
+    let (sender, receiver) = mpsc::channel(capacity);
+    let (close, end) = oneshot::channel();
+    (sender, close, ClosingStream { messages: receiver, close: Some(end), final_status: None })
 }
 
 impl<T> ClosingStream<T> {
@@ -57,9 +57,9 @@ impl<T> Stream for ClosingStream<T> {
         let this = &mut *self;
         // The end is checked before the buffered messages.
         if let Some(end) = &mut this.close
-            && let Poll::Ready(farewell) = Pin::new(end).poll(context)
+            && let Poll::Ready(end) = Pin::new(end).poll(context)
         {
-            match farewell {
+            match end {
                 Ok(Close::Now(status)) => {
                     this.finish_with(status);
                     while this.messages.try_recv().is_ok() {}
@@ -99,16 +99,16 @@ mod tests {
     }
 
     /// Reads a stream whose buffer is full when it ends.
-    async fn collect_stream(farewell: Close) -> Vec<Result<u8, Code>> {
-        let (say, bid, telling) = closing_stream(2);
+    async fn collect_stream(end: Close) -> Vec<Result<u8, Code>> {
+        let (sender, close, stream) = closing_stream(2);
         for value in [1, 2] {
-            say.try_send(value).unwrap();
+            sender.try_send(value).unwrap();
         }
-        assert!(say.try_send(3).is_err(), "the buffer is full");
-        bid.send(farewell).unwrap();
-        // `say` still exists: the end does not wait for it.
-        let result = telling.map(|outcome| outcome.map_err(|status| status.code())).collect().await;
-        drop(say);
+        assert!(sender.try_send(3).is_err(), "the buffer is full");
+        close.send(end).unwrap();
+        // `sender` still exists: the end does not wait for it.
+        let result = stream.map(|outcome| outcome.map_err(|status| status.code())).collect().await;
+        drop(sender);
         result
     }
 
@@ -130,20 +130,20 @@ mod tests {
 
     #[tokio::test]
     async fn close_is_awaited_after_the_last_message() {
-        let (say, bid, telling) = closing_stream::<u8>(1);
-        drop(say);
-        let reading = tokio::spawn(telling.collect::<Vec<_>>());
+        let (sender, close, stream) = closing_stream::<u8>(1);
+        drop(sender);
+        let reading = tokio::spawn(stream.collect::<Vec<_>>());
         tokio::task::yield_now().await;
-        bid.send(Close::AfterDrain(close_status())).unwrap();
+        close.send(Close::AfterDrain(close_status())).unwrap();
         assert_eq!(reading.await.unwrap().len(), 1);
     }
 
     #[tokio::test]
     async fn stream_without_a_close_ends_with_an_error() {
-        let (say, bid, telling) = closing_stream::<u8>(1);
-        say.try_send(1).unwrap();
-        drop((say, bid));
-        let all: Vec<_> = telling.collect().await;
+        let (sender, close, stream) = closing_stream::<u8>(1);
+        sender.try_send(1).unwrap();
+        drop((sender, close));
+        let all: Vec<_> = stream.collect().await;
         assert!(matches!(&all[..], [Ok(1), Err(status)] if status.code() == Code::Internal), "{all:?}");
     }
 }

@@ -6,10 +6,8 @@
 //! and is then sent in chunks.
 //!
 //! The cost is bounded: a limited number of queries runs at once on this server, a limited number waits, and one
-//! credential may have a quarter of all. A stream ends as a watch does ([`stream_end`]): with the server, with
+//! credential may have a quarter of all. A stream ends as a watch does (`stream_end.rs`): with the server, with
 //! its credential, or when the client is gone or reads too slowly.
-//!
-//! [`stream_end`]: crate::api::stream_end
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,12 +43,8 @@ pub struct FleetQueries {
 impl FleetQueries {
     /// Creates the queries with the context of the services.
     #[must_use]
-    pub fn new(site: ApiContext) -> Self {
-        Self {
-            context: site,
-            limits: StreamLimits::new(MAX_PENDING),
-            slots: Arc::new(Semaphore::new(MAX_RUNNING)),
-        }
+    pub fn new(context: ApiContext) -> Self {
+        Self { context, limits: StreamLimits::new(MAX_PENDING), slots: Arc::new(Semaphore::new(MAX_RUNNING)) }
     }
 
     /// Context shared by all services.
@@ -66,20 +60,20 @@ impl FleetQueries {
         F: Future<Output = Result<Vec<T>, Status>> + Send + 'static,
     {
         let credential = caller.credential_id();
-        let place = self.limits.acquire(credential).map_err(|_| too_many_queries())?;
-        let (tell, bid, reported) = closing_stream(BUFFER_SIZE);
-        let (site, turns, listened) = (self.context.clone(), self.slots.clone(), tell.clone());
+        let permit = self.limits.acquire(credential).map_err(|_| too_many_queries())?;
+        let (sender, close, stream) = closing_stream(BUFFER_SIZE);
+        let (context, slots, probe) = (self.context.clone(), self.slots.clone(), sender.clone());
         let caller = caller.clone();
         tokio::spawn(async move {
-            let ended = site.stop.run_until_cancelled(async {
+            let ended = context.stop.run_until_cancelled(async {
                 tokio::select! {
-                    end = send_chunks(turns, place, tell, find) => end,
+                    end = send_chunks(slots, permit, sender, find) => end,
                     // Checked concurrently, because sending may wait for the client.
-                    end = wait_for_credential_end(&site, credential) => Err(end),
-                    () = listened.closed() => Err(StreamEnd::ClientGone),
+                    end = wait_for_credential_end(&context, credential) => Err(end),
+                    () = probe.closed() => Err(StreamEnd::ClientGone),
                 }
             });
-            let farewell = match ended.await {
+            let end = match ended.await {
                 None => {
                     let output = "this shepherd stops; ask another one";
                     Close::Now(error_status(Code::Unavailable, "UNAVAILABLE", output))
@@ -89,22 +83,22 @@ impl FleetQueries {
                 Some(Err(StreamEnd::Failed(status))) => Close::Now(caller.reveal_cause(status)),
             };
             // The send fails only if the client is gone.
-            drop(bid.send(farewell));
+            drop(close.send(end));
         });
-        Ok(reported)
+        Ok(stream)
     }
 }
 
 async fn send_chunks<T: Send + 'static>(
-    turns: Arc<Semaphore>,
-    _place: StreamPermit,
-    tell: tokio::sync::mpsc::Sender<T>,
+    slots: Arc<Semaphore>,
+    _permit: StreamPermit,
+    sender: tokio::sync::mpsc::Sender<T>,
     find: impl Future<Output = Result<Vec<T>, Status>> + Send,
 ) -> Result<(), StreamEnd> {
     // Nobody closes the semaphore, so this cannot fail.
-    let _turn = turns.acquire_owned().await;
-    for piece in find.await.map_err(StreamEnd::Failed)? {
-        send_within(&tell, piece, SEND_TIMEOUT).await?;
+    let _slot = slots.acquire_owned().await;
+    for chunk in find.await.map_err(StreamEnd::Failed)? {
+        send_within(&sender, chunk, SEND_TIMEOUT).await?;
     }
     Ok(())
 }

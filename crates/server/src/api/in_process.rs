@@ -4,8 +4,8 @@
 //! this channel. Calls are encoded and decoded as over the network, but no socket is opened, and one connection to the
 //! database suffices. The caller is [`Caller::DatabaseLogin`], which needs no credential of ours.
 //!
-//! No service may hold the one connection while it waits for another one. Errors contain what the database answered
-//! ([`Caller::reveal_cause`]), because there is no log of a server to look it up in.
+//! No service may hold the one connection while it waits for another one. Errors contain their cause, for example what
+//! the database answered ([`Caller::reveal_cause`]), because there is no log of a server to look it up in.
 
 use std::convert::Infallible;
 use std::sync::Arc;

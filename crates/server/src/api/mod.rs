@@ -1,35 +1,40 @@
-//! Fleet API: gRPC and JSON for operators.
+//! Fleet API: services for operators, over gRPC, JSON, and in the process of `shepherdctl`.
 //!
-//! # How a call comes in
+//! Every question and every order of an operator goes through the services of this module. There are two ways to them.
+//! The network `listener` authenticates a call by its credential. `shepherdctl --bmdb_url` runs the same services in
+//! its own process ([`in_process`][]), with the rights of an admin, because a user who may write to the database can
+//! change everything in it. Both check the same table ([`authorization`][]) and call the same entrance
+//! ([`services`][]).
 //!
-//! `listener` accepts TLS connections, with or without a client certificate. A gRPC call goes to the service of its
-//! path. `transcode` converts a JSON call into the same gRPC call by the descriptors, and converts the response
-//! back. Both pass through `auth`: it finds the credential, and checks it against the one table of [`authorization`].
-//! [`services`] then finds the service by the path of the call.
+//! # How a call is answered
 //!
-//! `shepherdctl --bmdb_url` runs the same services in its own process ([`in_process`]), checked against the same table
-//! with the rights of an admin. There is no other way to a service.
+//! 1. A [`Caller`](caller::Caller) is attached to the call: who makes it, with which role, and for which machines.
+//! 2. The service validates the request ([`validate`][], [`pagination`][]). An error names the field ([`api_error`][]).
+//! 3. A query reads through [`ReadPool`](bmdb::read_pool::ReadPool), a bounded pool of its own. An order
+//!    ([`incoming_order`][]) goes through one function of [`Bmdb`](bmdb::connection::Bmdb) that decides, carries it out
+//!    and writes the audit in one transaction.
+//! 4. [`convert`][] encodes the result.
 //!
-//! * [`machines`], [`fleet`], [`credentials`], [`audits`]: the services. They read through
-//!   [`ReadPool`](bmdb::read_pool::ReadPool), a bounded pool of their own, and give orders through
-//!   [`Bmdb::execute_on_machine`](bmdb::connection::Bmdb::execute_on_machine), which writes the audit.
-//! * [`plan_service`], [`describe`]: what is computed from all machines, sent in chunks by [`fleet_stream`], and
-//!   everything about one machine.
-//! * [`machine_watch`]: streams, which end with the credential that opened them. [`closing_stream`] defines how they
-//!   end, [`stream_limits`] how many there may be.
-//! * `openapi`: the same descriptors as an OpenAPI document.
-//! * [`validate`], [`pagination`]: checks of a request before anything else is done with it.
-//! * [`api_error`]: errors as sentences, with the standard details of gRPC.
+//! Some answers are streams. Watches send changes until they end. A plan or a list of issues is computed from all
+//! machines and sent in chunks ([`fleet_stream`][]). A stream ends with the server, with its credential
+//! ([`credential_checks`][]), or when its client is gone or reads too slowly (`stream_end`). [`closing_stream`][]
+//! defines how it ends, [`stream_limits`][] how many there may be.
 //!
-//! # What a caller can do to us
+//! # Invariants
 //!
-//! Nothing is decided here that the engine does not decide for itself. A caller can use a bounded number of
-//! connections and watches, a bounded rate of calls, and database queries of bounded duration. A list is read in
-//! pages, and a page examines a bounded number of machines. Queries over all machines run for a bounded number of
-//! callers at once. A caller without a credential is rejected by the headers of the call, and nothing more of the call
-//! is read.
+//! * Nothing is decided here that the engine does not decide for itself.
+//! * A caller can use a bounded number of connections and streams, a bounded rate of calls, and queries of bounded
+//!   duration. A list is read in pages, and a page examines a bounded number of machines.
+//! * An order has a reason, and an idempotency key unless it is a dry run. It is in the audit.
+//! * The scope of a credential is checked wherever a machine is named or listed.
+//! * The cause of an internal failure goes to the log. Only a login to the database gets it, since no shepherd has a
+//!   log of its call.
 //!
-//! What listens exists only in the service: `shepherdctl` links neither a web server nor reflection.
+//! # Notes for the next implementor
+//!
+//! `CONTRIBUTING.md` has the steps for a new call. A call that has no row in the table is rejected, and a test fails
+//! for it. A service must not hold a connection to the database while it waits for another one: in the process of
+//! `shepherdctl` there is only one.
 
 pub mod api_error;
 pub mod authorization;

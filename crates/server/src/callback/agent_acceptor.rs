@@ -93,7 +93,7 @@ pub async fn accept_agents(
     accepted: mpsc::Sender<AgentStream>,
     stop: CancellationToken,
 ) {
-    let door = Arc::new(AgentAcceptor {
+    let acceptor = Arc::new(AgentAcceptor {
         acceptor: TlsAcceptor::from(config),
         limits,
         metrics,
@@ -110,12 +110,12 @@ pub async fn accept_agents(
             Some(_) = handshakes.join_next() => {}
             connection = listener.accept() => match connection {
                 Ok((stream, address)) => {
-                    handshakes.spawn(door.clone().handle_connection(stream, address));
+                    handshakes.spawn(acceptor.clone().handle_connection(stream, address));
                 }
                 // Usually "too many open files". The pause lets some connections end.
                 Err(error) => {
                     tracing::warn!(%error, "cannot take a connection");
-                    door.count_failure("accept");
+                    acceptor.count_failure("accept");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             },
@@ -136,7 +136,7 @@ struct AgentAcceptor {
 impl AgentAcceptor {
     async fn handle_connection(self: Arc<Self>, stream: TcpStream, address: SocketAddr) {
         match self.accept_tls(stream, address).await {
-            Ok(newcomer) => self.await_authentication(newcomer, address).await,
+            Ok(pending) => self.await_authentication(pending, address).await,
             Err(reason) => {
                 tracing::debug!(%address, reason, "a handshake failed");
                 self.count_failure(reason);
@@ -145,19 +145,19 @@ impl AgentAcceptor {
     }
 
     /// Passes a stream on, and closes it if it does not authenticate.
-    async fn await_authentication(&self, newcomer: PreAuthStream, address: SocketAddr) {
-        let PreAuthStream { stream, preauth: awaited, close: expel } = newcomer;
+    async fn await_authentication(&self, pending: PreAuthStream, address: SocketAddr) {
+        let PreAuthStream { stream, preauth, close } = pending;
         let ticket = self.with_preauth(|open| open.admit(PeerNetwork::from_address(address.ip())));
         // The receiver is dropped when the server is stopping.
         drop(self.accepted.send(stream).await);
-        let ended = awaited.wait_for_auth(self.limits.preauth_timeouts, &ticket.evicted).await;
+        let ended = preauth.wait_for_auth(self.limits.preauth_timeouts, &ticket.evicted).await;
         self.with_preauth(|open| open.remove(&ticket));
         let reason = match ended {
             PreAuthOutcome::Authenticated | PreAuthOutcome::Closed => return,
             PreAuthOutcome::Evicted => "evicted",
             PreAuthOutcome::TimedOut => "unauthenticated",
         };
-        expel.cancel();
+        close.cancel();
         tracing::debug!(%address, reason, "a connection that proved no agent was closed");
         self.metrics.agent_connections_closed.get_or_create(&ByReason { reason }).inc();
     }
@@ -182,12 +182,12 @@ impl AgentAcceptor {
         let public_key = certificate.and_then(|der| verified_agent_key(der).ok()).ok_or("certificate")?;
         let permit = self.permits.clone().try_acquire_owned().map_err(|_| "full")?;
         self.metrics.agent_connections.inc();
-        let (proof, awaited) = PreAuthGuard::new();
-        let peer = AgentPeer { public_key, address, preauth: Arc::new(proof) };
-        let expel = CancellationToken::new();
+        let (guard, preauth) = PreAuthGuard::new();
+        let peer = AgentPeer { public_key, address, preauth: Arc::new(guard) };
+        let close = CancellationToken::new();
         let counted = ConnectionGuard { metrics: self.metrics.clone(), _permit: permit };
-        let stream = TrackedConnection::new(stream, peer, expel.clone(), counted);
-        Ok(PreAuthStream { stream, preauth: awaited, close: expel })
+        let stream = TrackedConnection::new(stream, peer, close.clone(), counted);
+        Ok(PreAuthStream { stream, preauth, close })
     }
 
     fn with_preauth<T>(&self, change: impl FnOnce(&mut HalfOpenSet) -> T) -> T {

@@ -123,23 +123,23 @@ pub async fn serve_agents(
     let config = agent_server_config(certificate.served.clone())?;
     bmdb.read_policy().await?;
     let known = {
-        let (endpoints, shown) = (endpoints.clone(), certificate.served.clone());
-        move || serde_json::json!({ "endpoints": endpoints, "certificate_ends": served_expiry_text(&shown) })
+        let (endpoints, served) = (endpoints.clone(), certificate.served.clone());
+        move || serde_json::json!({ "endpoints": endpoints, "certificate_ends": served_expiry_text(&served) })
     };
-    let presence = EndpointRegistration::new(sessions.clone(), COMPONENT, known, metrics.clone());
-    let session = presence.start_session().await?;
+    let registration = EndpointRegistration::new(sessions.clone(), COMPONENT, known, metrics.clone());
+    let session = registration.start_session().await?;
 
-    let look_again = settings.renewal.check_interval;
+    let check_interval = settings.renewal.check_interval;
     let authorities = certificate.subscribe_ca_certificates();
     let (sender, endpoints_alive) = watch::channel(endpoints.clone());
-    let rates = Arc::new(CallRateLimiter::new(settings.agent_rate));
+    let rate_limiter = Arc::new(CallRateLimiter::new(settings.agent_rate));
     let (heartbeats, group_commit) = HeartbeatQueue::new(bmdb.clone(), sessions.process(), metrics.clone());
     let service = CallbackService {
         heartbeats,
         bmdb: bmdb.clone(),
         endpoints: endpoints_alive,
         ca_certificates: authorities.clone(),
-        rate_limiter: rates.clone(),
+        rate_limiter: rate_limiter.clone(),
         downloads: FileDownloads::new(
             file_sources(&bmdb, settings.secrets.as_ref()),
             metrics.clone(),
@@ -153,9 +153,9 @@ pub async fn serve_agents(
     let ended = tokio::spawn(run_server(CallbackServerTasks {
         acceptor: tokio::spawn(accepting),
         certificate_renewal: tokio::spawn(certificate.run_renewal(settings.renewal, stop.clone())),
-        rate_limit_sweep: tokio::spawn(sweep_rate_limits(rates, stop.clone())),
+        rate_limit_sweep: tokio::spawn(sweep_rate_limits(rate_limiter, stop.clone())),
         endpoint_refresh: tokio::spawn(refresh_endpoints(bmdb, endpoints.clone(), sender, stop.clone())),
-        registration: tokio::spawn(presence.keep_registered(session, look_again, stop.clone())),
+        registration: tokio::spawn(registration.keep_registered(session, check_interval, stop.clone())),
         connections,
         service,
         group_commit,
@@ -268,8 +268,8 @@ async fn refresh_endpoints(
     }
 }
 
-async fn sweep_rate_limits(rates: Arc<CallRateLimiter>, stop: CancellationToken) {
+async fn sweep_rate_limits(rate_limiter: Arc<CallRateLimiter>, stop: CancellationToken) {
     while stop.run_until_cancelled(tokio::time::sleep(RATE_LIMIT_SWEEP_INTERVAL)).await.is_some() {
-        rates.forget_idle();
+        rate_limiter.forget_idle();
     }
 }

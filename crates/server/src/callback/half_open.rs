@@ -1,5 +1,6 @@
-//! Limit on half-open connections per network; the oldest is evicted. The same limit is used for connections that have
-//! finished the handshake but proven no agent yet.
+//! Limit on half-open connections per network: the oldest is evicted.
+//!
+//! The same limit is used for connections that have finished the handshake but proven no agent yet.
 //!
 //! A silent connection costs its sender nothing and us memory until its deadline. Rejecting new connections at the
 //! limit would give control to a peer that opens a thousand: nobody else gets in until they time out. So the new

@@ -1,4 +1,5 @@
-//! Validate and parse heartbeat requests. The code is pure, and does not check who sent the heartbeat.
+//! Heartbeat validation: checks each field of a request and parses it. The code is pure, and does not check who sent
+//! the heartbeat.
 
 use prost::Message as _;
 use uuid::Uuid;

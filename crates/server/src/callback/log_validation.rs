@@ -1,4 +1,4 @@
-//! Validate and sanitize uploaded log parts. The code is pure.
+//! Log validation: checks and sanitizes the parts of logs that machines upload. The code is pure.
 //!
 //! A service may write any text. It is shown on a terminal and stored in a text column, so control characters are
 //! replaced by spaces here, for every reader alike. Only the line feed and the tab stay.

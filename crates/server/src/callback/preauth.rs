@@ -70,42 +70,42 @@ impl PreAuthGuard {
 
     /// Records that a heartbeat's machine id and key belong together.
     pub fn mark_authenticated(&self) {
-        self.0.send_if_modified(|standing| {
-            std::mem::replace(standing, AuthState::Authenticated) != AuthState::Authenticated
+        self.0.send_if_modified(|state| {
+            std::mem::replace(state, AuthState::Authenticated) != AuthState::Authenticated
         });
     }
 
     /// Records that a heartbeat could not be checked.
     pub fn defer(&self) {
-        self.0.send_if_modified(|standing| {
-            let counts = *standing != AuthState::Authenticated;
-            if counts {
-                *standing = AuthState::Deferred;
+        self.0.send_if_modified(|state| {
+            let changes = *state != AuthState::Authenticated;
+            if changes {
+                *state = AuthState::Deferred;
             }
-            counts
+            changes
         });
     }
 }
 
 impl PreAuthWatcher {
-    /// Waits for authentication, at most as long as `patience` allows and only until `gives_way` is cancelled.
+    /// Waits for authentication, at most as long as `timeouts` allow and only until `evicted` is cancelled.
     pub async fn wait_for_auth(
         mut self,
-        patience: PreAuthTimeouts,
-        gives_way: &CancellationToken,
+        timeouts: PreAuthTimeouts,
+        evicted: &CancellationToken,
     ) -> PreAuthOutcome {
-        let mut limit = patience.first_heartbeat;
+        let mut limit = timeouts.first_heartbeat;
         loop {
             let changed = tokio::select! {
                 changed = timeout(limit, self.0.changed()) => changed,
-                () = gives_way.cancelled() => return PreAuthOutcome::Evicted,
+                () = evicted.cancelled() => return PreAuthOutcome::Evicted,
             };
             match changed {
                 Err(_) => return PreAuthOutcome::TimedOut,
                 Ok(Err(_)) => return PreAuthOutcome::Closed,
                 Ok(Ok(())) => match *self.0.borrow_and_update() {
                     AuthState::Authenticated => return PreAuthOutcome::Authenticated,
-                    AuthState::Deferred | AuthState::Unauthenticated => limit = patience.after_deferral,
+                    AuthState::Deferred | AuthState::Unauthenticated => limit = timeouts.after_deferral,
                 },
             }
         }
@@ -125,8 +125,8 @@ mod tests {
         first_heartbeat: Duration,
         excused: Duration,
     ) -> PreAuthOutcome {
-        let patience = PreAuthTimeouts { first_heartbeat, after_deferral: excused };
-        let ended = timeout(FAR_TOO_LONG, awaited.wait_for_auth(patience, &CancellationToken::new())).await;
+        let timeouts = PreAuthTimeouts { first_heartbeat, after_deferral: excused };
+        let ended = timeout(FAR_TOO_LONG, awaited.wait_for_auth(timeouts, &CancellationToken::new())).await;
         ended.expect("it waits by the wrong limit")
     }
 
@@ -157,9 +157,9 @@ mod tests {
     #[tokio::test]
     async fn evicted_connection_ends_at_once() {
         let (_silent, awaited) = PreAuthGuard::new();
-        let gives_way = CancellationToken::new();
-        gives_way.cancel();
-        let patience = PreAuthTimeouts { first_heartbeat: LONG, after_deferral: LONG };
-        assert_eq!(awaited.wait_for_auth(patience, &gives_way).await, PreAuthOutcome::Evicted);
+        let evicted = CancellationToken::new();
+        evicted.cancel();
+        let timeouts = PreAuthTimeouts { first_heartbeat: LONG, after_deferral: LONG };
+        assert_eq!(awaited.wait_for_auth(timeouts, &evicted).await, PreAuthOutcome::Evicted);
     }
 }

@@ -1,5 +1,6 @@
-//! Certificate rotation: announce a new CA before serving its certificate, so that no agent is lost when another party
-//! renews the certificate.
+//! Certificate rotation: announce a new CA before its certificate is served.
+//!
+//! So no agent is lost when another party renews the certificate.
 //!
 //! An agent trusts the CA certificates that it has received, and receives others only over a connection that it
 //! trusts. A renewed certificate may not chain to any of them (a self-signed pair is its own CA). Then the new CA is
@@ -37,25 +38,19 @@ pub struct CertificateRotationStep {
 /// Plans the step after a check. `None` if the files require agents to use their own trust stores while CAs are
 /// announced, because an agent with CAs cannot be switched back.
 #[must_use]
-pub fn plan_rotation(look: &CertificateRotationInput<'_>) -> Option<CertificateRotationStep> {
-    let CertificateRotationInput {
-        candidate: found,
-        ca_certificates: authorities,
-        served: shown,
-        announced: bytes,
-        expires_soon: ends_soon,
-    } = look;
-    let another = found != shown;
-    if another && authorities.is_empty() && !bytes.is_empty() {
+pub fn plan_rotation(input: &CertificateRotationInput<'_>) -> Option<CertificateRotationStep> {
+    let CertificateRotationInput { candidate, ca_certificates, served, announced, expires_soon } = input;
+    let renewed = candidate != served;
+    if renewed && ca_certificates.is_empty() && !announced.is_empty() {
         return None;
     }
-    let news = authorities.iter().any(|authority| !bytes.contains(authority));
-    let mut tell = authorities.to_vec();
-    if news || another {
-        tell.extend(bytes.iter().filter(|authority| !authorities.contains(authority)).cloned());
+    let new_ca = ca_certificates.iter().any(|ca| !announced.contains(ca));
+    let mut announce = ca_certificates.to_vec();
+    if new_ca || renewed {
+        announce.extend(announced.iter().filter(|ca| !ca_certificates.contains(ca)).cloned());
     }
-    let tell = (tell.as_slice() != *bytes).then_some(tell);
-    Some(CertificateRotationStep { serve_candidate: another && (!news || *ends_soon), announce: tell })
+    let announce = (announce.as_slice() != *announced).then_some(announce);
+    Some(CertificateRotationStep { serve_candidate: renewed && (!new_ca || *expires_soon), announce })
 }
 
 #[cfg(test)]

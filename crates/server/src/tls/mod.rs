@@ -1,4 +1,20 @@
-//! TLS of the listeners: configuration, certificates and connections.
+//! TLS of the listeners: certificates, their rotation, and the verification of clients.
+//!
+//! Both sides prove a key, and neither needs a public certificate authority. A server has a certificate from files, or
+//! from an authority that all shepherds of a BMDB share ([`callback_ca`][]). A client has an Ed25519 key in a
+//! certificate that it signed itself ([`client_verifier`][]); whose key it is, the BMDB decides.
+//!
+//! * [`server_config`][]: the configuration of TLS, and a served certificate that can be replaced.
+//! * [`server_certificate`][]: loads, issues and renews the certificate that is served.
+//! * [`certificate_rotation`][]: the order in which a new certificate and its authority reach agents. Pure.
+//! * [`tracked_connection`][]: an accepted connection, with what is known of its peer, that can be closed from outside.
+//!
+//! # Invariants
+//!
+//! * TLS 1.3 only, and no session resumption: every connection proves its key by a new signature.
+//! * A certificate that no agent would accept yet is not served, unless the old one expires before the next check.
+//! * A pair of files that cannot be used leaves the old certificate in place.
+//! * The private key of an issued certificate never leaves the memory of the process.
 
 pub mod callback_ca;
 pub mod certificate_rotation;

@@ -130,13 +130,13 @@ pub async fn serve_api(
     let config = operator_server_config(certificate.served.clone())?;
     let authorities = certificate.subscribe_ca_certificates();
     let ca_certificates = authorities.borrow().clone();
-    let contracts = DescriptorPool::decode(DESCRIPTORS)
+    let descriptors = DescriptorPool::decode(DESCRIPTORS)
         .map_err(|error| ServerError::ApiDescriptors(error.to_string()))?;
-    let looks = ReadPool::connect(&bmdb, settings.read_pool_connections).await?;
-    let first_looks = ReadPool::connect(&bmdb, settings.auth_pool_connections).await?;
-    let checks = CredentialChecks::new(first_looks.clone());
-    let door = Arc::new(AuthLayer::new(
-        first_looks.clone(),
+    let read_pool = ReadPool::connect(&bmdb, settings.read_pool_connections).await?;
+    let auth_pool = ReadPool::connect(&bmdb, settings.auth_pool_connections).await?;
+    let checks = CredentialChecks::new(auth_pool.clone());
+    let auth = Arc::new(AuthLayer::new(
+        auth_pool.clone(),
         checks.clone(),
         settings.rates,
         metrics.clone(),
@@ -144,53 +144,53 @@ pub async fn serve_api(
     ));
     let context = ApiContext {
         bmdb,
-        read_pool: looks.clone(),
-        auth_pool: first_looks.clone(),
+        read_pool: read_pool.clone(),
+        auth_pool: auth_pool.clone(),
         credential_checks: checks,
         watch_limits: StreamLimits::new(settings.max_watches),
         stop: stop.clone(),
     };
-    let (health, router) = build_router(&context, door.clone(), &contracts)?;
+    let (health, router) = build_router(&context, auth.clone(), &descriptors)?;
 
     // Clients that have the authority's certificates can verify any certificate that is served.
-    let known = {
-        let (endpoints, shown) = (endpoints.clone(), certificate.served.clone());
+    let details = {
+        let (endpoints, served) = (endpoints.clone(), certificate.served.clone());
         move || {
             let authorities: Vec<String> =
                 authorities.borrow().iter().map(|der| STANDARD.encode(der)).collect();
             serde_json::json!({
                 "endpoints": endpoints,
                 "ca_certificates": authorities,
-                "certificate_ends": served_expiry_text(&shown),
+                "certificate_ends": served_expiry_text(&served),
             })
         }
     };
-    let look_again = settings.renewal.check_interval;
-    let presence = EndpointRegistration::new(sessions.clone(), COMPONENT, known, metrics);
-    let session = presence.start_session().await?;
+    let check_interval = settings.renewal.check_interval;
+    let registration = EndpointRegistration::new(sessions.clone(), COMPONENT, details, metrics);
+    let session = registration.start_session().await?;
     let (accepted, connections) = mpsc::channel(64);
     let accepting = accept_operators(listener, config, settings.max_connections, accepted, stop.clone());
-    let ended = tokio::spawn(run_server(ApiServerTasks {
+    let task = tokio::spawn(run_server(ApiServerTasks {
         acceptor: tokio::spawn(accepting),
         certificate_renewal: tokio::spawn(certificate.run_renewal(settings.renewal, stop.clone())),
-        rate_limit_sweep: tokio::spawn(sweep_rate_limits(door, stop.clone())),
-        registration: tokio::spawn(presence.keep_registered(session, look_again, stop.clone())),
+        rate_limit_sweep: tokio::spawn(sweep_rate_limits(auth, stop.clone())),
+        registration: tokio::spawn(registration.keep_registered(session, check_interval, stop.clone())),
         connections,
         router,
         health,
         sessions,
-        read_pools: [looks, first_looks],
+        read_pools: [read_pool, auth_pool],
         stop,
     }));
     tracing::info!(%local_addr, ?endpoints, "answering operators");
-    Ok(ApiServer { local_addr, ca_certificates, task: ended })
+    Ok(ApiServer { local_addr, ca_certificates, task })
 }
 
 /// All routes: the gRPC services behind authentication, the same as JSON, and the health service.
 fn build_router(
     context: &ApiContext,
-    door: Arc<AuthLayer>,
-    contracts: &DescriptorPool,
+    auth: Arc<AuthLayer>,
+    descriptors: &DescriptorPool,
 ) -> Result<(HealthReporter, Router), ServerError> {
     let unreadable = |error: tonic_reflection::server::Error| ServerError::ApiDescriptors(error.to_string());
     let reflection = || {
@@ -205,9 +205,9 @@ fn build_router(
         .prepare()
         .into_axum_router()
         .fallback_service(FleetServices::new(context))
-        .layer(from_fn_with_state(door.clone(), auth_middleware));
-    let api_state = openapi::OpenApiState::new(contracts, door.clone());
-    let transcoder = Transcoder::new(contracts, door, grpc.clone());
+        .layer(from_fn_with_state(auth.clone(), auth_middleware));
+    let api_state = openapi::OpenApiState::new(descriptors, auth.clone());
+    let transcoder = Transcoder::new(descriptors, auth, grpc.clone());
     let router = Router::new()
         .route("/openapi.json", get(openapi::serve_document).with_state(api_state))
         .route("/api/{*rpc}", post(transcode::handle_json_call).with_state(transcoder))
@@ -244,8 +244,8 @@ async fn run_server(parts: ApiServerTasks) {
     {
         tracing::warn!(%error, "the API server's session will be closed by the reaper");
     }
-    for looks in parts.read_pools {
-        looks.bmdb().close().await;
+    for read_pool in parts.read_pools {
+        read_pool.bmdb().close().await;
     }
 }
 
@@ -282,8 +282,8 @@ async fn serve_calls(
     }
 }
 
-async fn sweep_rate_limits(door: Arc<AuthLayer>, stop: CancellationToken) {
+async fn sweep_rate_limits(auth: Arc<AuthLayer>, stop: CancellationToken) {
     while stop.run_until_cancelled(tokio::time::sleep(SWEEP_INTERVAL)).await.is_some() {
-        door.forget_idle();
+        auth.forget_idle();
     }
 }

@@ -221,7 +221,7 @@ fn bearer_token(headers: &HeaderMap) -> Result<Option<&str>, Status> {
 
 /// Admits a call and attaches its [`Caller`], or rejects it.
 pub async fn auth_middleware(
-    State(door): State<Arc<AuthLayer>>,
+    State(auth): State<Arc<AuthLayer>>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -229,7 +229,7 @@ pub async fn auth_middleware(
     // extensions are not sent over the network.
     if request.extensions().get::<Caller>().is_none() {
         let result =
-            peer_of(request.extensions()).and_then(|peer| door.check_source_rate(&peer).map(|()| peer));
+            peer_of(request.extensions()).and_then(|peer| auth.check_source_rate(&peer).map(|()| peer));
         let peer = match result {
             Ok(peer) => peer,
             Err(status) => return status.into_http(),
@@ -239,7 +239,7 @@ pub async fn auth_middleware(
                 "calls come here by gRPC, with `content-type: application/grpc`; in JSON they go to /api\n";
             return (StatusCode::UNSUPPORTED_MEDIA_TYPE, text).into_response();
         }
-        if let Err(status) = admit_request(&door, peer, &mut request).await {
+        if let Err(status) = admit_request(&auth, peer, &mut request).await {
             return status.into_http();
         }
     }
@@ -248,23 +248,23 @@ pub async fn auth_middleware(
     let (rpc, began) = (request.uri().path().trim_start_matches('/').to_owned(), Instant::now());
     let response = next.run(request).await;
     let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
-    door.record_call(&rpc, code, Some(began.elapsed()));
+    auth.record_call(&rpc, code, Some(began.elapsed()));
     response
 }
 
 /// Authenticates a gRPC call. A public call gets a slot and a bounded body.
-async fn admit_request(door: &Arc<AuthLayer>, peer: ApiPeer, request: &mut Request) -> Result<(), Status> {
+async fn admit_request(auth: &Arc<AuthLayer>, peer: ApiPeer, request: &mut Request) -> Result<(), Status> {
     let rpc = request.uri().path().trim_start_matches('/').to_owned();
-    if let Some(caller) = door.admit_call(&rpc, request.headers(), &peer).await? {
+    if let Some(caller) = auth.admit_call(&rpc, request.headers(), &peer).await? {
         request.extensions_mut().insert(caller);
         return Ok(());
     }
-    let place = door.public_calls.try_acquire(source_key(peer.address.ip()));
-    let place = place.ok_or_else(|| rate_limited(Duration::from_secs(1)))?;
+    let permit = auth.public_calls.try_acquire(source_key(peer.address.ip()));
+    let permit = permit.ok_or_else(|| rate_limited(Duration::from_secs(1)))?;
     let body = std::mem::take(request.body_mut());
-    let hearing = door.clone();
-    *request.body_mut() = public_calls::bounded_body(body, place, door.stop.clone(), move || {
-        hearing.check_source_rate(&peer).is_ok()
+    let layer = auth.clone();
+    *request.body_mut() = public_calls::bounded_body(body, permit, auth.stop.clone(), move || {
+        layer.check_source_rate(&peer).is_ok()
     });
     Ok(())
 }

@@ -20,10 +20,10 @@ pub struct OpenApiState {
 }
 
 impl OpenApiState {
-    /// Generates the document of `contracts`. `door` limits how often a source may fetch it.
+    /// Generates the document of `descriptors`. `auth` limits how often a source may fetch it.
     #[must_use]
-    pub fn new(contracts: &DescriptorPool, door: Arc<AuthLayer>) -> Self {
-        Self { auth: door, document: build_document(contracts).to_string().into() }
+    pub fn new(descriptors: &DescriptorPool, auth: Arc<AuthLayer>) -> Self {
+        Self { auth, document: build_document(descriptors).to_string().into() }
     }
 }
 
@@ -40,9 +40,9 @@ pub async fn serve_document(State(api_state): State<OpenApiState>, request: Requ
 
 /// Generates the document from the descriptors.
 #[must_use]
-pub fn build_document(contracts: &DescriptorPool) -> Value {
+pub fn build_document(descriptors: &DescriptorPool) -> Value {
     let (mut paths, mut tags) = (Map::new(), Vec::new());
-    for service in contracts.services() {
+    for service in descriptors.services() {
         let comment = leading_comment(&service.parent_file(), service.path());
         tags.push(json!({ "name": service.name(), "description": comment }));
         for method in service.methods().filter(|method| !method.is_client_streaming()) {
@@ -82,7 +82,7 @@ pub fn build_document(contracts: &DescriptorPool) -> Value {
         }
     }
     let mut schemas = Map::new();
-    for message in contracts.all_messages().filter(is_ours) {
+    for message in descriptors.all_messages().filter(is_ours) {
         schemas.insert(message.name().to_owned(), message_schema(&message));
     }
     schemas.insert("Error".to_owned(), error_schema());
@@ -210,9 +210,9 @@ mod tests {
 
     #[test]
     fn document_lists_every_rpc_with_its_comment() {
-        let contracts = DescriptorPool::decode(proto::fleet::DESCRIPTORS).unwrap();
-        let document = build_document(&contracts);
-        let calls: usize = contracts.services().map(|service| service.methods().len()).sum();
+        let descriptors = DescriptorPool::decode(proto::fleet::DESCRIPTORS).unwrap();
+        let document = build_document(&descriptors);
+        let calls: usize = descriptors.services().map(|service| service.methods().len()).sum();
         assert_eq!(document["paths"].as_object().unwrap().len(), calls);
         let why = &document["paths"]["/api/shepherd.fleet.v1.Machines/Why"]["post"];
         assert_eq!(why["summary"], "Says why a machine is as it is, what it waits for, and what would help.");
@@ -224,8 +224,8 @@ mod tests {
 
     #[test]
     fn every_reference_resolves() {
-        let contracts = DescriptorPool::decode(proto::fleet::DESCRIPTORS).unwrap();
-        let document = build_document(&contracts);
+        let descriptors = DescriptorPool::decode(proto::fleet::DESCRIPTORS).unwrap();
+        let document = build_document(&descriptors);
         let text = document.to_string();
         for reference in text.split("#/components/schemas/").skip(1) {
             let name = reference.split('"').next().unwrap();

@@ -33,16 +33,16 @@ pub struct ApiPeer {
 /// A connection with its permit.
 pub type ApiStream = TrackedConnection<ApiPeer, SourcePermit>;
 
-/// Accepts up to `most` connections at once until `stop`, and passes on those whose handshake succeeds.
+/// Accepts up to `max_connections` connections at once until `stop`, and passes on those whose handshake succeeds.
 pub async fn accept_operators(
     listener: TcpListener,
     config: Arc<ServerConfig>,
-    most: usize,
+    max_connections: usize,
     accepted: mpsc::Sender<ApiStream>,
     stop: CancellationToken,
 ) {
     let acceptor = TlsAcceptor::from(config);
-    let places = SourceLimiter::new(most);
+    let limiter = SourceLimiter::new(max_connections);
     // Dropped at the end, which aborts every handshake in progress.
     let mut handshakes: JoinSet<()> = JoinSet::new();
     loop {
@@ -51,11 +51,11 @@ pub async fn accept_operators(
             Some(_) = handshakes.join_next() => {}
             connection = listener.accept() => match connection {
                 Ok((stream, address)) => {
-                    let Some(place) = places.try_acquire(source_key(address.ip())) else {
-                        tracing::warn!(%address, max_connections = most, "too many connections to the API; one was refused");
+                    let Some(permit) = limiter.try_acquire(source_key(address.ip())) else {
+                        tracing::warn!(%address, max_connections, "too many connections to the API; one was refused");
                         continue;
                     };
-                    handshakes.spawn(handle_connection(acceptor.clone(), stream, address, place, accepted.clone()));
+                    handshakes.spawn(handle_connection(acceptor.clone(), stream, address, permit, accepted.clone()));
                 }
                 // Usually "too many open files". The pause lets some connections end.
                 Err(error) => {
@@ -71,19 +71,19 @@ async fn handle_connection(
     acceptor: TlsAcceptor,
     stream: TcpStream,
     address: SocketAddr,
-    place: SourcePermit,
+    permit: SourcePermit,
     accepted: mpsc::Sender<ApiStream>,
 ) {
-    let shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, async {
+    let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, async {
         stream.set_nodelay(true)?;
         acceptor.accept(stream).await
     });
-    match shaken.await {
+    match handshake.await {
         Ok(Ok(stream)) => {
             let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
             let peer = ApiPeer { certificate: certificate.map(|der| certificate_fingerprint(der)), address };
             // The receiver is dropped when the server is stopping.
-            drop(accepted.send(TrackedConnection::new(stream, peer, CancellationToken::new(), place)).await);
+            drop(accepted.send(TrackedConnection::new(stream, peer, CancellationToken::new(), permit)).await);
         }
         Ok(Err(error)) => tracing::debug!(%address, %error, "a handshake with an operator failed"),
         Err(_) => tracing::debug!(%address, "a handshake with an operator took too long"),

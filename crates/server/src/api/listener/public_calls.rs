@@ -17,21 +17,21 @@ const MAX_CALL_DURATION: Duration = Duration::from_secs(30);
 /// Bytes that count as one call, about the size of one query. Each received chunk is rounded up.
 const BYTES_PER_CALL: usize = 32;
 
-/// Bounds the request body of a public call. The body ends when `hears` returns false.
+/// Bounds the request body of a public call. The body ends when `is_allowed` returns false.
 pub(super) fn bounded_body(
     request: Body,
-    place: SourcePermit,
+    permit: SourcePermit,
     stop: CancellationToken,
-    hears: impl Fn() -> bool + Send + 'static,
+    is_allowed: impl Fn() -> bool + Send + 'static,
 ) -> Body {
     let over = async move { stop.run_until_cancelled(tokio::time::sleep(MAX_CALL_DURATION)).await };
-    let requested = request.into_data_stream().take_until(Box::pin(over)).take_while(move |chunk| {
+    let stream = request.into_data_stream().take_until(Box::pin(over)).take_while(move |chunk| {
         // Released when the service has read or dropped the request.
-        let _held = &place;
-        let questions = chunk.as_ref().map_or(0, |chunk| chunk.len().div_ceil(BYTES_PER_CALL));
-        std::future::ready((0..questions).all(|_| hears()))
+        let _permit = &permit;
+        let calls = chunk.as_ref().map_or(0, |chunk| chunk.len().div_ceil(BYTES_PER_CALL));
+        std::future::ready((0..calls).all(|_| is_allowed()))
     });
-    Body::from_stream(requested)
+    Body::from_stream(stream)
 }
 
 #[cfg(test)]
@@ -51,27 +51,28 @@ mod tests {
 
     #[tokio::test]
     async fn request_ends_with_the_server_and_releases_its_slot() {
-        let places = SourceLimiter::new(1);
-        let place = places.try_acquire([1; 32]).unwrap();
+        let limiter = SourceLimiter::new(1);
+        let permit = limiter.try_acquire([1; 32]).unwrap();
         let stop = CancellationToken::new();
-        let mut request = bounded_body(endless(), place, stop.clone(), || true).into_data_stream();
+        let mut request = bounded_body(endless(), permit, stop.clone(), || true).into_data_stream();
         for _ in 0..3 {
             assert_eq!(request.next().await.unwrap().unwrap(), Bytes::from("12345"));
         }
-        assert!(places.try_acquire([2; 32]).is_none());
+        assert!(limiter.try_acquire([2; 32]).is_none());
         stop.cancel();
         assert!(request.next().await.is_none());
         drop(request);
-        assert!(places.try_acquire([2; 32]).is_some());
+        assert!(limiter.try_acquire([2; 32]).is_some());
     }
 
     #[tokio::test]
     async fn request_bytes_count_as_calls() {
         let count = Arc::new(AtomicUsize::new(0));
-        let place = SourceLimiter::new(1).try_acquire([1; 32]).unwrap();
+        let permit = SourceLimiter::new(1).try_acquire([1; 32]).unwrap();
         let counted = count.clone();
-        let hears = move || counted.fetch_add(1, Ordering::Relaxed) < 2;
-        let request = bounded_body(endless(), place, CancellationToken::new(), hears).into_data_stream();
+        let is_allowed = move || counted.fetch_add(1, Ordering::Relaxed) < 2;
+        let request =
+            bounded_body(endless(), permit, CancellationToken::new(), is_allowed).into_data_stream();
         assert_eq!(request.count().await, 2, "the third is one too many");
         assert_eq!(count.load(Ordering::Relaxed), 3);
     }

@@ -26,11 +26,11 @@ pub struct SourcePermit {
 }
 
 impl SourceLimiter {
-    pub(super) fn new(most: usize) -> Arc<Self> {
+    pub(super) fn new(max_permits: usize) -> Arc<Self> {
         Arc::new(Self {
-            permits: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
+            permits: Arc::new(Semaphore::new(max_permits.min(Semaphore::MAX_PERMITS))),
             by_source: Mutex::default(),
-            max_per_source: most.div_ceil(SOURCE_SHARE),
+            max_per_source: max_permits.div_ceil(SOURCE_SHARE),
         })
     }
 
@@ -76,16 +76,16 @@ mod tests {
 
     #[test]
     fn one_source_cannot_take_all_permits() {
-        let places = SourceLimiter::new(8);
-        let held = [places.try_acquire([1; 32]), places.try_acquire([1; 32])];
+        let limiter = SourceLimiter::new(8);
+        let held = [limiter.try_acquire([1; 32]), limiter.try_acquire([1; 32])];
         assert!(held.iter().all(Option::is_some));
-        assert!(places.try_acquire([1; 32]).is_none(), "a quarter is enough for one");
+        assert!(limiter.try_acquire([1; 32]).is_none(), "a quarter is enough for one");
         let others: Vec<Option<SourcePermit>> =
-            (2..10).map(|source| places.try_acquire([source; 32])).collect();
+            (2..10).map(|source| limiter.try_acquire([source; 32])).collect();
         assert_eq!(others.iter().flatten().count(), 6, "and there is an end to all of them");
         drop((held, others));
-        assert!(places.try_acquire([1; 32]).is_some());
-        assert!(places.by_source.lock().unwrap().is_empty(), "nothing is remembered of who has gone");
+        assert!(limiter.try_acquire([1; 32]).is_some());
+        assert!(limiter.by_source.lock().unwrap().is_empty(), "nothing is remembered of who has gone");
     }
 
     #[test]

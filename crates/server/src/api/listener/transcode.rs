@@ -52,10 +52,10 @@ pub struct Transcoder {
 }
 
 impl Transcoder {
-    /// Creates the transcoder of `contracts` for the services of `grpc`, with the authentication of `door`.
+    /// Creates the transcoder of `descriptors` for the services of `grpc`, with the authentication of `auth`.
     #[must_use]
-    pub fn new(contracts: &DescriptorPool, door: Arc<AuthLayer>, grpc: Router) -> Self {
-        let methods = contracts.services().flat_map(|service| {
+    pub fn new(descriptors: &DescriptorPool, auth: Arc<AuthLayer>, grpc: Router) -> Self {
+        let methods = descriptors.services().flat_map(|service| {
             let name = service.full_name().to_owned();
             service
                 .methods()
@@ -63,7 +63,7 @@ impl Transcoder {
                 .map(|method| (format!("{name}/{}", method.name()), method))
                 .collect::<Vec<_>>()
         });
-        Self { auth: door, grpc, methods: Arc::new(methods.collect()) }
+        Self { auth, grpc, methods: Arc::new(methods.collect()) }
     }
 }
 
@@ -73,13 +73,13 @@ pub async fn handle_json_call(
     Path(rpc): Path<String>,
     request: Request,
 ) -> Response {
-    let answered = tokio::time::timeout(CALL_TIMEOUT, transcoder.transcode_call(&rpc, request)).await;
+    let response = tokio::time::timeout(CALL_TIMEOUT, transcoder.transcode_call(&rpc, request)).await;
     let late = |_| {
         let text = "this took too long; an order may have been carried out, and the same one with the same idempotency \
                     key says so";
         Err(error_status(Code::DeadlineExceeded, "CALL_TIMEOUT", text))
     };
-    answered.unwrap_or_else(late).unwrap_or_else(|status| error_response(&status))
+    response.unwrap_or_else(late).unwrap_or_else(|status| error_response(&status))
 }
 
 impl Transcoder {
@@ -117,14 +117,14 @@ impl Transcoder {
         if let Some(caller) = caller {
             call.extensions_mut().insert(caller);
         }
-        let Ok(answered): Result<Response, Infallible> = self.grpc.call(call).await;
+        let Ok(response): Result<Response, Infallible> = self.grpc.call(call).await;
         if let Some(status) =
-            Status::from_header_map(answered.headers()).filter(|status| status.code() != Code::Ok)
+            Status::from_header_map(response.headers()).filter(|status| status.code() != Code::Ok)
         {
             return Err(status);
         }
         let answers = ResponseMessages {
-            body: answered.into_body(),
+            body: response.into_body(),
             buffer: BytesMut::new(),
             descriptor: method.output(),
         };

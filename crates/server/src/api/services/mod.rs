@@ -1,9 +1,14 @@
-//! The services of the fleet API behind one entrance: a call goes to the service that its path names.
+//! Services of the fleet API behind one entrance: a call goes to the service that its path names.
 //!
-//! The API server puts this behind TLS, authentication and JSON. A process that is logged in to the database calls it
-//! directly ([`in_process`](crate::api::in_process)). Both have the same services, and there is no other way to
-//! one. Authentication comes before: a call without a [`Caller`](crate::api::caller::Caller) is rejected by
-//! each service.
+//! The listener puts this behind TLS, authentication and JSON. A process that is logged in to the database calls it
+//! directly ([`in_process`](crate::api::in_process)). Both have the same services, and there is no other way to one.
+//! Authentication comes before: a call without a [`Caller`](crate::api::caller::Caller) is rejected by each service.
+//!
+//! A file implements one service, or several small ones ([`fleet`], [`plan_service`]). A method validates the request,
+//! calls the BMDB and encodes the result. An order also passes through
+//! [`IncomingOrder`](crate::api::incoming_order::IncomingOrder), which checks its reason and its idempotency key.
+//! Fields and messages that several services have are in `order_fields`, `machine_filter` and `kubernetes_messages`, so
+//! that they have the same errors everywhere.
 
 pub mod approvals;
 pub mod artefacts;

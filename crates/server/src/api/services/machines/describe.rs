@@ -20,11 +20,11 @@ const EVENT_LIMIT: i64 = 10;
 
 /// Describes the machine of that name.
 pub async fn describe_machine(
-    site: &ApiContext,
+    context: &ApiContext,
     name: &MachineName,
 ) -> Result<v1::DescribeMachineResponse, Status> {
-    let (id, bmdb) = (machine_id(name), site.read_pool.bmdb().clone());
-    let (view, tags, events) = site
+    let (id, bmdb) = (machine_id(name), context.read_pool.bmdb().clone());
+    let (view, tags, events) = context
         .read_pool
         .read(move |tx| {
             let bmdb = bmdb.clone();

@@ -88,23 +88,23 @@ fn encode_resume_token(until: Timestamp) -> String {
 
 /// Starts a watch for the caller, from the beginning or at `resume`.
 pub fn start_watch(
-    site: ApiContext,
+    context: ApiContext,
     caller: Caller,
     filter: Filter,
     resume: Option<Timestamp>,
 ) -> Result<MachineWatchStream, Status> {
     let credential = caller.credential_id();
-    let permit = site.watch_limits.acquire(credential)?;
-    let (tell, bid, watched) = closing_stream(BUFFER_SIZE);
-    let (stop, ending, listened) = (site.stop.clone(), site.clone(), tell.clone());
+    let permit = context.watch_limits.acquire(credential)?;
+    let (sender, close, stream) = closing_stream(BUFFER_SIZE);
+    let (stop, ending, probe) = (context.stop.clone(), context.clone(), sender.clone());
     let identity = caller.clone();
     let watch = MachineWatch {
-        context: site,
+        context,
         caller,
         filter,
         resumed: resume.is_some(),
         sent: HashMap::new(),
-        sender: tell,
+        sender,
         last_sent_at: Instant::now(),
     };
     tokio::spawn(async move {
@@ -113,12 +113,12 @@ pub fn start_watch(
                 end = Box::pin(watch.run(resume)) => end,
                 // Checked concurrently, because sending may wait for the client.
                 end = wait_for_credential_end(&ending, credential) => end,
-                () = listened.closed() => StreamEnd::ClientGone,
+                () = probe.closed() => StreamEnd::ClientGone,
             }
         });
         let ended = ended.await;
         drop(permit);
-        let farewell = match ended {
+        let end = match ended {
             None => {
                 let text = "this shepherd stops; resume at another one";
                 Close::AfterDrain(error_status(Code::Unavailable, "UNAVAILABLE", text))
@@ -127,9 +127,9 @@ pub fn start_watch(
             Some(StreamEnd::Failed(status)) => Close::Now(identity.reveal_cause(status)),
         };
         // The send fails only if the client is gone.
-        drop(bid.send(farewell));
+        drop(close.send(end));
     });
-    Ok(watched)
+    Ok(stream)
 }
 
 struct MachineWatch {
@@ -158,14 +158,14 @@ impl MachineWatch {
             Some(until) => self.check_resume_age(until).await?,
             None => self.send_all(String::new()).await?,
         };
-        let mut all_again = Instant::now() + FULL_SCAN_INTERVAL;
+        let mut next_full_scan = Instant::now() + FULL_SCAN_INTERVAL;
         self.send_bookmark(until).await?;
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
             until = self.send_changes(until).await?;
-            if Instant::now() >= all_again {
+            if Instant::now() >= next_full_scan {
                 self.send_all(encode_resume_token(until)).await?;
-                all_again = Instant::now() + FULL_SCAN_INTERVAL;
+                next_full_scan = Instant::now() + FULL_SCAN_INTERVAL;
             }
             if self.last_sent_at.elapsed() >= BOOKMARK_INTERVAL {
                 self.send_bookmark(until).await?;
@@ -217,7 +217,7 @@ impl MachineWatch {
         let mut seen: HashSet<Uuid> = HashSet::new();
         loop {
             let (filter, scope, from) = (self.filter.clone(), self.caller.scope().clone(), after);
-            let look = self.read_with_retry(move |tx| {
+            let read = self.read_with_retry(move |tx| {
                 let (filter, scope, from) = (filter.clone(), scope.clone(), from.clone());
                 Box::pin(async move {
                     let (now, enough) =
@@ -228,7 +228,7 @@ impl MachineWatch {
                     ))
                 })
             });
-            let (page, now) = look.await?;
+            let (page, now) = read.await?;
             began.get_or_insert(now);
             for listed in &page.machines {
                 self.send_machine(listed, &resume).await?;
@@ -247,8 +247,8 @@ impl MachineWatch {
             .iter()
             .filter(|(machine, digest)| **digest != REMOVED_DIGEST && !seen.contains(*machine));
         let missing: Vec<Uuid> = missing.map(|(machine, _)| *machine).collect();
-        for some in missing.chunks(PAGE_SIZE) {
-            self.send_differences(some, &resume).await?;
+        for chunk in missing.chunks(PAGE_SIZE) {
+            self.send_differences(chunk, &resume).await?;
         }
         Ok(from)
     }
@@ -257,15 +257,15 @@ impl MachineWatch {
     async fn send_changes(&mut self, from: Timestamp) -> Result<Timestamp, StreamEnd> {
         let mut begin = before(from, OVERLAP);
         loop {
-            let look = self.read_with_retry(move |tx| {
+            let read = self.read_with_retry(move |tx| {
                 Box::pin(async move {
                     let now = inspect::database_now(tx).await?;
                     listing::list_changed_machines(tx, (begin, now), MAX_HISTORY_LINES).await
                 })
             });
-            let (machines, until) = look.await?;
-            for some in machines.chunks(PAGE_SIZE) {
-                self.send_differences(some, &encode_resume_token(from)).await?;
+            let (machines, until) = read.await?;
+            for chunk in machines.chunks(PAGE_SIZE) {
+                self.send_differences(chunk, &encode_resume_token(from)).await?;
             }
             match until {
                 ChangesUntil::Complete(now) => return Ok(now),
@@ -281,16 +281,16 @@ impl MachineWatch {
             self.send_machine(listed, resume).await?;
         }
         let rest: Vec<Uuid> = {
-            let meant: HashSet<Uuid> = lines.iter().map(|listed| listed.summary.name.machine).collect();
-            machines.iter().filter(|machine| !meant.contains(machine)).copied().collect()
+            let matching: HashSet<Uuid> = lines.iter().map(|listed| listed.summary.name.machine).collect();
+            machines.iter().filter(|machine| !matching.contains(machine)).copied().collect()
         };
         // A resumed watch does not know what the earlier watch sent.
         let unknown: Vec<Uuid> =
             rest.iter().filter(|machine| self.resumed && !self.sent.contains_key(machine)).copied().collect();
-        let may_be_notified = self.machines_in_scope(unknown).await?;
+        let in_scope = self.machines_in_scope(unknown).await?;
         for machine in rest {
-            let was_notified = self.sent.get(&machine).is_some_and(|digest| *digest != REMOVED_DIGEST);
-            if was_notified || may_be_notified.contains(&machine) {
+            let was_sent = self.sent.get(&machine).is_some_and(|digest| *digest != REMOVED_DIGEST);
+            if was_sent || in_scope.contains(&machine) {
                 self.sent.insert(machine, REMOVED_DIGEST);
                 self.send(Event::RemovedMachine(machine.to_string()), resume.to_owned()).await?;
             }
@@ -314,11 +314,11 @@ impl MachineWatch {
         machines: Vec<Uuid>,
     ) -> Result<Vec<ListedMachine>, StreamEnd> {
         let scope = self.caller.scope().clone();
-        let look = self.read_with_retry(move |tx| {
+        let read = self.read_with_retry(move |tx| {
             let (filter, scope, machines) = (filter.clone(), scope.clone(), machines.clone());
             Box::pin(async move { listing::list_machines_by_id(tx, &filter, &scope, &machines).await })
         });
-        look.await
+        read.await
     }
 
     /// Sends a machine unless the same state was sent before.
@@ -332,8 +332,8 @@ impl MachineWatch {
     }
 
     async fn send_bookmark(&mut self, until: Timestamp) -> Result<(), StreamEnd> {
-        let quiet = v1::Bookmark { read_at: Some(encode_timestamp(until)) };
-        self.send(Event::Bookmark(quiet), encode_resume_token(until)).await
+        let bookmark = v1::Bookmark { read_at: Some(encode_timestamp(until)) };
+        self.send(Event::Bookmark(bookmark), encode_resume_token(until)).await
     }
 
     async fn send(&mut self, what: Event, resume: String) -> Result<(), StreamEnd> {
@@ -346,12 +346,12 @@ impl MachineWatch {
 /// Digest of the state whose change is sent: everything except the heartbeat, and except the time that each heartbeat
 /// postpones.
 fn machine_digest(machine: &v1::Machine, timer: bool) -> u64 {
-    let mut steady = v1::Machine { heartbeat_at: None, ..machine.clone() };
+    let mut compared = v1::Machine { heartbeat_at: None, ..machine.clone() };
     if timer {
-        steady.ready_at = None;
+        compared.ready_at = None;
     }
     let mut hasher = DefaultHasher::new();
-    (timer, steady.encode_to_vec()).hash(&mut hasher);
+    (timer, compared.encode_to_vec()).hash(&mut hasher);
     hasher.finish().max(REMOVED_DIGEST + 1)
 }
 
