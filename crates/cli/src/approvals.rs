@@ -4,17 +4,29 @@ use clap::Args;
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::api_decode::{decode_timestamp, parse_uuid, require_timestamp};
-use crate::dry_run;
+use crate::client::decode::{decode_timestamp, parse_uuid, require_timestamp};
+use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
-use crate::fleet_client::{FleetClient, status_to_error};
-use crate::get;
-use crate::order_retry;
-use crate::output::{Format, format_table, terminal_width};
+use crate::order::dry_run;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use crate::output::table::{format_table, terminal_width};
+use crate::output::{Format, format_json};
 use bmdb::approval::ApprovalRecord;
 use model::humanize::relative_time;
 use proto::fleet::v1;
 use proto::fleet::v1::approvals_client::ApprovalsClient;
+
+pub(crate) const GET_APPROVALS_EXAMPLES: &str = "\
+Example:
+  shepherdctl get approvals -o json | jq -r '.approvals[] | select(.state == \"waiting\").approval_id'";
+
+pub(crate) const APPROVE_EXAMPLES: &str = "\
+Example:
+  shepherdctl approve 0d9e2a4c-6f1b-4c7e-9a53-2b8f6c1d7e90 --reason 'I looked at the row'
+
+The requester cannot approve the order: the approver needs another credential and another name. After the
+approval the requester gives the same order again, with the idempotency key of the first answer.";
 
 /// An order to approve.
 #[derive(Debug, Args)]
@@ -34,7 +46,7 @@ pub async fn show_approvals(client: &FleetClient, format: Format) -> Result<Stri
     let found = response.approvals.into_iter().map(decode_approval).collect::<Result<Vec<_>, _>>()?;
     let now = require_timestamp(response.read_at, "its read time")?;
     if format == Format::Json {
-        return get::format_json(&json!({ "approvals": found }));
+        return format_json(&json!({ "approvals": found }));
     }
     if found.is_empty() {
         return Ok("no approvals were requested\n".to_owned());
@@ -81,21 +93,19 @@ pub async fn approve_order(
     args: &ApproveArgs,
     format: Format,
 ) -> Result<String, CliError> {
-    if args.reason.trim().is_empty() {
-        return Err(CliError::Invalid("--reason is empty; give one for operators who read the audit".into()));
-    }
+    require_audit_reason(&args.reason)?;
     let approval = args.approval;
     let give = async |service, order| {
         let request = v1::ApproveRequest { order: Some(order), approval_id: approval.to_string() };
         ApprovalsClient::new(service).approve(request).await
     };
-    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
     let (changed, text) = (response.changed, response.message);
     match format {
         Format::Json => {
             let mut answer = json!({ "approval": approval, "changed": changed, "message": text });
             dry_run::annotate_json(&mut answer);
-            get::format_json(&answer)
+            format_json(&answer)
         }
         Format::Table => Ok(format!("{}\n", dry_run::annotate_text(&format!("{approval} {text}")))),
     }

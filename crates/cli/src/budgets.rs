@@ -4,14 +4,14 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use crate::api_decode::{decode_timestamp, missing_field, require_timestamp};
-use crate::dry_run;
+use crate::client::decode::{decode_timestamp, missing_field, require_timestamp};
+use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
-use crate::examples;
-use crate::fleet_client::{FleetClient, status_to_error};
-use crate::get;
-use crate::order_retry;
-use crate::output::{Format, format_table, terminal_width};
+use crate::order::dry_run;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use crate::output::table::{format_table, terminal_width};
+use crate::output::{Format, format_json};
 use bmdb::budget::BudgetsAndBrakes;
 use model::budget::{BrakeState, BudgetKind, BudgetStatus};
 use model::humanize::{humanize_duration, relative_and_absolute_time};
@@ -20,11 +20,29 @@ use model::time::{Span, Timestamp, between};
 use proto::fleet::v1;
 use proto::fleet::v1::budgets_client::BudgetsClient;
 
+pub(crate) const GET_BUDGETS_EXAMPLES: &str = "\
+Example:
+  shepherdctl get budgets -o json | jq -r '.budgets[] | select(.available | not) | .budget'";
+
+pub(crate) const GET_BRAKES_EXAMPLES: &str = "\
+Example:
+  shepherdctl get brakes                        which hold, and what engages each";
+
+const BUDGET_SET_EXAMPLES: &str = "\
+Examples:
+  shepherdctl budget set reboot --max_count 50 --reason 'the new kernel is rolled out'
+  shepherdctl budget set power-cycle --max_count 0 --reason 'the feed is repaired'
+  shepherdctl budget set release --max_count 200 --window 1h --reason 'two rows go'
+
+It is kept in the policy of the database, and counts with the next step in every shepherd. No flag
+of a shepherd writes a budget, so that it stays when one is started again. Work that waits for a budget
+tries again at its scheduled time.";
+
 /// What can be done with budgets.
 #[derive(Debug, Subcommand)]
 pub enum BudgetCommand {
     /// Change how many may begin, in every shepherd, from the next step on
-    #[command(after_help = examples::BUDGET_SET)]
+    #[command(after_help = BUDGET_SET_EXAMPLES)]
     Set(SetBudget),
 }
 
@@ -85,7 +103,7 @@ fn decode_brake(brake_state: v1::BrakeState) -> BrakeState {
 pub async fn show_budgets(client: &FleetClient, format: Format) -> Result<String, CliError> {
     let BudgetsAndBrakes { budgets, at, .. } = fetch_budgets_and_brakes(client).await?;
     if format == Format::Json {
-        return get::format_json(&json!({ "budgets": budgets }));
+        return format_json(&json!({ "budgets": budgets }));
     }
     let rows: Vec<Vec<String>> = budgets.iter().map(|line| budget_row(line, at)).collect();
     Ok(format_table(&["BUDGET", "MOST", "WINDOW", "USED", "NEXT"], &rows, terminal_width()))
@@ -109,7 +127,7 @@ fn budget_row(line: &BudgetStatus, now: Timestamp) -> Vec<String> {
 pub async fn show_brakes(client: &FleetClient, format: Format) -> Result<String, CliError> {
     let BudgetsAndBrakes { brakes, at, .. } = fetch_budgets_and_brakes(client).await?;
     if format == Format::Json {
-        return get::format_json(&json!({ "brakes": brakes }));
+        return format_json(&json!({ "brakes": brakes }));
     }
     let dash = || "-".to_owned();
     let rows: Vec<Vec<String>> = brakes
@@ -132,9 +150,7 @@ pub async fn show_brakes(client: &FleetClient, format: Format) -> Result<String,
 pub async fn set_budget(client: &FleetClient, args: &SetBudget, format: Format) -> Result<String, CliError> {
     let kind: BudgetKind =
         args.kind.parse().map_err(|error: UnknownName| CliError::Invalid(error.to_string()))?;
-    if args.reason.trim().is_empty() {
-        return Err(CliError::Invalid("--reason is empty; give one for operators who read the audit".into()));
-    }
+    require_audit_reason(&args.reason)?;
     let give = async |service, order| {
         let request = v1::SetBudgetRequest {
             kind: kind.as_str().to_owned(),
@@ -144,13 +160,13 @@ pub async fn set_budget(client: &FleetClient, args: &SetBudget, format: Format) 
         };
         BudgetsClient::new(service).set(request).await
     };
-    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
     let (changed, text) = (response.changed, response.message);
     match format {
         Format::Json => {
             let mut answer = json!({ "budget": kind.as_str(), "changed": changed, "message": text });
             dry_run::annotate_json(&mut answer);
-            get::format_json(&answer)
+            format_json(&answer)
         }
         Format::Table => {
             Ok(format!("{}\n", dry_run::annotate_text(&format!("{} {text}", kind.audit_target()))))

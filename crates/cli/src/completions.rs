@@ -6,8 +6,8 @@ use std::path::Path;
 
 use clap_complete::Shell;
 
+use crate::command::grammar;
 use crate::error::CliError;
-use crate::idempotency_key::grammar;
 
 const PROGRAM: &str = "shepherdctl";
 

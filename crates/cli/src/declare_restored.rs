@@ -1,16 +1,36 @@
 //! `declare restored`: accept a BMDB that was restored from a backup.
 
+use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use crate::command::DeclareRestoredArgs as Arguments;
 use crate::error::CliError;
-use crate::get::format_json;
-use crate::machine_orders::{current_user, direct_order};
-use crate::output::Format;
+use crate::order::operator::{current_user, direct_order};
+use crate::output::{Format, format_json};
 use bmdb::action::format_attribution;
 use bmdb::connection::Bmdb;
 use bmdb::declare_restored::LiveSession;
 use model::unknown_fence::FENCE_LIFT;
+
+/// What can be declared.
+#[derive(Debug, Subcommand)]
+pub enum DeclareCommand {
+    /// The BMDB was restored from a backup, and counts from now on; with every shepherd stopped
+    #[command(long_about = "\
+Declare that the BMDB was restored from a backup, and that this copy is the one that counts from now on.
+
+Machines remember what was ordered after the backup was taken, and refuse a database that has forgotten
+it. This lifts every fence beyond that, ends the sessions, work and steps that the backup holds, and
+writes a line into every machine's history. Stop every shepherd first; docs/backup.md says the rest.")]
+    Restored(DeclareRestoredArgs),
+}
+
+/// Which backup the BMDB was restored from, and why.
+#[derive(Debug, Args)]
+pub struct DeclareRestoredArgs {
+    /// Which backup, and why: kept in every machine's history
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
 
 #[derive(Serialize)]
 struct DeclareRestoredOutput {
@@ -24,7 +44,7 @@ struct DeclareRestoredOutput {
 /// Runs `declare restored`: accepts the restored BMDB.
 pub async fn declare_restored(
     bmdb: &Bmdb,
-    arguments: &Arguments,
+    arguments: &DeclareRestoredArgs,
     format: Format,
 ) -> Result<String, CliError> {
     if arguments.reason.trim().is_empty() {

@@ -1,60 +1,78 @@
 //! Command-line client `shepherdctl` of the fleet API.
 //!
-//! [`command`] is the grammar, there is one file per group of verbs, and [`run`] connects them. A command calls the API
-//! by a [`fleet_client`]. Its services run in a server of the context ([`contexts`]), or in this process over a
-//! connection to the database, which works while no shepherd does; [`backend`] decides which. A command decodes the
-//! responses ([`api_decode`], [`api_streams`]), and pure functions turn them into text. Every change takes the same
-//! path: it is decided under the machine's lock, with a line of history and of the audit that contain the operator and
-//! the reason. Only [`declare_restored`] and `tokens bootstrap` write to the database without the API.
+//! Operators read the fleet with it and give orders. It decides nothing about machines: it calls the services of
+//! `crates/server`, and prints what they return. It needs a server of a context, or with `--bmdb_url` only the
+//! database: then the same services run in its own process, also while no shepherd does.
+//!
+//! # How a command runs
+//!
+//! 1. [`run`][] parses the command line with the grammar in [`command`][].
+//! 2. [`client::backend`][] chooses the API of a context, or the services in this process.
+//! 3. [`dispatch`][] calls the function of the verb. It has a [`client::fleet_client`][], and does not know which of the
+//!    two that is.
+//! 4. A verb that reads fetches messages, decodes them into plain types, and pure functions turn those into a table or
+//!    JSON ([`output`][]). A verb that changes something sends an order ([`order`][]).
+//! 5. [`run`][] prints the result. An error goes to standard error. The exit code is 2 if the caller has to change the
+//!    command, and 1 if it failed ([`error`][]).
+//!
+//! # Modules
+//!
+//! There is a module per noun and a file per verb. A file has the arguments of its verb, the examples of its help, and
+//! the code that runs it; nouns with few verbs have one file.
+//!
+//! * Machines: [`machine`][]. Clusters: [`cluster`][].
+//! * What shepherds do: [`loops`][], [`plan`][], [`work`][], [`sessions`][], [`providers`][], [`budgets`][] (with
+//!   brakes), [`policy`][]. What needs attention: [`issues`][], [`top`][].
+//! * Files for machines: [`artefacts`][]. Releases of the role server: [`update`][].
+//! * Operators: [`tokens`][], [`approvals`][] (two-person rule).
+//! * Emergencies: [`debug`][], [`declare_restored`][].
+//! * Below the nouns: [`order`][], [`client`][], [`output`][], [`error`][]. Above them: [`run`][], [`dispatch`][],
+//!   [`command`][], [`completions`][].
+//!
+//! # Invariants
+//!
+//! * Every command about a fleet but two goes through the API. `declare restored` and `tokens bootstrap` write to the
+//!   database, because they exist for the time when no API can be used ([`client::fleet_client::FleetClient::require_bmdb`][]).
+//! * An order is sent with one idempotency key, however often it is repeated ([`order::retry`][]). When the outcome
+//!   stays unknown, the error contains the key.
+//! * In JSON, fields are added and never renamed. Tables are for people.
+//! * A token is printed once, or written into a file that only its owner can read. Private keys for clusters are made
+//!   on this host, and only their public halves are sent.
+//! * Imports go one way: from [`run`][] over the verbs to [`error`][]. One pair of files imports each other:
+//!   [`debug::bundle`][] runs other commands by [`dispatch`][].
+//!
+//! # Notes for the next implementor
+//!
+//! * A new verb is a variant in the enum of its noun or in [`command`][], a function in the file of the verb, and an
+//!   arm in [`dispatch`][]. `tests/all/api/same_answers.rs` lists every command, and fails until the new one is there.
+//! * The doc comments of types and fields that clap parses are the help. Golden files in `tests/all/golden` have it.
+//! * The name of a type that derives `Args` is the name of its group of flags:
+//!   [`machine::bulk_order::BULK_GROUPS`][] has such names.
+//! * For the grammar, a command with a `--reason` is an order: it gets `--idempotency_key` and `--dry_run`, unless
+//!   [`order::idempotency_key`][] or [`order::dry_run`][] excludes it.
 
-pub mod api_decode;
-pub mod api_streams;
 pub mod approvals;
 pub mod artefacts;
-pub mod backend;
 pub mod budgets;
-pub mod bulk_orders;
+pub mod client;
 pub mod cluster;
-mod cluster_credentials;
-mod cluster_kubeconfig;
-mod cluster_kubernetes;
-mod cluster_plan;
-mod cluster_rotate_key;
-mod cluster_snapshots;
-mod cluster_upgrade;
 pub mod command;
 pub mod completions;
-pub mod contexts;
-pub mod debug_bundle;
+pub mod debug;
 pub mod declare_restored;
-pub mod describe;
-pub mod dry_run;
+pub mod dispatch;
 pub mod error;
-pub mod examples;
-pub mod fleet_client;
-pub mod get;
-pub mod hardware_report;
-pub mod idempotency_key;
 pub mod issues;
-pub mod logs;
 pub mod loops;
-pub mod machine_filter;
-pub mod machine_orders;
-pub mod mask;
-pub mod order_retry;
+pub mod machine;
+pub mod order;
 pub mod output;
-mod pem;
 pub mod plan;
 pub mod policy;
-pub mod power;
-pub mod priority;
-pub mod retire;
-pub mod role_file;
+pub mod providers;
 pub mod run;
-pub mod timeline;
+pub mod sessions;
 pub mod tokens;
 pub mod top;
 pub mod update;
-pub mod watch;
-pub mod why;
-pub mod yaml;
+pub mod work;

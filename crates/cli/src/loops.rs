@@ -5,15 +5,15 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::api_decode::{decode_timestamp, require_timestamp};
-use crate::dry_run;
+use crate::client::decode::{decode_timestamp, require_timestamp};
+use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
-use crate::examples;
-use crate::fleet_client::{FleetClient, status_to_error};
-use crate::get;
-use crate::machine_orders::{parse_until, reason_or_placeholder};
-use crate::order_retry;
-use crate::output::{Format, format_table, terminal_width};
+use crate::order::dry_run;
+use crate::order::expiry::{encode_timestamp, parse_until};
+use crate::order::reason::{reason_or_placeholder, require_why_reason};
+use crate::order::retry::send_order;
+use crate::output::table::{format_table, terminal_width};
+use crate::output::{Format, format_json};
 use bmdb::action::Expiry;
 use model::humanize::{relative_and_absolute_time, relative_time};
 use model::pause::{LoopKind, describe_target};
@@ -21,14 +21,30 @@ use model::time::Timestamp;
 use proto::fleet::v1;
 use proto::fleet::v1::loops_client::LoopsClient;
 
+pub(crate) const GET_LOOPS_EXAMPLES: &str = "\
+Example:
+  shepherdctl get loops                         which are paused, by whom and why";
+
+const LOOPS_PAUSE_EXAMPLES: &str = "\
+Examples:
+  shepherdctl loops pause recoverer --provider rack-a --reason 'its switch is changed' --until 2h
+  shepherdctl loops pause provisioner --reason 'no more machines before the audit'
+
+A paused loop claims no machine, and a paused provisioner makes no pass. Every shepherd heeds it within
+seconds, and after a restart as well. `why` of a machine that waits for it says so.";
+
+const LOOPS_RESUME_EXAMPLES: &str = "\
+Example:
+  shepherdctl loops resume recoverer --provider rack-a --reason 'the switch is in'";
+
 /// What can be done with loops.
 #[derive(Debug, Subcommand)]
 pub enum LoopsCommand {
     /// Let a loop begin nothing, in every shepherd, until it is resumed; what is under way goes on
-    #[command(after_help = examples::LOOPS_PAUSE)]
+    #[command(after_help = LOOPS_PAUSE_EXAMPLES)]
     Pause(PauseLoop),
     /// Let a paused loop go on
-    #[command(after_help = examples::LOOPS_RESUME)]
+    #[command(after_help = LOOPS_RESUME_EXAMPLES)]
     Resume(ResumeLoop),
 }
 
@@ -97,7 +113,7 @@ pub async fn show_loops(client: &FleetClient, format: Format) -> Result<String, 
     let loops = response.loops.into_iter().map(decode_loop).collect::<Result<Vec<_>, _>>()?;
     let now = require_timestamp(response.read_at, "its read time")?;
     if format == Format::Json {
-        return get::format_json(&json!({ "loops": loops }));
+        return format_json(&json!({ "loops": loops }));
     }
     let rows: Vec<Vec<String>> = loops.iter().flat_map(|line| loop_rows(line, now)).collect();
     Ok(format_table(
@@ -156,19 +172,12 @@ fn parse_provider(named: Option<&str>) -> Result<Option<String>, CliError> {
 /// Runs `loops pause`: pauses a loop, for all machines or those of one provider.
 pub async fn pause_loop(client: &FleetClient, args: &PauseLoop, format: Format) -> Result<String, CliError> {
     let of: LoopKind = parse_loop(&args.name)?;
-    if args.reason.trim().is_empty() {
-        return Err(CliError::Invalid(
-            "--reason is empty; give one for operators who run `why` later".into(),
-        ));
-    }
+    require_why_reason(&args.reason)?;
     let until = args.until.as_deref().map(parse_until).transpose()?;
     let provider = parse_provider(args.provider.as_deref())?;
     let until = until.map(|until| match until {
         Expiry::After(span) => v1::pause_loop_request::Expiry::ExpiresAfter(span.to_string()),
-        Expiry::At(moment) => v1::pause_loop_request::Expiry::ExpiresAt(prost_types::Timestamp {
-            seconds: moment.timestamp(),
-            nanos: i32::try_from(moment.timestamp_subsec_nanos()).unwrap_or_default(),
-        }),
+        Expiry::At(moment) => v1::pause_loop_request::Expiry::ExpiresAt(encode_timestamp(moment)),
     });
     let give = async |service, order| {
         let request = v1::PauseLoopRequest {
@@ -179,7 +188,7 @@ pub async fn pause_loop(client: &FleetClient, args: &PauseLoop, format: Format) 
         };
         LoopsClient::new(service).pause(request).await
     };
-    let response = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
     format_response(of, provider.as_deref(), &response, format)
 }
 
@@ -200,7 +209,7 @@ pub async fn resume_loop(
         };
         LoopsClient::new(service).resume(request).await
     };
-    let response = order_retry::send_order(&mut client.clone(), reason, give).await?;
+    let response = send_order(&mut client.clone(), reason, give).await?;
     format_response(of, provider.as_deref(), &response, format)
 }
 
@@ -221,7 +230,7 @@ fn format_response(
                 "loop": of.as_str(), "provider": provider, "changed": response.changed, "message": text,
             });
             dry_run::annotate_json(&mut answer);
-            get::format_json(&answer)
+            format_json(&answer)
         }
         Format::Table => {
             Ok(format!("{}\n", dry_run::annotate_text(&format!("{} {text}", describe_target(of, provider)))))

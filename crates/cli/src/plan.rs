@@ -1,39 +1,76 @@
 //! `plan`: preview of what the control loops will do, and diff of a new policy.
 //!
-//! [`model::plan`] computes the plan. This module fetches and prints it. Of a configuration file, only the
-//! policy is read and sent, because the rest may be secret.
+//! [`model::plan`] computes the plan. The API streams it in chunks, and this module fetches and prints it. Of a
+//! configuration file, only the policy is read and sent, because the rest may be secret.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::Args;
+use clap::builder::PossibleValuesParser;
 use serde::Serialize;
 
-use crate::api_streams;
-use crate::command;
+use crate::client::decode::{
+    decode_machine_name, decode_timestamp, missing_field, process_name, require_timestamp,
+};
+use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::client::pagination::next_chunk;
 use crate::error::CliError;
-use crate::fleet_client::FleetClient;
-use crate::get::format_json;
-use crate::output::{Format, format_table, terminal_width};
+use crate::output::table::{format_table, terminal_width};
+use crate::output::{Format, format_json};
 use model::humanize::{absolute_time, relative_time};
 use model::machine_view::MachineName;
 use model::pause::Pause;
 use model::plan::PlanRow;
 use model::plan::diff::PlanDifference;
-use model::plan::query::{PlanContent, PlanResult};
+use model::plan::query::{self, PlanContent, PlanResult};
 use model::policy_flags::PolicyFlags;
+use model::process::Process;
 use model::text_layout::wrap_text;
-use model::time::Timestamp;
+use model::time::{Span, Timestamp};
+use proto::fleet::v1;
+use proto::fleet::v1::plan_client::PlanClient;
+
+pub(crate) const PLAN_EXAMPLES: &str = "\
+Examples:
+  shepherdctl plan --machine sim-0007           what happens to it; if nothing does, why
+  shepherdctl plan --process Recovery --horizon 10m
+  shepherdctl plan --diff new.toml              what the policy in that file would change";
+
+/// What the forecast covers: machine, process, horizon and policy.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Only what happens to this machine
+    #[arg(long, value_name = "M")]
+    pub machine: Option<String>,
+    /// Only what this process does
+    #[arg(
+        long,
+        value_name = "PROCESS",
+        value_parser = PossibleValuesParser::new(Process::ALL.map(Process::as_str))
+    )]
+    pub process: Option<String>,
+    /// How far to look ahead
+    #[arg(long, value_name = "SPAN", default_value = "1h")]
+    pub horizon: Span,
+    /// What this configuration file of a shepherd would change, by the policy in it
+    #[arg(long, value_name = "NEW_CONFIG")]
+    pub diff: Option<PathBuf>,
+    /// Most lines to show
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub limit: u32,
+}
 
 /// A plan or a diff, as the API returns it.
-pub struct PlanReport {
+struct PlanReport {
     /// The machine of the plan; `None` for the whole fleet.
-    pub machine: Option<MachineName>,
+    machine: Option<MachineName>,
     /// The rows or differences to show; may be fewer than `total`.
-    pub result: PlanResult,
+    result: PlanResult,
     /// Number of rows or differences in total.
-    pub total: usize,
+    total: usize,
     /// The assumptions on which the plan is based.
-    pub assumptions: Vec<String>,
+    assumptions: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -56,15 +93,11 @@ struct DiffOutput<'a> {
 }
 
 /// Runs `plan`: fetches and prints a plan or a diff.
-pub async fn show_plan(
-    client: &FleetClient,
-    args: &command::PlanArgs,
-    format: Format,
-) -> Result<String, CliError> {
+pub async fn show_plan(client: &FleetClient, args: &PlanArgs, format: Format) -> Result<String, CliError> {
     let change = args.diff.as_deref().map(read_policy_config).transpose()?;
     // A table is limited; output for programs is complete.
     let limit = if format == Format::Table { args.limit } else { 0 };
-    let report = api_streams::fetch_plan(client, args, change, limit).await?;
+    let report = fetch_plan(client, args, change, limit).await?;
     let (at, until, assumptions) = (report.result.at, report.result.until, &report.assumptions[..]);
     match (&report.result.content, format) {
         (PlanContent::Rows(rows), Format::Json) => {
@@ -92,7 +125,84 @@ fn read_policy_config(path: &Path) -> Result<String, CliError> {
     part.map_err(|problem| CliError::Invalid(format!("the configuration file {shown}: {problem}")))
 }
 
-fn render_plan(report: &PlanReport, rows: &[PlanRow], args: &command::PlanArgs) -> String {
+/// Fetches the plan of the control loops.
+async fn fetch_plan(
+    client: &FleetClient,
+    args: &PlanArgs,
+    configuration: Option<String>,
+    limit: u32,
+) -> Result<PlanReport, CliError> {
+    let is_diff = configuration.is_some();
+    let request = v1::GetPlanRequest {
+        machine: args.machine.clone().unwrap_or_default(),
+        process: args.process.clone().unwrap_or_default(),
+        horizon: args.horizon.to_string(),
+        configuration,
+        limit: i32::try_from(limit).unwrap_or(i32::MAX),
+    };
+    let mut pieces =
+        PlanClient::new(client.channel()).get(request).await.map_err(status_to_error)?.into_inner();
+    let (mut head, mut rows, mut differences) = (None, Vec::new(), Vec::new());
+    while let Some(piece) = next_chunk(&mut pieces, client).await? {
+        head = head.or(piece.head);
+        for plan_row in piece.rows {
+            rows.push(decode_plan_row(plan_row)?);
+        }
+        for difference in piece.differences {
+            differences.push(decode_difference(difference)?);
+        }
+    }
+    let head = head.ok_or_else(|| missing_field("the subject of its plan"))?;
+    let waits =
+        head.lane_waits.into_iter().map(|wait| query::LaneWait { lane: wait.lane, reason: wait.reason });
+    Ok(PlanReport {
+        machine: head.name.map(|name| decode_machine_name(Some(name))).transpose()?,
+        result: PlanResult {
+            at: require_timestamp(head.at, "its read time")?,
+            until: require_timestamp(head.until, "the end of its plan")?,
+            truncated: head.truncated,
+            content: if is_diff { PlanContent::Differences(differences) } else { PlanContent::Rows(rows) },
+            lane_waits: waits.collect(),
+            pauses: head.pauses.into_iter().map(decode_paused_loop).collect::<Result<_, _>>()?,
+        },
+        total: usize::try_from(head.total).unwrap_or_default(),
+        assumptions: head.assumptions,
+    })
+}
+
+fn decode_paused_loop(paused_loop: v1::PausedLoop) -> Result<Pause, CliError> {
+    let pause = paused_loop.pause.ok_or_else(|| missing_field("the pause of a loop"))?;
+    Ok(Pause {
+        loop_kind: paused_loop.name.parse().map_err(|_| missing_field("a loop that this release knows"))?,
+        provider: pause.provider,
+        reason: pause.reason,
+        by: pause.paused_by,
+        since: require_timestamp(pause.since, "the start time of a pause")?,
+        until: pause.until.and_then(decode_timestamp),
+    })
+}
+
+fn decode_plan_row(plan_row: v1::PlanRow) -> Result<PlanRow, CliError> {
+    Ok(PlanRow {
+        at: require_timestamp(plan_row.starts_at, "the time when a work item is begun")?,
+        name: decode_machine_name(plan_row.name)?,
+        process: process_name(&plan_row.process),
+        action: plan_row.action,
+        in_progress: plan_row.in_progress,
+    })
+}
+
+fn decode_difference(difference: v1::PlanDifference) -> Result<PlanDifference, CliError> {
+    Ok(PlanDifference {
+        name: decode_machine_name(difference.name)?,
+        process: process_name(&difference.process),
+        action: difference.action,
+        before: difference.before.and_then(decode_timestamp),
+        after: difference.after.and_then(decode_timestamp),
+    })
+}
+
+fn render_plan(report: &PlanReport, rows: &[PlanRow], args: &PlanArgs) -> String {
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let rows: Vec<Vec<String>> = rows.iter().take(limit).map(|row| plan_row(row, report.result.at)).collect();
     let mut text = format_table(&["AT (UTC)", "IN", "MACHINE", "PROCESS", "WHAT"], &rows, terminal_width());
@@ -145,7 +255,7 @@ fn assumptions_note() -> String {
 }
 
 /// Reports that nothing is due, and for one machine why.
-fn render_empty_plan(report: &PlanReport, args: &command::PlanArgs) -> String {
+fn render_empty_plan(report: &PlanReport, args: &PlanArgs) -> String {
     let horizon = args.horizon;
     let what =
         args.process.as_deref().map_or_else(|| "nothing".to_owned(), |process| format!("no {process}"));
@@ -157,7 +267,7 @@ fn render_empty_plan(report: &PlanReport, args: &command::PlanArgs) -> String {
     text
 }
 
-fn render_diff(found: &[PlanDifference], total: usize, args: &command::PlanArgs) -> String {
+fn render_diff(found: &[PlanDifference], total: usize, args: &PlanArgs) -> String {
     if found.is_empty() {
         return format!("it would change nothing within {}\n", args.horizon);
     }

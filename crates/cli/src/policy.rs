@@ -7,22 +7,25 @@ use clap::Subcommand;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::api_decode::{decode_struct, missing_field};
+use crate::client::decode::{decode_struct, missing_field};
+use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
-use crate::examples;
-use crate::fleet_client::{FleetClient, status_to_error};
-use crate::get::format_json;
-use crate::output::{Format, terminal_width};
+use crate::output::table::terminal_width;
+use crate::output::{Format, format_json};
 use model::policy::Policy;
 use model::text_layout::format_labelled;
 use proto::fleet::v1;
 use proto::fleet::v1::policy_client::PolicyClient;
 
+const POLICY_GET_EXAMPLES: &str = "\
+Example:
+  shepherdctl policy get -o json | jq .policy.ladder";
+
 /// What can be done with the policy.
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
     /// Show the policy and its version
-    #[command(after_help = examples::POLICY_GET)]
+    #[command(after_help = POLICY_GET_EXAMPLES)]
     Get,
 }
 

@@ -7,25 +7,19 @@ use clap::FromArgMatches as _;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 
-use crate::backend::{BackendFlags, BackendKind, ContextSource, choose_backend};
-use crate::budgets::BudgetCommand;
-use crate::command::{
-    AllowCommand, Cli, Command, DeclareCommand, DescribeCommand, FleetCommand, GetCommand, TokensCommand,
-};
-use crate::contexts::Contexts;
-use crate::debug_bundle::DebugCommand;
+use crate::client::backend::{BackendFlags, BackendKind, ContextSource, choose_backend};
+use crate::client::contexts::{Contexts, contexts_path};
+use crate::client::fleet_client::FleetClient;
+use crate::command::{Cli, Command, FleetCommand, grammar};
+use crate::completions::{completion_script, write_man_pages};
+use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
-use crate::fleet_client::FleetClient;
-use crate::idempotency_key::{self, grammar};
-use crate::loops::LoopsCommand;
-use crate::machine_orders::current_user;
-use crate::output::{Format, Output, print_stderr};
-use crate::policy::PolicyCommand;
-use crate::{
-    approvals, artefacts, budgets, bulk_orders, cluster, completions, contexts, debug_bundle,
-    declare_restored, describe, dry_run, get, issues, logs, loops, machine_orders, output, plan, policy,
-    power, priority, retire, timeline, tokens, top, update, watch, why, yaml,
-};
+use crate::machine::logs::follow_log;
+use crate::machine::watch::watch_machines;
+use crate::order::operator::current_user;
+use crate::order::{dry_run, idempotency_key};
+use crate::output::{Output, print_stderr, print_text, yaml};
+use crate::top::{is_interactive, run_interactive};
 use bmdb::connection::{Bmdb, ConnectionSettings};
 use bmdb::connection_url::password_warning;
 use bmdb::error::BmdbError;
@@ -74,7 +68,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     }
     let answered =
         Box::pin(idempotency_key::with_key(key, dry_run::with_dry_run(dry, run_command(&cli, flags)))).await;
-    match answered.and_then(|text| Ok(output::print_text(&text)?)) {
+    match answered.and_then(|text| Ok(print_text(&text)?)) {
         Ok(()) => 0,
         Err(error) => {
             print_stderr(&format!("shepherdctl: {error}"));
@@ -90,27 +84,27 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 async fn run_command(cli: &Cli, flags: ExplicitFlags) -> Result<String, CliError> {
     let command = match &cli.command {
         Command::Fleet(command) => command.as_ref(),
-        Command::Completions(of) => return Ok(completions::completion_script(of.shell)),
-        Command::Manual(into) => return completions::write_man_pages(&into.directory),
+        Command::Completions(of) => return Ok(completion_script(of.shell)),
+        Command::Manual(into) => return write_man_pages(&into.directory),
     };
     let client = open_backend(cli, flags).await?;
     if let FleetCommand::Watch(filters) = command {
         // The watch has printed its output already.
-        let watched = watch::watch_machines(&client, filters, cli.output).await;
+        let watched = watch_machines(&client, filters, cli.output).await;
         client.close().await;
         return watched.map(|()| String::new());
     }
     if let FleetCommand::Logs(args) = command
         && args.follow
     {
-        let followed = logs::follow_log(&client, args, cli.output).await;
+        let followed = follow_log(&client, args, cli.output).await;
         client.close().await;
         return followed.map(|()| String::new());
     }
     if let FleetCommand::Top(args) = command
-        && top::is_interactive(args, cli.output)
+        && is_interactive(args, cli.output)
     {
-        let shown = top::run_interactive(&client, args).await;
+        let shown = run_interactive(&client, args).await;
         client.close().await;
         return shown.map(|()| String::new());
     }
@@ -122,85 +116,10 @@ async fn run_command(cli: &Cli, flags: ExplicitFlags) -> Result<String, CliError
     }
 }
 
-/// Runs one command for the fleet and returns its output.
-pub(crate) async fn run_fleet_command(
-    command: &FleetCommand,
-    format: Format,
-    client: &FleetClient,
-) -> Result<String, CliError> {
-    match command {
-        FleetCommand::Get(GetCommand::Machines(filters)) => get::show_machines(client, filters, format).await,
-        FleetCommand::Get(GetCommand::Sessions(limited)) => {
-            get::show_sessions(client, limited.limit, format).await
-        }
-        FleetCommand::Get(GetCommand::Work(limited)) => get::show_work(client, limited.limit, format).await,
-        FleetCommand::Get(GetCommand::Providers) => get::show_providers(client, format).await,
-        FleetCommand::Describe(DescribeCommand::Machine(of)) => {
-            describe::describe_machine(client, &of.machine, format).await
-        }
-        FleetCommand::Get(GetCommand::Loops) => loops::show_loops(client, format).await,
-        FleetCommand::Get(GetCommand::Approvals) => approvals::show_approvals(client, format).await,
-        FleetCommand::Approve(args) => approvals::approve_order(client, args, format).await,
-        FleetCommand::Get(GetCommand::Budgets) => budgets::show_budgets(client, format).await,
-        FleetCommand::Get(GetCommand::Brakes) => budgets::show_brakes(client, format).await,
-        FleetCommand::Budget(BudgetCommand::Set(args)) => budgets::set_budget(client, args, format).await,
-        FleetCommand::Cluster(command) => cluster::run_cluster_command(client, command, format).await,
-        FleetCommand::Artefacts(command) => artefacts::run_artefacts_command(client, command, format).await,
-        FleetCommand::Update(args) => update::run_update_command(client, args, format).await,
-        FleetCommand::Loops(LoopsCommand::Pause(args)) => loops::pause_loop(client, args, format).await,
-        FleetCommand::Loops(LoopsCommand::Resume(args)) => loops::resume_loop(client, args, format).await,
-        FleetCommand::Why(of) => why::show_explanation(client, &of.machine, format).await,
-        FleetCommand::Timeline(of) => timeline::show_timeline(client, &of.machine, of.limit, format).await,
-        FleetCommand::Logs(args) => logs::show_log(client, args, format).await,
-        FleetCommand::Issues => issues::show_issues(client, format).await,
-        FleetCommand::Plan(args) => plan::show_plan(client, args, format).await,
-        FleetCommand::Policy(PolicyCommand::Get) => policy::show_policy(client, format).await,
-        FleetCommand::Watch(_) => Ok(String::new()),
-        FleetCommand::Top(_) => top::render_once(client, format).await,
-        FleetCommand::Hold(hold) => machine_orders::hold_machine(client, hold, format).await,
-        FleetCommand::Release(release) => machine_orders::release_machine(client, release, format).await,
-        FleetCommand::Retry(retry) => machine_orders::retry_machine(client, retry, format).await,
-        FleetCommand::Quarantine(args) => bulk_orders::quarantine_machines(client, args, format).await,
-        FleetCommand::Label(args) => bulk_orders::label_machines(client, args, format).await,
-        FleetCommand::Unlabel(args) => bulk_orders::unlabel_machines(client, args, format).await,
-        FleetCommand::Reboot(reboot) => power::reboot_machine(client, reboot, format).await,
-        FleetCommand::Power(power) => power::switch_power(client, power, format).await,
-        FleetCommand::Prioritize(args) => priority::prioritize_machine(client, args, format).await,
-        FleetCommand::Retire(retire) => retire::run_retire_command(client, retire, format).await,
-        FleetCommand::Declare(DeclareCommand::Restored(declared)) => {
-            declare_restored::declare_restored(
-                client.require_bmdb("`declare restored`", "no shepherd may run while it works")?,
-                declared,
-                format,
-            )
-            .await
-        }
-        FleetCommand::Allow(AllowCommand::HostKey(allow)) => {
-            machine_orders::allow_host_key(client, allow, format).await
-        }
-        FleetCommand::Debug(DebugCommand::Bundle(args)) => {
-            debug_bundle::write_debug_bundle(client, args, format).await
-        }
-        FleetCommand::Tokens(TokensCommand::Bootstrap(first)) => {
-            tokens::bootstrap_token(
-                client.require_bmdb("`tokens bootstrap`", "no credential exists yet")?,
-                first,
-                format,
-            )
-            .await
-        }
-        FleetCommand::Tokens(TokensCommand::Create(new)) => tokens::create_token(client, new, format).await,
-        FleetCommand::Tokens(TokensCommand::Get) => tokens::show_tokens(client, format).await,
-        FleetCommand::Tokens(TokensCommand::Revoke(which)) => {
-            tokens::revoke_token(client, which, format).await
-        }
-    }
-}
-
 async fn open_backend(cli: &Cli, flags: ExplicitFlags) -> Result<FleetClient, CliError> {
     // With a BMDB and no named context, the contexts file is not needed. Without a home directory there is none.
     let needless = cli.direct || (cli.bmdb_url.is_some() && cli.context.is_none());
-    let contexts = match contexts::contexts_path() {
+    let contexts = match contexts_path() {
         Ok(path) if !needless => Contexts::read(&path)?,
         Err(error) if cli.context.is_some() && !needless => return Err(error),
         _ => Contexts::default(),

@@ -5,14 +5,14 @@ use std::fmt::Write as _;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use crate::api_decode::{decode_timestamp, require_timestamp};
-use crate::dry_run;
+use crate::client::decode::{decode_timestamp, require_timestamp};
+use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
-use crate::examples;
-use crate::fleet_client::{FleetClient, status_to_error};
-use crate::get;
-use crate::order_retry;
-use crate::output::{Format, format_table, terminal_width};
+use crate::order::dry_run;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use crate::output::table::{format_table, terminal_width};
+use crate::output::{Format, format_json};
 use bmdb::action::OrderOutcome;
 use bmdb::roll_out::{NewRollOut, RollOutChange, order_target};
 use model::humanize::{absolute_time, humanize_duration};
@@ -20,6 +20,37 @@ use model::roll_out_view::{RollOutMachineView, RollOutView};
 use model::time::{Span, Timestamp, between};
 use proto::fleet::v1;
 use proto::fleet::v1::updates_client::UpdatesClient;
+
+pub(crate) const UPDATE_EXAMPLES: &str = "\
+Examples:
+  shepherdctl update --selector label.row=7 --release 'roleserver 1.4' --reason 'a try' --dry_run
+  shepherdctl update --selector '' --release 'roleserver 1.4' --parallelism 5 --reason '1.4'
+
+The release is an artefact (shepherdctl artefacts add). Each machine fetches it, switches to it without
+ending what runs beside its role server, and goes back by itself if it reaches no shepherd. The next
+machine gets the order when those before run it and are well; the first failure pauses the update.";
+
+const UPDATE_GET_EXAMPLES: &str = "\
+Example:
+  shepherdctl update get -o json | jq -r '.updates[] | select(.pause_reason != null) | .id'";
+
+const UPDATE_DESCRIBE_EXAMPLES: &str = "\
+Example:
+  shepherdctl update describe 3f9a12bc          its machines, and what each waits for";
+
+const UPDATE_PAUSE_EXAMPLES: &str = "\
+Example:
+  shepherdctl update pause 3f9a12bc --reason 'the row is looked at first'";
+
+const UPDATE_RESUME_EXAMPLES: &str = "\
+Example:
+  shepherdctl update resume 3f9a12bc --reason 'its disk was full, and is not any more'
+
+Machines that failed stay as they are; another update may order them again.";
+
+const UPDATE_ABORT_EXAMPLES: &str = "\
+Example:
+  shepherdctl update abort 3f9a12bc --reason 'the release is bad'";
 
 /// A release to roll out, or a roll-out to look at or to change.
 #[derive(Debug, Args)]
@@ -48,19 +79,19 @@ pub struct UpdateArgs {
 #[derive(Debug, Subcommand)]
 pub enum UpdateCommand {
     /// List updates, those under way first
-    #[command(after_help = examples::UPDATE_GET)]
+    #[command(after_help = UPDATE_GET_EXAMPLES)]
     Get,
     /// Show an update, its machines, and what each waits for
-    #[command(after_help = examples::UPDATE_DESCRIBE)]
+    #[command(after_help = UPDATE_DESCRIBE_EXAMPLES)]
     Describe(UpdateIdArg),
     /// Order no more machines until it is resumed
-    #[command(after_help = examples::UPDATE_PAUSE)]
+    #[command(after_help = UPDATE_PAUSE_EXAMPLES)]
     Pause(ChangeUpdate),
     /// Continue with the machines that have no order yet
-    #[command(after_help = examples::UPDATE_RESUME)]
+    #[command(after_help = UPDATE_RESUME_EXAMPLES)]
     Resume(ChangeUpdate),
     /// End an update where it is
-    #[command(after_help = examples::UPDATE_ABORT)]
+    #[command(after_help = UPDATE_ABORT_EXAMPLES)]
     Abort(ChangeUpdate),
 }
 
@@ -146,7 +177,7 @@ fn decode_machine(machine: v1::UpdateMachine) -> Result<RollOutMachineView, CliE
 async fn show_updates(client: &FleetClient, format: Format) -> Result<String, CliError> {
     let (found, now) = fetch_updates(client, None).await?;
     if format == Format::Json {
-        return get::format_json(&json!({ "updates": found }));
+        return format_json(&json!({ "updates": found }));
     }
     if found.is_empty() {
         return Ok("no updates; shepherdctl update --release RELEASE orders one\n".to_owned());
@@ -178,7 +209,7 @@ async fn describe_update(client: &FleetClient, id: &str, format: Format) -> Resu
         CliError::Invalid(format!("there is no update {id:?}; run: shepherdctl update get"))
     })?;
     if format == Format::Json {
-        return get::format_json(&json!({ "update": update }));
+        return format_json(&json!({ "update": update }));
     }
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
@@ -217,19 +248,12 @@ async fn describe_update(client: &FleetClient, id: &str, format: Format) -> Resu
     Ok(text)
 }
 
-fn require_reason(reason: &str) -> Result<(), CliError> {
-    if reason.trim().is_empty() {
-        return Err(CliError::Invalid("--reason is empty; give one for operators who read the audit".into()));
-    }
-    Ok(())
-}
-
 fn format_outcome(id: &str, done: &OrderOutcome, format: Format) -> Result<String, CliError> {
     match format {
         Format::Json => {
             let mut answer = json!({ "update": id, "changed": done.changed, "message": done.message });
             dry_run::annotate_json(&mut answer);
-            get::format_json(&answer)
+            format_json(&answer)
         }
         Format::Table => {
             Ok(format!("{}\n", dry_run::annotate_text(&format!("{} {}", order_target(id), done.message))))
@@ -239,7 +263,7 @@ fn format_outcome(id: &str, done: &OrderOutcome, format: Format) -> Result<Strin
 
 async fn create_update(client: &FleetClient, args: &UpdateArgs, format: Format) -> Result<String, CliError> {
     let reason = args.reason.as_deref().unwrap_or_default();
-    require_reason(reason)?;
+    require_audit_reason(reason)?;
     let deadline = std::time::Duration::from(args.machine_deadline).as_secs();
     let new = NewRollOut {
         release: args.release.clone().unwrap_or_default(),
@@ -263,7 +287,7 @@ async fn create_update(client: &FleetClient, args: &UpdateArgs, format: Format) 
         };
         UpdatesClient::new(service).create(request).await
     };
-    let done = order_retry::send_order(&mut client.clone(), reason, give).await?;
+    let done = send_order(&mut client.clone(), reason, give).await?;
     let done = OrderOutcome { changed: done.changed, message: done.message };
     format_outcome(&new.release, &done, format)
 }
@@ -274,7 +298,7 @@ async fn change_update(
     change: RollOutChange,
     format: Format,
 ) -> Result<String, CliError> {
-    require_reason(&args.reason)?;
+    require_audit_reason(&args.reason)?;
     let give = async |service, order| {
         let request = v1::ChangeUpdateRequest { id: args.id.clone(), order: Some(order) };
         let mut updates = UpdatesClient::new(service);
@@ -284,7 +308,7 @@ async fn change_update(
             RollOutChange::Abort => updates.abort(request).await,
         }
     };
-    let done = order_retry::send_order(&mut client.clone(), &args.reason, give).await?;
+    let done = send_order(&mut client.clone(), &args.reason, give).await?;
     let done = OrderOutcome { changed: done.changed, message: done.message };
     format_outcome(&args.id, &done, format)
 }

@@ -8,7 +8,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
-use crate::output::format_table;
+use crate::output::table::format_table;
 use crate::top::fleet_summary::FleetSummary;
 use crate::top::page::{Panel, Section, page_heading, page_sections};
 

@@ -3,12 +3,15 @@
 use serde::Serialize;
 use tonic::{Code, Status};
 
+use crate::client::decode::require_timestamp;
+use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::client::pagination::page_size;
 use crate::error::CliError;
-use crate::fleet_client::{FleetClient, status_to_error};
-use crate::loops::{self, LoopSummary};
-use crate::{api_decode, get};
+use crate::loops::{LoopSummary, decode_loop};
+use crate::providers::{decode_brake, decode_provider};
+use crate::work::decode_work;
 use bmdb::inspect::{ProviderSummary, WorkSummary};
-use bmdb::statistics::{ClassCount, ProcessThroughput, SampledStatistics, Statistics};
+use bmdb::statistics::{Backlog, ClassCount, PhaseAge, ProcessThroughput, SampledStatistics, Statistics};
 use model::machine_view::EngagedBrake;
 use model::pause::LoopKind;
 use model::process::Process;
@@ -89,7 +92,7 @@ struct FleetDetails {
 /// Fetches the summary once.
 pub async fn fetch_summary(client: &FleetClient) -> Result<FleetSummary, CliError> {
     let result = StatisticsClient::new(client.channel()).get(v1::GetStatisticsRequest {}).await;
-    let statistics = api_decode::decode_statistics(result.map_err(status_to_error)?.into_inner())?;
+    let statistics = decode_statistics(result.map_err(status_to_error)?.into_inner())?;
     let whole = match fetch_details(client).await {
         Ok(answers) => Ok(decode_details(answers)?),
         // A credential for some providers still sees the counts of their machines.
@@ -103,7 +106,7 @@ type FleetResponses = (v1::ListLoopsResponse, v1::ListWorkResponse, v1::ListProv
 
 async fn fetch_details(client: &FleetClient) -> Result<FleetResponses, Status> {
     let loops = LoopsClient::new(client.channel()).list(v1::ListLoopsRequest {}).await?.into_inner();
-    let request = v1::ListWorkRequest { page_size: get::page_size(MAX_WORK, 0), page_token: String::new() };
+    let request = v1::ListWorkRequest { page_size: page_size(MAX_WORK, 0), page_token: String::new() };
     let work = WorkClient::new(client.channel()).list(request).await?.into_inner();
     let request = v1::ListProvidersRequest {};
     let providers = ProvidersClient::new(client.channel()).list(request).await?.into_inner();
@@ -112,12 +115,46 @@ async fn fetch_details(client: &FleetClient) -> Result<FleetResponses, Status> {
 
 fn decode_details((loops, work, providers): FleetResponses) -> Result<FleetDetails, CliError> {
     Ok(FleetDetails {
-        loops: loops.loops.into_iter().map(loops::decode_loop).collect::<Result<_, _>>()?,
-        work: work.work.into_iter().map(api_decode::decode_work).collect::<Result<_, _>>()?,
+        loops: loops.loops.into_iter().map(decode_loop).collect::<Result<_, _>>()?,
+        work: work.work.into_iter().map(decode_work).collect::<Result<_, _>>()?,
         more_work: work.more,
-        brakes: providers.brakes.into_iter().map(api_decode::decode_brake).collect::<Result<_, _>>()?,
-        providers: providers.providers.into_iter().map(api_decode::decode_provider).collect(),
+        brakes: providers.brakes.into_iter().map(decode_brake).collect::<Result<_, _>>()?,
+        providers: providers.providers.into_iter().map(decode_provider).collect(),
     })
+}
+
+/// Decodes the statistics of the fleet.
+fn decode_statistics(response: v1::GetStatisticsResponse) -> Result<Statistics, CliError> {
+    let counts = response.counts.into_iter().map(|count| {
+        let v1::PhaseCount { phase, provider, machines, is_lower_bound: at_least } = count;
+        ClassCount { phase, provider, machines, at_least }
+    });
+    let paces = response.throughput.into_iter().map(|pace| {
+        let v1::ProcessThroughput { process, finished, failed, postponed: put_off, lost, mean_seconds } =
+            pace;
+        ProcessThroughput { process, finished, failed, postponed: put_off, lost, mean_seconds }
+    });
+    Ok(Statistics {
+        counts: counts.collect(),
+        throughput: paces.collect(),
+        sampled: response.sample.map(decode_sampled_statistics).transpose()?,
+        at: require_timestamp(response.read_at, "its read time")?,
+    })
+}
+
+fn decode_sampled_statistics(count: v1::FleetSample) -> Result<SampledStatistics, CliError> {
+    let phases = count.phases.into_iter().map(|of| PhaseAge {
+        phase: of.phase,
+        oldest_seconds: of.oldest_seconds,
+        over_deadline: of.past_deadline,
+    });
+    let waiting = count.backlogs.into_iter().map(|of| Backlog {
+        process: of.process,
+        machines: of.machines,
+        oldest_seconds: of.oldest_seconds,
+    });
+    let at = require_timestamp(count.sampled_at, "the time when the fleet was counted")?;
+    Ok(SampledStatistics { at, phases: phases.collect(), backlogs: waiting.collect() })
 }
 
 /// Combines the responses into a page. The page leaves out what was denied, and says so.
@@ -198,7 +235,6 @@ fn loop_stats(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bmdb::statistics::{Backlog, PhaseAge};
 
     fn count(phase: &str, provider: &str, machines: i64) -> ClassCount {
         ClassCount {

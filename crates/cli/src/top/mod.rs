@@ -12,10 +12,10 @@ use std::io::IsTerminal as _;
 
 use clap::Args;
 
+use crate::client::fleet_client::FleetClient;
 use crate::error::CliError;
-use crate::fleet_client::FleetClient;
-use crate::get;
-use crate::output::{Format, Output, terminal_width};
+use crate::output::table::terminal_width;
+use crate::output::{Format, Output, format_json};
 use crate::top::fleet_summary::fetch_summary;
 use model::time::Span;
 
@@ -23,6 +23,12 @@ pub mod draw;
 pub mod fleet_summary;
 pub mod page;
 pub mod screen;
+
+pub(crate) const TOP_EXAMPLES: &str = "\
+Examples:
+  shepherdctl top
+  shepherdctl top --interval 10s
+  shepherdctl top --once -o json | jq '.phases[] | select(.over_deadline > 0)'";
 
 /// Arguments of `top`, which shows the fleet on one page.
 #[derive(Debug, Args)]
@@ -59,6 +65,6 @@ pub async fn render_once(client: &FleetClient, format: Format) -> Result<String,
     let view = fetch_summary(client).await?;
     match format {
         Format::Table => Ok(page::render_text(&view, terminal_width())),
-        Format::Json => get::format_json(&view),
+        Format::Json => format_json(&view),
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::output::format_table;
+use crate::output::table::format_table;
 use crate::top::fleet_summary::{FleetSummary, LoopStats, PhaseSummary};
 use model::humanize::{absolute_time, humanize_duration, relative_time};
 use model::phase::Phase;

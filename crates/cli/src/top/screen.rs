@@ -12,8 +12,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::client::fleet_client::FleetClient;
 use crate::error::CliError;
-use crate::fleet_client::FleetClient;
 use crate::top::draw::{FetchStatus, draw_page};
 use crate::top::fleet_summary::{FleetSummary, fetch_summary};
 

@@ -1,0 +1,65 @@
+//! `artefacts add`: upload a file, and add it as an artefact.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::artefacts::outcome::format_outcome;
+use crate::artefacts::upload::{LocalFile, upload_missing_pieces};
+use crate::client::fleet_client::FleetClient;
+use crate::error::CliError;
+use crate::order::dry_run;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use crate::output::Format;
+use bmdb::action::OrderOutcome;
+use model::artefact::check_name;
+use proto::fleet::v1;
+use proto::fleet::v1::artefacts_client::ArtefactsClient;
+
+pub(crate) const ADD_EXAMPLES: &str = "\
+Examples:
+  shepherdctl artefacts add ./server-1.4 --reason 'the new front'
+  shepherdctl artefacts add roleserver --name 'roleserver 1.4' --reason 'the next release'
+
+It is known by its digest, which is printed. A service of a role that names it without a URL fetches it
+from a shepherd. Given again after it was cut off, it goes on where it ended.";
+
+/// A file to add.
+#[derive(Debug, Args)]
+pub struct AddArtefact {
+    /// The file, 256 MiB at the most
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// What people call it [default: the name of the file]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+pub(crate) async fn add_artefact(
+    client: &FleetClient,
+    args: &AddArtefact,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let of_file = || args.file.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = args.name.clone().or_else(of_file).unwrap_or_default();
+    check_name(&name).map_err(|reason| CliError::Invalid(format!("--name: {reason}")))?;
+    let mut local = LocalFile::open(&args.file)?;
+    let mut client = client.clone();
+    if !dry_run::is_active() {
+        upload_missing_pieces(&mut client, &mut local).await?;
+    }
+    let sha256 = local.sha256;
+    let give = async |service, order| {
+        let request =
+            v1::AddArtefactRequest { sha256: sha256.clone(), order: Some(order), name: name.clone() };
+        ArtefactsClient::new(service).add(request).await
+    };
+    let done = send_order(&mut client, &args.reason, give).await?;
+    let done = OrderOutcome { changed: done.changed, message: done.message };
+    format_outcome(&name, &sha256, &done, format)
+}

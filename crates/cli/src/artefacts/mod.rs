@@ -1,0 +1,27 @@
+//! `artefacts add|get|delete`: files that machines download.
+
+use clap::Subcommand;
+
+use crate::artefacts::add::{ADD_EXAMPLES, AddArtefact};
+use crate::artefacts::delete::{DELETE_EXAMPLES, DeleteArtefact};
+use crate::artefacts::get::GET_EXAMPLES;
+
+pub mod add;
+pub mod delete;
+pub mod get;
+pub mod outcome;
+pub mod upload;
+
+/// What can be done with artefacts.
+#[derive(Debug, Subcommand)]
+pub enum ArtefactsCommand {
+    /// Add a file that machines can fetch from any shepherd
+    #[command(after_help = ADD_EXAMPLES)]
+    Add(AddArtefact),
+    /// List artefacts, newest first
+    #[command(after_help = GET_EXAMPLES)]
+    Get,
+    /// Remove an artefact; machines that have fetched it keep it
+    #[command(after_help = DELETE_EXAMPLES)]
+    Delete(DeleteArtefact),
+}

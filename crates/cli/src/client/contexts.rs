@@ -1,0 +1,219 @@
+//! Contexts file: servers, CA certificate and token of each fleet.
+//!
+//! The contexts are in one TOML file, `~/.config/shepherd/contexts.toml` or the path in `SHEPHERD_CONTEXTS`. It
+//! contains no secret: each token is in a file of its own that only its owner can read, and the contexts file has the
+//! path of that file. `tokens bootstrap --save_context` writes both, for an operator with write access to the BMDB.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::{Deserialize, Serialize};
+
+use crate::error::CliError;
+use crate::output::file::{create_parent_dir, write_file_atomic};
+
+/// The content of the contexts file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Contexts {
+    /// Name of the context that is used if none is named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current: Option<String>,
+    /// The contexts by their names.
+    #[serde(default)]
+    pub contexts: BTreeMap<String, Context>,
+}
+
+/// The API of one fleet: servers, CA certificate, token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Context {
+    /// `HOST:PORT` of its servers, tried in turn.
+    pub servers: Vec<String>,
+    /// Path of the CA certificate (PEM) that verifies the servers; `None` uses the trust store of this host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_certificate_path: Option<PathBuf>,
+    /// Path of the file that contains the token.
+    pub token_path: PathBuf,
+}
+
+/// The path of the contexts file.
+pub fn contexts_path() -> Result<PathBuf, CliError> {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(path) = variable("SHEPHERD_CONTEXTS") {
+        return Ok(path);
+    }
+    let directory = variable("XDG_CONFIG_HOME").or_else(|| Some(variable("HOME")?.join(".config")));
+    let directory = directory.ok_or_else(|| {
+        CliError::Invalid(
+            "there is no home directory to read contexts from; name their file by SHEPHERD_CONTEXTS"
+                .to_owned(),
+        )
+    })?;
+    Ok(directory.join("shepherd").join("contexts.toml"))
+}
+
+impl Contexts {
+    /// Reads the contexts file; without a file there are no contexts.
+    pub fn read(path: &Path) -> Result<Self, CliError> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) => {
+                return Err(CliError::Invalid(format!(
+                    "cannot read the contexts in {}: {error}",
+                    path.display()
+                )));
+            }
+        };
+        toml::from_str(&text)
+            .map_err(|error| CliError::Invalid(format!("{} holds no contexts: {error}", path.display())))
+    }
+
+    /// Writes the contexts file, and creates its directory.
+    pub fn write(&self, path: &Path) -> Result<(), CliError> {
+        let text = toml::to_string_pretty(self)
+            .map_err(|error| CliError::Failed(format!("cannot write the contexts as TOML: {error}")))?;
+        write_file_atomic(path, text.as_bytes(), 0o644)
+    }
+
+    /// Finds the context of that name, or the current one; `None` if neither a name nor a current context is set.
+    pub fn find(&self, name: Option<&str>) -> Result<Option<&Context>, CliError> {
+        let Some(name) = name.or(self.current.as_deref()) else { return Ok(None) };
+        self.contexts.get(name).map(Some).ok_or_else(|| {
+            let known: Vec<&str> = self.contexts.keys().map(String::as_str).collect();
+            CliError::Invalid(if known.is_empty() {
+                format!("there is no context {name:?}, nor any other; `shepherdctl tokens bootstrap --save_context {name}` makes it")
+            } else {
+                format!("there is no context {name:?}; there are {}", known.join(", "))
+            })
+        })
+    }
+}
+
+impl Context {
+    /// Reads the token from its file.
+    pub fn read_token(&self) -> Result<SecretString, CliError> {
+        let path = self.token_path.display();
+        let refuse = |what: String| CliError::Invalid(format!("the token {path} {what}"));
+        let mode = std::fs::metadata(&self.token_path)
+            .map_err(|error| refuse(format!("cannot be read: {error}")))?
+            .permissions()
+            .mode();
+        if mode & 0o077 != 0 {
+            return Err(refuse(format!(
+                "can be read by other users (mode {:03o}); run: chmod 600 {path}",
+                mode & 0o777
+            )));
+        }
+        let text = std::fs::read_to_string(&self.token_path)
+            .map_err(|error| refuse(format!("cannot be read: {error}")))?;
+        let token = text.trim();
+        if token.is_empty() {
+            return Err(refuse("is empty; `shepherdctl tokens` makes one".to_owned()));
+        }
+        Ok(SecretString::from(token.to_owned()))
+    }
+}
+
+/// Rejects a context name that could not be used as the name of its files.
+pub fn check_context_name(name: &str) -> Result<(), CliError> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.starts_with('.') || !name.chars().all(fits) {
+        return Err(CliError::Invalid(format!(
+            "{name:?} can be no name of a context; give it letters, digits, dashes, dots and underscores"
+        )));
+    }
+    Ok(())
+}
+
+/// Writes a token into a new file that only its owner can read. Fails if the file exists.
+pub fn write_token(path: &Path, token: &SecretString) -> Result<(), CliError> {
+    let failed = |error: std::io::Error| {
+        CliError::Failed(format!("cannot write the token to {}: {error}; it was not written", path.display()))
+    };
+    create_parent_dir(path)?;
+    let mut file = create_token_file(path).map_err(failed)?;
+    file.write_all(format!("{}\n", token.expose_secret()).as_bytes())
+        .and_then(|()| file.sync_all())
+        .map_err(failed)
+}
+
+/// Checks that a token could be written to this path, before the token is created and would then be lost.
+pub fn check_token_writable(path: &Path) -> Result<(), CliError> {
+    if path.exists() {
+        return Err(CliError::Invalid(format!(
+            "{} is there already, and may hold a token that is in use; name another file, or remove it first",
+            path.display()
+        )));
+    }
+    create_parent_dir(path)?;
+    // The only way to know whether a file can be created in a directory is to create one.
+    create_token_file(path).and_then(|_| std::fs::remove_file(path)).map_err(|error| {
+        CliError::Invalid(format!("cannot write a token to {}: {error}; none was made", path.display()))
+    })
+}
+
+fn create_token_file(path: &Path) -> std::io::Result<std::fs::File> {
+    std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context(directory: &Path) -> Context {
+        Context {
+            servers: vec!["shepherd.example:8444".into()],
+            ca_certificate_path: Some(directory.join("ca.pem")),
+            token_path: directory.join("token"),
+        }
+    }
+
+    #[test]
+    fn contexts_are_read_as_they_were_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("deep").join("contexts.toml");
+        assert_eq!(Contexts::read(&path).unwrap(), Contexts::default());
+        let mut contexts = Contexts { current: Some("a".into()), ..Contexts::default() };
+        contexts.contexts.insert("a".into(), context(directory.path()));
+        contexts.write(&path).unwrap();
+        let read = Contexts::read(&path).unwrap();
+        assert_eq!(read, contexts);
+        assert!(read.find(None).unwrap().is_some());
+        let bare = "[contexts.b]\nservers = [\"b:8444\"]\ntoken_path = \"/b.token\"\n";
+        std::fs::write(&path, bare).unwrap();
+        let bare = Contexts::read(&path).unwrap();
+        assert_eq!(bare.contexts["b"].ca_certificate_path, None);
+        bare.write(&path).unwrap();
+        assert_eq!(Contexts::read(&path).unwrap(), bare);
+        assert_eq!(read.find(Some("b")).unwrap_err().to_string(), "there is no context \"b\"; there are a");
+        assert_eq!(Contexts::default().find(None).unwrap(), None);
+        for (name, fits) in [("prod-1.b", true), ("", false), ("../a", false), ("a/b", false), (".a", false)]
+        {
+            assert_eq!(check_context_name(name).is_ok(), fits, "{name}");
+        }
+    }
+
+    #[test]
+    fn token_readable_by_others_is_rejected() {
+        let directory = tempfile::tempdir().unwrap();
+        let context = context(directory.path());
+        write_token(&context.token_path, &SecretString::from("t".to_owned())).unwrap();
+        assert_eq!(context.read_token().unwrap().expose_secret(), "t");
+        let mut permissions = std::fs::metadata(&context.token_path).unwrap().permissions();
+        assert_eq!(permissions.mode() & 0o777, 0o600);
+        permissions.set_mode(0o640);
+        std::fs::set_permissions(&context.token_path, permissions).unwrap();
+        assert!(context.read_token().unwrap_err().to_string().contains("chmod 600"));
+        assert!(check_token_writable(&context.token_path).is_err(), "a token is never written over");
+        let other = directory.path().join("other");
+        check_token_writable(&other).unwrap();
+        assert!(!other.exists(), "the check creates no file");
+        let impossible = context.token_path.join("below-a-file");
+        assert!(check_token_writable(&impossible).is_err());
+    }
+}

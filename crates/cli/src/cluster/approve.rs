@@ -1,0 +1,50 @@
+//! `cluster approve`: approve the join request of a machine.
+
+use clap::Args;
+
+use crate::client::fleet_client::FleetClient;
+use crate::cluster::outcome::format_response;
+use crate::error::CliError;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use crate::output::Format;
+use proto::fleet::v1;
+use proto::fleet::v1::clusters_client::ClustersClient;
+
+pub(crate) const APPROVE_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster approve ams rack-7-03 --reason 'I compared the key on its console'
+
+It lets in the key that the machine reports now over its agent channel, and no other one.";
+
+/// A machine to let in.
+#[derive(Debug, Args)]
+pub struct ApproveInCluster {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// The machine: its id, or its provider's name for it
+    #[arg(value_name = "MACHINE")]
+    pub machine: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+pub(super) async fn approve_machine(
+    client: &FleetClient,
+    args: &ApproveInCluster,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let give = async |service, order| {
+        let request = v1::ApproveMachineRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            machine: args.machine.clone(),
+        };
+        ClustersClient::new(service).approve_machine(request).await
+    };
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
+}

@@ -1,0 +1,89 @@
+//! `cluster scale`, `cluster roles`: change the size of a cluster and the roles of its workers.
+
+use clap::Args;
+
+use crate::client::fleet_client::FleetClient;
+use crate::cluster::outcome::format_response;
+use crate::error::CliError;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use crate::output::Format;
+use model::cluster::spec::ClusterSpecChange;
+use proto::fleet::v1;
+use proto::fleet::v1::clusters_client::ClustersClient;
+
+pub(crate) const SCALE_EXAMPLES: &str = "\
+Examples:
+  shepherdctl cluster scale ams --workers 8 --reason 'more load'
+  shepherdctl cluster scale ams --control_plane 5 --reason 'to bear two losses'
+
+Machines that are too many leave: those that are not well first, then those that were chosen last;
+members of the control plane one at a time.";
+
+pub(crate) const ROLES_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster roles ams --add_role web --remove_role old-web --reason 'the new front'
+
+A role has to be declared to the cluster before nodes can have it: shepherdctl cluster declare.";
+
+/// A cluster to change in size.
+#[derive(Debug, Args)]
+pub struct ScaleCluster {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// How many machines are to run its control plane: 1, 3, 5 or 7
+    #[arg(
+        long = "control_plane",
+        alias = "control-plane",
+        value_name = "N",
+        required_unless_present = "workers"
+    )]
+    pub control_plane: Option<u32>,
+    /// How many more machines it is to have
+    #[arg(long, value_name = "N")]
+    pub workers: Option<u32>,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// A cluster whose workers are to do something else.
+#[derive(Debug, Args)]
+pub struct ChangeClusterRoles {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// A role that every worker is to have; may be given several times
+    #[arg(long = "add_role", value_name = "ROLE", required_unless_present = "remove_roles")]
+    pub add_roles: Vec<String>,
+    /// A role that no worker is to have; may be given several times
+    #[arg(long = "remove_role", value_name = "ROLE")]
+    pub remove_roles: Vec<String>,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+pub(super) async fn change_cluster(
+    client: &FleetClient,
+    name: &str,
+    change: &ClusterSpecChange,
+    reason: &str,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(reason)?;
+    let give = async |service, order| {
+        let request = v1::ChangeClusterRequest {
+            name: name.to_owned(),
+            order: Some(order),
+            control_plane: change.control_plane,
+            workers: change.workers,
+            add_roles: change.add_roles.iter().cloned().collect(),
+            remove_roles: change.remove_roles.iter().cloned().collect(),
+        };
+        ClustersClient::new(service).change(request).await
+    };
+    let response = send_order(&mut client.clone(), reason, give).await?;
+    format_response(name, response, format)
+}

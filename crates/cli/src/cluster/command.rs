@@ -1,0 +1,131 @@
+//! Grammar of `cluster`, and dispatch to its verbs.
+
+use clap::Subcommand;
+
+use crate::client::fleet_client::FleetClient;
+use crate::cluster::ClusterArg;
+use crate::cluster::approve::{APPROVE_EXAMPLES, ApproveInCluster, approve_machine};
+use crate::cluster::change::{
+    ChangeClusterRoles, ROLES_EXAMPLES, SCALE_EXAMPLES, ScaleCluster, change_cluster,
+};
+use crate::cluster::create::{CREATE_EXAMPLES, CreateCluster, create_cluster};
+use crate::cluster::credentials::{CredentialsCommand, run_credentials_command};
+use crate::cluster::declare::{
+    DECLARE_EXAMPLES, DeclareInCluster, UNDECLARE_EXAMPLES, UndeclareInCluster, declare_role, undeclare_role,
+};
+use crate::cluster::delete::{DELETE_EXAMPLES, DeleteCluster, delete_cluster};
+use crate::cluster::describe::{DESCRIBE_EXAMPLES, describe_cluster};
+use crate::cluster::get::{GET_EXAMPLES, show_clusters};
+use crate::cluster::kubeconfig::{KUBECONFIG_EXAMPLES, KubeconfigArgs, create_kubeconfig};
+use crate::cluster::kubernetes::command::{KubernetesCommand, run_kubernetes_command};
+use crate::cluster::plan::{PLAN_EXAMPLES, PlanCluster, plan_cluster};
+use crate::cluster::rotate_key::{ROTATE_KEY_EXAMPLES, RotateClusterKey, rotate_cluster_key};
+use crate::cluster::snapshots::{
+    RESTORE_EXAMPLES, RestoreCluster, SNAPSHOT_EXAMPLES, SNAPSHOTS_EXAMPLES, SnapshotCluster,
+    request_snapshot, restore_cluster, show_snapshots,
+};
+use crate::cluster::upgrade::{UPGRADE_EXAMPLES, UpgradeCluster, run_upgrade_command};
+use crate::error::CliError;
+use crate::output::Format;
+use model::cluster::spec::ClusterSpecChange;
+
+/// What can be done with clusters.
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Ask for a cluster of machines of the fleet
+    #[command(after_help = CREATE_EXAMPLES)]
+    Create(CreateCluster),
+    /// List clusters with their stage, size, health and votes
+    #[command(after_help = GET_EXAMPLES)]
+    Get,
+    /// Show a cluster, its machines, and what each waits for
+    #[command(after_help = DESCRIBE_EXAMPLES)]
+    Describe(ClusterArg),
+    /// Show, step by step, what will be done to a cluster, or would be if it was created, changed or ended
+    #[command(after_help = PLAN_EXAMPLES)]
+    Plan(PlanCluster),
+    /// Change how many machines a cluster is to have
+    #[command(after_help = SCALE_EXAMPLES)]
+    Scale(ScaleCluster),
+    /// Declare a role to a cluster, as a file says: services that every node with the role runs
+    #[command(after_help = DECLARE_EXAMPLES)]
+    Declare(DeclareInCluster),
+    /// Withdraw a role that was declared to a cluster
+    #[command(after_help = UNDECLARE_EXAMPLES)]
+    Undeclare(UndeclareInCluster),
+    /// Change what the workers of a cluster do
+    #[command(after_help = ROLES_EXAMPLES)]
+    Roles(ChangeClusterRoles),
+    /// Let a machine into a cluster whose approval is manual
+    #[command(after_help = APPROVE_EXAMPLES)]
+    Approve(ApproveInCluster),
+    /// Have a snapshot of a cluster's records taken now
+    #[command(after_help = SNAPSHOT_EXAMPLES)]
+    Snapshot(SnapshotCluster),
+    /// List the snapshots that are kept of a cluster
+    #[command(after_help = SNAPSHOTS_EXAMPLES)]
+    Snapshots(ClusterArg),
+    /// Bring a cluster back from a snapshot, when most of its control plane is lost for good
+    #[command(after_help = RESTORE_EXAMPLES)]
+    Restore(RestoreCluster),
+    /// Certificates with which people speak to the curators of a cluster
+    #[command(subcommand)]
+    Credentials(CredentialsCommand),
+    /// Have the shepherd's own key for a cluster replaced now
+    #[command(after_help = ROTATE_KEY_EXAMPLES)]
+    RotateKey(RotateClusterKey),
+    /// What a cluster runs of Kubernetes
+    #[command(subcommand)]
+    Kubernetes(KubernetesCommand),
+    /// Make a key here, and what kubectl needs to reach the API servers of a cluster with it
+    #[command(after_help = KUBECONFIG_EXAMPLES)]
+    Kubeconfig(KubeconfigArgs),
+    /// Upgrade a cluster: its role servers, then its controllers one by one, then its workers; or go back
+    #[command(after_help = UPGRADE_EXAMPLES)]
+    Upgrade(UpgradeCluster),
+    /// End a cluster: its machines leave it, and what they keep of it is removed
+    #[command(after_help = DELETE_EXAMPLES)]
+    Delete(DeleteCluster),
+}
+
+/// Runs a `cluster` command and returns its output.
+pub async fn run_cluster_command(
+    client: &FleetClient,
+    command: &ClusterCommand,
+    format: Format,
+) -> Result<String, CliError> {
+    match command {
+        ClusterCommand::Create(args) => create_cluster(client, args, format).await,
+        ClusterCommand::Get => show_clusters(client, format).await,
+        ClusterCommand::Describe(of) => describe_cluster(client, &of.name, format).await,
+        ClusterCommand::Plan(args) => plan_cluster(client, args, format).await,
+        ClusterCommand::Scale(args) => {
+            let change = ClusterSpecChange {
+                control_plane: args.control_plane,
+                workers: args.workers,
+                ..ClusterSpecChange::default()
+            };
+            change_cluster(client, &args.name, &change, &args.reason, format).await
+        }
+        ClusterCommand::Declare(args) => declare_role(client, args, format).await,
+        ClusterCommand::Undeclare(args) => undeclare_role(client, args, format).await,
+        ClusterCommand::Roles(args) => {
+            let change = ClusterSpecChange {
+                add_roles: args.add_roles.iter().cloned().collect(),
+                remove_roles: args.remove_roles.iter().cloned().collect(),
+                ..ClusterSpecChange::default()
+            };
+            change_cluster(client, &args.name, &change, &args.reason, format).await
+        }
+        ClusterCommand::Approve(args) => approve_machine(client, args, format).await,
+        ClusterCommand::Snapshot(args) => request_snapshot(client, args, format).await,
+        ClusterCommand::Snapshots(of) => show_snapshots(client, &of.name, format).await,
+        ClusterCommand::Restore(args) => restore_cluster(client, args, format).await,
+        ClusterCommand::RotateKey(args) => rotate_cluster_key(client, args, format).await,
+        ClusterCommand::Credentials(command) => run_credentials_command(client, command, format).await,
+        ClusterCommand::Kubernetes(command) => run_kubernetes_command(client, command, format).await,
+        ClusterCommand::Kubeconfig(args) => create_kubeconfig(client, args, format).await,
+        ClusterCommand::Upgrade(args) => run_upgrade_command(client, args, format).await,
+        ClusterCommand::Delete(args) => delete_cluster(client, args, format).await,
+    }
+}

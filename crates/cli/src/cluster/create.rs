@@ -1,0 +1,108 @@
+//! `cluster create`: request a cluster.
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
+use crate::client::fleet_client::FleetClient;
+use crate::cluster::kubernetes::patch::{KubernetesFlags, encode_patch, parse_patch};
+use crate::cluster::outcome::format_response;
+use crate::error::CliError;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use crate::output::Format;
+use bmdb::cluster_kubernetes::KubernetesPatch;
+use model::cluster::spec::{ClusterSpec, JoinApproval};
+use proto::fleet::v1;
+use proto::fleet::v1::clusters_client::ClustersClient;
+
+pub(crate) const CREATE_EXAMPLES: &str = "\
+Examples:
+  shepherdctl cluster create ams --workers 5 --reason 'the new hall'
+  shepherdctl cluster create edge --selector 'location=ams,memory>=64GiB' --reason 'a trial'
+
+Machines are chosen that are Ready and that nobody has other plans for, at as many locations as can be.
+The first one founds the cluster; the others are let in by the key that each reported over its agent
+channel. TERMS are provider=, location=, manufacturer=, product=, label.KEY=, memory>= and cpus>=,
+separated by commas; all of them must hold.";
+
+/// A cluster to ask for.
+#[derive(Debug, Args)]
+pub struct CreateCluster {
+    /// Its name: lower-case letters, digits and dashes
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// How many machines run its control plane: 1, 3, 5 or 7
+    #[arg(long = "control_plane", alias = "control-plane", value_name = "N", default_value_t = 3)]
+    pub control_plane: u32,
+    /// How many more machines it has
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub workers: u32,
+    /// Which machines may be chosen, as location=ams,memory>=64GiB,label.rack=7 [default: any]
+    #[arg(long, value_name = "TERMS", default_value = "", hide_default_value = true)]
+    pub selector: String,
+    /// A role that every worker is to have, as it is declared to the cluster; may be given several times
+    #[arg(long, value_name = "ROLE")]
+    pub role: Vec<String>,
+    /// Who lets machines in: the shepherd, by the key that each reported over its agent channel, or a person
+    #[arg(
+        long,
+        value_name = "WHO",
+        default_value = "automatic",
+        value_parser = PossibleValuesParser::new(JoinApproval::ALL.map(JoinApproval::as_str))
+    )]
+    pub approval: String,
+    /// The bundle of Kubernetes that it runs: an artefact's digest, the beginning of it, or its name [default: none]
+    #[arg(long = "kubernetes_bundle", value_name = "BUNDLE")]
+    pub kubernetes_bundle: Option<String>,
+    /// What Kubernetes is to be
+    #[command(flatten)]
+    pub flags: KubernetesFlags,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+pub(super) async fn create_cluster(
+    client: &FleetClient,
+    args: &CreateCluster,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let spec = ClusterSpec {
+        name: args.name.clone(),
+        control_plane: args.control_plane,
+        workers: args.workers,
+        selector: args
+            .selector
+            .parse()
+            .map_err(|reason| CliError::Invalid(format!("--selector: {reason}")))?,
+        roles: args.role.iter().cloned().collect(),
+        approval: args.approval.parse().unwrap_or_default(),
+    };
+    spec.validate().map_err(CliError::Invalid)?;
+    let kubernetes = match &args.kubernetes_bundle {
+        Some(bundle) => Some(parse_patch(Some(bundle), &args.flags)?),
+        None if parse_patch(None, &args.flags)? == KubernetesPatch::default() => None,
+        None => {
+            return Err(CliError::Invalid(
+                "settings of Kubernetes were given without a bundle; name it with --kubernetes_bundle BUNDLE"
+                    .into(),
+            ));
+        }
+    };
+    let give = async |service, order| {
+        let request = v1::CreateClusterRequest {
+            name: spec.name.clone(),
+            order: Some(order),
+            control_plane: spec.control_plane,
+            workers: spec.workers,
+            selector: spec.selector.to_string(),
+            roles: spec.roles.iter().cloned().collect(),
+            approval: spec.approval.as_str().to_owned(),
+            kubernetes: kubernetes.as_ref().map(encode_patch),
+        };
+        ClustersClient::new(service).create(request).await
+    };
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
+}

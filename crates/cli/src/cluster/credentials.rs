@@ -1,0 +1,375 @@
+//! `cluster credentials issue|get|revoke`: client certificates for a cluster's curators.
+//!
+//! The key is generated on this host and does not leave it. It is written into a file that only its owner can read
+//! before the signature of its public half is requested. So an operator whose wait is interrupted still has the key,
+//! and finds the certificate in the list.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use rand::Rng as _;
+use ring::signature::{Ed25519KeyPair, KeyPair as _};
+use secrecy::{ExposeSecret as _, SecretSlice};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::client::decode::{decode_timestamp, require_timestamp};
+use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::cluster::ClusterArg;
+use crate::cluster::certificate::{POLL_INTERVAL, SIGNING_TIMEOUT, default_holder};
+use crate::cluster::outcome::format_outcome;
+use crate::error::CliError;
+use crate::order::dry_run;
+use crate::order::expiry::parse_lifetime;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use crate::output::file::write_file_atomic;
+use crate::output::pem::encode_pem;
+use crate::output::table::{format_table, terminal_width};
+use crate::output::{Format, format_json, print_stderr};
+use bmdb::action::OrderOutcome;
+use bmdb::cluster::order_target;
+use model::cluster::credential::{ClusterCredentialView, DEFAULT_LIFETIME, check_holder, check_lifetime};
+use model::humanize::{absolute_time, relative_time};
+use model::time::{Span, Timestamp};
+use proto::fleet::v1;
+use proto::fleet::v1::cluster_credentials_client::ClusterCredentialsClient;
+
+const ISSUE_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster credentials issue ams --output_dir ./ams --reason 'a look at its tickets'
+
+The holder of the key has an owner's rights in the cluster, without a shepherd and its audit, until the
+certificate ends. The key is made here and goes nowhere else.";
+
+pub(crate) const GET_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster credentials get ams
+
+What is over is shown for a day; what was revoked, as long as it would have been good.";
+
+const REVOKE_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster credentials revoke ams 0199d0a2-4f5e-7cc1-9d52-5b1f0a1c2d3e --reason 'left'
+
+The curators refuse it as soon as they receive the revocation, and again after a restore from a snapshot.";
+
+/// The PKCS #8 prefix of the 32 bytes of an Ed25519 private key, RFC 8410.
+const PKCS8_PREFIX: [u8; 16] =
+    [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
+
+/// What can be done with certificates of people.
+#[derive(Debug, Subcommand)]
+pub enum CredentialsCommand {
+    /// Make a key here, and have its certificate signed by the cluster
+    #[command(after_help = ISSUE_EXAMPLES)]
+    Issue(IssueCredential),
+    /// List the certificates of people for a cluster
+    #[command(after_help = GET_EXAMPLES)]
+    Get(ClusterArg),
+    /// Have a cluster refuse a certificate from now on
+    #[command(after_help = REVOKE_EXAMPLES)]
+    Revoke(RevokeCredential),
+}
+
+/// A certificate to ask for.
+#[derive(Debug, Args)]
+pub struct IssueCredential {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Where its files go: HOLDER.key, which only you may read, HOLDER.crt and ca.crt; made if it is not there
+    #[arg(long = "output_dir", value_name = "PATH")]
+    pub output_dir: PathBuf,
+    /// Whose it is: letters, digits, dots, dashes and underscores [default: who runs this]
+    #[arg(long, value_name = "NAME")]
+    pub holder: Option<String>,
+    /// How long it is good: 1m to 30d
+    #[arg(long = "expires_after", alias = "expires-after", value_name = "SPAN", value_parser = parse_lifetime, default_value_t = DEFAULT_LIFETIME)]
+    pub expires_after: Span,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// A certificate to end.
+#[derive(Debug, Args)]
+pub struct RevokeCredential {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Its id, as cluster credentials get shows it
+    #[arg(value_name = "ID")]
+    pub credential: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// Runs a `cluster credentials` command and returns its output.
+pub(super) async fn run_credentials_command(
+    client: &FleetClient,
+    command: &CredentialsCommand,
+    format: Format,
+) -> Result<String, CliError> {
+    match command {
+        CredentialsCommand::Issue(args) => issue_credential(client, args, format).await,
+        CredentialsCommand::Get(of) => show_credentials(client, &of.name, format).await,
+        CredentialsCommand::Revoke(args) => revoke_credential(client, args, format).await,
+    }
+}
+
+/// The certificates of a cluster, and how to reach and verify its curators.
+struct FetchedCredentials {
+    credentials: Vec<ClusterCredentialView>,
+    ca_certificate: Vec<u8>,
+    curators: Vec<String>,
+    now: Timestamp,
+}
+
+async fn fetch_credentials(client: &FleetClient, name: &str) -> Result<FetchedCredentials, CliError> {
+    let request = v1::ListClusterCredentialsRequest { name: name.to_owned() };
+    let result = ClusterCredentialsClient::new(client.channel()).list(request).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    Ok(FetchedCredentials {
+        credentials: response.credentials.into_iter().map(decode_credential).collect::<Result<_, _>>()?,
+        ca_certificate: response.ca_certificate,
+        curators: response.curators,
+        now: require_timestamp(response.read_at, "its read time")?,
+    })
+}
+
+fn decode_credential(credential: v1::ClusterCredential) -> Result<ClusterCredentialView, CliError> {
+    Ok(ClusterCredentialView {
+        id: credential.id,
+        holder: credential.holder,
+        public_key: credential.public_key,
+        state: credential.state,
+        requested_at: require_timestamp(
+            credential.requested_at,
+            "the time when a certificate was requested",
+        )?,
+        requested_by: credential.requested_by,
+        serial: credential.serial,
+        expires_at: credential.expires_at.and_then(decode_timestamp),
+        rejection: credential.rejection,
+        revoked_by: credential.revoked_by,
+        certificate: credential.certificate,
+    })
+}
+
+async fn show_credentials(client: &FleetClient, name: &str, format: Format) -> Result<String, CliError> {
+    let found = fetch_credentials(client, name).await?;
+    if format == Format::Json {
+        return format_json(&json!({ "credentials": found.credentials, "curators": found.curators }));
+    }
+    if found.credentials.is_empty() {
+        return Ok(format!("nobody has a certificate for {}\n", order_target(name)));
+    }
+    let rows: Vec<Vec<String>> = found
+        .credentials
+        .iter()
+        .map(|credential| {
+            vec![
+                credential.id.clone(),
+                credential.holder.clone(),
+                credential.state.clone(),
+                credential.expires_at.map_or_else(|| "-".to_owned(), |end| relative_time(end, found.now)),
+                credential.requested_by.clone(),
+            ]
+        })
+        .collect();
+    let head = ["CERTIFICATE", "HOLDER", "STATE", "ENDS", "REQUESTED BY"];
+    Ok(format_table(&head, &rows, terminal_width()))
+}
+
+async fn revoke_credential(
+    client: &FleetClient,
+    args: &RevokeCredential,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let give = async |service, order| {
+        let request = v1::RevokeClusterCredentialRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            credential_id: args.credential.clone(),
+        };
+        ClusterCredentialsClient::new(service).revoke(request).await
+    };
+    let done = send_order(&mut client.clone(), &args.reason, give).await?;
+    let done = OrderOutcome { changed: done.changed, message: done.message };
+    format_outcome(&args.name, &done, format)
+}
+
+/// Generates an Ed25519 key: the private key in PKCS #8, and the public key.
+fn generate_key() -> Result<(SecretSlice<u8>, [u8; 32]), CliError> {
+    let mut seed = [0; 32];
+    rand::rng().fill_bytes(&mut seed);
+    let made = Ed25519KeyPair::from_seed_unchecked(&seed)
+        .map_err(|error| CliError::Failed(format!("cannot make a key: {error}")))?;
+    let mut public_key = [0; 32];
+    public_key.copy_from_slice(made.public_key().as_ref());
+    Ok((SecretSlice::from([&PKCS8_PREFIX[..], &seed].concat()), public_key))
+}
+
+async fn issue_credential(
+    client: &FleetClient,
+    args: &IssueCredential,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let holder = args.holder.clone().unwrap_or_else(default_holder);
+    check_holder(&holder).map_err(|reason| CliError::Invalid(format!("--holder: {reason}")))?;
+    check_lifetime(args.expires_after)
+        .map_err(|reason| CliError::Invalid(format!("--expires_after: {reason}")))?;
+    let file = |ending: &str| args.output_dir.join(format!("{holder}.{ending}"));
+    for there in [file("key"), file("crt")] {
+        if there.exists() {
+            return Err(CliError::Invalid(format!(
+                "{} is there already; say another --output_dir or --holder, or remove it",
+                there.display()
+            )));
+        }
+    }
+    let (secret, public_key) = generate_key()?;
+    if !dry_run::is_active() {
+        // Written before the request: a certificate without its key is useless.
+        write_file_atomic(&file("key"), encode_pem("PRIVATE KEY", secret.expose_secret()).as_bytes(), 0o600)?;
+    }
+    let public_key = hex::encode(public_key);
+    let done = match request_credential(client, args, &holder, &public_key).await {
+        Ok(done) => done,
+        Err(error) => {
+            // A rejected request is never signed, so its key is useless. If only the response was lost, the request
+            // may be signed.
+            if matches!(error, CliError::Invalid(_)) {
+                let _ = std::fs::remove_file(file("key"));
+            }
+            return Err(error);
+        }
+    };
+    if dry_run::is_active() || !done.changed {
+        return format_outcome(&args.name, &done, format);
+    }
+    let found = wait_until_signed(client, &args.name, &public_key, &file("key")).await?;
+    let SignedCredential { credential, certificate, ca_certificate, curators } = found;
+    write_file_atomic(&file("crt"), encode_pem("CERTIFICATE", &certificate).as_bytes(), 0o644)?;
+    let authority = args.output_dir.join("ca.crt");
+    write_file_atomic(&authority, encode_pem("CERTIFICATE", &ca_certificate).as_bytes(), 0o644)?;
+    if format == Format::Json {
+        return format_json(&json!({
+            "cluster": args.name, "changed": true, "credential": credential, "key": file("key"),
+            "certificate": file("crt"), "authority": authority, "curators": curators,
+        }));
+    }
+    let end = credential.expires_at.map(absolute_time).unwrap_or_default();
+    Ok(format!(
+        "{holder} has a certificate for {}, good until {end}:\n  key          {} (only you may read it)\n  certificate  \
+         {}\n  authority    {}\n  curators     {}\nend it sooner with: shepherdctl cluster credentials revoke {} {} \
+         --reason '...'\n",
+        order_target(&args.name),
+        file("key").display(),
+        file("crt").display(),
+        authority.display(),
+        curators.join(", "),
+        args.name,
+        credential.id,
+    ))
+}
+
+async fn request_credential(
+    client: &FleetClient,
+    args: &IssueCredential,
+    holder: &str,
+    public_key: &str,
+) -> Result<OrderOutcome, CliError> {
+    let give = async |service, order| {
+        let request = v1::IssueClusterCredentialRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            public_key: public_key.to_owned(),
+            holder: holder.to_owned(),
+            lifetime: args.expires_after.to_string(),
+        };
+        ClusterCredentialsClient::new(service).issue(request).await
+    };
+    let done = send_order(&mut client.clone(), &args.reason, give).await?;
+    Ok(OrderOutcome { changed: done.changed, message: done.message })
+}
+
+struct SignedCredential {
+    credential: ClusterCredentialView,
+    certificate: Vec<u8>,
+    ca_certificate: Vec<u8>,
+    curators: Vec<String>,
+}
+
+/// Waits until the curators have signed the certificate for this public key.
+async fn wait_until_signed(
+    client: &FleetClient,
+    name: &str,
+    public_key: &str,
+    key: &Path,
+) -> Result<SignedCredential, CliError> {
+    let end = Instant::now() + SIGNING_TIMEOUT;
+    let mut waiting = false;
+    loop {
+        let found = fetch_credentials(client, name).await?;
+        let credential = found.credentials.into_iter().find(|credential| credential.public_key == public_key);
+        let Some(credential) = credential else {
+            return Err(CliError::Failed(format!(
+                "{} has no record of the requested certificate any more",
+                order_target(name)
+            )));
+        };
+        match (credential.state.as_str(), &credential.certificate) {
+            ("valid", Some(certificate)) => {
+                let certificate = hex::decode(certificate)
+                    .map_err(|error| CliError::Failed(format!("the certificate is none: {error}")))?;
+                let FetchedCredentials { ca_certificate, curators, .. } = found;
+                return Ok(SignedCredential { credential, certificate, ca_certificate, curators });
+            }
+            ("requested", _) if Instant::now() < end => {
+                if !waiting {
+                    print_stderr(&format!("shepherdctl: waiting for the curators of {name} to sign it"));
+                    waiting = true;
+                }
+                sleep(POLL_INTERVAL).await;
+            }
+            ("requested", _) => {
+                return Err(CliError::Failed(format!(
+                    "no curator of {name} has signed it within {} s. It may still come: the key is in {}, and shepherdctl \
+                     cluster credentials get {name} -o json shows certificate {} once it is signed; what the cluster \
+                     waits for says: shepherdctl cluster describe {name}",
+                    SIGNING_TIMEOUT.as_secs(),
+                    key.display(),
+                    credential.id
+                )));
+            }
+            (state, _) => {
+                let why = credential.rejection.map(|text| format!(": {text}")).unwrap_or_default();
+                return Err(CliError::Invalid(format!(
+                    "the requested certificate {} is {state}{why}",
+                    credential.id
+                )));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use ring::signature::{ED25519, UnparsedPublicKey};
+
+    #[test]
+    fn generated_key_is_readable_by_other_tools() {
+        let (secret, public_key) = generate_key().unwrap();
+        let read = Ed25519KeyPair::from_pkcs8_maybe_unchecked(secret.expose_secret()).unwrap();
+        assert_eq!(read.public_key().as_ref(), public_key);
+        UnparsedPublicKey::new(&ED25519, public_key).verify(b"a", read.sign(b"a").as_ref()).unwrap();
+        assert_ne!(generate_key().unwrap().1, public_key);
+    }
+}

@@ -1,0 +1,108 @@
+//! `cluster declare`, `cluster undeclare`: roles of operators, with the services that nodes run for them.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::client::fleet_client::FleetClient;
+use crate::cluster::outcome::format_response;
+use crate::cluster::role_file::read_role_file;
+use crate::error::CliError;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use crate::output::Format;
+use proto::fleet::v1;
+use proto::fleet::v1::clusters_client::ClustersClient;
+
+pub(crate) const DECLARE_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster declare ams web.toml --reason 'the new front'
+
+Nodes that have the role run it: shepherdctl cluster roles ams --add_role web.
+
+web.toml:
+  role = \"web\"
+
+  [[service]]
+  name = \"server\"
+  program = \"/usr/bin/perl\"           # or artefact = SHA-256 and url = \"http://HOST/PATH\"
+  arguments = [\"server.pl\", \"{{node.address}}\"]
+  user = \"nobody\"
+  limits = { memory = \"64MiB\", processors = 0.5, tasks = 20 }
+  health = { http = { port = 8080, path = \"/\" }, interval = \"5s\" }
+
+  [[service.file]]
+  path = \"server.pl\"
+  from = \"server.pl\"                  # a file beside this one, or contents = \"…\"
+
+A service may also have environment, depends_on, restart (always, on-failure or never) and stop_time;
+health may be tcp = PORT or exec = [PROGRAM, …]. Declared again, a role is replaced: each node
+that has it restarts the services that changed. A declaration is no place for secrets.";
+
+pub(crate) const UNDECLARE_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster undeclare ams web --reason 'the front moved'
+
+A role that workers are to have is not withdrawn; shepherdctl cluster roles ams --remove_role web comes first.";
+
+/// A role to declare.
+#[derive(Debug, Args)]
+pub struct DeclareInCluster {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// The file that says what the role is, TOML
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// A role to withdraw.
+#[derive(Debug, Args)]
+pub struct UndeclareInCluster {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Name of the role to withdraw, for example web
+    #[arg(value_name = "ROLE")]
+    pub role: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+pub(super) async fn declare_role(
+    client: &FleetClient,
+    args: &DeclareInCluster,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let declaration = read_role_file(&args.file)?;
+    let give = async |service, order| {
+        let request = v1::DeclareRoleRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            declaration: Some(declaration.to_wire().clone()),
+        };
+        ClustersClient::new(service).declare_role(request).await
+    };
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
+}
+
+pub(super) async fn undeclare_role(
+    client: &FleetClient,
+    args: &UndeclareInCluster,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let give = async |service, order| {
+        let request =
+            v1::UndeclareRoleRequest { name: args.name.clone(), order: Some(order), role: args.role.clone() };
+        ClustersClient::new(service).undeclare_role(request).await
+    };
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
+}

@@ -1,0 +1,44 @@
+//! `cluster delete`: end a cluster.
+
+use clap::Args;
+
+use crate::client::fleet_client::FleetClient;
+use crate::cluster::outcome::format_response;
+use crate::error::CliError;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use crate::output::Format;
+use proto::fleet::v1;
+use proto::fleet::v1::clusters_client::ClustersClient;
+
+pub(crate) const DELETE_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster delete ams --reason 'the trial is over'
+
+Its machines stay in the fleet. What runs on them for the cluster ends, and what they keep of it, its
+etcd included, is removed.";
+
+/// A cluster to end.
+#[derive(Debug, Args)]
+pub struct DeleteCluster {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+pub(super) async fn delete_cluster(
+    client: &FleetClient,
+    args: &DeleteCluster,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let give = async |service, order| {
+        let request = v1::DeleteClusterRequest { name: args.name.clone(), order: Some(order) };
+        ClustersClient::new(service).delete(request).await
+    };
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
+}

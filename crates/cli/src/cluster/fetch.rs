@@ -1,0 +1,96 @@
+//! Fetch clusters, and decode them into the types that commands print.
+
+use crate::client::decode::{decode_timestamp, require_timestamp};
+use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::cluster::kubernetes::decode::{decode_kubernetes, decode_node_kubernetes, decode_upgrade};
+use crate::error::CliError;
+use model::cluster::declaration::{DeclarationView, ServiceView};
+use model::cluster::view::{ClusterMachineView, ClusterView};
+use model::time::Timestamp;
+use proto::fleet::v1;
+use proto::fleet::v1::clusters_client::ClustersClient;
+
+/// The cluster of that name, or every cluster, and the time of the answer.
+pub(super) async fn fetch_clusters(
+    client: &FleetClient,
+    name: Option<&str>,
+) -> Result<(Vec<ClusterView>, Timestamp), CliError> {
+    let request = v1::ListClustersRequest { name: name.unwrap_or_default().to_owned() };
+    let result = ClustersClient::new(client.channel()).list(request).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    let clusters = response.clusters.into_iter().map(decode_cluster).collect::<Result<_, _>>()?;
+    Ok((clusters, require_timestamp(response.read_at, "its read time")?))
+}
+
+fn decode_cluster(cluster: v1::Cluster) -> Result<ClusterView, CliError> {
+    Ok(ClusterView {
+        name: cluster.name,
+        id: cluster.id,
+        stage: cluster.stage,
+        control_plane: cluster.control_plane,
+        workers: cluster.workers,
+        selector: cluster.selector,
+        roles: cluster.roles,
+        approval: cluster.approval,
+        created_at: require_timestamp(cluster.created_at, "the time when a cluster was requested")?,
+        created_by: cluster.created_by,
+        deletion_requested_by: cluster.deletion_requested_by,
+        curators: cluster.curators,
+        observed_at: cluster.observed_at.and_then(decode_timestamp),
+        snapshot_at: cluster.snapshot_at.and_then(decode_timestamp),
+        epoch: cluster.epoch,
+        restored_at: cluster.restored_at.and_then(decode_timestamp),
+        restoring_from: cluster.restoring_from,
+        restore_requested_by: cluster.restore_requested_by,
+        key_since: cluster.key_since.and_then(decode_timestamp),
+        key_rotation_requested_by: cluster.key_rotation_requested_by,
+        keys_rejected_since: cluster.keys_rejected_since.and_then(decode_timestamp),
+        voters: cluster.voters,
+        voters_reached: cluster.voters_reached,
+        wait_reasons: cluster.wait_reasons,
+        machines: cluster.machines.into_iter().map(decode_machine).collect(),
+        declarations: cluster.declarations.into_iter().map(decode_declaration).collect::<Result<_, _>>()?,
+        kubernetes: cluster.kubernetes.map(decode_kubernetes).transpose()?,
+        upgrade: cluster.upgrade.map(decode_upgrade).transpose()?,
+    })
+}
+
+fn decode_declaration(declaration: v1::ClusterDeclaration) -> Result<DeclarationView, CliError> {
+    Ok(DeclarationView {
+        role: declaration.role,
+        services: declaration.services,
+        digest: declaration.digest,
+        declared_at: require_timestamp(declaration.declared_at, "the time when a role was declared")?,
+        declared_by: declaration.declared_by,
+        withdrawn: declaration.withdrawn,
+    })
+}
+
+fn decode_machine(machine: v1::ClusterMachine) -> ClusterMachineView {
+    ClusterMachineView {
+        machine: machine.machine,
+        name: machine.name,
+        part: machine.part,
+        location: machine.location,
+        phase: machine.phase,
+        node: machine.node,
+        state: machine.state,
+        health: machine.health,
+        roles: machine.roles,
+        leave_reason: machine.leave_reason,
+        wait_reason: machine.wait_reason,
+        services: machine.services.into_iter().map(decode_service).collect(),
+        kubernetes: machine.kubernetes.map(decode_node_kubernetes),
+    }
+}
+
+fn decode_service(service: v1::ClusterServiceStatus) -> ServiceView {
+    ServiceView {
+        role: service.role,
+        service: service.service,
+        state: service.state,
+        since: service.since.and_then(decode_timestamp),
+        restarts: service.restarts,
+        message: service.message,
+    }
+}

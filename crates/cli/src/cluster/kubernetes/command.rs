@@ -1,0 +1,167 @@
+//! `cluster kubernetes set|remove|rotate`: change Kubernetes of a cluster.
+
+use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser};
+use clap::{Args, Subcommand};
+
+use crate::client::fleet_client::FleetClient;
+use crate::cluster::kubernetes::patch::{KubernetesFlags, encode_patch, parse_patch};
+use crate::cluster::outcome::format_response;
+use crate::error::CliError;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use crate::output::Format;
+use model::cluster::kubernetes::{RotatableKeys, VolumeDriver};
+use proto::fleet::v1;
+use proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
+
+const SET_EXAMPLES: &str = "\
+Examples:
+  shepherdctl cluster kubernetes set ams --bundle 'kubernetes 1.30.1' --reason 'the first services'
+  shepherdctl cluster kubernetes set ams --add_on dns=coredns.yaml --reason 'names for services'
+
+A bundle and an add-on are artefacts: shepherdctl artefacts add. Another bundle than the one that a
+cluster runs is an upgrade: shepherdctl cluster upgrade.";
+
+const REMOVE_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster kubernetes remove ams --reason 'the trial is over'
+
+Its workers stop pods, then its controllers end, and its authorities are forgotten. What Kubernetes kept in
+etcd stays there.";
+
+const ROTATE_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster kubernetes rotate ams --keys clients --reason 'a laptop was stolen'
+
+The new one is trusted everywhere before it signs, and the old one until what it signed has ended. How far it
+is, and for which nodes it waits, shows: shepherdctl cluster describe.";
+
+/// What can be done with Kubernetes of a cluster.
+#[derive(Debug, Subcommand)]
+pub enum KubernetesCommand {
+    /// Give a cluster Kubernetes, or change its add-ons and its storage
+    #[command(after_help = SET_EXAMPLES)]
+    Set(SetKubernetes),
+    /// Take Kubernetes from a cluster
+    #[command(after_help = REMOVE_EXAMPLES)]
+    Remove(RemoveKubernetes),
+    /// Have an authority or keys of Kubernetes replaced, in steps
+    #[command(after_help = ROTATE_EXAMPLES)]
+    Rotate(RotateKubernetes),
+}
+
+/// Kubernetes to give or to change.
+#[derive(Debug, Args)]
+pub struct SetKubernetes {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// The bundle, of a cluster that has none: an artefact's digest, the beginning of it, or its name
+    #[arg(long, value_name = "BUNDLE", value_parser = NonEmptyStringValueParser::new())]
+    pub bundle: Option<String>,
+    /// What it is to be
+    #[command(flatten)]
+    pub flags: KubernetesFlags,
+    /// An add-on that is not kept any more; may be given several times
+    #[arg(long = "remove_add_on", alias = "remove-add-on", value_name = "NAME")]
+    pub remove_add_on: Vec<String>,
+    /// Nobody makes volumes any more
+    #[arg(long = "remove_storage", conflicts_with = "storage_driver")]
+    pub remove_storage: bool,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// Cluster whose Kubernetes is removed, and why.
+#[derive(Debug, Args)]
+pub struct RemoveKubernetes {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// Cluster whose keys are replaced, which keys, and why.
+#[derive(Debug, Args)]
+pub struct RotateKubernetes {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Set of keys to replace; the new ones are trusted everywhere before they sign
+    #[arg(long, value_name = "WHAT", value_parser = PossibleValuesParser::new(RotatableKeys::ALL.map(RotatableKeys::as_str)))]
+    pub keys: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// Runs a `cluster kubernetes` command and returns its output.
+pub(crate) async fn run_kubernetes_command(
+    client: &FleetClient,
+    command: &KubernetesCommand,
+    format: Format,
+) -> Result<String, CliError> {
+    match command {
+        KubernetesCommand::Set(args) => set_kubernetes(client, args, format).await,
+        KubernetesCommand::Remove(args) => remove_kubernetes(client, args, format).await,
+        KubernetesCommand::Rotate(args) => rotate_keys(client, args, format).await,
+    }
+}
+
+async fn set_kubernetes(
+    client: &FleetClient,
+    args: &SetKubernetes,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let mut wish = parse_patch(args.bundle.as_deref(), &args.flags)?;
+    wish.remove_add_ons = args.remove_add_on.iter().cloned().collect();
+    if args.remove_storage {
+        wish.storage = Some(VolumeDriver { driver: String::new(), class: String::new() });
+    }
+    let give = async |service, order| {
+        let request = v1::SetClusterKubernetesRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            patch: Some(encode_patch(&wish)),
+        };
+        ClusterKubernetesClient::new(service).set(request).await
+    };
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
+}
+
+async fn remove_kubernetes(
+    client: &FleetClient,
+    args: &RemoveKubernetes,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let give = async |service, order| {
+        let request = v1::RemoveClusterKubernetesRequest { name: args.name.clone(), order: Some(order) };
+        ClusterKubernetesClient::new(service).remove(request).await
+    };
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
+}
+
+async fn rotate_keys(
+    client: &FleetClient,
+    args: &RotateKubernetes,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let give = async |service, order| {
+        let request = v1::RotateClusterKubernetesRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            keys: args.keys.clone(),
+        };
+        ClusterKubernetesClient::new(service).rotate(request).await
+    };
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
+}

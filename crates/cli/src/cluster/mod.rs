@@ -1,0 +1,39 @@
+//! `cluster ...`: clusters of machines, their credentials, their snapshots, and Kubernetes on them.
+//!
+//! [`command`][] is the grammar and runs each verb; a verb has a file. What several verbs need is below them: the
+//! description of a cluster as the API returns it ([`fetch`][]), the outcome of an order ([`outcome`][]), what the two
+//! kinds of certificates for people share ([`certificate`][]), and the settings and the state of Kubernetes
+//! ([`kubernetes`][]).
+//!
+//! A private key for a cluster is generated on this host, and only its public half is sent. The curators sign that as
+//! soon as the holder of the cluster's lease asks them to, so these commands wait.
+
+use clap::Args;
+
+pub mod approve;
+pub mod certificate;
+pub mod change;
+pub mod command;
+pub mod create;
+pub mod credentials;
+pub mod declare;
+pub mod delete;
+pub mod describe;
+pub mod fetch;
+pub mod get;
+pub mod kubeconfig;
+pub mod kubernetes;
+pub mod outcome;
+pub mod plan;
+pub mod role_file;
+pub mod rotate_key;
+pub mod snapshots;
+pub mod upgrade;
+
+/// A cluster to show.
+#[derive(Debug, Args)]
+pub struct ClusterArg {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+}

@@ -1,0 +1,142 @@
+//! `cluster plan`: forecast of the steps for a cluster, without taking any.
+//!
+//! [`model::cluster::forecast`] computes the forecast. This module fetches and prints it.
+
+use std::fmt::Write as _;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::client::decode::require_timestamp;
+use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::error::CliError;
+use crate::output::table::{format_table, terminal_width};
+use crate::output::{Format, format_json};
+use model::cluster::forecast::{Forecast, ForecastEnd, ForecastStep};
+use model::text_layout::wrap_text;
+use proto::fleet::v1;
+use proto::fleet::v1::clusters_client::ClustersClient;
+
+pub(crate) const PLAN_EXAMPLES: &str = "\
+Examples:
+  shepherdctl cluster plan ams                  what will be done to it, and what it waits for then
+  shepherdctl cluster plan ams --workers 3      which machines would leave
+  shepherdctl cluster plan new --control_plane 3 --workers 5 --selector location=ams
+                                                which machines would be chosen for a cluster that there is not yet";
+
+/// Cluster whose next steps are computed, and the changes to assume.
+#[derive(Debug, Args)]
+pub struct PlanCluster {
+    /// Name of the cluster; with a size it may be one that does not exist yet
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// As if it was to have so many machines that run its control plane: 1, 3, 5 or 7
+    #[arg(long = "control_plane", alias = "control-plane", value_name = "N")]
+    pub control_plane: Option<u32>,
+    /// As if it was to have so many more machines
+    #[arg(long, value_name = "N")]
+    pub workers: Option<u32>,
+    /// As if every worker was to have this role; may be given several times
+    #[arg(long = "add_role", value_name = "ROLE")]
+    pub add_roles: Vec<String>,
+    /// As if no worker was to have this role; may be given several times
+    #[arg(long = "remove_role", value_name = "ROLE")]
+    pub remove_roles: Vec<String>,
+    /// As if it was to end
+    #[arg(long)]
+    pub delete: bool,
+    /// Which machines could be chosen, of a cluster that there is not yet, as location=ams,memory>=64GiB
+    #[arg(long, value_name = "TERMS")]
+    pub selector: Option<String>,
+}
+
+/// The forecast, with what it assumes.
+#[derive(Serialize)]
+struct ClusterPlanReport {
+    exists: bool,
+    #[serde(flatten)]
+    forecast: Forecast,
+    assumptions: Vec<String>,
+}
+
+/// Runs `cluster plan`: fetches and prints the forecast.
+pub(super) async fn plan_cluster(
+    client: &FleetClient,
+    args: &PlanCluster,
+    format: Format,
+) -> Result<String, CliError> {
+    let request = v1::PlanClusterRequest {
+        name: args.name.clone(),
+        control_plane: args.control_plane,
+        workers: args.workers,
+        add_roles: args.add_roles.clone(),
+        remove_roles: args.remove_roles.clone(),
+        delete: args.delete,
+        selector: args.selector.clone().unwrap_or_default(),
+    };
+    let result = ClustersClient::new(client.channel()).plan(request).await;
+    let report = decode_plan(result.map_err(status_to_error)?.into_inner())?;
+    if format == Format::Json {
+        return format_json(&report);
+    }
+    Ok(format_plan(&args.name, &report))
+}
+
+fn decode_plan(response: v1::PlanClusterResponse) -> Result<ClusterPlanReport, CliError> {
+    let end = ForecastEnd::ALL.into_iter().find(|end| end.as_str() == response.end);
+    let step =
+        |step: v1::ForecastStep| ForecastStep { machine: step.machine, name: step.name, action: step.action };
+    let forecast = Forecast {
+        at: require_timestamp(response.read_at, "its read time")?,
+        steps: response.steps.into_iter().map(step).collect(),
+        end: end.ok_or_else(|| {
+            CliError::Invalid(format!(
+                "the plan ends in {:?}, which this shepherdctl does not know",
+                response.end
+            ))
+        })?,
+        wait_reasons: response.wait_reasons,
+        machine_waits: response
+            .machine_waits
+            .into_iter()
+            .map(|machine| (machine.name, machine.wait_reason))
+            .collect(),
+    };
+    Ok(ClusterPlanReport { exists: response.exists, forecast, assumptions: response.assumptions })
+}
+
+fn format_plan(name: &str, report: &ClusterPlanReport) -> String {
+    let Forecast { steps, end, wait_reasons: waits, machine_waits: machines, .. } = &report.forecast;
+    let mut text = String::new();
+    if !report.exists {
+        let _ = writeln!(text, "there is no cluster {name} yet; this is what would become of it\n");
+    }
+    let number = |number: usize| (number + 1).to_string();
+    let of = |step: &ForecastStep| step.name.clone().unwrap_or_else(|| "-".to_owned());
+    let rows: Vec<Vec<String>> =
+        steps.iter().enumerate().map(|(at, step)| vec![number(at), of(step), step.action.clone()]).collect();
+    if !rows.is_empty() {
+        text.push_str(&format_table(&["STEP", "MACHINE", "WHAT"], &rows, terminal_width()));
+        text.push('\n');
+    }
+    let sentence = match (end, steps.is_empty()) {
+        (ForecastEnd::Converged, true) => "it is as it is to be; nothing is to be done",
+        (ForecastEnd::Converged, false) => "then it is as it is to be",
+        (ForecastEnd::Waiting, true) => "nothing can be done now; it waits:",
+        (ForecastEnd::Waiting, false) => "then it waits:",
+        (ForecastEnd::Deleted, _) => "then nothing of it is left",
+        (ForecastEnd::Truncated, _) => "there are more steps than this forecast can show",
+    };
+    let _ = writeln!(text, "{sentence}");
+    let machines = machines.iter().map(|(machine, waits)| format!("{machine}: {waits}"));
+    for wait in waits.iter().cloned().chain(machines) {
+        let narrower = terminal_width().map(|width| width.saturating_sub(2));
+        let _ = writeln!(text, "  {}", wrap_text(&wait, narrower).join("\n  "));
+    }
+    if !steps.is_empty() {
+        let assumed = "Assumed: every request succeeds, silent nodes stay silent, and nobody else changes \
+                       anything. docs/clusters.md has the full list.";
+        let _ = write!(text, "\n{}\n", wrap_text(assumed, terminal_width()).join("\n"));
+    }
+    text
+}

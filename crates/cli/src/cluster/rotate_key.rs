@@ -1,0 +1,63 @@
+//! `cluster rotate-key`: rotate the shepherd's owner key for a cluster.
+
+use std::fmt::Write as _;
+
+use clap::Args;
+
+use crate::client::fleet_client::FleetClient;
+use crate::cluster::outcome::format_response;
+use crate::error::CliError;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use crate::output::Format;
+use model::cluster::view::ClusterView;
+use model::humanize::humanize_duration;
+use model::time::{Timestamp, between};
+use proto::fleet::v1;
+use proto::fleet::v1::clusters_client::ClustersClient;
+
+pub(crate) const ROTATE_KEY_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster rotate-key ams --reason 'a backup of the database is lost'
+
+The curators take the next key before they refuse the one before, and every certificate for it. It is replaced every
+thirty days in any case, or as --cluster_key_rotation_interval says. People's certificates stay as they
+are.";
+
+/// A cluster for which the shepherd is to have another key.
+#[derive(Debug, Args)]
+pub struct RotateClusterKey {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// Orders the rotation of a cluster's owner key.
+pub(super) async fn rotate_cluster_key(
+    client: &FleetClient,
+    args: &RotateClusterKey,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let give = async |service, order| {
+        let request = v1::RotateClusterKeyRequest { name: args.name.clone(), order: Some(order) };
+        ClustersClient::new(service).rotate_key(request).await
+    };
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
+}
+
+/// Describes the age and rotation of the key for `cluster describe`; `None` until a cluster with this key exists.
+pub(super) fn format_key_status(cluster: &ClusterView, now: Timestamp) -> Option<String> {
+    let mut text = format!("{} old", humanize_duration(between(cluster.key_since?, now)));
+    if let Some(by) = &cluster.key_rotation_requested_by {
+        let _ = write!(text, "; to be replaced, as {by} ordered");
+    }
+    if let Some(since) = cluster.keys_rejected_since {
+        let _ = write!(text, "; refused by its curators for {}", humanize_duration(between(since, now)));
+    }
+    Some(text)
+}

@@ -1,0 +1,164 @@
+//! `cluster snapshot|snapshots|restore`: take, list and restore cluster snapshots.
+
+use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
+use serde_json::json;
+
+use crate::client::decode::require_timestamp;
+use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::cluster::outcome::format_response;
+use crate::error::CliError;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use crate::output::table::{format_table, terminal_width};
+use crate::output::{Format, format_json};
+use bmdb::cluster::order_target;
+use model::cluster::snapshot::SnapshotView;
+use model::humanize::humanize_duration;
+use model::time::{Timestamp, between};
+use proto::fleet::v1;
+use proto::fleet::v1::clusters_client::ClustersClient;
+
+pub(crate) const SNAPSHOT_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster snapshot ams --reason 'before the new release'
+
+One is taken every hour in any case, and when other machines are of the control plane than before.";
+
+pub(crate) const SNAPSHOTS_EXAMPLES: &str = "\
+Example:
+  shepherdctl cluster snapshots ams -o json | jq -r '.snapshots[0].id'
+
+A snapshot is kept sealed in the database, and holds every secret of the cluster.";
+
+pub(crate) const RESTORE_EXAMPLES: &str = "\
+Examples:
+  shepherdctl cluster restore ams --reason 'two of its three members burnt'
+  shepherdctl cluster restore ams --target_machine rack-7-03 --reason 'the rest of the hall is dark'
+
+What was changed since the snapshot is lost. Workers go on with what they run, and follow the new
+control plane. Machines of the old one leave; an unreachable one gets the order when it reports again.";
+
+/// A cluster to take a snapshot of.
+#[derive(Debug, Args)]
+pub struct SnapshotCluster {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// A cluster to bring back.
+#[derive(Debug, Args)]
+pub struct RestoreCluster {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// The snapshot [default: the newest one]
+    #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
+    pub snapshot: Option<String>,
+    /// The machine that it is brought back onto first: its id, or its provider's name for it [default: any that is free]
+    #[arg(long = "target_machine", value_name = "MACHINE", value_parser = NonEmptyStringValueParser::new())]
+    pub target_machine: Option<String>,
+    /// Do it though most of its control plane answers, and lose what was changed since the snapshot
+    #[arg(long = "bypass_quorum", alias = "bypass-quorum")]
+    pub bypass_quorum: bool,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// Orders a snapshot of a cluster.
+pub(super) async fn request_snapshot(
+    client: &FleetClient,
+    args: &SnapshotCluster,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let give = async |service, order| {
+        let request = v1::SnapshotClusterRequest { name: args.name.clone(), order: Some(order) };
+        ClustersClient::new(service).snapshot(request).await
+    };
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
+}
+
+/// Orders the restoration of a cluster from a snapshot.
+pub(super) async fn restore_cluster(
+    client: &FleetClient,
+    args: &RestoreCluster,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let give = async |service, order| {
+        let request = v1::RestoreClusterRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            snapshot: args.snapshot.clone().unwrap_or_default(),
+            target_machine: args.target_machine.clone().unwrap_or_default(),
+            bypass_quorum: args.bypass_quorum,
+        };
+        ClustersClient::new(service).restore(request).await
+    };
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
+}
+
+/// Lists the stored snapshots of a cluster.
+pub(super) async fn show_snapshots(
+    client: &FleetClient,
+    name: &str,
+    format: Format,
+) -> Result<String, CliError> {
+    let (snapshots, now) = fetch_snapshots(client, name).await?;
+    if format == Format::Json {
+        return format_json(&json!({ "snapshots": snapshots }));
+    }
+    if snapshots.is_empty() {
+        return Ok(format!("no snapshot of {} is kept yet\n", order_target(name)));
+    }
+    let rows: Vec<Vec<String>> = snapshots
+        .iter()
+        .map(|snapshot| {
+            vec![
+                snapshot.id.clone(),
+                humanize_duration(between(snapshot.taken_at, now)),
+                snapshot.reason.clone(),
+                snapshot.revision.to_string(),
+                snapshot.epoch.to_string(),
+                snapshot.bytes.to_string(),
+                snapshot.nodes.to_string(),
+                snapshot.members.to_string(),
+            ]
+        })
+        .collect();
+    let head = ["SNAPSHOT", "AGE", "WHY", "REVISION", "EPOCH", "BYTES", "NODES", "MEMBERS"];
+    Ok(format_table(&head, &rows, terminal_width()))
+}
+
+async fn fetch_snapshots(
+    client: &FleetClient,
+    name: &str,
+) -> Result<(Vec<SnapshotView>, Timestamp), CliError> {
+    let request = v1::ListSnapshotsRequest { name: name.to_owned() };
+    let result = ClustersClient::new(client.channel()).list_snapshots(request).await;
+    let response = result.map_err(status_to_error)?.into_inner();
+    let snapshots = response.snapshots.into_iter().map(decode_snapshot).collect::<Result<_, _>>()?;
+    Ok((snapshots, require_timestamp(response.read_at, "its read time")?))
+}
+
+fn decode_snapshot(snapshot: v1::ClusterSnapshot) -> Result<SnapshotView, CliError> {
+    Ok(SnapshotView {
+        id: snapshot.id,
+        taken_at: require_timestamp(snapshot.taken_at, "the time when a snapshot was taken")?,
+        reason: snapshot.reason,
+        revision: snapshot.revision,
+        epoch: snapshot.epoch,
+        bytes: snapshot.bytes,
+        nodes: snapshot.nodes,
+        members: snapshot.members,
+        digest: snapshot.digest,
+    })
+}

@@ -1,0 +1,124 @@
+//! `cluster upgrade`: rolling upgrade of role servers and Kubernetes, pause, resume, roll back.
+
+use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
+
+use crate::client::fleet_client::FleetClient;
+use crate::cluster::outcome::format_response;
+use crate::error::CliError;
+use crate::order::reason::require_audit_reason;
+use crate::order::retry::send_order;
+use crate::output::Format;
+use bmdb::cluster_upgrade::{NewUpgrade, UpgradeChange};
+use model::time::Span;
+use proto::fleet::v1;
+use proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
+
+pub(crate) const UPGRADE_EXAMPLES: &str = "\
+Examples:
+  shepherdctl cluster upgrade ams --kubernetes_bundle 'kubernetes 1.31.0' --reason next --dry_run
+  shepherdctl cluster upgrade ams --roleserver_release roleserver-1.5 --parallelism 3 --reason fix
+  shepherdctl cluster upgrade ams --rollback --reason 'pods do not start'
+
+The first node that is not well with the bundle in time pauses the upgrade: --resume orders it again,
+--rollback goes back, --abort ends it where it is.";
+
+/// A cluster to upgrade, or an upgrade to change.
+#[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "of these flags one may be given")]
+pub struct UpgradeCluster {
+    /// Name of the cluster, for example ams1
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// The bundle that its nodes are to run: an artefact's digest, the beginning of it, or its name
+    #[arg(
+        long = "kubernetes_bundle",
+        value_name = "BUNDLE",
+        value_parser = NonEmptyStringValueParser::new(),
+        conflicts_with_all = ["rollback", "pause", "resume", "abort"]
+    )]
+    pub kubernetes_bundle: Option<String>,
+    /// The release that its role servers become first: an artefact's digest, the beginning of it, or its name
+    #[arg(
+        long = "roleserver_release",
+        value_name = "RELEASE",
+        value_parser = NonEmptyStringValueParser::new(),
+        conflicts_with_all = ["rollback", "pause", "resume", "abort"]
+    )]
+    pub roleserver_release: Option<String>,
+    /// How many workers at a time; controllers go one by one
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub parallelism: u32,
+    /// How long a node may take until all of it is well
+    #[arg(long = "node_deadline", value_name = "SPAN", default_value = "15m")]
+    pub node_deadline: Span,
+    /// Go back to the bundle of before: workers first, then controllers
+    #[arg(long, conflicts_with_all = ["pause", "resume", "abort"])]
+    pub rollback: bool,
+    /// Order no more nodes until it is resumed
+    #[arg(long, conflicts_with_all = ["resume", "abort"])]
+    pub pause: bool,
+    /// Continue, and order the nodes again that are not done
+    #[arg(long, conflicts_with = "abort")]
+    pub resume: bool,
+    /// End the upgrade where it is
+    #[arg(long)]
+    pub abort: bool,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+pub(super) async fn run_upgrade_command(
+    client: &FleetClient,
+    args: &UpgradeCluster,
+    format: Format,
+) -> Result<String, CliError> {
+    require_audit_reason(&args.reason)?;
+    let change = match (args.rollback, args.pause, args.resume, args.abort) {
+        (true, ..) => UpgradeChange::RollBack,
+        (_, true, ..) => UpgradeChange::Pause,
+        (_, _, true, _) => UpgradeChange::Resume,
+        (.., true) => UpgradeChange::Abort,
+        _ => return create_upgrade(client, args, format).await,
+    };
+    let give = async |service, order| {
+        let request = v1::ChangeClusterUpgradeRequest { name: args.name.clone(), order: Some(order) };
+        let mut upgrades = ClusterKubernetesClient::new(service);
+        match change {
+            UpgradeChange::RollBack => upgrades.roll_back(request).await,
+            UpgradeChange::Pause => upgrades.pause_upgrade(request).await,
+            UpgradeChange::Resume => upgrades.resume_upgrade(request).await,
+            UpgradeChange::Abort => upgrades.abort_upgrade(request).await,
+        }
+    };
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
+}
+
+async fn create_upgrade(
+    client: &FleetClient,
+    args: &UpgradeCluster,
+    format: Format,
+) -> Result<String, CliError> {
+    let new = NewUpgrade {
+        kubernetes: args.kubernetes_bundle.clone(),
+        roleserver: args.roleserver_release.clone(),
+        parallelism: args.parallelism,
+        deadline_seconds: u32::try_from(args.node_deadline.0.as_secs()).unwrap_or(u32::MAX),
+    };
+    new.check().map_err(CliError::Invalid)?;
+    let give = async |service, order| {
+        let request = v1::UpgradeClusterRequest {
+            name: args.name.clone(),
+            order: Some(order),
+            kubernetes: new.kubernetes.clone().unwrap_or_default(),
+            roleserver: new.roleserver.clone().unwrap_or_default(),
+            parallelism: new.parallelism,
+            deadline_seconds: new.deadline_seconds,
+        };
+        ClusterKubernetesClient::new(service).upgrade(request).await
+    };
+    let response = send_order(&mut client.clone(), &args.reason, give).await?;
+    format_response(&args.name, response, format)
+}

@@ -1,0 +1,36 @@
+//! `debug`: collect what helps to find a fault.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+pub mod bundle;
+pub mod mask;
+
+const DEBUG_BUNDLE_EXAMPLES: &str = "\
+Examples:
+  shepherdctl debug bundle
+  shepherdctl debug bundle --direct --machine sim-0007 --output_file /tmp/for-help.tar.gz
+
+It has what the commands that read answer, as JSON: issues, machines, providers, sessions, work, loops, plan, policy; and
+why, facts and history of each machine that has an issue or is named. Passwords, tokens and keys in known forms are masked;
+read it before you send it.";
+
+/// What helps to find a fault.
+#[derive(Debug, Subcommand)]
+pub enum DebugCommand {
+    /// Write one archive of the fleet's state, to find a fault; known forms of secrets are masked
+    #[command(after_help = DEBUG_BUNDLE_EXAMPLES)]
+    Bundle(DebugBundleArgs),
+}
+
+/// Where the bundle is written, and which machines it adds.
+#[derive(Debug, Args)]
+pub struct DebugBundleArgs {
+    /// Where it is written; there must be no such file yet. [default: shepherd-debug-MOMENT.tar.gz, here]
+    #[arg(long = "output_file", value_name = "FILE")]
+    pub output_file: Option<PathBuf>,
+    /// A machine to tell everything of, besides those with an issue; may be given several times
+    #[arg(long, value_name = "M")]
+    pub machine: Vec<String>,
+}

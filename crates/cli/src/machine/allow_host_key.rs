@@ -1,0 +1,56 @@
+//! `allow host-key`: accept another SSH host key of a machine.
+
+use clap::{Args, Subcommand};
+
+use crate::client::fleet_client::FleetClient;
+use crate::error::CliError;
+use crate::machine::outcome::format_response;
+use crate::order::reason::reason_or_placeholder;
+use crate::order::retry::send_order;
+use crate::output::Format;
+use proto::fleet::v1;
+use proto::fleet::v1::machines_client::MachinesClient;
+
+const ALLOW_HOST_KEY_EXAMPLES: &str = "\
+Example:
+  shepherdctl allow host-key sim-0007 --fingerprint SHA256:3h5p… --reason 'it was reinstalled'";
+
+/// What can be allowed.
+#[derive(Debug, Subcommand)]
+pub enum AllowCommand {
+    /// Believe the SSH host key that was refused last, after you checked that it is the machine's own
+    #[command(after_help = ALLOW_HOST_KEY_EXAMPLES)]
+    HostKey(AllowHostKey),
+}
+
+/// A host key to believe.
+#[derive(Debug, Args)]
+pub struct AllowHostKey {
+    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
+    #[arg(value_name = "M")]
+    pub machine: String,
+    /// Fingerprint of the key as `why` shows it; nothing happens unless it is the one that was refused
+    #[arg(long, value_name = "SHA256:…")]
+    pub fingerprint: String,
+    /// Why, for the history
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
+/// Runs `allow host-key M`: accepts another SSH host key.
+pub async fn allow_host_key(
+    client: &FleetClient,
+    arguments: &AllowHostKey,
+    format: Format,
+) -> Result<String, CliError> {
+    let give = async |service, order| {
+        let request = v1::AllowHostKeyRequest {
+            machine: arguments.machine.clone(),
+            order: Some(order),
+            fingerprint: arguments.fingerprint.clone(),
+        };
+        MachinesClient::new(service).allow_host_key(request).await
+    };
+    let reason = reason_or_placeholder(arguments.reason.as_deref());
+    format_response(send_order(&mut client.clone(), reason, give).await?, format)
+}

@@ -1,0 +1,339 @@
+//! `logs`: request and follow logs of a machine. `logs M` lists its logs, `logs M LOG` prints one.
+//!
+//! The request reaches the machine with the response to its next heartbeat, and the machine then uploads the log. So a
+//! result takes a while, and a line on standard error reports what the command waits for. The request is an order like
+//! any other: it is in the audit, and it can be repeated if its response is lost. The uploaded parts are read from
+//! whichever server of the context answers (`LogReader`).
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+use tonic::Code;
+use uuid::Uuid;
+
+use crate::client::decode::decode_machine_name;
+use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::error::CliError;
+use crate::machine::outcome::format_outcome;
+use crate::order::dry_run;
+use crate::order::expiry::parse_lifetime;
+use crate::order::reason::reason_or_placeholder;
+use crate::order::retry::send_order;
+use crate::output::table::{format_table, terminal_width};
+use crate::output::{Format, Output, format_json, print_chunk, print_stderr};
+use bmdb::action::OrderOutcome;
+use model::log_request::{AvailableLog, DEFAULT_LINES, LogQuery, LogRequestState, MAX_LINES};
+use model::machine_view::MachineName;
+use model::time::Span;
+use proto::fleet::v1;
+use proto::fleet::v1::logs_client::LogsClient;
+
+pub(crate) const LOGS_EXAMPLES: &str = "\
+Examples:
+  shepherdctl logs sim-0007                     which logs there are
+  shepherdctl logs sim-0007 roleserver --since 10m
+  shepherdctl logs sim-0007 web/server --lines 1000 --follow
+  shepherdctl logs sim-0007 etcd -o json | jq -r '.lines[]'
+
+The machine gets the request with the answer to its next heartbeat, and sends the log itself; nobody
+connects to it. A silent machine gets no request. The audit records who requested which log.";
+
+/// Interval between two polls for new parts.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// How long to retry while no server answers.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long to wait without a report on standard error.
+const SILENT_WAIT: Duration = Duration::from_secs(2);
+
+/// Which log of which machine.
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
+    #[arg(value_name = "M")]
+    pub machine: String,
+    /// Which log: roleserver, etcd, or ROLE/SERVICE [default: list those that there are]
+    #[arg(value_name = "LOG")]
+    pub log: Option<String>,
+    /// Most lines to show: the last ones that there are
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_LINES, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LINES)))]
+    pub lines: u32,
+    /// No line that is older than this, by the machine's clock: 10m, 2h
+    #[arg(long, value_name = "SPAN", value_parser = parse_lifetime)]
+    pub since: Option<Span>,
+    /// Go on with what is added, for an hour at the most
+    #[arg(long, short, requires = "log")]
+    pub follow: bool,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
+impl LogsArgs {
+    fn query(&self) -> LogQuery {
+        LogQuery {
+            log: self.log.clone().unwrap_or_default(),
+            lines: self.lines,
+            since: self.since,
+            follow: self.follow,
+        }
+    }
+}
+
+/// Outcome of a log request.
+enum LogRequestOutcome {
+    /// It was a dry run, so there is nothing to read.
+    DryRun(MachineName, OrderOutcome),
+    /// The request was accepted; the reader returns the log.
+    Accepted(Box<LogReader>),
+}
+
+/// Reads the uploaded parts of one log request.
+struct LogReader {
+    client: FleetClient,
+    name: MachineName,
+    request: Uuid,
+    parts_read: u64,
+    /// When a server last answered.
+    responded_at: Instant,
+    started_at: Instant,
+    wait_reported: bool,
+}
+
+/// Lines and state of a request since the last read.
+struct LogUpdate {
+    state: LogRequestState,
+    lines: Vec<String>,
+    available_logs: Vec<AvailableLog>,
+    note: Option<String>,
+}
+
+async fn request_log(client: &FleetClient, args: &LogsArgs) -> Result<LogRequestOutcome, CliError> {
+    let query = args.query();
+    query.validate().map_err(|(_, text)| CliError::Invalid(text))?;
+    let mut client = client.clone();
+    let give = async |service, order| {
+        let request = v1::RequestLogRequest {
+            machine: args.machine.clone(),
+            order: Some(order),
+            log: query.log.clone(),
+            lines: query.lines,
+            since: query.since.map(|since| since.to_string()).unwrap_or_default(),
+            follow: query.follow,
+        };
+        LogsClient::new(service).request(request).await
+    };
+    let reason = reason_or_placeholder(args.reason.as_deref());
+    let response = send_order(&mut client, reason, give).await?;
+    let order = response.order.unwrap_or_default();
+    let name = decode_machine_name(order.name)?;
+    let request: Option<Uuid> = response.request_id.parse().ok();
+    let now = Instant::now();
+    Ok(match request.filter(|_| !dry_run::is_active()) {
+        None => {
+            let done = OrderOutcome { changed: order.changed, message: order.message };
+            LogRequestOutcome::DryRun(name, done)
+        }
+        Some(request) => LogRequestOutcome::Accepted(Box::new(LogReader {
+            client,
+            name,
+            request,
+            parts_read: 0,
+            responded_at: now,
+            started_at: now,
+            wait_reported: false,
+        })),
+    })
+}
+
+impl LogReader {
+    /// Waits until new lines have arrived or the request has ended.
+    async fn next_update(&mut self) -> Result<LogUpdate, CliError> {
+        loop {
+            let came = self.fetch_update().await?;
+            match &came.state {
+                LogRequestState::Waiting(text) => {
+                    if !self.wait_reported && self.started_at.elapsed() > SILENT_WAIT {
+                        self.wait_reported = true;
+                        print_stderr(&format!("shepherdctl: waiting for {}: {text}", self.name.short_name()));
+                    }
+                }
+                LogRequestState::Receiving if came.lines.is_empty() => {}
+                LogRequestState::Receiving | LogRequestState::Ended(_) => return Ok(came),
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    async fn fetch_update(&mut self) -> Result<LogUpdate, CliError> {
+        loop {
+            let request = v1::ReadLogRequest {
+                machine: self.name.machine.to_string(),
+                request_id: self.request.to_string(),
+                parts_read: self.parts_read,
+            };
+            let status = match LogsClient::new(self.client.channel()).read(request).await {
+                Ok(response) => {
+                    self.responded_at = Instant::now();
+                    return self.decode_update(response.into_inner());
+                }
+                Err(status) => status,
+            };
+            let broken = std::error::Error::source(&status).is_some();
+            let lost = matches!(
+                status.code(),
+                Code::Unavailable
+                    | Code::DeadlineExceeded
+                    | Code::Cancelled
+                    | Code::Unknown
+                    | Code::ResourceExhausted
+            );
+            if !(broken || lost) || self.responded_at.elapsed() > SERVER_TIMEOUT {
+                return Err(status_to_error(status));
+            }
+            sleep(POLL_INTERVAL).await;
+            // If this server does not answer either, the next call fails and reports it.
+            let _ = self.client.connect_to_next().await;
+        }
+    }
+
+    fn decode_update(&mut self, response: v1::ReadLogResponse) -> Result<LogUpdate, CliError> {
+        self.parts_read = response.parts_read;
+        let why = Some(response.message).filter(|text| !text.is_empty());
+        let state = match response.state.as_str() {
+            "waiting" => LogRequestState::Waiting(why.unwrap_or_default()),
+            "receiving" => LogRequestState::Receiving,
+            "ended" => LogRequestState::Ended(why),
+            other => {
+                return Err(CliError::Failed(format!(
+                    "the API says that the request is {other:?}, which this shepherdctl does not know; update it"
+                )));
+            }
+        };
+        Ok(LogUpdate {
+            state,
+            lines: response.lines,
+            available_logs: response
+                .available_logs
+                .into_iter()
+                .map(|log| AvailableLog { log: log.log, bytes: log.bytes })
+                .collect(),
+            note: Some(response.note).filter(|note| !note.is_empty()),
+        })
+    }
+
+    /// Acknowledges the last part, so that the server can delete it.
+    async fn acknowledge(&mut self) {
+        // Best effort: without an acknowledgement, retention deletes the log later.
+        if self.parts_read > 0 {
+            let _ = tokio::time::timeout(POLL_INTERVAL * 4, self.fetch_update()).await;
+        }
+    }
+
+    fn failure(&self, text: &str) -> CliError {
+        CliError::Failed(format!("{}: {text}", self.name.short_name()))
+    }
+}
+
+/// Runs `logs` without `--follow`: waits for the whole log and prints it.
+pub async fn show_log(client: &FleetClient, args: &LogsArgs, format: Format) -> Result<String, CliError> {
+    let mut reader = match request_log(client, args).await? {
+        LogRequestOutcome::DryRun(name, done) => return format_outcome(name, done, format),
+        LogRequestOutcome::Accepted(reader) => reader,
+    };
+    let (mut lines, mut last) = (Vec::new(), None);
+    while last.is_none() {
+        let mut came = reader.next_update().await?;
+        lines.append(&mut came.lines);
+        if let LogRequestState::Ended(failed) = came.state.clone() {
+            last = Some((failed, came));
+        }
+    }
+    reader.acknowledge().await;
+    let Some((failed, came)) = last else { return Ok(String::new()) };
+    if let Some(text) = failed {
+        if format == Format::Table {
+            // Print the lines that arrived before the failure.
+            print_chunk(&join_lines(&lines))?;
+        }
+        return Err(reader.failure(&text));
+    }
+    let named = &reader.name;
+    match (&args.log, format) {
+        (None, Format::Json) => format_json(&json!({
+            "machine": named.machine, "provider": named.provider, "provider_id": named.provider_id, "logs": came.available_logs,
+        })),
+        (None, Format::Table) if came.available_logs.is_empty() => {
+            Ok(format!("{} has no log yet\n", named.short_name()))
+        }
+        (None, Format::Table) => {
+            let rows: Vec<_> = came
+                .available_logs
+                .iter()
+                .map(|there| vec![there.log.clone(), there.bytes.to_string()])
+                .collect();
+            Ok(format_table(&["LOG", "BYTES"], &rows, terminal_width()))
+        }
+        (Some(log), Format::Json) => format_json(&json!({
+            "machine": named.machine, "provider": named.provider, "provider_id": named.provider_id, "log": log,
+            "lines": lines, "note": came.note,
+        })),
+        (Some(_), Format::Table) => {
+            print_note(came.note.as_deref());
+            Ok(join_lines(&lines))
+        }
+    }
+}
+
+/// Runs `logs M LOG --follow`: prints lines as they arrive.
+pub async fn follow_log(client: &FleetClient, args: &LogsArgs, output: Output) -> Result<(), CliError> {
+    if output == Output::Yaml {
+        return Err(CliError::Invalid(
+            "what is followed has no end, and YAML needs one; say -o json".to_owned(),
+        ));
+    }
+    let mut reader = match request_log(client, args).await? {
+        LogRequestOutcome::DryRun(name, done) => {
+            print_chunk(&format_outcome(name, done, output.format())?)?;
+            return Ok(());
+        }
+        LogRequestOutcome::Accepted(reader) => reader,
+    };
+    let mut noted = false;
+    loop {
+        let came = reader.next_update().await?;
+        if !noted {
+            noted = true;
+            print_note(came.note.as_deref());
+        }
+        let shown = match output.format() {
+            Format::Table => join_lines(&came.lines),
+            Format::Json => {
+                let objects: Vec<String> =
+                    came.lines.iter().map(|line| json!({ "line": line }).to_string()).collect();
+                join_lines(&objects)
+            }
+        };
+        // Standard output is closed, so stop.
+        if !print_chunk(&shown)? {
+            return Ok(());
+        }
+        match came.state {
+            LogRequestState::Ended(None) => return Ok(()),
+            LogRequestState::Ended(Some(text)) => return Err(reader.failure(&text)),
+            LogRequestState::Waiting(_) | LogRequestState::Receiving => {}
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+}
+
+fn join_lines(lines: &[String]) -> String {
+    lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
+}
+
+fn print_note(note: Option<&str>) {
+    if let Some(note) = note {
+        print_stderr(&format!("shepherdctl: {note}"));
+    }
+}

@@ -1,0 +1,27 @@
+//! Commands about machines: lists, explanations and orders.
+//!
+//! A command names one machine, or selects many by filters ([`selection`][]). An order for many is a bulk order
+//! ([`bulk_order`][]): the machines are listed, and their number is confirmed before anything is sent. An order for one
+//! machine is decided by the server under the machine's lock, on the facts that are read there ([`bmdb::action`]). It
+//! writes one line of history and one of the audit, with the operator and the reason.
+
+pub mod allow_host_key;
+pub mod bulk_order;
+pub mod describe;
+pub mod get;
+pub mod hardware_report;
+pub mod history;
+pub mod hold;
+pub mod label;
+pub mod logs;
+pub mod outcome;
+pub mod power;
+pub mod prioritize;
+pub mod quarantine;
+pub mod retire;
+pub mod retry;
+pub mod selection;
+pub mod summary;
+pub mod timeline;
+pub mod watch;
+pub mod why;

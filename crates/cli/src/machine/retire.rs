@@ -1,0 +1,164 @@
+//! `retire`, `retire cancel`, `retire waive`: retire (decommission) machines.
+
+use clap::{Args, Subcommand};
+
+use crate::client::fleet_client::FleetClient;
+use crate::error::CliError;
+use crate::machine::bulk_order::{BULK_GROUPS, BulkSelection, give_bulk_order};
+use crate::machine::outcome::format_response;
+use crate::order::reason::{reason_or_placeholder, require_why_reason};
+use crate::order::retry::send_order;
+use crate::output::Format;
+use bmdb::machine_order::MachineOrder;
+use model::process::UnknownName;
+use model::retirement::RetirementStage;
+use proto::fleet::v1;
+use proto::fleet::v1::machines_client::MachinesClient;
+
+pub(crate) const RETIRE_EXAMPLES: &str = "\
+Examples:
+  shepherdctl retire sim-0007 --reason 'its lease ends'
+  shepherdctl retire --label row=7 --reason 'the row is sold' --dry_run
+  shepherdctl retire cancel sim-0007 --reason 'it is needed after all'
+  shepherdctl retire waive sim-0007 release --confirm 'sim/sim-0007 is not known to be given back' --reason 'the provider is gone'";
+
+const RETIRE_CANCEL_EXAMPLES: &str = "\
+Example:
+  shepherdctl retire cancel sim-0007 --reason 'it is needed after all'";
+
+const RETIRE_WAIVE_EXAMPLES: &str = "\
+Examples:
+  shepherdctl retire waive sim-0007 wipe --confirm 'sim/sim-0007 is not wiped' --reason 'its disks are shredded'
+  shepherdctl retire waive sim-0007 release --confirm 'sim/sim-0007 is not known to be given back' --reason 'the provider is gone'";
+
+/// A machine to give back, or a change of mind.
+#[derive(Debug, Args)]
+pub struct RetireArgs {
+    /// What to do with a retirement that was begun
+    #[command(subcommand)]
+    pub command: Option<RetireCommand>,
+    /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
+    #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
+    pub machine: Option<String>,
+    /// Wipe it first; no agent and no provider of this release offers that yet
+    #[arg(long)]
+    pub wipe: bool,
+    /// Why, for the audit and for operators who run `why`
+    #[arg(long, value_name = "TEXT", required = true)]
+    pub reason: Option<String>,
+    /// Filters that select many machines instead of one.
+    #[command(flatten)]
+    pub selection: BulkSelection,
+}
+
+/// What can be done with a retirement that was begun.
+#[derive(Debug, Subcommand)]
+pub enum RetireCommand {
+    /// Let it stay; possible until its provider is ordered to take it back
+    #[command(after_help = RETIRE_CANCEL_EXAMPLES)]
+    Cancel(CancelRetire),
+    /// Leave out the stage that it is at, when that cannot be done
+    #[command(after_help = RETIRE_WAIVE_EXAMPLES)]
+    Waive(WaiveStage),
+}
+
+/// A machine that is to stay.
+#[derive(Debug, Args)]
+pub struct CancelRetire {
+    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
+    #[arg(value_name = "M")]
+    pub machine: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
+/// A stage to leave out.
+#[derive(Debug, Args)]
+pub struct WaiveStage {
+    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
+    #[arg(value_name = "M")]
+    pub machine: String,
+    /// The stage: wipe or release
+    #[arg(value_name = "STAGE")]
+    pub stage: String,
+    /// Words that confirm what stays undone, exactly; without the right words the error shows them
+    #[arg(long = "confirm", value_name = "WORDS", default_value = "")]
+    pub confirm: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// Runs `retire` or one of its subcommands.
+pub async fn run_retire_command(
+    client: &FleetClient,
+    arguments: &RetireArgs,
+    format: Format,
+) -> Result<String, CliError> {
+    match &arguments.command {
+        Some(RetireCommand::Cancel(cancel)) => cancel_retirement(client, cancel, format).await,
+        Some(RetireCommand::Waive(waive)) => waive_stage(client, waive, format).await,
+        None => retire_machine(client, arguments, format).await,
+    }
+}
+
+/// Runs `retire M`: orders the retirement of a machine.
+async fn retire_machine(
+    client: &FleetClient,
+    arguments: &RetireArgs,
+    format: Format,
+) -> Result<String, CliError> {
+    let reason = require_why_reason(arguments.reason.as_deref().unwrap_or_default())?;
+    let wipe = arguments.wipe;
+    let Some(machine) = arguments.machine.as_deref() else {
+        return give_bulk_order(
+            client,
+            &arguments.selection,
+            MachineOrder::Retire { wipe },
+            Some(reason),
+            format,
+        )
+        .await;
+    };
+    let give = async |service, order| {
+        let request = v1::RetireRequest { machine: machine.to_owned(), order: Some(order), wipe };
+        MachinesClient::new(service).retire(request).await
+    };
+    format_response(send_order(&mut client.clone(), reason, give).await?, format)
+}
+
+/// Runs `retire cancel M`: cancels the retirement of a machine.
+async fn cancel_retirement(
+    client: &FleetClient,
+    arguments: &CancelRetire,
+    format: Format,
+) -> Result<String, CliError> {
+    let reason = reason_or_placeholder(arguments.reason.as_deref());
+    let give = async |service, order| {
+        let request = v1::CancelRetireRequest { machine: arguments.machine.clone(), order: Some(order) };
+        MachinesClient::new(service).cancel_retire(request).await
+    };
+    format_response(send_order(&mut client.clone(), reason, give).await?, format)
+}
+
+/// Runs `retire waive M STAGE`: skips a stage of the retirement.
+async fn waive_stage(
+    client: &FleetClient,
+    arguments: &WaiveStage,
+    format: Format,
+) -> Result<String, CliError> {
+    let reason = require_why_reason(&arguments.reason)?;
+    let stage: RetirementStage =
+        arguments.stage.parse().map_err(|error: UnknownName| CliError::Invalid(error.to_string()))?;
+    let give = async |service, order| {
+        let request = v1::WaiveStageRequest {
+            machine: arguments.machine.clone(),
+            order: Some(order),
+            stage: stage.as_str().to_owned(),
+            confirmation: arguments.confirm.clone(),
+        };
+        MachinesClient::new(service).waive_stage(request).await
+    };
+    format_response(send_order(&mut client.clone(), reason, give).await?, format)
+}

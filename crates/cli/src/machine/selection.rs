@@ -1,0 +1,62 @@
+//! Selection of machines: one by its name, or many by filters, for lists, watches and bulk orders.
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+
+use model::phase::Phase;
+use proto::fleet::v1;
+
+/// The one machine that a command is about.
+#[derive(Debug, Args)]
+pub struct MachineArg {
+    /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
+    #[arg(value_name = "M")]
+    pub machine: String,
+}
+
+/// What machines are filtered by. Of one flag, any value that was given fits, except of facts and labels.
+#[derive(Debug, Default, Args)]
+pub struct MachineFilters {
+    /// Only machines in this phase; may be given several times
+    #[arg(
+        long,
+        value_name = "PHASE",
+        value_parser = PossibleValuesParser::new(Phase::ALL.map(Phase::as_str)),
+        ignore_case = true
+    )]
+    phase: Vec<String>,
+    /// Only machines of this provider; may be given several times
+    #[arg(long, value_name = "NAME")]
+    provider: Vec<String>,
+    /// Only machines whose location begins so; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    location: Vec<String>,
+    /// Only machines of this manufacturer, as their hardware report says; may be given several times
+    #[arg(long, value_name = "NAME")]
+    manufacturer: Vec<String>,
+    /// Only machines of this product, as their hardware report says; may be given several times
+    #[arg(long, value_name = "NAME")]
+    product: Vec<String>,
+    /// Only machines that have this fact, for example hold or quarantine; with several, a machine must have all
+    #[arg(long, value_name = "FACT")]
+    fact: Vec<String>,
+    /// Only machines with this label, KEY=VALUE or KEY; with several, a machine must have all
+    #[arg(long, value_name = "LABEL")]
+    label: Vec<String>,
+}
+
+impl MachineFilters {
+    /// The filter for a call of the API.
+    #[must_use]
+    pub fn to_proto(&self) -> v1::MachineFilter {
+        v1::MachineFilter {
+            phases: self.phase.clone(),
+            providers: self.provider.clone(),
+            locations: self.location.clone(),
+            tags: self.fact.clone(),
+            manufacturers: self.manufacturer.clone(),
+            products: self.product.clone(),
+            labels: self.label.clone(),
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Summary of a machine, as lists and watches show it.
+
+use crate::client::decode::{decode_machine_name, decode_timestamp, require_timestamp};
+use crate::error::CliError;
+use bmdb::inspect::MachineSummary;
+use model::machine_view::MachineName;
+use proto::fleet::v1;
+
+/// Decodes a machine of a list.
+pub fn decode_machine(machine: v1::Machine) -> Result<MachineSummary, CliError> {
+    Ok(MachineSummary {
+        name: decode_machine_name(machine.name)?,
+        phase: machine.phase,
+        phase_since: require_timestamp(
+            machine.phase_since,
+            "the time since which a machine is in its state",
+        )?,
+        address: machine.address,
+        location: machine.location,
+        heartbeat_at: machine.heartbeat_at.and_then(decode_timestamp),
+        working: machine.working,
+        process: machine.process,
+        ready_at: machine.ready_at.and_then(decode_timestamp),
+        reason: machine.reason,
+        labels: machine.labels.into_iter().collect(),
+        priority: machine.priority,
+    })
+}
+
+pub(crate) fn name_or_dash(name: &MachineName) -> String {
+    if name.provider_id.is_some() { name.short_name() } else { "-".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn response_with_a_missing_field_is_an_error() {
+        let text = decode_machine(v1::Machine::default()).unwrap_err().to_string();
+        assert!(text.starts_with("the answer lacks a machine's name"), "{text}");
+    }
+}

@@ -1,0 +1,81 @@
+//! Decode messages of the fleet API into the types that commands print.
+
+use crate::client::decode::{
+    decode_machine_name, decode_timestamp, phase_name, process_name, require_timestamp,
+};
+use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::error::CliError;
+use crate::output::table::terminal_width;
+use crate::output::{Format, format_json};
+use model::why::render::render_explanation;
+use model::why::{Advice, Deadline, Explanation, NextWork, ProcessFailure};
+use proto::fleet::v1::machines_client::MachinesClient;
+use proto::fleet::v1::{self, WhyRequest};
+
+pub(crate) const WHY_EXAMPLES: &str = "\
+Examples:
+  shepherdctl why sim-0007
+  shepherdctl why rack-a/sim-0007 --context prod";
+
+/// Runs `why M`: explains the state of a machine.
+pub async fn show_explanation(
+    client: &FleetClient,
+    machine: &str,
+    format: Format,
+) -> Result<String, CliError> {
+    let request = WhyRequest { machine: machine.to_owned() };
+    let response = MachinesClient::new(client.channel()).why(request).await.map_err(status_to_error)?;
+    let why = decode_explanation(response.into_inner())?;
+    match format {
+        Format::Json => format_json(&why),
+        Format::Table => Ok(render_explanation(&why, terminal_width())),
+    }
+}
+
+/// Decodes the explanation of a machine's state.
+fn decode_explanation(response: v1::WhyResponse) -> Result<Explanation, CliError> {
+    Ok(Explanation {
+        name: decode_machine_name(response.name)?,
+        phase: phase_name(&response.phase),
+        since: response.since.and_then(decode_timestamp),
+        at: require_timestamp(response.read_at, "its read time")?,
+        waits_for: response.waits_for,
+        obstacle: response.obstacle,
+        decided_at: response.decided_at,
+        next: match response.next {
+            None => None,
+            Some(next) => Some(NextWork {
+                process: process_name(&next.process),
+                at: require_timestamp(next.at, "the time of the next work")?,
+                timer: next.timer,
+            }),
+        },
+        deadline: match response.deadline {
+            None => None,
+            Some(deadline) => Some(Deadline {
+                at: require_timestamp(deadline.at, "a deadline")?,
+                consequence: deadline.consequence,
+            }),
+        },
+        failures: response
+            .failures
+            .into_iter()
+            .map(|failure| {
+                Ok(ProcessFailure {
+                    process: process_name(&failure.process),
+                    count: failure.count,
+                    cause: failure.cause,
+                    until: require_timestamp(failure.until, "the end of a wait")?,
+                    next_wait_seconds: failure.next_wait_seconds,
+                })
+            })
+            .collect::<Result<_, CliError>>()?,
+        work: response.work,
+        notes: response.notes,
+        advice: response
+            .advice
+            .into_iter()
+            .map(|advice| Advice { command: advice.command, when: advice.when })
+            .collect(),
+    })
+}

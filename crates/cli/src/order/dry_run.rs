@@ -1,0 +1,97 @@
+//! `--dry_run`: decide an order without changing anything.
+//!
+//! Every command with `--idempotency_key` has this flag, except the commands about credentials: the result of a
+//! credential that is not created is of no use.
+
+use clap::{Arg, ArgAction, ArgMatches};
+use serde_json::Value;
+
+const FLAG: &str = "dry_run";
+/// Commands without a dry run.
+pub const EXCLUDED_COMMANDS: [&str; 2] = ["declare", "tokens"];
+
+tokio::task_local! {
+    static IS_DRY_RUN: bool;
+}
+
+/// The definition of `--dry_run`.
+#[must_use]
+pub fn flag() -> Arg {
+    Arg::new(FLAG)
+        .long(FLAG)
+        .action(ArgAction::SetTrue)
+        .help_heading(None)
+        .help("Only say what would become of it: nothing is changed, and the audit has a line that says so")
+}
+
+/// Whether the flag is given after some subcommand.
+#[must_use]
+pub fn is_given(matches: &ArgMatches) -> bool {
+    let here = matches.try_get_one::<bool>(FLAG).ok().flatten().copied().unwrap_or_default();
+    here || matches.subcommand().is_some_and(|(_, matches)| is_given(matches))
+}
+
+/// Runs `what`. If the dry run was requested, its orders change nothing.
+pub async fn with_dry_run<T>(requested: bool, what: impl Future<Output = T>) -> T {
+    IS_DRY_RUN.scope(requested, what).await
+}
+
+/// Whether the current orders are a dry run.
+#[must_use]
+pub fn is_active() -> bool {
+    IS_DRY_RUN.try_with(|requested| *requested).unwrap_or_default()
+}
+
+/// Formats the outcome of an order for people, and marks a dry run.
+#[must_use]
+pub fn annotate_text(text: &str) -> String {
+    if is_active() { format!("nothing was changed; without --dry_run: {text}") } else { text.to_owned() }
+}
+
+/// Marks a dry run in the JSON output.
+pub fn annotate_json(answer: &mut Value) {
+    if let (true, Value::Object(fields)) = (is_active(), answer) {
+        fields.insert(FLAG.to_owned(), Value::Bool(true));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::command::grammar;
+
+    #[test]
+    fn flag_follows_any_subcommand_but_those_of_credentials() {
+        let found = |line: &[&str]| {
+            let line = ["shepherdctl"].iter().chain(line);
+            grammar().try_get_matches_from(line).map(|matches| is_given(&matches)).ok()
+        };
+        assert_eq!(found(&["hold", "m", "--reason", "r"]), Some(false));
+        assert_eq!(found(&["hold", "m", "--reason", "r", "--dry_run"]), Some(true));
+        assert_eq!(found(&["loops", "pause", "recoverer", "--reason", "r", "--dry_run"]), Some(true));
+        assert_eq!(found(&["retire", "cancel", "m", "--dry_run"]), Some(true));
+        assert_eq!(found(&["tokens", "revoke", "t", "--reason", "r", "--dry_run"]), None);
+        assert_eq!(found(&["get", "machines", "--dry_run"]), None);
+    }
+
+    #[tokio::test]
+    async fn outcomes_say_that_nothing_was_changed() {
+        for (requested, text, marked) in [
+            (false, "m is held", json!({ "changed": true })),
+            (
+                true,
+                "nothing was changed; without --dry_run: m is held",
+                json!({ "changed": true, "dry_run": true }),
+            ),
+        ] {
+            with_dry_run(requested, async {
+                let mut answer = json!({ "changed": true });
+                annotate_json(&mut answer);
+                assert_eq!((annotate_text("m is held"), answer), (text.to_owned(), marked));
+            })
+            .await;
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! `--idempotency_key`: carry out a repeated order once.
+//!
+//! Each order through the API has such a key ([`retry`]). With an explicit key, a script can repeat an order
+//! after the script itself was interrupted. The order is carried out once, and a repetition returns the first result.
+//!
+//! Every command that changes something has the flag, and none can be forgotten: the grammar adds it to each command
+//! with a `--reason`, and the code that makes the order reads it from a task-local, so it is not passed through each
+//! command. [`dry_run`] works the same way. `declare restored` is left out, because repeating it is how an interrupted
+//! run is resumed.
+//!
+//! [`retry`]: crate::order::retry
+//! [`dry_run`]: crate::order::dry_run
+
+use std::ffi::OsString;
+
+use clap::{Arg, ArgMatches};
+use uuid::Uuid;
+
+use model::shell_words;
+
+const FLAG: &str = "idempotency_key";
+/// Longest key, in characters, same as in the API.
+const MAX_CHARS: usize = 128;
+/// Commands that need no key, because repeating them is safe.
+pub(crate) const EXCLUDED_COMMANDS: [&str; 1] = ["declare"];
+
+tokio::task_local! {
+    /// The explicit key, if any.
+    static CURRENT_KEY: Option<String>;
+}
+
+/// The definition of `--idempotency_key`.
+pub(crate) fn flag() -> Arg {
+    Arg::new(FLAG)
+        .long(FLAG)
+        .value_name("KEY")
+        .help_heading(None)
+        .value_parser(parse_key)
+        .help("Names this order: given again with the same KEY it is carried out once, and answered again")
+}
+
+fn parse_key(text: &str) -> Result<String, String> {
+    let key = text.trim();
+    if key.is_empty() {
+        return Err("it is empty; give each order one of its own, for example a UUID".to_owned());
+    }
+    if key.chars().count() > MAX_CHARS {
+        return Err(format!("it is longer than {MAX_CHARS} characters"));
+    }
+    if key.chars().any(char::is_control) {
+        return Err("it must be one line, without control characters".to_owned());
+    }
+    Ok(key.to_owned())
+}
+
+/// The key that is given after some subcommand.
+#[must_use]
+pub fn find_key(matches: &ArgMatches) -> Option<String> {
+    let here = matches.try_get_one::<String>(FLAG).ok().flatten().cloned();
+    here.or_else(|| matches.subcommand().and_then(|(_, matches)| find_key(matches)))
+}
+
+/// Runs `what`. Its orders have this key if there is one.
+pub async fn with_key<T>(key: Option<String>, what: impl Future<Output = T>) -> T {
+    CURRENT_KEY.scope(key, what).await
+}
+
+fn current_key() -> Option<String> {
+    CURRENT_KEY.try_with(Clone::clone).ok().flatten()
+}
+
+/// Whether the operator gave a key.
+#[must_use]
+pub fn is_explicit() -> bool {
+    current_key().is_some()
+}
+
+/// Key of an order: the explicit one, or a random one.
+#[must_use]
+pub fn current_or_new_key() -> String {
+    current_key().unwrap_or_else(|| Uuid::new_v4().to_string())
+}
+
+/// The same command line with this key, for the operator to repeat.
+#[must_use]
+pub fn repeat_command(arguments: &[OsString], key: &str) -> String {
+    let word = |word: &OsString| shell_words::quote_if_needed(&mask_url_password(&word.to_string_lossy()));
+    let words: Vec<String> = arguments.iter().map(word).collect();
+    let line = words.join(" ");
+    if has_key_flag(arguments) {
+        line
+    } else {
+        format!("{line} --{FLAG} {}", shell_words::quote_if_needed(key))
+    }
+}
+
+/// Masks the password of a URL; returns any other word unchanged.
+fn mask_url_password(word: &str) -> String {
+    let Some((scheme, rest)) = word.split_once("://") else { return word.to_owned() };
+    let Some((who, place)) = rest.rsplit_once('@') else { return word.to_owned() };
+    match who.split_once(':') {
+        Some((name, _)) => format!("{scheme}://{name}:***@{place}"),
+        None => word.to_owned(),
+    }
+}
+
+/// Whether the arguments contain a key.
+fn has_key_flag(arguments: &[OsString]) -> bool {
+    let flag = format!("--{FLAG}");
+    arguments.iter().filter_map(|word| word.to_str()).any(|word| word.split('=').next() == Some(&flag))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::grammar;
+
+    /// Collects every command that has no subcommands, with its path.
+    fn leaves(command: &clap::Command, path: &str, found: &mut Vec<(String, bool)>) {
+        let path = format!("{path} {}", command.get_name());
+        let keyed = command.get_arguments().any(|argument| argument.get_id() == FLAG);
+        if command.get_subcommands().next().is_none() {
+            found.push((path.trim().to_owned(), keyed));
+        }
+        for below in command.get_subcommands() {
+            leaves(below, &path, found);
+        }
+    }
+
+    #[test]
+    fn every_order_takes_a_key_and_nothing_else_does() {
+        let mut found = Vec::new();
+        leaves(&grammar(), "", &mut found);
+        let keyed = |path: &str| found.iter().find(|(found, _)| found == path).map(|(_, keyed)| *keyed);
+        for order in ["hold", "release", "retry", "allow host-key", "tokens create", "tokens revoke"] {
+            assert_eq!(keyed(&format!("shepherdctl {order}")), Some(true), "{order}");
+        }
+        for other in ["get machines", "plan", "why", "declare restored", "tokens get", "tokens bootstrap"] {
+            assert_eq!(keyed(&format!("shepherdctl {other}")), Some(false), "{other}");
+        }
+    }
+
+    #[test]
+    fn command_is_repeated_as_it_was_typed_with_its_key() {
+        let line = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        let typed = ["shepherdctl", "budget", "set", "reboot", "--max_count", "5", "--reason", "it's due"];
+        let output = "shepherdctl budget set reboot --max_count 5 --reason 'it'\\''s due'";
+        assert_eq!(repeat_command(&line(&typed), "k 1"), format!("{output} --idempotency_key 'k 1'"));
+        for (url, shown) in [
+            ("postgres://kim@db/b", "postgres://kim@db/b"),
+            ("postgres://kim:se@cret@db/b", "postgres://kim:***@db/b"),
+        ] {
+            assert_eq!(mask_url_password(url), shown);
+        }
+        let named = [&typed[..], &["--idempotency_key=k"]].concat();
+        assert_eq!(repeat_command(&line(&named), "k"), format!("{output} '--idempotency_key=k'"));
+    }
+
+    #[test]
+    fn key_is_found_where_it_was_typed() {
+        let typed = |arguments: &[&str]| {
+            let line = ["shepherdctl"].iter().chain(arguments);
+            grammar().try_get_matches_from(line).map(|matches| find_key(&matches)).ok()
+        };
+        let hold = ["hold", "m", "--reason", "r"];
+        assert_eq!(typed(&hold), Some(None));
+        assert_eq!(typed(&[&hold[..], &["--idempotency_key", " k 1 "]].concat()), Some(Some("k 1".into())));
+        assert_eq!(typed(&["allow", "host-key", "m", "--fingerprint", "f"]), Some(None));
+        for odd in ["", " ", "a\nb", &"k".repeat(129)] {
+            assert_eq!(typed(&[&hold[..], &["--idempotency_key", odd]].concat()), None, "{odd:?}");
+        }
+        assert_eq!(typed(&["get", "machines", "--idempotency_key", "k"]), None, "that is no order");
+    }
+}

@@ -1,0 +1,106 @@
+//! `get providers`: providers with the result of their last call, and engaged brakes.
+
+use serde::Serialize;
+
+use crate::client::decode::{decode_timestamp, require_timestamp};
+use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::error::CliError;
+use crate::output::table::{format_table, or_dash, terminal_width};
+use crate::output::{Format, format_json};
+use bmdb::inspect::ProviderSummary;
+use model::humanize::{humanize_duration, relative_time};
+use model::machine_view::EngagedBrake;
+use model::time::{Timestamp, between};
+use proto::fleet::v1;
+use proto::fleet::v1::providers_client::ProvidersClient;
+
+pub(crate) const GET_PROVIDERS_EXAMPLES: &str = "\
+Example:
+  shepherdctl get providers -o yaml";
+
+#[derive(Serialize)]
+struct ProvidersOutput {
+    providers: Vec<ProviderSummary>,
+    brakes: Vec<EngagedBrake>,
+}
+
+/// Runs `get providers`: lists providers and their brakes.
+pub async fn show_providers(client: &FleetClient, format: Format) -> Result<String, CliError> {
+    let request = v1::ListProvidersRequest {};
+    let response =
+        ProvidersClient::new(client.channel()).list(request).await.map_err(status_to_error)?.into_inner();
+    let brakes: Vec<EngagedBrake> =
+        response.brakes.into_iter().map(decode_brake).collect::<Result<_, _>>()?;
+    let providers: Vec<ProviderSummary> = response.providers.into_iter().map(decode_provider).collect();
+    let now = require_timestamp(response.read_at, "its read time")?;
+    if format == Format::Json {
+        return format_json(&ProvidersOutput { providers, brakes });
+    }
+    let mut text = if providers.is_empty() {
+        "no provider was queried yet\n".to_owned()
+    } else {
+        let rows: Vec<Vec<String>> = providers.iter().map(|line| provider_row(line, now)).collect();
+        format_table(&["PROVIDER", "KIND", "MACHINES", "LISTED", "STATE"], &rows, terminal_width())
+    };
+    if !brakes.is_empty() {
+        let rows: Vec<Vec<String>> = brakes
+            .iter()
+            .map(|line| {
+                vec![
+                    line.kind.clone(),
+                    line.scope.clone(),
+                    humanize_duration(between(line.engaged_at, now)),
+                    line.reason.clone(),
+                ]
+            })
+            .collect();
+        text.push('\n');
+        text.push_str(&format_table(&["BRAKE", "OF", "FOR", "REASON"], &rows, terminal_width()));
+    }
+    Ok(text)
+}
+
+fn provider_row(line: &ProviderSummary, now: Timestamp) -> Vec<String> {
+    let failed = line.error.as_ref().map(|error| match line.error_at {
+        Some(at) => format!("failed {}: {error}", relative_time(at, now)),
+        None => format!("failed: {error}"),
+    });
+    let braked = line.brake.as_ref().map(|brake| match line.brake_since {
+        Some(since) => format!("takes no machines for {}: {brake}", humanize_duration(between(since, now))),
+        None => format!("takes no machines: {brake}"),
+    });
+    let states: Vec<String> = failed.into_iter().chain(braked).collect();
+    vec![
+        line.provider.clone(),
+        line.kind.clone(),
+        or_dash(line.machines.map(|count| count.to_string()).as_deref()),
+        line.listed_at.map_or_else(|| "never".to_owned(), |at| relative_time(at, now)),
+        if states.is_empty() { "ok".to_owned() } else { states.join("; ") },
+    ]
+}
+
+/// Decodes a provider with the result of its last call.
+#[must_use]
+pub fn decode_provider(provider: v1::Provider) -> ProviderSummary {
+    ProviderSummary {
+        provider: provider.provider,
+        kind: provider.kind,
+        listed_at: provider.listed_at.and_then(decode_timestamp),
+        machines: provider.machines,
+        error: provider.error,
+        error_at: provider.error_at.and_then(decode_timestamp),
+        brake: provider.brake,
+        brake_since: provider.brake_since.and_then(decode_timestamp),
+    }
+}
+
+/// Decodes a brake that is engaged.
+pub fn decode_brake(brake: v1::Brake) -> Result<EngagedBrake, CliError> {
+    Ok(EngagedBrake {
+        kind: brake.kind,
+        scope: brake.scope,
+        reason: brake.reason,
+        engaged_at: require_timestamp(brake.engaged_at, "the time when a brake was engaged")?,
+        confirmed_at: require_timestamp(brake.confirmed_at, "the time when a brake was confirmed")?,
+    })
+}

@@ -1,0 +1,219 @@
+//! `tokens create`: create a token, or pin a client certificate.
+//!
+//! A token is only in the response that creates it. If that response is lost, the credential is revoked and another one
+//! is created. With an explicit idempotency key this is not possible, and the error says how to go on.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use secrecy::SecretString;
+
+use crate::client::contexts::check_token_writable;
+use crate::client::fleet_client::FleetClient;
+use crate::error::CliError;
+use crate::order::expiry::parse_lifetime;
+use crate::order::idempotency_key;
+use crate::order::retry::send_order;
+use crate::output::{Format, print_stderr};
+use crate::tokens::delivery::deliver_token;
+use crate::tokens::revoke::revoke_credential;
+use bmdb::audit::request_digest;
+use model::access::AccessRole;
+use model::time::Span;
+use proto::fleet::v1;
+use proto::fleet::v1::credentials_client::CredentialsClient;
+
+pub(crate) const CREATE_EXAMPLES: &str = "\
+Examples:
+  shepherdctl tokens create lee --role operator --provider rack-a --reason 'lee runs rack a'
+  shepherdctl tokens create ci --role viewer --certificate ci.pem --reason 'the pipeline looks'";
+
+/// Most tokens to create when the responses with the earlier ones are lost.
+const MAX_CREATE_ATTEMPTS: u32 = 3;
+
+/// A credential to make.
+#[derive(Debug, Args)]
+pub struct CreateToken {
+    /// Whose it is: a person or a program
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// What they may do
+    #[arg(long, value_name = "ROLE", value_parser = PossibleValuesParser::new(AccessRole::ALL.map(AccessRole::as_str)))]
+    pub role: String,
+    /// Only the machines of this provider; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub provider: Vec<String>,
+    /// How long it is good, as 90d [default: until it is revoked]
+    #[arg(long = "expires_after", value_name = "SPAN", value_parser = parse_lifetime)]
+    pub expires_after: Option<Span>,
+    /// Pin this client certificate (PEM, Ed25519, signed by itself) instead of making a token
+    #[arg(long, value_name = "FILE")]
+    pub certificate: Option<PathBuf>,
+    /// Write the token into this new file, which only you may read, and not to standard output
+    #[arg(long = "output_file", value_name = "FILE")]
+    pub output_file: Option<PathBuf>,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// Runs `tokens create`: creates a token or pins a client certificate.
+pub async fn create_token(
+    client: &FleetClient,
+    arguments: &CreateToken,
+    format: Format,
+) -> Result<String, CliError> {
+    if let Some(file) = &arguments.output_file {
+        check_token_writable(file)?;
+    }
+    let fingerprint = arguments.certificate.as_deref().map(certificate_fingerprint).transpose()?;
+    let (id, token) = create_credential(client, arguments, fingerprint).await?;
+    deliver_token(&id, token.as_ref(), arguments.output_file.as_deref(), format)
+}
+
+/// Creates the credential, and returns its id, and its token if it has one.
+async fn create_credential(
+    client: &FleetClient,
+    arguments: &CreateToken,
+    fingerprint: Option<[u8; 32]>,
+) -> Result<(String, Option<SecretString>), CliError> {
+    let mut client = client.clone();
+    for _ in 0..MAX_CREATE_ATTEMPTS {
+        let give = async |service, order| {
+            let request = v1::CreateCredentialRequest {
+                order: Some(order),
+                name: arguments.name.clone(),
+                role: arguments.role.clone(),
+                providers: arguments.provider.clone(),
+                expires_after: arguments.expires_after.map(|span| span.to_string()).unwrap_or_default(),
+                certificate_sha256: fingerprint.map(hex::encode).unwrap_or_default(),
+            };
+            CredentialsClient::new(service).create(request).await
+        };
+        let made = send_order(&mut client, &arguments.reason, give).await?;
+        let lost = match create_outcome(made, fingerprint.is_some()) {
+            CreateOutcome::Created(id, token) => return Ok((id, token)),
+            CreateOutcome::Rejected(text) => return Err(CliError::Invalid(text)),
+            // A repetition with the same key would get the same response.
+            CreateOutcome::TokenLost(id) if idempotency_key::is_explicit() => {
+                return Err(repeated_token(&id));
+            }
+            CreateOutcome::TokenLost(id) => id,
+        };
+        print_stderr(&format!(
+            "shepherdctl: the token {lost} was made and lost on its way here; it is revoked, and another \
+             one made"
+        ));
+        revoke_credential(&mut client, &lost, "it was lost on its way to the requesting client").await?;
+    }
+    Err(CliError::Failed(format!(
+        "{MAX_CREATE_ATTEMPTS} tokens were made, lost on their way here, and revoked; try again when the connection is \
+         better"
+    )))
+}
+
+/// Outcome of the creation of a credential.
+#[derive(Debug)]
+enum CreateOutcome {
+    /// The credential exists; with its token if it has one.
+    Created(String, Option<SecretString>),
+    /// The credential exists, but the response with its token was lost, and the token cannot be retrieved.
+    TokenLost(String),
+    /// The credential does not exist; the reason as a sentence.
+    Rejected(String),
+}
+
+fn create_outcome(made: v1::CreateCredentialResponse, pinned: bool) -> CreateOutcome {
+    let token = Some(made.token).filter(|token| !token.is_empty()).map(SecretString::from);
+    if let Some(credential) = made.credential {
+        return CreateOutcome::Created(credential.credential_id, token);
+    }
+    let order = made.order.unwrap_or_default();
+    // The response to a repeated order contains the credential only in the audited state.
+    let written = order.after.as_ref().and_then(|after| after.fields.get("credential")?.kind.as_ref());
+    match written {
+        Some(prost_types::value::Kind::StringValue(id)) if order.replayed && order.changed => {
+            if pinned {
+                CreateOutcome::Created(id.clone(), None)
+            } else {
+                CreateOutcome::TokenLost(id.clone())
+            }
+        }
+        _ => CreateOutcome::Rejected(order.message),
+    }
+}
+
+/// The error for a token that an earlier order with the same key created.
+fn repeated_token(id: &str) -> CliError {
+    CliError::Failed(format!(
+        "an earlier order with this idempotency key has made the token {id}, and a token is shown only once. If \
+         nobody has it, revoke it (shepherdctl tokens revoke {id} --reason 'was lost') and make another one with \
+         another key"
+    ))
+}
+
+fn certificate_fingerprint(path: &Path) -> Result<[u8; 32], CliError> {
+    use rustls::pki_types::CertificateDer;
+    use rustls::pki_types::pem::PemObject as _;
+    let der = CertificateDer::from_pem_file(path).map_err(|error| {
+        CliError::Invalid(format!(
+            "--certificate {}: no certificate in PEM can be read there: {error}",
+            path.display()
+        ))
+    })?;
+    Ok(request_digest(&der))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn order_response(changed: bool, repeated: bool) -> v1::OrderResponse {
+        let kind = Some(prost_types::value::Kind::StringValue("c-1".into()));
+        let fields = BTreeMap::from([("credential".to_owned(), prost_types::Value { kind })]);
+        let after = Some(prost_types::Struct { fields });
+        v1::OrderResponse {
+            message: "denied".into(),
+            changed,
+            replayed: repeated,
+            after,
+            ..Default::default()
+        }
+    }
+
+    fn create_response(token: &str, there: bool, order: v1::OrderResponse) -> v1::CreateCredentialResponse {
+        let credential = there.then(|| v1::Credential { credential_id: "c-1".into(), ..Default::default() });
+        v1::CreateCredentialResponse { credential, token: token.into(), order: Some(order) }
+    }
+
+    #[test]
+    fn lost_token_is_detected() {
+        for (answer, pinned, expected) in [
+            (create_response("t", true, order_response(true, false)), false, "made c-1 with its token"),
+            (create_response("", true, order_response(true, false)), true, "made c-1"),
+            (create_response("", false, order_response(true, true)), true, "made c-1"),
+            (create_response("", false, order_response(true, true)), false, "lost c-1"),
+            (create_response("", false, order_response(false, true)), false, "refused: denied"),
+            (
+                create_response(
+                    "",
+                    false,
+                    v1::OrderResponse { message: "denied".into(), ..Default::default() },
+                ),
+                true,
+                "refused: denied",
+            ),
+        ] {
+            let found = match create_outcome(answer, pinned) {
+                CreateOutcome::Created(id, Some(_)) => format!("made {id} with its token"),
+                CreateOutcome::Created(id, None) => format!("made {id}"),
+                CreateOutcome::TokenLost(id) => format!("lost {id}"),
+                CreateOutcome::Rejected(text) => format!("refused: {text}"),
+            };
+            assert_eq!(found, expected);
+        }
+    }
+}

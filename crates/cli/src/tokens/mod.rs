@@ -1,0 +1,36 @@
+//! `tokens bootstrap|create|get|revoke`: API credentials.
+//!
+//! `bootstrap` writes the first one into the BMDB, because nobody can call an API without one. An operator with write
+//! access to the BMDB is trusted. The others are created through the API. A token is printed once, alone on standard
+//! output, or is written into a file that only its owner can read. It is in no log, no error and no JSON output except
+//! that of its creation.
+
+use clap::Subcommand;
+
+use crate::tokens::bootstrap::{BOOTSTRAP_EXAMPLES, BootstrapArgs};
+use crate::tokens::create::{CREATE_EXAMPLES, CreateToken};
+use crate::tokens::get::GET_EXAMPLES;
+use crate::tokens::revoke::{REVOKE_EXAMPLES, RevokeToken};
+
+pub mod bootstrap;
+pub mod create;
+pub mod delivery;
+pub mod get;
+pub mod revoke;
+
+/// What can be done with credentials.
+#[derive(Debug, Subcommand)]
+pub enum TokensCommand {
+    /// Make the first token, an admin's, in the database itself
+    #[command(after_help = BOOTSTRAP_EXAMPLES)]
+    Bootstrap(BootstrapArgs),
+    /// Make a token, or pin a client certificate
+    #[command(after_help = CREATE_EXAMPLES)]
+    Create(CreateToken),
+    /// List credentials, newest first
+    #[command(after_help = GET_EXAMPLES)]
+    Get,
+    /// End a credential at once
+    #[command(after_help = REVOKE_EXAMPLES)]
+    Revoke(RevokeToken),
+}

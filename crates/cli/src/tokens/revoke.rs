@@ -1,0 +1,54 @@
+//! `tokens revoke`: end a credential.
+
+use clap::Args;
+use uuid::Uuid;
+
+use crate::client::fleet_client::FleetClient;
+use crate::error::CliError;
+use crate::order::retry::send_order;
+use crate::output::{Format, format_json};
+use proto::fleet::v1;
+use proto::fleet::v1::credentials_client::CredentialsClient;
+
+pub(crate) const REVOKE_EXAMPLES: &str = "\
+Example:
+  shepherdctl tokens revoke 0199f3a2-5c1d-7e60-8000-3f2a9b7c4d10 --reason 'lee left'";
+
+/// A credential to end.
+#[derive(Debug, Args)]
+pub struct RevokeToken {
+    /// Its UUID, as `tokens get` lists it
+    #[arg(value_name = "CREDENTIAL")]
+    pub credential: Uuid,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+}
+
+/// Runs `tokens revoke`: revokes a credential.
+pub async fn revoke_token(
+    client: &FleetClient,
+    arguments: &RevokeToken,
+    format: Format,
+) -> Result<String, CliError> {
+    let id = arguments.credential.to_string();
+    let done = revoke_credential(&mut client.clone(), &id, &arguments.reason).await?;
+    match format {
+        Format::Json => format_json(&serde_json::json!({
+            "credential": id, "changed": done.changed, "message": done.message,
+        })),
+        Format::Table => Ok(format!("{id} {}\n", done.message)),
+    }
+}
+
+pub(super) async fn revoke_credential(
+    client: &mut FleetClient,
+    id: &str,
+    reason: &str,
+) -> Result<v1::OrderResponse, CliError> {
+    let give = async |service, order| {
+        let request = v1::RevokeCredentialRequest { order: Some(order), credential_id: id.to_owned() };
+        CredentialsClient::new(service).revoke(request).await
+    };
+    send_order(client, reason, give).await
+}
