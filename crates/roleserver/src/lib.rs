@@ -7,14 +7,12 @@
 //!
 //! * [`enrolment`][]: decides which enrolment requests are accepted. Pure, so that a simulated machine rejects exactly
 //!   what a real one rejects.
-//! * [`heartbeat_session`][]: builds the next heartbeat. Pure.
 //! * [`endpoint`][], [`trust_store`][]: address and authority of a callback server.
 //! * [`boot_clock`][]: the boot and the time since it began.
 //! * [`trusted_time`][]: the current time, as a shepherd last reported it. [`server_verifier`][]: verifies a
 //!   certificate by it.
-//! * [`heartbeat_backoff`][]: the pauses between heartbeats and retries. Pure.
 //! * [`connection`][]: one TLS 1.3 connection to one callback server.
-//! * [`agent`][]: the loop that puts these together.
+//! * [`agent`][]: the heartbeat loop.
 //! * [`hardware`][]: the hardware inventory.
 //! * [`state_directory`][]: what survives a restart, and the lock files.
 //! * [`atomic_file`][]: files that are replaced, never rewritten.
@@ -22,8 +20,7 @@
 //! * [`child`][]: programs that it runs beside itself, and that outlive it.
 //! * [`cluster`][]: its part in a cluster: etcd, the curator, and the node's calls to a curator.
 //! * [`logs`][]: uploads the logs that shepherds request.
-//! * [`detached_supervisor`][]: the process that restarts the agent.
-//! * [`init_system`][]: chooses and drives what keeps the agent running, such as [`systemd`][].
+//! * [`init_system`][]: chooses and drives what keeps the agent running, such as systemd.
 //! * [`status_socket`][]: the sockets that serve the state of a running role server. [`metrics`][]: its metrics.
 //! * [`program`][]: the `roleserver` program: its flags. [`commands`][]: its subcommands.
 //!
@@ -40,12 +37,10 @@ pub mod child;
 pub mod cluster;
 pub mod commands;
 pub mod connection;
-pub mod detached_supervisor;
 pub mod endpoint;
 pub mod enrolment;
 pub mod hardware;
-pub mod heartbeat_backoff;
-pub mod heartbeat_session;
+pub mod http_fetch;
 pub mod init_system;
 pub mod logs;
 pub mod metrics;
@@ -56,7 +51,6 @@ pub mod server_pool;
 pub mod server_verifier;
 pub mod state_directory;
 pub mod status_socket;
-pub mod systemd;
 pub mod trust_store;
 pub mod trusted_time;
 pub mod update;

@@ -9,6 +9,7 @@ use std::io::{ErrorKind, Read as _};
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use ring::digest;
@@ -162,6 +163,12 @@ pub fn program_digest(path: &Path) -> std::io::Result<String> {
         }
         context.update(&buffer[..read]);
     }
+}
+
+/// A standard input at its end. `/dev/null`, which could stand in for it, may not exist.
+pub fn empty_stdin() -> std::io::Result<Stdio> {
+    let (read, _ended_when_dropped) = std::io::pipe()?;
+    Ok(read.into())
 }
 
 /// Field 22 of `/proc/PID/stat`; `None` if the process does not exist or has ended.

@@ -18,8 +18,8 @@ use tokio::io::AsyncWriteExt as _;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::cluster::services::http_fetch::{MAX_FILE_BYTES, open_at_offset};
 use crate::connection;
+use crate::http_fetch::{MAX_FILE_BYTES, open_at_offset};
 use crate::trusted_time::TrustedTime;
 
 /// How long a server may take to accept a connection, and to send the next chunk.

@@ -32,8 +32,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::agent::settings::AgentSettings;
 use crate::atomic_file::{self, Durability};
-use crate::enrolment::{AgentSettings, Enrolment};
+use crate::enrolment::Enrolment;
 use crate::process::ProcessRecord;
 use crate::trusted_time::TimeSample;
 

@@ -20,8 +20,8 @@ use crate::atomic_file::{self, Durability};
 use crate::child::cgroup::Cgroup;
 use crate::child::log;
 use crate::child::spec::{ChildSpec, User};
-use crate::detached_supervisor::empty_stdin;
 use crate::process::ProcessInstance;
+use crate::process::empty_stdin;
 
 /// The subcommand of this program.
 pub const SUBCOMMAND: &str = "launch";

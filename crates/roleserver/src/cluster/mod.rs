@@ -42,6 +42,7 @@ pub mod node_facts;
 pub mod node_heartbeat;
 pub mod node_order;
 pub mod node_status;
+pub mod order_decision;
 pub mod order_inbox;
 pub mod roles;
 pub mod services;

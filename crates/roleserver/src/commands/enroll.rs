@@ -17,10 +17,10 @@ use proto::agent::v1 as wire;
 use crate::boot_clock::{BootClock as _, HostClock};
 use crate::commands::CommandError;
 use crate::enrolment::{self, EnrollError, REQUEST_LIMIT_BYTES};
+use crate::init_system::systemd::Systemd;
 use crate::init_system::{self, DesiredAgent, SupervisionMode, SupervisionPlan};
 use crate::process::program_digest;
 use crate::state_directory::{Lock, LockGuard, StateDirectory, StateError};
-use crate::systemd::Systemd;
 use crate::trusted_time::TimeSample;
 
 /// How long to wait for another enrolment of the same machine.

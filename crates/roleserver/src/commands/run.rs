@@ -27,6 +27,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::agent::settings::AgentSettings;
 use crate::agent::{Agent, AgentEvent, ReadRelease};
 use crate::boot_clock::{BootClock, HostClock};
 use crate::cluster;
@@ -35,7 +36,7 @@ use crate::cluster::files::ClusterFiles;
 use crate::cluster::node_facts::NodeFacts;
 use crate::cluster::order_inbox::OrderInbox;
 use crate::commands::CommandError;
-use crate::enrolment::{AgentSettings, Enrolment};
+use crate::enrolment::Enrolment;
 use crate::hardware::{self, Sources};
 use crate::logs::LogUploads;
 use crate::logs::sources::LogSources;
@@ -170,7 +171,7 @@ fn cluster_settings(
         clock: Clock::system(),
         shutdown: leaving.clone(),
         server_pool: server_pool.clone(),
-        ports: cluster::kubernetes::component_ports::ComponentPorts::default(),
+        ports: cluster::kubernetes::components::ComponentPorts::default(),
     }
 }
 

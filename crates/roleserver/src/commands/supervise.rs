@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::commands::CommandError;
-use crate::detached_supervisor;
+use crate::init_system::detached_supervisor;
 use crate::process::{ProcessRecord, program_digest};
 use crate::state_directory::{Lock, StateDirectory};
 

@@ -1,8 +1,10 @@
-//! DMI/SMBIOS table: manufacturer, product, serial number, memory modules.
+//! Firmware: the DMI/SMBIOS table with maker, product, serial number and memory modules, and UEFI support.
 //!
 //! Structures have the layout of the SMBIOS reference specification (DMTF DSP0134): type, length and handle, the
 //! formatted part, then its strings, ended by an empty one. Only root can read the raw table; the few fields that the
 //! kernel publishes as text are the fallback.
+
+use proto::hardware::v1::EfiSupport;
 
 use crate::hardware::{Sources, TABLE_LIMIT_BYTES, Warnings, read_prefix, read_text};
 
@@ -109,6 +111,21 @@ fn module_bytes(structure: &Structure<'_>) -> Option<u64> {
         0x7fff => Some(u64::from(structure.double_word(0x1c)? & 0x7fff_ffff) << 20),
         size if size & 0x8000 != 0 => Some(u64::from(size & 0x7fff) << 10),
         size => Some(u64::from(size) << 20),
+    }
+}
+
+/// The kernel knows how this boot went, the firmware what it supports.
+#[must_use]
+pub fn read_efi_support(sources: &Sources, dmi: &Dmi) -> EfiSupport {
+    decide_efi_support(sources.sys.join("firmware/efi").is_dir(), dmi.uefi)
+}
+
+const fn decide_efi_support(booted: bool, capable: Option<bool>) -> EfiSupport {
+    match (booted, capable) {
+        (true, _) => EfiSupport::Enabled,
+        (false, Some(true)) => EfiSupport::Disabled,
+        (false, Some(false)) => EfiSupport::Unsupported,
+        (false, None) => EfiSupport::Unknown,
     }
 }
 
@@ -259,5 +276,18 @@ pub(crate) mod tests {
         assert_eq!(parse_table(&table[..200], &mut warnings).manufacturer, "Supermicro");
         assert_eq!(warnings.into_sentences().len(), 1);
         assert_eq!(parse_table(&[1, 0, 0, 0, 0, 0], &mut Warnings::default()), Dmi::default());
+    }
+
+    #[test]
+    fn support_follows_from_boot_and_firmware() {
+        for (booted, capable, expected) in [
+            (true, None, EfiSupport::Enabled),
+            (true, Some(false), EfiSupport::Enabled),
+            (false, Some(true), EfiSupport::Disabled),
+            (false, Some(false), EfiSupport::Unsupported),
+            (false, None, EfiSupport::Unknown),
+        ] {
+            assert_eq!(decide_efi_support(booted, capable), expected);
+        }
     }
 }

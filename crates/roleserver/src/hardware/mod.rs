@@ -4,8 +4,8 @@
 //! by hand, and every parser is a function of bytes. A value that cannot be read is left unset and becomes a warning;
 //! no failure to read something ever fails the report.
 //!
-//! * [`dmi`][]: data of the firmware: maker, product, serial number, memory modules.
-//! * [`efi`][], [`memory`][], [`cpu`][]: data of firmware and kernel together.
+//! * [`dmi`][]: data of the firmware: maker, product, serial number, memory modules, UEFI support.
+//! * [`memory`][], [`cpu`][]: data of firmware and kernel together.
 //! * [`block`][]: block devices from sysfs; [`nvme`][], [`scsi`][] and [`ata`][] query the devices themselves.
 //! * [`network`][]: ports from sysfs and ethtool.
 //! * [`ioctl`][]: the three kernel calls behind that, the only unsafe code.
@@ -22,7 +22,6 @@ pub mod ata;
 pub mod block;
 pub mod cpu;
 pub mod dmi;
-pub mod efi;
 pub mod ioctl;
 pub mod memory;
 pub mod network;
@@ -80,7 +79,7 @@ pub fn read_hardware(sources: &Sources) -> wire::HardwareReport {
     let mut warnings = Warnings::default();
     let dmi = dmi::read_dmi(sources, &mut warnings);
     wire::HardwareReport {
-        efi_support: efi::read_efi_support(sources, &dmi).into(),
+        efi_support: dmi::read_efi_support(sources, &dmi).into(),
         memory: Some(memory::read_memory(sources, &dmi, &mut warnings)),
         cpus: cpu::read_cpus(sources, &mut warnings),
         block_devices: block::read_block_devices(sources, &mut warnings),

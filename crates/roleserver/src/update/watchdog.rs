@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::boot_clock::{BootClock as _, HostClock};
-use crate::detached_supervisor::empty_stdin;
+use crate::process::empty_stdin;
 use crate::update::decision::Trial;
 use crate::update::files::UpdateFiles;
 

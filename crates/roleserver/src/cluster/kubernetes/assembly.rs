@@ -16,8 +16,8 @@ use crate::cluster::kubernetes::bundle_store::BundleStore;
 use crate::cluster::kubernetes::component_certificates::{RoleMaterials, manage_certificates};
 use crate::cluster::kubernetes::component_revisions::RevisionHistory;
 use crate::cluster::kubernetes::load_balancer::ApiServers;
-use crate::cluster::kubernetes::node_object::DrainState;
 use crate::cluster::kubernetes::reconciler_runner::ControllerReadiness;
+use crate::cluster::kubernetes::startup::DrainState;
 use crate::cluster::kubernetes::startup::{KubernetesStartup, RoleStartup};
 use crate::cluster::kubernetes::{
     KubernetesContext, bundle_install, cluster_config, component_status, components, curator_watch, desired,
@@ -118,7 +118,7 @@ pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
                 parts.readiness.clone(),
             );
             starting.start("controller", controller)?;
-            let own = node_object::NodeContext {
+            let own = node_object::context::NodeContext {
                 files: files.clone(),
                 children: host.children.clone(),
                 clock: host.clock.clone(),

@@ -16,12 +16,12 @@ use model::role_declaration::RestartPolicy;
 use crate::child::spec::ResourceLimits;
 use crate::cluster::kubernetes::bundle_install::InstalledBundle;
 use crate::cluster::kubernetes::component_certificates::RoleMaterials;
-use crate::cluster::kubernetes::component_ports::ComponentPorts;
+use crate::cluster::kubernetes::components::ComponentPorts;
 use crate::cluster::kubernetes::components::{
     ComponentContext, api_server, containerd, controller_manager, kube_proxy, kubelet, scheduler, service_id,
 };
-use crate::cluster::kubernetes::node_object::DrainState;
 use crate::cluster::kubernetes::reconciler_runner::ControllerReadiness;
+use crate::cluster::kubernetes::startup::DrainState;
 use crate::cluster::kubernetes::startup::{KubernetesStartup, RoleStartup};
 use crate::cluster::services::desired::{DesiredService, RenderedHealthCheck, RenderedService, ServiceId};
 

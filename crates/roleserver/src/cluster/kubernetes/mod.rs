@@ -23,7 +23,7 @@
 //!   configuration that the reconciler applies.
 //! * [`node_object`][]: a worker's Node object, and draining. [`load_balancer`][]: connections to API servers.
 //!   [`pod_cgroups`][]: control groups of pods. [`host_cleanup`][]: removes what a worker leaves on its host.
-//! * [`components`][]: what each component is started with (pure). [`component_ports`][]: listen ports.
+//! * [`components`][]: what each component is started with, and listen ports (pure).
 //! * [`desired`][]: all desired components (pure). [`component_revisions`][]: what running components were started
 //!   with.
 //! * [`component_status`][]: the status that the node reports (pure).
@@ -65,7 +65,7 @@ use supervisor::context::Runnable;
 
 use crate::child::lifecycle::ChildContext;
 use crate::cluster::files::ClusterFiles;
-use crate::cluster::kubernetes::component_ports::ComponentPorts;
+use crate::cluster::kubernetes::components::ComponentPorts;
 use crate::cluster::node_facts::NodeFacts;
 use crate::server_pool::ServerPool;
 
@@ -78,7 +78,6 @@ pub mod bundle_store;
 pub mod cluster_config;
 #[cfg(feature = "reconciler")]
 pub mod component_certificates;
-pub mod component_ports;
 #[cfg(feature = "reconciler")]
 pub mod component_revisions;
 #[cfg(feature = "reconciler")]

@@ -7,10 +7,10 @@
 //! nothing that runs: a role server that starts finds its components running and knows no input at first.
 
 use curator_client::node::NodeRoles;
+use model::role_declaration::Sha256;
 use supervisor::combine::CombinedInputs;
 use supervisor::watch_cell::WatchCell;
 
-use crate::cluster::kubernetes::node_object::DrainState;
 use crate::cluster::kubernetes::setup::NodeSetup;
 use crate::cluster::node_facts::{ControlPlane, NodeFacts};
 
@@ -50,6 +50,15 @@ pub struct KubernetesStartup {
     pub setup: Option<NodeSetup>,
 }
 
+/// The result of draining this worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DrainState {
+    /// Whether no pod has to be moved before the worker ends.
+    pub is_drained: bool,
+    /// The bundle that the worker may run with: the current one, or another one once the node is drained.
+    pub allowed_bundle: Option<Sha256>,
+}
+
 /// Inputs of the decision.
 #[derive(Clone, Debug, Default)]
 pub struct KubernetesInputs {
@@ -59,7 +68,7 @@ pub struct KubernetesInputs {
     pub control_plane: Option<ControlPlane>,
     /// The setup of the curator; the outer `None` means that it is unknown, the inner that there is none.
     pub setup: Option<Option<NodeSetup>>,
-    /// Whether no pod has to be evicted before a worker ends; `None` while it is unknown.
+    /// Whether no pod has to be moved before a worker ends; `None` while it is unknown.
     pub is_drained: Option<bool>,
 }
 

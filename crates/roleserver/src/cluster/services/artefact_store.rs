@@ -17,7 +17,7 @@ use supervisor::exit_reason::RunnableError;
 use supervisor::watch_cell::WatchCell;
 
 use crate::cluster::services::desired::{DesiredService, ServiceId};
-use crate::cluster::services::http_fetch::fetch_file;
+use crate::http_fetch::fetch_file;
 use crate::process::program_digest;
 use crate::server_pool::{FetchError, ServerPool};
 
@@ -275,7 +275,7 @@ fn create_directory(directory: &Path) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::services::http_fetch::tests::serve_file;
+    use crate::http_fetch::tests::serve_file;
 
     fn sha256(bytes: &[u8]) -> Sha256 {
         let digest = ring::digest::digest(&ring::digest::SHA256, bytes);

@@ -18,8 +18,8 @@
 //!   status (pure).
 //! * [`service_manager`][]: the loop that executes the plan. [`service_stop`][]: stops a service beside the loop.
 //!   [`service_runtime`][]: blocking operations on the host.
-//! * [`artefact_store`][]: programs by their digest. [`http_fetch`][]: downloads from a URL; others come from shepherds
-//!   ([`server_pool`][crate::server_pool]).
+//! * [`artefact_store`][]: programs by their digest, downloaded from a URL ([`http_fetch`][crate::http_fetch]) or from
+//!   a shepherd ([`server_pool`][crate::server_pool]).
 //! * [`rootfs`][]: a service's own root filesystem, and the configuration of runc.
 //! * [`workdir`][]: the files of a service. [`users`][]: its user and groups. [`probe`][]: health probes.
 //!
@@ -47,7 +47,6 @@ use crate::server_pool::ServerPool;
 pub mod artefact_store;
 pub mod curator_watch;
 pub mod desired;
-pub mod http_fetch;
 pub mod persisted;
 pub mod plan;
 pub mod probe;

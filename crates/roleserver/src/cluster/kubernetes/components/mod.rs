@@ -1,11 +1,33 @@
-//! Kubernetes components: command lines, configuration files and health checks (pure).
+//! Kubernetes components: command lines, configuration files, health checks and ports (pure).
 //!
-//! Each component is a service of its role in the sense of [`services`][crate::cluster::services]: a child
-//! of the role server that outlives it, in its own control group and directory.
-//! [`desired`][crate::cluster::kubernetes::desired] defines the dependencies among them.
+//! Each component is a service of its role in the sense of [`services`][crate::cluster::services]: a child of the role
+//! server that outlives it, in its own control group and directory. The file of a component has its flags, its
+//! configuration and its health check. [`desired`][crate::cluster::kubernetes::desired] defines the dependencies among
+//! them.
+//!
+//! # Ports
+//!
+//! Only the API server (6443), the kubelet (10250), the controller manager and the scheduler listen at the node's
+//! address. This allows several nodes of a test to run on one host. Other nodes connect to 6443, which curators publish
+//! to everyone, and to 10250. The remaining ports serve health checks and metrics.
+//!
+//! # Invariants
+//!
+//! * The same inputs give the same command line, files and environment. Their digest decides whether a running
+//!   component is restarted, so a change here restarts that component on every node that gets the release.
+//! * No key is in an argument or in a configuration file: they name the files of
+//!   [`key_material`][crate::cluster::kubernetes::key_material].
+//! * Files that a component reads only once are listed in `read_once`, so that a change restarts it. A component
+//!   reloads the others by itself.
+//!
+//! # Notes for the next implementor
+//!
+//! A flag that only some versions of Kubernetes have is chosen by the version of the bundle, as [`kubelet`][] does. A
+//! new component is a file here, an entry in [`desired`][crate::cluster::kubernetes::desired] and a program of the
+//! bundle.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,7 +37,6 @@ use model::role_declaration::ProgramSource;
 use serde_json::json;
 
 use crate::cluster::kubernetes::bundle_store::Bundle;
-use crate::cluster::kubernetes::component_ports::ComponentPorts;
 use crate::cluster::kubernetes::key_material::{KeyMaterial, SERVER_CAS};
 use crate::cluster::kubernetes::setup::NodeSetup;
 use crate::cluster::services::desired::{RenderedHealthCheck, RenderedProbe, RenderedService, ServiceId};
@@ -38,6 +59,43 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 const FAILURE_THRESHOLD: u32 = 3;
 /// `PATH` of components, for programs of the node.
 const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Ports that the components of a node listen on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ComponentPorts {
+    /// API server, at the node's address.
+    pub api_server: u16,
+    /// Controller manager, at the node's address.
+    pub controller_manager: u16,
+    /// Scheduler, at the node's address.
+    pub scheduler: u16,
+    /// Kubelet API, at the node's address.
+    pub kubelet: u16,
+    /// Health check of the kubelet, on the loopback address.
+    pub kubelet_health: u16,
+    /// Health check of kube-proxy, on the loopback address.
+    pub proxy_health: u16,
+    /// Metrics of kube-proxy, on the loopback address.
+    pub proxy_metrics: u16,
+    /// Address at which a worker's components connect to the API servers.
+    pub load_balancer: SocketAddr,
+}
+
+impl Default for ComponentPorts {
+    /// The default ports of Kubernetes, and 127.0.0.1:6445 for the load balancer.
+    fn default() -> Self {
+        Self {
+            api_server: 6443,
+            controller_manager: 10257,
+            scheduler: 10259,
+            kubelet: 10250,
+            kubelet_health: 10248,
+            proxy_health: 10256,
+            proxy_metrics: 10249,
+            load_balancer: SocketAddr::from((Ipv4Addr::LOCALHOST, 6445)),
+        }
+    }
+}
 
 /// What the components of one role are rendered from.
 #[derive(Clone, Copy, Debug)]

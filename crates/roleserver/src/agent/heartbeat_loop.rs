@@ -1,24 +1,20 @@
-//! The heartbeat loop of the agent, with failover between servers and settings that fall back.
+//! The heartbeat loop: failover between servers, and settings that fall back.
 //!
-//! One task per machine: build a heartbeat, send it to the endpoint that worked last, and on a failure to the next one,
-//! for ever. The loop gets everything from outside as a value ([`BootClock`], the hardware, the identity, an observer),
-//! because the simulator runs thousands of loops in one process and the program on a machine runs one.
+//! A heartbeat goes to the endpoint that worked last. After a failure the next endpoint is tried, for ever.
 //!
-//! New settings that come with a response are used at once, and the settings that carried the response stay as a
-//! fallback until the new ones have worked: a wrong certificate pushed to a fleet must not cut it off.
+//! New settings that come with a response are used at once. The settings that carried the response stay as a fallback
+//! until the new ones have worked: a wrong certificate that is pushed to a fleet must not cut it off.
 //!
-//! A connection that works is kept. Whenever a shepherd starts or stops, the whole fleet gets new endpoints at once,
-//! and a database outage hits the whole fleet too. If every agent made a new TLS handshake each time, the shepherds
-//! would come back to nothing but handshakes. So the endpoint in use stays in use while it is among the new ones, and
-//! an error response does not count as a broken connection. The other endpoints are shuffled, or all agents of a
-//! shepherd that stops would go to the same next one.
+//! A connection that works stays open. Whenever a shepherd starts or stops, the whole fleet gets new endpoints at once,
+//! and a database outage affects the whole fleet too. If every agent made a new TLS handshake each time, the shepherds
+//! could do nothing but handshakes. So the endpoint in use stays in use while it is among the new ones, and an error
+//! response does not count as a broken connection. The other endpoints are shuffled. Otherwise all agents of a shepherd
+//! that stops would go to the same next one.
 
 use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use curator_client::identity::Identity;
-use model::ids::MachineId;
 use proto::agent::v1 as wire;
 use proto::agent::v1::agent_callback_client::AgentCallbackClient;
 use proto::hardware::v1::HardwareReport;
@@ -26,21 +22,18 @@ use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
 use rustls::ClientConfig;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
-use uuid::Uuid;
 
-use crate::boot_clock::BootClock;
+use crate::agent::heartbeat_backoff;
+use crate::agent::heartbeat_session::{HeartbeatHeader, HeartbeatSession};
+use crate::agent::settings::AgentSettings;
+use crate::agent::{Agent, AgentEvent};
 use crate::connection;
-use crate::enrolment::AgentSettings;
-use crate::heartbeat_backoff;
-use crate::heartbeat_session::{HeartbeatAck, HeartbeatHeader, HeartbeatSession};
-use crate::server_pool::{ServerEndpoint, ServerEndpoints, ServerPool};
-use crate::trusted_time::{TimeSample, TrustedTime};
+use crate::server_pool::{ServerEndpoint, ServerEndpoints};
 
 /// How long one heartbeat may take, connecting included.
-pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a heartbeat waits for the hardware to be read. A disk that hangs longer delays the report, never the
 /// heartbeat.
@@ -51,139 +44,6 @@ const FAILURES_PER_CONNECTION: u32 = 4;
 /// The second heartbeat brings the hardware report, which should not be delayed by an interval.
 const REPORT_DELAY: Duration = Duration::from_secs(2);
 
-/// Reads the hardware of the machine; may block.
-pub type ReadHardware = Arc<dyn Fn() -> HardwareReport + Send + Sync>;
-/// Returns the machine's state in its cluster. Called in the loop, so it must be quick.
-pub type ReadClusterReport = Arc<dyn Fn() -> wire::ClusterReport + Send + Sync>;
-/// Returns the release of the role server; `None` if it does not replace itself. Must be quick, too.
-pub type ReadRelease = Arc<dyn Fn() -> Option<wire::ReleaseReport> + Send + Sync>;
-/// Receives the events of the loop. Called in the loop, so it must be quick.
-pub type EventObserver = Arc<dyn Fn(&AgentEvent) + Send + Sync>;
-
-/// One agent: everything the loop needs.
-#[derive(Clone)]
-pub struct Agent {
-    /// The identity of the machine in the database.
-    pub machine_id: MachineId,
-    /// The key that the machine proves to own.
-    pub identity: Arc<Identity>,
-    /// The settings in use: how to reach the shepherd.
-    pub settings: AgentSettings,
-    /// Settings to fall back to while `settings` have not worked yet.
-    pub fallback: Option<AgentSettings>,
-    /// Highest fence of the access lane that enrolled the machine.
-    pub access_fence: i64,
-    /// The id of this start of the agent; every start has another one.
-    pub incarnation: Uuid,
-    /// Value of the heartbeat field `agent_version`.
-    pub agent_version: String,
-    /// The boot and the milliseconds since it began.
-    pub clock: Arc<dyn BootClock>,
-    /// The current time, as a shepherd last reported it.
-    pub time: Arc<TrustedTime>,
-    /// Reads the hardware for the report.
-    pub hardware: ReadHardware,
-    /// Reads the machine's state in its cluster; [`no_cluster`] for a machine that can have none.
-    pub cluster: ReadClusterReport,
-    /// Reads the release that runs; [`no_release`] where it cannot be changed.
-    pub release: ReadRelease,
-    /// Whether this agent uploads logs on request. If so, the observer must handle [`AgentEvent::LogRequests`].
-    pub uploads_logs: bool,
-    /// Receives the endpoints of the shepherds, if other parts of the role server connect to them.
-    pub server_pool: Option<ServerPool>,
-    /// Receives the events; [`ignore_events`] if nobody needs them.
-    pub observer: EventObserver,
-}
-
-/// An event of the heartbeat loop.
-#[derive(Clone, Debug)]
-pub enum AgentEvent {
-    /// A heartbeat is durable at the shepherd.
-    Delivered {
-        /// The endpoint that acknowledged it.
-        endpoint: String,
-        /// The heartbeat's position in time, in milliseconds of the boot.
-        seq: u64,
-        /// What the shepherd acknowledged with it.
-        ack: HeartbeatAck,
-    },
-    /// Sending a heartbeat failed; it is retried after a pause.
-    Failed {
-        /// The endpoint that it failed at.
-        endpoint: String,
-        /// The cause, as one sentence.
-        error: String,
-        /// Failures in a row, including this one.
-        failures: u32,
-        /// The time until the next attempt.
-        pause: Duration,
-    },
-    /// A response brought other settings, which are used from now on.
-    SettingsChanged {
-        /// The settings in use from now on.
-        settings: AgentSettings,
-        /// The settings to fall back to until the new ones have worked; `None` if the endpoint in use is one of the new
-        /// ones.
-        fallback: Option<AgentSettings>,
-    },
-    /// The settings in use have worked; no fallback is needed any more.
-    SettingsConfirmed,
-    /// A response brought settings that cannot be used; the old ones stay.
-    SettingsRejected {
-        /// The field, and what is wrong with it.
-        reason: String,
-    },
-    /// A response reported the current time, and it is worth storing.
-    TimeSampled {
-        /// The time, and where in the boot it was reported.
-        sample: TimeSample,
-    },
-    /// A response carried an order about a cluster.
-    ClusterOrder {
-        /// The order to found a cluster, to join one or to leave it.
-        order: wire::ClusterOrder,
-    },
-    /// A response ordered another release of the role server.
-    ReleaseOrder {
-        /// The release to run, and its order.
-        order: wire::ReleaseOrder,
-    },
-    /// A response requested logs.
-    LogRequests {
-        /// All open requests, including those of earlier responses.
-        requests: Vec<wire::LogRequest>,
-    },
-}
-
-/// The cluster report of a machine that can have no cluster.
-#[must_use]
-pub fn no_cluster() -> ReadClusterReport {
-    Arc::new(wire::ClusterReport::default)
-}
-
-/// The release of a role server that does not replace itself.
-#[must_use]
-pub fn no_release() -> ReadRelease {
-    Arc::new(|| None)
-}
-
-/// An observer that ignores every event.
-#[must_use]
-pub fn ignore_events() -> EventObserver {
-    Arc::new(|_| {})
-}
-
-impl Agent {
-    /// Heartbeats until `shutdown`; never ends otherwise.
-    pub async fn run(self, shutdown: CancellationToken) {
-        let work = HeartbeatLoop::new(self);
-        tokio::select! {
-            () = shutdown.cancelled() => {}
-            never = work.run() => match never {},
-        }
-    }
-}
-
 /// One endpoint of a shepherd, with its TLS configuration.
 struct ServerTarget {
     endpoint: String,
@@ -191,7 +51,8 @@ struct ServerTarget {
     is_fallback: bool,
 }
 
-struct HeartbeatLoop {
+/// The state of the loop.
+pub(super) struct HeartbeatLoop {
     agent: Agent,
     session: HeartbeatSession,
     targets: Vec<ServerTarget>,
@@ -200,10 +61,12 @@ struct HeartbeatLoop {
     hardware_read: Option<JoinHandle<HardwareReport>>,
 }
 
-enum Never {}
+/// A value that cannot exist: the loop does not end.
+pub(super) enum Never {}
 
 impl HeartbeatLoop {
-    fn new(agent: Agent) -> Self {
+    /// Begins with the settings of the agent.
+    pub(super) fn new(agent: Agent) -> Self {
         let talk = HeartbeatSession::new(HeartbeatHeader {
             machine_id: agent.machine_id,
             boot_id: agent.clock.boot_id(),
@@ -237,7 +100,8 @@ impl HeartbeatLoop {
         });
     }
 
-    async fn run(mut self) -> Never {
+    /// Sends heartbeats for ever.
+    pub(super) async fn run(mut self) -> Never {
         let mut failures = 0;
         loop {
             let heartbeat = self.next_heartbeat().await;
@@ -461,8 +325,15 @@ fn error_message(status: &Status) -> String {
 
 #[cfg(test)]
 mod tests {
+    use curator_client::identity::Identity;
+    use model::ids::MachineId;
+    use tokio_util::sync::CancellationToken;
+    use uuid::Uuid;
+
     use super::*;
+    use crate::agent::{no_cluster, no_release};
     use crate::boot_clock::HostClock;
+    use crate::trusted_time::TrustedTime;
 
     fn settings(endpoint: &str) -> AgentSettings {
         AgentSettings::new(&[endpoint.to_owned()], &[], 0).unwrap()

@@ -26,20 +26,21 @@
 //! curators. Damaged roles or curators count as absent, never as empty: a node that read them as empty would stop its
 //! part of the control plane.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use curator_client::identity::{Identity, IdentityError};
-use curator_client::node::{ConsensusMember, NodeRoles};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::atomic_file::{self, Durability};
 use crate::cluster::node_order::NodeOrder;
+
+mod roles;
 
 /// Largest file that is read, in bytes.
 const FILE_LIMIT: u64 = 4 << 20;
@@ -126,20 +127,6 @@ pub struct EtcdMembership {
     /// Epoch of the cluster when the membership began.
     #[serde(default)]
     pub epoch: u64,
-}
-
-#[derive(Serialize, Deserialize)]
-struct StoredRoles {
-    consensus_member: Option<StoredMember>,
-    kubernetes_controller: bool,
-    kubernetes_worker: bool,
-    declared: BTreeSet<String>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct StoredMember {
-    member: u64,
-    peers: BTreeMap<String, String>,
 }
 
 impl ClusterFiles {
@@ -266,61 +253,6 @@ impl ClusterFiles {
             _ => {}
         }
         self.remove_file("membership.json")
-    }
-
-    /// Reads the last known roles of the node; `None` also for a damaged file.
-    #[must_use]
-    pub fn read_roles(&self) -> Option<NodeRoles> {
-        let read = self
-            .read_json::<StoredRoles>("roles.json")
-            .and_then(|kept| kept.map(|kept| self.parse_roles(kept)).transpose());
-        read.unwrap_or_else(|error| {
-            tracing::warn!(%error, "what this node is to do is not known until a curator says it");
-            None
-        })
-    }
-
-    fn parse_roles(&self, kept: StoredRoles) -> Result<NodeRoles, ClusterFilesError> {
-        let damaged =
-            |reason: String| ClusterFilesError::Damaged { path: self.path.join("roles.json"), reason };
-        let member = kept.consensus_member.map(|member| {
-            let peers = member.peers.into_iter().map(|(node, url)| {
-                Ok((
-                    node.parse().map_err(|error: curator_client::node_id::InvalidNodeId| {
-                        damaged(error.to_string())
-                    })?,
-                    url,
-                ))
-            });
-            Ok::<_, ClusterFilesError>(ConsensusMember {
-                member_id: member.member,
-                peers: peers.collect::<Result<_, ClusterFilesError>>()?,
-            })
-        });
-        let declared = kept.declared.iter().map(|role| {
-            role.parse().map_err(|error: model::node_role::RoleNameError| damaged(error.to_string()))
-        });
-        Ok(NodeRoles {
-            consensus_member: member.transpose()?,
-            kubernetes_controller: kept.kubernetes_controller,
-            kubernetes_worker: kept.kubernetes_worker,
-            declared: declared.collect::<Result<_, _>>()?,
-        })
-    }
-
-    /// Stores the roles of the node.
-    pub fn write_roles(&self, roles: &NodeRoles) -> Result<(), ClusterFilesError> {
-        let member = roles.consensus_member.as_ref().map(|role| StoredMember {
-            member: role.member_id,
-            peers: role.peers.iter().map(|(node, url)| (node.to_string(), url.clone())).collect(),
-        });
-        let kept = StoredRoles {
-            consensus_member: member,
-            kubernetes_controller: roles.kubernetes_controller,
-            kubernetes_worker: roles.kubernetes_worker,
-            declared: roles.declared.iter().map(ToString::to_string).collect(),
-        };
-        self.write_json("roles.json", &kept)
     }
 
     /// Reads the node's certificate; `None` until it is a node.
@@ -456,50 +388,13 @@ fn create_directory(path: &Path) -> Result<(), ClusterFilesError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use curator_client::testing::node_id;
-
+pub(super) mod tests {
     use super::*;
 
-    fn files() -> (tempfile::TempDir, ClusterFiles) {
+    pub(super) fn files() -> (tempfile::TempDir, ClusterFiles) {
         let directory = tempfile::tempdir().unwrap();
         let files = ClusterFiles::in_state_directory(directory.path());
         (directory, files)
-    }
-
-    fn roles() -> NodeRoles {
-        let peers = BTreeMap::from([(node_id(2), "https://10.0.0.2:7834".to_owned())]);
-        NodeRoles {
-            consensus_member: Some(ConsensusMember { member_id: u64::MAX, peers }),
-            kubernetes_controller: true,
-            kubernetes_worker: false,
-            declared: BTreeSet::from(["web".parse().unwrap()]),
-        }
-    }
-
-    #[test]
-    fn roles_read_back_as_they_were_written() {
-        let (_directory, files) = files();
-        assert_eq!(files.read_roles(), None);
-        for roles in [roles(), NodeRoles::default()] {
-            files.write_roles(&roles).unwrap();
-            assert_eq!(files.read_roles(), Some(roles));
-        }
-    }
-
-    #[test]
-    fn damaged_roles_are_absent_and_never_none() {
-        let (directory, files) = files();
-        files.write_roles(&roles()).unwrap();
-        let path = directory.path().join("cluster/roles.json");
-        let whole = std::fs::read(&path).unwrap();
-        for length in 0..whole.len() {
-            std::fs::write(&path, &whole[..length]).unwrap();
-            assert_eq!(files.read_roles(), None, "{length} bytes");
-        }
-        let other = String::from_utf8(whole).unwrap().replace("\"web\"", "\"Not A Role\"");
-        std::fs::write(&path, other).unwrap();
-        assert_eq!(files.read_roles(), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Choose what keeps the agent running (systemd unit, detached supervisor, external) and ensure that it does.
 //!
 //! If systemd is PID 1, root gets a system unit, and an ordinary user with a user manager gets a user unit. Everybody
-//! else gets a detached supervisor ([`crate::detached_supervisor`]).
+//! else gets a detached supervisor ([`crate::init_system::detached_supervisor`]).
 //!
 //! After an enrolment the right agent runs: the same program, started for the newest revision of the enrolment. An
 //! agent that already matches is left alone; any other (dead, hung, older program, lower fence) is stopped, and a new
@@ -15,10 +15,12 @@ use std::time::{Duration, Instant};
 use proto::agent::v1 as wire;
 
 use crate::child::log;
-use crate::detached_supervisor;
-use crate::process::ProcessRecord;
+use crate::init_system::systemd::{Systemd, SystemdError};
+use crate::process::{ProcessRecord, empty_stdin};
 use crate::state_directory::StateDirectory;
-use crate::systemd::{self, Systemd, SystemdError};
+
+pub mod detached_supervisor;
+pub mod systemd;
 
 /// How long an agent may take to end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -185,7 +187,7 @@ fn ensure_detached(state: &StateDirectory, wanted: &DesiredAgent) -> Result<(), 
         .arg("--state_dir")
         .arg(state.path())
         .current_dir("/")
-        .stdin(detached_supervisor::empty_stdin().map_err(io)?)
+        .stdin(empty_stdin().map_err(io)?)
         .stdout(output().map_err(io)?)
         .stderr(output().map_err(io)?)
         .spawn()
@@ -258,7 +260,7 @@ fn log_tail(state: &StateDirectory) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::systemd::UNIT;
+    use crate::init_system::systemd::UNIT;
 
     #[test]
     fn supervision_follows_the_mode_and_the_host() {

@@ -12,6 +12,7 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::child::log;
+use crate::process::empty_stdin;
 use crate::state_directory::StateDirectory;
 
 /// How long an agent may take to end after SIGTERM.
@@ -69,12 +70,6 @@ pub async fn supervise_agent(program: &Path, state: &StateDirectory) -> Result<(
             _ = interrupt.recv() => return Ok(()),
         }
     }
-}
-
-/// A standard input at its end. `/dev/null`, which could stand in for it, may not exist.
-pub fn empty_stdin() -> std::io::Result<Stdio> {
-    let (read, _ended_when_dropped) = std::io::pipe()?;
-    Ok(read.into())
 }
 
 fn start_agent(program: &Path, state: &StateDirectory) -> std::io::Result<Child> {

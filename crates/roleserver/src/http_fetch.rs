@@ -117,7 +117,7 @@ impl Drop for AbortOnDrop {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     use std::sync::{Arc, Mutex};
@@ -127,10 +127,7 @@ pub(super) mod tests {
 
     /// Serves one file, and closes each connection after `most` bytes of it. Returns the URL and the list of requested
     /// ranges.
-    pub(in crate::cluster::services) async fn serve_file(
-        content: Vec<u8>,
-        most: usize,
-    ) -> (String, Arc<Mutex<Vec<String>>>) {
+    pub(crate) async fn serve_file(content: Vec<u8>, most: usize) -> (String, Arc<Mutex<Vec<String>>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/file", listener.local_addr().unwrap());
         let requests = Arc::new(Mutex::new(Vec::new()));

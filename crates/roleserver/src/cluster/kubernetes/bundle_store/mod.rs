@@ -37,6 +37,8 @@ use crate::cluster::kubernetes::bundle_store::unpack::{
 use crate::cluster::services::artefact_store::ArtefactStore;
 use crate::server_pool::{FetchError, ServerPool};
 
+mod unpack;
+
 const ARCHIVES: &str = "archives";
 const NEW_SUFFIX: &str = ".new";
 const REMOVED_SUFFIX: &str = ".gone";
@@ -359,8 +361,6 @@ fn remove_file(path: &Path) -> std::io::Result<()> {
 fn short_digest(digest: Sha256) -> String {
     hex::encode(&digest.0[..8])
 }
-
-mod unpack;
 
 #[cfg(test)]
 mod tests;
