@@ -1,4 +1,4 @@
-//! Decide whether to accept an enrolment request: fences, machine id and database id.
+//! Decide whether to accept an enrolment request: fences, machine id and database id (pure).
 //!
 //! The machine has the last word. A shepherd whose lease expired, a restored backup, a second bare metal database: each
 //! may still have an SSH session open to this machine, and nothing on the way can distinguish it from the rightful one.
@@ -151,7 +151,7 @@ pub fn accept_enrolment(
         let holders = holder.into_iter().map(|holder| (lane, holder)).collect();
         return Ok(Enrolment { machine_id, bmdb_id, fences, holders, settings, revision: 1 });
     };
-    // The database comes first: a fence of another database means nothing here.
+    // The database is compared first: fences of two databases cannot be compared.
     if kept.bmdb_id != bmdb_id {
         return Err(EnrollError::OtherBmdb { offered: bmdb_id, known: kept.bmdb_id });
     }
@@ -159,7 +159,7 @@ pub fn accept_enrolment(
         return Err(EnrollError::OtherMachine { offered: machine_id, known: kept.machine_id });
     }
     let known = kept.fences.get(&lane).copied().unwrap_or(0);
-    // Nobody is given a fence that another session had, but by a database that has forgotten.
+    // Only a database that was restored from a backup gives a second session a fence that another one had.
     let of_another = request.fence == known
         && holder.is_some_and(|holder| kept.holders.get(&lane).is_some_and(|kept| *kept != holder));
     if request.fence < known || of_another {

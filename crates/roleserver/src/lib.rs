@@ -1,34 +1,64 @@
 //! The role server: the program that runs on each machine.
 //!
-//! A shepherd enrols a machine once per takeover (over SSH, `roleserver enroll`), and from then on the machine calls: a
-//! heartbeat each interval, for as long as it lives. Nothing connects *to* a role server.
+//! A shepherd takes a machine over once, by SSH: it uploads this program and calls `roleserver enroll`. From then on
+//! the machine calls its shepherds with a heartbeat each interval, for as long as it lives. No shepherd ever connects
+//! to it. Whatever a shepherd wants from the machine comes with the response to a heartbeat: other settings, another
+//! release, the order to become a node of a cluster, a request for logs. The roles of a node and what it has to run
+//! come from the curator of its cluster.
 //!
-//! # How the files fit
+//! # How it works
 //!
-//! * [`enrolment`][]: decides which enrolment requests are accepted. Pure, so that a simulated machine rejects exactly
-//!   what a real one rejects.
-//! * [`endpoint`][], [`trust_store`][]: address and authority of a callback server.
-//! * [`boot_clock`][]: the boot and the time since it began.
-//! * [`trusted_time`][]: the current time, as a shepherd last reported it. [`server_verifier`][]: verifies a
-//!   certificate by it.
-//! * [`connection`][]: one TLS 1.3 connection to one callback server.
-//! * [`agent`][]: the heartbeat loop.
-//! * [`hardware`][]: the hardware inventory.
-//! * [`state_directory`][]: what survives a restart, and the lock files.
-//! * [`atomic_file`][]: files that are replaced, never rewritten.
-//! * [`process`][]: processes recorded by pid *and* start time.
-//! * [`child`][]: programs that it runs beside itself, and that outlive it.
-//! * [`cluster`][]: its part in a cluster: etcd, the curator, and the node's calls to a curator.
-//! * [`logs`][]: uploads the logs that shepherds request.
-//! * [`init_system`][]: chooses and drives what keeps the agent running, such as systemd.
-//! * [`status_socket`][]: the sockets that serve the state of a running role server. [`metrics`][]: its metrics.
-//! * [`program`][]: the `roleserver` program: its flags. [`commands`][]: its subcommands.
+//! 1. `roleserver enroll` reads a request from its standard input. [`enrolment`][] decides by fences whether it is
+//!    accepted. The result is stored in the [`state_directory`][], and [`init_system`][] ensures that the right agent
+//!    runs.
+//! 2. `roleserver run` ([`commands::run`][]) starts a tree of runnables, which are restarted one by one when they fail:
+//!    the heartbeat loop of the [`agent`][], the node's part in a [`cluster`][], uploads of [`logs`][], [`update`][]s,
+//!    and the sockets for status and metrics.
+//! 3. The parts decide from what is on the disk and from what last arrived, and decide again after every change. So the
+//!    first start, a restart, a reboot and a changed order use the same code.
+//! 4. Programs that must outlive the role server, such as etcd and services, are started as [`child`][]ren and adopted
+//!    by the next role server.
 //!
-//! # What would break otherwise
+//! # Modules by subject
 //!
-//! The loop takes its clock, its hardware and its identity as values, because the simulator runs thousands of loops in
-//! one process. Everything that touches the host is in [`state_directory`][] and the files listed after it; of those
-//! the simulator uses [`logs`] alone.
+//! * Enrolment: [`enrolment`][] (the decision), [`state_directory`][] (what survives a restart, and lock files),
+//!   [`init_system`][] (systemd, or a detached supervisor).
+//! * Calls to shepherds: [`agent`][] (the heartbeat loop), [`connection`][] (TLS), [`endpoint`][], [`trust_store`][],
+//!   [`server_verifier`][] and [`trusted_time`][] (certificates are verified by a reported time if the machine's clock
+//!   is wrong), [`boot_clock`][].
+//! * Downloads: [`server_pool`][] (from shepherds), [`http_fetch`][] (from a URL).
+//! * What the machine runs: [`cluster`][] (etcd, the curator, services, Kubernetes), [`child`][] (programs that outlive
+//!   the role server), [`process`][] (processes by pid and start time), [`mountinfo`][], [`update`][] (another release
+//!   of the role server).
+//! * What the machine reports: [`hardware`][], [`logs`][], [`metrics`][], [`status_socket`][].
+//! * The program: [`program`][] (flags), [`commands`][] (subcommands), [`atomic_file`][] (files are replaced as a
+//!   whole).
+//!
+//! # Invariants
+//!
+//! * The machine has the last word. It stores the highest fence and the highest epoch that it has seen, and rejects
+//!   lower ones, whatever a database says.
+//! * Heartbeats go on. No full disk, hanging device, bad setting or failing part ends the loop.
+//! * A start finds what an earlier one has begun. Files are written in an order that allows this after every single
+//!   write, and a program is recorded before it runs.
+//! * A damaged file is never read as "nothing to run". It counts as absent, or is an error that an operator must look
+//!   at.
+//! * The wall clock decides nothing about a heartbeat. Its position in time is the boot and the milliseconds since it
+//!   began.
+//! * A decision is a function of its inputs, without I/O. A module that does nothing else is marked as *pure* in its
+//!   first line.
+//! * No SQL, no HTTP server and no SSH are linked. `tests/all/dependencies.rs` reads `cargo tree`.
+//!
+//! # Notes for the next implementor
+//!
+//! * The simulator runs thousands of agents in one process. So [`agent`][], [`enrolment`][] and [`logs`][] take their
+//!   clock, hardware, identity and files as values. Its nodes run [`cluster`][] with real files.
+//! * Machines of a fleet do not change their release at the same moment. Names in stored files and in messages stay,
+//!   and new fields have a default: a release that is rolled back reads what a later one has written.
+//! * What a child is started with has a digest. If a release changes it, the update restarts that program on every
+//!   node.
+//! * The feature `reconciler` has everything that needs the Kubernetes API. Role servers with and without it must
+//!   build.
 
 pub mod agent;
 pub mod atomic_file;

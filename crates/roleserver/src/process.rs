@@ -1,4 +1,4 @@
-//! Process records by pid and start time, and signals through a pidfd.
+//! Process records by pid and start time, signals through a pidfd, and the digest of a program.
 //!
 //! A pid alone names the process that has it now. Enrolment stops agents by a record that may be days old, as root, on
 //! a machine that somebody depends on. So a record carries the boot and the start time too (`/proc/PID/stat`, field

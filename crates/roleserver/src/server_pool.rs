@@ -2,8 +2,8 @@
 //!
 //! After each heartbeat the agent publishes its endpoints and which one worked last ([`crate::agent`]). A
 //! file is fetched over a connection of its own, so that no heartbeat waits behind it. Every shepherd has the same
-//! files: a download that one of them broke off goes on at the next. Nothing of this has to be trusted: a fetched file
-//! is the right one only if its digest matches.
+//! files: a download that one of them broke off is continued at the next. The sender need not be trusted, because a
+//! fetched file counts only if its digest matches.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -65,7 +65,8 @@ pub struct LockGuard {
 }
 
 impl Drop for LockGuard {
-    /// Unlocked, not only closed: a program that is just being started has the file open as well until it runs.
+    /// Unlocks the file instead of only closing it: a program that is being started at this moment has inherited the
+    /// descriptor, and would hold the lock until its `execve`.
     fn drop(&mut self) {
         // If unlocking fails, the lock ends when its last open descriptor is closed.
         let _ = self.file.unlock();

@@ -1,4 +1,4 @@
-//! Retry delays and jitter of heartbeats.
+//! Retry delays and jitter of heartbeats (pure).
 //!
 //! Retries are endless, because a machine that gives up calling is a machine that somebody has to visit. The longest
 //! pause is four heartbeat intervals, and a minute at the most. If the silence limit is longer than that, a fleet whose
@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 /// The longest pause between two attempts, however long the interval is.
-pub const MAX_DELAY: Duration = Duration::from_mins(1);
+const MAX_DELAY: Duration = Duration::from_mins(1);
 
 const MIN_DELAY: Duration = Duration::from_secs(1);
 const ENDPOINT_DELAY: Duration = Duration::from_millis(200);

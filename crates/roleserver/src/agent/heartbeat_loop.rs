@@ -67,7 +67,7 @@ pub(super) enum Never {}
 impl HeartbeatLoop {
     /// Begins with the settings of the agent.
     pub(super) fn new(agent: Agent) -> Self {
-        let talk = HeartbeatSession::new(HeartbeatHeader {
+        let session = HeartbeatSession::new(HeartbeatHeader {
             machine_id: agent.machine_id,
             boot_id: agent.clock.boot_id(),
             incarnation: agent.incarnation,
@@ -76,7 +76,7 @@ impl HeartbeatLoop {
             uploads_logs: agent.uploads_logs,
         });
         let targets = build_targets(&agent.settings, agent.fallback.as_ref());
-        let new = Self { agent, session: talk, targets, current: 0, client: None, hardware_read: None };
+        let new = Self { agent, session, targets, current: 0, client: None, hardware_read: None };
         new.publish_endpoints();
         new
     }

@@ -1,4 +1,4 @@
-//! Build heartbeats, and remember which fields a server has acknowledged.
+//! Build heartbeats, and remember which fields a server has acknowledged (pure).
 //!
 //! A heartbeat is built once and sent until it is acknowledged. An attempt whose response was lost is repeated with the
 //! same `seq`, so the server can distinguish it from a new one and respond in the same way. But a heartbeat means "I
@@ -70,9 +70,9 @@ pub struct HeartbeatAck {
 impl HeartbeatSession {
     /// Begins the session of one incarnation.
     #[must_use]
-    pub const fn new(speaker: HeartbeatHeader) -> Self {
+    pub const fn new(header: HeartbeatHeader) -> Self {
         Self {
-            header: speaker,
+            header,
             pending: None,
             last_seq: 0,
             ack_count: 0,

@@ -230,7 +230,7 @@ impl Cgroup {
     }
 
     /// Sets the limits; those that are `None` are lifted.
-    pub fn set_limits(&self, limits: &ResourceLimits) -> Result<(), CgroupError> {
+    fn set_limits(&self, limits: &ResourceLimits) -> Result<(), CgroupError> {
         let or =
             |value: Option<u64>, none: &str| value.map_or_else(|| none.to_owned(), |value| value.to_string());
         let quota = limits

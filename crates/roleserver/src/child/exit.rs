@@ -39,8 +39,8 @@ impl fmt::Display for ChildExit {
 ///
 /// Cancel-safe: after a drop, the exit can be waited for again.
 pub async fn wait_for_exit(handle: &OwnedFd) -> std::io::Result<ChildExit> {
-    // SAFETY: the descriptor is registered by its number, which stays its own for as long as it is borrowed here, and
-    // nothing else is ever done with it but waiting and reading how the process ended.
+    // SAFETY: the descriptor is registered by its number. It stays open for as long as it is borrowed here, so the
+    // number refers to nothing else meanwhile. It is used only to wait and to read how the process ended.
     let watched = unsafe { AsyncFd::register_with_interest(handle.as_fd(), Interest::READABLE) }?;
     watched.readable().await?.retain_ready();
     reap_child(handle)

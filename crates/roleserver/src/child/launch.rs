@@ -3,7 +3,7 @@
 //! `roleserver launch` is only ever started by a role server. It reads a [`LaunchOrder`] from its standard input,
 //! leaves the session of the process that started it, joins the control group, records its own process, and executes
 //! the program. A process keeps its pid and its start time over `execve`, so the record stays true. If it fails, it
-//! writes the reason to its standard output; a program that runs closes that output without a word.
+//! writes the reason to its standard output. If the program runs, that output is closed with nothing written to it.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -74,14 +74,14 @@ pub fn launch_child(program: &Path, order: &LaunchOrder) -> Result<OwnedFd, Laun
             .spawn()?;
         let (input, output) = (child.stdin.take(), child.stdout.take());
         if let Some(mut input) = input {
-            // A process that has ended gives the reason on its output.
+            // If the process has ended already, its output has the reason.
             let _ = input.write_all(&serde_json::to_vec(order)?);
         }
         let mut text = String::new();
         if let Some(output) = output {
             output.take(MAX_ORDER_BYTES).read_to_string(&mut text)?;
         }
-        // The child has not been waited for, so the pid is still its own.
+        // The child was not waited for yet, so the pid is still its own.
         let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
         if !text.is_empty() {
             child.wait()?;
@@ -127,8 +127,8 @@ fn read_order() -> std::io::Result<LaunchOrder> {
 fn exec_program(order: &LaunchOrder) -> std::io::Error {
     let spec = &order.spec;
     let prepare = || -> std::io::Result<Command> {
-        // Neither the end of a terminal nor a signal to its group is meant for the child. It may lead a session
-        // already.
+        // In a session of its own, so that neither the end of a terminal nor a signal to a process group reaches the
+        // child. The call fails if this process leads a session already, which is as good.
         let _ = rustix::process::setsid();
         mark_inherited_cloexec();
         order.group.join().map_err(std::io::Error::other)?;
@@ -169,7 +169,7 @@ fn switch_user(user: User, groups: &[u32]) -> std::io::Result<()> {
     use rustix::process::{Gid, Uid, getegid, geteuid};
     use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
-    // Without root no other user is possible; if the user is the current one, nothing is to change.
+    // Without root no other user is possible. If the user is the current one, there is nothing to change.
     if !geteuid().is_root() && (geteuid(), getegid()) == (uid, gid) {
         return Ok(());
     }
@@ -205,7 +205,8 @@ pub fn read_record(path: &Path) -> Option<ChildRecord> {
 }
 
 /// Sends SIGTERM to a recorded process, then kills everything in its group except for programs with the spared prefix
-/// ([`ChildSpec::survivor_prefix`]). No zombie stays, also of a child of ours without a waiting task. Blocks.
+/// ([`ChildSpec::survivor_prefix`]). No zombie stays, not even of a child of this
+/// process that no task waits for. Blocks.
 pub fn stop_process_group(
     record: Option<&ChildRecord>,
     group: &Cgroup,

@@ -1,9 +1,9 @@
 //! Child programs that run beside the role server and outlive it.
 //!
-//! Children are etcd and the services that operators declare. When a role server is replaced, crashes or is killed, the
-//! node's services must not notice. The next role server must find what is already running, or two programs of one kind
-//! would run on one directory, which for etcd means a broken member. Two things ensure that at every moment, whenever
-//! the power fails or a process is killed:
+//! Children are etcd, the services that operators declare, and Kubernetes components. When a role server is replaced,
+//! crashes or is killed, the node's services must not notice. The next role server must find what is already running.
+//! Otherwise two programs of one kind would run on one directory, which for etcd means a broken member. Two things
+//! ensure this at every moment, whenever the power fails or a process is killed:
 //!
 //! * A program is started through this one ([`launch`][]): the new process joins its control group, records its own
 //!   process, and only then executes the program. So every program of ours is recorded.
@@ -18,6 +18,24 @@
 //! * [`exit`][]: waits for the exit of a process, also of one that is not our child.
 //! * [`log`][]: the output of a child, in a file of bounded size.
 //! * [`lifecycle`][]: the runnable that adopts or starts a child, watches it, stops it.
+//!
+//! # Invariants
+//!
+//! * Two children of one name never run at once.
+//! * A running program whose digest matches is adopted, with its pid and its connections. What the digest leaves out,
+//!   such as limits, is applied without a restart.
+//! * A recorded process gets a signal only if pid, boot and start time are those of the record.
+//! * A child has the environment of its specification and nothing else. It shares no terminal and no session with the
+//!   role server, and since Linux 5.11 no descriptor.
+//! * When the role server ends, its children go on. When only their runnable is cancelled, they are stopped.
+//!
+//! # Notes for the next implementor
+//!
+//! * A host may have no control groups that we may use. Then there are no limits, and only recorded processes are found
+//!   again. Nothing may depend on more than that.
+//! * A new field of [`spec::ChildSpec`][] belongs into its digest if a running program has to be restarted for it. If
+//!   it is in the digest, the release that brings it restarts every child.
+//! * A record need not survive a loss of power, because no process does.
 
 pub mod cgroup;
 pub mod exit;

@@ -110,8 +110,8 @@ impl ChildSpec {
     }
 
     /// The digest of everything whose change requires a restart. The stop time and the survivor prefix are not part of
-    /// it, nor the limits, which can be changed while the child runs, nor the supplementary groups, which are the
-    /// host's affair.
+    /// it, nor the limits, which can be changed while the child runs, nor the supplementary groups, which follow from
+    /// the host's configuration.
     #[must_use]
     pub fn digest(&self) -> String {
         let reported =

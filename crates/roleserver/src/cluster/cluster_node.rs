@@ -1,4 +1,8 @@
 //! The root runnable of a cluster node: starts every part, and removes the node when it is ordered to leave.
+//!
+//! A machine without an order waits here. When it gets one, this runnable fails on purpose and is restarted, so that
+//! all parts start from the files. An order to leave does the same; the next run finds no part running, and removes
+//! what they left.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

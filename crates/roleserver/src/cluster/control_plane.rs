@@ -1,12 +1,11 @@
 //! Run etcd and the curator on this node, for founding a cluster or as a consensus member.
 //!
-//! Both run together or not at all. Whether they run follows from founding, or else from the node's roles. A change in
-//! the details of a role restarts nothing as long as the membership stays the same. The data of a membership is removed
-//! when the membership has ended, after etcd has stopped. A node that becomes a member again gets another member ID,
-//! and etcd would not run on the data of the former member.
+//! Both run together or not at all. Whether they run follows from founding, or else from the node's roles
+//! ([`startup`][crate::cluster::startup]). A change in the details of a role restarts nothing as long as the membership
+//! stays the same. The data of a membership is removed when the membership has ended, after etcd has stopped. A node
+//! that becomes a member again gets another member ID, and etcd would not run on the data of the former member.
 //!
 //! etcd is a child that outlives this process; the next role server adopts it. The curator is a part of this process.
-//! curator is a part of this process.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

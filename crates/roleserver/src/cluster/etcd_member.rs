@@ -72,8 +72,7 @@ pub fn membership_for_role(
 
 /// Token of the cluster and its epoch. etcd derives its cluster and member IDs from it, so members of another epoch
 /// never match.
-#[must_use]
-pub fn cluster_token(cluster: &str, epoch: u64) -> String {
+fn cluster_token(cluster: &str, epoch: u64) -> String {
     match epoch {
         // Clusters founded before epochs existed use the plain ID.
         0 => cluster.to_owned(),

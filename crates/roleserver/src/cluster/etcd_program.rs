@@ -1,4 +1,4 @@
-//! The program etcd of this host: its path, its version, and the flags that the version supports.
+//! The etcd program of this host: its path, its version, and the flags that the version supports.
 //!
 //! etcd 3.4 to 3.7 are supported. They take the same flags except one, which 3.7 knows by another name only. So the
 //! program's version is read before it is started.
@@ -142,8 +142,7 @@ pub fn program() -> PathBuf {
 
 /// The flags for a version; `None` if the version is too old. A version newer than the last supported one gets the
 /// flags of that one.
-#[must_use]
-pub fn flags_of(version: Version) -> Option<Flags> {
+fn flags_of(version: Version) -> Option<Flags> {
     if version < OLDEST {
         None
     } else if version < NO_EXPERIMENTAL_FLAGS {
@@ -165,8 +164,7 @@ pub fn running_flags(running: &str, digest: impl Fn(Flags) -> String) -> Option<
 
 /// Parses the output of `etcd --version`: `etcd Version: 3.7.3` and further lines. A suffix such as `-rc.1` in
 /// `3.7.0-rc.1` is ignored.
-#[must_use]
-pub fn parse_version(printed: &str) -> Option<Version> {
+fn parse_version(printed: &str) -> Option<Version> {
     let version = printed.lines().find_map(|line| line.strip_prefix("etcd Version:"))?.trim();
     let numbers = version.split(['-', '+']).next()?;
     let mut numbers = numbers.split('.').map(|number| number.parse().ok());

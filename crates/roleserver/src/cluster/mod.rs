@@ -1,18 +1,22 @@
-//! The node's part in a cluster.
+//! The node's part in a cluster: enrolment, control plane, roles, services and Kubernetes.
 //!
-//! A machine is ordered to found a cluster or to join one by a file in its state directory ([`node_order`][]), which
-//! its shepherd or an operator at the machine writes. From there on everything follows from the files on its disk and
-//! from the curator, and the first node runs the same code as the hundredth.
+//! A machine is ordered to found a cluster, to join one or to leave it by a file in its state directory
+//! ([`node_order`][]), which its shepherd or an operator at the machine writes. From there on everything follows from
+//! the files on its disk and from the curator, and the first node runs the same code as the hundredth.
+//!
+//! [`cluster_node`][] starts the parts as runnables. They exchange values through watch cells ([`node_facts`][]), which
+//! a part that starts late or is restarted reads too. So no part waits for another one to start, and inputs may arrive
+//! in any order.
 //!
 //! # How the files fit
 //!
-//! * [`order_inbox`][]: orders from the agent channel, and the reports on them.
-//! * [`node_order`][]: the order of this machine. [`files`][]: the stored files, and the order in which they are
-//!   written.
-//! * [`node_facts`][]: watch cells that the parts below share.
+//! * [`order_inbox`][]: orders from the agent, and the reports on them. [`order_decision`][]: which orders are accepted
+//!   (pure).
+//! * [`node_order`][]: the order of this machine. [`files`][]: the stored files.
 //! * [`node_enrolment`][]: founds, joins or rejoins a cluster.
 //! * [`control_plane`][]: etcd as a child, and the curator in this process. [`startup`][]: decides whether both run,
-//!   from founding or from roles. [`etcd_member`][]: how etcd is started. [`etcd_program`][]: the version of etcd.
+//!   from founding or from roles (pure). [`etcd_member`][]: how etcd is started. [`etcd_program`][]: the version of
+//!   etcd.
 //! * [`roles`][]: the roles of the node, from the disk first and then from the curator.
 //! * [`node_status`][]: reports the node's status. [`node_heartbeat`][]: reports that it is alive.
 //! * [`certificate_renewal`][]: renews the node's certificate. [`curator_directory`][]: stores the addresses of
@@ -28,6 +32,23 @@
 //!   node. The stored authority and the snapshot are removed last, because their content is in etcd by then.
 //! * joining: its key; the addresses of curators; its certificate. It sends no heartbeat before both are durable, or a
 //!   node would count as healthy that cannot come back after a reboot.
+//!
+//! # Invariants
+//!
+//! * After a reboot a node runs what it ran before, without a curator. This is the only way for a cluster to come back
+//!   that was completely off.
+//! * An unknown input stops nothing that runs. Only a known one does.
+//! * A machine changes its cluster only by an order to leave, which stops what it runs and removes its files.
+//! * The highest epoch of a cluster is stored before it is followed, and never falls.
+//! * etcd is never started on the data of another membership.
+//!
+//! # Notes for the next implementor
+//!
+//! * A new part is a runnable in [`cluster_node`][], a cell in [`node_facts::NodeFacts`][] that its `clear` clears, and
+//!   a row in the table of [`files`][]. Everything below the directory `cluster` is removed with the node, except for
+//!   the order. What a part leaves elsewhere on the host it has to clean up itself.
+//! * A runnable must not be marked as healthy before its first success, or its backoff does not grow.
+//! * What a person has to know about a failing order goes into `NodeFacts::problem`, which the shepherd shows.
 
 pub mod certificate_renewal;
 pub mod cluster_node;

@@ -26,7 +26,7 @@ use crate::cluster::node_order::{NodeOrder, OrderError, OrderKind};
 use crate::cluster::order_decision::{InboxState, OrderDecision, ca_cluster, decide_order, order_cluster};
 
 /// Parses an order. The error shows nothing of a ticket.
-pub fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrder, OrderError> {
+fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrder, OrderError> {
     let address = match order.address.as_str() {
         "" => None,
         text => Some(text.parse().map_err(|_| OrderError(format!("the address {text:?} is none")))?),

@@ -6,7 +6,7 @@
 //!
 //! The parts run as a tree of runnables, so that a part that fails is restarted without the others:
 //!
-//! * `callback`: the heartbeat loop. New until a heartbeat was delivered.
+//! * `callback`: the heartbeat loop. Its state is *new* until a heartbeat was delivered.
 //! * `cluster`: the node's part in a cluster, once it is ordered to have one.
 //! * `status`: serves the tree to `roleserver status`.
 //! * `logs`: uploads the logs that shepherds request ([`crate::logs`]).
@@ -355,7 +355,7 @@ impl AgentEventHandler {
     }
 }
 
-/// A full disk must not silence the machine.
+/// Logs a failure to write. It ends nothing: a machine with a full disk still sends heartbeats.
 fn log_failure(written: Result<(), StateError>) {
     if let Err(error) = written {
         tracing::warn!(%error, "going on without");

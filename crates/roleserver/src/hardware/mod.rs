@@ -1,8 +1,7 @@
 //! Hardware inventory: reads the machine and reports what could not be read as warnings.
 //!
 //! One file per source. Every reader takes the paths to read from ([`Sources`]), so that a test can lay out a machine
-//! by hand, and every parser is a function of bytes. A value that cannot be read is left unset and becomes a warning;
-//! no failure to read something ever fails the report.
+//! by hand, and every parser is a function of bytes.
 //!
 //! * [`dmi`][]: data of the firmware: maker, product, serial number, memory modules, UEFI support.
 //! * [`memory`][], [`cpu`][]: data of firmware and kernel together.
@@ -10,7 +9,22 @@
 //! * [`network`][]: ports from sysfs and ethtool.
 //! * [`ioctl`][]: the three kernel calls behind that, the only unsafe code.
 //!
-//! Nothing here writes to a device: each command is an identification or a log that the device only reads out.
+//! # Invariants
+//!
+//! * Nothing here writes to a device. Each command is an identification or a log that the device only reads out, and
+//!   [`ioctl`][] rejects every other one.
+//! * A value that cannot be read is left unset and becomes a warning. No failure to read something ever fails the
+//!   report.
+//! * A report has a bounded size: the length of texts, the number of warnings and the bytes that are read of a file are
+//!   limited.
+//! * Bytes of a device or of the firmware are not trusted. No parser panics on them; `tests/all/fuzz.rs` feeds them
+//!   random ones.
+//!
+//! # Notes for the next implementor
+//!
+//! A read may block for long on a broken disk, so the agent calls [`read_hardware`] in a thread of its own and does not
+//! wait for it longer than twenty seconds. A layout from a specification is cited by its name and page, so that the
+//! next reader can check the offsets.
 
 use std::fs::File;
 use std::io::Read as _;

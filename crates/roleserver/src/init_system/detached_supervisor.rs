@@ -35,8 +35,7 @@ fn io_error(doing: &'static str) -> impl FnOnce(std::io::Error) -> SupervisorErr
 }
 
 /// The pause before a restart, after this many quick exits in a row.
-#[must_use]
-pub fn restart_delay(quick_ends: u32) -> Duration {
+fn restart_delay(quick_ends: u32) -> Duration {
     Duration::from_secs(1)
         .saturating_mul(2_u32.saturating_pow(quick_ends.saturating_sub(1)))
         .min(MAX_RESTART_DELAY)

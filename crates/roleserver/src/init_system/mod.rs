@@ -1,12 +1,15 @@
 //! Choose what keeps the agent running (systemd unit, detached supervisor, external) and ensure that it does.
 //!
-//! If systemd is PID 1, root gets a system unit, and an ordinary user with a user manager gets a user unit. Everybody
-//! else gets a detached supervisor ([`crate::init_system::detached_supervisor`]).
+//! If systemd is PID 1, root gets a system unit, and an ordinary user with a user manager gets a user unit
+//! ([`systemd`][]). Everybody else gets a detached supervisor ([`detached_supervisor`][]).
 //!
 //! After an enrolment the right agent runs: the same program, started for the newest revision of the enrolment. An
 //! agent that already matches is left alone; any other (dead, hung, older program, lower fence) is stopped, and a new
 //! one is started. Each takeover claims with a higher fence, so a takeover of a hung agent always ends with a fresh
 //! one.
+//!
+//! A supervisor is stopped before its agent, because it would start the agent again. Processes are found by their
+//! records ([`crate::process`]), never by their names.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -67,8 +67,7 @@ impl Systemd {
     }
 
     /// The text of the unit.
-    #[must_use]
-    pub fn unit_text(&self, program: &Path, state: &Path) -> String {
+    fn unit_text(&self, program: &Path, state: &Path) -> String {
         let mut text = String::from(
             "# Written by `roleserver enroll`; changes are overwritten.\n\
              [Unit]\n\
@@ -145,7 +144,7 @@ pub fn runtime_directory() -> PathBuf {
     PathBuf::from(format!("/run/user/{}", rustix::process::geteuid().as_raw()))
 }
 
-/// A user's units end with the user's last session unless the user lingers.
+/// Enables lingering for this user: without it, a user's units end with the user's last session (loginctl(1)).
 pub fn enable_linger() -> Result<(), String> {
     let warn = |why: String| {
         format!("the agent may end with the user's last session: loginctl enable-linger: {why}")

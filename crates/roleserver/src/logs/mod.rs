@@ -15,10 +15,13 @@
 //! * [`tail`][]: the last lines of a log, and the lines that are appended.
 //! * [`upload`][]: from there to a shepherd.
 //!
-//! # Bounds
+//! # Invariants
 //!
-//! Four requests at a time, each of at most a MiB of lines, in parts of 64 KiB. A log is followed for as long as a
-//! shepherd reports that it is wanted. Nothing of this waits in the heartbeat loop.
+//! * Four requests are carried out at a time, each of at most a MiB of lines, in parts of 64 KiB. A log is followed for
+//!   as long as a shepherd reports that it is wanted.
+//! * Nothing of this waits in the heartbeat loop.
+//! * A name in a request is looked up among the logs of the machine, so it leads to no other file.
+//! * A part has a number. It is sent again until a shepherd has it, and is stored once.
 
 pub mod own_log;
 pub mod ring;

@@ -120,7 +120,7 @@ impl LogUploader {
 pub async fn upload_log(request: &LogRequest, source: &LogSources, mut to: LogUploader) {
     to.request.clone_from(&request.request_id);
     tracing::info!(request = request.request_id, log = request.log, "a log is brought to a shepherd");
-    // A log that is no longer wanted needs no last part.
+    // If no client wants the log any more, no last part has to be sent.
     let _ = upload_requested(request, source, &mut to).await;
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::process::ProcessInstance;
 
 /// The trial time of a release if the order has none.
-pub const DEFAULT_TRIAL_TIMEOUT: Duration = Duration::from_mins(2);
+const DEFAULT_TRIAL_TIMEOUT: Duration = Duration::from_mins(2);
 const MIN_TRIAL_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_TRIAL_TIMEOUT: Duration = Duration::from_hours(1);
 

@@ -22,6 +22,12 @@
 //! | the candidate has the stable path's name | the candidate, which is proven and records that |
 //! | `release.json` has the outcome | the same |
 //! | `update.json` is removed | nothing on trial |
+//!
+//! # Notes for the next implementor
+//!
+//! `update.json` is written by the former release and read by the candidate, by the watchdog of the former release, and
+//! by whichever of the two starts next. So its fields stay, and a new one needs a default. The flags of `roleserver
+//! run` must stay valid too: the candidate gets the arguments of the former release.
 
 pub mod decision;
 pub mod files;

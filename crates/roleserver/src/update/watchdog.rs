@@ -15,9 +15,9 @@ use crate::update::decision::Trial;
 use crate::update::files::UpdateFiles;
 
 /// The subcommand of this program.
-pub const SUBCOMMAND: &str = "watch-update";
+const SUBCOMMAND: &str = "watch-update";
 /// Flag of the intermediate process that starts the watchdog and ends.
-pub const DETACH_FLAG: &str = "--detach";
+const DETACH_FLAG: &str = "--detach";
 /// Milliseconds after the end of the trial: the candidate may roll back by itself.
 const GRACE_MS: u64 = 3_000;
 const POLL_INTERVAL: Duration = Duration::from_millis(200);

@@ -4,27 +4,27 @@
 //!
 //! | file | written by | content |
 //! | --- | --- | --- |
-//! | `order.json` | a shepherd's order, or an operator | what the machine is ordered to be; holds a ticket, mode 0600 |
-//! | `node_key.pk8` | enrolment, once | the key of the node, mode 0600 |
-//! | `authority.json` | enrolment, while founding | the new cluster's authority with its key, mode 0600 |
-//! | `membership.json` | control plane | etcd's data directory and the arguments it was started with |
-//! | `roles.json` | control plane while founding, then roles | the roles of the node |
-//! | `credentials.json` | enrolment, control plane, certificate | the node's certificate and the authority's |
-//! | `curators.json` | enrolment, directory | addresses of curators |
-//! | `epoch.json` | orders, and connections to curators | highest epoch; curators of a lower one are not followed |
-//! | `snapshot` | enrolment, while restoring | the snapshot to restore, with its secrets, mode 0600 |
-//! | `declarations.json`, `about.json` | services | declarations of the node's roles: see there |
-//! | `services/` | services | a directory for each service |
-//! | `artefacts/` | services | fetched programs, by their digests |
-//! | `kubernetes.json`, `kubernetes-runs.json`, `kubernetes-leaving.json` | kubernetes | what it runs: see there |
-//! | `kubernetes/` | kubernetes | key material, and directories of components |
-//! | `kubernetes/bundles/` | kubernetes | bundles of programs, by their digests |
+//! | `order.json` | `order_inbox`, or an operator | what the machine is ordered to be; holds a ticket, mode 0600 |
+//! | `node_key.pk8` | `node_enrolment`, once | the key of the node, mode 0600 |
+//! | `authority.json` | `node_enrolment`, while founding | the new cluster's authority with its key, mode 0600 |
+//! | `membership.json` | `control_plane` | etcd's data directory and the arguments it was started with |
+//! | `roles.json` | `control_plane` while founding, then `roles` | the roles of the node |
+//! | `credentials.json` | `node_enrolment`, `control_plane`, `certificate_renewal` | the node's and the authority's |
+//! | `curators.json` | `node_enrolment`, `order_inbox`, `curator_directory` | addresses of curators |
+//! | `epoch.json` | `order_inbox`, `node_enrolment`, `node_facts` | highest epoch; lower ones are not followed |
+//! | `snapshot` | `node_enrolment`, while restoring | the snapshot to restore, with its secrets, mode 0600 |
+//! | `declarations.json`, `about.json` | `services` | see [`persisted`][crate::cluster::services::persisted] |
+//! | `services/` | `services` | a directory for each service |
+//! | `artefacts/` | `services` | fetched programs, by their digests |
+//! | `kubernetes.json`, `kubernetes-*.json` | `kubernetes` | see [`kubernetes`][crate::cluster::kubernetes] |
+//! | `kubernetes/` | `kubernetes` | key material, and directories of components |
+//! | `kubernetes/bundles/` | `kubernetes` | bundles of programs, by their digests |
 //! | `etcd/` | etcd | its data, its sockets, its TLS files |
 //!
 //! If the order, the key, the authority, the credentials or the epoch is damaged, reading it is an error that an
 //! operator must look at: another key would make it another node, and a guessed epoch could make it follow the wrong
-//! curators. Damaged roles or curators count as absent, never as empty: a node that read them as empty would stop its
-//! part of the control plane.
+//! curators. Damaged roles count as absent and never as "no roles": a node that read them so would stop its part of the
+//! control plane. A damaged list of curators counts as empty.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;

@@ -1,4 +1,4 @@
-//! Kubernetes on a node: the runnables and how they depend on each other.
+//! Kubernetes on a node: control plane and worker components, their bundles, keys and draining.
 //!
 //! What runs follows from four inputs that arrive in any order and change at any time: the roles of the node, whether
 //! etcd runs on it, the setup that the curator assigns, and what is already on the disk. Every change repeats the
@@ -6,19 +6,19 @@
 //! from the files on its disk, with or without a curator.
 //!
 //! Components are children of the role server, run by the same service manager as operators' services
-//! ([`services`](crate::cluster::services)): adopted by the next role server, started after their
-//! dependencies, stopped before them, restarted with a backoff, health-checked, and removed with all their files when
-//! their role ends. Only the derivation of the desired components is specific to Kubernetes.
+//! ([`services`](crate::cluster::services)): adopted by the next role server, started after their dependencies, stopped
+//! before them, restarted with a backoff, health-checked, and removed with all their files when their role ends. Only
+//! the derivation of the desired components is specific to Kubernetes.
 //!
 //! # How the files fit
 //!
-//! * [`assembly`][]: starts all the parts below.
+//! * [`assembly`][]: starts all the parts below, and connects them by watch cells.
 //! * [`curator_watch`][]: watches the setup from the curator. [`setup`][]: validates and stores it.
 //! * [`startup`][]: decides which roles run (pure).
 //! * [`bundle_store`][]: bundles of programs, as [`model::kubernetes::bundle_manifest`] describes them.
 //!   [`bundle_install`][]: installs the desired one.
 //! * [`component_certificates`][]: issues keys and certificates. [`key_material`][]: their layout on the disk, and
-//!   which are due (pure).
+//!   which are due.
 //! * [`reconciler_runner`][]: the reconciler of built-in objects, and controller readiness. [`cluster_config`][]: the
 //!   configuration that the reconciler applies.
 //! * [`node_object`][]: a worker's Node object, and draining. [`load_balancer`][]: connections to API servers.
@@ -30,7 +30,7 @@
 //!
 //! # A role server without it
 //!
-//! The code that uses the Kubernetes API needs 41 of the 234 packages that a role server is built from, so it is a
+//! The code that uses the Kubernetes API links many packages (`kube`, `k8s-openapi` and what they need), so it is a
 //! feature, `reconciler`. The demo's role server is built without it. A node with a Kubernetes role then reports what
 //! it waits for (`refusal.rs`) and starts nothing. Every role server can clean up what a worker left.
 //!
@@ -57,6 +57,15 @@
 //! * The reported status is what components were started with, as it was recorded when they started.
 //! * A new bundle or a new generation of keys restarts every component in order: components stop before their
 //!   dependencies. A renewed certificate restarts only components that do not reload it.
+//!
+//! # Notes for the next implementor
+//!
+//! * An input that is unknown has a value of its own, which stops nothing: `None` in [`startup`][], a sentence instead
+//!   of a command line in [`desired`][]. A default that means "nothing to run" would stop running components whenever a
+//!   role server starts.
+//! * What a worker changes on its host outside its own directory belongs into the table of [`host_cleanup`][], with a
+//!   step that can be repeated.
+//! * A module that needs the API of Kubernetes is compiled only with the feature. Cleaning up must not need it.
 
 use std::sync::Arc;
 

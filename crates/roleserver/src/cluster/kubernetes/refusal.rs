@@ -1,4 +1,4 @@
-//! What a role server without the feature `reconciler` does with Kubernetes roles: it reports why it runs none of them.
+//! The refusal: a role server without the feature `reconciler` reports why it runs no Kubernetes role.
 
 use curator_client::node::NodeRoles;
 use proto::curator::v1::KubernetesStatus;

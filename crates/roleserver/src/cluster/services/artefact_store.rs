@@ -156,8 +156,7 @@ async fn run_blocking<T: Send + 'static>(
 }
 
 /// All artefacts that services need, and the URL of each; empty if it has none.
-#[must_use]
-pub fn required_artefacts(wanted: &BTreeMap<ServiceId, DesiredService>) -> BTreeMap<Sha256, String> {
+fn required_artefacts(wanted: &BTreeMap<ServiceId, DesiredService>) -> BTreeMap<Sha256, String> {
     let runs = wanted.values().filter_map(|service| Some(&service.rendered.as_ref().ok()?.0.run));
     let mut needed = BTreeMap::new();
     for run in runs {

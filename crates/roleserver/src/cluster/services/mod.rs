@@ -1,4 +1,4 @@
-//! Services of the roles that operators declare.
+//! Services of the roles that operators declare: desired state, planner, service manager.
 //!
 //! A role is a declaration that the curator stores ([`model::role_declaration`]); a node with the role runs its
 //! services. The desired and the observed services are two tables. A pure function derives the next actions from both,
@@ -29,6 +29,27 @@
 //! which identifies its process and is written by that process before it executes the program; its output. Below
 //! `cluster/services/ROLE_SERVICE/`: its own directory. All of it is removed when the node loses the role, and the run
 //! record last.
+//!
+//! # Invariants
+//!
+//! * While the desired services are unknown, what runs continues and nothing starts.
+//! * A running service is restarted only if the digest of what it is started with has changed.
+//! * The run record is durable before a service starts, and is removed last. So whatever runs is known, and leftovers
+//!   are found again.
+//! * One operation at a time works on a service. A run of the manager waits for the operations of its own before it
+//!   ends.
+//! * In a directory that a service's user can write to, no link is followed.
+//! * An artefact is used only if its digest was verified in this life of the role server.
+//!
+//! # Notes for the next implementor
+//!
+//! * The Kubernetes components of a node run in a second service manager, side by side with this one.
+//!   [`service_runtime::ServiceOwner`][] tells whose services are whose, and [`service_runtime::ServiceHooks`][] do
+//!   what a component needs on the host.
+//! * A new property of a service either belongs to [`desired::RenderedService`][], where a change restarts it, or to
+//!   [`service_state::RunRecord::adjusted`][], where a change applies to the running service.
+//! * A new phase has to be handled by [`plan`][], by [`status`][] and by
+//!   [`service_state::ObservedService::is_healthy`][].
 
 use std::sync::Arc;
 

@@ -33,21 +33,20 @@ const FIRST_DELAY: Duration = Duration::from_millis(100);
 
 /// Health of a service as it follows from its probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HealthTracker {
+struct HealthTracker {
     failures: u32,
     health: Health,
 }
 
 impl HealthTracker {
     /// The state before the first probe.
-    #[must_use]
-    pub const fn new() -> Self {
+    const fn new() -> Self {
         Self { failures: 0, health: Health::Unknown }
     }
 
     /// Records the result of a probe; `allowed` consecutive failures make the service unhealthy. Returns its health
     /// now.
-    pub fn record_result(&mut self, look: Result<(), String>, allowed: u32) -> Health {
+    fn record_result(&mut self, look: Result<(), String>, allowed: u32) -> Health {
         match look {
             Ok(()) => {
                 self.failures = 0;
@@ -64,18 +63,11 @@ impl HealthTracker {
     }
 
     /// Delay until the next probe. It doubles for a service that has never been healthy, up to the interval.
-    #[must_use]
-    pub fn next_delay(&self, interval: Duration) -> Duration {
+    fn next_delay(&self, interval: Duration) -> Duration {
         if self.health != Health::Unknown || self.failures == 0 {
             return interval;
         }
         FIRST_DELAY.saturating_mul(1_u32.checked_shl(self.failures.min(20)).unwrap_or(u32::MAX)).min(interval)
-    }
-}
-
-impl Default for HealthTracker {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

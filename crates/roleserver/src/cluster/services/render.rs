@@ -27,7 +27,7 @@ use crate::cluster::services::persisted::{self, PersistedNodeInfo};
 use crate::cluster::services::service_state::Moment;
 
 /// Time that a list of curators has to be the same before services get it.
-pub const DEBOUNCE: Duration = Duration::from_mins(1);
+const DEBOUNCE: Duration = Duration::from_mins(1);
 
 /// The facts from other parts of the node; `None` for an unknown one.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +40,7 @@ struct RenderFacts {
 
 /// The list of curators that services get.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DebouncedCurators {
+struct DebouncedCurators {
     published: Option<BTreeSet<String>>,
     /// A different list, and since when it has been observed.
     pending: Option<(BTreeSet<String>, Moment)>,
@@ -48,13 +48,12 @@ pub struct DebouncedCurators {
 
 impl DebouncedCurators {
     /// Starts with the list that services got last.
-    #[must_use]
-    pub const fn new(messages: Option<BTreeSet<String>>) -> Self {
-        Self { published: messages, pending: None }
+    const fn new(published: Option<BTreeSet<String>>) -> Self {
+        Self { published, pending: None }
     }
 
     /// Records the list that is observed at `now`. Returns the list for services, and when to call this again.
-    pub fn observe(
+    fn observe(
         &mut self,
         seen: Option<&BTreeSet<String>>,
         now: Moment,

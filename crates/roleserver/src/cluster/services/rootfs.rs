@@ -25,7 +25,7 @@ use crate::cluster::services::desired::RenderedService;
 use crate::connection::error_chain;
 
 /// Where a service finds its own directory.
-pub const SERVICE_DIRECTORY: &str = "/service";
+const SERVICE_DIRECTORY: &str = "/service";
 /// Largest unpacked size in bytes. An archive is a file of 256 MiB at most, but may have holes.
 const MAX_BYTES: u64 = 8 << 30;
 /// Maximum number of entries of an archive.
@@ -177,7 +177,7 @@ pub fn limits_with_runc(of_the_service: ResourceLimits) -> ResourceLimits {
 
 /// Unpacks a tar archive into a new directory, with owners and permissions. An entry that leads out of it is an error.
 /// Blocks.
-pub fn unpack_archive(archive: &Path, into: &Path) -> Result<(), Error> {
+fn unpack_archive(archive: &Path, into: &Path) -> Result<(), Error> {
     let mut tar = tar::Archive::new(File::open(archive)?);
     tar.set_preserve_permissions(true);
     tar.set_preserve_ownerships(rustix::process::geteuid().is_root());

@@ -47,8 +47,7 @@ pub enum ServiceOwner {
 
 impl ServiceOwner {
     /// Whether the child of this name is one of the owner's services.
-    #[must_use]
-    pub fn owns(self, child: &str) -> bool {
+    fn owns(self, child: &str) -> bool {
         let Some((role, _)) = child.split_once('_') else { return false };
         // A long role name is shortened to 20 characters, which is the length of no built-in name.
         let built_in =

@@ -13,7 +13,7 @@ use crate::child::spec::ResourceLimits;
 use crate::cluster::services::desired::{DesiredService, ServiceId};
 
 /// A service that ran for this long is stable: its next exit counts as the first failure.
-pub const STABLE_AFTER: Duration = Duration::from_mins(1);
+const STABLE_AFTER: Duration = Duration::from_mins(1);
 
 /// A moment of the monotonic clock, as the duration since its start.
 pub type Moment = Duration;

@@ -25,7 +25,7 @@ pub fn find_account(user: &str) -> Result<Account, String> {
 /// The account with this name or number in the text of these two files.
 ///
 /// A number without an account is used as user ID and as group ID: many services run as such a user.
-pub fn parse_account(user: &str, passwd: &str, group: &str) -> Result<Account, String> {
+fn parse_account(user: &str, passwd: &str, group: &str) -> Result<Account, String> {
     let number = user.parse::<u32>().ok();
     let known = passwd.lines().find_map(|line| {
         let mut fields = line.split(':');

@@ -19,10 +19,10 @@ use crate::cluster::services::workdir::WorkdirFile;
 /// Service name of the API server.
 pub const NAME: &str = "kube-apiserver";
 /// Prefix of its keys in etcd.
-pub const ETCD_PREFIX: &str = "/kubernetes/registry";
+const ETCD_PREFIX: &str = "/kubernetes/registry";
 const AUDIT_POLICY_FILE: &str = "audit-policy.yaml";
 /// Name of the audit log, below the component's directory.
-pub const AUDIT_LOG: &str = "audit.log";
+const AUDIT_LOG: &str = "audit.log";
 
 /// Logs who changed which object. Reads are not logged, and contents neither, because secrets are among them.
 const AUDIT_POLICY_YAML: &str = "\
@@ -52,9 +52,7 @@ pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService
     around.render_component(BundleComponent::KubeApiserver, arguments(around), files, &read_once)
 }
 
-/// Command-line flags of the API server.
-#[must_use]
-pub fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
+fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
     let (material, settings) = (around.material, around.setup.settings());
     let own = around.component_directory(&service_id(KubernetesDuty::Controller, NAME));
     let file = |name: &str| own.join(name).display().to_string();

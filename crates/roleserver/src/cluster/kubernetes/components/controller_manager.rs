@@ -23,9 +23,7 @@ pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService
     around.render_component(BundleComponent::KubeControllerManager, arguments(around), files, &read_once)
 }
 
-/// Command-line flags of the controller manager.
-#[must_use]
-pub fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
+fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
     let (material, settings) = (around.material, around.setup.settings());
     let kubeconfig = around
         .component_directory(&service_id(KubernetesDuty::Controller, NAME))

@@ -34,9 +34,7 @@ pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService
     around.render_component(BundleComponent::KubeProxy, arguments(around), files, &[SERVER_CAS])
 }
 
-/// Command-line flags of kube-proxy.
-#[must_use]
-pub fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
+fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
     let kubeconfig = around
         .component_directory(&service_id(KubernetesDuty::Worker, NAME))
         .join(KUBECONFIG)

@@ -36,9 +36,7 @@ pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService
     around.render_component(BundleComponent::Kubelet, arguments(around), files, &read_once)
 }
 
-/// Command-line flags of the kubelet.
-#[must_use]
-pub fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
+fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
     let own = around.component_directory(&service_id(KubernetesDuty::Worker, NAME));
     let file = |name: &str| own.join(name).display().to_string();
     let version = around.bundle.manifest.kubernetes;

@@ -26,9 +26,7 @@ pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService
     )
 }
 
-/// Command-line flags of the scheduler.
-#[must_use]
-pub fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
+fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
     let kubeconfig = around
         .component_directory(&service_id(KubernetesDuty::Controller, NAME))
         .join(KUBECONFIG)

@@ -12,6 +12,8 @@
 //! * A service that exited is restarted by its policy, after a backoff that grows with each quick exit. A service that
 //!   could not be started at all is retried under every policy, because it has not exited.
 //! * While the desired services are unknown nothing is done, and what runs continues.
+//!
+//! A new rule is a row in the tables of `tests.rs` first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,9 +28,9 @@ use crate::cluster::services::service_state::{Moment, ObservedService, ServiceEx
 mod tests;
 
 /// Backoff between the exit of a service and its next start.
-pub const RESTART_BACKOFF: ExponentialBackoff = ExponentialBackoff::DEFAULT;
+const RESTART_BACKOFF: ExponentialBackoff = ExponentialBackoff::DEFAULT;
 /// Delay before stopping or removing is retried after a failure.
-pub const RETRY_DELAY: Duration = Duration::from_secs(10);
+const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// Inputs of the planner.
 #[derive(Clone, Copy, Debug)]
