@@ -64,15 +64,15 @@ pub struct ServerPool(Arc<Mutex<Option<ServerEndpoints>>>);
 
 impl std::fmt::Debug for ServerPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ways = self.endpoints().map(|ways| ways.endpoints).unwrap_or_default();
-        f.debug_tuple("Shepherds").field(&ways).finish()
+        let servers = self.endpoints().map(|servers| servers.endpoints).unwrap_or_default();
+        f.debug_tuple("Shepherds").field(&servers).finish()
     }
 }
 
 impl ServerPool {
     /// Replaces the endpoints and the identity.
-    pub fn set_endpoints(&self, ways: ServerEndpoints) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(ways);
+    pub fn set_endpoints(&self, servers: ServerEndpoints) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(servers);
     }
 
     fn endpoints(&self) -> Option<ServerEndpoints> {
@@ -83,13 +83,13 @@ impl ServerPool {
     /// last, or to the one `skipped` places after it. The error is a sentence.
     pub async fn connect(&self, skipped: usize) -> Result<(AgentCallbackClient<Channel>, MachineId), String> {
         let nobody = || "this role server knows no shepherd".to_owned();
-        let ways = self.endpoints().ok_or_else(nobody)?;
-        let way = ways.endpoints.get(skipped % ways.endpoints.len().max(1)).ok_or_else(nobody)?;
-        let config = connection::client_config(&ways.identity, &way.ca_certificates, &ways.time)
+        let servers = self.endpoints().ok_or_else(nobody)?;
+        let server = servers.endpoints.get(skipped % servers.endpoints.len().max(1)).ok_or_else(nobody)?;
+        let config = connection::client_config(&servers.identity, &server.ca_certificates, &servers.time)
             .map_err(|error| error.to_string())?;
         let client =
-            connection::connect_server(&way.endpoint, config).await.map_err(|error| error.to_string())?;
-        Ok((client, ways.machine_id))
+            connection::connect_server(&server.endpoint, config).await.map_err(|error| error.to_string())?;
+        Ok((client, servers.machine_id))
     }
 
     /// Completes the file at `path`, whatever part of it exists; returns its length. After an error, the part that was
@@ -98,16 +98,16 @@ impl ServerPool {
     /// Cancel-safe: only the connection is lost.
     pub async fn fetch_artefact(&self, sha256: Sha256, path: &Path) -> Result<u64, FetchError> {
         let nobody = || FetchError::Failed("this role server knows no shepherd".to_owned());
-        let ways = self.endpoints().ok_or_else(nobody)?;
+        let servers = self.endpoints().ok_or_else(nobody)?;
         let mut failed = nobody();
-        for way in &ways.endpoints {
-            match fetch_from_server(&ways, way, sha256, path).await {
+        for server in &servers.endpoints {
+            match fetch_from_server(&servers, server, sha256, path).await {
                 Ok(length) => return Ok(length),
                 Err(FetchError::Absent) => return Err(FetchError::Absent),
                 Err(FetchError::Failed(text)) => {
                     failed = FetchError::Failed(format!(
                         "fetching it from shepherd {} failed: {text}",
-                        way.endpoint
+                        server.endpoint
                     ));
                 }
             }
@@ -117,23 +117,23 @@ impl ServerPool {
 }
 
 async fn fetch_from_server(
-    ways: &ServerEndpoints,
-    way: &ServerEndpoint,
+    servers: &ServerEndpoints,
+    server: &ServerEndpoint,
     sha256: Sha256,
     path: &Path,
 ) -> Result<u64, FetchError> {
     let failed = |error: &dyn std::fmt::Display| FetchError::Failed(error.to_string());
     let in_time = |what: &str| FetchError::Failed(format!("{what} for {} s", TIMEOUT.as_secs()));
-    let config = connection::client_config(&ways.identity, &way.ca_certificates, &ways.time)
+    let config = connection::client_config(&servers.identity, &server.ca_certificates, &servers.time)
         .map_err(|error| failed(&error))?;
-    let connecting = tokio::time::timeout(TIMEOUT, connection::connect_server(&way.endpoint, config));
+    let connecting = tokio::time::timeout(TIMEOUT, connection::connect_server(&server.endpoint, config));
     let mut client = connecting
         .await
         .map_err(|_| in_time("nobody took the connection"))?
         .map_err(|error| failed(&error))?;
     let mut there = tokio::fs::metadata(path).await.map_or(0, |data| data.len());
     let request = FetchArtefactRequest {
-        machine_id: ways.machine_id.to_string(),
+        machine_id: servers.machine_id.to_string(),
         sha256: sha256.0.to_vec(),
         offset: there,
     };

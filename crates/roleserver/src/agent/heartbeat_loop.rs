@@ -83,7 +83,7 @@ impl HeartbeatLoop {
 
     /// Publishes the endpoints of the shepherds, the one in use first.
     fn publish_endpoints(&self) {
-        let Some(shepherds) = &self.agent.server_pool else { return };
+        let Some(server_pool) = &self.agent.server_pool else { return };
         let (before, from_here) = self.targets.split_at(self.current.min(self.targets.len()));
         let ways = from_here.iter().chain(before).map(|target| ServerEndpoint {
             endpoint: target.endpoint.clone(),
@@ -92,7 +92,7 @@ impl HeartbeatLoop {
                 _ => self.agent.settings.ca_certificates.clone(),
             },
         });
-        shepherds.set_endpoints(ServerEndpoints {
+        server_pool.set_endpoints(ServerEndpoints {
             machine_id: self.agent.machine_id,
             identity: self.agent.identity.clone(),
             time: self.agent.time.clone(),

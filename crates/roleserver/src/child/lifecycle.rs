@@ -118,7 +118,7 @@ impl ChildContext {
 /// argument gets the record of each process that was started or adopted.
 pub fn run_child<F>(
     decide_spec: impl Fn() -> F + Send + Sync + 'static,
-    places: Arc<ChildContext>,
+    children: Arc<ChildContext>,
     reported: impl Fn(&ChildRecord) + Send + Sync + 'static,
 ) -> Runnable
 where
@@ -126,18 +126,18 @@ where
 {
     let reported = Arc::new(reported);
     Runnable::new(move |starting: Starting| {
-        let (deciding, places, reported) = (decide_spec(), places.clone(), reported.clone());
+        let (deciding, children, reported) = (decide_spec(), children.clone(), reported.clone());
         async move {
             let spec = starting.scope().until_cancelled(deciding).await??;
             let (record, handle) = run_blocking({
-                let (spec, places) = (spec.clone(), places.clone());
-                move || adopt_or_start(&spec, &places)
+                let (spec, children) = (spec.clone(), children.clone());
+                move || adopt_or_start(&spec, &children)
             })
             .await?;
             reported(&record);
             let healthy = starting.mark_healthy();
-            let how = watch_child(&record, &handle, &spec, &places, healthy.scope()).await?;
-            let text = log::last_lines(&places.log_path(&spec.name), ERROR_LOG_LINES);
+            let how = watch_child(&record, &handle, &spec, &children, healthy.scope()).await?;
+            let text = log::last_lines(&children.log_path(&spec.name), ERROR_LOG_LINES);
             let text = if text.is_empty() { text } else { format!("; it last wrote: {text}") };
             Err(ChildError::Ended { name: spec.name.clone(), exit: how, output: text }.into())
         }
@@ -156,13 +156,16 @@ fn io_error(doing: impl Into<String>) -> impl FnOnce(std::io::Error) -> ChildErr
 
 /// Returns the record and a pidfd of the child with this specification: the running one if it matches, else a new one.
 /// A running child of that name that does not match is stopped first. Blocks.
-pub fn adopt_or_start(spec: &ChildSpec, places: &ChildContext) -> Result<(ChildRecord, OwnedFd), ChildError> {
+pub fn adopt_or_start(
+    spec: &ChildSpec,
+    children: &ChildContext,
+) -> Result<(ChildRecord, OwnedFd), ChildError> {
     spec.validate()?;
-    let (path, name) = (places.record_path(&spec.name), &spec.name);
+    let (path, name) = (children.record_path(&spec.name), &spec.name);
     if let Some(directory) = path.parent() {
         create_private_directory(directory).map_err(io_error(format!("making {}", directory.display())))?;
     }
-    let group = places.mounts.create_cgroup(&places.instance_name(), name, &spec.limits)?;
+    let group = children.mounts.create_cgroup(&children.instance_name(), name, &spec.limits)?;
     let there = launch::read_record(&path);
     let opening = || io_error(format!("looking for {name}"));
     let alive = match &there {
@@ -194,8 +197,8 @@ pub fn adopt_or_start(spec: &ChildSpec, places: &ChildContext) -> Result<(ChildR
         }
     }
     let handle = launch::launch_child(
-        &places.launcher,
-        &LaunchOrder { spec: spec.clone(), group, record: Some(path.clone()), log: places.log_path(name) },
+        &children.launcher,
+        &LaunchOrder { spec: spec.clone(), group, record: Some(path.clone()), log: children.log_path(name) },
     )?;
     let record = launch::read_record(&path).ok_or_else(|| {
         io_error(format!("reading what {name} was written down as"))(std::io::ErrorKind::NotFound.into())
@@ -204,32 +207,35 @@ pub fn adopt_or_start(spec: &ChildSpec, places: &ChildContext) -> Result<(ChildR
 }
 
 /// The running process that was started by this name, and a pidfd of it; `None` if there is none.
-pub fn find_running(name: &str, places: &ChildContext) -> Result<Option<(ChildRecord, OwnedFd)>, ChildError> {
-    let Some(record) = launch::read_record(&places.record_path(name)) else { return Ok(None) };
+pub fn find_running(
+    name: &str,
+    children: &ChildContext,
+) -> Result<Option<(ChildRecord, OwnedFd)>, ChildError> {
+    let Some(record) = launch::read_record(&children.record_path(name)) else { return Ok(None) };
     let opened = record.instance.open_pidfd().map_err(io_error(format!("looking for {name}")))?;
     Ok(opened.map(|handle| (record, handle)))
 }
 
 /// Stops what is left of a child that is no longer desired. Blocks.
-pub fn stop_leftovers(name: &str, places: &ChildContext) -> Result<(), ChildError> {
-    stop_child(name, places, LEFTOVER_STOP_TIMEOUT)
+pub fn stop_leftovers(name: &str, children: &ChildContext) -> Result<(), ChildError> {
+    stop_child(name, children, LEFTOVER_STOP_TIMEOUT)
 }
 
 /// Stops whatever runs by this name with SIGTERM, kills it after `patience`, and removes its record. Blocks.
-pub fn stop_child(name: &str, places: &ChildContext, patience: Duration) -> Result<(), ChildError> {
-    stop_child_except(name, places, patience, None)
+pub fn stop_child(name: &str, children: &ChildContext, patience: Duration) -> Result<(), ChildError> {
+    stop_child_except(name, children, patience, None)
 }
 
 /// As [`stop_child`], except for programs in its group that survive ([`ChildSpec::survivor_prefix`]). Blocks.
 pub fn stop_child_except(
     name: &str,
-    places: &ChildContext,
+    children: &ChildContext,
     patience: Duration,
     spared: Option<&str>,
 ) -> Result<(), ChildError> {
-    let path = places.record_path(name);
+    let path = children.record_path(name);
     let record = launch::read_record(&path);
-    let group = places.mounts.create_cgroup(&places.instance_name(), name, &ResourceLimits::default())?;
+    let group = children.mounts.create_cgroup(&children.instance_name(), name, &ResourceLimits::default())?;
     let doing = || io_error(format!("ending what is left of {name}"));
     launch::stop_process_group(record.as_ref(), &group, patience, spared).map_err(doing())?;
     match std::fs::remove_file(&path) {
@@ -250,7 +256,7 @@ async fn watch_child(
     record: &ChildRecord,
     handle: &OwnedFd,
     spec: &ChildSpec,
-    places: &Arc<ChildContext>,
+    children: &Arc<ChildContext>,
     scope: &Scope,
 ) -> Result<ChildExit, RunnableError> {
     let opening = || io_error(format!("watching {}", spec.name));
@@ -259,15 +265,15 @@ async fn watch_child(
             biased;
             how = wait_for_exit(handle) => return Ok(how.map_err(opening())?),
             cancelled = scope.cancelled() => {
-                if !places.shutdown.is_cancelled() {
-                    stop_watched_child(record, spec, places).await?;
+                if !children.shutdown.is_cancelled() {
+                    stop_watched_child(record, spec, children).await?;
                     // Reaps the process if it is our child, so that no zombie stays.
                     wait_for_exit(handle).await.map_err(opening())?;
                 }
                 return Err(cancelled.into());
             }
             () = tokio::time::sleep(LOG_CHECK_INTERVAL) => {
-                if let Err(error) = log::truncate_if_large(&places.log_path(&spec.name)) {
+                if let Err(error) = log::truncate_if_large(&children.log_path(&spec.name)) {
                     tracing::warn!(%error, name = spec.name, "what a program wrote could not be cut short");
                 }
             }
@@ -278,15 +284,16 @@ async fn watch_child(
 async fn stop_watched_child(
     record: &ChildRecord,
     spec: &ChildSpec,
-    places: &Arc<ChildContext>,
+    children: &Arc<ChildContext>,
 ) -> Result<(), RunnableError> {
-    let (record, spec, places) = (record.clone(), spec.clone(), places.clone());
+    let (record, spec, children) = (record.clone(), spec.clone(), children.clone());
     run_blocking(move || {
-        let group: Cgroup = places.mounts.create_cgroup(&places.instance_name(), &spec.name, &spec.limits)?;
+        let group: Cgroup =
+            children.mounts.create_cgroup(&children.instance_name(), &spec.name, &spec.limits)?;
         let doing = || io_error(format!("ending {}", spec.name));
         launch::stop_process_group(Some(&record), &group, spec.stop_time, spec.survivor_prefix.as_deref())
             .map_err(doing())?;
-        match std::fs::remove_file(places.record_path(&spec.name)) {
+        match std::fs::remove_file(children.record_path(&spec.name)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(doing()(error)),
             _ => {}
         }

@@ -67,18 +67,18 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
         clock: settings.clock.clone(),
     };
     let (facts, clock, boot_id) = (facts.clone(), settings.clock.clone(), settings.boot_id.clone());
-    let shepherds = settings.server_pool.clone();
+    let server_pool = settings.server_pool.clone();
     let of_kubernetes = kubernetes::KubernetesContext {
         files: files.clone(),
         children: host.children.clone(),
         clock: clock.clone(),
         boot_id: boot_id.clone(),
-        server_pool: shepherds.clone(),
+        server_pool: server_pool.clone(),
         ports: settings.ports.clone(),
     };
     Runnable::new(move |starting: Starting| {
         let parts = [
-            ("enrolment", enroll_node(files.clone(), facts.clone(), clock.clone(), shepherds.clone())),
+            ("enrolment", enroll_node(files.clone(), facts.clone(), clock.clone(), server_pool.clone())),
             ("leader", follow_leader(facts.clone())),
             ("control_plane", run_control_plane(host.clone(), facts.clone())),
             ("roles", watch_roles(files.clone(), facts.clone())),
@@ -89,7 +89,7 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
             (
                 "services",
                 run_services(
-                    (files.clone(), shepherds.clone()),
+                    (files.clone(), server_pool.clone()),
                     facts.clone(),
                     host.children.clone(),
                     clock.clone(),
@@ -143,13 +143,13 @@ fn should_leave(files: &ClusterFiles) -> Result<bool, ClusterFilesError> {
 
 /// Stops and removes everything that is left of a node. Safe to repeat after an interruption at any point.
 async fn remove_node(host: &ControlPlaneContext) -> Result<(), RunnableError> {
-    let (files, places) = (host.files.clone(), host.children.clone());
+    let (files, children) = (host.files.clone(), host.children.clone());
     let leaving = move || {
-        for name in places.recorded_names() {
-            stop_leftovers(&name, &places)?;
-            places.remove_files(&name)?;
+        for name in children.recorded_names() {
+            stop_leftovers(&name, &children)?;
+            children.remove_files(&name)?;
         }
-        kubernetes::host_cleanup::clean_up_all(&files, &places)?;
+        kubernetes::host_cleanup::clean_up_all(&files, &children)?;
         Ok::<_, RunnableError>(files.remove_all_except_order()?)
     };
     tokio::task::spawn_blocking(leaving).await?

@@ -159,9 +159,9 @@ fn stop_for_restart(facts: &NodeFacts) -> RunnableError {
 
 /// Stops an etcd that an earlier role server started and that is no longer needed.
 async fn stop_leftover_etcd(host: &ControlPlaneContext) -> Result<(), RunnableError> {
-    let places = host.children.clone();
+    let children = host.children.clone();
     let ended = tokio::task::spawn_blocking(move || {
-        crate::child::lifecycle::stop_leftovers(etcd_member::NAME, &places)
+        crate::child::lifecycle::stop_leftovers(etcd_member::NAME, &children)
     });
     Ok(ended.await??)
 }
@@ -314,14 +314,14 @@ fn keep_etcd(
     facts: &NodeFacts,
     spec_for: impl Fn(Flags) -> ChildSpec + Clone + Send + Sync + 'static,
 ) -> Runnable {
-    let (program, places, trouble) = (host.etcd.clone(), host.children.clone(), facts.problem.clone());
+    let (program, children, trouble) = (host.etcd.clone(), host.children.clone(), facts.problem.clone());
     let reported = Arc::new(AtomicBool::new(false));
     let decide_spec = move || {
-        let (program, places, trouble) = (program.clone(), places.clone(), trouble.clone());
+        let (program, children, trouble) = (program.clone(), children.clone(), trouble.clone());
         let (spec_for, reported) = (spec_for.clone(), reported.clone());
         async move {
             let running =
-                tokio::task::spawn_blocking(move || find_running(etcd_member::NAME, &places)).await??;
+                tokio::task::spawn_blocking(move || find_running(etcd_member::NAME, &children)).await??;
             let digest = |flags| spec_for(flags).digest();
             let running = running.and_then(|(record, _)| running_flags(&record.spec_sha256, digest));
             let flags = match running {

@@ -77,14 +77,14 @@ pub fn decide_step(kept: &EnrolmentState) -> EnrolmentStep {
 
 /// Makes the runnable that enrols this machine, and then stays healthy until it is cancelled.
 #[must_use]
-pub fn enroll_node(files: ClusterFiles, facts: NodeFacts, clock: Clock, shepherds: ServerPool) -> Runnable {
+pub fn enroll_node(files: ClusterFiles, facts: NodeFacts, clock: Clock, server_pool: ServerPool) -> Runnable {
     Runnable::new(move |starting: Starting| {
         let (files, facts, clock) = (files.clone(), facts.clone(), clock.clone());
-        let shepherds = shepherds.clone();
+        let server_pool = server_pool.clone();
         async move {
             let scope = starting.scope().clone();
             let trouble = facts.problem.clone();
-            let doing = NodeEnroller { files, facts, clock, server_pool: shepherds, scope: scope.clone() };
+            let doing = NodeEnroller { files, facts, clock, server_pool, scope: scope.clone() };
             let done = loop {
                 match Box::pin(doing.execute_order()).await {
                     Ok(EnrolmentResult::Superseded) => {}

@@ -33,7 +33,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
 pub fn execute(
     state_directory: &Path,
     home: Option<&Path>,
-    wish: SupervisionMode,
+    mode: SupervisionMode,
 ) -> Result<(), CommandError> {
     let input = std::io::stdin();
     if input.is_terminal() {
@@ -45,7 +45,7 @@ pub fn execute(
     }
     let bytes = read_request(input)?;
     let answer = decode_request(&bytes)
-        .and_then(|request| enroll_machine(state_directory, home, wish, request))
+        .and_then(|request| enroll_machine(state_directory, home, mode, request))
         .unwrap_or_else(|error| {
             tracing::error!(%error, "not enrolled");
             error.to_response()
@@ -91,7 +91,7 @@ pub fn decode_request(bytes: &[u8]) -> Result<wire::EnrollRequest, EnrollError> 
 fn enroll_machine(
     state_directory: &Path,
     home: Option<&Path>,
-    wish: SupervisionMode,
+    mode: SupervisionMode,
     request: wire::EnrollRequest,
 ) -> Result<wire::EnrollResponse, EnrollError> {
     let failed = |error: &dyn std::fmt::Display| EnrollError::Failed(error.to_string());
@@ -101,7 +101,7 @@ fn enroll_machine(
     let kept = state.read_enrolment().map_err(|error| failed(&error))?;
     let mut enrolment = enrolment::accept_enrolment(kept.as_ref(), &request)?;
     let plan =
-        init_system::choose_supervision(wish, init_system::detect_host()).map_err(|error| failed(&error))?;
+        init_system::choose_supervision(mode, init_system::detect_host()).map_err(|error| failed(&error))?;
     if kept.is_some() && state.read_identity().map_err(|error| failed(&error))?.is_none() {
         // The key was removed; an agent that still runs has the old one in memory.
         enrolment.revision = enrolment.revision.wrapping_add(1);

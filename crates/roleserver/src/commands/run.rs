@@ -85,10 +85,10 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     let inbox =
         OrderInbox::new(enrolment.machine_id, ClusterFiles::in_state_directory(state.path()), facts.clone());
     let standing = inbox.clone();
-    let shepherds = ServerPool::default();
+    let server_pool = ServerPool::default();
     let logs = LogUploads::new(
         LogSources::of_state_directory(state.log_path(), state.path()),
-        shepherds.clone(),
+        server_pool.clone(),
         incarnation,
     );
     let keeper = AgentEventHandler {
@@ -121,13 +121,13 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
         cluster: Arc::new(move || standing.report()),
         release: release_reader(&release),
         uploads_logs: true,
-        server_pool: Some(shepherds.clone()),
+        server_pool: Some(server_pool.clone()),
         observer: Arc::new(move |event| keeper.handle_event(event)),
     };
     tracing::info!(machine = %enrolment.machine_id, %incarnation, "the agent runs");
 
     let leaving = CancellationToken::new();
-    let cluster = run_cluster_node(&cluster_settings(&state, &agent, &leaving, &shepherds), &facts);
+    let cluster = run_cluster_node(&cluster_settings(&state, &agent, &leaving, &server_pool), &facts);
 
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -141,7 +141,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
             ("cluster", cluster),
             ("logs", logs.run_uploads()),
             ("metrics", status_socket::serve_report(state.path(), status_socket::METRICS_SOCKET, counted)),
-            ("update", release.run_updates(shepherds)),
+            ("update", release.run_updates(server_pool)),
         ],
     );
     let ended = runtime.block_on(run_until_signal(root, &leaving, &release));

@@ -109,10 +109,10 @@ pub struct DesiredAgent {
 
 /// Chooses what keeps the agent running, by mode and host.
 pub const fn choose_supervision(
-    wish: SupervisionMode,
+    mode: SupervisionMode,
     host: HostInit,
 ) -> Result<SupervisionPlan, SupervisionError> {
-    match wish {
+    match mode {
         SupervisionMode::External => Ok(SupervisionPlan::External),
         SupervisionMode::Auto | SupervisionMode::Systemd if host.has_systemd && host.is_root => {
             Ok(SupervisionPlan::SystemUnit)
@@ -272,7 +272,7 @@ mod tests {
             is_root: root,
             has_user_manager: user_manager,
         };
-        for (wish, host, expected) in [
+        for (mode, host, expected) in [
             (SupervisionMode::Auto, host(true, true, false), Some(SupervisionPlan::SystemUnit)),
             (SupervisionMode::Auto, host(true, false, true), Some(SupervisionPlan::UserUnit)),
             (SupervisionMode::Auto, host(true, false, false), Some(SupervisionPlan::Detached)),
@@ -283,7 +283,7 @@ mod tests {
             (SupervisionMode::Detached, host(true, true, true), Some(SupervisionPlan::Detached)),
             (SupervisionMode::External, host(true, true, true), Some(SupervisionPlan::External)),
         ] {
-            assert_eq!(choose_supervision(wish, host).ok(), expected, "{wish:?} {host:?}");
+            assert_eq!(choose_supervision(mode, host).ok(), expected, "{mode:?} {host:?}");
         }
     }
 

@@ -79,15 +79,9 @@ impl Drop for UploadSlot {
 impl LogUploads {
     /// The uploads of this start of a role server, from the logs in `source` to these shepherds.
     #[must_use]
-    pub fn new(source: LogSources, shepherds: ServerPool, incarnation: Uuid) -> Self {
+    pub fn new(source: LogSources, server_pool: ServerPool, incarnation: Uuid) -> Self {
         let source = Arc::new(source);
-        Self {
-            source,
-            server_pool: shepherds,
-            incarnation,
-            requests: WatchCell::new(),
-            state: Arc::default(),
-        }
+        Self { source, server_pool, incarnation, requests: WatchCell::new(), state: Arc::default() }
     }
 
     /// Sets the open requests: all whose logs were not uploaded to their end.

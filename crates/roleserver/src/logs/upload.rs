@@ -45,8 +45,8 @@ struct NoLongerWanted;
 impl LogUploader {
     /// An uploader to these shepherds, from this start of the role server.
     #[must_use]
-    pub const fn new(shepherds: ServerPool, incarnation: Uuid) -> Self {
-        Self { server_pool: shepherds, incarnation, request: String::new(), number: 0, client: None }
+    pub const fn new(server_pool: ServerPool, incarnation: Uuid) -> Self {
+        Self { server_pool, incarnation, request: String::new(), number: 0, client: None }
     }
 
     /// Sends one part, with retries until a shepherd has it.

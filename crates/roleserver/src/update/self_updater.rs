@@ -204,10 +204,10 @@ impl SelfUpdater {
 
     /// The runnable that carries orders out, up to the handover.
     #[must_use]
-    pub fn run_updates(&self, shepherds: ServerPool) -> Runnable {
+    pub fn run_updates(&self, server_pool: ServerPool) -> Runnable {
         let release = self.clone();
         Runnable::new(move |starting: Starting| {
-            let (release, shepherds) = (release.clone(), shepherds.clone());
+            let (release, server_pool) = (release.clone(), server_pool.clone());
             let mut orders = release.orders.watch();
             async move {
                 let healthy = starting.mark_healthy();
@@ -217,7 +217,7 @@ impl SelfUpdater {
                     tokio::select! {
                         cancelled = scope.cancelled() => return Err(cancelled.into()),
                         next = orders.next() => order = next,
-                        () = release.execute_order(&order, &shepherds) => {
+                        () = release.execute_order(&order, &server_pool) => {
                             order = scope.until_cancelled(orders.next()).await?;
                         }
                     }
@@ -227,7 +227,7 @@ impl SelfUpdater {
     }
 
     /// Carries out an order, up to the handover.
-    async fn execute_order(&self, order: &wire::ReleaseOrder, shepherds: &ServerPool) {
+    async fn execute_order(&self, order: &wire::ReleaseOrder, server_pool: &ServerPool) {
         let (concluded, on_trial) = self
             .with_state(|state| (state.result.generation, state.trial.is_some() || state.handover.is_some()));
         let sha256 = hex::encode(&order.sha256);
@@ -236,7 +236,7 @@ impl SelfUpdater {
             OrderAction::AlreadyRunning => self.finish_order(order.generation, None),
             OrderAction::Install => {
                 tracing::info!(generation = order.generation, sha256, "another release was ordered");
-                match self.prepare_release(order, &sha256, shepherds).await {
+                match self.prepare_release(order, &sha256, server_pool).await {
                     Ok(staged) => self.request_handover(Handover::Update(Box::new(staged))),
                     Err(why) => {
                         // What is left of the candidate must not keep a full disk full.
@@ -255,13 +255,13 @@ impl SelfUpdater {
         &self,
         order: &wire::ReleaseOrder,
         sha256: &str,
-        shepherds: &ServerPool,
+        server_pool: &ServerPool,
     ) -> Result<StagedRelease, String> {
         let digest = order.sha256.clone().try_into().map(Sha256);
         let digest = digest.map_err(|_| "the order names no digest".to_owned())?;
         let patience = trial_timeout(order.deadline_seconds);
         let stable = self.stable_path()?;
-        self.fetch_release(digest, sha256, shepherds, patience).await?;
+        self.fetch_release(digest, sha256, server_pool, patience).await?;
         let (files, to, name) = (self.files.clone(), stable.clone(), sha256.to_owned());
         let staged = tokio::task::spawn_blocking(move || files.stage_candidate(&to, &name)).await;
         let candidate = staged.map_err(|error| error.to_string())??;
@@ -291,14 +291,14 @@ impl SelfUpdater {
         &self,
         digest: Sha256,
         sha256: &str,
-        shepherds: &ServerPool,
+        server_pool: &ServerPool,
         patience: Duration,
     ) -> Result<(), String> {
         let part = self.files.part_path();
         let (end, mut failures) = (Instant::now() + patience, 0);
         loop {
             // After `end` the client that ordered it no longer waits, however steadily the download goes.
-            let fetched = tokio::time::timeout_at(end, shepherds.fetch_artefact(digest, &part)).await;
+            let fetched = tokio::time::timeout_at(end, server_pool.fetch_artefact(digest, &part)).await;
             let fetched = match fetched {
                 Ok(fetched) => fetched.map_err(|error| error.to_string()),
                 Err(_) => return Err("the release could not be fetched in time".to_owned()),

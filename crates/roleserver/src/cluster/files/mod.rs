@@ -9,7 +9,7 @@
 //! | `authority.json` | `node_enrolment`, while founding | the new cluster's authority with its key, mode 0600 |
 //! | `membership.json` | `control_plane` | etcd's data directory and the arguments it was started with |
 //! | `roles.json` | `control_plane` while founding, then `roles` | the roles of the node |
-//! | `credentials.json` | `node_enrolment`, `control_plane`, `certificate_renewal` | the node's and the authority's |
+//! | `credentials.json` | `node_enrolment`, `control_plane`, `certificate_renewal` | both certificates |
 //! | `curators.json` | `node_enrolment`, `order_inbox`, `curator_directory` | addresses of curators |
 //! | `epoch.json` | `order_inbox`, `node_enrolment`, `node_facts` | highest epoch; lower ones are not followed |
 //! | `snapshot` | `node_enrolment`, while restoring | the snapshot to restore, with its secrets, mode 0600 |

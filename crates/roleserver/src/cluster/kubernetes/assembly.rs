@@ -138,7 +138,7 @@ pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
                 "render",
                 render_components(host.clone(), facts.clone(), parts.clone(), wanted.clone()),
             )?;
-            let hands = ServiceRuntime {
+            let runtime = ServiceRuntime {
                 owner: ServiceOwner::Kubernetes,
                 hooks: host_cleanup::HOOKS,
                 children: host.children.clone(),
@@ -150,7 +150,7 @@ pub fn assembly(host: KubernetesContext, facts: NodeFacts) -> Runnable {
             let (clock, boot_id) = (host.clock.clone(), host.boot_id.clone());
             starting.start(
                 "keeper",
-                service_manager::run_service_manager(hands, parts.statuses.clone(), inputs, clock, boot_id),
+                service_manager::run_service_manager(runtime, parts.statuses.clone(), inputs, clock, boot_id),
             )?;
             starting.start("status", publish_status(facts, parts))?;
             Err(starting.mark_healthy().scope().cancelled().await.into())
@@ -200,10 +200,10 @@ fn render_components(
                     instance_name: &family,
                     can_raise_oom_score: may_raise_scores,
                 };
-                let wanted = desired::desired_components(&all, |around| {
-                    let bundle = hex::encode(around.bundle.digest.0);
-                    let version = around.bundle.manifest.kubernetes.to_string();
-                    runs.revision_for(around.material.generation, &bundle, &version, now)
+                let wanted = desired::desired_components(&all, |context| {
+                    let bundle = hex::encode(context.bundle.digest.0);
+                    let version = context.bundle.manifest.kubernetes.to_string();
+                    runs.revision_for(context.material.generation, &bundle, &version, now)
                 });
                 if runs != before {
                     // Stored before any component is started with this number.

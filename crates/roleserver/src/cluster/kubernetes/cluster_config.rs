@@ -31,12 +31,12 @@ const MAX_ADD_ON_BYTES: u64 = model::kubernetes::bundle_manifest::MAX_ADD_ON_BYT
 #[must_use]
 pub fn watch_cluster_config(
     store: ArtefactStore,
-    shepherds: ServerPool,
+    server_pool: ServerPool,
     (startup, held): (WatchCell<KubernetesStartup>, WatchCell<InstalledBundle>),
     output: WatchCell<ClusterConfig>,
 ) -> Runnable {
     Runnable::new(move |starting: Starting| {
-        let (store, shepherds, output) = (store.clone(), shepherds.clone(), output.clone());
+        let (store, server_pool, output) = (store.clone(), server_pool.clone(), output.clone());
         let (startup, held) = (startup.clone(), held.clone());
         async move {
             let healthy = starting.mark_healthy();
@@ -56,7 +56,7 @@ pub fn watch_cluster_config(
                     let mut needed = BTreeSet::new();
                     for add_on in &settings.add_ons {
                         needed.extend(parse_digest(add_on));
-                        let got = scope.until_cancelled(read_manifest(&store, &shepherds, add_on)).await?;
+                        let got = scope.until_cancelled(read_manifest(&store, &server_pool, add_on)).await?;
                         let manifest = got.unwrap_or_else(|why| {
                             again = true;
                             tracing::warn!(
@@ -136,7 +136,7 @@ async fn remove_unneeded(store: &ArtefactStore, needed: BTreeSet<Sha256>) -> std
 /// Fetches and reads the manifest of an add-on; the error is a sentence.
 async fn read_manifest(
     store: &ArtefactStore,
-    shepherds: &ServerPool,
+    server_pool: &ServerPool,
     add_on: &KubernetesAddOn,
 ) -> Result<Vec<u8>, String> {
     let digest = parse_digest(add_on).ok_or_else(|| format!("{:?} is no digest", add_on.digest))?;
@@ -148,7 +148,7 @@ async fn read_manifest(
     });
     let whole = whole.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
     if !whole {
-        store.fetch_artefact(digest, &add_on.url, shepherds).await?;
+        store.fetch_artefact(digest, &add_on.url, server_pool).await?;
     }
     let path = store.path(digest);
     let size = tokio::fs::metadata(&path).await.map_err(|error| error.to_string())?.len();

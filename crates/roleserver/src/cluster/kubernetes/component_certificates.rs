@@ -66,14 +66,14 @@ impl RoleMaterials {
 /// Makes the runnable that manages key material, and publishes it in `output`.
 #[must_use]
 pub fn manage_certificates(
-    (files, places): (ClusterFiles, Arc<ChildContext>),
+    (files, children): (ClusterFiles, Arc<ChildContext>),
     facts: NodeFacts,
     clock: Clock,
     startup: WatchCell<KubernetesStartup>,
     output: WatchCell<RoleMaterials>,
 ) -> Runnable {
     Runnable::new(move |starting: Starting| {
-        let (files, facts, clock, places) = (files.clone(), facts.clone(), clock.clone(), places.clone());
+        let (files, facts, clock, children) = (files.clone(), facts.clone(), clock.clone(), children.clone());
         let (mut startups, output) = (startup.watch(), output.clone());
         async move {
             let scope = starting.scope().clone();
@@ -91,7 +91,7 @@ pub fn manage_certificates(
                     };
                     *all.for_duty_mut(duty) = read_material(&directory).await?;
                     if *part == RoleStartup::Off(None) {
-                        if directory.exists() && remove_unused(&directory, duty, &places).await? {
+                        if directory.exists() && remove_unused(&directory, duty, &children).await? {
                             *all.for_duty_mut(duty) = None;
                         } else if directory.exists() {
                             sleep = Some(POLL_INTERVAL);
@@ -155,12 +155,12 @@ async fn read_material(directory: &Path) -> Result<Option<KeyMaterial>, Runnable
 async fn remove_unused(
     directory: &Path,
     duty: KubernetesDuty,
-    places: &Arc<ChildContext>,
+    children: &Arc<ChildContext>,
 ) -> Result<bool, RunnableError> {
-    let (directory, places) = (directory.to_owned(), places.clone());
+    let (directory, children) = (directory.to_owned(), children.clone());
     let removing = move || {
         let role = format!("{}_", service_id(duty, "").role);
-        if places.recorded_names().iter().any(|child| child.starts_with(&role)) {
+        if children.recorded_names().iter().any(|child| child.starts_with(&role)) {
             return Ok(false);
         }
         std::fs::remove_dir_all(&directory)?;

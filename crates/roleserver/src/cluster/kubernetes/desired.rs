@@ -97,19 +97,19 @@ pub fn desired_components(
         if matches!(part, RoleStartup::Off(_)) {
             continue;
         }
-        let around = component_context(known, duty);
-        let revision = around.as_ref().map_or(0, &mut number);
+        let context = component_context(known, duty);
+        let revision = context.as_ref().map_or(0, &mut number);
         let components = match duty {
             KubernetesDuty::Controller => controller_components(),
             KubernetesDuty::Worker => worker_components(known.bundle),
         };
         for Component { name, render, health_check: look, needs, is_gated } in components {
-            let rendered = match (part, &around) {
+            let rendered = match (part, &context) {
                 (RoleStartup::Paused(why) | RoleStartup::Draining(why), _) | (_, Err(why)) => {
                     Err(why.clone())
                 }
                 (_, Ok(_)) if is_gated && !known.readiness.is_ready => Err(known.readiness.wait_message()),
-                (_, Ok(around)) => render(around),
+                (_, Ok(context)) => render(context),
             };
             let rendered = rendered.map(|rendered| {
                 let digest = rendered.digest();
@@ -122,7 +122,7 @@ pub fn desired_components(
                 rendered,
                 limits: ResourceLimits::default(),
                 depends_on: needs.iter().map(|name| self::service_id(duty, name)).collect(),
-                check: around.as_ref().ok().and_then(|around| look.map(|look| look(around))),
+                check: context.as_ref().ok().and_then(|context| look.map(|look| look(context))),
                 restart: if is_task { RestartPolicy::OnFailure } else { RestartPolicy::Always },
                 is_task,
                 stop_time: STOP_TIME,
@@ -172,7 +172,7 @@ fn worker_components(held: &InstalledBundle) -> Vec<Component> {
         let name = format!("{IMAGE_PREFIX}{image}");
         component(
             &name,
-            move |around| containerd::render_image_import(around, &image),
+            move |context| containerd::render_image_import(context, &image),
             None,
             &[containerd::NAME],
         )

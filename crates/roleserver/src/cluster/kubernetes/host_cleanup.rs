@@ -48,16 +48,16 @@ fn survivor_prefix(id: &ServiceId) -> Option<&'static str> {
     is_worker_component(id, containerd::NAME).then_some(containerd::SHIM_PREFIX)
 }
 
-fn prepare_host(id: &ServiceId, places: &ChildContext) -> std::io::Result<()> {
+fn prepare_host(id: &ServiceId, children: &ChildContext) -> std::io::Result<()> {
     if is_worker_component(id, kubelet::NAME) {
-        PodCgroups::detect_host(&places.instance_name()).create()
+        PodCgroups::detect_host(&children.instance_name()).create()
     } else {
         Ok(())
     }
 }
 
-fn clean_up(id: &ServiceId, directory: &Path, places: &ChildContext) -> std::io::Result<()> {
-    let family = places.instance_name();
+fn clean_up(id: &ServiceId, directory: &Path, children: &ChildContext) -> std::io::Result<()> {
+    let family = children.instance_name();
     if is_worker_component(id, kubelet::NAME) || is_worker_component(id, containerd::NAME) {
         PodCgroups::detect_host(&family).terminate(STOP_TIMEOUT)?;
         unmount_below(directory)?;
@@ -73,12 +73,12 @@ fn clean_up(id: &ServiceId, directory: &Path, places: &ChildContext) -> std::io:
 
 /// Cleans up everything that a worker may have left, when the machine stops being a node. None of its programs may run.
 /// Blocks.
-pub fn clean_up_all(files: &ClusterFiles, places: &ChildContext) -> std::io::Result<()> {
+pub fn clean_up_all(files: &ClusterFiles, children: &ChildContext) -> std::io::Result<()> {
     for name in [kube_proxy::NAME, kubelet::NAME, containerd::NAME] {
         let id = service_id(KubernetesDuty::Worker, name);
         let directory = files.kubernetes_directory().join(id.child_name());
         if directory.exists() {
-            clean_up(&id, &directory, places)?;
+            clean_up(&id, &directory, children)?;
         }
     }
     Ok(())

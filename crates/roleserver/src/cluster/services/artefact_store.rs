@@ -104,7 +104,7 @@ impl ArtefactStore {
         &self,
         artefact: Sha256,
         url: &str,
-        shepherds: &ServerPool,
+        server_pool: &ServerPool,
     ) -> Result<(), String> {
         let mut messages = Vec::new();
         if !url.is_empty() {
@@ -119,7 +119,7 @@ impl ArtefactStore {
         // A stored part may come from another file behind the URL; then the second attempt fetches all of it from a
         // shepherd.
         for _ in 0..2 {
-            match shepherds.fetch_artefact(artefact, &self.part_path(artefact)).await {
+            match server_pool.fetch_artefact(artefact, &self.part_path(artefact)).await {
                 Ok(_) if self.commit_fetched(artefact).await? => return Ok(()),
                 Ok(_) => {}
                 Err(FetchError::Absent) if messages.is_empty() => {
@@ -178,12 +178,12 @@ fn required_artefacts(wanted: &BTreeMap<ServiceId, DesiredService>) -> BTreeMap<
 #[must_use]
 pub fn fetch_artefacts(
     store: ArtefactStore,
-    shepherds: ServerPool,
+    server_pool: ServerPool,
     wanted: WatchCell<BTreeMap<ServiceId, DesiredService>>,
     output: WatchCell<ArtefactStates>,
 ) -> Runnable {
     Runnable::new(move |starting: Starting| {
-        let (store, output, shepherds) = (store.clone(), output.clone(), shepherds.clone());
+        let (store, output, server_pool) = (store.clone(), output.clone(), server_pool.clone());
         let mut watcher = wanted.watch();
         async move {
             let healthy = starting.mark_healthy();
@@ -219,7 +219,7 @@ pub fn fetch_artefacts(
                     let mut failed = false;
                     for artefact in &missing {
                         create_directory(&store.0).map_err(|error| error.to_string())?;
-                        match store.fetch_artefact(*artefact, &needed[artefact], &shepherds).await {
+                        match store.fetch_artefact(*artefact, &needed[artefact], &server_pool).await {
                             Ok(()) => {
                                 now.available.insert(*artefact);
                                 now.messages.remove(artefact);

@@ -84,15 +84,15 @@ pub mod workdir;
 /// Makes the runnable that starts all parts. It publishes the stored declarations once in each life of the process.
 #[must_use]
 pub fn run_services(
-    (files, shepherds): (ClusterFiles, ServerPool),
+    (files, server_pool): (ClusterFiles, ServerPool),
     facts: NodeFacts,
-    places: Arc<ChildContext>,
+    children: Arc<ChildContext>,
     clock: Clock,
     boot_id: String,
 ) -> Runnable {
     Runnable::new(move |starting: Starting| {
-        let (files, facts, places) = (files.clone(), facts.clone(), places.clone());
-        let shepherds = shepherds.clone();
+        let (files, facts, children) = (files.clone(), facts.clone(), children.clone());
+        let server_pool = server_pool.clone();
         let (clock, boot_id) = (clock.clone(), boot_id.clone());
         async move {
             if facts.declarations.latest().is_none()
@@ -105,10 +105,10 @@ pub fn run_services(
             let wanted = WatchCell::new();
             let held = WatchCell::new();
             let store = ArtefactStore(files.artefacts_directory());
-            let hands = ServiceRuntime {
+            let runtime = ServiceRuntime {
                 owner: ServiceOwner::Declared,
                 hooks: ServiceHooks::NONE,
-                children: places,
+                children,
                 directory: files.services_directory(),
                 store: store.clone(),
             };
@@ -119,12 +119,12 @@ pub fn run_services(
             )?;
             starting.start(
                 "artefacts",
-                artefact_store::fetch_artefacts(store, shepherds, wanted.clone(), held.clone()),
+                artefact_store::fetch_artefacts(store, server_pool, wanted.clone(), held.clone()),
             )?;
             starting.start(
                 "keeper",
                 service_manager::run_service_manager(
-                    hands,
+                    runtime,
                     facts.services,
                     ServiceManagerInputs { desired: wanted, artefacts: held },
                     clock,

@@ -73,7 +73,7 @@ impl HealthTracker {
 
 /// Probes a service until `end`, and calls `tell` whenever its health changes.
 pub async fn watch_health(
-    hands: ServiceRuntime,
+    runtime: ServiceRuntime,
     wanted: DesiredService,
     check: RenderedHealthCheck,
     end: CancellationToken,
@@ -81,7 +81,7 @@ pub async fn watch_health(
 ) {
     let (mut verdict, mut health) = (HealthTracker::new(), Health::Unknown);
     while !end.is_cancelled() {
-        let look = run_probe(&hands, &wanted, &check, &end).await;
+        let look = run_probe(&runtime, &wanted, &check, &end).await;
         if end.is_cancelled() {
             return;
         }
@@ -98,13 +98,13 @@ pub async fn watch_health(
 }
 
 async fn run_probe(
-    hands: &ServiceRuntime,
+    runtime: &ServiceRuntime,
     wanted: &DesiredService,
     check: &RenderedHealthCheck,
     end: &CancellationToken,
 ) -> Result<(), String> {
     if let RenderedProbe::Exec(command) = &check.probe {
-        return run_exec_probe(hands, wanted, command, check.timeout, end).await;
+        return run_exec_probe(runtime, wanted, command, check.timeout, end).await;
     }
     let asking = async {
         match &check.probe {
@@ -263,15 +263,15 @@ fn parse_status(head: &[u8]) -> Result<Option<u16>, ()> {
 }
 
 async fn run_exec_probe(
-    hands: &ServiceRuntime,
+    runtime: &ServiceRuntime,
     wanted: &DesiredService,
     command: &[String],
     timeout: Duration,
     end: &CancellationToken,
 ) -> Result<(), String> {
     let starting = {
-        let (hands, wanted, command) = (hands.clone(), wanted.clone(), command.to_vec());
-        tokio::task::spawn_blocking(move || hands.start_probe(&wanted, &command))
+        let (runtime, wanted, command) = (runtime.clone(), wanted.clone(), command.to_vec());
+        tokio::task::spawn_blocking(move || runtime.start_probe(&wanted, &command))
     };
     let handle = match starting.await {
         Ok(Ok(handle)) => handle,
@@ -286,7 +286,7 @@ async fn run_exec_probe(
     match how {
         Ok(Ok(ChildExit::Exited(0))) => Ok(()),
         Ok(Ok(how)) => {
-            let output = hands.probe_output(&wanted.id);
+            let output = runtime.probe_output(&wanted.id);
             Err(format!(
                 "of {:?}: {how}{}{output}",
                 command[0],

@@ -242,7 +242,7 @@ pub fn runc_config(
     rendered: &RenderedService,
     program: &str,
     user: User,
-    around: &ContainerOptions<'_>,
+    container: &ContainerOptions<'_>,
 ) -> Value {
     let arguments: Vec<&str> =
         std::iter::once(program).chain(rendered.arguments.iter().map(String::as_str)).collect();
@@ -261,14 +261,14 @@ pub fn runc_config(
         mount("/dev/shm", "tmpfs", &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),
         mount("/tmp", "tmpfs", &["nosuid", "nodev", "mode=1777"]),
         mount("/run", "tmpfs", &["nosuid", "nodev", "mode=755"]),
-        bind(around.workdir, SERVICE_DIRECTORY, &["rw"]),
+        bind(container.workdir, SERVICE_DIRECTORY, &["rw"]),
     ];
-    mounts.extend(around.host_files.iter().map(|path| bind(Path::new(path), path, &["ro"])));
+    mounts.extend(container.host_files.iter().map(|path| bind(Path::new(path), path, &["ro"])));
     mounts.extend(
-        around
+        container
             .mounted_files
             .iter()
-            .map(|path| bind(&around.files.join(path.trim_start_matches('/')), path, &["ro"])),
+            .map(|path| bind(&container.files.join(path.trim_start_matches('/')), path, &["ro"])),
     );
     json!({
         "ociVersion": "1.0.2",
@@ -284,10 +284,10 @@ pub fn runc_config(
             },
         },
         "root": { "path": "rootfs", "readonly": true },
-        "hostname": around.name,
+        "hostname": container.name,
         "mounts": mounts,
         "linux": {
-            "cgroupsPath": around.cgroup,
+            "cgroupsPath": container.cgroup,
             "namespaces": [{ "type": "pid" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" }],
             "resources": { "devices": [{ "allow": false, "access": "rwm" }] },
             "maskedPaths": [
@@ -411,7 +411,7 @@ mod tests {
             user: "1000".to_owned(),
         };
         let reported = |uid| {
-            let around = ContainerOptions {
+            let container = ContainerOptions {
                 workdir: Path::new("/own"),
                 files: Path::new("/bundle/files"),
                 mounted_files: &["/etc/app.conf".to_owned()],
@@ -419,7 +419,7 @@ mod tests {
                 cgroup: "web_server",
                 name: "web_server",
             };
-            runc_config(&rendered, "/bin/server", User { uid, gid: uid }, &around)
+            runc_config(&rendered, "/bin/server", User { uid, gid: uid }, &container)
         };
         let plain = reported(1000);
         assert_eq!(plain["process"]["args"], json!(["/bin/server", "--port", "80"]));

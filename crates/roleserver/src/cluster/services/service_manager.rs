@@ -75,22 +75,23 @@ pub struct ServiceManagerInputs {
 /// `boot_id` decides whether a recorded exit is of this boot.
 #[must_use]
 pub fn run_service_manager(
-    hands: ServiceRuntime,
+    runtime: ServiceRuntime,
     status: WatchCell<Vec<ServiceStatus>>,
     inputs: ServiceManagerInputs,
     clock: Clock,
     boot_id: String,
 ) -> Runnable {
     Runnable::new(move |starting: Starting| {
-        let (hands, status, clock, boot_id) = (hands.clone(), status.clone(), clock.clone(), boot_id.clone());
+        let (runtime, status, clock, boot_id) =
+            (runtime.clone(), status.clone(), clock.clone(), boot_id.clone());
         let inputs = inputs.clone();
         async move {
             let found = {
-                let hands = hands.clone();
-                tokio::task::spawn_blocking(move || hands.find_services()).await??
+                let runtime = runtime.clone();
+                tokio::task::spawn_blocking(move || runtime.find_services()).await??
             };
             let healthy = starting.mark_healthy();
-            let mut keeper = ServiceManager::new(hands, status, clock, boot_id);
+            let mut keeper = ServiceManager::new(runtime, status, clock, boot_id);
             keeper.adopt_services(found);
             let ended = keeper.run(&inputs, healthy.scope()).await;
             keeper.shut_down().await;
@@ -121,14 +122,14 @@ struct ServiceManager {
 
 impl ServiceManager {
     fn new(
-        hands: ServiceRuntime,
+        runtime: ServiceRuntime,
         status: WatchCell<Vec<ServiceStatus>>,
         clock: Clock,
         boot_id: String,
     ) -> Self {
         let (sender, events) = mpsc::unbounded_channel();
         Self {
-            runtime: hands,
+            runtime,
             status,
             clock,
             boot_id,
@@ -239,11 +240,11 @@ impl ServiceManager {
             ServiceAction::Remove(id) => {
                 let Some(present) = self.observed.get_mut(&id) else { return };
                 present.phase = ServicePhase::Removing;
-                let (hands, sender) = (self.runtime.clone(), self.sender.clone());
+                let (runtime, sender) = (self.runtime.clone(), self.sender.clone());
                 self.operations.spawn(async move {
                     let forgotten = service_stop::run_blocking({
                         let id = id.clone();
-                        move || hands.remove_service(&id)
+                        move || runtime.remove_service(&id)
                     });
                     let _ = sender.send(ServiceEvent::Removed(id, forgotten.await));
                 });
@@ -274,10 +275,10 @@ impl ServiceManager {
             id.clone(),
             ObservedService { record: note.clone(), phase: ServicePhase::Starting, failures: deaths },
         );
-        let (hands, sender, id) = (self.runtime.clone(), self.sender.clone(), id.clone());
+        let (runtime, sender, id) = (self.runtime.clone(), self.sender.clone(), id.clone());
         self.operations.spawn(async move {
             let started =
-                service_stop::run_blocking(move || hands.start_service(&wanted, before.as_ref(), &note));
+                service_stop::run_blocking(move || runtime.start_service(&wanted, before.as_ref(), &note));
             let started = started.await.map(|(record, handle)| (record, Arc::new(handle)));
             let _ = sender.send(ServiceEvent::Started(id, started));
         });
@@ -457,7 +458,7 @@ impl ServiceManager {
     }
 
     fn truncate_logs(&mut self) {
-        let (hands, ids) = (self.runtime.clone(), self.processes.keys().cloned().collect::<Vec<_>>());
-        self.operations.spawn_blocking(move || ids.iter().for_each(|id| hands.truncate_logs(id)));
+        let (runtime, ids) = (self.runtime.clone(), self.processes.keys().cloned().collect::<Vec<_>>());
+        self.operations.spawn_blocking(move || ids.iter().for_each(|id| runtime.truncate_logs(id)));
     }
 }

@@ -182,10 +182,10 @@ impl ServiceRuntime {
     /// Applies the changed record to a running service: record and limits. It does not wait for the disk.
     pub fn apply_record(&self, note: &RunRecord) -> Result<(), RuntimeError> {
         self.write_record(note, Durability::UntilPowerLoss)?;
-        let places = &self.children;
-        places
+        let children = &self.children;
+        children
             .mounts
-            .create_cgroup(&places.instance_name(), &note.id.child_name(), &note.limits)
+            .create_cgroup(&children.instance_name(), &note.id.child_name(), &note.limits)
             .map_err(ChildError::from)?;
         Ok(())
     }
@@ -268,7 +268,7 @@ impl ServiceRuntime {
         prepare_workdir(&own, user, &owned, &left)?;
         prepare_workdir(&bundle.files_path(), user, &shown, &gone)?;
         let group = self.children.mounts.nested_cgroup(&self.children.instance_name(), &name);
-        let around = ContainerOptions {
+        let container = ContainerOptions {
             workdir: &own,
             files: &bundle.files_path(),
             mounted_files: &mounted,
@@ -277,7 +277,7 @@ impl ServiceRuntime {
             name: &name,
         };
         bundle
-            .write_config(&rootfs::runc_config(rendered, program, user, &around))
+            .write_config(&rootfs::runc_config(rendered, program, user, &container))
             .map_err(failed("writing the configuration of runc"))?;
         Ok(ChildSpec {
             arguments: bundle.run_arguments(&name),
@@ -333,13 +333,13 @@ impl ServiceRuntime {
         } else {
             spec
         };
-        let places = &self.children;
-        let group = places
+        let children = &self.children;
+        let group = children
             .mounts
-            .create_cgroup(&places.instance_name(), &spec.name, &spec.limits)
+            .create_cgroup(&children.instance_name(), &spec.name, &spec.limits)
             .map_err(ChildError::from)?;
-        let log = places.directory.join(&spec.name).join("check.log");
-        Ok(launch_child(&places.launcher, &LaunchOrder { spec, group, record: None, log })?)
+        let log = children.directory.join(&spec.name).join("check.log");
+        Ok(launch_child(&children.launcher, &LaunchOrder { spec, group, record: None, log })?)
     }
 
     /// Last line of a probe command's output.

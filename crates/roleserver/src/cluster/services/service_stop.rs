@@ -55,7 +55,7 @@ impl ServiceStop {
                 }
             }
         }
-        let Self { runtime: hands, id, .. } = self;
-        Some(run_blocking(move || hands.stop_remaining(&id)).await)
+        let Self { runtime, id, .. } = self;
+        Some(run_blocking(move || runtime.stop_remaining(&id)).await)
     }
 }

@@ -143,8 +143,8 @@ impl Bundle {
 impl BundleStore {
     /// The store in this directory, which is created with the first bundle.
     #[must_use]
-    pub fn open(directory: PathBuf, shepherds: ServerPool) -> Self {
-        Self { directory, server_pool: shepherds, state: Arc::default() }
+    pub fn open(directory: PathBuf, server_pool: ServerPool) -> Self {
+        Self { directory, server_pool, state: Arc::default() }
     }
 
     /// Path at which an operator can put an archive by hand.

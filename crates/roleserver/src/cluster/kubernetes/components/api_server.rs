@@ -41,7 +41,7 @@ rules:
 ";
 
 /// Program, arguments and files that it is started with.
-pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService, String> {
+pub fn render_component(context: &ComponentContext<'_>) -> Result<RenderedService, String> {
     let files = vec![WorkdirFile {
         path: AUDIT_POLICY_FILE.to_owned(),
         contents: AUDIT_POLICY_YAML.to_owned(),
@@ -49,15 +49,15 @@ pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService
     }];
     let read_once =
         ["apiserver-kubelet-client.crt", "apiserver-kubelet-client.key", SERVER_CAS, TOKEN_KEYS, SIGNING_KEY];
-    around.render_component(BundleComponent::KubeApiserver, arguments(around), files, &read_once)
+    context.render_component(BundleComponent::KubeApiserver, arguments(context), files, &read_once)
 }
 
-fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
-    let (material, settings) = (around.material, around.setup.settings());
-    let own = around.component_directory(&service_id(KubernetesDuty::Controller, NAME));
+fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
+    let (material, settings) = (context.material, context.setup.settings());
+    let own = context.component_directory(&service_id(KubernetesDuty::Controller, NAME));
     let file = |name: &str| own.join(name).display().to_string();
     let issuer = format!("https://kubernetes.default.svc.{}", settings.domain);
-    let (address, port) = (around.address.to_string(), around.ports.api_server.to_string());
+    let (address, port) = (context.address.to_string(), context.ports.api_server.to_string());
     format_flags([
         ("advertise-address", address.as_str()),
         ("allow-privileged", "true"),
@@ -74,7 +74,7 @@ fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
         // Route to endpoints instead of service addresses: a controller need not be a worker with kube-proxy.
         ("enable-aggregator-routing", "true"),
         ("etcd-prefix", ETCD_PREFIX),
-        ("etcd-servers", &format!("unix://{}", around.etcd.display())),
+        ("etcd-servers", &format!("unix://{}", context.etcd.display())),
         ("kubelet-certificate-authority", &material.file_path(SERVER_CAS)),
         ("kubelet-client-certificate", &material.file_path("apiserver-kubelet-client.crt")),
         ("kubelet-client-key", &material.file_path("apiserver-kubelet-client.key")),
@@ -99,8 +99,8 @@ fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
 
 /// Health check over HTTPS on `/readyz`.
 #[must_use]
-pub fn health_check(around: &ComponentContext<'_>) -> RenderedHealthCheck {
-    https_check(around.api_server(), "/readyz", Some(around.material.certificate_and_key("reconciler")))
+pub fn health_check(context: &ComponentContext<'_>) -> RenderedHealthCheck {
+    https_check(context.api_server(), "/readyz", Some(context.material.certificate_and_key("reconciler")))
 }
 
 #[cfg(test)]
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn api_server_arguments_match() {
-        let arguments = with_context(|around| lines(&arguments(around)));
+        let arguments = with_context(|context| lines(&arguments(context)));
         insta::assert_snapshot!(arguments, @r"
         --advertise-address=10.0.0.7
         --allow-privileged=true
@@ -147,9 +147,9 @@ mod tests {
         --tls-cert-file=/state/cluster/kubernetes/x/apiserver.crt
         --tls-private-key-file=/state/cluster/kubernetes/x/apiserver.key
         ");
-        with_context(|around| {
+        with_context(|context| {
             assert!(
-                render_component(around).unwrap().run
+                render_component(context).unwrap().run
                     == model::role_declaration::ProgramSource::Path("/bundle/bin/kube-apiserver".to_owned())
             );
         });

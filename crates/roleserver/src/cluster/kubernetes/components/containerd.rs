@@ -33,8 +33,8 @@ const MAX_SOCKET_PATH: usize = 100;
 
 /// Path of the socket that containerd listens on.
 #[must_use]
-pub fn socket_path(around: &ComponentContext<'_>) -> PathBuf {
-    around.component_directory(&service_id(KubernetesDuty::Worker, NAME)).join("socket")
+pub fn socket_path(context: &ComponentContext<'_>) -> PathBuf {
+    context.component_directory(&service_id(KubernetesDuty::Worker, NAME)).join("socket")
 }
 
 /// Name of the pod bridge of this role server's node, 15 characters at most, the limit of an interface name.
@@ -44,25 +44,25 @@ pub fn bridge_name(family: &str) -> String {
 }
 
 /// Program, arguments, files and environment that it is started with.
-pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService, String> {
-    let own = around.component_directory(&service_id(KubernetesDuty::Worker, NAME));
-    let path = around.bundle.bin_directory().display().to_string();
+pub fn render_component(context: &ComponentContext<'_>) -> Result<RenderedService, String> {
+    let own = context.component_directory(&service_id(KubernetesDuty::Worker, NAME));
+    let path = context.bundle.bin_directory().display().to_string();
     let files = vec![
-        WorkdirFile { path: CONFIG_FILE.to_owned(), contents: render_config(around)?, mode: 0o600 },
-        WorkdirFile { path: CNI_CONFIG.to_owned(), contents: render_cni_config(around), mode: 0o600 },
+        WorkdirFile { path: CONFIG_FILE.to_owned(), contents: render_config(context)?, mode: 0o600 },
+        WorkdirFile { path: CNI_CONFIG.to_owned(), contents: render_cni_config(context), mode: 0o600 },
     ];
     let arguments = vec!["--config".to_owned(), own.join(CONFIG_FILE).display().to_string()];
     let mut rendered =
-        render_plain(&around.bundle.program_path(BundleComponent::Containerd)?, arguments, files);
+        render_plain(&context.bundle.program_path(BundleComponent::Containerd)?, arguments, files);
     // containerd looks up its shim in `PATH`.
     rendered.environment.insert("PATH".to_owned(), format!("{path}:{SYSTEM_PATH}"));
     Ok(rendered)
 }
 
 /// Its configuration file, version 2 (containerd-config.toml(5)).
-fn render_config(around: &ComponentContext<'_>) -> Result<String, String> {
-    let own = around.component_directory(&service_id(KubernetesDuty::Worker, NAME));
-    let socket = socket_path(around);
+fn render_config(context: &ComponentContext<'_>) -> Result<String, String> {
+    let own = context.component_directory(&service_id(KubernetesDuty::Worker, NAME));
+    let socket = socket_path(context);
     if socket.as_os_str().len() > MAX_SOCKET_PATH {
         return Err(format!(
             "the path {} is too long for a socket: {MAX_SOCKET_PATH} bytes are the most, so give the role server a \
@@ -70,11 +70,11 @@ fn render_config(around: &ComponentContext<'_>) -> Result<String, String> {
             socket.display()
         ));
     }
-    let (pause, _) = around
+    let (pause, _) = context
         .bundle
         .find_image(PAUSE_IMAGE)
         .ok_or_else(|| format!("its bundle holds no image {PAUSE_IMAGE}"))?;
-    let runc = around.bundle.program_path(BundleComponent::Runc)?;
+    let runc = context.bundle.program_path(BundleComponent::Runc)?;
     let file = |name: &str| toml_string(&own.join(name).display().to_string());
     let mut text = String::new();
     let cri = "plugins.\"io.containerd.grpc.v1.cri\"";
@@ -107,9 +107,9 @@ conf_dir = {network}
         socket = toml_string(&socket.display().to_string()),
         pause = toml_string(&pause.reference),
         // Without the capability no process can get a lower OOM score, and runc fails if it has to set one.
-        restricted = !around.can_raise_oom_score,
+        restricted = !context.can_raise_oom_score,
         runc = toml_string(&runc.display().to_string()),
-        plugins = toml_string(&around.bundle.cni_directory().display().to_string()),
+        plugins = toml_string(&context.bundle.cni_directory().display().to_string()),
         network = file("cni"),
     );
     done.map_err(|error| error.to_string())?;
@@ -122,15 +122,15 @@ fn toml_string(text: &str) -> String {
 }
 
 /// The CNI configuration of the default network (CNI specification 0.4.0).
-fn render_cni_config(around: &ComponentContext<'_>) -> String {
-    let addresses = around.component_directory(&service_id(KubernetesDuty::Worker, NAME)).join("addresses");
+fn render_cni_config(context: &ComponentContext<'_>) -> String {
+    let addresses = context.component_directory(&service_id(KubernetesDuty::Worker, NAME)).join("addresses");
     let list = json!({
         "cniVersion": "0.4.0",
         "name": "pods",
         "plugins": [
             {
                 "type": "bridge",
-                "bridge": bridge_name(around.instance_name),
+                "bridge": bridge_name(context.instance_name),
                 "isGateway": true,
                 // Replace an address of another pod range on an existing bridge.
                 "forceAddress": true,
@@ -140,7 +140,7 @@ fn render_cni_config(around: &ComponentContext<'_>) -> String {
                 "ipam": {
                     "type": "host-local",
                     "dataDir": addresses,
-                    "ranges": [[{"subnet": around.setup.pod_range()}]],
+                    "ranges": [[{"subnet": context.setup.pod_range()}]],
                     "routes": [{"dst": "0.0.0.0/0"}],
                 },
             },
@@ -152,19 +152,19 @@ fn render_cni_config(around: &ComponentContext<'_>) -> String {
 
 /// Health check: its socket accepts a connection.
 #[must_use]
-pub fn health_check(around: &ComponentContext<'_>) -> RenderedHealthCheck {
-    check_with(RenderedProbe::Unix(socket_path(around)))
+pub fn health_check(context: &ComponentContext<'_>) -> RenderedHealthCheck {
+    check_with(RenderedProbe::Unix(socket_path(context)))
 }
 
 /// A one-shot that imports an image of the bundle. Importing an existing image changes nothing.
-pub fn render_image_import(around: &ComponentContext<'_>, image: &str) -> Result<RenderedService, String> {
+pub fn render_image_import(context: &ComponentContext<'_>, image: &str) -> Result<RenderedService, String> {
     let (_, archive) =
-        around.bundle.find_image(image).ok_or_else(|| format!("its bundle holds no image {image}"))?;
-    let socket = socket_path(around).display().to_string();
+        context.bundle.find_image(image).ok_or_else(|| format!("its bundle holds no image {image}"))?;
+    let socket = socket_path(context).display().to_string();
     let archive = archive.display().to_string();
     let arguments = ["--address", &socket, "--namespace", "k8s.io", "images", "import", &archive];
     let arguments = arguments.into_iter().map(str::to_owned).collect();
-    Ok(render_plain(&around.bundle.program_path(BundleComponent::Ctr)?, arguments, Vec::new()))
+    Ok(render_plain(&context.bundle.program_path(BundleComponent::Ctr)?, arguments, Vec::new()))
 }
 
 #[cfg(test)]
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn containerd_arguments_match() {
-        let started = with_context(|around| render_component(around).unwrap());
+        let started = with_context(|context| render_component(context).unwrap());
         assert_eq!(started.environment["PATH"], format!("/bundle/bin:{SYSTEM_PATH}"));
         insta::assert_snapshot!(lines(&started.arguments), @r#"
         --config
@@ -245,8 +245,9 @@ mod tests {
     #[test]
     fn oom_scores_are_restricted_without_the_capability() {
         let reported = |may_raise_scores| {
-            with_context(|around| {
-                render_config(&ComponentContext { can_raise_oom_score: may_raise_scores, ..*around }).unwrap()
+            with_context(|context| {
+                render_config(&ComponentContext { can_raise_oom_score: may_raise_scores, ..*context })
+                    .unwrap()
             })
         };
         assert!(reported(false).contains("restrict_oom_score_adj = true"));
@@ -256,8 +257,8 @@ mod tests {
     #[test]
     fn socket_path_that_is_too_long_is_rejected() {
         let deep = PathBuf::from(format!("/{}", "d".repeat(80)));
-        let error = with_context(|around| {
-            render_config(&ComponentContext { directory: &deep, ..*around }).unwrap_err()
+        let error = with_context(|context| {
+            render_config(&ComponentContext { directory: &deep, ..*context }).unwrap_err()
         });
         assert!(error.contains("shorter state directory"), "{error}");
     }
@@ -266,12 +267,12 @@ mod tests {
     fn digest_changes_with_the_pod_range_and_not_with_the_keys() {
         use crate::cluster::kubernetes::key_material::tests::material;
         use crate::cluster::kubernetes::setup::{NodeSetup, tests::wire_setup};
-        let plain = with_context(|around| render_component(around).unwrap().digest());
+        let plain = with_context(|context| render_component(context).unwrap().digest());
         let mut renewed = material();
         renewed.generation += 1;
         assert_eq!(
             plain,
-            with_context(|around| render_component(&ComponentContext { material: &renewed, ..*around })
+            with_context(|context| render_component(&ComponentContext { material: &renewed, ..*context })
                 .unwrap()
                 .digest())
         );
@@ -280,7 +281,7 @@ mod tests {
         let other = NodeSetup::new(other).unwrap();
         assert_ne!(
             plain,
-            with_context(|around| render_component(&ComponentContext { setup: &other, ..*around })
+            with_context(|context| render_component(&ComponentContext { setup: &other, ..*context })
                 .unwrap()
                 .digest())
         );
@@ -288,7 +289,7 @@ mod tests {
 
     #[test]
     fn image_import_arguments_match() {
-        let started = with_context(|around| render_image_import(around, PAUSE_IMAGE).unwrap());
+        let started = with_context(|context| render_image_import(context, PAUSE_IMAGE).unwrap());
         insta::assert_snapshot!(lines(&started.arguments), @r#"
         --address
         /state/cluster/kubernetes/kubernetes-worker_containerd/socket

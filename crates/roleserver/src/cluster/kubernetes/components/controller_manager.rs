@@ -17,15 +17,15 @@ use crate::cluster::services::desired::{RenderedHealthCheck, RenderedService};
 pub const NAME: &str = "kube-controller-manager";
 
 /// Program, arguments and files that it is started with.
-pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService, String> {
-    let files = vec![around.kubeconfig(around.api_server(), "controller-manager")];
+pub fn render_component(context: &ComponentContext<'_>) -> Result<RenderedService, String> {
+    let files = vec![context.kubeconfig(context.api_server(), "controller-manager")];
     let read_once = [SERVER_CAS, SIGNING_KEY, FRONT_PROXY_CAS];
-    around.render_component(BundleComponent::KubeControllerManager, arguments(around), files, &read_once)
+    context.render_component(BundleComponent::KubeControllerManager, arguments(context), files, &read_once)
 }
 
-fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
-    let (material, settings) = (around.material, around.setup.settings());
-    let kubeconfig = around
+fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
+    let (material, settings) = (context.material, context.setup.settings());
+    let kubeconfig = context
         .component_directory(&service_id(KubernetesDuty::Controller, NAME))
         .join(KUBECONFIG)
         .display()
@@ -34,14 +34,14 @@ fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
         ("allocate-node-cidrs", "false"),
         ("authentication-kubeconfig", kubeconfig.as_str()),
         ("authorization-kubeconfig", &kubeconfig),
-        ("bind-address", &around.address.to_string()),
+        ("bind-address", &context.address.to_string()),
         ("cluster-cidr", &settings.pod_range),
         ("kubeconfig", &kubeconfig),
         ("leader-elect", "true"),
         ("profiling", "false"),
         ("requestheader-client-ca-file", &material.file_path(FRONT_PROXY_CAS)),
         ("root-ca-file", &material.file_path(SERVER_CAS)),
-        ("secure-port", &around.ports.controller_manager.to_string()),
+        ("secure-port", &context.ports.controller_manager.to_string()),
         ("service-account-private-key-file", &material.file_path(SIGNING_KEY)),
         ("service-cluster-ip-range", &settings.service_range),
         ("use-service-account-credentials", "true"),
@@ -50,8 +50,8 @@ fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
 
 /// Health check over HTTPS on `/healthz`, which needs no client certificate.
 #[must_use]
-pub fn health_check(around: &ComponentContext<'_>) -> RenderedHealthCheck {
-    https_check(SocketAddr::new(around.address, around.ports.controller_manager), "/healthz", None)
+pub fn health_check(context: &ComponentContext<'_>) -> RenderedHealthCheck {
+    https_check(SocketAddr::new(context.address, context.ports.controller_manager), "/healthz", None)
 }
 
 #[cfg(test)]
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn controller_manager_arguments_match() {
-        let arguments = with_context(|around| lines(&arguments(around)));
+        let arguments = with_context(|context| lines(&arguments(context)));
         insta::assert_snapshot!(arguments, @r"
         --allocate-node-cidrs=false
         --authentication-kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-controller-manager/kubeconfig.json

@@ -24,40 +24,40 @@ pub const NAME: &str = "kube-proxy";
 pub const CLEAN_UP_FILE: &str = "clean-up.json";
 
 /// Program, arguments and files that it is started with.
-pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService, String> {
-    let program = around.bundle.program_path(BundleComponent::KubeProxy)?;
+pub fn render_component(context: &ComponentContext<'_>) -> Result<RenderedService, String> {
+    let program = context.bundle.program_path(BundleComponent::KubeProxy)?;
     let clean_up = json!([program, "--cleanup"]).to_string();
     let files = vec![
         WorkdirFile { path: CLEAN_UP_FILE.to_owned(), contents: clean_up, mode: 0o600 },
-        around.kubeconfig(around.ports.load_balancer, "proxy"),
+        context.kubeconfig(context.ports.load_balancer, "proxy"),
     ];
-    around.render_component(BundleComponent::KubeProxy, arguments(around), files, &[SERVER_CAS])
+    context.render_component(BundleComponent::KubeProxy, arguments(context), files, &[SERVER_CAS])
 }
 
-fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
-    let kubeconfig = around
+fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
+    let kubeconfig = context
         .component_directory(&service_id(KubernetesDuty::Worker, NAME))
         .join(KUBECONFIG)
         .display()
         .to_string();
     let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string();
     format_flags([
-        ("cluster-cidr", around.setup.settings().pod_range.as_str()),
+        ("cluster-cidr", context.setup.settings().pod_range.as_str()),
         ("conntrack-max-per-core", "0"),
         ("conntrack-tcp-timeout-close-wait", "0s"),
         ("conntrack-tcp-timeout-established", "0s"),
-        ("healthz-bind-address", &loopback(around.ports.proxy_health)),
-        ("hostname-override", around.node),
+        ("healthz-bind-address", &loopback(context.ports.proxy_health)),
+        ("hostname-override", context.node),
         ("kubeconfig", &kubeconfig),
-        ("metrics-bind-address", &loopback(around.ports.proxy_metrics)),
+        ("metrics-bind-address", &loopback(context.ports.proxy_metrics)),
         ("proxy-mode", "iptables"),
     ])
 }
 
 /// Health check over HTTP on the loopback address.
 #[must_use]
-pub fn health_check(around: &ComponentContext<'_>) -> RenderedHealthCheck {
-    local_check(around.ports.proxy_health)
+pub fn health_check(context: &ComponentContext<'_>) -> RenderedHealthCheck {
+    local_check(context.ports.proxy_health)
 }
 
 #[cfg(test)]
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn proxy_arguments_and_clean_up_command_match() {
-        let started = with_context(|around| render_component(around).unwrap());
+        let started = with_context(|context| render_component(context).unwrap());
         insta::assert_snapshot!(lines(&started.arguments), @r#"
         --cluster-cidr=10.128.0.0/12
         --conntrack-max-per-core=0

@@ -27,27 +27,27 @@ const RUNTIME_FLAG_REMOVED: ReleaseVersion = ReleaseVersion::new(1, 24, 0);
 const PAUSE_FLAG_REMOVED: ReleaseVersion = ReleaseVersion::new(1, 35, 0);
 
 /// Program, arguments and files that it is started with.
-pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService, String> {
+pub fn render_component(context: &ComponentContext<'_>) -> Result<RenderedService, String> {
     let files = vec![
-        around.kubeconfig(around.ports.load_balancer, "kubelet"),
-        WorkdirFile { path: CONFIG_FILE.to_owned(), contents: render_config(around), mode: 0o600 },
+        context.kubeconfig(context.ports.load_balancer, "kubelet"),
+        WorkdirFile { path: CONFIG_FILE.to_owned(), contents: render_config(context), mode: 0o600 },
     ];
     let read_once = ["kubelet-server.crt", "kubelet-server.key", CLIENT_CAS, SERVER_CAS];
-    around.render_component(BundleComponent::Kubelet, arguments(around), files, &read_once)
+    context.render_component(BundleComponent::Kubelet, arguments(context), files, &read_once)
 }
 
-fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
-    let own = around.component_directory(&service_id(KubernetesDuty::Worker, NAME));
+fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
+    let own = context.component_directory(&service_id(KubernetesDuty::Worker, NAME));
     let file = |name: &str| own.join(name).display().to_string();
-    let version = around.bundle.manifest.kubernetes;
-    let pause = around.bundle.find_image(containerd::PAUSE_IMAGE).map(|(image, _)| image.reference.clone());
+    let version = context.bundle.manifest.kubernetes;
+    let pause = context.bundle.find_image(containerd::PAUSE_IMAGE).map(|(image, _)| image.reference.clone());
     let mut flags = vec![
         ("cert-dir", file("certificates")),
         ("config", file(CONFIG_FILE)),
-        ("container-runtime-endpoint", format!("unix://{}", containerd::socket_path(around).display())),
-        ("hostname-override", around.node.to_owned()),
+        ("container-runtime-endpoint", format!("unix://{}", containerd::socket_path(context).display())),
+        ("hostname-override", context.node.to_owned()),
         ("kubeconfig", file(KUBECONFIG)),
-        ("node-ip", around.address.to_string()),
+        ("node-ip", context.address.to_string()),
         ("root-dir", file("root")),
     ];
     if version < RUNTIME_FLAG_REMOVED {
@@ -61,17 +61,17 @@ fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
 }
 
 /// Its configuration (`kubelet.config.k8s.io/v1beta1`) as JSON, which is also YAML.
-fn render_config(around: &ComponentContext<'_>) -> String {
-    let (material, settings) = (around.material, around.setup.settings());
-    let own = around.component_directory(&service_id(KubernetesDuty::Worker, NAME));
+fn render_config(context: &ComponentContext<'_>) -> String {
+    let (material, settings) = (context.material, context.setup.settings());
+    let own = context.component_directory(&service_id(KubernetesDuty::Worker, NAME));
     let mut config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        "address": around.address,
-        "port": around.ports.kubelet,
+        "address": context.address,
+        "port": context.ports.kubelet,
         "readOnlyPort": 0,
         "healthzBindAddress": "127.0.0.1",
-        "healthzPort": around.ports.kubelet_health,
+        "healthzPort": context.ports.kubelet_health,
         "tlsCertFile": material.file_path("kubelet-server.crt"),
         "tlsPrivateKeyFile": material.file_path("kubelet-server.key"),
         "authentication": {
@@ -81,7 +81,7 @@ fn render_config(around: &ComponentContext<'_>) -> String {
         },
         "authorization": {"mode": "Webhook"},
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": format!("/{}", pod_cgroups::cgroup_name(around.instance_name)),
+        "cgroupRoot": format!("/{}", pod_cgroups::cgroup_name(context.instance_name)),
         "failSwapOn": false,
         "clusterDomain": settings.domain,
         "volumePluginDir": own.join("plugins"),
@@ -92,7 +92,7 @@ fn render_config(around: &ComponentContext<'_>) -> String {
         },
     });
     let declared = settings.add_ons.iter().map(|add_on| add_on.name.as_str());
-    let mut add_ons = declared.chain(around.bundle.add_ons().iter().map(|add_on| add_on.name.as_str()));
+    let mut add_ons = declared.chain(context.bundle.add_ons().iter().map(|add_on| add_on.name.as_str()));
     let ranges = ClusterRanges::new(&settings.service_range, &settings.pod_range, settings.node_prefix);
     if add_ons.any(|name| name == DNS_ADD_ON)
         && let Ok(ranges) = ranges
@@ -104,8 +104,8 @@ fn render_config(around: &ComponentContext<'_>) -> String {
 
 /// Health check over HTTP on the loopback address.
 #[must_use]
-pub fn health_check(around: &ComponentContext<'_>) -> RenderedHealthCheck {
-    local_check(around.ports.kubelet_health)
+pub fn health_check(context: &ComponentContext<'_>) -> RenderedHealthCheck {
+    local_check(context.ports.kubelet_health)
 }
 
 #[cfg(test)]
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn kubelet_arguments_match() {
-        let arguments = with_context(|around| lines(&arguments(around)));
+        let arguments = with_context(|context| lines(&arguments(context)));
         insta::assert_snapshot!(arguments, @r#"
         --cert-dir=/state/cluster/kubernetes/kubernetes-worker_kubelet/certificates
         --config=/state/cluster/kubernetes/kubernetes-worker_kubelet/config.json
@@ -177,7 +177,7 @@ mod tests {
             let manifest = std::sync::Arc::make_mut(&mut bundle.manifest);
             manifest.kubernetes = ReleaseVersion::new(version.0, version.1, version.2);
             let text =
-                with_context(|around| lines(&arguments(&ComponentContext { bundle: &bundle, ..*around })));
+                with_context(|context| lines(&arguments(&ComponentContext { bundle: &bundle, ..*context })));
             assert_eq!(text.contains("--container-runtime=remote"), runtime, "{version:?}");
             assert_eq!(text.contains("--pod-infra-container-image"), pause, "{version:?}");
         }
@@ -192,7 +192,7 @@ mod tests {
         let add_on = |name: &str| KubernetesAddOn { name: name.to_owned(), ..Default::default() };
         kubernetes_setup.settings.as_mut().unwrap().add_ons = vec![add_on("net"), add_on(DNS_ADD_ON)];
         let setup = NodeSetup::new(kubernetes_setup).unwrap();
-        let config = with_context(|around| render_config(&ComponentContext { setup: &setup, ..*around }));
+        let config = with_context(|context| render_config(&ComponentContext { setup: &setup, ..*context }));
         let config: serde_json::Value = serde_json::from_str(&config).unwrap();
         assert_eq!(config["clusterDNS"], json!(["10.96.0.10"]));
     }

@@ -295,7 +295,7 @@ pub(super) mod tests {
 
     #[test]
     fn kubeconfig_names_key_files_and_holds_no_key() {
-        let placed = with_context(|around| around.kubeconfig(around.api_server(), "scheduler"));
+        let placed = with_context(|context| context.kubeconfig(context.api_server(), "scheduler"));
         assert_eq!((placed.path.as_str(), placed.mode), (KUBECONFIG, 0o600));
         let read: serde_json::Value = serde_json::from_str(&placed.contents).unwrap();
         assert_eq!(read["clusters"][0]["cluster"]["server"], "https://10.0.0.7:6443");
@@ -307,9 +307,9 @@ pub(super) mod tests {
         let digest = |change: fn(&mut Bundle, &mut KeyMaterial)| {
             let (mut bundle, mut material) = (bundle(), material());
             change(&mut bundle, &mut material);
-            with_context(|around| {
-                let around = ComponentContext { bundle: &bundle, material: &material, ..*around };
-                around
+            with_context(|context| {
+                let context = ComponentContext { bundle: &bundle, material: &material, ..*context };
+                context
                     .render_component(BundleComponent::KubeScheduler, Vec::new(), Vec::new(), &[])
                     .unwrap()
                     .digest()

@@ -16,18 +16,18 @@ use crate::cluster::services::desired::{RenderedHealthCheck, RenderedService};
 pub const NAME: &str = "kube-scheduler";
 
 /// Program, arguments and files that it is started with.
-pub fn render_component(around: &ComponentContext<'_>) -> Result<RenderedService, String> {
-    let files = vec![around.kubeconfig(around.api_server(), "scheduler")];
-    around.render_component(
+pub fn render_component(context: &ComponentContext<'_>) -> Result<RenderedService, String> {
+    let files = vec![context.kubeconfig(context.api_server(), "scheduler")];
+    context.render_component(
         BundleComponent::KubeScheduler,
-        arguments(around),
+        arguments(context),
         files,
         &[SERVER_CAS, FRONT_PROXY_CAS],
     )
 }
 
-fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
-    let kubeconfig = around
+fn arguments(context: &ComponentContext<'_>) -> Vec<String> {
+    let kubeconfig = context
         .component_directory(&service_id(KubernetesDuty::Controller, NAME))
         .join(KUBECONFIG)
         .display()
@@ -35,19 +35,19 @@ fn arguments(around: &ComponentContext<'_>) -> Vec<String> {
     format_flags([
         ("authentication-kubeconfig", kubeconfig.as_str()),
         ("authorization-kubeconfig", &kubeconfig),
-        ("bind-address", &around.address.to_string()),
+        ("bind-address", &context.address.to_string()),
         ("kubeconfig", &kubeconfig),
         ("leader-elect", "true"),
         ("profiling", "false"),
-        ("requestheader-client-ca-file", &around.material.file_path(FRONT_PROXY_CAS)),
-        ("secure-port", &around.ports.scheduler.to_string()),
+        ("requestheader-client-ca-file", &context.material.file_path(FRONT_PROXY_CAS)),
+        ("secure-port", &context.ports.scheduler.to_string()),
     ])
 }
 
 /// Health check over HTTPS on `/healthz`, which needs no client certificate.
 #[must_use]
-pub fn health_check(around: &ComponentContext<'_>) -> RenderedHealthCheck {
-    https_check(SocketAddr::new(around.address, around.ports.scheduler), "/healthz", None)
+pub fn health_check(context: &ComponentContext<'_>) -> RenderedHealthCheck {
+    https_check(SocketAddr::new(context.address, context.ports.scheduler), "/healthz", None)
 }
 
 #[cfg(test)]
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn scheduler_arguments_match() {
-        let arguments = with_context(|around| lines(&arguments(around)));
+        let arguments = with_context(|context| lines(&arguments(context)));
         insta::assert_snapshot!(arguments, @r"
         --authentication-kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-scheduler/kubeconfig.json
         --authorization-kubeconfig=/state/cluster/kubernetes/kubernetes-controller_kube-scheduler/kubeconfig.json

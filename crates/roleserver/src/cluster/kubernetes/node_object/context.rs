@@ -47,15 +47,15 @@ pub struct NodeContext {
 }
 
 /// A client for the API servers, and the name of this node.
-pub(super) fn api_client(around: &NodeContext) -> Result<(ReloadingClient, String), RunnableError> {
-    let directory = around.files.kubernetes_directory().join(role_directory(KubernetesDuty::Worker));
+pub(super) fn api_client(context: &NodeContext) -> Result<(ReloadingClient, String), RunnableError> {
+    let directory = context.files.kubernetes_directory().join(role_directory(KubernetesDuty::Worker));
     let identity = ClientIdentity {
         authority: directory.join(SERVER_CAS),
         certificate: directory.join("kubelet.crt"),
         key: directory.join("kubelet.key"),
     };
     let kubernetes =
-        ReloadingClient::new(ApiServerConnection { url: around.url.clone(), identity: Some(identity) });
-    let key = around.files.read_key()?.ok_or_else(|| RunnableError::msg("this node has no key"))?;
+        ReloadingClient::new(ApiServerConnection { url: context.url.clone(), identity: Some(identity) });
+    let key = context.files.read_key()?.ok_or_else(|| RunnableError::msg("this node has no key"))?;
     Ok((kubernetes, node_id_of_key(&key).to_string()))
 }

@@ -37,18 +37,18 @@ struct DrainStart {
 /// Evicts pods until none is left or the time is up. `version` is that of Kubernetes in the installed bundle; `None`
 /// without one.
 pub(super) async fn drain_node(
-    around: &NodeContext,
+    context: &NodeContext,
     version: Option<ReleaseVersion>,
 ) -> Result<(), RunnableError> {
     let version = version.unwrap_or(STABLE_EVICTION_API);
-    let (kubernetes, name) = api_client(around)?;
-    let now = || around.clock.now().timestamp_millis();
-    let kept: Option<DrainStart> = around.files.read_json_limited(DRAIN_FILE, 1 << 10).ok().flatten();
+    let (kubernetes, name) = api_client(context)?;
+    let now = || context.clock.now().timestamp_millis();
+    let kept: Option<DrainStart> = context.files.read_json_limited(DRAIN_FILE, 1 << 10).ok().flatten();
     let since = kept.map(|kept| kept.milliseconds).filter(|since| *since <= now()).unwrap_or_else(now);
-    around.files.write_json(DRAIN_FILE, &DrainStart { milliseconds: since })?;
-    if setup::read_last(&around.files).is_none_or(|setup| setup.api_servers().is_empty()) {
+    context.files.write_json(DRAIN_FILE, &DrainStart { milliseconds: since })?;
+    if setup::read_last(&context.files).is_none_or(|setup| setup.api_servers().is_empty()) {
         tracing::info!("no API server is known, so that pods of this node go nowhere else");
-        return Ok(around.files.remove_file(DRAIN_FILE)?);
+        return Ok(context.files.remove_file(DRAIN_FILE)?);
     }
     tracing::info!("pods of this node go elsewhere before it goes on");
     let mut answered = now();
@@ -72,7 +72,7 @@ pub(super) async fn drain_node(
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-    Ok(around.files.remove_file(DRAIN_FILE)?)
+    Ok(context.files.remove_file(DRAIN_FILE)?)
 }
 
 /// Whether a drain gives up waiting. `since` is its start, `answered` the last response of an API server, all in

@@ -95,11 +95,11 @@ fn choose_task(known: &NodeInputs) -> Option<(NodeTask, DrainState)> {
 
 /// Makes the runnable that manages the Node object, and publishes the drain state in `output`.
 #[must_use]
-pub fn manage_node_object(around: NodeContext, output: WatchCell<DrainState>) -> Runnable {
+pub fn manage_node_object(context: NodeContext, output: WatchCell<DrainState>) -> Runnable {
     Runnable::new(move |starting: Starting| {
-        let (around, output) = (around.clone(), output.clone());
+        let (context, output) = (context.clone(), output.clone());
         async move {
-            if output.latest().is_none() && !has_kubelet_record(&around.children) {
+            if output.latest().is_none() && !has_kubelet_record(&context.children) {
                 output.set(DrainState { is_drained: true, allowed_bundle: None });
             } else if output.latest().is_none() {
                 output.set(DrainState::default());
@@ -107,10 +107,10 @@ pub fn manage_node_object(around: NodeContext, output: WatchCell<DrainState>) ->
             let healthy = starting.mark_healthy();
             let scope = healthy.scope();
             let mut inputs = CombinedInputs::new(NodeInputs::default())
-                .with(&around.startup, |known: &mut NodeInputs, startup| known.startup = Some(startup))
-                .with(&around.bundle, |known: &mut NodeInputs, held| known.bundle = held)
-                .with(&around.statuses, |known: &mut NodeInputs, statuses| known.statuses = Some(statuses))
-                .with(&around.revisions, |known: &mut NodeInputs, runs| known.revisions = runs);
+                .with(&context.startup, |known: &mut NodeInputs, startup| known.startup = Some(startup))
+                .with(&context.bundle, |known: &mut NodeInputs, held| known.bundle = held)
+                .with(&context.statuses, |known: &mut NodeInputs, statuses| known.statuses = Some(statuses))
+                .with(&context.revisions, |known: &mut NodeInputs, runs| known.revisions = runs);
             let mut known = scope.until_cancelled(inputs.next()).await?;
             let mut at_work: Option<(NodeTask, Option<Sha256>, Option<NodeSetup>)> = None;
             loop {
@@ -135,12 +135,12 @@ pub fn manage_node_object(around: NodeContext, output: WatchCell<DrainState>) ->
                 let work = async {
                     match task {
                         NodeTask::Drain if !done => {
-                            drain_node(&around, version).await?;
+                            drain_node(&context, version).await?;
                             let bundle = to_run.filter(|_| !leaving);
                             publish(&output, DrainState { is_drained: leaving, allowed_bundle: bundle });
                             std::future::pending().await
                         }
-                        NodeTask::Sync => sync_node(&around, setup.as_ref()).await,
+                        NodeTask::Sync => sync_node(&context, setup.as_ref()).await,
                         NodeTask::Idle | NodeTask::Drain => std::future::pending().await,
                     }
                 };
@@ -181,8 +181,8 @@ fn kubernetes_version(known: &NodeInputs) -> Option<ReleaseVersion> {
 }
 
 /// Whether a kubelet is recorded among the children.
-fn has_kubelet_record(places: &ChildContext) -> bool {
-    places.recorded_names().contains(&service_id(KubernetesDuty::Worker, kubelet::NAME).child_name())
+fn has_kubelet_record(children: &ChildContext) -> bool {
+    children.recorded_names().contains(&service_id(KubernetesDuty::Worker, kubelet::NAME).child_name())
 }
 
 #[cfg(test)]

@@ -18,8 +18,8 @@ const SYNC_INTERVAL: Duration = Duration::from_secs(30);
 const LABEL_PREFIXES: [&str; 2] = ["shepherd/", "label.shepherd/"];
 
 /// Keeps labels and scheduling of the node in sync with the setup, for ever.
-pub(super) async fn sync_node(around: &NodeContext, setup: Option<&NodeSetup>) -> Result<(), RunnableError> {
-    let (kubernetes, name) = api_client(around)?;
+pub(super) async fn sync_node(context: &NodeContext, setup: Option<&NodeSetup>) -> Result<(), RunnableError> {
+    let (kubernetes, name) = api_client(context)?;
     let labels: BTreeMap<String, String> = setup
         .into_iter()
         .flat_map(NodeSetup::labels)
