@@ -1,4 +1,4 @@
-//! Exponential backoff with jitter, for retries against etcd, and the interval between two listings of a watcher.
+//! Exponential backoff with jitter, for retries against etcd.
 //!
 //! After a failure the pause is short, because etcd is on this host and its absence holds up a whole cluster. It is
 //! never zero, because three curators that retry without a pause keep a restarted etcd from coming up. Half of each
@@ -6,18 +6,8 @@
 
 use std::time::Duration;
 
-/// The longest pause between two tries.
-pub const MAX_BACKOFF: Duration = Duration::from_secs(5);
-
-/// The mean interval between two listings of a watcher.
-///
-/// It bounds how long a watcher can miss an event that etcd lost. The silence of a member can be noticed that much
-/// later.
-///
-/// The price, for a member of a cluster of a thousand nodes: it has some fifteen watchers, and three of them list all
-/// nodes, up to 2 MB each. That is 600 kB and five pages a second, read from an etcd on the same host. A watcher that
-/// exists once for each node needs a longer interval.
-pub const LISTING: Duration = Duration::from_secs(10);
+/// The longest pause between two attempts.
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
 const MIN_BACKOFF: Duration = Duration::from_millis(100);
 
@@ -29,23 +19,9 @@ pub fn backoff_after(failures: u32, random: f64) -> Duration {
     whole.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0)
 }
 
-/// The pause before the next listing: the interval plus or minus a quarter, so that watchers which started together do
-/// not stay together. `random` is from 0 to 1.
-#[must_use]
-pub fn between_listings(interval: Duration, random: f64) -> Duration {
-    interval.mul_f64(0.75 + random.clamp(0.0, 1.0) / 2.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn listings_come_a_quarter_earlier_or_later_than_the_interval() {
-        for (random, seconds) in [(0.0, 7.5), (0.5, 10.0), (1.0, 12.5), (7.0, 12.5), (-1.0, 7.5)] {
-            assert_eq!(between_listings(LISTING, random), Duration::from_secs_f64(seconds), "{random}");
-        }
-    }
 
     #[test]
     fn backoff_doubles_up_to_five_seconds_and_is_never_zero() {

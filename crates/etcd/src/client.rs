@@ -1,9 +1,12 @@
-//! The etcd client: reads, transactions and errors, with a deadline on every call.
+//! The etcd client: reads, unguarded writes and errors, with a deadline on every call.
 //!
 //! A client belongs to one namespace of one cluster. It is cheap to clone, and connects when it is first used. Reads
 //! are linearizable: they need a quorum, and see every write that was acknowledged before they began. A response that
 //! does not come within the deadline is an error. etcd gets the same deadline, so that it does not go on with work that
 //! nobody waits for.
+//!
+//! Writes of a leader are in [`guard`](crate::guard), changes of the membership in [`members`](crate::members). Both are
+//! methods of the same client.
 
 use std::error::Error;
 use std::future::Future;
@@ -11,19 +14,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::etcdserverpb as wire;
-use rustls::ClientConfig;
-use rustls::RootCertStore;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
-pub use super::transport::Endpoint;
-
 use crate::namespace::{KeySelector, NameError, Namespace};
-use crate::transport;
+use crate::transaction::{self, compare_mod_revision};
+use crate::transport::{self, Endpoint};
 
 /// The deadline of a call, unless the client has another one. An election in etcd takes one to three seconds.
-pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 /// The largest response: a page of the largest values that etcd takes (1.5 MiB) and their keys.
 const MAX_RESPONSE_BYTES: usize = 160 << 20;
 /// The most keys in one response; a longer listing is read in pages.
@@ -48,12 +47,11 @@ pub enum EtcdError {
     },
     /// No connection, or etcd has no quorum. A write may have been made all the same: a connection can break, and a
     /// quorum can be lost, between the write and the response.
-    /// The operation and its object.
     #[error(
         "{operation} failed, because etcd cannot be reached or has no quorum ({message}); it works again once most members run"
     )]
     Unavailable {
-        /// What was being done, to what.
+        /// The operation and its object.
         operation: String,
         /// The message of etcd or of the connection.
         message: String,
@@ -120,28 +118,6 @@ pub struct Client {
     endpoints: Arc<[Endpoint]>,
     namespace: Namespace,
     deadline: Duration,
-}
-
-/// The TLS configuration of a client: the authorities that etcd's certificate must come from, and our certificate and
-/// key. Certificates are DER, our own before those that signed it.
-///
-/// The TLS provider is named here, because a library must not rely on the one that its process has chosen.
-pub fn client_tls_config(
-    authorities: &[CertificateDer<'_>],
-    own_chain: Vec<CertificateDer<'static>>,
-    own_key: PrivateKeyDer<'static>,
-) -> Result<Arc<ClientConfig>, rustls::Error> {
-    let mut roots = RootCertStore::empty();
-    for authority in authorities {
-        roots.add(authority.clone().into_owned())?;
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_client_auth_cert(own_chain, own_key)?;
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    Ok(Arc::new(config))
 }
 
 impl Client {
@@ -311,11 +287,11 @@ impl Client {
         value: &[u8],
         lease: i64,
     ) -> Result<wire::RequestOp, EtcdError> {
-        put_operation(&self.namespace, key, value, lease)
+        Ok(transaction::put_operation(&self.namespace, key, value, lease)?)
     }
 
     pub(super) fn delete_operation(&self, keys: &KeySelector) -> Result<wire::RequestOp, EtcdError> {
-        delete_operation(&self.namespace, keys)
+        Ok(transaction::delete_operation(&self.namespace, keys)?)
     }
 
     pub(super) fn record(&self, pair: wire::KeyValue) -> Record {
@@ -402,72 +378,6 @@ pub(super) struct TransactionResult {
     pub(super) revision: i64,
     /// The records that its reads found.
     pub(super) reads: Vec<Record>,
-}
-
-/// A part of a transaction: write the key, with a lease at whose end it is deleted; 0 is no lease.
-pub(super) fn put_operation(
-    namespace: &Namespace,
-    key: &str,
-    value: &[u8],
-    lease: i64,
-) -> Result<wire::RequestOp, EtcdError> {
-    let put = wire::PutRequest { key: namespace.to_etcd_key(key)?, value: value.to_vec(), lease };
-    Ok(wire::RequestOp { request: Some(wire::request_op::Request::RequestPut(put)) })
-}
-
-/// A part of a transaction: delete these keys.
-pub(super) fn delete_operation(
-    namespace: &Namespace,
-    keys: &KeySelector,
-) -> Result<wire::RequestOp, EtcdError> {
-    let (key, range_end) = keys.to_etcd_range(namespace)?;
-    let delete = wire::DeleteRangeRequest { key, range_end };
-    Ok(wire::RequestOp { request: Some(wire::request_op::Request::RequestDeleteRange(delete)) })
-}
-
-/// A part of a transaction: read the key.
-pub(super) fn get_operation(namespace: &Namespace, key: &str) -> Result<wire::RequestOp, EtcdError> {
-    let get = wire::RangeRequest { key: namespace.to_etcd_key(key)?, ..Default::default() };
-    Ok(wire::RequestOp { request: Some(wire::request_op::Request::RequestRange(get)) })
-}
-
-/// A comparison for a transaction: the key was created at this revision; 0 means that it does not exist.
-pub(super) fn compare_create_revision(key: Vec<u8>, revision: i64) -> wire::Compare {
-    wire::Compare {
-        result: wire::compare::CompareResult::Equal.into(),
-        target: wire::compare::CompareTarget::Create.into(),
-        key,
-        target_union: Some(wire::compare::TargetUnion::CreateRevision(revision)),
-        range_end: Vec::new(),
-    }
-}
-
-/// A comparison for a transaction: the key was last written at this revision; 0 means that it does not exist.
-pub(super) fn compare_mod_revision(key: Vec<u8>, revision: i64) -> wire::Compare {
-    wire::Compare {
-        result: wire::compare::CompareResult::Equal.into(),
-        target: wire::compare::CompareTarget::Mod.into(),
-        key,
-        target_union: Some(wire::compare::TargetUnion::ModRevision(revision)),
-        range_end: Vec::new(),
-    }
-}
-
-/// A comparison for a transaction: none of these keys was written after this revision. It holds if there are no such
-/// keys.
-pub(super) fn compare_not_modified_since(
-    namespace: &Namespace,
-    keys: &KeySelector,
-    revision: i64,
-) -> Result<wire::Compare, EtcdError> {
-    let (key, range_end) = keys.to_etcd_range(namespace)?;
-    Ok(wire::Compare {
-        result: wire::compare::CompareResult::Less.into(),
-        target: wire::compare::CompareTarget::Mod.into(),
-        key,
-        target_union: Some(wire::compare::TargetUnion::ModRevision(revision + 1)),
-        range_end,
-    })
 }
 
 /// Classifies a gRPC status. etcd has a code for most cases; the text distinguishes the rest.

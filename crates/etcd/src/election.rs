@@ -8,14 +8,18 @@
 //! # The role of a candidate
 //!
 //! At any time a candidate has exactly one of three roles ([`CandidateRole`]): leader; follower, which knows who leads;
-//! or unknown. The role is unknown before the candidate has seen its own key; when its lease has not been confirmed for
-//! as long as the lease lives (counted from before the *request*, so that the candidate stops before another can
-//! begin); when its key is gone; and, unless it is the leader, when it has lost sight of etcd.
+//! or unknown. The role is unknown
+//!
+//! * before the candidate has seen its own key,
+//! * when its key is gone,
+//! * when its lease was not confirmed for as long as the lease lives. The time is counted from before the *request*, so
+//!   that the candidate stops before another one can begin.
+//! * when it has lost the connection to etcd, unless it is the leader.
 //!
 //! # Rounds
 //!
 //! One lease is one round. A round ends with its lease or its key, and the next begins with a new lease after a pause.
-//! A leader that is elected again therefore has another guard. Each round first deletes the keys that an earlier life
+//! A leader that is elected again therefore has another guard. Each round first deletes the keys that an earlier process
 //! of this candidate left: keys with its name that this round did not create. Their lease may have seconds to live, and
 //! they would send every client to a candidate that does not respond.
 
@@ -29,12 +33,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff;
-use crate::client::{Client, EtcdError, compare_create_revision, compare_mod_revision};
-pub use crate::election_view::{CandidateRole, ElectedLeader};
-use crate::election_view::{ElectionView, candidate_name, encode_candidate};
+use crate::client::{Client, EtcdError};
+use crate::election_view::{CandidateRole, ElectionView, candidate_name, encode_candidate};
 use crate::guard::LeaderGuard;
 use crate::key_watcher::{KeyEvent, KeyWatcher, WatchStatus};
 use crate::namespace::KeySelector;
+use crate::transaction::{compare_create_revision, compare_mod_revision};
 
 /// How long revoking the lease may take at the end. A lease that is not revoked expires by itself.
 const REVOKE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -51,8 +55,8 @@ pub struct Candidate {
     pub ttl: Duration,
 }
 
-/// Stands for election until cancelled, and publishes the candidate's role at any time. Only etcd can be in the way,
-/// which is retried.
+/// Takes part in the election until cancelled, and publishes each change of the candidate's role. Errors of etcd are
+/// retried.
 ///
 /// At the end, however it ends, the role is [`CandidateRole::Unknown`]. When cancelled, it revokes its lease within a
 /// second, so that the next candidate need not wait. When dropped, it does not.

@@ -55,7 +55,7 @@ pub fn candidate_name(value: &[u8]) -> Option<String> {
 pub struct ElectionView {
     /// Whether all keys that existed at the start have been seen.
     pub is_complete: bool,
-    /// By create revision: the first leads. Later keys sort after all that are known, so that the first one stays first
+    /// By create revision: the first leads. A new key has a higher revision than all others, so the first one stays first
     /// until its key is gone, however old this view is.
     by_creation: BTreeMap<i64, CandidateKey>,
 }
@@ -78,7 +78,7 @@ impl ElectionView {
         self.by_creation.retain(|_, place| place.key != key);
     }
 
-    /// The role of the owner of this key, whose lease is known to live. `seen` is whether etcd is in sight.
+    /// The role of the owner of this key, whose lease is known to live. `seen` is whether the keys are watched now.
     #[must_use]
     pub fn candidate_role(&self, own: &LeaderGuard, seen: bool) -> CandidateRole {
         let own_is_there =
@@ -88,7 +88,7 @@ impl ElectionView {
         }
         match self.by_creation.first_key_value() {
             Some((_, first)) if first.key == own.key => CandidateRole::Leader(own.clone()),
-            // The last leader that was seen may have been replaced while etcd was out of sight.
+            // The last leader that was seen may have been replaced while the keys were not watched.
             Some((&create_revision, CandidateKey { key, name: Some(name) })) if seen => {
                 let guard = LeaderGuard { key: key.clone(), create_revision };
                 CandidateRole::Follower(ElectedLeader { name: name.clone(), guard })

@@ -1,24 +1,25 @@
 //! Writes conditional on leadership and on record revisions (compare-and-swap).
 //!
 //! A curator may believe that it leads after another one has begun to: its process was stopped, its network was away,
-//! or its clock ran slow. No care on its own side helps, because time passes between its last check and the write. So
-//! etcd compares in the transaction that writes: the key that won the election must still be the one that was created
+//! or its clock ran slow. It cannot prevent that by checks of its own, because time passes between its last check and
+//! the write. So etcd compares in the transaction that writes: the key that won the election must still be the one that was created
 //! then. When the lease of a former leader ends, etcd deletes that key, and its create revision never comes again.
 //!
 //! The second comparison is of the record itself. Two tasks of one leader that read a record, change it and write it
 //! back would undo each other's change. The write of the task whose record is outdated fails with a conflict, and that
 //! task reads again.
 //!
-//! What etcd read in the same transaction shows which comparison failed. A second request would not do: its response
-//! may be about another moment.
+//! If a comparison fails, the same transaction reads the keys, and what it reads shows which one failed. A second
+//! request could not show that, because the keys may have changed again in between.
 
 use proto::etcdserverpb as wire;
 
-use crate::client::{
-    Client, EtcdError, Record, compare_create_revision, compare_mod_revision, compare_not_modified_since,
-    delete_operation, get_operation, put_operation,
-};
+use crate::client::{Client, EtcdError, Record};
 use crate::namespace::{KeySelector, Namespace};
+use crate::transaction::{
+    compare_create_revision, compare_mod_revision, compare_not_modified_since, delete_operation,
+    get_operation, put_operation,
+};
 
 /// An election that was won: the key that won it, as etcd compares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -237,7 +238,7 @@ fn lost_leadership(guard: &LeaderGuard, doing: String) -> LostLeadership {
 }
 
 /// Finds which comparison of [`guarded_write_request`] failed, from what the same transaction read. Lost leadership
-/// comes first: a former leader has no business with how the records are now.
+/// comes first: a former leader need not know how the records are now.
 #[must_use]
 pub fn explain_failed_write(guard: &LeaderGuard, changes: &[KeyChange], read: &[Record]) -> WriteError {
     let doing = joined_keys(changes);

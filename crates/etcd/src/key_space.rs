@@ -39,21 +39,6 @@ pub const RECONCILER_STATUS: &str = "/kubernetes/reconciler/status";
 /// Candidates for the reconciler's leadership, by the lease of each in hexadecimal digits.
 pub const RECONCILER_LEADER: KeyPrefix = KeyPrefix::from_static("/kubernetes/reconciler/leader/");
 
-/// Every prefix of the curator.
-pub const ALL_PREFIXES: [&KeyPrefix; 11] = [
-    &NODES,
-    &TICKETS,
-    &DECLARATIONS,
-    &CERTIFICATES,
-    &REVOKED_CERTIFICATES,
-    &REVOKED_NODES,
-    &REVOKED_OWNERS,
-    &KUBERNETES,
-    &KUBERNETES_NODES,
-    &LEADER,
-    &GLOBAL,
-];
-
 /// The prefix of one kind of record: words between slashes, with a slash at either end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyPrefix(std::borrow::Cow<'static, str>);
@@ -153,6 +138,21 @@ impl KeyRange {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Every prefix of the curator.
+    const ALL_PREFIXES: [&KeyPrefix; 11] = [
+        &NODES,
+        &TICKETS,
+        &DECLARATIONS,
+        &CERTIFICATES,
+        &REVOKED_CERTIFICATES,
+        &REVOKED_NODES,
+        &REVOKED_OWNERS,
+        &KUBERNETES,
+        &KUBERNETES_NODES,
+        &LEADER,
+        &GLOBAL,
+    ];
 
     #[test]
     fn prefix_has_a_word_between_every_two_slashes() {

@@ -10,7 +10,7 @@
 //!   [`KeyWatcher::next_event`] are not delivered. However slow the caller is, at most one value for each key is
 //!   stored.
 //! * First the keys that exist at the start, then [`KeyEvent::BacklogDone`] exactly once, then changes.
-//! * A deletion is an event, also of a key that was deleted while etcd was out of sight: a key that was known before
+//! * A deletion is an event, also of a key that was deleted while the watch was broken: a key that was delivered before
 //!   and is missing from a newer listing counts as deleted. A key that came and went before it was delivered causes no
 //!   event.
 //! * Nothing is delivered twice: a key whose bytes are those that were last delivered causes no event, however often
@@ -20,17 +20,17 @@
 //! # Events that etcd loses
 //!
 //! A watch of etcd should deliver every event or end with an error. Some releases break that promise. Before 3.4.34 and
-//! 3.5.16 a compaction removes the deletion that is the compacted revision itself. etcd accepts a watch that begins
+//! 3.5.16, a compaction also removes the deletion whose revision is the compacted one. etcd accepts a watch that begins
 //! exactly there, because it rejects only an older start, and that watch never delivers the deletion ([etcd issue
-//! 18089](https://github.com/etcd-io/etcd/issues/18089)). So the watcher lists the keys again while its watch goes on:
+//! 18089](https://github.com/etcd-io/etcd/issues/18089)). So the watcher lists the keys again while its watch
 //! goes on:
 //! * Once, as soon as the watch exists. A deletion that etcd dropped from the watch is older than the watch, so this
 //!   listing lacks the key. A watch that begins one revision earlier would do as well, but etcd treats a watch that
 //!   begins in the past as one that is behind, and delivers its first events up to 100 ms late.
-//! * Then about every [`backoff::LISTING`]. This bounds the effect of any other lost event: a watch of an old etcd that
+//! * Then about every [`LISTING`]. This bounds the effect of any other lost event: a watch of an old etcd that
 //!   falls behind may go on at a compacted revision, too. The whole listing is read, because no cheaper request proves
 //!   that nothing was lost: a count and a newest revision stay right if an older write of another key is missing.
-//!   [`backoff::LISTING`] states what that costs.
+//!   [`LISTING`] states what that costs.
 //!
 //! # How it works
 //!
@@ -51,6 +51,16 @@ use crate::backoff;
 use crate::client::{Client, EtcdError, Listing};
 use crate::namespace::KeySelector;
 use crate::watch_cache::{Change, WatchCache};
+
+/// The mean interval between two listings of a watcher.
+///
+/// It bounds how long a watcher can miss an event that etcd lost. The silence of a member can be noticed that much
+/// later.
+///
+/// The price, for a member of a cluster of a thousand nodes: it has some fifteen watchers, and three of them list all
+/// nodes, up to 2 MB each. That is 600 kB and five pages a second, read from an etcd on the same host. A watcher that
+/// exists once for each node needs a longer interval.
+pub const LISTING: Duration = Duration::from_secs(10);
 
 /// Periodic listings that may fail in a row before the watcher considers etcd lost and begins again.
 const MOST_FAILED_LISTINGS: u32 = 5;
@@ -90,7 +100,7 @@ pub struct ValueDecodeError<E: std::error::Error + 'static> {
     pub source: E,
 }
 
-/// Whether the watcher sees etcd at present.
+/// Whether the watcher is connected to etcd.
 #[derive(Clone, Debug)]
 pub enum WatchStatus {
     /// Nothing has been seen yet.
@@ -137,10 +147,10 @@ impl<D> KeyWatcher<D> {
     /// Must be called within a tokio runtime.
     #[must_use]
     pub fn new(client: &Client, keys: KeySelector, decode: D) -> Self {
-        Self::with_listing_interval(client, keys, backoff::LISTING, decode)
+        Self::with_listing_interval(client, keys, LISTING, decode)
     }
 
-    /// As [`new`](Self::new), with another mean interval between two listings; the default is [`backoff::LISTING`].
+    /// As [`new`](Self::new), with another mean interval between two listings; the default is [`LISTING`].
     #[must_use]
     pub fn with_listing_interval(client: &Client, keys: KeySelector, interval: Duration, decode: D) -> Self {
         let shared = Arc::new(SharedState::default());
@@ -150,7 +160,7 @@ impl<D> KeyWatcher<D> {
         Self { shared, status: sight, decode, _task: task }
     }
 
-    /// Whether etcd is in sight: the current status and its changes.
+    /// The connection to etcd: the current status and its changes.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<WatchStatus> {
         self.status.clone()
@@ -248,7 +258,7 @@ async fn list_and_watch(
             listed = &mut listing, if exists => {
                 shared.cache().merge(listed?);
                 shared.changed.notify_one();
-                let pause = backoff::between_listings(interval, rand::random());
+                let pause = between_listings(interval, rand::random());
                 listing.set(list_after(pause, client, keys));
                 continue;
             }
@@ -288,6 +298,12 @@ async fn list_and_watch(
     }
 }
 
+/// The pause before the next listing: the interval plus or minus a quarter, so that watchers which started together do
+/// not stay together. `random` is from 0 to 1.
+fn between_listings(interval: Duration, random: f64) -> Duration {
+    interval.mul_f64(0.75 + random.clamp(0.0, 1.0) / 2.0)
+}
+
 /// Lists the keys after a pause. A listing that fails is retried: the watch beside it may still work.
 async fn list_after(pause: Duration, client: &Client, keys: &KeySelector) -> Result<Listing, EtcdError> {
     tokio::time::sleep(pause).await;
@@ -301,6 +317,18 @@ async fn list_after(pause: Duration, client: &Client, keys: &KeySelector) -> Res
                 tracing::debug!(keys = keys.display_name(), failures, %error, "a periodic listing failed");
                 tokio::time::sleep(backoff::backoff_after(failures, rand::random())).await;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listings_come_a_quarter_earlier_or_later_than_the_interval() {
+        for (random, seconds) in [(0.0, 7.5), (0.5, 10.0), (1.0, 12.5), (7.0, 12.5), (-1.0, 7.5)] {
+            assert_eq!(between_listings(LISTING, random), Duration::from_secs_f64(seconds), "{random}");
         }
     }
 }

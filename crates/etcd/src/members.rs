@@ -2,7 +2,7 @@
 //!
 //! Members change one at a time. A new member is a learner first: it gets all data without a vote, so that a cluster of
 //! one does not lose its quorum to a second member that never comes up. When it has caught up, it is promoted. A member
-//! is removed by its id and nothing else; names and addresses come back, ids do not.
+//! is removed by its id alone: a name or an address may be used again, an id never.
 //!
 //! etcd rejects a change that would cost the quorum, as far as it can see. The rejections are distinguished here,
 //! because each needs another reaction: to wait, to check another member first, or to give up.

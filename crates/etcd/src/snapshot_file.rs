@@ -21,8 +21,8 @@ use crate::client::{Client, EtcdError};
 
 /// How long etcd may take from one chunk to the next.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
-/// Every database file consists of sectors of this size, so the remainder must be the digest (etcd's own tools detect
-/// it in the same way).
+/// Every database file consists of sectors of this size, so the bytes that remain must be the digest. etcd's own tools
+/// find the digest in the same way.
 const SECTOR_BYTES: u64 = 512;
 
 /// A snapshot whose digest is right.

@@ -1,7 +1,10 @@
 //! Transport to etcd: UNIX socket or TLS, round robin over endpoints.
 //!
+//! A node reaches the etcd on its own host by a UNIX socket, and others by TLS with client certificates.
+//!
 //! There may be several endpoints, all of one cluster. Each new connection begins with the endpoint after that of the
-//! connection before: a stopped etcd still accepts connections, and would be chosen for ever.
+//! connection before. The kernel still accepts connections for an etcd process that is stopped, so a fixed order would
+//! choose that etcd each time.
 
 use std::future::Future;
 use std::io;
@@ -13,8 +16,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
@@ -39,9 +42,31 @@ pub enum Endpoint {
         address: (String, u16),
         /// What its certificate must be for.
         server_name: ServerName<'static>,
-        /// The trusted authorities and our certificate; [`super::client::client_tls_config`] makes one.
+        /// The trusted authorities and our certificate; [`client_tls_config`] makes one.
         config: Arc<ClientConfig>,
     },
+}
+
+/// The TLS configuration of a client: the authorities that etcd's certificate must come from, and our certificate and
+/// key. Certificates are DER, our own before those that signed it.
+///
+/// The TLS provider is named here, because a library must not rely on the one that its process has chosen.
+pub fn client_tls_config(
+    authorities: &[CertificateDer<'_>],
+    own_chain: Vec<CertificateDer<'static>>,
+    own_key: PrivateKeyDer<'static>,
+) -> Result<Arc<ClientConfig>, rustls::Error> {
+    let mut roots = RootCertStore::empty();
+    for authority in authorities {
+        roots.add(authority.clone().into_owned())?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(own_chain, own_key)?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(Arc::new(config))
 }
 
 /// A channel that connects when it is used, and reconnects when it has lost its connection.

@@ -66,8 +66,9 @@ pub(super) struct WatchCache {
 }
 
 impl WatchCache {
-    /// Begins with a listing beside which no watch runs. The listing counts, whatever the known revisions are: etcd may
-    /// have lost its newest writes in a power failure of its hosts, and counts on from an older revision.
+    /// Begins with a listing that was made while no watch ran. The listing counts, even if its revision is lower than
+    /// the known ones: etcd may have lost its newest writes in a power failure of its hosts, and then continues from an
+    /// older revision.
     pub(super) fn restart(&mut self, listing: Listing) {
         self.listed_revision = 0;
         self.tombstones.clear();
