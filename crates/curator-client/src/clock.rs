@@ -1,7 +1,7 @@
 //! The curator's clocks: wall-clock time, and a monotonic one for silence.
 //!
 //! Wall-clock time decides whether a certificate or a ticket is still valid. Wall-clock time can jump, so how long a
-//! node has been silent is measured by how long this process has been running. Tests bring clocks of their own.
+//! node has been silent is measured by how long this process has been running. Tests pass clocks of their own.
 
 use std::fmt;
 use std::sync::Arc;

@@ -6,7 +6,7 @@
 //! added again.
 //!
 //! The authority's key is the secret of the cluster: a reader of its record can make itself a node or an owner. No
-//! response contains it, and `Debug` shows the public half alone.
+//! response but a snapshot contains it, and `Debug` shows the public half alone.
 
 use etcd::key_space::{GLOBAL, KeyError};
 use etcd::record::{self, RecordError};
@@ -18,9 +18,8 @@ use uuid::Uuid;
 use crate::node_id::PublicKey;
 use crate::pki::Authority;
 
-/// Most owner keys of a cluster. Nothing but the holder of a key tries it; the limit keeps the list short enough for a
-/// person to review.
-pub const MAX_OWNER_KEYS: usize = 16;
+/// Most owner keys of a cluster. The limit keeps the list short enough for a person to review.
+const MAX_OWNER_KEYS: usize = 16;
 /// The longest name of a cluster, in bytes.
 const MAX_NAME_BYTES: usize = 63;
 
@@ -45,7 +44,7 @@ pub enum OwnerKeyError {
     /// The key was an owner key once, and was removed.
     #[error("key {0} was removed, and never comes back: make another one")]
     Removed(PublicKey),
-    /// The cluster has [`MAX_OWNER_KEYS`] already.
+    /// The cluster has as many owner keys as it may have.
     #[error("{MAX_OWNER_KEYS} keys are owners' already: remove one first")]
     TooMany,
     /// The call was made with this very key, so nothing shows that another one works.

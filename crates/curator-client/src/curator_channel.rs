@@ -98,9 +98,9 @@ impl Service<Uri> for CuratorConnector {
     }
 }
 
-/// The read half of a connection; it fails once the channel is cancelled. Its user reads all the time, so it notices at
-/// once.
-pub struct CancellableRead<S> {
+/// The read half of a connection; it fails once the channel is cancelled. HTTP/2 reads all the time, so it notices the
+/// failure at once.
+struct CancellableRead<S> {
     stream: S,
     cancelled: Pin<Box<WaitForCancellationFutureOwned>>,
 }

@@ -11,8 +11,8 @@
 //!
 //! Of two clusters with the same id, the valid one is the one that was restored later. It is recognised by its epoch,
 //! which every curator reports. The highest epoch received is stored before it is followed. A curator that reports a
-//! lower epoch is not followed, and open connections to such a leader are cut off (`restore.rs` of
-//! the crate `curator` explains why that is enough).
+//! lower epoch is not followed, and open connections to such a leader are cut off. `restore.rs` of the crate `curator`
+//! explains why that is enough.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -61,7 +61,7 @@ pub struct LeaderEndpoint {
     pub address: String,
 }
 
-/// The known curators, and the leader among them. Clones share the same state.
+/// Tracks the curators of a cluster, and the leader among them. Clones share the same state.
 #[derive(Clone)]
 pub struct LeaderTracker(Arc<TrackerInner>);
 

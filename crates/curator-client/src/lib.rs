@@ -1,21 +1,46 @@
 //! What a program needs to talk to the curators of a cluster: identities, certificates, TLS, the channel to the leader.
 //!
-//! Nodes call the curators of their cluster, and shepherds call those of clusters that they own. The curators
-//! themselves use the same definitions, so that both ends of a connection follow one rule.
+//! A curator runs on every consensus member of a cluster. One curator leads and answers all calls. Nodes call the
+//! curators of their cluster, and shepherds call those of clusters that they own. This crate has what callers and
+//! curators share, so that both ends of a connection follow one rule. It decides nothing about a cluster; that is the
+//! task of the crate `curator`.
 //!
-//! # How the files fit
+//! # How it works
 //!
-//! * [`identity`][]: a key pair that identifies its holder. [`node_id`][]: the identity of a node, made from its key.
-//! * [`pki`][]: what the authority of a cluster signs. [`peer_identity`][]: whom a certificate identifies. [`tls`][]:
-//!   the TLS configurations of both ends, which use a [`clock`][].
-//! * [`curator_channel`][]: a connection to one curator. [`leader_channel`][]: a channel that always goes to the
-//!   leader.
-//! * [`node`][]: the record of a node, with [`ticket_id`][] and [`kubernetes_status`][]. [`cluster`][]: the records of
+//! * Identities. A node, an owner and an agent each make an Ed25519 key, and show its public half alone
+//!   ([`identity`][]). The id of a node follows from its key ([`node_id`][]).
+//! * Certificates. Each cluster has one certificate authority, which signs the certificates of its nodes and owners
+//!   ([`pki`][]). Serial numbers, validity and renewal are in [`certificate`][]. [`peer_identity`][] decides whom a
+//!   certificate identifies.
+//! * Connections. [`tls`][] has the TLS configurations of both ends. [`curator_channel`][] connects to one curator.
+//!   [`leader_channel`][] finds the curator that leads and follows it.
+//! * Records. [`node`][] is the record of a node, with the status that it reports ([`node_status`][],
+//!   [`kubernetes_status`][]) and the ticket that it registered with ([`ticket_id`][]). [`cluster`][] has the records of
 //!   the cluster and of its authority.
-//! * [`cluster_snapshot`][]: all records at one revision. A shepherd checks a snapshot before it stores it.
+//! * Snapshots. [`cluster_snapshot`][] is a copy of all records at one revision. A shepherd checks a snapshot before it
+//!   stores it, and a node restores a cluster from one.
+//! * Time. [`clock`][] has the two clocks that the others use.
 //!
-//! No file decides anything about a cluster. That is for the curators.
+//! # Invariants
+//!
+//! * Only TLS 1.3 and only Ed25519 keys are accepted, because nothing else is ever certified here.
+//! * A certificate identifies at most one kind of peer: a node's is never accepted as an owner's, nor the other way
+//!   round. A certificate that fits no kind is rejected.
+//! * A record that breaks a rule is neither written nor read, so no decision has to handle one.
+//! * An epoch of the cluster is stored durably before it is followed. No curator of a lower epoch is followed after that.
+//! * No error and no `Debug` output shows a secret.
+//!
+//! # Notes for the next implementor
+//!
+//! * A new kind of certificate needs two changes: the authority signs it in [`pki`][], and [`peer_identity`][] tells it
+//!   apart from all others. Kinds differ in their extended key usage and in their names.
+//! * A new field of a record is validated where the record is decoded, since a record may come from a snapshot. If it
+//!   must not be lost, [`etcd::record::FORMAT`][] grows.
+//! * What nodes report is stored and sent to all watchers. Limit its size.
+//! * The feature `testing` offers keys, nodes, certificates and a snapshot for tests (`testing.rs`). Programs
+//!   are built without it.
 
+pub mod certificate;
 pub mod clock;
 pub mod cluster;
 pub mod cluster_snapshot;
@@ -25,6 +50,7 @@ pub mod kubernetes_status;
 pub mod leader_channel;
 pub mod node;
 pub mod node_id;
+pub mod node_status;
 pub mod peer_identity;
 pub mod pki;
 #[cfg(any(test, feature = "testing"))]

@@ -1,14 +1,14 @@
-//! Node records: state, roles, status and labels, validated on read and write.
+//! Node records: state, roles and labels, validated on read and write.
 //!
 //! There is one record per node, under its id, in the encoding of `proto/shepherd/curator/v1/storage.proto`. A record
 //! that breaks a rule is neither written nor read. So every decision may rely on the rules, and none has to handle a
 //! node that breaks them.
 //!
 //! The rules: the id is derived from the key, and is the one in the etcd key; a Kubernetes controller is a consensus
-//! member; a node that is not up has no roles.
+//! member; a node that is not up has no roles. The status in a record has rules of its own
+//! ([`node_status`](crate::node_status)).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 
 use etcd::key_space::{KeyError, NODES};
 use etcd::record::{self, InvalidRecord, RecordError};
@@ -19,14 +19,9 @@ use model::time::{Timestamp, parse_timestamp};
 use prost::Message as _;
 use proto::curator::v1 as wire;
 
-use crate::kubernetes_status;
 use crate::node_id::{NodeId, PublicKey};
+use crate::node_status::NodeStatus;
 use crate::ticket_id::TicketId;
-
-/// Most services in the status of a node.
-const MAX_SERVICES: usize = 256;
-/// Longest text in the status of a node, in bytes.
-const MAX_TEXT_BYTES: usize = 1000;
 
 /// The state of a node in its lifecycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -158,77 +153,6 @@ impl NodeRoles {
     }
 }
 
-/// The status that a node reported.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NodeStatus {
-    /// The address at which others reach it.
-    pub address: IpAddr,
-    /// The port of its curator; `None` if none runs.
-    pub curator_port: Option<u16>,
-    /// Version of its role server.
-    pub version: String,
-    /// Boot id of the running kernel.
-    pub boot_id: String,
-    /// The status of its services; checked to be well-formed.
-    pub services: Vec<wire::ServiceStatus>,
-    /// The status of its Kubernetes components; checked to be well-formed.
-    pub kubernetes: Option<wire::KubernetesStatus>,
-    /// When the curator received it.
-    pub reported_at: Timestamp,
-}
-
-impl NodeStatus {
-    /// Validates a status that a node reports at `now`; the error names the field.
-    pub fn from_report(report: &wire::NodeStatus, now: Timestamp) -> Result<Self, String> {
-        let address: IpAddr = report.external_address.parse().map_err(|_| {
-            format!(
-                "external_address is {:?}, and an IP address is wanted",
-                truncate(&report.external_address)
-            )
-        })?;
-        if address.is_unspecified() || address.is_multicast() {
-            return Err(format!("external_address is {address}, which reaches no node"));
-        }
-        let curator_port = match u16::try_from(report.curator_port) {
-            Ok(0) => None,
-            Ok(port) => Some(port),
-            Err(_) => return Err(format!("curator_port is {}; the highest is 65535", report.curator_port)),
-        };
-        for (field, text) in [("version", &report.version), ("boot_id", &report.boot_id)] {
-            if text.len() > MAX_TEXT_BYTES {
-                return Err(format!("{field} has {} bytes; {MAX_TEXT_BYTES} are enough", text.len()));
-            }
-        }
-        if report.services.len() > MAX_SERVICES {
-            let count = report.services.len();
-            return Err(format!("services has {count} entries; {MAX_SERVICES} are enough"));
-        }
-        report.services.iter().try_for_each(validate_service)?;
-        report.kubernetes.as_ref().map_or(Ok(()), kubernetes_status::validate_status)?;
-        Ok(Self {
-            address,
-            curator_port,
-            version: report.version.clone(),
-            boot_id: report.boot_id.clone(),
-            services: report.services.clone(),
-            kubernetes: report.kubernetes.clone(),
-            reported_at: now,
-        })
-    }
-
-    fn to_wire(&self) -> wire::NodeStatus {
-        wire::NodeStatus {
-            external_address: self.address.to_string(),
-            curator_port: self.curator_port.unwrap_or(0).into(),
-            version: self.version.clone(),
-            boot_id: self.boot_id.clone(),
-            services: self.services.clone(),
-            reported_at_ms: self.reported_at.timestamp_millis(),
-            kubernetes: self.kubernetes.clone(),
-        }
-    }
-}
-
 /// The record of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
@@ -337,9 +261,10 @@ impl Node {
         }
         let machine = match node.machine_id.as_str() {
             "" => None,
-            text => Some(
-                text.parse().map_err(|_| format!("its machine is {:?}, which is no UUID", truncate(text)))?,
-            ),
+            text => Some(text.parse().map_err(|_| {
+                let shown: String = text.chars().take(100).collect();
+                format!("its machine is {shown:?}, which is no UUID")
+            })?),
         };
         let node = Self {
             id: parse_node_id(&node.node_id)?,
@@ -384,21 +309,6 @@ impl Node {
     }
 }
 
-fn validate_service(service: &wire::ServiceStatus) -> Result<(), String> {
-    let name = |text: &str| format!("services has {:?}", truncate(text));
-    service.role.parse::<DeclaredRole>().map_err(|error| format!("services: {error}"))?;
-    if !node_role::is_role_name(&service.service) {
-        return Err(format!("{}, which names no service", name(&service.service)));
-    }
-    if service.kind() == wire::service_status::Kind::Unspecified {
-        return Err(format!("{} in state {}, which is none", name(&service.service), service.kind));
-    }
-    if service.message.len() > MAX_TEXT_BYTES {
-        return Err(format!("{} with a message of more than {MAX_TEXT_BYTES} bytes", name(&service.service)));
-    }
-    Ok(())
-}
-
 fn parse_node_id(text: &str) -> Result<NodeId, String> {
     text.parse().map_err(error_text)
 }
@@ -407,33 +317,13 @@ fn error_text(error: impl std::error::Error) -> String {
     error.to_string()
 }
 
-fn truncate(text: &str) -> String {
-    text.chars().take(100).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node_status::tests::sample_report;
     use crate::testing::{at, key, node_id, up};
 
     fn full() -> Node {
-        let report = wire::NodeStatus {
-            external_address: "2001:db8::7".to_owned(),
-            curator_port: 7835,
-            version: "1.2.3".to_owned(),
-            boot_id: "b".to_owned(),
-            services: vec![wire::ServiceStatus {
-                role: "web".to_owned(),
-                service: "server".to_owned(),
-                kind: wire::service_status::Kind::BackingOff.into(),
-                since_ms: 5,
-                restarts: 2,
-                message: "it ended with 1".to_owned(),
-                declaration_revision: 3,
-            }],
-            reported_at_ms: 1,
-            kubernetes: Some(kubernetes_status::tests::sample_status()),
-        };
         Node {
             machine: Some("11111111-1111-4111-8111-111111111111".parse().unwrap()),
             roles: NodeRoles {
@@ -445,7 +335,7 @@ mod tests {
                 kubernetes_worker: true,
                 declared: BTreeSet::from(["web".parse().unwrap(), "database".parse().unwrap()]),
             },
-            status: Some(NodeStatus::from_report(&report, at(3)).unwrap()),
+            status: Some(NodeStatus::from_report(&sample_report(), at(3)).unwrap()),
             labels: Labels::from([("row".to_owned(), "7".to_owned())]),
             ticket: Some("00112233445566ff".parse().unwrap()),
             state_since: at(2),
@@ -539,43 +429,5 @@ mod tests {
             let error = node.encode().unwrap_err().to_string();
             assert!(error.contains("was not written"), "{error}");
         }
-    }
-
-    #[test]
-    fn invalid_status_report_error_names_its_field() {
-        let good = || full().status.unwrap().to_wire();
-        assert!(NodeStatus::from_report(&good(), at(9)).is_ok());
-        let service = || good().services[0].clone();
-        let with = |service: wire::ServiceStatus| wire::NodeStatus { services: vec![service], ..good() };
-        for (field, report) in [
-            ("external_address", wire::NodeStatus { external_address: String::new(), ..good() }),
-            ("external_address", wire::NodeStatus { external_address: "host".to_owned(), ..good() }),
-            ("external_address", wire::NodeStatus { external_address: "0.0.0.0".to_owned(), ..good() }),
-            ("external_address", wire::NodeStatus { external_address: "10.0.0.1:80".to_owned(), ..good() }),
-            ("curator_port", wire::NodeStatus { curator_port: 65_536, ..good() }),
-            ("version", wire::NodeStatus { version: "v".repeat(1001), ..good() }),
-            ("services", wire::NodeStatus { services: vec![service(); 257], ..good() }),
-            ("services", with(wire::ServiceStatus { role: "kubernetes-worker".to_owned(), ..service() })),
-            ("services", with(wire::ServiceStatus { service: "a b".to_owned(), ..service() })),
-            ("services", with(wire::ServiceStatus { kind: 0, ..service() })),
-            ("services", with(wire::ServiceStatus { kind: 99, ..service() })),
-            ("services", with(wire::ServiceStatus { message: "m".repeat(1001), ..service() })),
-            (
-                "kubernetes.bundle",
-                wire::NodeStatus {
-                    kubernetes: Some(wire::KubernetesStatus { bundle: "b".to_owned(), ..Default::default() }),
-                    ..good()
-                },
-            ),
-        ] {
-            let error = NodeStatus::from_report(&report, at(9)).unwrap_err();
-            assert!(error.starts_with(field), "{field}: {error}");
-        }
-    }
-
-    #[test]
-    fn report_is_dated_by_the_curator_and_not_by_the_node() {
-        let report = wire::NodeStatus { reported_at_ms: 1, ..full().status.unwrap().to_wire() };
-        assert_eq!(NodeStatus::from_report(&report, at(9)).unwrap().reported_at, at(9));
     }
 }

@@ -7,8 +7,8 @@
 //!   key. It is that of an *owner* if it is valid for clients alone and says so. A certificate that is neither is
 //!   rejected: our authority signs nothing else.
 //! * A certificate that its own key signed proves nothing but that key: its peer *registers*.
-//! * A certificate of another authority is rejected, rather than treated as no certificate: its peer means another
-//!   cluster.
+//! * A certificate of another authority is rejected, rather than treated as no certificate: its peer means to talk to
+//!   another cluster.
 //!
 //! Whether a node is still part of the cluster is in its record and not in its certificate; see
 //! `check_credentials` of the crate `curator`.
@@ -20,10 +20,9 @@ use model::time::Timestamp;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
+use crate::certificate::{Serial, Validity, common_name, ed25519_key, is_signed_by};
 use crate::node_id::{NodeId, PublicKey};
-use crate::pki::{
-    OWNER_ORGANIZATION, Serial, TrustAnchor, Validity, common_name, ed25519_key, is_owner_name, is_signed_by,
-};
+use crate::pki::{OWNER_ORGANIZATION, TrustAnchor, is_owner_name};
 
 /// The identity of a TLS peer.
 #[derive(Clone, Debug, PartialEq, Eq)]

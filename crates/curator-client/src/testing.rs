@@ -15,11 +15,13 @@ use proto::curator::v1 as wire;
 use rcgen::{KeyPair, PublicKeyData as _};
 use uuid::Uuid;
 
+use crate::certificate::{Serial, Validity};
 use crate::cluster::{self, Cluster};
 use crate::cluster_snapshot::ClusterSnapshot;
-use crate::node::{ConsensusMember, Node, NodeState, NodeStatus};
+use crate::node::{ConsensusMember, Node, NodeState};
 use crate::node_id::{NodeId, PublicKey};
-use crate::pki::{Authority, Serial, Validity};
+use crate::node_status::NodeStatus;
+use crate::pki::Authority;
 
 /// A key that is determined by one number.
 #[must_use]
@@ -73,7 +75,7 @@ pub fn public(number: u8) -> PublicKey {
     PublicKey::from_slice(KeyPair::try_from(pkcs8(number)).unwrap().der_bytes()).unwrap()
 }
 
-/// A serial number.
+/// A serial number that is determined by one number.
 #[must_use]
 pub fn serial(number: u8) -> Serial {
     Serial::new([number; 16])
