@@ -1,9 +1,10 @@
-//! Generates the gRPC contracts from `proto/` without a system `protoc`.
+//! Compiles the gRPC contracts of `proto/` to Rust, with `protox`: no host needs the program `protoc`.
 
 use std::error::Error;
 use std::path::PathBuf;
 
-const CONTRACTS: [&str; 25] = [
+/// Contracts between our own programs: those of the agent and of the curator.
+const INTERNAL_CONTRACTS: [&str; 11] = [
     "shepherd/agent/v1/agent.proto",
     "shepherd/curator/v1/credentials.proto",
     "shepherd/curator/v1/declarations.proto",
@@ -15,6 +16,10 @@ const CONTRACTS: [&str; 25] = [
     "shepherd/curator/v1/snapshots.proto",
     "shepherd/curator/v1/storage.proto",
     "shepherd/curator/v1/tickets.proto",
+];
+
+/// The public contracts: reflection, JSON and the OpenAPI document are generated from them.
+const PUBLIC_CONTRACTS: [&str; 14] = [
     "shepherd/fleet/v1/access.proto",
     "shepherd/fleet/v1/approvals.proto",
     "shepherd/fleet/v1/artefacts.proto",
@@ -30,19 +35,17 @@ const CONTRACTS: [&str; 25] = [
     "shepherd/fleet/v1/plan.proto",
     "shepherd/fleet/v1/updates.proto",
 ];
-/// The public contracts: reflection, JSON and the OpenAPI document are generated from them. The contracts before
-/// them are internal to our own programs: the agent's and the curator's.
-const PUBLIC_CONTRACTS: &[&str] = CONTRACTS.split_at(11).1;
 
 /// The folder of the contracts, in the root of the workspace.
 const FOLDER: &str = "../../proto";
 
-/// The contract of etcd.
-const OF_ETCD: &str = "etcd/etcdserverpb.proto";
+/// The part of etcd's contract that we use.
+const ETCD_CONTRACT: &str = "etcd/etcdserverpb.proto";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed={FOLDER}");
-    let descriptors = protox::compile(CONTRACTS, [FOLDER])?;
+    let contracts = INTERNAL_CONTRACTS.iter().chain(&PUBLIC_CONTRACTS);
+    let descriptors = protox::compile(contracts, [FOLDER])?;
     // The codec distinguishes requests from responses by their names.
     let mut with_names = tonic_prost_build::Config::new();
     with_names.enable_type_names();
@@ -59,7 +62,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         .compile_fds_with_config(descriptors, with_names)?;
     // With the default codec, which does not limit the number of fields: etcd is trusted with all data of a cluster
     // and may answer with any number of keys.
-    tonic_prost_build::configure().build_server(false).compile_fds(protox::compile([OF_ETCD], [FOLDER])?)?;
+    tonic_prost_build::configure()
+        .build_server(false)
+        .compile_fds(protox::compile([ETCD_CONTRACT], [FOLDER])?)?;
     let mut compiler = protox::Compiler::new([FOLDER])?;
     compiler.include_imports(true).include_source_info(true).open_files(PUBLIC_CONTRACTS)?;
     let directory = PathBuf::from(std::env::var("OUT_DIR")?);

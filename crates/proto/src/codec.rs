@@ -1,9 +1,8 @@
 //! gRPC codec that limits the number of fields of a message.
 //!
-//! An empty message inside another one takes two bytes on the wire, and a structure of a hundred or two hundred bytes
-//! in memory. So a message within the size limit could become two hundred megabytes, sent by anyone who reaches the
-//! port. Therefore the fields of a message, and of the messages directly in it, are counted before anything is
-//! decoded.
+//! An empty message inside another one takes two bytes on the wire, and one or two hundred bytes in memory. So a message
+//! within the size limit could become two hundred megabytes, and anyone who reaches the port could send it. Therefore the
+//! fields of a message, and of the messages directly in it, are counted before anything is decoded.
 
 use std::marker::PhantomData;
 
@@ -15,10 +14,10 @@ use tonic_prost::ProstEncoder;
 
 /// Most fields of a message, with those of the messages directly in it. A hardware report of a server with a thousand
 /// disks has about two thousand.
-pub const MAX_FIELDS: usize = 10_000;
-/// Most fields of a response: an order for 10,000 machines answers with an outcome of five fields for each. A client has
-/// authenticated the server that it decodes responses of.
-pub const MAX_RESPONSE_FIELDS: usize = 200_000;
+const MAX_FIELDS: usize = 10_000;
+/// Most fields of a response. An order for 10,000 machines is answered with five fields for each of them. The limit is
+/// higher than that of a request, because a client has authenticated the server whose response it decodes.
+const MAX_RESPONSE_FIELDS: usize = 200_000;
 
 /// Encodes as [`tonic_prost::ProstCodec`] does, and decodes with [`decode`].
 #[derive(Clone, Debug)]

@@ -1,8 +1,30 @@
-//! Generated gRPC contracts, one module per package of `proto/`.
+//! Generated gRPC contracts, one module per package of `proto/`, and the codec that decodes them.
 //!
-//! Every other crate may import this one. Only [`codec`] is written by hand. A feature per contract selects what a
-//! program links: `curator`, `etcd`, `fleet`, and `descriptors` for the descriptors of `fleet`. The agent's contract is
-//! always there.
+//! The contracts are the `.proto` files in the folder `proto/` of the repository, with their documentation. `build.rs`
+//! compiles them to Rust with every build. Only [`codec`][] is written by hand. There is no logic in this crate, and it
+//! imports no other crate of the workspace, so every crate may import it.
+//!
+//! # How it works
+//!
+//! * Our own contracts use [`codec::BoundedCodec`][], which limits the number of fields of a message. etcd's contract
+//!   uses the default codec: etcd is trusted with all data of a cluster.
+//! * A feature per contract selects what a program links: `curator`, `etcd`, `fleet`, and `descriptors` for the
+//!   descriptors of `fleet`. The contracts of agents and hardware are always there. There are no default features;
+//!   `Cargo.toml` says why.
+//!
+//! # Invariants
+//!
+//! * Names of packages, services and methods do not change, nor do the numbers of fields. Programs of two releases talk
+//!   to each other during an update, and records that are stored in etcd have the same encoding.
+//! * Equal messages have equal encodings where their bytes are compared: maps of such messages are `BTreeMap` (the list
+//!   is in `build.rs`).
+//!
+//! # Notes for the next implementor
+//!
+//! * A new file goes into `INTERNAL_CONTRACTS` or `PUBLIC_CONTRACTS` of `build.rs`. A public one appears in reflection
+//!   and in the JSON API.
+//! * Name requests `…Request` and responses `…Response`: the codec distinguishes them by that.
+//! * A message with a map needs an entry in `build.rs` if its bytes are stored, compared or hashed.
 
 pub mod codec;
 
