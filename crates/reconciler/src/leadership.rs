@@ -132,7 +132,7 @@ pub struct StoredStatus {
     pub revision: i64,
 }
 
-/// How loudly a failed pass is logged.
+/// The level at which a failed pass is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureLogLevel {
     /// Logged at debug level: the failure may pass soon.
@@ -145,7 +145,7 @@ pub enum FailureLogLevel {
 #[derive(Clone, Debug)]
 pub struct Leadership {
     program: Program,
-    pace: ReconcileTiming,
+    timing: ReconcileTiming,
     phase: LeadershipPhase,
 }
 
@@ -181,8 +181,8 @@ struct FirstPass {
 impl Leadership {
     /// The state after an election was won.
     #[must_use]
-    pub const fn new(program: Program, pace: ReconcileTiming) -> Self {
-        Self { program, pace, phase: LeadershipPhase::Unread }
+    pub const fn new(program: Program, timing: ReconcileTiming) -> Self {
+        Self { program, timing, phase: LeadershipPhase::Unread }
     }
 
     /// The next step at this time.
@@ -253,14 +253,14 @@ impl Leadership {
     fn phase_after_read(&self, now: Duration, read: Option<StoredStatus>) -> LeadershipPhase {
         let Some(stored) = read else { return LeadershipPhase::FirstPass(FirstPass::new(None, now)) };
         if stored.status == ReconcilerStatus::completed_by(&self.program) {
-            return LeadershipPhase::AwaitOldRequests { stored, until: now + self.pace.settle_time };
+            return LeadershipPhase::AwaitOldRequests { stored, until: now + self.timing.settle_time };
         }
         let mut status = stored.status.clone();
         status.state = ReconcilerState::Working;
         let (own, wanted) = (self.program.release(), self.program.breaks_api_servers_below);
         if status.version.release() <= own && status.lowest_compatible >= wanted {
             if status == stored.status {
-                return LeadershipPhase::AwaitOldRequests { stored, until: now + self.pace.settle_time };
+                return LeadershipPhase::AwaitOldRequests { stored, until: now + self.timing.settle_time };
             }
             let expected = ExpectedRevision::At(stored.revision);
             return LeadershipPhase::WriteStatus(StatusWrite {
@@ -304,11 +304,11 @@ impl Leadership {
         self.phase = match &self.phase {
             LeadershipPhase::WriteDone { .. } => LeadershipPhase::Steady {
                 stored: known,
-                next_pass: now + self.pace.interval,
+                next_pass: now + self.timing.interval,
                 last_pass: now,
                 checked: false,
             },
-            _ => LeadershipPhase::AwaitOldRequests { stored: known, until: now + self.pace.settle_time },
+            _ => LeadershipPhase::AwaitOldRequests { stored: known, until: now + self.timing.settle_time },
         };
     }
 
@@ -322,7 +322,7 @@ impl Leadership {
         self.phase = LeadershipPhase::Retry { until: now + RETRY_INTERVAL };
     }
 
-    /// A pass succeeded or failed. Returns how loudly a failure is logged. `random` is from 0 to 1, for the backoff.
+    /// A pass succeeded or failed. Returns the level at which a failure is logged. `random` is from 0 to 1, for the backoff.
     pub fn on_pass_finished(&mut self, now: Duration, succeeded: bool, random: f64) -> FailureLogLevel {
         if let LeadershipPhase::AwaitOldRequests { stored: known, .. } = &self.phase {
             self.phase = LeadershipPhase::FirstPass(FirstPass::new(Some(known.clone()), now));
@@ -334,7 +334,7 @@ impl Leadership {
                 self.phase = match known {
                     Some(known) if known.status == done => LeadershipPhase::Steady {
                         stored: known,
-                        next_pass: now + self.pace.interval,
+                        next_pass: now + self.timing.interval,
                         last_pass: now,
                         checked: false,
                     },
@@ -344,7 +344,7 @@ impl Leadership {
             }
             LeadershipPhase::FirstPass(first) => first.on_failure(now, random),
             LeadershipPhase::Steady { next_pass: next, last_pass: last, checked, .. } => {
-                (*next, *last, *checked) = (now + self.pace.interval, now, false);
+                (*next, *last, *checked) = (now + self.timing.interval, now, false);
                 FailureLogLevel::Warn
             }
             _ => FailureLogLevel::Warn,

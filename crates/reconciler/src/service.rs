@@ -307,8 +307,8 @@ impl<O: ObjectReconciler> Reconciler<O> {
 
     async fn reconcile_objects(&self, leadership: &mut Leadership, began: Instant) {
         let passed = self.objects.reconcile().await;
-        let loudness = leadership.on_pass_finished(began.elapsed(), passed.is_ok(), rand::random());
-        match (passed, loudness) {
+        let level = leadership.on_pass_finished(began.elapsed(), passed.is_ok(), rand::random());
+        match (passed, level) {
             (Ok(passed), _) if passed.is_unchanged() => {
                 tracing::debug!("the built-in objects of Kubernetes are as they should be");
             }

@@ -5,9 +5,10 @@
 //! objects. Time is virtual and one seed is one run. An observer sees every write of the status, every pass, every write
 //! of an object where it *arrives*, and every controller that begins; what he demands stands in [`observer`].
 //!
-//! What decides is the product's own: `leadership::Leadership`, `nodes::{controller, Releases}`, `gate::may_begin`,
-//! `status`; of etcd's election `places`, of its guard the transactions themselves. Steps between them are carried from
-//! one to the next as `crates/reconciler/src/service.rs` and `waiting.rs` do, and anything may come in between.
+//! What decides is the product's own: `leadership::Leadership`, `controller_releases::{controller_release,
+//! ControllerReleases}`, `gate::check_gate`, `status`; of etcd's election `election_view`, of its guard the
+//! transactions themselves. Steps between them are carried from one to the next as `crates/reconciler/src/service.rs`
+//! and `gate_wait.rs` do, and anything may come in between.
 //!
 //! Not simulated: a node whose role was taken, and which goes on until it hears of it; here it has ended before. Requests
 //! arrive within four seconds, for no program can know of a longer one.

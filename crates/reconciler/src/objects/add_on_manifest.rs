@@ -26,23 +26,21 @@ const SERVER_FIELDS: [&str; 7] = [
 
 /// One object of a manifest, ready to be applied.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ManifestObject {
-    /// The API version: `v1`, `apps/v1`.
-    pub api_version: String,
-    /// The kind, for example `Deployment`.
-    pub kind: String,
+pub(super) struct ManifestObject {
+    /// `v1`, `apps/v1`.
+    pub(super) api_version: String,
+    pub(super) kind: String,
     /// The namespace, if the manifest names one.
-    pub namespace: Option<String>,
-    /// The name of the object.
-    pub name: String,
+    pub(super) namespace: Option<String>,
+    pub(super) name: String,
     /// The object to apply, with our labels.
-    pub object: Value,
+    pub(super) object: Value,
     /// The SHA-256 of `object`.
-    pub digest: String,
+    pub(super) digest: String,
 }
 
 /// Parses a manifest. The error is the end of a sentence.
-pub fn parse_manifest(add_on: &AddOn) -> Result<Vec<ManifestObject>, String> {
+pub(super) fn parse_manifest(add_on: &AddOn) -> Result<Vec<ManifestObject>, String> {
     if !is_label_value(&add_on.name) {
         return Err(format!(
             "its name can be no label: use at most {MAX_LABEL_CHARS} letters, digits, dots, dashes and underscores"

@@ -1,4 +1,8 @@
 //! Resolves the objects of add-ons to the kinds that the API server serves.
+//!
+//! A manifest names the kind of an object, and only the server knows how objects of that kind are addressed: its plural
+//! name, and whether it is namespaced. An object whose kind the server does not serve becomes a problem, and so does an
+//! object that the release or another add-on has as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +22,7 @@ const PREREQUISITE_KINDS: [&str; 2] = ["Namespace", "CustomResourceDefinition"];
 
 /// The parsed manifests of a cluster's add-ons.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct AddOnManifests {
+pub(super) struct AddOnManifests {
     parsed: Vec<(String, Vec<ManifestObject>)>,
     unreadable: BTreeSet<String>,
     problems: Vec<Problem>,
@@ -26,19 +30,17 @@ pub struct AddOnManifests {
 
 /// The desired objects of add-ons, by the kinds that a server serves.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct AddOnObjects {
+pub(super) struct AddOnObjects {
     /// By listable type, each with the version that its first object uses.
-    pub kinds: BTreeMap<ResourceType, (ObjectKind, BTreeMap<ObjectKey, DesiredObject>)>,
+    pub(super) kinds: BTreeMap<ResourceType, (ObjectKind, BTreeMap<ObjectKey, DesiredObject>)>,
     /// Add-ons with an unknown part: nothing that they created is deleted.
-    pub unreadable: BTreeSet<String>,
-    /// Problems that only a person can solve.
-    pub problems: Vec<Problem>,
+    pub(super) unreadable: BTreeSet<String>,
+    pub(super) problems: Vec<Problem>,
 }
 
 impl AddOnManifests {
-    /// Parses the manifests of all add-ons.
     #[must_use]
-    pub fn parse(add_ons: &[AddOn]) -> Self {
+    pub(super) fn parse(add_ons: &[AddOn]) -> Self {
         let mut manifests = Self::default();
         let mut names = BTreeSet::new();
         for add_on in add_ons {
@@ -66,14 +68,14 @@ impl AddOnManifests {
 
     /// The kinds of all their objects, as API version and kind.
     #[must_use]
-    pub fn kinds(&self) -> BTreeSet<(String, String)> {
+    pub(super) fn kinds(&self) -> BTreeSet<(String, String)> {
         let declared = self.parsed.iter().flat_map(|(_, declared)| declared);
         declared.map(|object| (object.api_version.clone(), object.kind.clone())).collect()
     }
 
     /// Resolves their objects to served kinds. `taken` returns whether an object belongs to the release.
     #[must_use]
-    pub fn resolve_kinds(
+    pub(super) fn resolve_kinds(
         &self,
         served: &ApiDiscovery,
         taken: impl Fn(&ResourceType, &ObjectKey) -> bool,
@@ -85,8 +87,8 @@ impl AddOnManifests {
         };
         for (add_on, declared) in &self.parsed {
             for object in declared {
-                if let Err(trouble) = resolve_object(&mut objects, add_on, object, served, &taken) {
-                    objects.problems.push(*trouble);
+                if let Err(problem) = resolve_object(&mut objects, add_on, object, served, &taken) {
+                    objects.problems.push(*problem);
                 }
             }
         }
@@ -141,6 +143,6 @@ fn with_namespace(object: &Value, namespace: Option<&str>) -> Value {
 
 /// The position of a kind in the order of processing.
 #[must_use]
-pub fn kind_order(kind: &ObjectKind) -> usize {
+pub(super) fn kind_order(kind: &ObjectKind) -> usize {
     PREREQUISITE_KINDS.iter().position(|first| *first == kind.kind).unwrap_or(PREREQUISITE_KINDS.len())
 }

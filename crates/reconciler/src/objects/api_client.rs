@@ -34,7 +34,7 @@ const WATCH_SECONDS: u32 = 290;
 /// A server that has not ended a watch after this time is considered gone.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 20);
 /// Our user agent in audit logs, which shows the release that wrote an object.
-pub const CLIENT_USER_AGENT: &str = concat!("shepherd-roleserver/", env!("CARGO_PKG_VERSION"));
+const CLIENT_USER_AGENT: &str = concat!("shepherd-roleserver/", env!("CARGO_PKG_VERSION"));
 
 /// The address of the API server, and our identity there.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The built-in Kubernetes objects of this release.
 //!
-//! A change of them may require a change of the two numbers of [`program`](crate::program). An object that
-//! is removed here is deleted in every cluster: it has the label and no release needs it.
+//! A change of them may require a change of the two numbers of [`program`](crate::program). An object that is removed
+//! here is deleted in every cluster, because it has the label and this release does not need it.
 //!
 //! Each object sets every field that its kind has, even to the server's default, and sets empty lists explicitly: a
 //! field that is not set is not reconciled. `tests/all/objects` has the server fill in defaults and fails if there are
@@ -40,13 +40,13 @@ pub const OWNERS_GROUP: &str = "shepherd:owners";
 /// The group of a cluster's viewers, in their certificates.
 pub const VIEWERS_GROUP: &str = "shepherd:viewers";
 /// The user as which API servers call kubelets.
-pub const KUBELET_CLIENT_USER: &str = "shepherd:kube-apiserver-kubelet-client";
+const KUBELET_CLIENT_USER: &str = "shepherd:kube-apiserver-kubelet-client";
 /// The group of the volume provisioner.
 pub const STORAGE_PROVISIONER: &str = "shepherd:storage-provisioner";
 /// The priority of services that others depend on: the highest that is not Kubernetes' own.
-pub const CLUSTER_SERVICES_PRIORITY: &str = "shepherd-cluster-services";
+const CLUSTER_SERVICES_PRIORITY: &str = "shepherd-cluster-services";
 /// The priority of pods that may wait.
-pub const SPARE_TIME_PRIORITY: &str = "shepherd-spare-time";
+const SPARE_TIME_PRIORITY: &str = "shepherd-spare-time";
 
 const RBAC_GROUP: &str = "rbac.authorization.k8s.io";
 /// The annotation of the storage class for claims that name none.
@@ -141,7 +141,12 @@ fn object_meta(name: &str) -> ObjectMeta {
     }
 }
 
-fn cluster_role_binding(name: &str, role: &str, subject: &str, whose: &str) -> ClusterRoleBinding {
+fn cluster_role_binding(
+    name: &str,
+    role: &str,
+    subject_kind: &str,
+    subject_name: &str,
+) -> ClusterRoleBinding {
     ClusterRoleBinding {
         metadata: object_meta(name),
         role_ref: RoleRef {
@@ -151,8 +156,8 @@ fn cluster_role_binding(name: &str, role: &str, subject: &str, whose: &str) -> C
         },
         subjects: Some(vec![Subject {
             api_group: Some(RBAC_GROUP.to_owned()),
-            kind: subject.to_owned(),
-            name: whose.to_owned(),
+            kind: subject_kind.to_owned(),
+            name: subject_name.to_owned(),
             namespace: None,
         }]),
     }

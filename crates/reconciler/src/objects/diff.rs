@@ -1,4 +1,4 @@
-//! Compares a desired object with the live one, and builds create and update bodies.
+//! Finds drift: compares a desired object with the live one, and builds create and update bodies.
 //!
 //! Only the desired fields are compared: a server fills in defaults, another server knows fields that these types do
 //! not have, and people add annotations of their own. So a desired object has to set *all* fields that must be kept,

@@ -72,7 +72,7 @@ pub fn plan_node_changes(objects: &[Value], records: &[Record]) -> Vec<(ObjectKe
             if !is_node_id(&key.name) || is_terminating(object) {
                 return None;
             }
-            let amendment = match reports.get(key.name.as_str()).unwrap_or(&RecordedNode::NotKubernetes) {
+            let change = match reports.get(key.name.as_str()).unwrap_or(&RecordedNode::NotKubernetes) {
                 RecordedNode::Unreadable => None,
                 RecordedNode::NotKubernetes => {
                     Some(NodeObjectChange::Delete(Precondition::from_object(object)))
@@ -81,7 +81,7 @@ pub fn plan_node_changes(objects: &[Value], records: &[Record]) -> Vec<(ObjectKe
                     label_patch(object, &[(WORKER_LABEL, *worker), (CONTROL_PLANE_LABEL, *controller)])
                 }
             };
-            amendment.map(|amendment| (key, amendment))
+            change.map(|change| (key, change))
         })
         .collect();
     all.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -167,9 +167,9 @@ mod tests {
 
     fn about(object: &Value, records: &[Record]) -> Option<NodeObjectChange> {
         let all = plan_node_changes(std::slice::from_ref(object), records);
-        all.into_iter().next().map(|(key, amendment)| {
+        all.into_iter().next().map(|(key, change)| {
             assert_eq!(key, ObjectKey { namespace: None, name: NODE.to_owned() });
-            amendment
+            change
         })
     }
 

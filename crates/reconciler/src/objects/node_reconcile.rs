@@ -33,24 +33,24 @@ async fn plan_changes(
 pub(super) async fn reconcile_nodes(
     api: &ApiClient,
     records: &Client,
-    passed: &mut ReconcileSummary,
-    troubles: &mut Vec<Problem>,
+    summary: &mut ReconcileSummary,
+    problems: &mut Vec<Problem>,
 ) {
     let resource = node_kind().resource();
     let all = match plan_changes(api, records).await {
         Ok(all) => all,
-        Err(why) => return troubles.push(Problem::transient(ProblemSubject::Kind(resource), why)),
+        Err(why) => return problems.push(Problem::transient(ProblemSubject::Kind(resource), why)),
     };
-    for (key, amendment) in all {
-        let (what, done) = match &amendment {
+    for (key, change) in all {
+        let (what, done) = match &change {
             NodeObjectChange::Delete(seen) => ("deleted", api.delete(&node_kind(), &key, seen).await),
-            NodeObjectChange::Patch(change) => ("updated", api.patch_node(&key.name, change).await),
+            NodeObjectChange::Patch(patch) => ("updated", api.patch_node(&key.name, patch).await),
         };
-        match (done, amendment) {
-            (Ok(()), amendment) => {
-                match amendment {
-                    NodeObjectChange::Delete(_) => passed.deleted += 1,
-                    NodeObjectChange::Patch(_) => passed.updated += 1,
+        match (done, change) {
+            (Ok(()), change) => {
+                match change {
+                    NodeObjectChange::Delete(_) => summary.deleted += 1,
+                    NodeObjectChange::Patch(_) => summary.updated += 1,
                 }
                 tracing::info!(kind = %resource, object = %key, difference = what, "an object of Kubernetes was not as it should be");
             }
@@ -62,7 +62,7 @@ pub(super) async fn reconcile_nodes(
             }
             (Err(error), _) => {
                 let subject = ProblemSubject::for_object(None, &resource, &key);
-                troubles.push(Problem::transient(subject, error.to_string()));
+                problems.push(Problem::transient(subject, error.to_string()));
             }
         }
     }
@@ -76,8 +76,8 @@ pub(super) async fn describe_changes(api: &ApiClient, records: &Client, text: &m
             let _ = writeln!(text, "unknown {resource}: {why}");
         }
         Ok(all) => {
-            for (key, amendment) in all {
-                let word = match amendment {
+            for (key, change) in all {
+                let word = match change {
                     NodeObjectChange::Delete(_) => "delete",
                     NodeObjectChange::Patch(_) => "update",
                 };

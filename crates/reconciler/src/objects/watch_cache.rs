@@ -15,7 +15,7 @@ use crate::objects::object_plan::Expectation;
 
 /// The state of all watched kinds.
 #[derive(Debug, Default)]
-pub struct WatchCache {
+pub(super) struct WatchCache {
     kinds: BTreeMap<ResourceType, KindCache>,
     is_reconciling: bool,
 }
@@ -35,7 +35,7 @@ struct KindCache {
 
 impl WatchCache {
     /// Starts a pass. It sees every change up to now.
-    pub fn begin_pass(&mut self) {
+    pub(super) fn begin_pass(&mut self) {
         self.is_reconciling = true;
         for seen in self.kinds.values_mut() {
             seen.pending.clear();
@@ -44,12 +44,12 @@ impl WatchCache {
     }
 
     /// Ends a pass, whether it succeeded or not.
-    pub fn end_pass(&mut self) {
+    pub(super) fn end_pass(&mut self) {
         self.is_reconciling = false;
     }
 
     /// Records the list and the writes of a pass for one kind.
-    pub fn record_pass(
+    pub(super) fn record_pass(
         &mut self,
         resource: &ResourceType,
         listed: &str,
@@ -63,29 +63,29 @@ impl WatchCache {
 
     /// The expectation of the last pass for a kind.
     #[must_use]
-    pub fn expectation(&self, resource: &ResourceType) -> Option<&Expectation> {
+    pub(super) fn expectation(&self, resource: &ResourceType) -> Option<&Expectation> {
         self.kinds.get(resource).map(|seen| &seen.expectation)
     }
 
     /// Drops all other kinds, which are not watched any more.
-    pub fn retain_kinds(&mut self, followed: impl Fn(&ResourceType) -> bool) {
+    pub(super) fn retain_kinds(&mut self, followed: impl Fn(&ResourceType) -> bool) {
         self.kinds.retain(|resource, _| followed(resource));
     }
 
     /// Records an event: the object is in this state, or is gone; then it is the last state.
-    pub fn observe_object(&mut self, resource: &ResourceType, object: Value, is_there: bool) {
+    pub(super) fn observe_object(&mut self, resource: &ResourceType, object: Value, is_there: bool) {
         let version = parse_version(resource_version(&object)).unwrap_or(u64::MAX);
         let seen = self.kinds.entry(resource.clone()).or_default();
         seen.pending.insert(ObjectKey::from_object(&object), (version, is_there.then_some(object)));
     }
 
     /// Records that events of a kind may have been missed.
-    pub fn mark_incomplete(&mut self, resource: &ResourceType) {
+    pub(super) fn mark_incomplete(&mut self, resource: &ResourceType) {
         self.kinds.entry(resource.clone()).or_default().is_incomplete = true;
     }
 
     /// Whether there is something for a pass to do. Events that need none are dropped.
-    pub fn has_changes(&mut self) -> bool {
+    pub(super) fn has_changes(&mut self) -> bool {
         if self.is_reconciling {
             return false;
         }
@@ -110,7 +110,7 @@ impl WatchCache {
 
 /// Parses a resource version as a number.
 #[must_use]
-pub fn parse_version(version: &str) -> Option<u64> {
+pub(super) fn parse_version(version: &str) -> Option<u64> {
     version.parse().ok()
 }
 
