@@ -29,11 +29,11 @@ use crate::node::MachineNode;
 use crate::state::MachineRecord;
 
 /// The version that simulated agents report.
-pub const AGENT_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+simulated");
+const AGENT_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+simulated");
 
 /// Why the agent of a machine cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum AgentError {
+pub(crate) enum AgentError {
     /// The machine was never enrolled.
     #[error("nobody enrolled this machine")]
     NotEnrolled,
@@ -64,7 +64,7 @@ impl BootClock for SimulatedClock {
 
 /// Builds the agent of a machine from the state of its disk. `stop` is the token it will run under: an agent that was
 /// stopped must not write to the disk of the next one.
-pub fn build_agent(
+pub(crate) fn build_agent(
     fleet: &Arc<SimulatedFleet>,
     index: usize,
     record: &MachineRecord,
@@ -222,7 +222,7 @@ impl From<StepRejected> for EnrollError {
 
 /// Does what `roleserver enroll` does on a machine: decides by the role server's rules, stores the decision, starts the
 /// agent, and answers when all that is on disk. `call` notes the result before that.
-pub async fn enroll_machine(
+pub(crate) async fn enroll_machine(
     fleet: &Arc<SimulatedFleet>,
     index: usize,
     request: wire::EnrollRequest,
@@ -276,7 +276,7 @@ pub async fn enroll_machine(
 
 /// The journal's record of an enrolment's response.
 #[must_use]
-pub fn describe_response(response: &wire::EnrollResponse) -> serde_json::Value {
+pub(crate) fn describe_response(response: &wire::EnrollResponse) -> serde_json::Value {
     match &response.result {
         Some(wire::enroll_response::Result::Success(success)) => json!({
             "public_key": hex::encode(&success.public_key),

@@ -1,8 +1,8 @@
 //! Simulated fleet: state, running servers and agents, durable changes.
 //!
-//! One lock protects the whole fleet: its stored state and the running servers and agents. A step of a machine and the
-//! effects of that step happen under it. So effects come in the order of the steps that caused them, with no await in
-//! between. Two hundred machines make a few hundred short steps a second.
+//! One lock protects the whole fleet: its stored state, and the running servers and agents. A step of a machine and the
+//! effects of that step happen under this lock, with no await in between. So effects come in the order of the steps that
+//! caused them. Two hundred machines make a few hundred short steps a second, so one lock is enough.
 //!
 //! # Durable before answered
 //!
@@ -33,13 +33,11 @@ use crate::state::{FleetState, MachineRecord};
 const MAX_CLOCK_SLEEP: Duration = Duration::from_mins(1);
 
 /// All machines, shared by every server and task of the simulator.
-pub struct SimulatedFleet {
-    /// The properties that all machines share.
-    pub profile: FleetProfile,
-    /// The journal that records all calls.
-    pub journal: Arc<Journal>,
+pub(crate) struct SimulatedFleet {
+    pub(crate) profile: FleetProfile,
+    pub(crate) journal: Arc<Journal>,
     /// Settings of cluster nodes; `None` if no machine can be one.
-    pub nodes: Option<NodeSettings>,
+    pub(crate) nodes: Option<NodeSettings>,
     path: PathBuf,
     inner: Mutex<FleetInner>,
     changed: Notify,
@@ -89,50 +87,50 @@ struct AgentTokens {
 
 /// Counts of a machine's heartbeats since the simulator started.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct HeartbeatCounts {
+pub(crate) struct HeartbeatCounts {
     /// Heartbeats that were answered successfully.
-    pub delivered: u64,
+    pub(crate) delivered: u64,
     /// Heartbeats that were rejected, cut off, or not answered.
-    pub failed: u64,
+    pub(crate) failed: u64,
     /// The pause that its agent chose after the last failed heartbeat.
-    pub pause: Option<Duration>,
+    pub(crate) pause: Option<Duration>,
 }
 
 /// The present faults of the provider's API.
 #[derive(Clone, Copy, Debug)]
-pub struct ApiCondition {
+pub(crate) struct ApiCondition {
     /// The fault of the list, if any.
-    pub list: Option<ProviderFault>,
+    pub(crate) list: Option<ProviderFault>,
     /// Whether every call is slow.
-    pub slow: bool,
+    pub(crate) slow: bool,
     /// Whether every call fails.
-    pub fails: bool,
+    pub(crate) fails: bool,
 }
 
 /// The error of a change that could not be written to disk.
 #[derive(Debug, thiserror::Error)]
 #[error("the simulator could not keep what it did: {0}")]
-pub struct NotDurable(String);
+pub(crate) struct NotDurable(String);
 
 impl SimulatedFleet {
     /// Starts a fleet from its stored state. Must be called in a tokio runtime.
-    pub fn start(
-        nature: FleetProfile,
+    pub(crate) fn start(
+        profile: FleetProfile,
         state: FleetState,
         path: PathBuf,
         journal: Arc<Journal>,
         nodes: Option<NodeSettings>,
     ) -> std::io::Result<Arc<Self>> {
-        let shown = state.machines.iter().map(|_| MachineRuntime::default()).collect();
+        let runtimes = state.machines.iter().map(|_| MachineRuntime::default()).collect();
         let fleet = Arc::new(Self {
-            profile: nature,
+            profile,
             journal,
             nodes,
             path,
             inner: Mutex::new(FleetInner {
                 state,
                 generation: 1,
-                runtimes: shown,
+                runtimes,
                 list_fault: None,
                 api_slow: false,
                 api_fails: false,
@@ -162,15 +160,15 @@ impl SimulatedFleet {
     }
 
     /// Stops every server, agent and task, and writes the last state.
-    pub async fn stop(&self) {
+    pub(crate) async fn stop(&self) {
         self.shutdown.cancel();
         {
             let mut inner = self.lock();
-            for shown in &mut inner.runtimes {
-                shown.ssh.cancel();
-                shown.agent.stopped.cancel();
-                shown.node.cancel();
-                if let Some(port) = &mut shown.port {
+            for runtime in &mut inner.runtimes {
+                runtime.ssh.cancel();
+                runtime.agent.stopped.cancel();
+                runtime.node.cancel();
+                if let Some(port) = &mut runtime.port {
                     port.close();
                 }
             }
@@ -181,13 +179,13 @@ impl SimulatedFleet {
     }
 
     /// Reads a part of the fleet's state.
-    pub fn read<T>(&self, read: impl FnOnce(&FleetState) -> T) -> T {
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&FleetState) -> T) -> T {
         read(&self.lock().state)
     }
 
     /// Changes the record of one machine, and applies the event that the change returns. If the change or the event is
     /// rejected, nothing has changed.
-    pub fn change<T, E: From<StepRejected>>(
+    pub(crate) fn change<T, E: From<StepRejected>>(
         self: &Arc<Self>,
         index: usize,
         change: impl FnOnce(&mut MachineRecord) -> Result<(T, Option<MachineEvent>), E>,
@@ -196,7 +194,7 @@ impl SimulatedFleet {
     }
 
     /// Chooses a machine and changes it under one lock: two callers never choose the same one.
-    pub fn change_chosen<T, E: From<StepRejected>>(
+    pub(crate) fn change_chosen<T, E: From<StepRejected>>(
         self: &Arc<Self>,
         choose: impl FnOnce(&FleetState) -> Result<usize, E>,
         change: impl FnOnce(&mut MachineRecord) -> Result<(T, Option<MachineEvent>), E>,
@@ -223,29 +221,29 @@ impl SimulatedFleet {
     }
 
     /// Applies an event to one machine.
-    pub fn step(self: &Arc<Self>, index: usize, event: MachineEvent) -> Result<(), StepRejected> {
+    pub(crate) fn step(self: &Arc<Self>, index: usize, event: MachineEvent) -> Result<(), StepRejected> {
         self.change(index, |_| Ok(((), Some(event))))
     }
 
     /// Counts a delivered heartbeat of a machine.
-    pub fn count_delivered(&self, index: usize) {
+    pub(crate) fn count_delivered(&self, index: usize) {
         self.lock().runtimes[index].heartbeats.delivered += 1;
     }
 
     /// Counts a failed heartbeat, and stores the pause of its agent.
-    pub fn count_failed(&self, index: usize, pause: Duration) {
+    pub(crate) fn count_failed(&self, index: usize, pause: Duration) {
         let counts = &mut self.lock().runtimes[index].heartbeats;
         counts.failed += 1;
         counts.pause = Some(pause);
     }
 
     /// The heartbeat counts of a machine so far.
-    pub fn heartbeat_counts(&self, index: usize) -> HeartbeatCounts {
+    pub(crate) fn heartbeat_counts(&self, index: usize) -> HeartbeatCounts {
         self.lock().runtimes[index].heartbeats
     }
 
     /// Counts an API call. The number decides which fault it meets.
-    pub fn count_api_call(&self) -> u64 {
+    pub(crate) fn count_api_call(&self) -> u64 {
         let mut inner = self.lock();
         // This needs no write of its own: it is stored with the next change.
         inner.state.api_calls += 1;
@@ -253,7 +251,7 @@ impl SimulatedFleet {
     }
 
     /// Applies a fault to the provider's API.
-    pub fn apply_provider_fault(&self, fault: ProviderFault) {
+    pub(crate) fn apply_provider_fault(&self, fault: ProviderFault) {
         let mut inner = self.lock();
         match fault {
             ProviderFault::Heal => {
@@ -266,13 +264,13 @@ impl SimulatedFleet {
     }
 
     /// The present faults of the provider's API.
-    pub fn api_condition(&self) -> ApiCondition {
+    pub(crate) fn api_condition(&self) -> ApiCondition {
         let inner = self.lock();
         ApiCondition { list: inner.list_fault, slow: inner.api_slow, fails: inner.api_fails }
     }
 
     /// Waits until all changes so far are on disk.
-    pub async fn wait_durable(&self) -> Result<(), NotDurable> {
+    pub(crate) async fn wait_durable(&self) -> Result<(), NotDurable> {
         let wanted = self.lock().generation;
         let mut saved = self.save_progress.subscribe();
         let saved = saved
@@ -286,7 +284,7 @@ impl SimulatedFleet {
     }
 
     /// Spawns a task that the stop of the fleet waits for.
-    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task);
     }
 
@@ -306,26 +304,26 @@ impl SimulatedFleet {
         }
         for effect in effects {
             match *effect {
-                Effect::Ssh(face) => self.apply_ssh(inner, index, face),
-                Effect::Agent(face) => self.apply_agent(inner, index, face),
+                Effect::Ssh(ssh) => self.apply_ssh(inner, index, ssh),
+                Effect::Agent(agent) => self.apply_agent(inner, index, agent),
             }
         }
     }
 
-    fn apply_ssh(self: &Arc<Self>, inner: &mut FleetInner, index: usize, face: ObservableSsh) {
-        let FleetInner { state, runtimes: shown, .. } = inner;
-        let (record, shown) = (&state.machines[index], &mut shown[index]);
-        shown.ssh.cancel();
-        let Some(port) = &mut shown.port else { return };
-        if face == ObservableSsh::Closed {
+    fn apply_ssh(self: &Arc<Self>, inner: &mut FleetInner, index: usize, observable: ObservableSsh) {
+        let FleetInner { state, runtimes, .. } = inner;
+        let (record, runtime) = (&state.machines[index], &mut runtimes[index]);
+        runtime.ssh.cancel();
+        let Some(port) = &mut runtime.port else { return };
+        if observable == ObservableSsh::Closed {
             port.close();
             return;
         }
         match port.open() {
             Ok(listener) => {
                 let stop = self.shutdown.child_token();
-                shown.ssh = stop.clone();
-                self.tasks.spawn(ssh::serve_ssh(Arc::clone(self), index, listener, face, stop));
+                runtime.ssh = stop.clone();
+                self.tasks.spawn(ssh::serve_ssh(Arc::clone(self), index, listener, observable, stop));
             }
             Err(error) => {
                 tracing::error!(machine = %record.id, port = record.ssh_port, %error, "cannot open the SSH server");
@@ -333,28 +331,28 @@ impl SimulatedFleet {
         }
     }
 
-    fn apply_agent(self: &Arc<Self>, inner: &mut FleetInner, index: usize, face: ObservableAgent) {
-        let FleetInner { state, runtimes: shown, .. } = inner;
-        let (record, shown) = (&state.machines[index], &mut shown[index]);
-        shown.agent.silent.cancel();
-        if face == ObservableAgent::Silent {
+    fn apply_agent(self: &Arc<Self>, inner: &mut FleetInner, index: usize, observable: ObservableAgent) {
+        let FleetInner { state, runtimes, .. } = inner;
+        let (record, runtime) = (&state.machines[index], &mut runtimes[index]);
+        runtime.agent.silent.cancel();
+        if observable == ObservableAgent::Silent {
             return;
         }
-        shown.agent.stopped.cancel();
-        if face == ObservableAgent::Absent {
+        runtime.agent.stopped.cancel();
+        if observable == ObservableAgent::Absent {
             return;
         }
         let over = self.shutdown.child_token();
         match agent::build_agent(self, index, record, over.clone()) {
             Ok((agent, node)) => {
                 if let Some(node) = node {
-                    shown.node.cancel();
-                    shown.node = self.shutdown.child_token();
-                    let (boot, disk) = (agent.clock.boot_id(), shown.disk.clone());
-                    self.tasks.spawn(node.run(boot, disk, shown.node.clone()));
+                    runtime.node.cancel();
+                    runtime.node = self.shutdown.child_token();
+                    let (boot, disk) = (agent.clock.boot_id(), runtime.disk.clone());
+                    self.tasks.spawn(node.run(boot, disk, runtime.node.clone()));
                 }
-                shown.agent = AgentTokens { silent: CancellationToken::new(), stopped: over.clone() };
-                self.tasks.spawn(run_agent(agent, shown.agent.silent.clone(), over));
+                runtime.agent = AgentTokens { silent: CancellationToken::new(), stopped: over.clone() };
+                self.tasks.spawn(run_agent(agent, runtime.agent.silent.clone(), over));
             }
             Err(error) => tracing::error!(machine = %record.id, %error, "cannot start the agent"),
         }
@@ -443,9 +441,9 @@ async fn run_agent(agent: Agent, silent: CancellationToken, over: CancellationTo
     over.cancelled().await;
 }
 
-/// This host's clock. The simulator *is* the world, so its clock is the right one here.
+/// This host's clock. The simulator is the whole world of its machines, so its clock is the right one here.
 #[must_use]
-pub fn host_now() -> DateTime<Utc> {
+pub(crate) fn host_now() -> DateTime<Utc> {
     SystemTime::now().into()
 }
 
@@ -466,13 +464,13 @@ mod tests {
         let path = directory.path().join("fleet.json");
         let journal = Journal::open(&Journal::path_beside(&path)).unwrap();
         let state = FleetState::new(Seed(1), 1, host_now());
-        let nature = FleetProfile {
+        let profile = FleetProfile {
             seed: Seed(1),
             fault_profile: FaultProfile::None,
             boot: TimeDelta::zero(),
             persistent_per_mille: 0,
         };
-        let fleet = SimulatedFleet::start(nature, state, path.clone(), journal, None).unwrap();
+        let fleet = SimulatedFleet::start(profile, state, path.clone(), journal, None).unwrap();
         let port = fleet.read(|state| state.machines[0].ssh_port);
         let answers = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok();
         assert!(!answers(), "it is off");

@@ -74,7 +74,7 @@ const MODELS: [ServerModel; 3] = [
 
 /// The hardware report of machine `index`.
 #[must_use]
-pub fn hardware_report(seed: Seed, index: u32, hostname: &str) -> hardware::HardwareReport {
+pub(crate) fn hardware_report(seed: Seed, index: u32, hostname: &str) -> hardware::HardwareReport {
     let chosen = usize::try_from(seed.number_below(MODELS.len() as u64, "model", index, 0)).unwrap_or(0);
     let model = &MODELS[chosen];
     hardware::HardwareReport {

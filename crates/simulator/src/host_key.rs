@@ -9,7 +9,7 @@ use russh::keys::{Algorithm, PrivateKey};
 use crate::seed::Seed;
 
 /// The host key of a machine in this generation.
-pub fn private_key(
+pub(crate) fn private_key(
     seed: Seed,
     index: u32,
     generation: u32,
@@ -20,7 +20,7 @@ pub fn private_key(
 
 /// The host key's algorithm and public blob, as the provider vouches for them.
 #[must_use]
-pub fn public_key(seed: Seed, index: u32, generation: u32) -> Option<HostKey> {
+pub(crate) fn public_key(seed: Seed, index: u32, generation: u32) -> Option<HostKey> {
     let key = private_key(seed, index, generation).ok()?;
     Some(HostKey { algorithm: Algorithm::Ed25519.to_string(), key: key.public_key().to_bytes().ok()? })
 }

@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum JournalOutcome {
+pub(crate) enum JournalOutcome {
     /// The call was carried out.
     Ok,
     /// The call was understood and rejected.
@@ -46,23 +46,23 @@ pub enum JournalOutcome {
 
 /// A call at its start.
 #[derive(Clone, Debug, Default)]
-pub struct JournalCall<'a> {
+pub(crate) struct JournalCall<'a> {
     /// The channel it came through: `api`, `ssh` or `fault`.
-    pub channel: &'a str,
+    pub(crate) channel: &'a str,
     /// The action, for example `create` or `upload`.
-    pub action: &'a str,
+    pub(crate) action: &'a str,
     /// The id of its machine; `None` for the whole provider.
-    pub machine: Option<&'a str>,
+    pub(crate) machine: Option<&'a str>,
     /// The caller's name for itself, if it sent one.
-    pub caller: Option<&'a str>,
+    pub(crate) caller: Option<&'a str>,
     /// The intent id, if the call has one.
-    pub intent: Option<String>,
+    pub(crate) intent: Option<String>,
     /// The arguments of the call, an object.
-    pub arguments: Value,
+    pub(crate) arguments: Value,
 }
 
 /// The file that records calls.
-pub struct Journal {
+pub(crate) struct Journal {
     path: PathBuf,
     lines: Mutex<JournalFile>,
 }
@@ -75,27 +75,21 @@ struct JournalFile {
 impl Journal {
     /// The path of the journal for a state file.
     #[must_use]
-    pub fn path_beside(state: &Path) -> PathBuf {
+    pub(crate) fn path_beside(state: &Path) -> PathBuf {
         let mut name = state.as_os_str().to_owned();
         name.push(".calls.jsonl");
         PathBuf::from(name)
     }
 
     /// Opens a journal, and continues after its last line.
-    pub fn open(path: &Path) -> std::io::Result<Arc<Self>> {
+    pub(crate) fn open(path: &Path) -> std::io::Result<Arc<Self>> {
         let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
         let next = next_number(&mut file)?;
         Ok(Arc::new(Self { path: path.to_owned(), lines: Mutex::new(JournalFile { file, next }) }))
     }
 
-    /// The path of the file.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Writes the start of a call. The caller of this function writes its end by the returned handle.
-    pub fn begin(self: &Arc<Self>, call: JournalCall<'_>) -> OpenCall {
+    pub(crate) fn begin(self: &Arc<Self>, call: JournalCall<'_>) -> OpenCall {
         let JournalCall { channel, action: what, machine, caller, intent, arguments } = call;
         let number = self.write(|seq| {
             json!({
@@ -130,7 +124,7 @@ impl Journal {
 
 /// A call that has started and not ended.
 #[must_use = "a call has an end"]
-pub struct OpenCall {
+pub(crate) struct OpenCall {
     journal: Arc<Journal>,
     number: u64,
     /// The result to write if the caller disconnects.
@@ -141,12 +135,12 @@ pub struct OpenCall {
 impl OpenCall {
     /// Notes that the call was carried out, before it is answered. If the caller disconnects before the answer, the
     /// journal must not hide the effect.
-    pub fn note_result(&mut self, answer: &Value) {
+    pub(crate) fn note_result(&mut self, answer: &Value) {
         self.noted_result = json!({ "done": true, "answer": answer });
     }
 
     /// Writes the end of the call.
-    pub fn end(mut self, outcome: JournalOutcome, result: &Value) {
+    pub(crate) fn end(mut self, outcome: JournalOutcome, result: &Value) {
         self.ended = true;
         self.journal.end(self.number, outcome, result);
     }

@@ -172,9 +172,8 @@ impl SimulatedMachine {
     }
 
     /// Whether its agent starts again after a boot.
-    #[must_use]
-    pub fn restarts_agent_after_boot(&self, nature: &FleetProfile) -> bool {
-        nature.seed.chance(nature.persistent_per_mille, "persists", self.index, 0)
+    fn restarts_agent_after_boot(&self, profile: &FleetProfile) -> bool {
+        profile.seed.chance(profile.persistent_per_mille, "persists", self.index, 0)
     }
 
     /// What is observable of it from outside.
@@ -214,11 +213,11 @@ impl SimulatedMachine {
         &mut self,
         event: MachineEvent,
         now: DateTime<Utc>,
-        nature: &FleetProfile,
+        profile: &FleetProfile,
     ) -> Result<Vec<Effect>, StepRejected> {
         let before = self.observable();
         match event {
-            MachineEvent::Tick => self.tick(now, nature),
+            MachineEvent::Tick => self.tick(now, profile),
             MachineEvent::PowerOn | MachineEvent::PowerOff | MachineEvent::PowerCycle
                 if self.state == SimulatedState::PowerFailing =>
             {
@@ -226,22 +225,22 @@ impl SimulatedMachine {
             }
             MachineEvent::PowerOn => {
                 if self.state == SimulatedState::Off {
-                    self.boot(now, nature);
+                    self.boot(now, profile);
                 }
             }
             MachineEvent::PowerOff => self.state = SimulatedState::Off,
-            MachineEvent::PowerCycle => self.boot(now, nature),
+            MachineEvent::PowerCycle => self.boot(now, profile),
             MachineEvent::Reboot => match self.state {
                 SimulatedState::Off => return Err(StepRejected("the machine is off")),
                 SimulatedState::PowerFailing => return Err(StepRejected("the machine has no power")),
                 // A dead machine accepts the order and does nothing: only the missing boot shows it.
                 SimulatedState::Dead => {}
-                _ => self.boot(now, nature),
+                _ => self.boot(now, profile),
             },
             MachineEvent::Enrolled => match self.state {
                 SimulatedState::Up | SimulatedState::AgentRunning | SimulatedState::AgentHung => {
                     self.enrolments += 1;
-                    self.start_agent(now, nature);
+                    self.start_agent(now, profile);
                 }
                 _ => return Err(StepRejected("nothing runs on the machine")),
             },
@@ -254,40 +253,40 @@ impl SimulatedMachine {
                 (self.ssh_refused, self.slow, self.disk_full) = (false, false, false);
                 self.next_fault_at = None;
             }
-            MachineEvent::Fault(fault) => self.apply_fault(fault, now, nature)?,
+            MachineEvent::Fault(fault) => self.apply_fault(fault, now, profile)?,
         }
         Ok(self.observable().effects_from(before))
     }
 
-    fn tick(&mut self, now: DateTime<Utc>, nature: &FleetProfile) {
+    fn tick(&mut self, now: DateTime<Utc>, profile: &FleetProfile) {
         if let SimulatedState::Booting { until } = self.state
             && until <= now
         {
             self.booted_at = now;
-            if self.enrolments > 0 && self.restarts_agent_after_boot(nature) {
-                self.start_agent(now, nature);
+            if self.enrolments > 0 && self.restarts_agent_after_boot(profile) {
+                self.start_agent(now, profile);
             } else {
                 self.state = SimulatedState::Up;
             }
         }
         if self.state == SimulatedState::AgentRunning && self.next_fault_at.is_some_and(|at| at <= now) {
-            let struck = nature.fault_profile.draw_fault(nature.seed, self.index, self.faults);
+            let struck = profile.fault_profile.draw_fault(profile.seed, self.index, self.faults);
             self.faults += 1;
             self.next_fault_at = None;
             if let Some((_, fault)) = struck {
                 // A drawn fault that does not fit the state leaves the machine as it is.
-                let _ = self.apply_fault(fault, now, nature);
+                let _ = self.apply_fault(fault, now, profile);
             }
             if self.state == SimulatedState::AgentRunning {
-                self.schedule_fault(now, nature);
+                self.schedule_fault(now, profile);
             }
         }
     }
 
-    fn boot(&mut self, now: DateTime<Utc>, nature: &FleetProfile) {
+    fn boot(&mut self, now: DateTime<Utc>, profile: &FleetProfile) {
         self.boots += 1;
-        let mut takes = nature.seed.spread(nature.boot, "boot", self.index, self.boots);
-        if nature.fault_profile.is_slow_boot(nature.seed, self.index, self.boots) {
+        let mut takes = profile.seed.spread(profile.boot, "boot", self.index, self.boots);
+        if profile.fault_profile.is_slow_boot(profile.seed, self.index, self.boots) {
             takes = takes * 5;
         }
         if self.slow {
@@ -299,17 +298,17 @@ impl SimulatedMachine {
         self.state = SimulatedState::Booting { until: now + takes };
     }
 
-    fn start_agent(&mut self, now: DateTime<Utc>, nature: &FleetProfile) {
+    fn start_agent(&mut self, now: DateTime<Utc>, profile: &FleetProfile) {
         self.state = SimulatedState::AgentRunning;
         if self.next_fault_at.is_none() {
-            self.schedule_fault(now, nature);
+            self.schedule_fault(now, profile);
         }
     }
 
-    fn schedule_fault(&mut self, now: DateTime<Utc>, nature: &FleetProfile) {
-        self.next_fault_at = nature
+    fn schedule_fault(&mut self, now: DateTime<Utc>, profile: &FleetProfile) {
+        self.next_fault_at = profile
             .fault_profile
-            .draw_fault(nature.seed, self.index, self.faults)
+            .draw_fault(profile.seed, self.index, self.faults)
             .map(|(after, _)| now + after);
     }
 
@@ -317,7 +316,7 @@ impl SimulatedMachine {
         &mut self,
         fault: Fault,
         now: DateTime<Utc>,
-        nature: &FleetProfile,
+        profile: &FleetProfile,
     ) -> Result<(), StepRejected> {
         match fault {
             Fault::Kill => match self.state {
@@ -357,10 +356,10 @@ impl SimulatedMachine {
                 self.host_key = 0;
                 match self.state {
                     SimulatedState::PowerFailing | SimulatedState::Dead | SimulatedState::Hung => {
-                        self.boot(now, nature);
+                        self.boot(now, profile);
                     }
-                    SimulatedState::AgentHung => self.start_agent(now, nature),
-                    SimulatedState::Up if self.enrolments > 0 => self.start_agent(now, nature),
+                    SimulatedState::AgentHung => self.start_agent(now, profile),
+                    SimulatedState::Up if self.enrolments > 0 => self.start_agent(now, profile),
                     _ => {}
                 }
             }
@@ -370,198 +369,4 @@ impl SimulatedMachine {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::observable::NOTHING_OBSERVABLE;
-
-    fn nature(profile: FaultProfile) -> FleetProfile {
-        FleetProfile {
-            seed: Seed(1),
-            fault_profile: profile,
-            boot: TimeDelta::seconds(4),
-            persistent_per_mille: 1000,
-        }
-    }
-
-    fn at(seconds: i64) -> DateTime<Utc> {
-        DateTime::from_timestamp(1_700_000_000 + seconds, 0).unwrap()
-    }
-
-    fn in_state(state: SimulatedState) -> SimulatedMachine {
-        let mut machine = SimulatedMachine::new(0, at(0));
-        machine.state = state;
-        machine.boots = 1;
-        machine.enrolments = 1;
-        machine
-    }
-
-    const STATES: [SimulatedState; 8] = [
-        SimulatedState::Off,
-        SimulatedState::Booting { until: DateTime::from_timestamp_nanos(i64::MAX) },
-        SimulatedState::Up,
-        SimulatedState::AgentRunning,
-        SimulatedState::AgentHung,
-        SimulatedState::Hung,
-        SimulatedState::Dead,
-        SimulatedState::PowerFailing,
-    ];
-
-    /// The whole table: a row per event, a column per state of `STATES`; `-` means rejected.
-    #[test]
-    fn every_event_in_every_state_follows_the_diagram() {
-        use crate::faults;
-        use MachineEvent::{Enrolled, Fault, PowerCycle, PowerOff, PowerOn, Reboot, Released};
-        let table: &[(MachineEvent, &str)] = &[
-            (PowerOn, "booting booting up agent-running agent-hung hung dead -"),
-            (PowerOff, "off off off off off off off -"),
-            (PowerCycle, "booting booting booting booting booting booting booting -"),
-            (Reboot, "- booting booting booting booting booting dead -"),
-            (Released, "off off off off off off off power-failing"),
-            (Enrolled, "- - agent-running agent-running agent-running - - -"),
-            (Fault(faults::Fault::Kill), "- - - up up - - -"),
-            (Fault(faults::Fault::AgentHang), "- - - agent-hung - - - -"),
-            (Fault(faults::Fault::Hang), "- - hung hung hung - - -"),
-            (Fault(faults::Fault::Dead), "- dead dead dead dead dead dead -"),
-            (
-                Fault(faults::Fault::PowerFail),
-                "power-failing power-failing power-failing power-failing power-failing power-failing power-failing power-failing",
-            ),
-            (Fault(faults::Fault::SshRefuse), "- - up agent-running agent-hung - - -"),
-            (
-                Fault(faults::Fault::Heal),
-                "off booting agent-running agent-running agent-running booting booting booting",
-            ),
-            (
-                Fault(faults::Fault::NewHostKey),
-                "off booting up agent-running agent-hung hung dead power-failing",
-            ),
-        ];
-        for (event, row) in table {
-            for (state, expected) in STATES.into_iter().zip(row.split(' ')) {
-                let mut machine = in_state(state);
-                let untouched = machine.clone();
-                if machine.step(*event, at(1), &nature(FaultProfile::None)).is_ok() {
-                    assert_eq!(machine.state.as_str(), expected, "{event:?} in {state:?}");
-                } else {
-                    assert_eq!(expected, "-", "{event:?} in {state:?}");
-                    assert_eq!(machine, untouched, "a refusal changes nothing");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn an_agent_comes_back_after_a_boot_only_where_it_persists() {
-        for (per_mille, expected) in [(1000, SimulatedState::AgentRunning), (0, SimulatedState::Up)] {
-            let nature = FleetProfile { persistent_per_mille: per_mille, ..nature(FaultProfile::None) };
-            let mut machine = in_state(SimulatedState::AgentRunning);
-            let first = machine.boot_id(nature.seed);
-            machine.step(MachineEvent::Reboot, at(0), &nature).unwrap();
-            machine.step(MachineEvent::Tick, at(60), &nature).unwrap();
-            assert_eq!(machine.state, expected);
-            assert_ne!(machine.boot_id(nature.seed), first, "a boot has an id of its own");
-        }
-    }
-
-    #[test]
-    fn only_a_dead_agent_on_a_live_machine_closes_its_connections() {
-        for (fault, expected) in [
-            (Fault::Kill, ObservableAgent::Absent),
-            (Fault::AgentHang, ObservableAgent::Silent),
-            (Fault::Hang, ObservableAgent::Silent),
-            (Fault::Dead, ObservableAgent::Silent),
-            (Fault::PowerFail, ObservableAgent::Silent),
-        ] {
-            let mut machine = in_state(SimulatedState::AgentRunning);
-            let effects =
-                machine.step(MachineEvent::Fault(fault), at(0), &nature(FaultProfile::None)).unwrap();
-            assert!(effects.contains(&Effect::Agent(expected)), "{fault:?}: {effects:?}");
-        }
-    }
-
-    #[test]
-    fn enrolling_again_restarts_the_agent() {
-        let mut machine = in_state(SimulatedState::AgentRunning);
-        let effects = machine.step(MachineEvent::Enrolled, at(0), &nature(FaultProfile::None)).unwrap();
-        assert_eq!(effects, [Effect::Agent(ObservableAgent::Running { boot: 1, enrolment: 2 })]);
-    }
-
-    #[test]
-    fn a_new_host_key_reopens_the_server() {
-        let mut machine = in_state(SimulatedState::Up);
-        let effects =
-            machine.step(MachineEvent::Fault(Fault::NewHostKey), at(0), &nature(FaultProfile::None)).unwrap();
-        assert_eq!(effects, [Effect::Ssh(ObservableSsh::Open { host_key: 1 })]);
-    }
-
-    fn any_event() -> impl Strategy<Value = MachineEvent> {
-        prop_oneof![
-            4 => Just(MachineEvent::Tick),
-            1 => Just(MachineEvent::PowerOn),
-            1 => Just(MachineEvent::PowerOff),
-            1 => Just(MachineEvent::PowerCycle),
-            1 => Just(MachineEvent::Reboot),
-            1 => Just(MachineEvent::Released),
-            2 => Just(MachineEvent::Enrolled),
-            3 => (0..Fault::ALL.len()).prop_map(|fault| MachineEvent::Fault(Fault::ALL[fault])),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn effects_determine_the_observable_state(
-            seed in any::<u64>(),
-            events in proptest::collection::vec((any_event(), 0..400_i64), 0..80),
-        ) {
-            let nature = FleetProfile { seed: Seed(seed), ..nature(FaultProfile::Harsh) };
-            let run = || {
-                let mut machine = SimulatedMachine::new(3, at(0));
-                let mut shown = NOTHING_OBSERVABLE;
-                let mut now = at(0);
-                let mut trace = Vec::new();
-                for (event, later) in &events {
-                    now += TimeDelta::seconds(*later);
-                    for effect in machine.step(*event, now, &nature).unwrap_or_default() {
-                        match effect {
-                            Effect::Ssh(face) => shown.ssh = face,
-                            Effect::Agent(face) => shown.agent = face,
-                        }
-                    }
-                    trace.push((machine.clone(), shown));
-                }
-                trace
-            };
-            let trace = run();
-            for (machine, shown) in &trace {
-                prop_assert_eq!(machine.observable(), *shown);
-                if !machine.state.is_powered() {
-                    prop_assert_eq!(*shown, NOTHING_OBSERVABLE, "a machine without power shows nothing");
-                }
-                if matches!(shown.agent, ObservableAgent::Running { .. }) {
-                    prop_assert!(machine.enrolments > 0, "an agent was never enrolled");
-                }
-            }
-            for pair in trace.windows(2) {
-                prop_assert!(pair[0].0.boots <= pair[1].0.boots, "boots never go back");
-            }
-            prop_assert_eq!(trace, run(), "the same seed gives the same run");
-        }
-
-        #[test]
-        fn heal_and_power_make_any_machine_answer_again(
-            events in proptest::collection::vec(any_event(), 0..40),
-        ) {
-            let nature = nature(FaultProfile::None);
-            let mut machine = SimulatedMachine::new(0, at(0));
-            for event in events {
-                let _ = machine.step(event, at(0), &nature);
-            }
-            machine.step(MachineEvent::Fault(Fault::Heal), at(0), &nature).unwrap();
-            machine.step(MachineEvent::PowerOn, at(0), &nature).unwrap();
-            machine.step(MachineEvent::Tick, at(10_000), &nature).unwrap();
-            prop_assert_eq!(machine.observable().ssh, ObservableSsh::Open { host_key: 0 });
-        }
-    }
-}
+mod tests;

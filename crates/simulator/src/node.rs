@@ -24,20 +24,20 @@ use tokio_util::sync::CancellationToken;
 
 /// What nodes of a simulator need.
 #[derive(Clone, Debug)]
-pub struct NodeSettings {
+pub(crate) struct NodeSettings {
     /// The role server's program, which starts the processes of a node.
-    pub roleserver: PathBuf,
+    pub(crate) roleserver: PathBuf,
     /// The directory of the machines' disks.
-    pub disks: PathBuf,
+    pub(crate) disks: PathBuf,
 }
 
 /// The cluster part of one machine.
 #[derive(Clone, Debug)]
-pub struct MachineNode {
+pub(crate) struct MachineNode {
     /// Its inbox for cluster orders, and its reports.
-    pub orders: OrderInbox,
+    pub(crate) orders: OrderInbox,
     /// The servers of shepherds that its agent knows.
-    pub shepherds: ServerPool,
+    pub(crate) shepherds: ServerPool,
     facts: NodeFacts,
     disk: PathBuf,
     roleserver: PathBuf,
@@ -46,7 +46,7 @@ pub struct MachineNode {
 impl NodeSettings {
     /// The cluster part of the machine with this id at its provider.
     #[must_use]
-    pub fn for_machine(&self, machine: MachineId, id: &str) -> MachineNode {
+    pub(crate) fn for_machine(&self, machine: MachineId, id: &str) -> MachineNode {
         let disk = self.disks.join(id);
         let facts = NodeFacts::default();
         MachineNode {
@@ -60,7 +60,7 @@ impl NodeSettings {
 
     /// The directory of the machines' disks, beside the state file.
     #[must_use]
-    pub fn disks_beside(state: &Path) -> PathBuf {
+    pub(crate) fn disks_beside(state: &Path) -> PathBuf {
         let mut name = state.as_os_str().to_owned();
         name.push(".disks");
         PathBuf::from(name)
@@ -70,12 +70,17 @@ impl NodeSettings {
 impl MachineNode {
     /// The directory that is its disk.
     #[must_use]
-    pub fn disk(&self) -> &Path {
+    pub(crate) fn disk(&self) -> &Path {
         &self.disk
     }
 
     /// Runs the node until `over`, once the lock of its disk is free.
-    pub async fn run(self, boot_id: String, disk: Arc<tokio::sync::Mutex<()>>, over: CancellationToken) {
+    pub(crate) async fn run(
+        self,
+        boot_id: String,
+        disk: Arc<tokio::sync::Mutex<()>>,
+        over: CancellationToken,
+    ) {
         let _disk = disk.lock().await;
         if over.is_cancelled() {
             return;
@@ -106,7 +111,7 @@ impl MachineNode {
 
 /// A random address for a new node, of four million in the loopback network.
 #[must_use]
-pub fn random_loopback_address() -> Ipv4Addr {
+pub(crate) fn random_loopback_address() -> Ipv4Addr {
     let [a, b, c]: [u8; 3] = rand::random();
     Ipv4Addr::new(127, 128 | (a & 0x3f), b, c.clamp(1, 254))
 }

@@ -179,7 +179,7 @@ impl Simulator {
         raise_file_limit(machines);
         let path = Journal::path_beside(&args.state_path);
         let journal = Journal::open(&path).map_err(|source| SimulatorError::Journal { path, source })?;
-        let nature = FleetProfile {
+        let profile = FleetProfile {
             seed: state.seed,
             fault_profile: args.fault_profile,
             boot,
@@ -189,9 +189,9 @@ impl Simulator {
             let absolute = std::path::absolute(&args.state_path).unwrap_or_else(|_| args.state_path.clone());
             NodeSettings { roleserver, disks: NodeSettings::disks_beside(&absolute) }
         });
-        let fleet = SimulatedFleet::start(nature, state, args.state_path.clone(), journal, nodes)
+        let fleet = SimulatedFleet::start(profile, state, args.state_path.clone(), journal, nodes)
             .map_err(SimulatorError::Machines)?;
-        tracing::info!(%address, machines, seed = nature.seed.0, faults = ?args.fault_profile, "the simulator runs");
+        tracing::info!(%address, machines, seed = profile.seed.0, faults = ?args.fault_profile, "the simulator runs");
         Ok(Self { listener, address, fleet, _lock: lock })
     }
 

@@ -49,12 +49,12 @@ pub(crate) async fn serve_ssh(
     fleet: Arc<SimulatedFleet>,
     index: usize,
     listener: TcpListener,
-    face: ObservableSsh,
+    observable: ObservableSsh,
     stop: CancellationToken,
 ) {
     let (id, place) =
         fleet.read(|state| (state.machines[index].id.clone(), state.machines[index].machine.index));
-    let config = match face {
+    let config = match observable {
         ObservableSsh::Closed => return,
         ObservableSsh::Silent => None,
         ObservableSsh::Open { host_key: generation } => {
