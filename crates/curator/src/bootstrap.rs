@@ -1,9 +1,9 @@
 //! Bootstrapping a cluster: the first records, in one transaction.
 //!
-//! Before a curator exists there is none to call. So the first node writes what a curator needs (the cluster, the
-//! authority and its own record) straight into its own etcd. It does so in one transaction, which is applied only if
-//! none of these records exists. A node that was interrupted at any point does all of it again, with the authority that
-//! it created the first time. It then finds its own records and gets another certificate.
+//! The first node of a cluster has no curator to call. So it writes what a curator needs (the cluster, the authority
+//! and its own record) into its own etcd. It does so in one transaction, which is applied only if none of these records
+//! exists. A node that was interrupted at any point does all of it again, with the authority that it created the first
+//! time. It then finds its own records and gets another certificate.
 //!
 //! If etcd holds another cluster, or the same cluster without this node, bootstrapping fails and changes nothing.
 

@@ -16,7 +16,7 @@ use proto::curator::v1 as wire;
 
 /// The subject of a certificate: a node or an owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CredentialHolder {
+pub(crate) enum CredentialHolder {
     /// A node, by its id.
     Node(NodeId),
     /// An owner, by name.
@@ -34,32 +34,32 @@ impl fmt::Display for CredentialHolder {
 
 /// A certificate that was issued.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Credential {
+pub(crate) struct Credential {
     /// Serial number of the certificate.
-    pub serial: Serial,
+    pub(crate) serial: Serial,
     /// The node or owner that it was issued to.
-    pub holder: CredentialHolder,
+    pub(crate) holder: CredentialHolder,
     /// The key it certifies.
-    pub key: PublicKey,
+    pub(crate) key: PublicKey,
     /// From when until when it is valid.
-    pub validity: Validity,
+    pub(crate) validity: Validity,
 }
 
 impl Credential {
     /// The record of a certificate that was just issued.
     #[must_use]
-    pub fn from_issued(issued: &IssuedCertificate, holder: CredentialHolder, key: PublicKey) -> Self {
+    pub(crate) fn from_issued(issued: &IssuedCertificate, holder: CredentialHolder, key: PublicKey) -> Self {
         Self { serial: issued.serial, holder, key, validity: issued.validity }
     }
 
     /// The etcd key of the record.
-    pub fn etcd_key(serial: Serial) -> Result<String, KeyError> {
+    pub(crate) fn etcd_key(serial: Serial) -> Result<String, KeyError> {
         CERTIFICATES.key(serial)
     }
 
     /// The credential as the API shows it to owners.
     #[must_use]
-    pub fn to_wire(&self, revoked: bool) -> wire::Credential {
+    pub(crate) fn to_wire(&self, revoked: bool) -> wire::Credential {
         let holder = match &self.holder {
             CredentialHolder::Node(id) => wire::credential::Holder::NodeId(id.to_string()),
             CredentialHolder::Owner(name) => wire::credential::Holder::Owner(name.clone()),
@@ -76,13 +76,13 @@ impl Credential {
 
     /// Encodes the record for etcd.
     #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let credential = Some(self.to_wire(false));
         wire::CertificateRecord { format: record::FORMAT, credential }.encode_to_vec()
     }
 
     /// Decodes the record that is stored under `key`.
-    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
+    pub(crate) fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
         let fault = |fault: String| RecordError::new(key, fault);
         let record = record::decode(key, bytes, |record: &wire::CertificateRecord| record.format)?;
         let kept = record.credential.unwrap_or_default();
@@ -113,7 +113,7 @@ impl Credential {
 
 /// A certificate, a node or an owner key whose certificates are rejected before they expire.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Revocation {
+pub(crate) enum Revocation {
     /// One certificate, and when it expires.
     Certificate(Serial, Timestamp),
     /// All certificates of a node.
@@ -124,7 +124,7 @@ pub enum Revocation {
 
 impl Revocation {
     /// The etcd key of the record.
-    pub fn etcd_key(&self) -> Result<String, KeyError> {
+    pub(crate) fn etcd_key(&self) -> Result<String, KeyError> {
         match self {
             Self::Certificate(serial, _) => REVOKED_CERTIFICATES.key(serial),
             Self::Node(node) => REVOKED_NODES.key(node),
@@ -134,7 +134,7 @@ impl Revocation {
 
     /// Encodes the record for etcd: revoked at `now`, by the caller named in `revoked_by`.
     #[must_use]
-    pub fn encode(&self, revoked_by: &str, now: Timestamp) -> Vec<u8> {
+    pub(crate) fn encode(&self, revoked_by: &str, now: Timestamp) -> Vec<u8> {
         let (revoked_at_ms, revoked_by) = (now.timestamp_millis(), revoked_by.to_owned());
         match self {
             Self::Certificate(_, until) => wire::RevokedCertificateRecord {
@@ -154,7 +154,7 @@ impl Revocation {
     }
 
     /// Decodes the record that is stored under `key`.
-    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
+    pub(crate) fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
         if REVOKED_NODES.id_of(key).is_ok() {
             record::decode(key, bytes, |record: &wire::RevokedNodeRecord| record.format)?;
             return parse_node_id(key).map(Self::Node);
@@ -173,19 +173,19 @@ impl Revocation {
 
     /// The serial number in an etcd key of a revoked certificate, whatever its value; `None` for other keys.
     #[must_use]
-    pub fn serial_from_key(key: &str) -> Option<Serial> {
+    pub(crate) fn serial_from_key(key: &str) -> Option<Serial> {
         REVOKED_CERTIFICATES.id_of(key).ok()?.parse().ok()
     }
 
     /// The node id in an etcd key of a revoked node, whatever its value; `None` for other keys.
     #[must_use]
-    pub fn node_from_key(key: &str) -> Option<NodeId> {
+    pub(crate) fn node_from_key(key: &str) -> Option<NodeId> {
         parse_node_id(key).ok()
     }
 
     /// The owner key in an etcd key of a revoked owner key, whatever its value; `None` for other keys.
     #[must_use]
-    pub fn owner_from_key(key: &str) -> Option<PublicKey> {
+    pub(crate) fn owner_from_key(key: &str) -> Option<PublicKey> {
         let bytes = hex::decode(REVOKED_OWNERS.id_of(key).ok()?).ok()?;
         PublicKey::from_slice(&bytes).ok()
     }

@@ -1,49 +1,62 @@
 //! Cluster membership on etcd: nodes, roles, certificates, tickets and Kubernetes keys.
 //!
-//! A curator runs on every consensus member, beside its etcd member. One curator leads and is the only one that writes.
-//! The API that it serves is defined in `proto/shepherd/curator/v1`.
+//! A curator is a server that runs on every consensus member of a cluster, beside its etcd member. One curator leads
+//! and is the only one that writes; the others tell callers who leads. Nodes and owners call it with certificates of
+//! the cluster. The contract is `proto/shepherd/curator/v1`. What callers share with the curator (records of nodes, the
+//! authority, TLS) is in the crate `curator-client`, and all access to etcd in the crate `etcd`.
 //!
-//! # How the files fit
+//! # How it works
 //!
-//! Decisions are functions of the records and the time. So tables test them, and a simulated cluster runs them as the
+//! A cluster begins with [`bootstrap`][]: the first node writes the first records into its own etcd. Or it begins with
+//! [`restore`][], from a snapshot and under a new epoch. Then curators elect a leader and serve ([`service`][]).
+//!
+//! Decisions are functions of records and time, without I/O. Tables test them, and a simulated cluster runs them as the
 //! real one does:
 //!
-//! * [`node_lifecycle`][]: how a node is registered, approved, decommissioned and deleted. [`node_labels`][]: changes
-//!   of its labels.
-//! * [`node_role`](model::node_role): the names of roles. [`role_orders`][]: plans an order that adds or removes
-//!   roles.
-//! * [`membership`][]: reconciles etcd's members with node records, one change at a time.
-//! * [`node_health`][]: node health from heartbeats. [`node_filter`][]: filters for listing nodes.
-//! * [`tickets`][]: which machines may register as nodes.
-//! * [`permissions`][]: which kind of peer may make which call.
-//! * [`role_declaration`](model::role_declaration): operators' own roles; how they are stored is in
-//!   [`role_declaration`][]. [`template`](model::template): what differs between the nodes that have one.
-//! * [`kubernetes`][]: the Kubernetes settings of the cluster, and the keys of its components.
-//! * [`credential`][]: the records of certificates.
+//! * Nodes. A machine registers with a ticket ([`tickets`][]). The node is approved, becomes part of the cluster, and
+//!   leaves it one day ([`node_lifecycle`][]). Its labels are changed by [`node_labels`][], its health follows from
+//!   heartbeats ([`node_health`][]), and `node_filter` selects nodes for a list.
+//! * Roles. An order adds roles to a node or removes them ([`role_orders`][]). Built-in roles have conditions: a
+//!   consensus member is also a member of etcd ([`membership`][]), and a Kubernetes node needs keys and an address
+//!   range ([`kubernetes`][]). Operators declare roles of their own; `role_declaration` stores them.
+//! * Trust. [`permissions`][] says which kind of peer may make which call. `credential` has the records of issued
+//!   certificates and of revocations.
 //!
-//! What callers share with the curator is in [`curator_client`][]: the records of nodes and of the
-//! cluster, its authority, and TLS. All access to etcd, and the layout of its keys, is in [`etcd`][].
-//! [`service`][] puts all of it together, for a cluster that [`bootstrap`][] has created or [`restore`][] has restored.
+//! # Invariants
 //!
-//! # Membership before roles
+//! * Only the leader writes records. A write succeeds only while it still leads and the records that the decision was
+//!   made from are unchanged. Bootstrapping and restoring write without that condition, before any curator runs, and so
+//!   does a node that renews its certificate from its own etcd: it adds a record under a key that nobody else writes.
+//! * etcd's membership changes first, and roles follow. If a node lost its role first, it would stop a member that
+//!   still votes. So every decision about roles names the membership change to make *before* the record is written, and
+//!   [`membership::plan_sync`] completes what was left half-done. Nothing ever reverts it.
+//! * No order removes a voting member of etcd unless the members that remain are a quorum.
+//! * Every call may be repeated. A node that lost the response to a step repeats the call and gets it again.
+//! * A rejection is a value with a message and a gRPC code, never only an event in a log.
+//! * The clocks of nodes are never used. The curator's own time is a parameter of every decision.
 //!
-//! etcd's membership changes first and roles follow. If a node lost its role first, it would stop a member that still
-//! votes, and with it, perhaps, the cluster. So every decision about roles names the membership change to make *before*
-//! the record is written. [`membership::plan_sync`] completes what was left half-done; nothing ever reverts it.
+//! # Notes for the next implementor
 //!
-//! A rejection is a value with a message and a gRPC code, never only an event in a log.
+//! * A new call needs a row in [`permissions`][]; a test compares that table with the contract. Its handler is in a
+//!   file of [`service`][], and what it decides in a file without I/O.
+//! * A new kind of record needs a prefix in `etcd::key_space`. [`restore`][] says what becomes of it in a restored
+//!   cluster. If watches or authorization need it, the leader's cache watches its prefix.
+//! * During an update a curator of an older release may lead. It deletes a node without the records that it does not
+//!   know, so the leader repairs such leftovers in the background, as it does with allocations of Kubernetes.
+//! * `tests/all/cluster_model` runs the decisions with everything else simulated, and `tests/all/curator` runs curators
+//!   against a real etcd.
 
 pub mod bootstrap;
-pub mod credential;
+mod credential;
 pub mod kubernetes;
 pub mod membership;
-pub mod node_filter;
+mod node_filter;
 pub mod node_health;
 pub mod node_labels;
 pub mod node_lifecycle;
 pub mod permissions;
 pub mod restore;
-pub mod role_declaration;
+mod role_declaration;
 pub mod role_orders;
 pub mod service;
 pub mod tickets;

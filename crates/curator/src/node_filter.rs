@@ -15,7 +15,7 @@ use crate::node_health::NodeHealth;
 
 /// The filters of one list; an empty one matches all nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct NodeFilter {
+pub(crate) struct NodeFilter {
     states: BTreeSet<NodeState>,
     roles: BTreeSet<NodeRole>,
     labels: Vec<LabelFilter>,
@@ -25,7 +25,7 @@ pub struct NodeFilter {
 
 impl NodeFilter {
     /// Parses the filters of a request; the error names the field.
-    pub fn new(request: &wire::ListNodesRequest) -> Result<Self, String> {
+    pub(crate) fn new(request: &wire::ListNodesRequest) -> Result<Self, String> {
         let states = request.states.iter().map(|state| NodeState::from_wire(*state));
         let states = states.collect::<Result<_, _>>().map_err(|fault| format!("states: {fault}"))?;
         let roles = request.roles.iter().map(|role| role.parse());
@@ -51,7 +51,7 @@ impl NodeFilter {
 
     /// Whether the node, with this health, is listed.
     #[must_use]
-    pub fn matches(&self, node: &Node, health: NodeHealth) -> bool {
+    pub(crate) fn matches(&self, node: &Node, health: NodeHealth) -> bool {
         (self.states.is_empty() || self.states.contains(&node.state))
             && self.roles.is_subset(&node.roles.names())
             && self.labels.iter().all(|wanted| wanted.matches(&node.labels))

@@ -62,12 +62,7 @@ impl NodeHealth {
 ///
 /// `listening` is how long this leader has been receiving heartbeats, `since_heartbeat` the time since the node's last
 /// one.
-#[must_use]
-pub fn evaluate_health(
-    state: NodeState,
-    since_heartbeat: Option<Duration>,
-    listening: Duration,
-) -> NodeHealth {
+fn evaluate_health(state: NodeState, since_heartbeat: Option<Duration>, listening: Duration) -> NodeHealth {
     match since_heartbeat {
         _ if state != NodeState::Up => NodeHealth::Unknown,
         None if listening < HEARTBEAT_TIMEOUT => NodeHealth::Unknown,

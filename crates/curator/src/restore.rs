@@ -70,7 +70,7 @@ pub struct RestoreSource {
 }
 
 /// The records of the restored cluster. Its one consensus member is `own`.
-pub fn restored_records(
+fn restored_records(
     snapshot: &ClusterSnapshot,
     own: &Node,
     epoch: u64,

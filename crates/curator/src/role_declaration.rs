@@ -1,4 +1,4 @@
-//! How operators' role declarations are stored in etcd.
+//! Role declarations of operators, as etcd stores them. What may be declared is in [`model::role_declaration`].
 
 use etcd::key_space::DECLARATIONS;
 use etcd::record::{self, RecordError};
@@ -8,13 +8,13 @@ use proto::curator::v1 as wire;
 
 /// Encodes the record for etcd.
 #[must_use]
-pub fn encode_declaration(declaration: &RoleDeclaration) -> Vec<u8> {
+pub(crate) fn encode_declaration(declaration: &RoleDeclaration) -> Vec<u8> {
     let declaration = Some(declaration.to_wire().clone());
     wire::DeclarationRecord { format: record::FORMAT, declaration }.encode_to_vec()
 }
 
 /// Decodes the record that is stored under `key`.
-pub fn decode_declaration(key: &str, bytes: &[u8]) -> Result<RoleDeclaration, RecordError> {
+pub(crate) fn decode_declaration(key: &str, bytes: &[u8]) -> Result<RoleDeclaration, RecordError> {
     let id = DECLARATIONS.id_of(key).map_err(|error| RecordError::new(key, error.to_string()))?;
     let record = record::decode(key, bytes, |record: &wire::DeclarationRecord| record.format)?;
     let declared = record.declaration.unwrap_or_default();

@@ -149,9 +149,7 @@ impl KubernetesRole {
         }
     }
 
-    /// Whether the node has this role.
-    #[must_use]
-    pub const fn is_role_of(self, node: &Node) -> bool {
+    const fn is_role_of(self, node: &Node) -> bool {
         match self {
             Self::Controller => node.roles.kubernetes_controller,
             Self::Worker => node.roles.kubernetes_worker,

@@ -5,7 +5,7 @@
 //! controllers before it run with the generation, with all components healthy; and every other controller is healthy
 //! too, whichever generation it is assigned. A single unhealthy controller goes first: it has nothing to lose, and the
 //! new generation may be what it lacks. Workers follow when all controllers run with the generation, up to
-//! [`WORKERS_AT_ONCE`] at a time, since the pods of a worker keep running while its kubelet restarts.
+//! `WORKERS_AT_ONCE` at a time, since the pods of a worker keep running while its kubelet restarts.
 //!
 //! A node that has no assigned generation yet is assigned the newest one at once, out of turn: nothing relies on that
 //! node yet, and it cannot start its components with an older one.
@@ -28,7 +28,7 @@
 //! recent heartbeat, because one more controller that restarts at the same time would be one too many. The block has no
 //! time limit; it is reported to callers that query the rotation ([`blocking_nodes`]). It ends when the node comes
 //! back, loses its roles, or is decommissioned: a rollout does not wait for nodes that are not up or have no Kubernetes
-//! role, and their assignment is removed. A worker without heartbeats does not count against [`WORKERS_AT_ONCE`].
+//! role, and their assignment is removed. A worker without heartbeats does not count against `WORKERS_AT_ONCE`.
 
 use curator_client::node::{Node, NodeState};
 use curator_client::node_id::NodeId;
@@ -41,7 +41,7 @@ use crate::membership::Nodes;
 use crate::node_health::NodeHealth;
 
 /// Most workers that restart their components at the same time.
-pub const WORKERS_AT_ONCE: usize = 10;
+const WORKERS_AT_ONCE: usize = 10;
 
 /// A node, its assigned generation and its health.
 #[derive(Clone, Copy, Debug)]

@@ -19,15 +19,16 @@
 //!
 //! # Nodes of different generations
 //!
-//! Nodes are assigned a step one after the other ([`key_rollout`]). So for minutes some run with a step and others with
-//! the step before, and a component of either shows the other what was signed for it. None of them is rejected for
-//! that, whichever of the five kinds of keys is being rotated:
+//! Nodes are assigned a step one after the other ([`key_rollout`]). So for minutes some nodes run with a step and
+//! others with the step before, and their components show each other what was signed for them. None of them is rejected
+//! for that, whichever of the five kinds of keys is being rotated. The first node of each row is one step behind the
+//! second:
 //!
-//! | step before | step | the former trusts what the latter shows | and the other way round |
+//! | first node | second node | the first accepts the second, because | the second accepts the first, because |
 //! | --- | --- | --- | --- |
-//! | the old one, alone | *trusted* | the old one signs for both | the old one is trusted still |
-//! | *trusted* | *signs* | it trusts the new one since it was trusted | the old one is trusted still |
-//! | *signs* | *dropped* | the new one signs for both | all that it shows is signed by the new one |
+//! | the old key alone | *trusted* | the old key signs for both | the old key is still trusted |
+//! | *trusted* | *signs* | it trusts the new key already | the old key is still trusted |
+//! | *signs* | *dropped* | the new key signs for both | all that the first shows is signed by the new key |
 //!
 //! No two nodes are ever further apart than that. Each step is made once *all* nodes report that they run with the step
 //! before, and a node reports the certificates and keys that its components were started with, never its assignment. A
@@ -108,7 +109,7 @@ pub enum RotationStep {
 }
 
 /// Nodes that take part and do not run with this generation yet, in order of their ids.
-pub fn lagging_nodes<'a>(generation: u64, nodes: impl IntoIterator<Item = &'a Node>) -> Vec<NodeId> {
+fn lagging_nodes<'a>(generation: u64, nodes: impl IntoIterator<Item = &'a Node>) -> Vec<NodeId> {
     let concerned = nodes.into_iter().filter(|node| key_rollout::takes_part(node));
     let late = concerned.filter(|node| {
         let kubernetes_status = node.status.as_ref().and_then(|status| status.kubernetes.as_ref());
@@ -118,8 +119,7 @@ pub fn lagging_nodes<'a>(generation: u64, nodes: impl IntoIterator<Item = &'a No
 }
 
 /// Until when the old key stays trusted; `None` if it need not, or if that moment is not known yet.
-#[must_use]
-pub fn overlap_end(which: KeyPurpose, replacement: &KeyReplacement, overlap: Duration) -> Option<Timestamp> {
+fn overlap_end(which: KeyPurpose, replacement: &KeyReplacement, overlap: Duration) -> Option<Timestamp> {
     if which.is_authority() || replacement.stage != RotationStage::Signing {
         return None;
     }
@@ -128,8 +128,7 @@ pub fn overlap_end(which: KeyPurpose, replacement: &KeyReplacement, overlap: Dur
 
 /// The step that is due, where the nodes `waits_for` do not run with this stage yet; `None` if the rotation has to
 /// wait.
-#[must_use]
-pub fn due_step(
+fn due_step(
     which: KeyPurpose,
     replacement: &KeyReplacement,
     waits_for: &[NodeId],

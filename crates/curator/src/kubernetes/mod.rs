@@ -1,23 +1,37 @@
 //! Kubernetes of a cluster, for the curator: settings, keys, certificates, key rotation.
 //!
 //! The curator runs no Kubernetes component. Nodes that have the roles run them, from the setup that the curator sends.
+//! The curator has what all nodes must agree on: the settings, the address range of each node, and the keys by which
+//! components trust each other.
 //!
-//! # How the files fit
+//! # How it works
 //!
-//! All of them decide, and none of them does I/O:
+//! All files decide, and none of them does I/O:
 //!
 //! * [`settings`][]: what an owner configures. [`node_allocation`][]: each node's pod range, and its own bundle.
 //! * [`signer`][]: one signing key, and what it signs. [`keys`][]: all signing keys, and what is trusted beside them.
 //! * [`component_certificates`][]: which component gets a certificate of which authority, with which subject, on which
-//!   nodes.
-//! * [`user_certificates`][]: certificates for people and for programs outside the cluster.
-//! * [`key_rotation`][]: replaces a key without anybody being rejected meanwhile. [`key_rollout`][]: assigns a new
-//!   generation to one node after the other. [`trust_bundle`][]: what the nodes get whose turn has not come.
-//! * [`node_setup`][]: the setup of one node. [`error`][]: why a call fails. What a node may report is in
-//!   [`kubernetes_status`](curator_client::kubernetes_status).
+//!   nodes. [`user_certificates`][]: certificates for people and for programs outside the cluster.
+//! * [`key_rotation`][]: replaces a key without any component being rejected meanwhile. [`key_rollout`][]: assigns a
+//!   new generation of keys to one node after the other. [`trust_bundle`][]: what the nodes get whose turn has not
+//!   come.
+//! * `node_setup`: the setup of one node. [`error`][]: why a call fails.
 //!
-//! The calls are in [`service::kubernetes`](crate::service::kubernetes), and what the leader does by itself in
-//! [`service::kubernetes_controller`](crate::service::kubernetes_controller).
+//! What a node may report is in [`kubernetes_status`](curator_client::kubernetes_status). The calls are in
+//! `service/kubernetes.rs`, and what the leader does by itself is in `service/kubernetes_controller.rs`.
+//!
+//! # Invariants
+//!
+//! * No two nodes have the same pod range, and a node keeps its range until it is deleted.
+//! * Each step of a key rotation is one write and has a generation of its own. The generation never starts over.
+//! * A setup has no secret. A node requests its secrets one by one, for the roles that it has at that moment.
+//! * Address ranges and domain do not change while the cluster has Kubernetes: nothing that runs would follow.
+//!
+//! # Notes for the next implementor
+//!
+//! * A component that needs a certificate gets a row in [`component_certificates`][] and a number in the contract. What
+//!   it may do in Kubernetes follows from its name and its group there.
+//! * A new purpose of keys changes the stored record: clusters that exist have no key for it yet.
 //!
 //! # Keys of its own
 //!
@@ -45,7 +59,7 @@ pub mod key_rollout;
 pub mod key_rotation;
 pub mod keys;
 pub mod node_allocation;
-pub mod node_setup;
+pub(crate) mod node_setup;
 pub mod settings;
 pub mod signer;
 pub mod trust_bundle;

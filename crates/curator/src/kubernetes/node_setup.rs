@@ -22,7 +22,7 @@ use crate::kubernetes::settings::KubernetesSettings;
 use crate::kubernetes::trust_bundle::TrustBundle;
 
 /// The port on which every API server listens.
-pub const API_SERVER_PORT: u16 = 6443;
+const API_SERVER_PORT: u16 = 6443;
 
 /// Prefix of labels with facts.
 const FACT_LABEL_PREFIX: &str = "shepherd/";
@@ -31,15 +31,15 @@ const OPERATOR_LABEL_PREFIX: &str = "label.shepherd/";
 
 /// What the setups of nodes are built from.
 #[derive(Clone, Copy, Debug)]
-pub struct SetupInputs<'a> {
+pub(crate) struct SetupInputs<'a> {
     /// The Kubernetes settings of the cluster.
-    pub settings: &'a KubernetesSettings,
+    pub(crate) settings: &'a KubernetesSettings,
     /// The authorities and public keys of the generation assigned to this node.
-    pub trust_bundle: &'a TrustBundle,
+    pub(crate) trust_bundle: &'a TrustBundle,
 }
 
 /// `host:port` of the API servers of controllers that are up, sorted as text, without duplicates.
-pub fn api_server_addresses<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Vec<String> {
+pub(crate) fn api_server_addresses<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Vec<String> {
     let controllers =
         nodes.into_iter().filter(|node| node.state == NodeState::Up && node.roles.kubernetes_controller);
     let addresses = controllers.filter_map(|node| node.status.as_ref().map(|status| status.address));
@@ -51,7 +51,7 @@ pub fn api_server_addresses<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Ve
 }
 
 /// The setup of a node; `None` if it runs nothing of Kubernetes, or is a worker without a pod range yet.
-pub fn build_node_setup<'a>(
+pub(crate) fn build_node_setup<'a>(
     known: SetupInputs<'_>,
     own: &Node,
     allotment: &NodeAllocation,

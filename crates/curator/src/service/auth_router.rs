@@ -48,7 +48,7 @@ type ResponseFuture = Pin<Box<dyn Future<Output = Result<HttpResponse, Infallibl
 
 /// The services of a curator while its role in the election does not change.
 #[derive(Clone)]
-pub struct AuthRouter {
+pub(super) struct AuthRouter {
     leader_service: LeaderServer<LeaderService>,
     leader_only: Option<LeaderOnlyServices>,
     ended: CancellationToken,
@@ -71,13 +71,13 @@ struct LeaderOnlyServices {
 impl AuthRouter {
     /// The router of a follower: only finding the leader is served.
     #[must_use]
-    pub fn for_follower(who_leads: LeaderService, ended: CancellationToken) -> Self {
-        Self { leader_service: LeaderServer::new(who_leads), leader_only: None, ended }
+    pub(super) fn for_follower(service: LeaderService, ended: CancellationToken) -> Self {
+        Self { leader_service: LeaderServer::new(service), leader_only: None, ended }
     }
 
     /// The router of the leader.
     #[must_use]
-    pub fn for_leader(who_leads: LeaderService, leading: Arc<LeaderContext>) -> Self {
+    pub(super) fn for_leader(service: LeaderService, leading: Arc<LeaderContext>) -> Self {
         let ended = leading.ended.clone();
         let leader = LeaderOnlyServices {
             registration: RegistrationServer::new(RegistrationService(leading.clone())),
@@ -91,7 +91,7 @@ impl AuthRouter {
             snapshots: SnapshotsServer::new(SnapshotsService(leading.clone())),
             leading,
         };
-        Self { leader_service: LeaderServer::new(who_leads), leader_only: Some(leader), ended }
+        Self { leader_service: LeaderServer::new(service), leader_only: Some(leader), ended }
     }
 
     /// The caller, if it may make the call.
@@ -144,11 +144,11 @@ impl Service<http::Request<Body>> for AuthRouter {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> ResponseFuture {
-        let door = self.clone();
+        let router = self.clone();
         Box::pin(async move {
-            let ended = door.ended.clone();
+            let ended = router.ended.clone();
             // When the leadership ends, drop the response: its data may belong to another leader by now.
-            let answer = ended.run_until_cancelled_owned(Box::pin(door.route_call(request))).await;
+            let answer = ended.run_until_cancelled_owned(Box::pin(router.route_call(request))).await;
             answer.unwrap_or_else(|| Ok(not_leader_status().into_http()))
         })
     }

@@ -24,9 +24,8 @@ use crate::service::leader_context::{Caller, LeaderContext};
 use crate::service::nodes::parse_node_id;
 use crate::service::store::{Versioned, record_change};
 
-/// Implements the gRPC service Credentials on the leader.
 #[derive(Clone, Debug)]
-pub struct CredentialsService(pub Arc<LeaderContext>);
+pub(super) struct CredentialsService(pub(super) Arc<LeaderContext>);
 
 impl CredentialsService {
     async fn issue_owner_credential(

@@ -182,17 +182,17 @@ impl Curator {
             CandidateRole::Follower(leader) => {
                 tracing::info!(leader = leader.name, "this curator follows");
                 let Some(known) = self.load_cluster_info(&over).await else { return Ok(()) };
-                let who_leads = self.leader_service(known, standing, over.clone());
-                let door = AuthRouter::for_follower(who_leads, over.clone());
-                serve_connections(self.listener.clone(), self.config.clone(), door, over).await;
+                let leader_service = self.leader_service(known, standing, over.clone());
+                let router = AuthRouter::for_follower(leader_service, over.clone());
+                serve_connections(self.listener.clone(), self.config.clone(), router, over).await;
                 Ok(())
             }
             CandidateRole::Leader(guard) => {
                 tracing::info!(lock = guard.key, revision = guard.create_revision, "this curator leads");
-                let view = Arc::new(RecordCache::new());
+                let cache = Arc::new(RecordCache::new());
                 let (ready, mut is_ready) = watch::channel(false);
                 let lead = async {
-                    let leading = self.start_leading(guard, view.clone(), &over).await?;
+                    let leading = self.start_leading(guard, cache.clone(), &over).await?;
                     if is_ready.wait_for(|ready| *ready).await.is_err() {
                         return Ok(());
                     }
@@ -201,10 +201,10 @@ impl Curator {
                         ca_certificate: leading.authority.anchor().certificate.clone().into(),
                         epoch: leading.cluster.epoch,
                     };
-                    let who_leads = self.leader_service(known, standing, over.clone());
-                    let door = AuthRouter::for_leader(who_leads, leading.clone());
+                    let leader_service = self.leader_service(known, standing, over.clone());
+                    let router = AuthRouter::for_leader(leader_service, leading.clone());
                     let serving =
-                        serve_connections(self.listener.clone(), self.config.clone(), door, over.clone());
+                        serve_connections(self.listener.clone(), self.config.clone(), router, over.clone());
                     tokio::select! {
                         () = serving => Ok(()),
                         never = self.run_leader_tasks(&leading) => match never {},
@@ -213,7 +213,7 @@ impl Curator {
                 let prepared = over.clone();
                 tokio::select! {
                     led = lead => led,
-                    () = view.watch_etcd(&self.settings.client, ready) => Ok(()),
+                    () = cache.watch_etcd(&self.settings.client, ready) => Ok(()),
                     // Serving ends by itself, within its own grace period; this ends preparations that are still under
                     // way.
                     () = async {
@@ -229,7 +229,7 @@ impl Curator {
     async fn start_leading(
         &self,
         guard: &LeaderGuard,
-        view: Arc<RecordCache>,
+        cache: Arc<RecordCache>,
         over: &CancellationToken,
     ) -> Result<LeaderContext, CuratorError> {
         let settings = &self.settings;
@@ -237,7 +237,7 @@ impl Curator {
         loop {
             let store = Store::new(settings.client.clone(), guard.clone());
             let (clock, overlap) = (settings.clock.clone(), settings.token_overlap);
-            match LeaderContext::load(settings.node_id, store, view.clone(), clock, over.clone(), overlap)
+            match LeaderContext::load(settings.node_id, store, cache.clone(), clock, over.clone(), overlap)
                 .await
             {
                 Ok(leading) => return Ok(leading),
@@ -337,7 +337,7 @@ impl Curator {
     }
 }
 
-/// What every curator tells callers about the cluster.
+/// What every curator reports to callers about the cluster.
 struct ClusterInfo {
     ca_certificate: Arc<[u8]>,
     epoch: u64,

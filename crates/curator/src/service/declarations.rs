@@ -1,4 +1,4 @@
-//! gRPC service Declarations: operators' own roles.
+//! gRPC service Declarations: put, list, delete and watch the roles that operators declare.
 
 use std::sync::Arc;
 
@@ -17,9 +17,8 @@ use crate::service::error::ServiceError;
 use crate::service::leader_context::{Caller, LeaderContext, ResponseStream};
 use crate::service::store::record_change;
 
-/// Implements the gRPC service Declarations on the leader.
 #[derive(Clone, Debug)]
-pub struct DeclarationsService(pub Arc<LeaderContext>);
+pub(super) struct DeclarationsService(pub(super) Arc<LeaderContext>);
 
 #[tonic::async_trait]
 impl declarations_server::Declarations for DeclarationsService {

@@ -1,4 +1,4 @@
-//! Lists and changes the members of etcd for the membership decisions.
+//! Lists, changes and promotes the members of etcd, as the membership decisions need it.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::service::error::ServiceError;
 /// Lists the members, and whether each is reachable from the one that `client` uses.
 ///
 /// Reachable are the members that it exchanges messages with at this moment, and always itself.
-pub async fn list_members(client: &Client) -> Result<Vec<EtcdMember>, ServiceError> {
+pub(super) async fn list_members(client: &Client) -> Result<Vec<EtcdMember>, ServiceError> {
     let own = client.status().await?.member_id;
     let connected: BTreeSet<u64> = client.connected_peers().await?;
     let members = client.list_members().await?.into_iter().map(|member| EtcdMember {
@@ -28,7 +28,7 @@ pub async fn list_members(client: &Client) -> Result<Vec<EtcdMember>, ServiceErr
 }
 
 /// Changes the members; a change that was made before is no error.
-pub async fn change_members(client: &Client, step: &MemberChange) -> Result<(), ServiceError> {
+pub(super) async fn change_members(client: &Client, step: &MemberChange) -> Result<(), ServiceError> {
     match step {
         MemberChange::AddLearner { peer_url } => {
             match client.add_learner(std::slice::from_ref(peer_url)).await {
@@ -49,7 +49,7 @@ pub async fn change_members(client: &Client, step: &MemberChange) -> Result<(), 
 }
 
 /// Promotes a learner that has caught up, if this host's member leads etcd. Returns its number.
-pub async fn promote_learner(client: &Client, nodes: &Nodes) -> Result<Option<u64>, ServiceError> {
+pub(super) async fn promote_learner(client: &Client, nodes: &Nodes) -> Result<Option<u64>, ServiceError> {
     let status = client.status().await?;
     let Some(leader) = status.leader else { return Ok(None) };
     if leader != status.member_id {

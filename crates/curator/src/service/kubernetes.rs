@@ -27,9 +27,8 @@ use crate::service::leader_context::{Caller, LeaderContext, ResponseStream};
 use crate::service::nodes::parse_node_id;
 use crate::service::store::{Versioned, record_change};
 
-/// Implements the gRPC service Kubernetes on the leader.
 #[derive(Clone, Debug)]
-pub struct KubernetesService(pub Arc<LeaderContext>);
+pub(super) struct KubernetesService(pub(super) Arc<LeaderContext>);
 
 impl KubernetesService {
     /// The Kubernetes settings; an error if there are none.

@@ -22,7 +22,7 @@ const MAX_DELETIONS_PER_WRITE: usize = 100;
 
 impl LeaderContext {
     /// Makes all steps that are possible now.
-    pub async fn reconcile_kubernetes(&self) -> Result<(), ServiceError> {
+    pub(super) async fn reconcile_kubernetes(&self) -> Result<(), ServiceError> {
         while self.repair_allocations().await?
             || self.advance_rollout().await?
             || self.advance_rotation().await?
@@ -32,7 +32,11 @@ impl LeaderContext {
 
     /// The rollout progress of all nodes: assigned generation and health.
     #[must_use]
-    pub fn node_progress<'a>(&self, nodes: &'a Nodes, allotments: &NodeAllocations) -> Vec<NodeProgress<'a>> {
+    pub(super) fn node_progress<'a>(
+        &self,
+        nodes: &'a Nodes,
+        allotments: &NodeAllocations,
+    ) -> Vec<NodeProgress<'a>> {
         let (tracker, now) = (self.lock_heartbeats(), self.clock.monotonic());
         key_rollout::node_progress(nodes, allotments, |node| tracker.node_health(node, now))
     }
@@ -47,7 +51,7 @@ impl LeaderContext {
 
     /// Assigns the current generation to all nodes that have none, before there is a newer one. Otherwise they would
     /// begin with the newer one, beside the node whose turn it is. The caller must hold the membership lock.
-    pub async fn assign_to_new_nodes(&self) -> Result<(), ServiceError> {
+    pub(super) async fn assign_to_new_nodes(&self) -> Result<(), ServiceError> {
         while self.write_rollout_step(|generation| generation.is_none()).await?.is_some() {}
         Ok(())
     }
@@ -123,7 +127,7 @@ impl LeaderContext {
     }
 
     /// Deletes the allocations of all nodes, of a Kubernetes that does not exist.
-    pub async fn delete_allocations(&self) -> Result<(), ServiceError> {
+    pub(super) async fn delete_allocations(&self) -> Result<(), ServiceError> {
         let allotments = self.store.allocations().await?;
         let gone: Vec<(&_, &i64)> = allotments.revisions.iter().collect();
         for part in gone.chunks(MAX_DELETIONS_PER_WRITE) {

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Status};
 
 use crate::credential::{Credential, CredentialHolder};
-use crate::membership::{EtcdMember, SyncAction as Disagreement, plan_sync};
+use crate::membership::{EtcdMember, SyncAction, plan_sync};
 use crate::node_health::HeartbeatTracker;
 use crate::node_lifecycle;
 use crate::permissions::{self, MethodPermission};
@@ -44,28 +44,26 @@ const CERTIFICATE_RECHECK_INTERVAL: Duration = Duration::from_mins(1);
 const EXPIRED_TICKET_RETENTION: Duration = Duration::from_hours(7 * 24);
 
 /// The certificates that a connection showed, and whose keys it proved.
-pub type PeerCertificates = Arc<[Vec<u8>]>;
+pub(super) type PeerCertificates = Arc<[Vec<u8>]>;
 
 /// The caller of an authorized call.
 #[derive(Clone, Debug)]
-pub struct Caller {
-    /// Who the caller is.
-    pub peer: Peer,
-    /// The permission row of the method called.
-    pub permission: &'static MethodPermission,
+pub(super) struct Caller {
+    pub(super) peer: Peer,
+    pub(super) permission: &'static MethodPermission,
     /// The certificates that prove it, for later checks.
-    pub certificates: PeerCertificates,
+    pub(super) certificates: PeerCertificates,
 }
 
 impl Caller {
     /// The caller of this request, as the auth router stored it.
-    pub fn from_request<T>(request: &Request<T>) -> Result<Self, Status> {
+    pub(super) fn from_request<T>(request: &Request<T>) -> Result<Self, Status> {
         let caller = request.extensions().get::<Self>();
         caller.cloned().ok_or_else(|| Status::internal("this call came past the door: please report it"))
     }
 
     /// The calling node; an error for other peers.
-    pub fn require_node(&self) -> Result<NodeId, ServiceError> {
+    pub(super) fn require_node(&self) -> Result<NodeId, ServiceError> {
         match self.peer {
             Peer::Node { id, .. } => Ok(id),
             _ => Err(self.wrong_peer_kind()),
@@ -73,7 +71,7 @@ impl Caller {
     }
 
     /// The key of a caller that proves nothing but that key; an error for other peers.
-    pub fn require_key(&self) -> Result<PublicKey, ServiceError> {
+    pub(super) fn require_key(&self) -> Result<PublicKey, ServiceError> {
         match self.peer {
             Peer::Registering { key } => Ok(key),
             _ => Err(self.wrong_peer_kind()),
@@ -81,7 +79,7 @@ impl Caller {
     }
 
     /// Checks that the call may concern this node.
-    pub fn authorize_node(&self, node: NodeId) -> Result<(), ServiceError> {
+    pub(super) fn authorize_node(&self, node: NodeId) -> Result<(), ServiceError> {
         Ok(permissions::authorize_node(self.permission, &self.peer, node)?)
     }
 
@@ -96,39 +94,36 @@ impl Caller {
 
 /// One leadership of this curator, from election to loss.
 #[derive(Debug)]
-pub struct LeaderContext {
-    /// The node that leads.
-    pub node_id: NodeId,
+pub(super) struct LeaderContext {
+    /// The node of this curator.
+    pub(super) node_id: NodeId,
     /// Guarded access to the records in etcd.
-    pub store: Store,
-    /// The watch cache of the records.
-    pub cache: Arc<RecordCache>,
+    pub(super) store: Store,
+    pub(super) cache: Arc<RecordCache>,
     /// The cluster as it was when the leadership began. Its owner keys may have changed since.
-    pub cluster: Cluster,
-    /// The cluster's certificate authority.
-    pub authority: Authority,
-    /// The source of the time.
-    pub clock: Clock,
+    pub(super) cluster: Cluster,
+    pub(super) authority: Authority,
+    pub(super) clock: Clock,
     /// Cancelled when this curator no longer leads.
-    pub ended: CancellationToken,
+    pub(super) ended: CancellationToken,
     /// How long a rotated service-account key stays trusted for the tokens that it signed.
-    pub token_overlap: Duration,
+    pub(super) token_overlap: Duration,
     heartbeats: Mutex<HeartbeatTracker>,
     membership_lock: tokio::sync::Mutex<()>,
 }
 
 /// The stream of a streaming response.
-pub type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+pub(super) type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// The response once the leadership has ended.
 #[must_use]
-pub fn not_leader_status() -> Status {
+pub(super) fn not_leader_status() -> Status {
     Status::unavailable("this curator leads no longer; ask Leader/Watch who does")
 }
 
 impl LeaderContext {
     /// Begins to lead: reads the cluster and its authority.
-    pub async fn load(
+    pub(super) async fn load(
         own: NodeId,
         store: Store,
         view: Arc<RecordCache>,
@@ -160,17 +155,17 @@ impl LeaderContext {
     }
 
     /// The heartbeats received so far, locked.
-    pub fn lock_heartbeats(&self) -> MutexGuard<'_, HeartbeatTracker> {
+    pub(super) fn lock_heartbeats(&self) -> MutexGuard<'_, HeartbeatTracker> {
         self.heartbeats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks membership: meanwhile nobody else changes members, or what depends on them.
-    pub async fn lock_membership(&self) -> AsyncMutexGuard<'_, ()> {
+    pub(super) async fn lock_membership(&self) -> AsyncMutexGuard<'_, ()> {
         self.membership_lock.lock().await
     }
 
     /// Identifies a peer; rejects one whose certificate is not accepted at this moment.
-    pub async fn identify_peer(&self, shown: &[Vec<u8>]) -> Result<Peer, ServiceError> {
+    pub(super) async fn identify_peer(&self, shown: &[Vec<u8>]) -> Result<Peer, ServiceError> {
         let refused =
             |error: &dyn std::fmt::Display| ServiceError::rejected(Code::Unauthenticated, error.to_string());
         let judged = {
@@ -190,7 +185,7 @@ impl LeaderContext {
     }
 
     /// A response stream that ends when the leadership does, or when the caller's certificate is no longer accepted.
-    pub fn guard_stream<T: Send + 'static>(
+    pub(super) fn guard_stream<T: Send + 'static>(
         self: &Arc<Self>,
         caller: &Caller,
         answers: impl Stream<Item = Result<T, Status>> + Send + 'static,
@@ -229,7 +224,7 @@ impl LeaderContext {
     }
 
     /// Waits until the cache shows what was just written, so that it applies to every later call.
-    pub async fn wait_until_cached(
+    pub(super) async fn wait_until_cached(
         &self,
         holds: impl Fn(&CachedRecords) -> bool,
     ) -> Result<(), ServiceError> {
@@ -240,7 +235,7 @@ impl LeaderContext {
     }
 
     /// Signs a certificate for a node; also returns the credential record to write.
-    pub fn issue_node_certificate(
+    pub(super) fn issue_node_certificate(
         &self,
         key: &PublicKey,
     ) -> Result<(IssuedCertificate, KeyChange), ServiceError> {
@@ -251,7 +246,7 @@ impl LeaderContext {
     }
 
     /// Signs a peer certificate for a node's etcd member; also returns the credential record to write.
-    pub fn issue_etcd_peer_certificate(
+    pub(super) fn issue_etcd_peer_certificate(
         &self,
         key: &PublicKey,
         address: IpAddr,
@@ -268,7 +263,7 @@ impl LeaderContext {
     }
 
     /// Signs a certificate for an owner; also returns the credential record to write.
-    pub fn issue_owner_certificate(
+    pub(super) fn issue_owner_certificate(
         &self,
         name: &str,
         key: &PublicKey,
@@ -292,7 +287,7 @@ impl LeaderContext {
 
     /// The directory of the cluster: its id, the authority's certificate and the addresses of the curators.
     #[must_use]
-    pub fn directory(&self) -> wire::Directory {
+    pub(super) fn directory(&self) -> wire::Directory {
         let seen = self.cache.records();
         let curators = seen.nodes.nodes().filter_map(|node| {
             let runs = node.state == NodeState::Up && node.roles.consensus_member.is_some();
@@ -307,17 +302,17 @@ impl LeaderContext {
     }
 
     /// The members of etcd, and whether each is reachable.
-    pub async fn list_members(&self) -> Result<Vec<EtcdMember>, ServiceError> {
+    pub(super) async fn list_members(&self) -> Result<Vec<EtcdMember>, ServiceError> {
         etcd_members::list_members(self.store.client()).await
     }
 
     /// Changes etcd's members; a change that was made before is no error.
-    pub async fn change_members(&self, step: &MemberChange) -> Result<(), ServiceError> {
+    pub(super) async fn change_members(&self, step: &MemberChange) -> Result<(), ServiceError> {
         etcd_members::change_members(self.store.client(), step).await
     }
 
     /// Makes members and records agree by at most one change. Returns the change, for the log.
-    pub async fn sync_members(&self) -> Result<Option<Disagreement>, ServiceError> {
+    pub(super) async fn sync_members(&self) -> Result<Option<SyncAction>, ServiceError> {
         let _alone = self.lock_membership().await;
         let members = self.list_members().await?;
         let stored = self.store.nodes().await?;
@@ -329,7 +324,7 @@ impl LeaderContext {
             tracing::debug!(%rejection, "a member of etcd is not removed yet");
         }
         let Some(change) = tick.action else { return Ok(None) };
-        if let Disagreement::RemoveMember { member, .. } = &change {
+        if let SyncAction::RemoveMember { member, .. } = &change {
             self.change_members(&MemberChange::RemoveMember { member: *member }).await?;
         }
         // The record is written only if the node has not changed since it was read; otherwise the next tick decides.
@@ -342,7 +337,7 @@ impl LeaderContext {
 
     /// Deletes records that nobody needs any more: expired certificates and their revocations, and tickets that expired
     /// or were revoked more than a week ago. Returns their number.
-    pub async fn delete_expired(&self) -> Result<usize, ServiceError> {
+    pub(super) async fn delete_expired(&self) -> Result<usize, ServiceError> {
         let now = self.clock.now();
         let mut over = Vec::new();
         for credential in self.store.credentials().await? {

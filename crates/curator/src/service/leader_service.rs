@@ -26,23 +26,21 @@ use crate::service::leader_context::ResponseStream;
 /// and queries again.
 const LISTING: Duration = Duration::from_mins(1);
 
-/// Implements the gRPC service Leader on every curator.
 #[derive(Clone, Debug)]
-pub struct LeaderService {
-    /// The node of this curator.
-    pub node_id: NodeId,
-    /// The port it listens on.
-    pub port: u16,
+pub(super) struct LeaderService {
+    pub(super) node_id: NodeId,
+    /// The port that this curator listens on.
+    pub(super) port: u16,
     /// The certificate of the cluster's authority, DER.
-    pub ca_certificate: Arc<[u8]>,
+    pub(super) ca_certificate: Arc<[u8]>,
     /// How often the cluster was restored.
-    pub epoch: u64,
+    pub(super) epoch: u64,
     /// The role of this curator in the election.
-    pub role: watch::Receiver<CandidateRole>,
+    pub(super) role: watch::Receiver<CandidateRole>,
     /// The etcd client to read the leader's record with.
-    pub client: Client,
+    pub(super) client: Client,
     /// Cancelled when this curator changes its role.
-    pub ended: CancellationToken,
+    pub(super) ended: CancellationToken,
 }
 
 #[tonic::async_trait]

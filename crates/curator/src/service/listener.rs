@@ -35,11 +35,11 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_CALLS_PER_CONNECTION: u32 = 256;
 const MAX_HEADER_BYTES: u32 = 16 << 10;
 
-/// Serves `door` until `over` is cancelled. All connections have ended when it returns.
-pub async fn serve_connections(
+/// Serves `router` until `over` is cancelled. All connections have ended when it returns.
+pub(super) async fn serve_connections(
     listener: Arc<TcpListener>,
     config: Arc<ServerConfig>,
-    door: AuthRouter,
+    router: AuthRouter,
     over: CancellationToken,
 ) {
     let cut = CancellationToken::new();
@@ -65,7 +65,7 @@ pub async fn serve_connections(
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
         .http2_max_header_list_size(MAX_HEADER_BYTES);
-    let serving = server.serve_with_incoming_shutdown(door, connections, over.cancelled());
+    let serving = server.serve_with_incoming_shutdown(router, connections, over.cancelled());
     let cutting = async {
         over.cancelled().await;
         tokio::time::sleep(SHUTDOWN_GRACE).await;
@@ -81,7 +81,7 @@ pub async fn serve_connections(
 }
 
 /// Closes every new connection: this curator knows no leader, and clients need not wait for it.
-pub async fn reject_connections(listener: &TcpListener) {
+pub(super) async fn reject_connections(listener: &TcpListener) {
     loop {
         match listener.accept().await {
             Ok(connection) => drop(connection),

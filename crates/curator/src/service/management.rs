@@ -25,9 +25,8 @@ use crate::service::leader_context::{Caller, LeaderContext};
 use crate::service::nodes::parse_node_id;
 use crate::service::store::node_change;
 
-/// Implements the gRPC service Management on the leader.
 #[derive(Clone, Debug)]
-pub struct ManagementService(pub Arc<LeaderContext>);
+pub(super) struct ManagementService(pub(super) Arc<LeaderContext>);
 
 impl ManagementService {
     /// Changes one node by a decision about its record alone.

@@ -1,32 +1,55 @@
 //! The curator as a server: election, listeners, authorization, gRPC services.
 //!
-//! * [`curator_server`][]: stands for election, and serves in its role.
-//! * [`listener`][]: TLS connections, and cutting them. [`auth_router`][]: authorizes and routes calls.
-//! * [`leader_service`][]: the one service of every curator.
-//! * [`leader_context`][]: what a curator has while it leads. [`store`][]: records, written only while it leads.
-//!   [`record_cache`][] and [`node_watch_cache`][]: caches that serve all watches. [`etcd_members`][]: the members of
-//!   etcd. [`kubernetes_controller`][]: what the leader does about Kubernetes by itself. [`error`][]: errors and their
-//!   codes.
-//! * [`registration`][], [`nodes`][], [`declarations`][], [`kubernetes`][], [`management`][], [`tickets`][],
-//!   [`credentials`][], [`snapshots`][]: the gRPC services, one file each. They decide nothing: each reads records,
-//!   calls the decision for them, and writes.
+//! The files here do I/O and decide nothing. A handler reads records, calls the decision for them, and writes what the
+//! decision returned.
+//!
+//! # How it works
+//!
+//! * [`curator_server`][] takes part in the election and serves in its role. While no leader is known, connections are
+//!   closed at once. A follower only tells who leads. The leader serves everything.
+//! * A connection is accepted by `listener`. Each of its calls passes `auth_router`, which identifies the peer by its
+//!   certificate, checks the permission, and routes the call to its service.
+//! * There is a file per gRPC service: `leader_service` is served by every curator, `registration`, `nodes`,
+//!   `declarations`, `kubernetes`, `management`, `tickets`, `credentials` and `snapshots` by the leader alone.
+//! * `leader_context` is what a curator has while it leads. [`store`][] reads and writes records under the guard of the
+//!   election. `record_cache` watches etcd once for all watches of clients, and [`node_watch_cache`][] keeps the nodes
+//!   in it by the order of their changes.
+//! * In the background the leader makes etcd's members and the records agree (`etcd_members`), moves key rotations on
+//!   and repairs allocations (`kubernetes_controller`), and deletes expired records.
+//! * [`error`][] has the errors of all calls, with their gRPC codes.
+//!
+//! # Invariants
+//!
+//! * When a curator changes its role, all its connections end. A call that came before is never served in the new role.
+//! * A peer is authorized before anything of its request is read, and again for each call. A stream ends when the
+//!   certificate of its caller is no longer accepted.
+//! * A revocation returns once this curator rejects what was revoked.
+//! * A decision whose records changed meanwhile is made again from the start, alone ([`store`][]).
+//! * Changes of etcd's members, and of what depends on them, are made one at a time, under the membership lock.
+//!
+//! # Notes for the next implementor
+//!
+//! * The cache is a moment behind etcd. Serve watches from it, and read from the store before you reject or write.
+//! * A handler that changes members, roles or Kubernetes records takes the membership lock first, and reads the members
+//!   of etcd before the nodes.
+//! * A handler that watches passes its stream to `LeaderContext::guard_stream`.
 
-pub mod auth_router;
-pub mod credentials;
+mod auth_router;
+mod credentials;
 pub mod curator_server;
-pub mod declarations;
+mod declarations;
 pub mod error;
-pub mod etcd_members;
-pub mod kubernetes;
-pub mod kubernetes_controller;
-pub mod leader_context;
-pub mod leader_service;
-pub mod listener;
-pub mod management;
+mod etcd_members;
+mod kubernetes;
+mod kubernetes_controller;
+mod leader_context;
+mod leader_service;
+mod listener;
+mod management;
 pub mod node_watch_cache;
-pub mod nodes;
-pub mod record_cache;
-pub mod registration;
-pub mod snapshots;
+mod nodes;
+mod record_cache;
+mod registration;
+mod snapshots;
 pub mod store;
-pub mod tickets;
+mod tickets;

@@ -21,9 +21,8 @@ use crate::service::store::node_change;
 /// Approximate size of one message of a watch, in bytes; a message exceeds it by less than one node.
 const MESSAGE_BYTES: usize = 2 << 20;
 
-/// Implements the gRPC service Nodes on the leader.
 #[derive(Clone, Debug)]
-pub struct NodesService(pub Arc<LeaderContext>);
+pub(super) struct NodesService(pub(super) Arc<LeaderContext>);
 
 #[tonic::async_trait]
 impl nodes_server::Nodes for NodesService {
@@ -132,7 +131,7 @@ impl nodes_server::Nodes for NodesService {
 }
 
 /// Parses the id of a node in a request.
-pub fn parse_node_id(text: &str) -> Result<NodeId, ServiceError> {
+pub(super) fn parse_node_id(text: &str) -> Result<NodeId, ServiceError> {
     text.parse().map_err(|error: curator_client::node_id::InvalidNodeId| {
         ServiceError::invalid_argument(error.to_string())
     })

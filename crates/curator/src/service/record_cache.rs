@@ -31,26 +31,26 @@ use crate::service::node_watch_cache::NodeCache;
 
 /// The records as they were last received.
 #[derive(Debug, Default)]
-pub struct CachedRecords {
+pub(super) struct CachedRecords {
     /// All nodes, with recent deletions.
-    pub nodes: NodeCache,
+    pub(super) nodes: NodeCache,
     /// Revoked certificates, nodes and owner keys.
-    pub revocations: Revocations,
+    pub(super) revocations: Revocations,
     /// Declarations of operators' roles.
-    pub declarations: BTreeMap<DeclaredRole, Arc<RoleDeclaration>>,
+    pub(super) declarations: BTreeMap<DeclaredRole, Arc<RoleDeclaration>>,
     /// The Kubernetes records of the cluster.
-    pub kubernetes: CachedKubernetes,
+    pub(super) kubernetes: CachedKubernetes,
 }
 
 /// The cached records of Kubernetes.
 #[derive(Debug, Default)]
-pub struct CachedKubernetes {
+pub(super) struct CachedKubernetes {
     /// The settings; `None` if the cluster has no Kubernetes.
-    pub settings: Option<Arc<KubernetesSettings>>,
+    pub(super) settings: Option<Arc<KubernetesSettings>>,
     /// The signing keys; `None` if there never was Kubernetes.
-    pub keys: Option<Arc<KubernetesKeys>>,
+    pub(super) keys: Option<Arc<KubernetesKeys>>,
     /// The allocations of all nodes.
-    pub allocations: NodeAllocations,
+    pub(super) allocations: NodeAllocations,
     /// Etcd keys of records that cannot be decoded. A node that needs one gets an error, rather than the answer that it
     /// is missing.
     unreadable: BTreeSet<String>,
@@ -59,7 +59,7 @@ pub struct CachedKubernetes {
 impl CachedKubernetes {
     /// The etcd key of an unreadable record that this node's setup depends on, if any.
     #[must_use]
-    pub fn unreadable_for(&self, node: &NodeId) -> Option<&str> {
+    pub(super) fn unreadable_for(&self, node: &NodeId) -> Option<&str> {
         let others = |key: &str| NodeAllocation::node_from_key(key).is_ok_and(|other| other != *node);
         self.unreadable.iter().map(String::as_str).find(|key| !others(key))
     }
@@ -67,7 +67,7 @@ impl CachedKubernetes {
 
 /// The cached records, and counters that notify of changes.
 #[derive(Debug)]
-pub struct RecordCache {
+pub(super) struct RecordCache {
     records: RwLock<CachedRecords>,
     changes: watch::Sender<u64>,
     trust_changes: watch::Sender<u64>,
@@ -86,7 +86,7 @@ enum CacheUpdate {
 impl RecordCache {
     /// An empty cache; [`RecordCache::watch_etcd`] fills it.
     #[must_use]
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             records: RwLock::default(),
             changes: watch::Sender::new(0),
@@ -95,24 +95,24 @@ impl RecordCache {
     }
 
     /// The records as they are cached now. The read lock must not be held across anything slow.
-    pub fn records(&self) -> RwLockReadGuard<'_, CachedRecords> {
+    pub(super) fn records(&self) -> RwLockReadGuard<'_, CachedRecords> {
         self.records.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A counter of all changes, from now on.
     #[must_use]
-    pub fn subscribe_changes(&self) -> watch::Receiver<u64> {
+    pub(super) fn subscribe_changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
     /// A counter of changes that may invalidate certificates: revocations, and nodes that are no longer up.
     #[must_use]
-    pub fn subscribe_trust_changes(&self) -> watch::Receiver<u64> {
+    pub(super) fn subscribe_trust_changes(&self) -> watch::Receiver<u64> {
         self.trust_changes.subscribe()
     }
 
     /// Waits until the cached records satisfy `holds`.
-    pub async fn wait_until(&self, holds: impl Fn(&CachedRecords) -> bool) {
+    pub(super) async fn wait_until(&self, holds: impl Fn(&CachedRecords) -> bool) {
         let mut changes = self.subscribe_changes();
         while !holds(&self.records()) {
             if changes.changed().await.is_err() {
@@ -124,7 +124,7 @@ impl RecordCache {
 
     /// Watches etcd until the future is dropped. It sets `ready` once every record that existed at the beginning is
     /// cached.
-    pub async fn watch_etcd(&self, client: &Client, ready: watch::Sender<bool>) {
+    pub(super) async fn watch_etcd(&self, client: &Client, ready: watch::Sender<bool>) {
         let mut nodes = watch_prefix(client, &NODES, |key, value| {
             Node::decode(key, value).map(|node| CacheUpdate::Node(Box::new(node)))
         });
@@ -252,12 +252,6 @@ impl RecordCache {
         if distrust {
             self.trust_changes.send_modify(|count| *count += 1);
         }
-    }
-}
-
-impl Default for RecordCache {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -21,9 +21,8 @@ use crate::tickets::{self, TicketSecret};
 /// How long a node waits before it calls again while it is not approved, in milliseconds.
 const RETRY_AFTER_MS: u64 = 1000;
 
-/// Implements the gRPC service Registration on the leader.
 #[derive(Clone, Debug)]
-pub struct RegistrationService(pub Arc<LeaderContext>);
+pub(super) struct RegistrationService(pub(super) Arc<LeaderContext>);
 
 #[tonic::async_trait]
 impl registration_server::Registration for RegistrationService {

@@ -15,9 +15,8 @@ use crate::service::leader_context::{Caller, LeaderContext, ResponseStream};
 /// Bytes of the snapshot in one message.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// Implements the gRPC service Snapshots on the leader.
 #[derive(Clone, Debug)]
-pub struct SnapshotsService(pub Arc<LeaderContext>);
+pub(super) struct SnapshotsService(pub(super) Arc<LeaderContext>);
 
 #[tonic::async_trait]
 impl snapshots_server::Snapshots for SnapshotsService {

@@ -64,18 +64,18 @@ pub struct StoredNodes {
 
 /// The Kubernetes allocations of all nodes, read at one revision.
 #[derive(Clone, Debug, Default)]
-pub struct StoredAllocations {
+pub(super) struct StoredAllocations {
     /// The allocations by node id.
-    pub allocations: NodeAllocations,
+    pub(super) allocations: NodeAllocations,
     /// etcd's mod revision of each record.
-    pub revisions: BTreeMap<NodeId, i64>,
+    pub(super) revisions: BTreeMap<NodeId, i64>,
     /// etcd's revision of the listing.
-    pub revision: i64,
+    pub(super) revision: i64,
 }
 
 impl StoredAllocations {
     /// A write of one allocation, on condition that it is unchanged. An empty allocation deletes the record.
-    pub fn allocation_change(
+    pub(super) fn allocation_change(
         &self,
         node: &NodeId,
         allotment: &NodeAllocation,
@@ -90,7 +90,7 @@ impl StoredAllocations {
     }
 
     /// The key generations assigned to nodes, with duplicates.
-    pub fn assigned_generations(&self) -> impl Iterator<Item = u64> + '_ {
+    pub(super) fn assigned_generations(&self) -> impl Iterator<Item = u64> + '_ {
         self.allocations
             .values()
             .filter_map(|allotment| allotment.assigned)
@@ -99,14 +99,14 @@ impl StoredAllocations {
 
     /// The condition that no allocation was written since they were read.
     #[must_use]
-    pub fn unchanged_keys(&self) -> UnchangedKeys {
+    pub(super) fn unchanged_keys(&self) -> UnchangedKeys {
         UnchangedKeys { keys: KeySelector::Prefix(KUBERNETES_NODES.range().start), revision: self.revision }
     }
 }
 
 /// The records of the cluster, accessible while the guard holds.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub(super) struct Store {
     client: Client,
     guard: LeaderGuard,
     /// Read-locked by first attempts, write-locked by one call that has lost a race. Tokio's lock is fair.
@@ -116,33 +116,33 @@ pub struct Store {
 impl Store {
     /// The store of the cluster that this client is connected to, under a won election.
     #[must_use]
-    pub fn new(client: Client, guard: LeaderGuard) -> Self {
+    pub(super) fn new(client: Client, guard: LeaderGuard) -> Self {
         Self { client, guard, decision_lock: Arc::default() }
     }
 
     /// The etcd client, without the guard.
     #[must_use]
-    pub const fn client(&self) -> &Client {
+    pub(super) const fn client(&self) -> &Client {
         &self.client
     }
 
     /// Reads the cluster's record.
-    pub async fn cluster(&self) -> Result<Option<Versioned<Cluster>>, ServiceError> {
+    pub(super) async fn cluster(&self) -> Result<Option<Versioned<Cluster>>, ServiceError> {
         self.read_one(cluster::cluster_record_key()?, Cluster::decode).await
     }
 
     /// Reads the cluster's authority.
-    pub async fn authority(&self) -> Result<Option<Versioned<Authority>>, ServiceError> {
+    pub(super) async fn authority(&self) -> Result<Option<Versioned<Authority>>, ServiceError> {
         self.read_one(cluster::authority_record_key()?, cluster::decode_authority).await
     }
 
     /// Reads the record of a node.
-    pub async fn node(&self, id: &NodeId) -> Result<Option<Versioned<Node>>, ServiceError> {
+    pub(super) async fn node(&self, id: &NodeId) -> Result<Option<Versioned<Node>>, ServiceError> {
         self.read_one(Node::etcd_key(id)?, Node::decode).await
     }
 
     /// Reads the records of all nodes.
-    pub async fn nodes(&self) -> Result<StoredNodes, ServiceError> {
+    pub(super) async fn nodes(&self) -> Result<StoredNodes, ServiceError> {
         let mut nodes = StoredNodes::default();
         for stored in self.read_all(&NODES, Node::decode).await? {
             nodes.revisions.insert(stored.value.id, stored.revision);
@@ -152,17 +152,17 @@ impl Store {
     }
 
     /// Reads the record of a ticket.
-    pub async fn ticket(&self, id: TicketId) -> Result<Option<Versioned<Ticket>>, ServiceError> {
+    pub(super) async fn ticket(&self, id: TicketId) -> Result<Option<Versioned<Ticket>>, ServiceError> {
         self.read_one(TICKETS.key(id)?, Ticket::decode).await
     }
 
     /// Reads the records of all tickets.
-    pub async fn tickets(&self) -> Result<Vec<Versioned<Ticket>>, ServiceError> {
+    pub(super) async fn tickets(&self) -> Result<Vec<Versioned<Ticket>>, ServiceError> {
         self.read_all(&TICKETS, Ticket::decode).await
     }
 
     /// Reads the declaration of a role.
-    pub async fn declaration(
+    pub(super) async fn declaration(
         &self,
         role: &DeclaredRole,
     ) -> Result<Option<Versioned<RoleDeclaration>>, ServiceError> {
@@ -170,49 +170,52 @@ impl Store {
     }
 
     /// Reads all declarations, in order of their names.
-    pub async fn declarations(&self) -> Result<Vec<Versioned<RoleDeclaration>>, ServiceError> {
+    pub(super) async fn declarations(&self) -> Result<Vec<Versioned<RoleDeclaration>>, ServiceError> {
         self.read_all(&DECLARATIONS, decode_declaration).await
     }
 
     /// Reads the record of an issued certificate.
-    pub async fn credential(&self, serial: Serial) -> Result<Option<Versioned<Credential>>, ServiceError> {
+    pub(super) async fn credential(
+        &self,
+        serial: Serial,
+    ) -> Result<Option<Versioned<Credential>>, ServiceError> {
         self.read_one(Credential::etcd_key(serial)?, Credential::decode).await
     }
 
     /// Reads the records of all issued certificates.
-    pub async fn credentials(&self) -> Result<Vec<Versioned<Credential>>, ServiceError> {
+    pub(super) async fn credentials(&self) -> Result<Vec<Versioned<Credential>>, ServiceError> {
         self.read_all(&CERTIFICATES, Credential::decode).await
     }
 
     /// Whether all certificates of a node are revoked.
-    pub async fn is_node_revoked(&self, node: NodeId) -> Result<bool, ServiceError> {
+    pub(super) async fn is_node_revoked(&self, node: NodeId) -> Result<bool, ServiceError> {
         let key = Revocation::Node(node).etcd_key()?;
         Ok(self.read_one(key, Revocation::decode).await?.is_some())
     }
 
     /// Whether an owner key was removed.
-    pub async fn is_owner_removed(&self, owner: PublicKey) -> Result<bool, ServiceError> {
+    pub(super) async fn is_owner_removed(&self, owner: PublicKey) -> Result<bool, ServiceError> {
         let key = Revocation::Owner(owner).etcd_key()?;
         Ok(self.read_one(key, Revocation::decode).await?.is_some())
     }
 
     /// Reads the revocations of single certificates.
-    pub async fn revoked_certificates(&self) -> Result<Vec<Versioned<Revocation>>, ServiceError> {
+    pub(super) async fn revoked_certificates(&self) -> Result<Vec<Versioned<Revocation>>, ServiceError> {
         self.read_all(&REVOKED_CERTIFICATES, Revocation::decode).await
     }
 
     /// Reads the Kubernetes settings.
-    pub async fn kubernetes(&self) -> Result<Option<Versioned<KubernetesSettings>>, ServiceError> {
+    pub(super) async fn kubernetes(&self) -> Result<Option<Versioned<KubernetesSettings>>, ServiceError> {
         self.read_one(settings_record_key()?, KubernetesSettings::decode).await
     }
 
     /// Reads the Kubernetes signing keys.
-    pub async fn kubernetes_keys(&self) -> Result<Option<Versioned<KubernetesKeys>>, ServiceError> {
+    pub(super) async fn kubernetes_keys(&self) -> Result<Option<Versioned<KubernetesKeys>>, ServiceError> {
         self.read_one(keys_record_key()?, KubernetesKeys::decode).await
     }
 
     /// Reads the Kubernetes allocations of all nodes.
-    pub async fn allocations(&self) -> Result<StoredAllocations, ServiceError> {
+    pub(super) async fn allocations(&self) -> Result<StoredAllocations, ServiceError> {
         let listing = self.client.list(&KeySelector::Prefix(KUBERNETES_NODES.range().start)).await?;
         let mut stored = StoredAllocations { revision: listing.revision, ..StoredAllocations::default() };
         for record in &listing.records {
@@ -224,7 +227,7 @@ impl Store {
     }
 
     /// Makes all these changes or none; none if any of the `unchanged` keys was written meanwhile.
-    pub async fn write_if_unchanged(
+    pub(super) async fn write_if_unchanged(
         &self,
         changes: &[KeyChange],
         unchanged: &UnchangedKeys,
@@ -234,14 +237,14 @@ impl Store {
     }
 
     /// Makes all these changes or none.
-    pub async fn write(&self, changes: &[KeyChange]) -> Result<(), ServiceError> {
+    pub(super) async fn write(&self, changes: &[KeyChange]) -> Result<(), ServiceError> {
         self.client.write_guarded(&self.guard, changes).await?;
         Ok(())
     }
 
     /// Runs `attempt`, which reads, decides and writes. If a record changed between read and write, it is run again,
     /// and from then on no other decision runs beside it.
-    pub async fn retry_on_conflict<T, Deciding>(
+    pub(super) async fn retry_on_conflict<T, Deciding>(
         &self,
         attempt: impl Fn() -> Deciding,
     ) -> Result<T, ServiceError>

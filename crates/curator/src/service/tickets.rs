@@ -15,9 +15,8 @@ use crate::service::leader_context::{Caller, LeaderContext};
 use crate::service::store::record_change;
 use crate::tickets::{Ticket, TicketRequest, TicketSecret};
 
-/// Implements the gRPC service Tickets on the leader.
 #[derive(Clone, Debug)]
-pub struct TicketsService(pub Arc<LeaderContext>);
+pub(super) struct TicketsService(pub(super) Arc<LeaderContext>);
 
 #[tonic::async_trait]
 impl tickets_server::Tickets for TicketsService {
