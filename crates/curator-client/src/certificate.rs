@@ -1,7 +1,7 @@
 //! X.509 certificates of a cluster: serial number, validity, renewal, key and signature.
 //!
-//! These are the properties that all certificates have, whichever key signed them. What the authority of a cluster signs
-//! is in [`pki`](crate::pki), and whom a certificate identifies in [`peer_identity`](crate::peer_identity). The
+//! These are the properties that all certificates have, whichever key signed them. What the authority of a cluster
+//! signs is in [`pki`](crate::pki), and whom a certificate identifies in [`peer_identity`](crate::peer_identity). The
 //! curator's authorities for Kubernetes use these definitions, too.
 //!
 //! Time comes from the caller, and so do random numbers.

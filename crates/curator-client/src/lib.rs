@@ -15,8 +15,8 @@
 //! * Connections. [`tls`][] has the TLS configurations of both ends. [`curator_channel`][] connects to one curator.
 //!   [`leader_channel`][] finds the curator that leads and follows it.
 //! * Records. [`node`][] is the record of a node, with the status that it reports ([`node_status`][],
-//!   [`kubernetes_status`][]) and the ticket that it registered with ([`ticket_id`][]). [`cluster`][] has the records of
-//!   the cluster and of its authority.
+//!   [`kubernetes_status`][]) and the ticket that it registered with ([`ticket_id`][]). [`cluster`][] has the records
+//!   of the cluster and of its authority.
 //! * Snapshots. [`cluster_snapshot`][] is a copy of all records at one revision. A shepherd checks a snapshot before it
 //!   stores it, and a node restores a cluster from one.
 //! * Time. [`clock`][] has the two clocks that the others use.
@@ -27,7 +27,8 @@
 //! * A certificate identifies at most one kind of peer: a node's is never accepted as an owner's, nor the other way
 //!   round. A certificate that fits no kind is rejected.
 //! * A record that breaks a rule is neither written nor read, so no decision has to handle one.
-//! * An epoch of the cluster is stored durably before it is followed. No curator of a lower epoch is followed after that.
+//! * An epoch of the cluster is stored durably before it is followed. No curator of a lower epoch is followed after
+//!   that.
 //! * No error and no `Debug` output shows a secret.
 //!
 //! # Notes for the next implementor

@@ -5,8 +5,8 @@
 //! does not come within the deadline is an error. etcd gets the same deadline, so that it does not go on with work that
 //! nobody waits for.
 //!
-//! Writes of a leader are in [`guard`](crate::guard), changes of the membership in [`members`](crate::members). Both are
-//! methods of the same client.
+//! Writes of a leader are in [`guard`](crate::guard), changes of the membership in [`members`](crate::members). Both
+//! are methods of the same client.
 
 use std::error::Error;
 use std::future::Future;

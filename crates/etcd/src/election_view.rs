@@ -55,8 +55,8 @@ pub fn candidate_name(value: &[u8]) -> Option<String> {
 pub struct ElectionView {
     /// Whether all keys that existed at the start have been seen.
     pub is_complete: bool,
-    /// By create revision: the first leads. A new key has a higher revision than all others, so the first one stays first
-    /// until its key is gone, however old this view is.
+    /// By create revision: the first leads. A new key has a higher revision than all others, so the first one stays
+    /// first until its key is gone, however old this view is.
     by_creation: BTreeMap<i64, CandidateKey>,
 }
 

@@ -2,8 +2,9 @@
 //!
 //! A curator may believe that it leads after another one has begun to: its process was stopped, its network was away,
 //! or its clock ran slow. It cannot prevent that by checks of its own, because time passes between its last check and
-//! the write. So etcd compares in the transaction that writes: the key that won the election must still be the one that was created
-//! then. When the lease of a former leader ends, etcd deletes that key, and its create revision never comes again.
+//! the write. So etcd compares in the transaction that writes: the key that won the election must still be the one that
+//! was created then. When the lease of a former leader ends, etcd deletes that key, and its create revision never comes
+//! again.
 //!
 //! The second comparison is of the record itself. Two tasks of one leader that read a record, change it and write it
 //! back would undo each other's change. The write of the task whose record is outdated fails with a conflict, and that

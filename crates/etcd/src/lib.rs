@@ -1,8 +1,8 @@
 //! An etcd client: guarded transactions, elections, watches, members, snapshots.
 //!
 //! etcd stores the state of a cluster. It also decides between two programs that both believe that they lead: two
-//! curators, or two reconcilers. This crate has all that speaks to etcd, and the layout of the keys. It knows nothing of
-//! nodes, roles or certificates. A value is bytes here; its type belongs to the crate that writes it.
+//! curators, or two reconcilers. This crate has all that speaks to etcd, and the layout of the keys. It knows nothing
+//! of nodes, roles or certificates. A value is bytes here; its type belongs to the crate that writes it.
 //!
 //! # How it works
 //!
@@ -20,12 +20,12 @@
 //!
 //! # Invariants
 //!
-//! * Every call has a deadline. A call that ran out of time may have been carried out, and its error says so. The caller
-//!   reads again before it repeats a write.
+//! * Every call has a deadline. A call that ran out of time may have been carried out, and its error says so. The
+//!   caller reads again before it repeats a write.
 //! * A leader writes only with proof. A write carries the key that won the election, with its create revision, and the
-//!   mod revision of the record that it was made from. etcd compares both in the transaction that writes. Writes without
-//!   a guard have `unguarded` in their name: they are for records that exist before anybody can lead, and for records
-//!   whose keys are never written twice.
+//!   mod revision of the record that it was made from. etcd compares both in the transaction that writes. Writes
+//!   without a guard have `unguarded` in their name: they are for records that exist before anybody can lead, and for
+//!   records whose keys are never written twice.
 //! * Nothing acts on a single past observation. An election and a watcher watch etcd as long as they exist, report when
 //!   they lose the connection, and start again by themselves.
 //! * A record has one key, one writer and several readers. An unreadable record is an error that names its key; it is
@@ -39,14 +39,14 @@
 //! (`proto/etcd/etcdserverpb.proto`), without `protoc` and without a server.
 //!
 //! etcd's own election service is not used either. It holds the campaign inside one call of one connection, so a
-//! candidate whose connection breaks cannot tell whether it still takes part. It also hides the revision that determines
-//! the place in the queue. The same election made of keys is one list and one rule.
+//! candidate whose connection breaks cannot tell whether it still takes part. It also hides the revision that
+//! determines the place in the queue. The same election made of keys is one list and one rule.
 //!
 //! # Notes for the next implementor
 //!
-//! * A new kind of record gets a prefix in [`key_space`][], also in the list of its tests, and a message with a `format`
-//!   field. When a field is added that must not be lost, [`record::FORMAT`][] grows: an older release then rejects the
-//!   record instead of writing it back without the field.
+//! * A new kind of record gets a prefix in [`key_space`][], also in the list of its tests, and a message with a
+//!   `format` field. When a field is added that must not be lost, [`record::FORMAT`][] grows: an older release then
+//!   rejects the record instead of writing it back without the field.
 //! * A new call to etcd is added to the contract first, with etcd's own names and numbers. It goes through
 //!   `Client::call_unary` or `Client::open_stream`, which set the deadline and classify errors.
 //! * etcd 3.4 is the oldest version that is supported. Its watches can lose events ([`key_watcher`][]), and its list of

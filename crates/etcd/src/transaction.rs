@@ -1,8 +1,8 @@
 //! Parts of an etcd transaction: comparisons and operations.
 //!
 //! A transaction of etcd is a list of comparisons, the operations that are done if all of them hold, and those that are
-//! done if one fails. etcd does all of this at one revision, so nothing is written between the comparison and the write.
-//! [`Client::transact`](crate::client::Client::transact) sends it.
+//! done if one fails. etcd does all of this at one revision, so nothing is written between the comparison and the
+//! write. [`Client::transact`](crate::client::Client::transact) sends it.
 //!
 //! A comparison of one key takes the key as etcd stores it, with the namespace. All other parts add the namespace
 //! themselves.

@@ -1,8 +1,8 @@
 //! gRPC codec that limits the number of fields of a message.
 //!
-//! An empty message inside another one takes two bytes on the wire, and one or two hundred bytes in memory. So a message
-//! within the size limit could become two hundred megabytes, and anyone who reaches the port could send it. Therefore the
-//! fields of a message, and of the messages directly in it, are counted before anything is decoded.
+//! An empty message inside another one takes two bytes on the wire, and one or two hundred bytes in memory. So a
+//! message within the size limit could become two hundred megabytes, and anyone who reaches the port could send it.
+//! Therefore the fields of a message, and of the messages directly in it, are counted before anything is decoded.
 
 use std::marker::PhantomData;
 

@@ -322,7 +322,8 @@ impl Leadership {
         self.phase = LeadershipPhase::Retry { until: now + RETRY_INTERVAL };
     }
 
-    /// A pass succeeded or failed. Returns the level at which a failure is logged. `random` is from 0 to 1, for the backoff.
+    /// A pass succeeded or failed. Returns the level at which a failure is logged. `random` is from 0 to 1, for the
+    /// backoff.
     pub fn on_pass_finished(&mut self, now: Duration, succeeded: bool, random: f64) -> FailureLogLevel {
         if let LeadershipPhase::AwaitOldRequests { stored: known, .. } = &self.phase {
             self.phase = LeadershipPhase::FirstPass(FirstPass::new(Some(known.clone()), now));

@@ -11,8 +11,8 @@
 //!
 //! # How it works
 //!
-//! Three kinds of records in etcd are enough to agree: the records of nodes, which have the release that each node runs;
-//! one status record, which only the leader writes; and the candidates of an election.
+//! Three kinds of records in etcd are enough to agree: the records of nodes, which have the release that each node
+//! runs; one status record, which only the leader writes; and the candidates of an election.
 //!
 //! * Each controller waits at the [`gate`][] before its components start, until its record shows its release and the
 //!   status allows that release ([`gate_wait`][] does the waiting).
@@ -36,8 +36,8 @@
 //! * The status is written only by the holder of the lease, over the revision that it has read.
 //! * Only the newest release takes part in the election; a newer one that appears ends the leadership of an older one.
 //! * When all is done, the status describes exactly the release that did it. An object whose name is taken by another
-//!   owner is reported as a problem, and does not keep the status from becoming done. Otherwise anyone who may create an
-//!   object could hold up all controllers.
+//!   owner is reported as a problem, and does not keep the status from becoming done. Otherwise anyone who may create
+//!   an object could hold up all controllers.
 //! * An object is deleted only if it has our label, and only while its uid and its resource version are the evaluated
 //!   ones.
 //! * Writes to Kubernetes cannot be bound to a lease in etcd. Writes of a former leader may still arrive. The next pass
@@ -53,8 +53,8 @@
 //!   when.
 //! * [`leadership`][] and [`gate`][] are pure: `tests/all/reconciler/model.rs` runs them in a simulated cluster, in any
 //!   order of events. A new step belongs there, and [`service`][] only executes it.
-//! * Everything that a leader sends must stop when its future is dropped, because another leader may have begun by then.
-//!   Do not spawn a task for a request.
+//! * Everything that a leader sends must stop when its future is dropped, because another leader may have begun by
+//!   then. Do not spawn a task for a request.
 
 pub mod controller_releases;
 pub mod gate;

@@ -1,8 +1,8 @@
 //! Fault injection: named faults and random profiles.
 //!
 //! A person or a test injects a *named* fault. A *profile* injects faults by itself: which fault hits which machine
-//! after how long is drawn from the seed, so the same seed breaks the same machines in the same way. The time counts from
-//! the start of an agent, and that moment does not depend on the seed alone.
+//! after how long is drawn from the seed, so the same seed breaks the same machines in the same way. The time counts
+//! from the start of an agent, and that moment does not depend on the seed alone.
 
 use chrono::TimeDelta;
 use clap::ValueEnum;

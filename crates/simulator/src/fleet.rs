@@ -1,8 +1,8 @@
 //! Simulated fleet: state, running servers and agents, durable changes.
 //!
 //! One lock protects the whole fleet: its stored state, and the running servers and agents. A step of a machine and the
-//! effects of that step happen under this lock, with no await in between. So effects come in the order of the steps that
-//! caused them. Two hundred machines make a few hundred short steps a second, so one lock is enough.
+//! effects of that step happen under this lock, with no await in between. So effects come in the order of the steps
+//! that caused them. Two hundred machines make a few hundred short steps a second, so one lock is enough.
 //!
 //! # Durable before answered
 //!

@@ -10,9 +10,9 @@
 //! * [`machine`][] is a pure state machine: event and time in, new state and effects out. The effects are the changes
 //!   of its [`observable`][] state. All random values come from a [`seed`][], so a run can be repeated.
 //! * [`faults`][] defines the faults, and when they occur by chance. [`fault_command`][] injects one.
-//! * `fleet` owns all machines, steps them, and carries out the effects: it opens and closes SSH servers (`ssh`, each on
-//!   a `port` of its own), and starts and stops agents (`agent`). `severable_stream` cuts the connections of a machine
-//!   that goes down.
+//! * `fleet` owns all machines, steps them, and carries out the effects: it opens and closes SSH servers (`ssh`, each
+//!   on a `port` of its own), and starts and stops agents (`agent`). `severable_stream` cuts the connections of a
+//!   machine that goes down.
 //! * `node` lets a machine be a node of a cluster, with a real etcd, if the simulator has the role server's program.
 //! * [`state`][] stores the fleet in a file. The simulator outlives any shepherd, and a restarted simulator is the same
 //!   fleet.
@@ -25,8 +25,8 @@
 //! * A change is on disk before it is answered. A shepherd that repeats an order finds what the first one did.
 //! * What is observable follows from the state alone. No event can forget to open or close something.
 //! * The rules of enrolment, TLS and heartbeats are those of the real role server; they are never written twice.
-//! * Nothing of a machine runs on the host, except what nodes of clusters run. An SSH command is recognised by its words
-//!   or answered with "not found".
+//! * Nothing of a machine runs on the host, except what nodes of clusters run. An SSH command is recognised by its
+//!   words or answered with "not found".
 //! * Only loopback addresses are listened on.
 //!
 //! # Notes for the next implementor

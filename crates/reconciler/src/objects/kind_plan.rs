@@ -1,9 +1,9 @@
 //! Plans which kinds a reconcile pass processes, and in which order. No I/O.
 //!
-//! A pass processes the kinds of the release first, in the order of their creation. Then come the other kinds of add-ons,
-//! those that others depend on first. The last ones are kinds that are only searched for leftover objects: objects of
-//! ours that are not declared any more. These are the kinds in which an earlier pass found some and, in a full scan, all
-//! kinds that the server serves.
+//! A pass processes the kinds of the release first, in the order of their creation. Then come the other kinds of
+//! add-ons, those that others depend on first. The last ones are kinds that are only searched for leftover objects:
+//! objects of ours that are not declared any more. These are the kinds in which an earlier pass found some and, in a
+//! full scan, all kinds that the server serves.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -11,8 +11,8 @@
 //!   server serves.
 //! * Decisions, without I/O. [`diff`][] compares an object with the desired one. [`object_plan`][] plans the changes of
 //!   one kind, and [`node_objects`][] those of Node objects. `kind_plan` plans which kinds a pass processes.
-//!   [`api_error`][] classifies errors. `watch_cache` decides which changes by others need a pass. [`problem`][] has the
-//!   problems that need a person. [`object_kind`][] has kinds, keys and labels.
+//!   [`api_error`][] classifies errors. `watch_cache` decides which changes by others need a pass. [`problem`][] has
+//!   the problems that need a person. [`object_kind`][] has kinds, keys and labels.
 //! * I/O. [`api_client`][] sends requests, [`node_api`][] those about nodes and their pods. [`discovery`][] finds the
 //!   kinds that a server serves. `object_write` writes one object. `object_watches` watches the kinds between passes.
 //!   `node_reconcile` is the part of a pass for Node objects. [`reconcile`][] combines all of it and implements
@@ -20,16 +20,17 @@
 //!
 //! # Invariants
 //!
-//! * An object without our label is never changed, unless it is ours all the same: we wrote it before, or it is an object
-//!   of the release and equals what we would write.
+//! * An object without our label is never changed, unless it is ours all the same: we wrote it before, or it is an
+//!   object of the release and equals what we would write.
 //! * An add-on of which a part cannot be read loses nothing: what it created stays until it can be read.
-//! * An object is deleted in the evaluated state only. Objects of add-ons are never deleted to be replaced, because they
-//!   may hold data.
+//! * An object is deleted in the evaluated state only. Objects of add-ons are never deleted to be replaced, because
+//!   they may hold data.
 //! * A problem that only a person can solve never makes a pass fail.
 //!
 //! # Notes for the next implementor
 //!
-//! * A desired object sets every field that must be kept, also to the server's default: what is not set is not compared.
+//! * A desired object sets every field that must be kept, also to the server's default: what is not set is not
+//!   compared.
 //! * A new kind of built-in object goes into `built_in_kinds`, in the order of creation. It stays there after its last
 //!   object was removed, so that clusters lose these objects.
 //! * `tests/all/objects` runs a pass against a server that behaves as an API server does, and against a real one.

@@ -99,7 +99,8 @@ struct KindOutcome {
 }
 
 impl KubernetesObjects {
-    /// The objects of this release. Sends no request yet. `config` is `None` until the cluster's configuration is known.
+    /// The objects of this release. Sends no request yet. `config` is `None` until the cluster's configuration is
+    /// known.
     #[must_use]
     pub fn new(connection: ApiServerConnection, config: watch::Receiver<Option<ClusterConfig>>) -> Self {
         let kubernetes = Arc::new(ReloadingClient::new(connection));
