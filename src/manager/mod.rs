@@ -39,7 +39,7 @@
 //! # Invariants
 //!
 //! * I/O code decides nothing. A pure function decides the next step from a snapshot and a time, and the loop executes
-//!   it. Most of them are in [`model`](crate::model).
+//!   it. Most of them are in [`model`][].
 //! * The creation of a machine and each disruptive step are recorded as an intent before, and their outcome after. The
 //!   next worker finds the intent and knows that the step may have been taken.
 //! * Right before a disruptive step, one transaction reads the facts again and checks that the step is allowed.

@@ -13,13 +13,15 @@ use crate::bmdb::metrics::Metrics;
 use crate::bmdb::secret::SecretsKey;
 use crate::bmdb::session::Sessions;
 use crate::model::time::{Rate, Span};
-use crate::server::agent_acceptor::ConnectionLimits;
-use crate::server::api::api_server::{ApiServer, ApiSettings, serve_api};
-use crate::server::api::auth::ApiRates;
-use crate::server::callback_server::{CallbackServer, CallbackSettings, serve_agents};
+use crate::server::api::listener::api_server::{ApiServer, ApiSettings, serve_api};
+use crate::server::api::listener::auth::ApiRates;
+use crate::server::callback::agent_acceptor::ConnectionLimits;
+use crate::server::callback::callback_server::{CallbackServer, CallbackSettings, serve_agents};
 use crate::server::error::ServerError;
 use crate::server::metrics_server::{MetricsServer, serve_metrics};
-use crate::server::server_certificate::{CaCertificates, CertificateSource, RenewalClock, ServerCertificate};
+use crate::server::tls::server_certificate::{
+    CaCertificates, CertificateSource, RenewalClock, ServerCertificate,
+};
 use crate::service::failure::{ExitFailure, server_failure};
 use crate::service::flags::ServiceComponent;
 use crate::service::service_plan::ServicePlan;

@@ -2,7 +2,7 @@
 //!
 //! # Purpose
 //!
-//! The control loops of [`manager`](crate::manager) and the listeners of [`server`](crate::server) do not know each
+//! The control loops of [`manager`](crate::manager) and the listeners of [`server`][] do not know each
 //! other. This module imports both, gives them what they share (the database, sessions, metrics, keys), and starts and
 //! stops them in order. It decides nothing about machines.
 //!

@@ -6,7 +6,7 @@
 
 use crate::bmdb::secret::SecretsKey;
 use crate::providers::provider::{ErrorClass, ProviderError};
-use crate::server::server_certificate;
+use crate::server::tls::server_certificate;
 use crate::service::failure::{ExitFailure, server_failure};
 use crate::service::provider_configuration::{ProviderConfiguration, build_provider};
 use crate::service::service_plan::ServicePlan;

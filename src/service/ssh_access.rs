@@ -5,7 +5,7 @@ use std::path::Path;
 use secrecy::SecretString;
 
 use crate::manager::machine_access::{AgentFile, MachineAccess};
-use crate::server::server_certificate::CaCertificates;
+use crate::server::tls::server_certificate::CaCertificates;
 use crate::service::database::OpenDatabase;
 use crate::service::failure::{ExitFailure, database_failure};
 use crate::service::service_plan::ServicePlan;

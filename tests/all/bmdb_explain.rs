@@ -7,7 +7,7 @@ use serde_json::Value;
 use shepherd::bmdb::listing::{Filter, MachineCursor, list_machines};
 use shepherd::bmdb::read_pool::ReadPool;
 use shepherd::model::access::AccessScope;
-use shepherd::server::api::machines::MAX_EXAMINED;
+use shepherd::server::api::services::machines::MAX_EXAMINED;
 use sqlx::postgres::{PgArguments, PgConnectOptions};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, Postgres};

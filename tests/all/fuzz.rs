@@ -36,15 +36,16 @@ use shepherd::proto::agent::v1 as wire;
 use shepherd::proto::codec;
 use shepherd::proto::hardware::v1::{BlockDevice, HardwareReport};
 use shepherd::providers::static_provider::{device_list, power_command};
+use shepherd::roleserver::agent::settings::AgentSettings;
 use shepherd::roleserver::commands::{enroll, status};
 use shepherd::roleserver::endpoint::Endpoint;
-use shepherd::roleserver::enrolment::{self, AgentSettings};
+use shepherd::roleserver::enrolment;
 use shepherd::roleserver::hardware::{self, Sources, Warnings, ata, dmi, network, nvme, scsi};
 use shepherd::roleserver::state_directory::StateDirectory;
-use shepherd::server::hardware_summary::summarise_report;
-use shepherd::server::heartbeat_validation::{REPORT_LIMIT, parse_heartbeat};
-use shepherd::server::log_validation::parse_log_part;
-use shepherd::server::{server_certificate, tls};
+use shepherd::server::callback::hardware_summary::summarise_report;
+use shepherd::server::callback::heartbeat_validation::{REPORT_LIMIT, parse_heartbeat};
+use shepherd::server::callback::log_validation::parse_log_part;
+use shepherd::server::tls::{client_verifier, server_certificate};
 use shepherd::service::configuration;
 use shepherd::takeover::exec::{CommandExit, CommandOutput};
 use shepherd::takeover::steps;
@@ -57,9 +58,11 @@ type Decode = fn(&[u8]) -> Result<(), String>;
 
 const DECODERS: &[(&str, Decode)] = &[
     // What the shepherd is sent.
-    ("certificate", |bytes| stringify_error(tls::verified_agent_key(&bytes.to_vec().into()))),
+    ("certificate", |bytes| stringify_error(client_verifier::verified_agent_key(&bytes.to_vec().into()))),
     ("enrol-answer", |bytes| stringify_error(steps::parse_enroll(&answer(bytes)))),
-    ("hardware-report", |bytes| stringify_error(shepherd::cli::hardware_report::describe_report(bytes))),
+    ("hardware-report", |bytes| {
+        stringify_error(shepherd::cli::machine::hardware_report::describe_report(bytes))
+    }),
     ("heartbeat", heartbeat),
     ("log-part", log_part),
     ("power-command-answer", |bytes| {
@@ -123,8 +126,9 @@ fn heartbeat(bytes: &[u8]) -> Result<(), String> {
     let request = codec::decode::<wire::HeartbeatRequest>(bytes.to_vec().into())?;
     let heartbeat = parse_heartbeat(request, [7; 32]).map_err(|error| error.to_string())?;
     // What is stored can be shown.
-    let shown =
-        heartbeat.hardware.map(|report| shepherd::cli::hardware_report::describe_report(&report.report));
+    let shown = heartbeat
+        .hardware
+        .map(|report| shepherd::cli::machine::hardware_report::describe_report(&report.report));
     assert!(shown.is_none_or(|shown| shown.is_ok()));
     Ok(())
 }

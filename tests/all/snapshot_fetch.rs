@@ -87,7 +87,7 @@ async fn snapshot_goes_to_the_machine_that_restores_it_for_as_long_as_it_is_orde
     let directory = tempfile::tempdir()?;
     let secrets = Arc::new(SecretsKey::open(&directory.path().join("secrets.key"))?);
     let sealed = seal_snapshot(&secrets, &SecretSlice::from(SNAPSHOT.to_vec()))?;
-    let settings = shepherd::server::callback_server::CallbackSettings {
+    let settings = shepherd::server::callback::callback_server::CallbackSettings {
         secrets: Some(secrets),
         ..settings(directory.path())?
     };

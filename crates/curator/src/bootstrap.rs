@@ -10,11 +10,13 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use curator_client::certificate::{Serial, Validity};
 use curator_client::cluster::{self, Cluster};
 use curator_client::cluster_snapshot::ClusterSnapshotError;
-use curator_client::node::{ConsensusMember, Node, NodeRoles, NodeState, NodeStatus};
+use curator_client::node::{ConsensusMember, Node, NodeRoles, NodeState};
 use curator_client::node_id::{NodeId, PublicKey};
-use curator_client::pki::{AUTHORITY_LIFETIME, Authority, NODE_LIFETIME, PkiError, Serial, Validity};
+use curator_client::node_status::NodeStatus;
+use curator_client::pki::{AUTHORITY_LIFETIME, Authority, NODE_LIFETIME, PkiError};
 use etcd::client::{Client, EtcdError};
 use etcd::key_space::KeyError;
 use etcd::record::{InvalidRecord, RecordError};

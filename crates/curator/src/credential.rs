@@ -6,8 +6,9 @@
 
 use std::fmt;
 
+use curator_client::certificate::{IssuedCertificate, Serial, Validity};
 use curator_client::node_id::{NodeId, PublicKey};
-use curator_client::pki::{IssuedCertificate, Serial, Validity, is_owner_name};
+use curator_client::pki::is_owner_name;
 use etcd::key_space::{CERTIFICATES, KeyError, REVOKED_CERTIFICATES, REVOKED_NODES, REVOKED_OWNERS};
 use etcd::record::{self, RecordError};
 use model::time::{Timestamp, parse_timestamp};
@@ -193,7 +194,8 @@ impl Revocation {
 
 fn parse_serial<E: fmt::Display>(key: &str, id: Result<&str, E>) -> Result<Serial, RecordError> {
     let id = id.map_err(|error| RecordError::new(key, error.to_string()))?;
-    id.parse().map_err(|error: curator_client::pki::InvalidSerial| RecordError::new(key, error.to_string()))
+    id.parse()
+        .map_err(|error: curator_client::certificate::InvalidSerial| RecordError::new(key, error.to_string()))
 }
 
 fn parse_node_id(key: &str) -> Result<NodeId, RecordError> {

@@ -17,8 +17,9 @@
 
 use std::net::IpAddr;
 
-use curator_client::node::{Node, NodeState, NodeStatus};
+use curator_client::node::{Node, NodeState};
 use curator_client::node_id::{NodeId, PublicKey};
+use curator_client::node_status::NodeStatus;
 use curator_client::ticket_id::TicketId;
 use model::ids::MachineId;
 use model::label::Labels;

@@ -229,7 +229,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;
 
-    use curator_client::pki::Serial;
+    use curator_client::certificate::Serial;
     use curator_client::testing::{key, node_id};
     use tonic::Code;
 

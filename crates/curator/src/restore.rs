@@ -46,7 +46,8 @@ use std::sync::Arc;
 
 use curator_client::cluster::{self, Cluster};
 use curator_client::cluster_snapshot::{ClusterSnapshot, ClusterSnapshotError};
-use curator_client::node::{Node, NodeStatus};
+use curator_client::node::Node;
+use curator_client::node_status::NodeStatus;
 use etcd::client::Client;
 use etcd::key_space::{KUBERNETES_NODES, LEADER, NODES, ROOT};
 use etcd::namespace;

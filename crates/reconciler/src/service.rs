@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use etcd::backoff;
 use etcd::client::{Client, EtcdError};
-use etcd::election::{Candidate, CandidateRole, campaign};
+use etcd::election::{Candidate, campaign};
+use etcd::election_view::CandidateRole;
 use etcd::guard::{LeaderGuard, LostLeadership, WriteError};
 use etcd::key_space::{NODES, RECONCILER_LEADER, RECONCILER_STATUS};
 use etcd::key_watcher::KeyWatcher;

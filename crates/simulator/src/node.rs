@@ -15,7 +15,7 @@ use model::ids::MachineId;
 use roleserver::cluster::cluster_node::{ClusterNodeSettings, run_cluster_node};
 use roleserver::cluster::etcd_program;
 use roleserver::cluster::files::ClusterFiles;
-use roleserver::cluster::kubernetes::component_ports::ComponentPorts;
+use roleserver::cluster::kubernetes::components::ComponentPorts;
 use roleserver::cluster::node_facts::NodeFacts;
 use roleserver::cluster::order_inbox::OrderInbox;
 use roleserver::server_pool::ServerPool;

@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 
 use chrono::{DateTime, Utc};
 use model::ids::IntentId;
-use roleserver::enrolment::{AgentSettings, Enrolment};
+use roleserver::agent::settings::AgentSettings;
+use roleserver::enrolment::Enrolment;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::SimulatedMachine;

@@ -19,13 +19,14 @@ use crate::bmdb::cluster_key::current_secret_name;
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::error::BmdbError;
 use crate::bmdb::secret::{SecretError, SecretsKey};
+use crate::curator_client::certificate::{Renewal, Validity, decide_renewal};
 use crate::curator_client::clock::Clock;
 use crate::curator_client::cluster_snapshot::{
     ClusterSnapshot, ClusterSnapshotError, MAX_SNAPSHOT_BYTES, snapshot_digest,
 };
 use crate::curator_client::identity::{Identity, IdentityError};
 use crate::curator_client::leader_channel::{LeaderChannel, LeaderTracker};
-use crate::curator_client::pki::{PkiError, Renewal, TrustAnchor, Validity, decide_renewal};
+use crate::curator_client::pki::{PkiError, TrustAnchor};
 use crate::curator_client::tls::{certified_key, client_config};
 use crate::manager::cluster::curator_responses::parse_node;
 use crate::model::cluster::credential::IssuedCertificate;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
-use shepherd::cli::contexts::Contexts;
+use shepherd::cli::client::contexts::Contexts;
 use shepherd::model::access::AccessRole;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};

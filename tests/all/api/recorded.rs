@@ -9,7 +9,7 @@ use std::fs;
 use std::process::Output;
 
 use anyhow::Context as _;
-use shepherd::cli::idempotency_key::grammar;
+use shepherd::cli::command::grammar;
 
 use crate::api::Api;
 use crate::api::command_line::Operator;

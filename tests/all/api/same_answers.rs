@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use anyhow::{Context as _, ensure};
 use clap::Command;
 use serde_json::{Value, json};
-use shepherd::cli::idempotency_key::grammar;
+use shepherd::cli::command::grammar;
 use shepherd::model::access::AccessRole;
 use shepherd::proto::fleet::v1::plan_client::PlanClient;
 use shepherd::proto::fleet::v1::{GetPlanRequest, GetPlanResponse};

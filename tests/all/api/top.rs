@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use serde_json::Value;
-use shepherd::cli::contexts::Contexts;
+use shepherd::cli::client::contexts::Contexts;
 
 use crate::api::Api;
 use crate::api::command_line::{Operator, read_stdout};

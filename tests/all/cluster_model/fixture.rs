@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use shepherd::curator::bootstrap::{BootstrapRequest, create_authority};
+use shepherd::curator_client::certificate::{Serial, Validity};
 use shepherd::curator_client::clock::Clock;
 use shepherd::curator_client::identity::Identity;
 use shepherd::curator_client::node_id::PublicKey;
-use shepherd::curator_client::pki::{NODE_LIFETIME, Serial, Validity};
+use shepherd::curator_client::pki::NODE_LIFETIME;
 use shepherd::model::time::Timestamp;
 use shepherd::roleserver::cluster::files::{ClusterFiles, Credentials};
 use shepherd::roleserver::cluster::node_facts::{ClusterFounding, CuratorConnection};

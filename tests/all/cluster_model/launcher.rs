@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use shepherd::curator::node_lifecycle;
 use shepherd::curator::service::error::ServiceError;
-use shepherd::curator_client::node::{ConsensusMember, Node, NodeRoles, NodeState, NodeStatus};
+use shepherd::curator_client::certificate::{Renewal, Validity, decide_renewal};
+use shepherd::curator_client::node::{ConsensusMember, Node, NodeRoles, NodeState};
 use shepherd::curator_client::node_id::{NodeId, PublicKey};
-use shepherd::curator_client::pki::{NODE_LIFETIME, Renewal, Validity, decide_renewal};
+use shepherd::curator_client::node_status::NodeStatus;
+use shepherd::curator_client::pki::NODE_LIFETIME;
 use shepherd::etcd::guard::{ExpectedRevision, KeyChange, LeaderGuard, guarded_write_request};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::roleserver::cluster::etcd_member::{EtcdDataState, first_membership, membership_for_role};

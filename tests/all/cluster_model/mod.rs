@@ -14,7 +14,7 @@
 //!
 //! On the curator: `role_orders::plan_role_change`, `membership::{plan_sync, learner_to_promote}`, `node_lifecycle`,
 //! `tickets`, `node_health::HeartbeatTracker`, `permissions`, `node` (records, with their encoding),
-//! `pki::decide_renewal`, `service::node_watch_cache`. Of etcd: `election_view`, and of `guard` the transactions
+//! `certificate::decide_renewal`, `service::node_watch_cache`. Of etcd: `election_view`, and of `guard` the transactions
 //! themselves and the meaning of their failure. On the node: `node_enrolment::decide_step`,
 //! `startup::{decide_startup, decide_etcd_data, must_restart, matches_running}`,
 //! `etcd_member::{first_membership, membership_for_role}`, `roles::{restore_roles, roles_from_event}`,

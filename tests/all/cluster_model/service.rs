@@ -8,10 +8,11 @@ use shepherd::curator::role_orders::{self, NextStep, RoleOrder, plan_role_change
 use shepherd::curator::service::error::ServiceError;
 use shepherd::curator::service::store::{Versioned, node_change, record_change};
 use shepherd::curator::tickets::{self, Ticket, TicketSecret};
-use shepherd::curator_client::node::{Node, NodeState, NodeStatus};
+use shepherd::curator_client::certificate::Validity;
+use shepherd::curator_client::node::{Node, NodeState};
 use shepherd::curator_client::node_id::{NodeId, PublicKey};
+use shepherd::curator_client::node_status::NodeStatus;
 use shepherd::curator_client::peer_identity::Peer;
-use shepherd::curator_client::pki::Validity;
 use shepherd::etcd::election_view::CandidateRole;
 use shepherd::etcd::guard::{ExpectedRevision, KeyChange};
 use shepherd::etcd::key_space::TICKETS;
@@ -125,7 +126,7 @@ pub(crate) async fn as_owner<T>(
     named: Option<NodeId>,
     handle: impl AsyncFnOnce(Rc<Leading>) -> Result<T, ServiceError>,
 ) -> Result<T, ServiceError> {
-    let serial = shepherd::curator_client::pki::Serial::new([1; 16]);
+    let serial = shepherd::curator_client::certificate::Serial::new([1; 16]);
     let peer = Peer::Owner { name: "kim".to_owned(), key: PublicKey([1; 32]), serial };
     Caller { machine: None, peer, validity: None }.call(world, method, named, handle).await
 }

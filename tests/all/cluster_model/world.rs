@@ -8,9 +8,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use shepherd::curator::tickets::TicketSecret;
+use shepherd::curator_client::certificate::Validity;
 use shepherd::curator_client::node::{Node, NodeRoles};
 use shepherd::curator_client::node_id::{NodeId, PublicKey};
-use shepherd::curator_client::pki::Validity;
 use shepherd::etcd::key_space::NODES;
 use shepherd::etcd::namespace::Namespace;
 use shepherd::model::time::{Timestamp, after};

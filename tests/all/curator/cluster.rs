@@ -13,14 +13,16 @@ use shepherd::curator::bootstrap::{BootstrapRequest, BootstrapResult, bootstrap_
 use shepherd::curator::kubernetes::key_rotation::TOKEN_OVERLAP;
 use shepherd::curator::membership::peer_url;
 use shepherd::curator::service::curator_server::{Curator, CuratorError, CuratorSettings};
+use shepherd::curator_client::certificate::{Serial, Validity};
 use shepherd::curator_client::clock::Clock;
 use shepherd::curator_client::cluster::{authority_record_key, decode_authority};
 use shepherd::curator_client::curator_channel::open_channel;
 use shepherd::curator_client::identity::Identity;
 use shepherd::curator_client::leader_channel::LeaderTracker;
-use shepherd::curator_client::node::{Node, NodeState, NodeStatus};
+use shepherd::curator_client::node::{Node, NodeState};
 use shepherd::curator_client::node_id::{NodeId, PublicKey};
-use shepherd::curator_client::pki::{Authority, NODE_LIFETIME, Serial, TrustAnchor, Validity};
+use shepherd::curator_client::node_status::NodeStatus;
+use shepherd::curator_client::pki::{Authority, NODE_LIFETIME, TrustAnchor};
 use shepherd::curator_client::tls::{certified_key, client_config};
 use shepherd::etcd::client::Client;
 use shepherd::model::time::Timestamp;

@@ -206,11 +206,11 @@ async fn member_out_of_reach_is_seen_and_protects_the_others() -> TestResult {
     // The dead one may have led etcd: nothing can be read until another one does.
     until("etcd has a leader", async || Ok(client.get(&cluster_record_key()?).await.is_ok())).await?;
     // Two of three answer: neither of those may go.
-    let owner = shepherd::curator_client::pki::Validity::starting(
+    let owner = shepherd::curator_client::certificate::Validity::starting(
         cluster.time.now(),
         std::time::Duration::from_mins(5),
     );
-    let serial = shepherd::curator_client::pki::Serial::new(rand::random());
+    let serial = shepherd::curator_client::certificate::Serial::new(rand::random());
     let issued = cluster.authority.issue_owner_certificate("kim", &cluster.owner.key, serial, owner)?;
     let owner = cluster.channel(leader, Some(cluster.owner.with(&issued.certificate)?))?;
     let mut management = ManagementClient::new(owner);

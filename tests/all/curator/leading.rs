@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustls::sign::CertifiedKey;
+use shepherd::curator_client::certificate::{Serial, Validity};
 use shepherd::curator_client::leader_channel::LeaderTracker;
-use shepherd::curator_client::pki::{Serial, Validity};
 use shepherd::etcd::key_space::TICKETS;
 use shepherd::etcd::namespace::KeySelector;
 use shepherd::proto::curator::v1 as wire;

@@ -10,10 +10,11 @@ use shepherd::curator::kubernetes::node_allocation::{AssignedGeneration, NodeAll
 use shepherd::curator::kubernetes::settings::{KubernetesSettings, settings_record_key};
 use shepherd::curator::kubernetes::signer::{Signer, generate_key};
 use shepherd::curator::restore::RestoreSource;
+use shepherd::curator_client::certificate::{Serial, Validity};
 use shepherd::curator_client::cluster::{Cluster, cluster_record_key};
 use shepherd::curator_client::cluster_snapshot::ClusterSnapshot;
 use shepherd::curator_client::node::{ConsensusMember, Node, NodeState};
-use shepherd::curator_client::pki::{Authority, Serial, Validity};
+use shepherd::curator_client::pki::Authority;
 use shepherd::etcd::client::Client;
 use shepherd::etcd::key_space::{CERTIFICATES, NODES, ROOT};
 use shepherd::etcd::namespace::KeySelector;

@@ -6,8 +6,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, PKCS_ED25519};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
-use shepherd::etcd::client::{Client, Endpoint, EtcdError, client_tls_config};
+use shepherd::etcd::client::{Client, EtcdError};
 use shepherd::etcd::namespace::{KeySelector, Namespace};
+use shepherd::etcd::transport::{Endpoint, client_tls_config};
 
 use crate::harness::aloud::TestResult;
 use crate::harness::child::{Program, guarded};

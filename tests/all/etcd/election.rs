@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use shepherd::etcd::client::Client;
-use shepherd::etcd::election::{Candidate, CandidateRole, campaign};
+use shepherd::etcd::election::{Candidate, campaign};
+use shepherd::etcd::election_view::CandidateRole;
 use shepherd::etcd::guard::{ExpectedRevision, KeyChange, LeaderGuard, WriteError};
 use shepherd::etcd::namespace::KeySelector;
 use tokio::sync::watch;

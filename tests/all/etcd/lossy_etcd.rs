@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use anyhow::Result;
-use shepherd::etcd::client::{Client, Endpoint};
+use shepherd::etcd::client::Client;
 use shepherd::etcd::namespace::Namespace;
+use shepherd::etcd::transport::Endpoint;
 use shepherd::proto::etcdserverpb as wire;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};

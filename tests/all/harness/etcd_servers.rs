@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
-use shepherd::etcd::client::{Client, Endpoint};
+use shepherd::etcd::client::Client;
 use shepherd::etcd::namespace::Namespace;
+use shepherd::etcd::transport::Endpoint;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 

@@ -9,7 +9,8 @@ use shepherd::bmdb::fact_change::{FactChange, NewAgent};
 use shepherd::bmdb::work::Decision;
 use shepherd::model::time::Span;
 use shepherd::proto::curator::v1 as wire;
-use shepherd::roleserver::enrolment::{AgentSettings, Enrolment};
+use shepherd::roleserver::agent::settings::AgentSettings;
+use shepherd::roleserver::enrolment::Enrolment;
 use shepherd::roleserver::state_directory::StateDirectory;
 use uuid::Uuid;
 

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use shepherd::proto::curator::v1::service_status::Kind;
 use shepherd::reconciler::objects::node_objects::{CONTROL_PLANE_LABEL, WORKER_LABEL};
-use shepherd::roleserver::cluster::kubernetes::component_ports::ComponentPorts;
+use shepherd::roleserver::cluster::kubernetes::components::ComponentPorts;
 use shepherd::roleserver::cluster::kubernetes::components::containerd::bridge_name;
 use shepherd::roleserver::cluster::kubernetes::pod_cgroups;
 

@@ -10,8 +10,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::service_status::Kind;
+use shepherd::roleserver::agent::settings::AgentSettings;
 use shepherd::roleserver::cluster::kubernetes::pod_cgroups;
-use shepherd::roleserver::enrolment;
 use shepherd::roleserver::process::ProcessInstance;
 
 use super::kubernetes::{
@@ -150,7 +150,7 @@ impl Mounts {
 }
 
 fn start(node: &mut Node, program: &Path) -> Result<()> {
-    let away = enrolment::AgentSettings::new(&[reserved()?.to_string()], &[], 0);
+    let away = AgentSettings::new(&[reserved()?.to_string()], &[], 0);
     node.start_program(program, away.map_err(anyhow::Error::msg)?)
 }
 

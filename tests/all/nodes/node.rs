@@ -18,6 +18,7 @@ use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
 use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
 use shepherd::proto::curator::v1::tickets_client::TicketsClient;
+use shepherd::roleserver::agent::settings::AgentSettings;
 use shepherd::roleserver::child::cgroup::CgroupMounts;
 use shepherd::roleserver::child::launch::{ChildRecord, read_record};
 use shepherd::roleserver::child::lifecycle::{ChildContext, stop_child};
@@ -25,11 +26,11 @@ use shepherd::roleserver::cluster::cluster_node::{ClusterNodeSettings, run_clust
 use shepherd::roleserver::cluster::control_plane::CURATOR_PORT;
 use shepherd::roleserver::cluster::etcd_member;
 use shepherd::roleserver::cluster::files::ClusterFiles;
-use shepherd::roleserver::cluster::kubernetes::component_ports::ComponentPorts;
+use shepherd::roleserver::cluster::kubernetes::components::ComponentPorts;
 use shepherd::roleserver::cluster::kubernetes::pod_cgroups::PodCgroups;
 use shepherd::roleserver::cluster::node_facts::NodeFacts;
 use shepherd::roleserver::cluster::node_order::{NodeOrder, OrderKind};
-use shepherd::roleserver::enrolment::{self, Enrolment};
+use shepherd::roleserver::enrolment::Enrolment;
 use shepherd::roleserver::process::ProcessInstance;
 use shepherd::roleserver::server_pool::ServerPool;
 use shepherd::roleserver::state_directory::StateDirectory;
@@ -138,12 +139,12 @@ impl Node {
 
     /// Starts its role server as the program that it is on a machine, enrolled with a shepherd that is away.
     pub(crate) fn start_apart(&mut self) -> Result<()> {
-        let away = enrolment::AgentSettings::new(&[reserved()?.to_string()], &[], 0);
+        let away = AgentSettings::new(&[reserved()?.to_string()], &[], 0);
         self.start_program(Path::new(LAUNCHER), away.map_err(anyhow::Error::msg)?)
     }
 
     /// The same with this program, enrolled so unless it was before.
-    pub(crate) fn start_program(&mut self, program: &Path, settings: enrolment::AgentSettings) -> Result<()> {
+    pub(crate) fn start_program(&mut self, program: &Path, settings: AgentSettings) -> Result<()> {
         ensure!(self.running.is_none(), "it runs");
         let state = StateDirectory::open(self.directory.path())?;
         if state.read_enrolment()?.is_none() {

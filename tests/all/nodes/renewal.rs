@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
+use shepherd::curator_client::certificate::Validity;
 use shepherd::curator_client::clock::Clock;
-use shepherd::curator_client::pki::{NODE_LIFETIME, Validity};
+use shepherd::curator_client::pki::NODE_LIFETIME;
 use shepherd::model::time::{Timestamp, after};
 
 use super::node::{Node, Owner};

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context as _;
 use shepherd::proto::agent::v1 as wire;
-use shepherd::roleserver::enrolment;
+use shepherd::roleserver::agent::settings::AgentSettings;
 
 use super::node::{Node, Owner};
 use super::services::{Traffic, declare, instance, until_well, web};
@@ -47,11 +47,8 @@ async fn service_loses_no_request_while_its_role_server_becomes_another_release(
     owner.claim(&node).await?;
     owner.until_well(1, 1).await?;
     node.stop().await?;
-    let settings = enrolment::AgentSettings::new(
-        std::slice::from_ref(&shepherd.endpoint),
-        std::slice::from_ref(&shepherd.ca),
-        1,
-    );
+    let settings =
+        AgentSettings::new(std::slice::from_ref(&shepherd.endpoint), std::slice::from_ref(&shepherd.ca), 1);
     node.start_program(&program, settings.map_err(anyhow::Error::msg)?)?;
     let at: SocketAddr = reserved()?;
     let declared = declare(&owner, "web", &[web(at, "one")]).await?;

@@ -12,7 +12,8 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use curator_client::pki::{IssuedCertificate, PkiError, Serial, Validity, certificate_params, common_name};
+use curator_client::certificate::{IssuedCertificate, Serial, Validity, common_name};
+use curator_client::pki::{PkiError, certificate_params};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SignatureAlgorithm,

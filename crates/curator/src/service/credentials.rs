@@ -8,10 +8,11 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
+use curator_client::certificate::{CLOCK_SKEW, InvalidSerial, Serial};
 use curator_client::cluster::{Cluster, cluster_record_key};
 use curator_client::node_id::PublicKey;
 use curator_client::peer_identity::Peer;
-use curator_client::pki::{CLOCK_SKEW, InvalidSerial, MAX_OWNER_LIFETIME, NODE_LIFETIME, Serial};
+use curator_client::pki::{MAX_OWNER_LIFETIME, NODE_LIFETIME};
 use etcd::guard::{ExpectedRevision, KeyChange};
 use model::time::after;
 use proto::curator::v1 as wire;

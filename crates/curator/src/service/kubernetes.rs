@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use curator_client::certificate::{IssuedCertificate, Serial, Validity};
 use curator_client::node::Node;
 use curator_client::node_id::NodeId;
-use curator_client::pki::{AUTHORITY_LIFETIME, IssuedCertificate, Serial, Validity};
+use curator_client::pki::AUTHORITY_LIFETIME;
 use etcd::guard::{ExpectedRevision, KeyChange};
 use futures::Stream;
 use model::node_role::join_names;

@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
+use curator_client::certificate::{IssuedCertificate, Serial, Validity};
 use curator_client::clock::Clock;
 use curator_client::cluster::{Cluster, OwnerKeyError};
 use curator_client::node::NodeState;
 use curator_client::node_id::{NodeId, PublicKey};
 use curator_client::peer_identity::{Peer, identify_peer};
-use curator_client::pki::{Authority, IssuedCertificate, NODE_LIFETIME, PEER_LIFETIME, Serial, Validity};
+use curator_client::pki::{Authority, NODE_LIFETIME, PEER_LIFETIME};
 use etcd::guard::KeyChange;
 use futures::{Stream, StreamExt as _};
 use model::time::before;

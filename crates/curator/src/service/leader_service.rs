@@ -9,7 +9,7 @@ use std::time::Duration;
 use curator_client::node::Node;
 use curator_client::node_id::NodeId;
 use etcd::client::Client;
-use etcd::election::CandidateRole;
+use etcd::election_view::CandidateRole;
 use etcd::key_watcher::{KeyEvent, KeyWatcher};
 use etcd::namespace::KeySelector;
 use futures::StreamExt as _;

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use curator_client::node;
 use curator_client::node_id::NodeId;
+use curator_client::node_status::NodeStatus;
 use futures::{Stream, StreamExt as _};
 use prost::Message as _;
 use proto::curator::v1 as wire;
@@ -58,7 +58,7 @@ impl nodes_server::Nodes for NodesService {
         caller.authorize_node(id)?;
         let leading = &self.0;
         let status = body.status.unwrap_or_default();
-        let status = node::NodeStatus::from_report(&status, leading.clock.now()).map_err(|fault| {
+        let status = NodeStatus::from_report(&status, leading.clock.now()).map_err(|fault| {
             ServiceError::invalid_argument(format!("the status of {id} was not taken: {fault}"))
         })?;
         let written = leading.store.retry_on_conflict(|| async {

@@ -277,7 +277,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use curator_client::pki::Serial;
+    use curator_client::certificate::Serial;
     use curator_client::testing::{at, node_id, up};
 
     use super::*;

@@ -15,10 +15,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use curator_client::certificate::Serial;
 use curator_client::cluster::{self, Cluster};
 use curator_client::node::Node;
 use curator_client::node_id::{NodeId, PublicKey};
-use curator_client::pki::{Authority, Serial};
+use curator_client::pki::Authority;
 use curator_client::ticket_id::TicketId;
 use etcd::client::{Client, Record};
 use etcd::guard::{ExpectedRevision, KeyChange, LeaderGuard, UnchangedKeys};

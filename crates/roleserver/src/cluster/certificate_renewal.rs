@@ -8,10 +8,10 @@
 use std::time::Duration;
 
 use curator::bootstrap::renew_from_local_etcd;
+use curator_client::certificate::{Renewal, Validity, decide_renewal};
 use curator_client::clock::Clock;
 use curator_client::identity::Identity;
 use curator_client::node_id::PublicKey;
-use curator_client::pki::{Renewal, Validity, decide_renewal};
 use curator_client::tls::certified_key;
 use etcd::client::Client;
 use etcd::namespace::Namespace;

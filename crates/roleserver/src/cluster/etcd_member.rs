@@ -19,7 +19,7 @@ use curator_client::identity::Identity;
 use curator_client::node::ConsensusMember;
 use curator_client::node_id::NodeId;
 use curator_client::pki::ETCD_PEER_NAME;
-use etcd::client::Endpoint;
+use etcd::transport::Endpoint;
 use prost::Message as _;
 
 use crate::child::spec::{ChildSpec, ResourceLimits};

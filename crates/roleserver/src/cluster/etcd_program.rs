@@ -5,7 +5,7 @@
 //!
 //! # What decides
 //!
-//! [`flags_of`] decides by the version alone, and [`running_flags`] by the process that already runs; both are pure. A
+//! `flags_of` decides by the version alone, and [`running_flags`] by the process that already runs; both are pure. A
 //! renamed flag on the command line changes the digest of the specification, and another digest restarts the process.
 //! Hence:
 //!

@@ -12,10 +12,11 @@ use std::time::Duration;
 
 use curator::bootstrap::{BootstrapRequest, create_authority};
 use curator::restore::RestoreSource;
+use curator_client::certificate::{Renewal, Validity, decide_renewal};
 use curator_client::clock::Clock;
 use curator_client::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
 use curator_client::identity::Identity;
-use curator_client::pki::{Authority, Renewal, Validity, decide_renewal};
+use curator_client::pki::Authority;
 use curator_client::tls::certified_key;
 use model::role_declaration::Sha256;
 use proto::curator::v1 as wire;

@@ -117,7 +117,7 @@ pub fn decide_order(generation: i64, sha256: &str, own: &str, concluded: i64, on
     }
 }
 
-/// The trial time for an order's field in seconds; 0 means [`DEFAULT_TRIAL_TIMEOUT`].
+/// The trial time for an order's field in seconds; 0 means `DEFAULT_TRIAL_TIMEOUT`.
 #[must_use]
 pub fn trial_timeout(seconds: u32) -> Duration {
     match seconds {

@@ -21,7 +21,7 @@ use crate::machine::{MachineEvent, SimulatedState, StepRejected};
 use crate::state::{FleetState, MachineRecord};
 
 #[derive(Deserialize)]
-struct ListQuery {
+pub(super) struct ListQuery {
     intent: Option<IntentId>,
 }
 

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use curator_client::certificate::Validity;
 use curator_client::clock::Clock;
-use curator_client::pki::Validity;
 use model::kubernetes::bundle_manifest::KubernetesDuty;
 use proto::curator::v1 as wire;
 use proto::curator::v1::kubernetes_client::KubernetesClient;

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use curator_client::pki::Validity;
+use curator_client::certificate::Validity;
 use model::kubernetes::bundle_manifest::KubernetesDuty;
 use model::time::{Timestamp, between};
 use proto::curator::v1::KubernetesComponent as Component;

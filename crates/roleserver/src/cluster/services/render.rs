@@ -5,7 +5,7 @@
 //!
 //! A curator disappears from the list and returns a moment later whenever its role server restarts. Services whose
 //! arguments contain the list would be restarted on every node, twice each time. So services get a changed list only
-//! once it has been the same for [`DEBOUNCE`].
+//! once it has been the same for `DEBOUNCE`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -27,7 +27,7 @@ pub(super) async fn sync_node(context: &NodeContext, setup: Option<&NodeSetup>) 
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
     // An earlier drain is over.
-    around.files.remove_file(DRAIN_FILE)?;
+    context.files.remove_file(DRAIN_FILE)?;
     loop {
         let requested = async {
             let api = kubernetes.client().await?;
