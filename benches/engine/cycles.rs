@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use shepherd::bmdb::claim::{Claimed, Claimer};
-use shepherd::bmdb::fact_change::{FactChange, ProviderDetails};
-use shepherd::bmdb::session::Session;
+use shepherd::bmdb::engine::claim::{Claimed, Claimer};
+use shepherd::bmdb::engine::fact_change::{FactChange, ProviderDetails};
+use shepherd::bmdb::engine::session::Session;
 use shepherd::model::process::Process;
 use shepherd::model::provider_status::ProviderStatus;
 use tokio::task::JoinSet;

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use shepherd::bmdb::connection::{Bmdb, ConnectionSettings};
-use shepherd::bmdb::session::{Session, Sessions};
+use shepherd::bmdb::connection::Bmdb;
+use shepherd::bmdb::connection::settings::ConnectionSettings;
+use shepherd::bmdb::engine::session::{Session, Sessions};
 use shepherd::model::ids::ProcessId;
 use shepherd::model::process::Process;
 use sqlx::pool::PoolConnection;
@@ -200,7 +201,15 @@ impl Fleet {
     }
 
     /// Claims a process on machines of the first `providers` providers.
-    pub(crate) fn claimer(&self, process: Process, providers: usize) -> shepherd::bmdb::claim::Claimer {
-        shepherd::bmdb::claim::Claimer::new(self.sessions.clone(), process, Self::providers(providers))
+    pub(crate) fn claimer(
+        &self,
+        process: Process,
+        providers: usize,
+    ) -> shepherd::bmdb::engine::claim::Claimer {
+        shepherd::bmdb::engine::claim::Claimer::new(
+            self.sessions.clone(),
+            process,
+            Self::providers(providers),
+        )
     }
 }

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use shepherd::bmdb::fact_change::NewHeartbeat;
-use shepherd::bmdb::group_commit::HeartbeatQueue;
-use shepherd::bmdb::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
+use shepherd::bmdb::engine::fact_change::NewHeartbeat;
+use shepherd::bmdb::machine::heartbeat::group_commit::HeartbeatQueue;
+use shepherd::bmdb::machine::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::model::ids::{MachineId, ProcessId};
 use tokio::task::JoinSet;
@@ -108,7 +108,8 @@ fn heartbeat(machine: MachineId, round: i64) -> ReceivedHeartbeat {
     }
 }
 
-type Stored = (Result<HeartbeatOutcome, shepherd::bmdb::group_commit::HeartbeatError>, Duration);
+type Stored =
+    (Result<HeartbeatOutcome, shepherd::bmdb::machine::heartbeat::group_commit::HeartbeatError>, Duration);
 
 fn take((outcome, after): Stored, took: &mut Vec<f64>) -> Result<()> {
     let outcome = outcome?;

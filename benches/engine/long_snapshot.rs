@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::bmdb::claim::{Claimed, Claimer};
-use shepherd::bmdb::session::Session;
+use shepherd::bmdb::engine::claim::{Claimed, Claimer};
+use shepherd::bmdb::engine::session::Session;
 use shepherd::model::process::Process;
 use shepherd::model::time::Span;
 use sqlx::postgres::PgConnectOptions;

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use async_trait::async_trait;
-use shepherd::bmdb::fact_change::FactChange;
+use shepherd::bmdb::engine::change_machine::Decision;
+use shepherd::bmdb::engine::fact_change::FactChange;
+use shepherd::bmdb::engine::wakeup::WakeUps;
+use shepherd::bmdb::engine::work::Work;
 use shepherd::bmdb::metrics::Metrics;
-use shepherd::bmdb::wakeup::WakeUps;
-use shepherd::bmdb::work::{Decision, Work};
 use shepherd::manager::control_loop::runner::{LoopContext, LoopSettings, run_loop};
 use shepherd::manager::control_loop::{ControlLoop, HandlerError, HandlerOutcome};
 use shepherd::manager::limiter::Limiter;

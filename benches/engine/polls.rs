@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
-use shepherd::bmdb::claim::{Claimed, NextDue};
+use shepherd::bmdb::engine::claim::{Claimed, NextDue};
 use shepherd::model::process::Process;
 use shepherd::model::schedule::{BUCKETS, RULES_VERSION};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};

@@ -6,8 +6,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::bmdb::postgres_programs;
-use shepherd::bmdb::private_postgres::{PrivatePostgres, PrivatePostgresOptions, ServerStorage};
+use shepherd::bmdb::connection::private_postgres::PrivatePostgres;
+use shepherd::bmdb::connection::private_postgres::options::{PrivatePostgresOptions, ServerStorage};
+use shepherd::bmdb::connection::private_postgres::programs;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _};
 
@@ -58,8 +59,7 @@ impl Server {
     }
 
     async fn with(storage: ServerStorage, kept: Option<tempfile::TempDir>) -> Result<Self> {
-        let programs =
-            postgres_programs::find_programs().pop().context("no PostgreSQL server is installed")?;
+        let programs = programs::find_programs().pop().context("no PostgreSQL server is installed")?;
         let pgbench = programs.path("pgbench");
         ensure!(
             pgbench.is_file(),

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
-use crate::bmdb::metric_registry::{Label, MetricRegistry};
-use crate::bmdb::metrics::{phase_label, process_label, provider_label};
+use crate::bmdb::metrics::labels::{phase_label, process_label, provider_label};
+use crate::bmdb::metrics::registry::{Label, MetricRegistry};
 use crate::model::brake::ALL_PROVIDERS;
 use crate::model::fleet_sample::{
     AGE_BOUNDS, BRAKE_KINDS, CLUSTER_STAGES, FACTS, FleetSample, MAX_LOCATIONS, OTHER, UPGRADE_STATES,

@@ -10,9 +10,9 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::error::BmdbError;
-use crate::bmdb::metrics::ByTable;
-use crate::bmdb::retention::RetainedKind;
+use crate::bmdb::connection::error::BmdbError;
+use crate::bmdb::fleet::retention::RetainedKind;
+use crate::bmdb::metrics::labels::ByTable;
 use crate::manager::catch_panic::catch_panic;
 use crate::manager::metrics::HousekeepingMetrics;
 use crate::manager::recovery_brakes::RecoveryBrakes;

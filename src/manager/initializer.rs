@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::bmdb::work::Work;
+use crate::bmdb::engine::work::Work;
 use crate::manager::control_loop::{ControlLoop, HandlerError, HandlerOutcome, no_longer_due};
 use crate::manager::failpoint;
 use crate::manager::machine_access::MachineAccess;

@@ -11,10 +11,10 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::bmdb::error::BmdbError;
-use crate::bmdb::fact_change::{FactChange, HostKeySource, NewAgent};
-use crate::bmdb::facts::MachineSnapshot;
-use crate::bmdb::work::Work;
+use crate::bmdb::connection::error::BmdbError;
+use crate::bmdb::engine::fact_change::{FactChange, HostKeySource, NewAgent};
+use crate::bmdb::engine::facts::MachineSnapshot;
+use crate::bmdb::engine::work::Work;
 use crate::manager::control_loop::HandlerError;
 use crate::manager::failpoint;
 use crate::model::host_key::PinnedHostKey;

@@ -11,13 +11,13 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
-use crate::bmdb::claim::Claimed;
-use crate::bmdb::error::BmdbError;
-use crate::bmdb::metric_registry::{Label, MetricRegistry};
-use crate::bmdb::metrics::{
-    ByComponent, ByProcess, ByProcessAndResult, ByTable, Metrics, STATEMENT_BOUNDS, process_label,
-};
-use crate::bmdb::retention::{RetainedKind, TABLES};
+use crate::bmdb::connection::error::BmdbError;
+use crate::bmdb::engine::claim::Claimed;
+use crate::bmdb::fleet::retention::{RetainedKind, TABLES};
+use crate::bmdb::metrics::Metrics;
+use crate::bmdb::metrics::database::STATEMENT_BOUNDS;
+use crate::bmdb::metrics::labels::{ByComponent, ByProcess, ByProcessAndResult, ByTable, process_label};
+use crate::bmdb::metrics::registry::{Label, MetricRegistry};
 use crate::manager::fleet_metrics::FleetMetrics;
 use crate::model::process::Process;
 

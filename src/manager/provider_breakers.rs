@@ -16,9 +16,10 @@ use prometheus_client::metrics::histogram::Histogram;
 use tracing::Instrument as _;
 use tracing::field::{Empty, display};
 
-use crate::bmdb::metric_registry::Label;
-use crate::bmdb::metrics::{Metrics, provider_label};
-use crate::bmdb::session::boot_time;
+use crate::bmdb::engine::session::boot_time;
+use crate::bmdb::metrics::Metrics;
+use crate::bmdb::metrics::labels::provider_label;
+use crate::bmdb::metrics::registry::Label;
 use crate::model::circuit_breaker::{BreakerOpen, CallOutcome, CircuitBreaker};
 use crate::model::traces::TRACE_TARGET;
 use crate::providers::provider::{ErrorClass, ProviderError};

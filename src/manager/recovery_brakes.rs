@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::error::BmdbError;
+use crate::bmdb::connection::error::BmdbError;
 use crate::model::brake::{ALL_PROVIDERS, engaged_brakes};
 
 /// How long a count of the whole fleet is used. The machines that fell silent recently are counted each time.

@@ -15,10 +15,11 @@
 
 use async_trait::async_trait;
 
-use crate::bmdb::fact_change::FactChange;
-use crate::bmdb::facts::MachineSnapshot;
-use crate::bmdb::retirement::{ReleasePermission, RetirementChange};
-use crate::bmdb::work::Work;
+use crate::bmdb::engine::fact_change::FactChange;
+use crate::bmdb::engine::fact_change::retirement::RetirementChange;
+use crate::bmdb::engine::facts::MachineSnapshot;
+use crate::bmdb::engine::work::Work;
+use crate::bmdb::orders::retirement::ReleasePermission;
 use crate::manager::control_loop::{ControlLoop, HandlerError, HandlerOutcome, no_longer_due};
 use crate::manager::failpoint;
 use crate::manager::provider_breakers::ProviderCall;

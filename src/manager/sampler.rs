@@ -12,10 +12,10 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::error::BmdbError;
-use crate::bmdb::fleet_sample::{LEASE, first_cursor};
-use crate::bmdb::named_lease::NamedLease;
-use crate::bmdb::session::{Session, Sessions};
+use crate::bmdb::connection::error::BmdbError;
+use crate::bmdb::engine::named_lease::NamedLease;
+use crate::bmdb::engine::session::{Session, Sessions};
+use crate::bmdb::fleet::sample::{LEASE, first_cursor};
 use crate::manager::failpoint;
 use crate::manager::fleet_metrics::FleetMetrics;
 use crate::manager::metrics::ManagerMetrics;

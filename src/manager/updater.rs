@@ -5,8 +5,8 @@
 
 use async_trait::async_trait;
 
-use crate::bmdb::fact_change::{FactChange, ProviderDetails};
-use crate::bmdb::work::Work;
+use crate::bmdb::engine::fact_change::{FactChange, ProviderDetails};
+use crate::bmdb::engine::work::Work;
 use crate::manager::control_loop::{ControlLoop, HandlerError, HandlerOutcome};
 use crate::manager::provider_breakers::ProviderCall;
 use crate::manager::provider_set::ProviderSet;

@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 
-use crate::bmdb::connection::{Bmdb, ConnectionSettings};
-use crate::bmdb::error::BmdbError;
-use crate::bmdb::postgres_programs;
-use crate::bmdb::private_postgres::PrivatePostgresError;
-use crate::bmdb::schema::supported_version;
+use crate::bmdb::connection::Bmdb;
+use crate::bmdb::connection::error::BmdbError;
+use crate::bmdb::connection::private_postgres::options::PrivatePostgresError;
+use crate::bmdb::connection::private_postgres::programs;
+use crate::bmdb::connection::schema::supported_version;
+use crate::bmdb::connection::settings::ConnectionSettings;
 use crate::service::database::warn_about_password;
 use crate::service::failure::{ExitFailure, database_failure};
 use crate::service::preflight::{OnUnreachableProvider, inspect_plan};
@@ -51,13 +52,13 @@ async fn check_schema(settings: ConnectionSettings) -> Result<String, ExitFailur
 
 /// Describes the PostgreSQL programs that a private server could use.
 fn describe_server_programs() -> Result<String, ExitFailure> {
-    let found: Vec<String> = postgres_programs::find_programs()
+    let found: Vec<String> = programs::find_programs()
         .iter()
         .map(|programs| format!("PostgreSQL {} in {}", programs.major, programs.directory.display()))
         .collect();
     if found.is_empty() {
         let directories: Vec<String> =
-            postgres_programs::search_directories().iter().map(|place| place.display().to_string()).collect();
+            programs::search_directories().iter().map(|place| place.display().to_string()).collect();
         let error = PrivatePostgresError::NoPrograms { searched: directories.join(", ") };
         return Err(ExitFailure::failed(error.to_string()));
     }

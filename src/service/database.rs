@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::bmdb::connection::{Bmdb, ConnectionSettings};
-use crate::bmdb::connection_url::password_warning;
-use crate::bmdb::private_postgres::{PrivatePostgres, PrivatePostgresOptions, ServerStorage};
+use crate::bmdb::connection::Bmdb;
+use crate::bmdb::connection::private_postgres::PrivatePostgres;
+use crate::bmdb::connection::private_postgres::options::{PrivatePostgresOptions, ServerStorage};
+use crate::bmdb::connection::settings::ConnectionSettings;
+use crate::bmdb::connection::url::password_warning;
 use crate::service::failure::{ExitFailure, database_failure, postgres_failure};
 use crate::service::scratch::ScratchDirectory;
 use crate::service::service_plan::{Database, ServicePlan};

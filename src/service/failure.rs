@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::bmdb::error::BmdbError;
-use crate::bmdb::private_postgres::PrivatePostgresError;
+use crate::bmdb::connection::error::BmdbError;
+use crate::bmdb::connection::private_postgres::options::PrivatePostgresError;
 use crate::server::error::ServerError;
 
 /// Why a program failed: a sentence for the caller, and the exit code.

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
-use crate::bmdb::connection::Dialect;
+use crate::bmdb::connection::dialect::Dialect;
 use crate::model::policy_flags::PolicyFlags;
 use crate::model::remote_step::DEFAULT_AGENT_PATH;
 use crate::model::time::{Rate, Span};

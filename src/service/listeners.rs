@@ -9,9 +9,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::Bmdb;
+use crate::bmdb::engine::session::Sessions;
+use crate::bmdb::fleet::secret::SecretsKey;
 use crate::bmdb::metrics::Metrics;
-use crate::bmdb::secret::SecretsKey;
-use crate::bmdb::session::Sessions;
 use crate::model::time::{Rate, Span};
 use crate::server::api::listener::api_server::{ApiServer, ApiSettings, serve_api};
 use crate::server::api::listener::auth::ApiRates;

@@ -4,7 +4,7 @@
 //! So both `--check` and the start of the service run this first. Nothing is changed: a key that will be created is
 //! only reported as missing.
 
-use crate::bmdb::secret::SecretsKey;
+use crate::bmdb::fleet::secret::SecretsKey;
 use crate::providers::provider::{ErrorClass, ProviderError};
 use crate::server::tls::server_certificate;
 use crate::service::failure::{ExitFailure, server_failure};

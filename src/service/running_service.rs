@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use crate::bmdb::session::Sessions;
+use crate::bmdb::engine::session::Sessions;
 use crate::manager::failpoint;
 use crate::service::listeners::Listeners;
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use crate::bmdb::connection::ConnectionSettings;
+use crate::bmdb::connection::settings::ConnectionSettings;
 use crate::model::time::Rate;
 use crate::providers::provider::ProviderName;
 use crate::service::configuration::ConfigurationFile;

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::Bmdb;
+use crate::bmdb::engine::session::Sessions;
+use crate::bmdb::engine::wakeup::WakeUps;
+use crate::bmdb::fleet::secret::SecretsKey;
 use crate::bmdb::metrics::Metrics;
-use crate::bmdb::secret::SecretsKey;
-use crate::bmdb::session::Sessions;
-use crate::bmdb::wakeup::WakeUps;
 use crate::manager::cluster::{self, ClusterSettings};
 use crate::manager::control_loop::ControlLoop;
 use crate::manager::control_loop::runner::{LoopContext, LoopSettings, run_loop};

@@ -245,7 +245,7 @@ fn sql_in_a_string_is_distinguished_from_english() {
 #[test]
 fn statements_go_the_counted_and_bounded_way() -> TestResult {
     // A migration takes as long as it takes; notifications have a connection of their own.
-    let may = ["crates/bmdb/src/schema.rs", "crates/bmdb/src/wakeup.rs"];
+    let may = ["crates/bmdb/src/connection/schema.rs", "crates/bmdb/src/engine/wakeup.rs"];
     let mut wrong = Vec::new();
     let mut seen = BTreeSet::new();
     for path in source::rust_files()? {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::bmdb::artefact::UploadState;
-use shepherd::bmdb::audit::{Actor, Order, request_digest};
 use shepherd::bmdb::connection::Bmdb;
-use shepherd::bmdb::retention::RetainedKind;
+use shepherd::bmdb::fleet::artefact::upload::UploadState;
+use shepherd::bmdb::fleet::retention::RetainedKind;
+use shepherd::bmdb::orders::order::{Actor, Order, request_digest};
 use shepherd::model::artefact::{PIECE_BYTES, piece_count};
 use shepherd::model::kubernetes::bundle_manifest::BundleComponent;
 use shepherd::model::role_declaration::{RoleDeclaration, Sha256};

@@ -11,7 +11,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 
 use rcgen::{CertificateParams, KeyPair};
-use shepherd::bmdb::connection::Dialect;
+use shepherd::bmdb::connection::dialect::Dialect;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
 
@@ -403,7 +403,7 @@ async fn a_database_that_cannot_be_used_is_named_without_its_password() {
     let mut transcript = Transcript::new(&place);
     transcript.mask(closed.to_string(), "[closed]");
     transcript.mask(database.url(), "[database]");
-    let newest = shepherd::bmdb::schema::supported_version();
+    let newest = shepherd::bmdb::connection::schema::supported_version();
     transcript.mask(format!("versions up to {newest}"), "versions up to [known]");
     let newer = format!("--bmdb_url={}", database.url());
     transcript.refused_as("of a newer release", &["--check", &newer], &rest).unwrap();

@@ -2,8 +2,10 @@
 //! shows which words were used.
 
 use anyhow::Context as _;
-use shepherd::bmdb::claim::Claimed;
-use shepherd::bmdb::connection::{Bmdb, ConnectionSettings, Dialect};
+use shepherd::bmdb::connection::Bmdb;
+use shepherd::bmdb::connection::dialect::Dialect;
+use shepherd::bmdb::connection::settings::ConnectionSettings;
+use shepherd::bmdb::engine::claim::Claimed;
 use shepherd::model::process::Process;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _};
@@ -40,7 +42,7 @@ async fn dialect_of_this_run_is_what_the_server_was_sent() -> TestResult {
         }
     }
     kit.change(machines[0], vec![hold("disk swap")]).await?;
-    kit.change(machines[0], vec![shepherd::bmdb::fact_change::FactChange::HoldCleared]).await?;
+    kit.change(machines[0], vec![shepherd::bmdb::engine::fact_change::FactChange::HoldCleared]).await?;
     until("the sessions are renewed", async || {
         Ok(kit
             .count("SELECT count(*) FROM session WHERE deadline > started_at + INTERVAL '20.5 seconds'")

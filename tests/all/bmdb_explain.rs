@@ -4,8 +4,8 @@
 //! Buffers and not milliseconds: they are the same on a busy host.
 
 use serde_json::Value;
-use shepherd::bmdb::listing::{Filter, MachineCursor, list_machines};
-use shepherd::bmdb::read_pool::ReadPool;
+use shepherd::bmdb::connection::read_pool::ReadPool;
+use shepherd::bmdb::fleet::listing::{Filter, MachineCursor, list_machines};
 use shepherd::model::access::AccessScope;
 use shepherd::server::api::services::machines::MAX_EXAMINED;
 use sqlx::postgres::{PgArguments, PgConnectOptions};

@@ -11,13 +11,13 @@ use chrono::TimeDelta;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
-use shepherd::bmdb::claim::Claimed;
-use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::fact_change::{FactChange, NewAgent, NewHeartbeat, ProviderDetails};
-use shepherd::bmdb::power_order::PowerChange;
-use shepherd::bmdb::retirement::RetirementChange;
-use shepherd::bmdb::session::Session;
-use shepherd::bmdb::work::Work;
+use shepherd::bmdb::connection::error::BmdbError;
+use shepherd::bmdb::engine::claim::Claimed;
+use shepherd::bmdb::engine::fact_change::power::PowerChange;
+use shepherd::bmdb::engine::fact_change::retirement::RetirementChange;
+use shepherd::bmdb::engine::fact_change::{FactChange, NewAgent, NewHeartbeat, ProviderDetails};
+use shepherd::bmdb::engine::session::Session;
+use shepherd::bmdb::engine::work::Work;
 use shepherd::model::backoff::BackoffPolicy;
 use shepherd::model::ids::{IntentId, MachineId};
 use shepherd::model::needs_human::Obstacle;
@@ -106,7 +106,7 @@ async fn invariants_hold_over_random_interleavings() -> TestResult {
 
 struct Worker {
     random: StdRng,
-    sessions: shepherd::bmdb::session::Sessions,
+    sessions: shepherd::bmdb::engine::session::Sessions,
     bmdb: shepherd::bmdb::connection::Bmdb,
     pool: sqlx::PgPool,
     machines: Vec<MachineId>,
@@ -123,7 +123,7 @@ impl Worker {
                 10..=13 => tolerate(self.write_a_fact().await)?,
                 14 => tolerate(self.bmdb.reap().await.map(drop))?,
                 15 => {
-                    let claimer = shepherd::bmdb::claim::Claimer::new(
+                    let claimer = shepherd::bmdb::engine::claim::Claimer::new(
                         self.sessions.clone(),
                         Process::Recovery,
                         vec!["rack".into()],
@@ -160,7 +160,7 @@ impl Worker {
         }
         let process = *Process::ALL.choose(&mut self.random).unwrap_or(&Process::Update);
         let mut claimer =
-            shepherd::bmdb::claim::Claimer::new(self.sessions.clone(), process, vec!["rack".into()]);
+            shepherd::bmdb::engine::claim::Claimer::new(self.sessions.clone(), process, vec!["rack".into()]);
         let count = self.random.random_range(1..=3);
         match claimer.claim(&self.mine[..count]).await {
             Ok(Claimed::Work(work)) => {
@@ -265,7 +265,7 @@ impl Worker {
         };
         let machine = self.some_machine();
         self.bmdb
-            .change_machine(machine, move |_| shepherd::bmdb::work::Decision {
+            .change_machine(machine, move |_| shepherd::bmdb::engine::change_machine::Decision {
                 changes: vec![change.clone()],
                 events: vec![("Reported".into(), "by the test".into())],
                 output: (),

@@ -8,11 +8,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use shepherd::bmdb::claim::{Claimed, Claimer};
-use shepherd::bmdb::connection::{Bmdb, ConnectionSettings, Dialect};
-use shepherd::bmdb::fact_change::FactChange;
-use shepherd::bmdb::session::{Session, Sessions};
-use shepherd::bmdb::work::{Decision, Work};
+use shepherd::bmdb::connection::Bmdb;
+use shepherd::bmdb::connection::dialect::Dialect;
+use shepherd::bmdb::connection::settings::ConnectionSettings;
+use shepherd::bmdb::engine::change_machine::Decision;
+use shepherd::bmdb::engine::claim::{Claimed, Claimer};
+use shepherd::bmdb::engine::fact_change::FactChange;
+use shepherd::bmdb::engine::session::{Session, Sessions};
+use shepherd::bmdb::engine::work::Work;
 use shepherd::model::facts::{Hold, HoldScope};
 use shepherd::model::ids::{MachineId, ProcessId};
 use shepherd::model::needs_human::Obstacle;

@@ -4,9 +4,10 @@
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
-use shepherd::bmdb::connection::{Bmdb, ConnectionSettings};
-use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::schema::{MIGRATIONS, supported_version};
+use shepherd::bmdb::connection::Bmdb;
+use shepherd::bmdb::connection::error::BmdbError;
+use shepherd::bmdb::connection::schema::{MIGRATIONS, supported_version};
+use shepherd::bmdb::connection::settings::ConnectionSettings;
 use sqlx::migrate::Migrator;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection};

@@ -5,13 +5,13 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use shepherd::bmdb::claim::{Claimed, Claimer};
-use shepherd::bmdb::connection::ConnectionSettings;
-use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::intent::{DisruptionRequest, Permission};
-use shepherd::bmdb::metrics::ByResult;
-use shepherd::bmdb::session::{Session, Sessions};
-use shepherd::bmdb::work::Work;
+use shepherd::bmdb::connection::error::BmdbError;
+use shepherd::bmdb::connection::settings::ConnectionSettings;
+use shepherd::bmdb::engine::claim::{Claimed, Claimer};
+use shepherd::bmdb::engine::intent::{DisruptionRequest, Permission};
+use shepherd::bmdb::engine::session::{Session, Sessions};
+use shepherd::bmdb::engine::work::Work;
+use shepherd::bmdb::metrics::labels::ByResult;
 use shepherd::model::ids::ProcessId;
 use shepherd::model::policy::DisruptionKind;
 use shepherd::model::process::Process;
@@ -558,7 +558,7 @@ async fn expired_session_never_revives_and_writes_nothing() -> TestResult {
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
     kit.overdue(&session).await?;
     // Past its deadline and not closed yet: over all the same.
-    let record = work.record_changes(|_| shepherd::bmdb::work::Decision {
+    let record = work.record_changes(|_| shepherd::bmdb::engine::change_machine::Decision {
         changes: vec![crate::bmdb_kit::hold("late")],
         ..Default::default()
     });

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use shepherd::bmdb::claim::Claimed;
-use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::fact_change::{FactChange, NewHeartbeat};
-use shepherd::bmdb::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
-use shepherd::bmdb::metrics::ByOperation;
-use shepherd::bmdb::work::Decision;
+use shepherd::bmdb::connection::error::BmdbError;
+use shepherd::bmdb::engine::change_machine::Decision;
+use shepherd::bmdb::engine::claim::Claimed;
+use shepherd::bmdb::engine::fact_change::{FactChange, NewHeartbeat};
+use shepherd::bmdb::machine::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
+use shepherd::bmdb::metrics::database::ByOperation;
 use shepherd::model::ids::MachineId;
 use shepherd::model::process::Process;
 use shepherd::model::schedule::RULES_VERSION;
@@ -552,7 +552,7 @@ async fn nothing_is_armed_in_the_past_of_its_transaction() -> TestResult {
     let before: chrono::DateTime<chrono::Utc> =
         sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&kit.pool).await?;
     // What became due an hour ago by its facts is armed at the time of the writing.
-    kit.change(machine, vec![shepherd::bmdb::fact_change::FactChange::HoldCleared]).await?;
+    kit.change(machine, vec![shepherd::bmdb::engine::fact_change::FactChange::HoldCleared]).await?;
     let ready_at: chrono::DateTime<chrono::Utc> =
         sqlx::query_scalar("SELECT ready_at FROM machine_due WHERE lane = 'access'")
             .fetch_one(&kit.pool)

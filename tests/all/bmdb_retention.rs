@@ -5,8 +5,8 @@ use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres};
 use tokio_util::sync::CancellationToken;
 
+use shepherd::bmdb::fleet::retention::{BATCH, RetainedKind, TABLES};
 use shepherd::bmdb::metrics::Metrics;
-use shepherd::bmdb::retention::{BATCH, RetainedKind, TABLES};
 use shepherd::manager::housekeeping;
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::model::process::Process;
@@ -257,8 +257,9 @@ async fn every_table_is_in_the_list_of_what_grows() -> TestResult {
     found.sort();
     let mut listed = TABLES.map(str::to_owned);
     listed.sort();
-    assert_eq!(found, listed, "say in crates/bmdb/src/retention.rs what bounds it");
-    let essay = include_str!("../../crates/bmdb/src/retention.rs").split("\nuse ").next().unwrap_or_default();
+    assert_eq!(found, listed, "say in crates/bmdb/src/fleet/retention.rs what bounds it");
+    let essay =
+        include_str!("../../crates/bmdb/src/fleet/retention.rs").split("\nuse ").next().unwrap_or_default();
     for table in TABLES.iter().filter(|table| !table.starts_with("machine_") && !table.starts_with('_')) {
         assert!(essay.contains(&format!("`{table}`")), "{table} is not in the essay");
     }

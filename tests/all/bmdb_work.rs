@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use chrono::TimeDelta;
-use shepherd::bmdb::claim::{Claimed, NextDue};
-use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::fact_change::{FactChange, ProviderDetails};
+use shepherd::bmdb::connection::error::BmdbError;
+use shepherd::bmdb::engine::claim::{Claimed, NextDue};
+use shepherd::bmdb::engine::fact_change::{FactChange, ProviderDetails};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::model::backoff::BackoffPolicy;
 use shepherd::model::process::Process;
@@ -168,7 +168,7 @@ async fn ending_that_the_database_refuses_is_given_up_and_the_machine_is_free() 
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
     let machine = work.machine();
     // A key of the wrong length breaks a constraint, now and for ever.
-    let agent = shepherd::bmdb::fact_change::NewAgent {
+    let agent = shepherd::bmdb::engine::fact_change::NewAgent {
         public_key: vec![1; 31],
         boot_id: None,
         version: "1".into(),

@@ -3,9 +3,9 @@
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::budget::{BudgetsAndBrakes, read_budgets_and_brakes};
-use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::connection::error::BmdbError;
+use shepherd::bmdb::orders::budget::{BudgetsAndBrakes, read_budgets_and_brakes};
+use shepherd::bmdb::orders::order::{Actor, Order, request_digest};
 use shepherd::model::budget::{BudgetChange, BudgetKind};
 use shepherd::model::policy::DisruptionKind;
 use shepherd::model::time::Span;

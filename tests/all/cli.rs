@@ -11,16 +11,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use prost::Message as _;
-use shepherd::bmdb::claim::{Claimed, Claimer};
 use shepherd::bmdb::connection::Bmdb;
-use shepherd::bmdb::fact_change::{
+use shepherd::bmdb::engine::change_machine::Decision;
+use shepherd::bmdb::engine::claim::{Claimed, Claimer};
+use shepherd::bmdb::engine::fact_change::{
     FactChange, HostKeySource, NewAgent, NewHardwareReport, NewHeartbeat, ProviderDetails,
 };
-use shepherd::bmdb::intent::{DisruptionRequest, Permission};
-use shepherd::bmdb::named_lease::NamedLease;
-use shepherd::bmdb::provision::NewMachine;
-use shepherd::bmdb::session::{Session, Sessions};
-use shepherd::bmdb::work::{Decision, Work};
+use shepherd::bmdb::engine::intent::{DisruptionRequest, Permission};
+use shepherd::bmdb::engine::named_lease::NamedLease;
+use shepherd::bmdb::engine::session::{Session, Sessions};
+use shepherd::bmdb::engine::work::Work;
+use shepherd::bmdb::fleet::provider::NewMachine;
 use shepherd::model::backoff::BackoffFact;
 use shepherd::model::facts::Recovery;
 use shepherd::model::host_key::HostKey;

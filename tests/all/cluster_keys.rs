@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustls::sign::CertifiedKey;
 use secrecy::ExposeSecret as _;
 use serde_json::Value;
-use shepherd::bmdb::secret::SecretsKey;
+use shepherd::bmdb::fleet::secret::SecretsKey;
 use shepherd::curator_client::clock::Clock;
 use shepherd::curator_client::curator_channel::open_channel;
 use shepherd::curator_client::identity::Identity;

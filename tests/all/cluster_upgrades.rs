@@ -7,14 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail};
-use shepherd::bmdb::artefact::UploadState;
-use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::cluster_kubernetes::KubernetesPatch;
-use shepherd::bmdb::cluster_transitions::LEASE_KIND;
-use shepherd::bmdb::cluster_upgrade::{NewUpgrade, UpgradeChange};
-use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::named_lease::NamedLease;
-use shepherd::bmdb::session::Session;
+use shepherd::bmdb::cluster::kubernetes::desired::KubernetesPatch;
+use shepherd::bmdb::cluster::transitions::LEASE_KIND;
+use shepherd::bmdb::cluster::upgrade::NewUpgrade;
+use shepherd::bmdb::cluster::upgrade::orders::UpgradeChange;
+use shepherd::bmdb::connection::error::BmdbError;
+use shepherd::bmdb::engine::named_lease::NamedLease;
+use shepherd::bmdb::engine::session::Session;
+use shepherd::bmdb::fleet::artefact::upload::UploadState;
+use shepherd::bmdb::orders::order::{Actor, Order, request_digest};
 use shepherd::model::cluster::kubernetes::{
     CONTROLLER_ROLE, ComponentStatus, CuratorKubernetes, KubernetesSpec, NodeKubernetes, ObservedKubernetes,
     WORKER_ROLE,

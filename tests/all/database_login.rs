@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::{Context as _, ensure};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustix::process::{Pid, Signal, kill_process};
-use shepherd::bmdb::postgres_programs::{self, ServerUser};
+use shepherd::bmdb::connection::private_postgres::programs::{self, ServerUser};
 
 use crate::harness::child::shell_arguments;
 use crate::harness::port::reserved;
@@ -29,10 +29,9 @@ struct TlsServer {
 
 impl TlsServer {
     fn start(place: &Place) -> anyhow::Result<Self> {
-        let programs =
-            postgres_programs::find_programs().pop().context("no PostgreSQL server is installed")?;
-        let user = postgres_programs::server_user().map_err(|_| anyhow::anyhow!("no user to run it as"))?;
-        let run = |program: &str| postgres_programs::program_command(&programs.path(program), user.as_ref());
+        let programs = programs::find_programs().pop().context("no PostgreSQL server is installed")?;
+        let user = programs::server_user().map_err(|_| anyhow::anyhow!("no user to run it as"))?;
+        let run = |program: &str| programs::program_command(&programs.path(program), user.as_ref());
         let data = place.path("data");
         fs::create_dir(&data)?;
         own(&data, user.as_ref())?;
@@ -56,7 +55,7 @@ impl TlsServer {
         // PostgreSQL cannot choose a free port itself.
         let port = reserved()?.port();
         let log = fs::File::create(place.path("server.log"))?;
-        let mut child = postgres_programs::program_command(Path::new("/bin/sh"), user.as_ref())
+        let mut child = programs::program_command(Path::new("/bin/sh"), user.as_ref())
             .args(shell_arguments(programs.path("postgres")))
             .stdin(Stdio::piped())
             .arg("-D")

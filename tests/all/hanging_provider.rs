@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use async_trait::async_trait;
+use shepherd::bmdb::engine::wakeup::WakeUps;
 use shepherd::bmdb::metrics::Metrics;
-use shepherd::bmdb::wakeup::WakeUps;
 use shepherd::manager::control_loop::ControlLoop;
 use shepherd::manager::control_loop::runner::{LoopContext, LoopSettings, run_loop};
 use shepherd::manager::limiter::Limiter;

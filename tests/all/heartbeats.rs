@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
-use shepherd::bmdb::fact_change::{NewHardwareReport, NewHeartbeat};
-use shepherd::bmdb::group_commit::{HeartbeatError, HeartbeatQueue};
-use shepherd::bmdb::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
+use shepherd::bmdb::engine::fact_change::{NewHardwareReport, NewHeartbeat};
+use shepherd::bmdb::machine::heartbeat::group_commit::{HeartbeatError, HeartbeatQueue};
+use shepherd::bmdb::machine::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::model::ids::{MachineId, ProcessId};
 use shepherd::model::why::explain_machine;

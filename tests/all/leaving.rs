@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, Result};
 use async_trait::async_trait;
-use shepherd::bmdb::audit::{Actor, Order, request_digest};
 use shepherd::bmdb::connection::Bmdb;
-use shepherd::bmdb::fact_change::FactChange;
+use shepherd::bmdb::engine::change_machine::Decision;
+use shepherd::bmdb::engine::fact_change::FactChange;
+use shepherd::bmdb::engine::fact_change::retirement::RetirementChange;
 use shepherd::bmdb::metrics::Metrics;
-use shepherd::bmdb::retirement::RetirementChange;
-use shepherd::bmdb::work::Decision;
+use shepherd::bmdb::orders::order::{Actor, Order, request_digest};
 use shepherd::manager::control_loop::{ControlLoop as _, HandlerOutcome};
 use shepherd::manager::limiter::Limiter;
 use shepherd::manager::metrics::ManagerMetrics;

@@ -5,10 +5,10 @@
 mod of_a_node;
 
 use anyhow::{Context as _, Result};
-use shepherd::bmdb::audit::{Actor, Order, OrderResult, request_digest};
-use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::log_request::{LogReadResult, request_id_of};
-use shepherd::bmdb::retention::RetainedKind;
+use shepherd::bmdb::connection::error::BmdbError;
+use shepherd::bmdb::fleet::retention::RetainedKind;
+use shepherd::bmdb::machine::log_request::{LogReadResult, request_id_of};
+use shepherd::bmdb::orders::order::{Actor, Order, OrderResult, request_digest};
 use shepherd::model::ids::MachineId;
 use shepherd::model::log_request::{
     LogQuery, LogRequestState, MAX_ANSWER_BYTES, MAX_PART_BYTES, MAX_REQUESTS_PER_MACHINE,

@@ -6,13 +6,12 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use async_trait::async_trait;
-use shepherd::bmdb::action::Expiry;
-use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::fact_change::FactChange;
-use shepherd::bmdb::loop_pause::{CACHE_TTL, NewPause, PauseCache};
+use shepherd::bmdb::engine::fact_change::FactChange;
+use shepherd::bmdb::engine::wakeup::WakeUps;
+use shepherd::bmdb::engine::work::Work;
 use shepherd::bmdb::metrics::Metrics;
-use shepherd::bmdb::wakeup::WakeUps;
-use shepherd::bmdb::work::Work;
+use shepherd::bmdb::orders::loop_pause::{CACHE_TTL, NewPause, PauseCache};
+use shepherd::bmdb::orders::order::{Actor, Expiry, Order, request_digest};
 use shepherd::manager::control_loop::runner::{LoopContext, LoopSettings, run_loop};
 use shepherd::manager::control_loop::{ControlLoop, HandlerError, HandlerOutcome};
 use shepherd::manager::limiter::Limiter;

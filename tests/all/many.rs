@@ -2,14 +2,14 @@
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
-use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::bulk_orders::{BulkOrderResult, MachineSelection, RPC};
-use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::fact_change::FactChange;
-use shepherd::bmdb::listing::Filter;
-use shepherd::bmdb::machine_order::MachineOrder;
-use shepherd::bmdb::retirement::RetirementChange;
-use shepherd::bmdb::tags::list_tags;
+use shepherd::bmdb::connection::error::BmdbError;
+use shepherd::bmdb::engine::fact_change::FactChange;
+use shepherd::bmdb::engine::fact_change::retirement::RetirementChange;
+use shepherd::bmdb::fleet::listing::Filter;
+use shepherd::bmdb::machine::tags::list_tags;
+use shepherd::bmdb::orders::bulk_orders::{BulkOrderResult, MachineSelection, RPC};
+use shepherd::bmdb::orders::machine_order::MachineOrder;
+use shepherd::bmdb::orders::order::{Actor, Order, request_digest};
 use shepherd::model::access::AccessScope;
 use shepherd::model::facts::HoldScope;
 use shepherd::model::label::{LabelFilter, Labels};

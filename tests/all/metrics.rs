@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
-use shepherd::bmdb::metric_registry::{LabelValues, MetricDescriptor, MetricRegistry};
 use shepherd::bmdb::metrics::Metrics;
+use shepherd::bmdb::metrics::registry::{LabelValues, MetricDescriptor, MetricRegistry};
 use shepherd::manager::provider_set::ProviderSet;
 use shepherd::service::start::register_service_metrics;
 use shepherd::service::traces::SpanCounts;

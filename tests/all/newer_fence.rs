@@ -1,11 +1,11 @@
 //! What a machine has seen and this database never gave holds every order to it back, however often it is
 //! tried, until a restoration is declared.
 
-use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::intent::{DisruptionRequest, Permission};
-use shepherd::bmdb::retention::RetainedKind;
-use shepherd::bmdb::work::Work;
+use shepherd::bmdb::connection::error::BmdbError;
+use shepherd::bmdb::engine::intent::{DisruptionRequest, Permission};
+use shepherd::bmdb::engine::work::Work;
+use shepherd::bmdb::fleet::retention::RetainedKind;
+use shepherd::bmdb::orders::order::{Actor, Order, request_digest};
 use shepherd::model::policy::DisruptionKind;
 use shepherd::model::process::Process;
 use shepherd::model::time::Span;

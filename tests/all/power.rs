@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use shepherd::bmdb::action;
-use shepherd::bmdb::fact_change::FactChange;
-use shepherd::bmdb::power_order::{PowerChange, SwitchPermission};
+use shepherd::bmdb::engine::fact_change::FactChange;
+use shepherd::bmdb::engine::fact_change::power::PowerChange;
+use shepherd::bmdb::orders::machine_decision;
+use shepherd::bmdb::orders::power_order::SwitchPermission;
 use shepherd::model::backoff::BackoffPolicy;
 use shepherd::model::facts::{Hold, HoldScope};
 use shepherd::model::policy::{Budget, DisruptionKind};
@@ -313,6 +314,9 @@ async fn machine_is_switched_only_as_things_are_right_before() -> TestResult {
     assert_eq!((open, kit.sweep().await?), (0, 0), "its schedule is what its facts demand");
     // Nothing of it is left to be found by the next order.
     let facts = kit.bmdb.read_machine_snapshot(machine).await?.facts;
-    assert_eq!((facts.power_order.is_none(), action::retry_machine(&facts, "kim").changes.len()), (true, 0));
+    assert_eq!(
+        (facts.power_order.is_none(), machine_decision::retry_machine(&facts, "kim").changes.len()),
+        (true, 0)
+    );
     Ok(shepherd.stop().await?)
 }

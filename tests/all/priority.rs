@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use shepherd::bmdb::action::Expiry;
-use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::bulk_orders::{MachineSelection, RPC};
-use shepherd::bmdb::listing::{Filter, list_machines};
-use shepherd::bmdb::machine_order::MachineOrder;
+use shepherd::bmdb::fleet::listing::{Filter, list_machines};
+use shepherd::bmdb::orders::bulk_orders::{MachineSelection, RPC};
+use shepherd::bmdb::orders::machine_order::MachineOrder;
+use shepherd::bmdb::orders::order::{Actor, Expiry, Order, request_digest};
 use shepherd::model::access::AccessScope;
 use shepherd::model::ids::MachineId;
 use shepherd::model::plan::plan_fleet;

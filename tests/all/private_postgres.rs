@@ -9,10 +9,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use shepherd::bmdb::postgres_programs;
-use shepherd::bmdb::private_postgres::{
-    PrivatePostgres, PrivatePostgresError, PrivatePostgresOptions, ServerStorage,
+use shepherd::bmdb::connection::private_postgres::PrivatePostgres;
+use shepherd::bmdb::connection::private_postgres::options::{
+    PrivatePostgresError, PrivatePostgresOptions, ServerStorage,
 };
+use shepherd::bmdb::connection::private_postgres::programs;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _};
 
@@ -147,7 +148,7 @@ async fn a_directory_that_the_server_cannot_enter_is_refused_in_words() -> TestR
     let options =
         PrivatePostgresOptions { storage: ServerStorage::Persistent(directory.clone()), max_connections: 20 };
     let started = PrivatePostgres::start(options).await;
-    match postgres_programs::server_user() {
+    match programs::server_user() {
         Ok(None) => started?.stop().await?,
         Ok(Some(user)) => {
             let text = started.map(|_| ()).unwrap_err().to_string();

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::bmdb::fact_change::{FactChange, NewAgent, NewHeartbeat};
-use shepherd::bmdb::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat as Report};
-use shepherd::bmdb::intent::{DisruptionRequest, Permission};
-use shepherd::bmdb::work::Work;
+use shepherd::bmdb::engine::fact_change::{FactChange, NewAgent, NewHeartbeat};
+use shepherd::bmdb::engine::intent::{DisruptionRequest, Permission};
+use shepherd::bmdb::engine::work::Work;
+use shepherd::bmdb::machine::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat as Report};
 use shepherd::model::facts::{Hold, HoldScope};
 use shepherd::model::ids::MachineId;
 use shepherd::model::needs_human::Obstacle;

@@ -1,9 +1,9 @@
 //! Orders to restore a cluster: accepted when its control plane is known to be lost, and replace the one before.
 
 use anyhow::{Result, bail};
-use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::cluster_restore::RestoreRequest;
-use shepherd::bmdb::error::BmdbError;
+use shepherd::bmdb::cluster::restore::RestoreRequest;
+use shepherd::bmdb::connection::error::BmdbError;
+use shepherd::bmdb::orders::order::{Actor, Order, request_digest};
 use uuid::Uuid;
 
 use crate::bmdb_kit::Kit;

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use shepherd::bmdb::fact_change::{FactChange, NewAgent, NewHeartbeat};
-use shepherd::bmdb::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
-use shepherd::bmdb::retirement::{ReleasePermission, RetirementChange};
-use shepherd::bmdb::work::Decision;
+use shepherd::bmdb::engine::change_machine::Decision;
+use shepherd::bmdb::engine::fact_change::retirement::RetirementChange;
+use shepherd::bmdb::engine::fact_change::{FactChange, NewAgent, NewHeartbeat};
+use shepherd::bmdb::machine::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
+use shepherd::bmdb::orders::retirement::ReleasePermission;
 use shepherd::model::facts::{Hold, HoldScope};
 use shepherd::model::policy::Budget;
 use shepherd::model::process::Process;

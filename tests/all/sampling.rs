@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use shepherd::bmdb::error::BmdbError;
-use shepherd::bmdb::fact_change::FactChange;
-use shepherd::bmdb::fleet_sample::LEASE;
+use shepherd::bmdb::connection::error::BmdbError;
+use shepherd::bmdb::engine::fact_change::FactChange;
+use shepherd::bmdb::fleet::sample::LEASE;
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::manager::sampler;

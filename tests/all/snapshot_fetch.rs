@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use secrecy::SecretSlice;
-use shepherd::bmdb::audit::request_digest;
-use shepherd::bmdb::sealed_snapshot::seal_snapshot;
-use shepherd::bmdb::secret::SecretsKey;
+use shepherd::bmdb::cluster::sealed_snapshot::seal_snapshot;
+use shepherd::bmdb::fleet::secret::SecretsKey;
+use shepherd::bmdb::orders::order::request_digest;
 use shepherd::model::role_declaration::Sha256;
 use shepherd::roleserver::server_pool::{FetchError, ServerEndpoint, ServerEndpoints, ServerPool};
 use sqlx::PgPool;

@@ -7,7 +7,7 @@ use std::{fs, thread};
 
 use anyhow::Context as _;
 use chrono::{DateTime, Utc};
-use shepherd::bmdb::connection::Dialect;
+use shepherd::bmdb::connection::dialect::Dialect;
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
 

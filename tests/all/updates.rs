@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use shepherd::bmdb::artefact::UploadState;
-use shepherd::bmdb::audit::{Actor, Order, request_digest};
-use shepherd::bmdb::fact_change::{FactChange, NewAgent};
-use shepherd::bmdb::roll_out::{NewRollOut, RollOutChange, list_roll_outs};
-use shepherd::bmdb::session::Sessions;
-use shepherd::bmdb::work::Decision;
+use shepherd::bmdb::engine::change_machine::Decision;
+use shepherd::bmdb::engine::fact_change::{FactChange, NewAgent};
+use shepherd::bmdb::engine::session::Sessions;
+use shepherd::bmdb::fleet::artefact::upload::UploadState;
+use shepherd::bmdb::fleet::roll_out::{NewRollOut, RollOutChange, list_roll_outs};
+use shepherd::bmdb::orders::order::{Actor, Order, request_digest};
 use shepherd::manager::metrics::ManagerMetrics;
 use shepherd::manager::roll_outs as rolling;
 use shepherd::model::artefact::PIECE_BYTES;

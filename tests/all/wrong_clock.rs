@@ -6,8 +6,8 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, Result};
 use rustix::process::Signal;
-use shepherd::bmdb::fact_change::{FactChange, NewAgent};
-use shepherd::bmdb::work::Decision;
+use shepherd::bmdb::engine::change_machine::Decision;
+use shepherd::bmdb::engine::fact_change::{FactChange, NewAgent};
 use shepherd::model::ids::MachineId;
 use shepherd::model::time::unix_milliseconds;
 use shepherd::proto::agent::v1 as wire;

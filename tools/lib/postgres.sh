@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # A private PostgreSQL for the tools, listening on a UNIX socket in a 0700 directory only.
 #
-# The programs have their own implementation in crates/bmdb/src/private_postgres.rs. These few lines exist because
-# that code cannot be compiled before a database has checked its statements.
+# The programs have their own implementation in crates/bmdb/src/connection/private_postgres. These few lines exist
+# because that code cannot be compiled before a database has checked its statements.
 #
 # Sourced by scripts that run in the root of the checkout.
 
@@ -80,7 +80,7 @@ postgres_hold() {
     # shellcheck disable=SC2034 # sourcing scripts close it
     exec {postgres_hold}> >(
         # In its own session, because Ctrl-C reaches a whole process group and the server must be the last to stop.
-        as_server_user setsid sh -c "$(cat crates/bmdb/src/private_postgres_guardian.sh)" guardian QUIT "$directory" \
+        as_server_user setsid sh -c "$(cat crates/bmdb/src/connection/private_postgres/guardian.sh)" guardian QUIT "$directory" \
             "$bin/postgres" -D "$directory/data" -k "$directory" -c listen_addresses= -c unix_socket_permissions=0700 \
             -c port=5432 -c jit=off -c timezone=UTC "${settings[@]}" >"$directory/server.log" 2>&1
     )

@@ -12,7 +12,7 @@ use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
-use bmdb::approval::ApprovalRecord;
+use bmdb::orders::approval::ApprovalRecord;
 use model::humanize::relative_time;
 use proto::fleet::v1;
 use proto::fleet::v1::approvals_client::ApprovalsClient;

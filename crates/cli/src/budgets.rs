@@ -12,7 +12,7 @@ use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
-use bmdb::budget::BudgetsAndBrakes;
+use bmdb::orders::budget::BudgetsAndBrakes;
 use model::budget::{BrakeState, BudgetKind, BudgetStatus};
 use model::humanize::{humanize_duration, relative_and_absolute_time};
 use model::process::UnknownName;

@@ -41,7 +41,7 @@ use crate::tokens::TokensCommand;
 use crate::top::{TOP_EXAMPLES, TopArgs};
 use crate::update::{UPDATE_EXAMPLES, UpdateArgs};
 use crate::work::GET_WORK_EXAMPLES;
-use bmdb::connection::Dialect;
+use bmdb::connection::dialect::Dialect;
 
 /// Help heading of the flags that every command accepts.
 const GLOBAL_HEADING: &str = "Everywhere";

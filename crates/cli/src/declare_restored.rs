@@ -6,9 +6,9 @@ use serde::Serialize;
 use crate::error::CliError;
 use crate::order::operator::{current_user, direct_order};
 use crate::output::{Format, format_json};
-use bmdb::action::format_attribution;
 use bmdb::connection::Bmdb;
-use bmdb::declare_restored::LiveSession;
+use bmdb::orders::declare_restored::LiveSession;
+use bmdb::orders::order::format_attribution;
 use model::unknown_fence::FENCE_LIFT;
 
 /// What can be declared.

@@ -1,7 +1,7 @@
 //! Errors of `shepherdctl` and their exit codes. The variants separate errors of the caller from failures, because
 //! that decides the exit code.
 
-use bmdb::error::BmdbError;
+use bmdb::connection::error::BmdbError;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]

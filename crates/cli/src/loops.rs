@@ -14,7 +14,7 @@ use crate::order::reason::{reason_or_placeholder, require_why_reason};
 use crate::order::retry::send_order;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
-use bmdb::action::Expiry;
+use bmdb::orders::order::Expiry;
 use model::humanize::{relative_and_absolute_time, relative_time};
 use model::pause::{LoopKind, describe_target};
 use model::time::Timestamp;

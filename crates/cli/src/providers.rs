@@ -7,7 +7,7 @@ use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
 use crate::output::table::{format_table, or_dash, terminal_width};
 use crate::output::{Format, format_json};
-use bmdb::inspect::ProviderSummary;
+use bmdb::fleet::provider::ProviderSummary;
 use model::humanize::{humanize_duration, relative_time};
 use model::machine_view::EngagedBrake;
 use model::time::{Timestamp, between};

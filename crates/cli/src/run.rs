@@ -20,9 +20,10 @@ use crate::order::operator::current_user;
 use crate::order::{dry_run, idempotency_key};
 use crate::output::{Output, print_stderr, print_text, yaml};
 use crate::top::{is_interactive, run_interactive};
-use bmdb::connection::{Bmdb, ConnectionSettings};
-use bmdb::connection_url::password_warning;
-use bmdb::error::BmdbError;
+use bmdb::connection::Bmdb;
+use bmdb::connection::error::BmdbError;
+use bmdb::connection::settings::ConnectionSettings;
+use bmdb::connection::url::password_warning;
 use model::arguments::normalize_flag_dashes;
 use model::usage_error::format_usage_error;
 

@@ -8,7 +8,7 @@ use crate::client::pagination::{more_note, page_size};
 use crate::error::CliError;
 use crate::output::table::{format_table, or_dash, terminal_width};
 use crate::output::{Format, format_json};
-use bmdb::inspect::SessionSummary;
+use bmdb::fleet::sessions::SessionSummary;
 use model::humanize::{humanize_duration, relative_time};
 use model::time::{Timestamp, between};
 use proto::fleet::v1;

@@ -11,7 +11,7 @@ use crate::error::CliError;
 use crate::machine::summary::name_or_dash;
 use crate::output::table::{format_table, or_dash, terminal_width};
 use crate::output::{Format, format_json};
-use bmdb::inspect::WorkSummary;
+use bmdb::fleet::sessions::WorkSummary;
 use model::humanize::{humanize_duration, relative_time};
 use model::machine_view::WorkHolder;
 use model::time::{Timestamp, between};

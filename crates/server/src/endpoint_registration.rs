@@ -10,9 +10,10 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::ServerError;
-use bmdb::error::BmdbError;
-use bmdb::metrics::{ByComponent, Metrics};
-use bmdb::session::{Session, Sessions};
+use bmdb::connection::error::BmdbError;
+use bmdb::engine::session::{Session, Sessions};
+use bmdb::metrics::Metrics;
+use bmdb::metrics::labels::ByComponent;
 
 /// The component and its published details.
 #[derive(Clone)]

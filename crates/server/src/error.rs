@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use bmdb::error::BmdbError;
-use bmdb::secret::SecretError;
+use bmdb::connection::error::BmdbError;
+use bmdb::fleet::secret::SecretError;
 
 /// Why a server could not be started.
 #[derive(Debug, thiserror::Error)]

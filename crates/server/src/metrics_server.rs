@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::ServerError;
 use bmdb::connection::Bmdb;
-use bmdb::metric_registry::MetricRegistry;
 use bmdb::metrics::Metrics;
+use bmdb::metrics::registry::MetricRegistry;
 
 const LISTEN_FLAG: &str = "--metrics_listen_address";
 const HEALTH_CHECK_TIMEOUT: Duration = Duration::from_secs(2);

@@ -15,10 +15,10 @@ use secrecy::{ExposeSecret as _, SecretSlice};
 use tonic::{Code, Status};
 use uuid::Uuid;
 
-use crate::bmdb::cluster_key::current_secret_name;
+use crate::bmdb::cluster::owner_key::current_secret_name;
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::error::BmdbError;
-use crate::bmdb::secret::{SecretError, SecretsKey};
+use crate::bmdb::connection::error::BmdbError;
+use crate::bmdb::fleet::secret::{SecretError, SecretsKey};
 use crate::curator_client::certificate::{Renewal, Validity, decide_renewal};
 use crate::curator_client::clock::Clock;
 use crate::curator_client::cluster_snapshot::{

@@ -8,7 +8,7 @@
 use secrecy::{ExposeSecret as _, SecretSlice};
 use tonic::Code;
 
-use crate::bmdb::cluster_key::{former_secret_name, next_secret_name};
+use crate::bmdb::cluster::owner_key::{former_secret_name, next_secret_name};
 use crate::curator_client::identity::Identity;
 use crate::manager::cluster::curators::{CURATOR_TIMEOUT, CuratorCallError, CuratorClient, load_owner_key};
 use crate::manager::cluster::{COMPONENT, ClusterPassError, ClusterWorker};

@@ -5,8 +5,8 @@
 use secrecy::SecretSlice;
 use uuid::Uuid;
 
-use crate::bmdb::cluster_snapshot::NewSnapshot;
-use crate::bmdb::sealed_snapshot::seal_snapshot;
+use crate::bmdb::cluster::sealed_snapshot::seal_snapshot;
+use crate::bmdb::cluster::snapshot::NewSnapshot;
 use crate::curator_client::cluster_snapshot::snapshot_digest;
 use crate::manager::cluster::curators::CuratorCallError;
 use crate::manager::cluster::{ClusterPassError, ClusterWorker};

@@ -6,8 +6,8 @@
 use prost::Message as _;
 use secrecy::SecretSlice;
 
-use crate::bmdb::cluster::ClusterDetails;
-use crate::bmdb::cluster_key::current_secret_name;
+use crate::bmdb::cluster::owner_key::current_secret_name;
+use crate::bmdb::cluster::record::ClusterDetails;
 use crate::manager::cluster::curators::{
     CuratorCallError, CuratorClient, curator_endpoint, is_authority_of, load_owner_key,
 };

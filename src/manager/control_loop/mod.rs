@@ -12,10 +12,10 @@
 
 use async_trait::async_trait;
 
-use crate::bmdb::error::BmdbError;
-use crate::bmdb::fact_change::FactChange;
-use crate::bmdb::facts::MachineSnapshot;
-use crate::bmdb::work::Work;
+use crate::bmdb::connection::error::BmdbError;
+use crate::bmdb::engine::fact_change::FactChange;
+use crate::bmdb::engine::facts::MachineSnapshot;
+use crate::bmdb::engine::work::Work;
 use crate::model::backoff::BackoffPolicy;
 use crate::model::circuit_breaker::BreakerOpen;
 use crate::model::process::Process;

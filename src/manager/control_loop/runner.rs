@@ -19,10 +19,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::field::{Empty, display};
 use tracing::{Instrument, Span};
 
-use crate::bmdb::claim::NextDue;
-use crate::bmdb::session::{Session, Sessions};
-use crate::bmdb::wakeup::WakeUps;
-use crate::bmdb::work::Work;
+use crate::bmdb::engine::claim::NextDue;
+use crate::bmdb::engine::session::{Session, Sessions};
+use crate::bmdb::engine::wakeup::WakeUps;
+use crate::bmdb::engine::work::Work;
 use crate::manager::catch_panic::catch_panic;
 use crate::manager::control_loop::work_source::{SourceOutcome, WorkSource};
 use crate::manager::control_loop::{ControlLoop, HandlerError, HandlerOutcome};

@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use crate::bmdb::claim::{Claimed, Claimer, NextDue};
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::error::BmdbError;
-use crate::bmdb::loop_pause::{CACHE_TTL, PauseCache};
-use crate::bmdb::session::{Session, Sessions};
-use crate::bmdb::work::Work;
+use crate::bmdb::connection::error::BmdbError;
+use crate::bmdb::engine::claim::{Claimed, Claimer, NextDue};
+use crate::bmdb::engine::session::{Session, Sessions};
+use crate::bmdb::engine::work::Work;
+use crate::bmdb::orders::loop_pause::{CACHE_TTL, PauseCache};
 use crate::manager::limiter::Limiter;
 use crate::manager::metrics::{ClaimResult, LoopMetrics};
 use crate::model::pause::LoopKind;

@@ -20,10 +20,10 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::bmdb::connection::Bmdb;
-use crate::bmdb::error::BmdbError;
-use crate::bmdb::loop_pause::PauseCache;
-use crate::bmdb::named_lease::NamedLease;
-use crate::bmdb::session::{Session, Sessions};
+use crate::bmdb::connection::error::BmdbError;
+use crate::bmdb::engine::named_lease::NamedLease;
+use crate::bmdb::engine::session::{Session, Sessions};
+use crate::bmdb::orders::loop_pause::PauseCache;
 use crate::manager::catch_panic::catch_panic;
 use crate::manager::failpoint;
 use crate::manager::limiter::Limiter;

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::bmdb::provision::RecordedMachine;
+use crate::bmdb::fleet::provider::RecordedMachine;
 use crate::model::ids::{IntentId, MachineId};
 use crate::model::policy::ProvisionerBrake;
 use crate::model::provider_status::MachineUsage;

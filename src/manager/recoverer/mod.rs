@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::bmdb::fact_change::FactChange;
-use crate::bmdb::facts::MachineSnapshot;
-use crate::bmdb::intent::{DisruptionRequest, Permission};
-use crate::bmdb::work::Work;
+use crate::bmdb::engine::fact_change::FactChange;
+use crate::bmdb::engine::facts::MachineSnapshot;
+use crate::bmdb::engine::intent::{DisruptionRequest, Permission};
+use crate::bmdb::engine::work::Work;
 use crate::manager::control_loop::{ControlLoop, HandlerError, HandlerOutcome, no_longer_due};
 use crate::manager::failpoint;
 use crate::manager::machine_access::{AccessError, MachineAccess};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::bmdb::fact_change::FactChange;
+use crate::bmdb::engine::fact_change::FactChange;
 use crate::manager::control_loop::{HandlerError, HandlerOutcome};
 use crate::manager::machine_access::AccessError;
 use crate::model::backoff::BackoffPolicy;

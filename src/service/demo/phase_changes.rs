@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::bmdb::live_counts::MachinePhase;
+use crate::bmdb::fleet::counts::MachinePhase;
 use crate::model::phase::Phase;
 
 /// Longest reason shown, in characters: a line should fit a terminal.

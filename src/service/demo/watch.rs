@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::bmdb::error::BmdbError;
+use crate::bmdb::connection::error::BmdbError;
 use crate::model::phase::Phase;
 use crate::model::shell_words::quote_if_needed;
 use crate::service::database::OpenDatabase;

@@ -14,8 +14,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use tokio::sync::mpsc;
 
-use crate::bmdb::metric_registry::Label;
 use crate::bmdb::metrics::Metrics;
+use crate::bmdb::metrics::registry::Label;
 use crate::service::failure::ExitFailure;
 use crate::service::traces::layer::TraceLayer;
 use crate::service::traces::sender::{SpanSender, TraceReceiver};

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
-use shepherd::bmdb::claim::Claimed;
-use shepherd::bmdb::fact_change::{FactChange, NewAgent};
+use shepherd::bmdb::engine::claim::Claimed;
+use shepherd::bmdb::engine::fact_change::{FactChange, NewAgent};
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::model::access::AccessRole;
 use shepherd::model::process::Process;

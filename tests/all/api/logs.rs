@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
-use shepherd::bmdb::fact_change::{FactChange, NewAgent};
-use shepherd::bmdb::work::Decision;
+use shepherd::bmdb::engine::change_machine::Decision;
+use shepherd::bmdb::engine::fact_change::{FactChange, NewAgent};
 use shepherd::model::access::AccessRole;
 use shepherd::model::ids::MachineId;
 use shepherd::model::time::Span;

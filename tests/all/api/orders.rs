@@ -3,8 +3,8 @@
 use anyhow::Context as _;
 use prost_reflect::DescriptorPool;
 use serde_json::{Value, json};
-use shepherd::bmdb::fact_change::{FactChange, HostKeySource};
-use shepherd::bmdb::work::Decision;
+use shepherd::bmdb::engine::change_machine::Decision;
+use shepherd::bmdb::engine::fact_change::{FactChange, HostKeySource};
 use shepherd::model::access::AccessRole;
 use shepherd::model::host_key::HostKey;
 use shepherd::model::ids::MachineId;

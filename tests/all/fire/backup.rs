@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use shepherd::bmdb::postgres_programs;
-use shepherd::bmdb::private_postgres::{PrivatePostgres, PrivatePostgresOptions, ServerStorage};
+use shepherd::bmdb::connection::private_postgres::PrivatePostgres;
+use shepherd::bmdb::connection::private_postgres::options::{PrivatePostgresOptions, ServerStorage};
+use shepherd::bmdb::connection::private_postgres::programs;
 
 use crate::fire::{Form, count, counted, end};
 use crate::harness::aloud::TestResult;
@@ -54,7 +55,7 @@ impl Shell {
         let url = server.url("bmdb");
         let options: sqlx::postgres::PgConnectOptions = url.parse()?;
         let sockets = options.get_socket().context("a socket")?.display().to_string();
-        let programs = postgres_programs::find_programs();
+        let programs = programs::find_programs();
         let programs = programs.first().context("PostgreSQL is installed")?;
         let postgres = programs.path("pg_dump").parent().context("a directory")?.display().to_string();
         let ours = Path::new(env!("CARGO_BIN_EXE_shepherdctl")).parent().context("a directory")?;

@@ -11,10 +11,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use shepherd::bmdb::claim::{Claimed, Claimer};
-use shepherd::bmdb::connection::{Bmdb, ConnectionSettings};
-use shepherd::bmdb::private_postgres::{PrivatePostgres, PrivatePostgresOptions, ServerStorage};
-use shepherd::bmdb::session::{Session, Sessions};
+use shepherd::bmdb::connection::Bmdb;
+use shepherd::bmdb::connection::private_postgres::PrivatePostgres;
+use shepherd::bmdb::connection::private_postgres::options::{PrivatePostgresOptions, ServerStorage};
+use shepherd::bmdb::connection::settings::ConnectionSettings;
+use shepherd::bmdb::engine::claim::{Claimed, Claimer};
+use shepherd::bmdb::engine::session::{Session, Sessions};
 use shepherd::model::ids::ProcessId;
 use shepherd::model::process::Process;
 use shepherd::model::time::Span;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use shepherd::bmdb::fact_change::{FactChange, ProviderDetails};
+use shepherd::bmdb::engine::fact_change::{FactChange, ProviderDetails};
+use shepherd::bmdb::engine::wakeup::WakeUps;
 use shepherd::bmdb::metrics::Metrics;
-use shepherd::bmdb::wakeup::WakeUps;
 use shepherd::manager::control_loop::runner::{LoopContext, LoopSettings, run_loop};
 use shepherd::manager::control_loop::{ControlLoop, HandlerOutcome};
 use shepherd::manager::initializer::Initializer;

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::bmdb::private_postgres::{PrivatePostgres, PrivatePostgresOptions, ServerStorage};
+use shepherd::bmdb::connection::private_postgres::PrivatePostgres;
+use shepherd::bmdb::connection::private_postgres::options::{PrivatePostgresOptions, ServerStorage};
 use uuid::Uuid;
 
 use crate::checker::{Records, check};

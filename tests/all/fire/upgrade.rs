@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::bmdb::schema::supported_version;
+use shepherd::bmdb::connection::schema::supported_version;
 use shepherd::model::schedule::RULES_VERSION;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
 

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use shepherd::bmdb::connection::Bmdb;
-use shepherd::bmdb::fact_change::{FactChange, NewAgent};
+use shepherd::bmdb::engine::change_machine::Decision;
+use shepherd::bmdb::engine::fact_change::{FactChange, NewAgent};
+use shepherd::bmdb::engine::session::Sessions;
+use shepherd::bmdb::fleet::secret::SecretsKey;
 use shepherd::bmdb::metrics::Metrics;
-use shepherd::bmdb::secret::SecretsKey;
-use shepherd::bmdb::session::Sessions;
-use shepherd::bmdb::work::Decision;
 use shepherd::curator_client::identity::Identity;
 use shepherd::model::ids::{MachineId, ProcessId};
 use shepherd::proto::agent::v1::agent_callback_client::AgentCallbackClient;

@@ -16,7 +16,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum as _;
-use shepherd::bmdb::connection::Dialect;
+use shepherd::bmdb::connection::dialect::Dialect;
 
 const VARIABLE: &str = "SHEPHERD_TEST_DIALECT";
 

@@ -2,7 +2,7 @@
 //!
 //! `tools/test` starts the server, gives its address in `SHEPHERD_TEST_POSTGRES`, and ends it. If there is no such
 //! server, the first test that wants a database starts one, which ends with this process, however it ends: see
-//! `shepherd::bmdb::private_postgres`. The first test also makes the template with the test clock and all migrations,
+//! `shepherd::bmdb::connection::private_postgres`. The first test also makes the template with the test clock and all migrations,
 //! unless an earlier process of the same run has made it, and every test gets a copy (about 30 ms).
 //!
 //! A thread of its own, the keeper, makes and drops the databases one after the other. PostgreSQL
@@ -14,8 +14,11 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
-use shepherd::bmdb::connection::{Bmdb, ConnectionSettings, Dialect};
-use shepherd::bmdb::private_postgres::{PrivatePostgres, PrivatePostgresOptions, ServerStorage};
+use shepherd::bmdb::connection::Bmdb;
+use shepherd::bmdb::connection::dialect::Dialect;
+use shepherd::bmdb::connection::private_postgres::PrivatePostgres;
+use shepherd::bmdb::connection::private_postgres::options::{PrivatePostgresOptions, ServerStorage};
+use shepherd::bmdb::connection::settings::ConnectionSettings;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgPool};
 use tokio::sync::oneshot;

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use shepherd::bmdb::fact_change::{FactChange, NewAgent};
-use shepherd::bmdb::work::Decision;
+use shepherd::bmdb::engine::change_machine::Decision;
+use shepherd::bmdb::engine::fact_change::{FactChange, NewAgent};
 use shepherd::model::time::Span;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::roleserver::agent::settings::AgentSettings;

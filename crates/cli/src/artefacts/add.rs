@@ -12,7 +12,7 @@ use crate::order::dry_run;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::Format;
-use bmdb::action::OrderOutcome;
+use bmdb::orders::order::OrderOutcome;
 use model::artefact::check_name;
 use proto::fleet::v1;
 use proto::fleet::v1::artefacts_client::ArtefactsClient;

@@ -8,7 +8,7 @@ use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::Format;
-use bmdb::action::OrderOutcome;
+use bmdb::orders::order::OrderOutcome;
 use proto::fleet::v1;
 use proto::fleet::v1::artefacts_client::ArtefactsClient;
 

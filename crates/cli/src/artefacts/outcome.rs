@@ -5,8 +5,8 @@ use serde_json::json;
 use crate::error::CliError;
 use crate::order::dry_run;
 use crate::output::{Format, format_json};
-use bmdb::action::OrderOutcome;
-use bmdb::artefact::order_target;
+use bmdb::fleet::artefact::order_target;
+use bmdb::orders::order::OrderOutcome;
 
 pub(super) fn format_outcome(
     name: &str,

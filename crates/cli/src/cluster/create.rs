@@ -10,7 +10,7 @@ use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::Format;
-use bmdb::cluster_kubernetes::KubernetesPatch;
+use bmdb::cluster::kubernetes::desired::KubernetesPatch;
 use model::cluster::spec::{ClusterSpec, JoinApproval};
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;

@@ -5,8 +5,8 @@ use serde_json::json;
 use crate::error::CliError;
 use crate::order::dry_run;
 use crate::output::{Format, format_json};
-use bmdb::action::OrderOutcome;
-use bmdb::cluster::order_target;
+use bmdb::cluster::lock::order_target;
+use bmdb::orders::order::OrderOutcome;
 use proto::fleet::v1;
 
 /// Formats the response to an order about a cluster.

@@ -12,7 +12,7 @@ use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
-use bmdb::cluster::order_target;
+use bmdb::cluster::lock::order_target;
 use model::cluster::snapshot::SnapshotView;
 use model::humanize::humanize_duration;
 use model::time::{Timestamp, between};

@@ -13,7 +13,7 @@ use crate::machine::selection::MachineFilters;
 use crate::machine::summary::decode_machine;
 use crate::output::table::{format_table, or_dash, terminal_width};
 use crate::output::{Format, format_json};
-use bmdb::inspect::MachineSummary;
+use bmdb::fleet::listing::MachineSummary;
 use model::humanize::{humanize_duration, relative_time};
 use model::label;
 use model::time::{Timestamp, between};

@@ -2,7 +2,7 @@
 
 use crate::client::decode::{parse_uuid, require_timestamp};
 use crate::error::CliError;
-use bmdb::inspect::HistoryEntry;
+use bmdb::machine::history::HistoryEntry;
 use proto::fleet::v1;
 
 /// Headers of a table of history entries.

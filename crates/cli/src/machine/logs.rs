@@ -23,7 +23,7 @@ use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::send_order;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, Output, format_json, print_chunk, print_stderr};
-use bmdb::action::OrderOutcome;
+use bmdb::orders::order::OrderOutcome;
 use model::log_request::{AvailableLog, DEFAULT_LINES, LogQuery, LogRequestState, MAX_LINES};
 use model::machine_view::MachineName;
 use model::time::Span;

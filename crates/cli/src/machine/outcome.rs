@@ -6,7 +6,7 @@ use crate::client::decode::decode_machine_name;
 use crate::error::CliError;
 use crate::order::dry_run;
 use crate::output::{Format, format_json};
-use bmdb::action::OrderOutcome;
+use bmdb::orders::order::OrderOutcome;
 use model::machine_view::MachineName;
 use proto::fleet::v1;
 

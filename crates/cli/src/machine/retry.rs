@@ -9,7 +9,7 @@ use crate::machine::outcome::format_response;
 use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::send_order;
 use crate::output::Format;
-use bmdb::machine_order::MachineOrder;
+use bmdb::orders::machine_order::MachineOrder;
 use proto::fleet::v1;
 use proto::fleet::v1::machines_client::MachinesClient;
 

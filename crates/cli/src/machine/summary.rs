@@ -2,7 +2,7 @@
 
 use crate::client::decode::{decode_machine_name, decode_timestamp, require_timestamp};
 use crate::error::CliError;
-use bmdb::inspect::MachineSummary;
+use bmdb::fleet::listing::MachineSummary;
 use model::machine_view::MachineName;
 use proto::fleet::v1;
 

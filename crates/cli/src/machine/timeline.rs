@@ -13,7 +13,7 @@ use crate::error::CliError;
 use crate::machine::history::{EVENT_HEADERS, decode_event, event_rows};
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
-use bmdb::inspect::HistoryEntry;
+use bmdb::machine::history::HistoryEntry;
 use model::machine_view::MachineName;
 use proto::fleet::v1::TimelineRequest;
 use proto::fleet::v1::machines_client::MachinesClient;

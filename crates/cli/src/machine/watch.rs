@@ -20,7 +20,7 @@ use crate::error::CliError;
 use crate::machine::selection::MachineFilters;
 use crate::machine::summary::decode_machine;
 use crate::output::{Output, print_chunk, print_stderr, yaml};
-use bmdb::inspect::MachineSummary;
+use bmdb::fleet::listing::MachineSummary;
 use proto::fleet::v1;
 use proto::fleet::v1::machines_client::MachinesClient;
 use proto::fleet::v1::watch_machines_response::Event;

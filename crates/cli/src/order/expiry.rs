@@ -1,8 +1,8 @@
 //! Expiry flags: when something ends (`--until`), and how long it lasts (`--expires_after`).
 
 use crate::error::CliError;
-use bmdb::action::{Expiry, parse_expiry};
-use bmdb::credential::MAX_LIFETIME;
+use bmdb::orders::credential::MAX_LIFETIME;
+use bmdb::orders::order::{Expiry, parse_expiry};
 use model::time::{Span, Timestamp};
 
 /// Parses `--until`: a duration or a time.

@@ -3,7 +3,7 @@
 //! A server identifies the operator by the credential. With `--bmdb_url` it is the user of the environment, because an
 //! operator with write access to the database is trusted.
 
-use bmdb::audit::{Actor, Order, request_digest};
+use bmdb::orders::order::{Actor, Order, request_digest};
 
 /// The operator for the history: `kim@workstation`.
 pub(crate) fn current_user() -> String {

@@ -1,7 +1,7 @@
 //! Retry of orders whose response was lost, with the same idempotency key.
 //!
 //! A server identifies an order by its idempotency key, carries it out once, and returns the first response again
-//! ([`bmdb::audit`]). So an order without a response is sent again with the same key, to the next server of the
+//! ([`bmdb::orders::audit`]). So an order without a response is sent again with the same key, to the next server of the
 //! context, for a bounded time that `decide_retry` decides. When the client gives up, its error contains the key,
 //! which is also in the audit.
 

@@ -16,7 +16,7 @@ use crate::output::file::write_file_atomic;
 use crate::output::pem::encode_pem;
 use crate::tokens::delivery::deliver_token;
 use bmdb::connection::Bmdb;
-use bmdb::credential::{NewAccessCredential, check_credential_name};
+use bmdb::orders::credential::{NewAccessCredential, check_credential_name};
 use model::access::{AccessRole, AccessScope};
 use model::time::Span;
 

@@ -18,7 +18,7 @@ use crate::order::retry::send_order;
 use crate::output::{Format, print_stderr};
 use crate::tokens::delivery::deliver_token;
 use crate::tokens::revoke::revoke_credential;
-use bmdb::audit::request_digest;
+use bmdb::orders::order::request_digest;
 use model::access::AccessRole;
 use model::time::Span;
 use proto::fleet::v1;

@@ -10,8 +10,11 @@ use crate::error::CliError;
 use crate::loops::{LoopSummary, decode_loop};
 use crate::providers::{decode_brake, decode_provider};
 use crate::work::decode_work;
-use bmdb::inspect::{ProviderSummary, WorkSummary};
-use bmdb::statistics::{Backlog, ClassCount, PhaseAge, ProcessThroughput, SampledStatistics, Statistics};
+use bmdb::fleet::provider::ProviderSummary;
+use bmdb::fleet::sessions::WorkSummary;
+use bmdb::fleet::statistics::{
+    Backlog, ClassCount, PhaseAge, ProcessThroughput, SampledStatistics, Statistics,
+};
 use model::machine_view::EngagedBrake;
 use model::pause::LoopKind;
 use model::process::Process;

@@ -153,7 +153,7 @@ fn phases_section(view: &FleetSummary) -> Section {
 fn loops_section(view: &FleetSummary) -> Section {
     let row = |figures: &LoopStats| {
         let LoopStats { summary: line, under_way, waiting, waiting_seconds, throughput: pace } = figures;
-        let of_pace = |take: fn(&bmdb::statistics::ProcessThroughput) -> f64| {
+        let of_pace = |take: fn(&bmdb::fleet::statistics::ProcessThroughput) -> f64| {
             pace.as_ref().map_or_else(dash, |pace| format_rate(take(pace)))
         };
         let more = if view.more_work { "+" } else { "" };

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-use bmdb::error::BmdbError;
+use bmdb::connection::error::BmdbError;
 
 /// The domain of [`reason`](tonic_types::ErrorInfo) names.
 pub const ERROR_DOMAIN: &str = "shepherd";

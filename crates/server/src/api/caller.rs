@@ -11,8 +11,8 @@ use tonic::{Code, Request, Status};
 use uuid::Uuid;
 
 use crate::api::api_error::{cause_of, error_status, invalid_argument};
-use bmdb::audit::Actor;
-use bmdb::credential::AccessCredential;
+use bmdb::orders::credential::AccessCredential;
+use bmdb::orders::order::Actor;
 use model::access::{AccessRole, AccessScope};
 use model::process::UnknownName;
 

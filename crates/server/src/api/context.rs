@@ -9,9 +9,9 @@ use crate::api::credential_checks::CredentialChecks;
 use crate::api::stream_limits::StreamLimits;
 use crate::api::validate::single_line;
 use bmdb::connection::Bmdb;
-use bmdb::machine_lookup::{LookupResult, find_machine};
-use bmdb::read_pool::ReadPool;
-use bmdb::read_pool::scoped_lookup::find_in_scope;
+use bmdb::connection::read_pool::ReadPool;
+use bmdb::machine::lookup::{LookupResult, find_machine};
+use bmdb::machine::scoped_lookup::find_in_scope;
 use model::access::AccessScope;
 use model::machine_view::MachineName;
 

@@ -4,10 +4,14 @@ use prost_types::value::Kind;
 use prost_types::{ListValue, Struct, Value};
 
 use crate::api::caller::Caller;
-use bmdb::credential::AccessCredential;
-use bmdb::inspect::{HistoryEntry, ProviderSummary, SessionSummary, WorkSummary};
-use bmdb::listing::ListedMachine;
-use bmdb::statistics::{Backlog, ClassCount, PhaseAge, ProcessThroughput, SampledStatistics, Statistics};
+use bmdb::fleet::listing::ListedMachine;
+use bmdb::fleet::provider::ProviderSummary;
+use bmdb::fleet::sessions::{SessionSummary, WorkSummary};
+use bmdb::fleet::statistics::{
+    Backlog, ClassCount, PhaseAge, ProcessThroughput, SampledStatistics, Statistics,
+};
+use bmdb::machine::history::HistoryEntry;
+use bmdb::orders::credential::AccessCredential;
 use model::machine_view::{EngagedBrake, LaneView, MachineName, WorkHolder};
 use model::pause::Pause;
 use model::time::Timestamp;

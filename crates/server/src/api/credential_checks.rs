@@ -15,8 +15,8 @@ use tonic::Status;
 use uuid::Uuid;
 
 use crate::api::api_error::bmdb_status;
-use bmdb::credential;
-use bmdb::read_pool::ReadPool;
+use bmdb::connection::read_pool::ReadPool;
+use bmdb::orders::credential;
 
 /// How long a result is valid.
 const CACHE_TTL: Duration = Duration::from_secs(1);

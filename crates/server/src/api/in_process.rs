@@ -24,8 +24,8 @@ use crate::api::credential_checks::CredentialChecks;
 use crate::api::services::FleetServices;
 use crate::api::stream_limits::StreamLimits;
 use bmdb::connection::Bmdb;
-use bmdb::error::BmdbError;
-use bmdb::read_pool::ReadPool;
+use bmdb::connection::error::BmdbError;
+use bmdb::connection::read_pool::ReadPool;
 
 /// Most watches at once; one caller may have a quarter of them.
 const MAX_WATCHES: usize = 16;

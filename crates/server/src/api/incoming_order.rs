@@ -7,7 +7,7 @@ use crate::api::api_error::invalid_argument;
 use crate::api::caller::Caller;
 use crate::api::convert::{encode_machine_name, encode_optional_struct};
 use crate::api::validate::single_line;
-use bmdb::audit::{self, OrderResult, request_digest};
+use bmdb::orders::order::{self, OrderResult, request_digest};
 use model::machine_view::MachineName;
 use proto::fleet::v1;
 
@@ -27,7 +27,7 @@ pub struct IncomingOrder<'a, M> {
 
 impl<M: Message> IncomingOrder<'_, M> {
     /// Validates the order. `target` is its subject as people call it.
-    pub fn parse(&self, caller: &Caller, target: String) -> Result<audit::Order, Status> {
+    pub fn parse(&self, caller: &Caller, target: String) -> Result<order::Order, Status> {
         let order = self
             .order
             .ok_or_else(|| invalid_argument("order", "the request has no order; give it with a reason"))?;
@@ -49,7 +49,7 @@ impl<M: Message> IncomingOrder<'_, M> {
         let mut bytes = self.rpc.as_bytes().to_vec();
         bytes.push(0);
         bytes.extend(self.request.encode_to_vec());
-        Ok(audit::Order {
+        Ok(order::Order {
             actor: caller.actor(),
             rpc: self.rpc.to_owned(),
             target,
@@ -63,7 +63,7 @@ impl<M: Message> IncomingOrder<'_, M> {
 }
 
 /// Rejects an order with an expected version: the caller would rely on a check that is not made.
-pub fn reject_expected_version(order: audit::Order) -> Result<audit::Order, Status> {
+pub fn reject_expected_version(order: order::Order) -> Result<order::Order, Status> {
     match order.expected_version {
         None => Ok(order),
         Some(_) => {

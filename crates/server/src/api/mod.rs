@@ -10,7 +10,7 @@
 //!
 //! 1. A [`Caller`](caller::Caller) is attached to the call: who makes it, with which role, and for which machines.
 //! 2. The service validates the request ([`validate`][], [`pagination`][]). An error names the field ([`api_error`][]).
-//! 3. A query reads through [`ReadPool`](bmdb::read_pool::ReadPool), a bounded pool of its own. An order
+//! 3. A query reads through [`ReadPool`](bmdb::connection::read_pool::ReadPool), a bounded pool of its own. An order
 //!    ([`incoming_order`][]) goes through one function of [`Bmdb`](bmdb::connection::Bmdb) that decides, carries it out
 //!    and writes the audit in one transaction.
 //! 4. [`convert`][] encodes the result.

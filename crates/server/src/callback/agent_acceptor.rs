@@ -21,7 +21,8 @@ use crate::callback::half_open::{HalfOpenLimits, HalfOpenSet, PeerNetwork};
 use crate::callback::preauth::{PreAuthGuard, PreAuthOutcome, PreAuthTimeouts, PreAuthWatcher};
 use crate::tls::client_verifier::verified_agent_key;
 use crate::tls::tracked_connection::TrackedConnection;
-use bmdb::metrics::{ByReason, Metrics};
+use bmdb::metrics::Metrics;
+use bmdb::metrics::labels::ByReason;
 
 /// Limits on the resources that peers can make us use.
 #[derive(Clone, Copy, Debug)]

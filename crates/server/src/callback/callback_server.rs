@@ -33,10 +33,10 @@ use crate::tls::server_certificate::{
 };
 use crate::tls::server_config::agent_server_config;
 use bmdb::connection::Bmdb;
-use bmdb::group_commit::{GroupCommit, HeartbeatQueue};
+use bmdb::engine::session::{Session, Sessions};
+use bmdb::fleet::secret::SecretsKey;
+use bmdb::machine::heartbeat::group_commit::{GroupCommit, HeartbeatQueue};
 use bmdb::metrics::Metrics;
-use bmdb::secret::SecretsKey;
-use bmdb::session::{Session, Sessions};
 use model::time::Rate;
 use proto::agent::v1::agent_callback_server::AgentCallbackServer;
 

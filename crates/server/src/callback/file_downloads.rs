@@ -16,8 +16,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use bmdb::connection::Bmdb;
-use bmdb::error::BmdbError;
-use bmdb::metrics::{ByResult, Metrics};
+use bmdb::connection::error::BmdbError;
+use bmdb::metrics::Metrics;
+use bmdb::metrics::labels::ByResult;
 use model::artefact::locate_offset;
 use model::ids::MachineId;
 use model::role_declaration::Sha256;

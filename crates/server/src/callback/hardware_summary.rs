@@ -5,7 +5,7 @@
 
 use prost::Message as _;
 
-use bmdb::fact_change::NewHardwareReport;
+use bmdb::engine::fact_change::NewHardwareReport;
 use proto::hardware::v1::HardwareReport;
 
 /// Longest copied text, in characters.

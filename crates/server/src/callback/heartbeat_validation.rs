@@ -5,8 +5,8 @@ use prost::Message as _;
 use uuid::Uuid;
 
 use crate::callback::hardware_summary::summarise_report;
-use bmdb::fact_change::NewHeartbeat;
-use bmdb::heartbeat::{InstallationOutcome, ReceivedHeartbeat};
+use bmdb::engine::fact_change::NewHeartbeat;
+use bmdb::machine::heartbeat::{InstallationOutcome, ReceivedHeartbeat};
 use model::cluster::state::MemberReport;
 use model::ids::MachineId;
 use model::release_report::ReleaseReport as Release;

@@ -11,10 +11,10 @@ use std::time::Duration;
 use secrecy::{ExposeSecret as _, SecretSlice};
 
 use crate::callback::file_downloads::FileSource;
+use bmdb::cluster::sealed_snapshot::unseal_snapshot;
 use bmdb::connection::Bmdb;
-use bmdb::error::BmdbError;
-use bmdb::sealed_snapshot::unseal_snapshot;
-use bmdb::secret::{SecretError, SecretsKey};
+use bmdb::connection::error::BmdbError;
+use bmdb::fleet::secret::{SecretError, SecretsKey};
 use model::ids::MachineId;
 use model::role_declaration::Sha256;
 

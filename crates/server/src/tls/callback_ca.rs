@@ -21,7 +21,7 @@ use secrecy::{ExposeSecret as _, SecretSlice};
 
 use crate::error::ServerError;
 use bmdb::connection::Bmdb;
-use bmdb::secret::SecretsKey;
+use bmdb::fleet::secret::SecretsKey;
 
 /// Name under which the authority is sealed.
 pub const SECRET_NAME: &str = "agent-callback-ca";

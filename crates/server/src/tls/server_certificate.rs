@@ -22,7 +22,7 @@ use crate::tls::callback_ca::{CallbackCa, LeafCertificate};
 use crate::tls::certificate_rotation::{self, CertificateRotationInput};
 use crate::tls::server_config::ReloadableCertificate;
 use bmdb::connection::Bmdb;
-use bmdb::secret::SecretsKey;
+use bmdb::fleet::secret::SecretsKey;
 use model::time::Timestamp;
 
 const CERTIFICATE_FLAG: &str = "--agent_tls_certificate_path";

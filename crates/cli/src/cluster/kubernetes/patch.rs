@@ -4,7 +4,7 @@ use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 
 use crate::error::CliError;
-use bmdb::cluster_kubernetes::KubernetesPatch;
+use bmdb::cluster::kubernetes::desired::KubernetesPatch;
 use model::cluster::kubernetes::VolumeDriver;
 use proto::fleet::v1;
 

@@ -44,9 +44,9 @@ use crate::tls::server_certificate::{
 };
 use crate::tls::server_config::operator_server_config;
 use bmdb::connection::Bmdb;
+use bmdb::connection::read_pool::ReadPool;
+use bmdb::engine::session::{Session, Sessions};
 use bmdb::metrics::Metrics;
-use bmdb::read_pool::ReadPool;
-use bmdb::session::{Session, Sessions};
 use proto::fleet::DESCRIPTORS;
 
 /// Component of an API server's session.

@@ -27,9 +27,10 @@ use crate::api::listener::operator_acceptor::ApiPeer;
 use crate::api::listener::public_calls;
 use crate::api::listener::source_limits::{SourceLimiter, source_key};
 use crate::rate_limiter::CallRateLimiter;
-use bmdb::credential::{self, AccessCredential, PresentedToken};
-use bmdb::metrics::{ByCall, ByRpc, Metrics};
-use bmdb::read_pool::ReadPool;
+use bmdb::connection::read_pool::ReadPool;
+use bmdb::metrics::Metrics;
+use bmdb::metrics::labels::{ByCall, ByRpc};
+use bmdb::orders::credential::{self, AccessCredential, PresentedToken};
 use model::time::Rate;
 
 /// Most calls without a credential at once; one source may have a quarter of them.

@@ -8,7 +8,7 @@ use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
-use bmdb::approval::{ApprovalRecord, RPC, list_approvals};
+use bmdb::orders::approval::{ApprovalRecord, RPC, list_approvals};
 use model::two_person_rule::Principal;
 use proto::fleet::v1;
 use proto::fleet::v1::approvals_server::Approvals;

@@ -8,8 +8,8 @@ use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::{encode_optional_struct, encode_timestamp};
 use crate::api::pagination;
-use bmdb::audit::{self, AuditRecord};
-use bmdb::machine_lookup::machine_id;
+use bmdb::machine::lookup::machine_id;
+use bmdb::orders::audit::{self, AuditRecord};
 use proto::fleet::v1;
 use proto::fleet::v1::audit_server::Audit;
 
@@ -46,7 +46,7 @@ impl Audit for AuditService {
                 Box::pin(async move {
                     let after = match after {
                         Some(after) => after,
-                        None => (bmdb::inspect::database_now(tx).await?, Uuid::max()),
+                        None => (bmdb::connection::database_now(tx).await?, Uuid::max()),
                     };
                     audit::list_audit(tx, machine, after, size + 1).await
                 })

@@ -7,7 +7,7 @@ use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
-use bmdb::budget::read_budgets_and_brakes;
+use bmdb::orders::budget::read_budgets_and_brakes;
 use model::budget::{BrakeState, BudgetChange, BudgetKind, BudgetStatus};
 use model::process::UnknownName;
 use proto::fleet::v1;

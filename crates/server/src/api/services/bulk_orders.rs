@@ -12,8 +12,8 @@ use crate::api::services::order_fields::{
     parse_expiry_after, parse_expiry_at, parse_hold_scope, parse_label_order, parse_power_action,
     parse_priority_level,
 };
-use bmdb::bulk_orders::{MachineOutcome, MachineSelection, RPC};
-use bmdb::machine_order::MachineOrder;
+use bmdb::orders::bulk_orders::{MachineOutcome, MachineSelection, RPC};
+use bmdb::orders::machine_order::MachineOrder;
 use model::access::AccessRole;
 use model::power_order::PowerOrderKind;
 use proto::fleet::v1;

@@ -8,9 +8,10 @@ use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
 use crate::api::services::kubernetes_messages::{optional_line, parse_patch};
-use bmdb::cluster::order_target;
-use bmdb::cluster_kubernetes_user::{KubernetesUserRequest, list_kubernetes_users};
-use bmdb::cluster_upgrade::{NewUpgrade, UpgradeChange};
+use bmdb::cluster::kubernetes::user::{KubernetesUserRequest, list_kubernetes_users};
+use bmdb::cluster::lock::order_target;
+use bmdb::cluster::upgrade::NewUpgrade;
+use bmdb::cluster::upgrade::orders::UpgradeChange;
 use model::cluster::credential::{DEFAULT_LIFETIME, check_holder};
 use model::cluster::kubernetes::RotatableKeys;
 use model::cluster::kubernetes_user::{

@@ -10,10 +10,12 @@ use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_ex
 use crate::api::services::kubernetes_messages::{
     encode_kubernetes, encode_node_kubernetes, encode_upgrade, parse_patch,
 };
-use bmdb::cluster::{cluster_view, list_cluster_details, no_such_cluster, order_target};
-use bmdb::cluster_forecast::{ForecastResult, Hypothesis};
-use bmdb::cluster_restore::RestoreRequest;
-use bmdb::cluster_snapshot::list_cluster_snapshots;
+use bmdb::cluster::forecast::{ForecastResult, Hypothesis};
+use bmdb::cluster::lock::{no_such_cluster, order_target};
+use bmdb::cluster::reading::list_cluster_details;
+use bmdb::cluster::restore::RestoreRequest;
+use bmdb::cluster::snapshot::list_cluster_snapshots;
+use bmdb::cluster::view::cluster_view;
 use model::cluster::declaration::{DeclarationView, ServiceView};
 use model::cluster::forecast::{ASSUMPTIONS, Forecast};
 use model::cluster::snapshot::SnapshotView;

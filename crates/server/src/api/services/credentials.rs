@@ -11,8 +11,8 @@ use crate::api::convert;
 use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
 use crate::api::pagination;
 use crate::api::validate::single_line;
-use bmdb::credential::{self, MAX_LIFETIME, NewAccessCredential, check_credential_name};
-use bmdb::inspect;
+use bmdb::connection;
+use bmdb::orders::credential::{self, MAX_LIFETIME, NewAccessCredential, check_credential_name};
 use model::access::AccessScope;
 use model::time::Span;
 use proto::fleet::v1;
@@ -59,7 +59,7 @@ impl Credentials for CredentialsService {
                 Box::pin(async move {
                     Ok((
                         credential::list_credentials(tx, before, size + 1).await?,
-                        inspect::database_now(tx).await?,
+                        connection::database_now(tx).await?,
                     ))
                 })
             })

@@ -9,9 +9,10 @@ use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::{self, encode_timestamp};
 use crate::api::pagination;
-use bmdb::inspect::WorkCursor;
-use bmdb::statistics::read_statistics;
-use bmdb::{inspect, queues};
+use bmdb::connection;
+use bmdb::fleet::sessions::{self, WorkCursor};
+use bmdb::fleet::statistics::read_statistics;
+use bmdb::fleet::{brake, provider, queues};
 use model::process::Process;
 use proto::fleet::v1;
 use proto::fleet::v1::backoffs_server::Backoffs;
@@ -43,7 +44,7 @@ impl Sessions for FleetService {
         };
         let look = self.context.read_pool.read(move |tx| {
             Box::pin(async move {
-                Ok((inspect::list_sessions(tx, after, size + 1).await?, inspect::database_now(tx).await?))
+                Ok((sessions::list_sessions(tx, after, size + 1).await?, connection::database_now(tx).await?))
             })
         });
         let (mut sessions, now) = look.await.map_err(bmdb_status)?;
@@ -77,8 +78,8 @@ impl Work for FleetService {
             let after = after.clone();
             Box::pin(async move {
                 Ok((
-                    inspect::list_work(tx, after.as_ref(), size + 1).await?,
-                    inspect::database_now(tx).await?,
+                    sessions::list_work(tx, after.as_ref(), size + 1).await?,
+                    connection::database_now(tx).await?,
                 ))
             })
         });
@@ -119,7 +120,7 @@ impl Schedule for FleetService {
                 Box::pin(async move {
                     Ok((
                         queues::list_due(tx, process.as_str(), after, size + 1).await?,
-                        inspect::database_now(tx).await?,
+                        connection::database_now(tx).await?,
                     ))
                 })
             })
@@ -176,7 +177,7 @@ impl Backoffs for FleetService {
                 Box::pin(async move {
                     Ok((
                         queues::list_backoffs(tx, (machine, &process), size + 1).await?,
-                        inspect::database_now(tx).await?,
+                        connection::database_now(tx).await?,
                     ))
                 })
             })
@@ -215,9 +216,9 @@ impl Providers for FleetService {
             .read(|tx| {
                 Box::pin(async move {
                     Ok((
-                        inspect::list_providers(tx).await?,
-                        inspect::list_brakes(tx).await?,
-                        inspect::database_now(tx).await?,
+                        provider::list_providers(tx).await?,
+                        brake::list_brakes(tx).await?,
+                        connection::database_now(tx).await?,
                     ))
                 })
             })

@@ -6,7 +6,7 @@ use tonic::Status;
 
 use crate::api::convert::encode_timestamp;
 use crate::api::validate::single_line;
-use bmdb::cluster_kubernetes::KubernetesPatch;
+use bmdb::cluster::kubernetes::desired::KubernetesPatch;
 use model::cluster::kubernetes::{
     ComponentStatus, KubernetesKeyRotation, NodeKubernetes, ObjectConflict, VolumeDriver,
 };

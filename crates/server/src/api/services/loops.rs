@@ -9,7 +9,7 @@ use crate::api::convert::{encode_pause, encode_timestamp};
 use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
 use crate::api::services::order_fields::{parse_expiry_after, parse_expiry_at};
 use crate::api::validate::single_line;
-use bmdb::loop_pause::{NewPause, list_loops};
+use bmdb::orders::loop_pause::{NewPause, list_loops};
 use model::pause::{LoopKind, describe_target};
 use proto::fleet::v1;
 use proto::fleet::v1::loops_server::Loops;

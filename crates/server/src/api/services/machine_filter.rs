@@ -3,7 +3,7 @@
 use tonic::Status;
 
 use crate::api::api_error::invalid_argument;
-use bmdb::listing::Filter;
+use bmdb::fleet::listing::Filter;
 use model::label::LabelFilter;
 use model::phase::Phase;
 use proto::fleet::v1;

@@ -6,8 +6,8 @@ use tonic::Status;
 
 use crate::api::api_error::invalid_argument;
 use crate::api::convert::decode_timestamp;
-use bmdb::action::Expiry;
-use bmdb::machine_order::MachineOrder;
+use bmdb::orders::machine_order::MachineOrder;
+use bmdb::orders::order::Expiry;
 use model::facts::HoldScope;
 use model::label::{Labels, check_label_key, check_label_value};
 use model::power_order::PowerOrderKind;

@@ -8,7 +8,7 @@ use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
 use crate::api::validate::single_line;
-use bmdb::roll_out::{NewRollOut, RollOutChange, list_roll_outs, order_target};
+use bmdb::fleet::roll_out::{NewRollOut, RollOutChange, list_roll_outs, order_target};
 use model::roll_out_view::{RollOutMachineView, RollOutView};
 use proto::fleet::v1;
 use proto::fleet::v1::updates_server::Updates;

@@ -7,9 +7,10 @@ use tonic::Status;
 use crate::api::api_error::bmdb_status;
 use crate::api::context::ApiContext;
 use crate::api::convert::{self, encode_timestamp};
-use bmdb::inspect::{self, HistoryEntry, Tag};
-use bmdb::machine_lookup::machine_id;
-use bmdb::tags::list_tags;
+use bmdb::machine::history::{self, HistoryEntry};
+use bmdb::machine::lookup::machine_id;
+use bmdb::machine::tags::{self, Tag, list_tags};
+use bmdb::machine::view;
 use model::machine_view::{MachineName, MachineView};
 use model::phase::phase_of;
 use model::waits::{backoff_waits, postponement_waits};
@@ -29,8 +30,8 @@ pub async fn describe_machine(
         .read(move |tx| {
             let bmdb = bmdb.clone();
             Box::pin(async move {
-                let view = inspect::read_machine_view(&bmdb, tx, id).await?;
-                Ok((view, list_tags(tx, id).await?, inspect::list_history(tx, id, None, EVENT_LIMIT).await?))
+                let view = view::read_machine_view(&bmdb, tx, id).await?;
+                Ok((view, list_tags(tx, id).await?, history::list_history(tx, id, None, EVENT_LIMIT).await?))
             })
         })
         .await
@@ -58,7 +59,7 @@ fn encode_description(
 }
 
 fn encode_fact(tag: Tag) -> v1::Fact {
-    let column = |column: inspect::TagColumn| v1::FactColumn { name: column.name, r#type: column.kind };
+    let column = |column: tags::TagColumn| v1::FactColumn { name: column.name, r#type: column.kind };
     v1::Fact {
         table: tag.table,
         columns: tag.columns.into_iter().map(column).collect(),

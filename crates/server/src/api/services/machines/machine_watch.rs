@@ -35,9 +35,9 @@ use crate::api::closing_stream::{Close, ClosingStream, closing_stream};
 use crate::api::context::ApiContext;
 use crate::api::convert::{self, encode_timestamp};
 use crate::api::stream_end::{StreamEnd, is_transient, send_within, wait_for_credential_end};
-use bmdb::error::BmdbError;
-use bmdb::inspect;
-use bmdb::listing::{self, ChangesUntil, Filter, ListedMachine, MachineCursor, PageBudget};
+use bmdb::connection;
+use bmdb::connection::error::BmdbError;
+use bmdb::fleet::listing::{self, ChangesUntil, Filter, ListedMachine, MachineCursor, PageBudget};
 use model::time::{Timestamp, before};
 use proto::fleet::v1;
 use proto::fleet::v1::watch_machines_response::Event;
@@ -196,7 +196,7 @@ impl MachineWatch {
     /// Returns the time at which to resume. Rejects a token so old that starting again costs less, or that history may
     /// no longer cover.
     async fn check_resume_age(&self, resume: Timestamp) -> Result<Timestamp, StreamEnd> {
-        let now = self.read_with_retry(|tx| Box::pin(inspect::database_now(tx))).await?;
+        let now = self.read_with_retry(|tx| Box::pin(connection::database_now(tx))).await?;
         if resume < before(now, MAX_RESUME_AGE) {
             let text = format!(
                 "this watch ended more than {} minutes ago; start again, without a resume token",
@@ -221,7 +221,7 @@ impl MachineWatch {
                 let (filter, scope, from) = (filter.clone(), scope.clone(), from.clone());
                 Box::pin(async move {
                     let (now, enough) =
-                        (inspect::database_now(tx).await?, PageBudget::with_time_limit(MAX_EXAMINED));
+                        (connection::database_now(tx).await?, PageBudget::with_time_limit(MAX_EXAMINED));
                     Ok((
                         listing::list_machines(tx, &filter, &scope, from.as_ref(), PAGE_SIZE, enough).await?,
                         now,
@@ -259,7 +259,7 @@ impl MachineWatch {
         loop {
             let read = self.read_with_retry(move |tx| {
                 Box::pin(async move {
-                    let now = inspect::database_now(tx).await?;
+                    let now = connection::database_now(tx).await?;
                     listing::list_changed_machines(tx, (begin, now), MAX_HISTORY_LINES).await
                 })
             });

@@ -21,13 +21,16 @@ use crate::api::services::machine_filter::parse_filter;
 use crate::api::services::order_fields::{
     parse_expiry_after, parse_expiry_at, parse_hold_scope, parse_label_order, parse_priority_level,
 };
-use bmdb::action::{self, format_attribution};
-use bmdb::audit;
-use bmdb::inspect::{self, HistoryCursor};
-use bmdb::listing::{self, MachineCursor, PageBudget};
-use bmdb::machine_lookup::machine_id;
-use bmdb::machine_order::MachineOrder;
-use bmdb::tags::list_tags;
+use bmdb::connection;
+use bmdb::engine::schedule;
+use bmdb::fleet::listing::{self, MachineCursor, PageBudget};
+use bmdb::machine::history::{self, HistoryCursor};
+use bmdb::machine::lookup::machine_id;
+use bmdb::machine::tags::list_tags;
+use bmdb::machine::view;
+use bmdb::orders::machine_decision;
+use bmdb::orders::machine_order::MachineOrder;
+use bmdb::orders::order::format_attribution;
 use model::machine_view::{MachineName, MachineView};
 use model::phase::phase_of;
 use model::waits::{backoff_waits, postponement_waits};
@@ -74,7 +77,7 @@ impl Machines for MachinesService {
             .read(move |tx| {
                 let (filter, scope, after) = (filter.clone(), scope.clone(), after.clone());
                 Box::pin(async move {
-                    let now = inspect::database_now(tx).await?;
+                    let now = connection::database_now(tx).await?;
                     let page = listing::list_machines(
                         tx,
                         &filter,
@@ -109,8 +112,8 @@ impl Machines for MachinesService {
             .read(move |tx| {
                 let bmdb = bmdb.clone();
                 Box::pin(async move {
-                    let view = inspect::read_machine_view(&bmdb, tx, id).await?;
-                    Ok((view, audit::read_machine_version(tx, id).await?, list_tags(tx, id).await?))
+                    let view = view::read_machine_view(&bmdb, tx, id).await?;
+                    Ok((view, schedule::read_machine_version(tx, id).await?, list_tags(tx, id).await?))
                 })
             })
             .await
@@ -166,7 +169,7 @@ impl Machines for MachinesService {
         let mut events = self
             .context
             .read_pool
-            .read(move |tx| Box::pin(async move { inspect::list_history(tx, id, after, limit + 1).await }))
+            .read(move |tx| Box::pin(async move { history::list_history(tx, id, after, limit + 1).await }))
             .await
             .map_err(bmdb_status)?;
         let more = pagination::drop_surplus(&mut events, limit);
@@ -203,7 +206,7 @@ impl Machines for MachinesService {
         let order = IncomingOrder { rpc: HOLD, request: body, order: body.order.as_ref() };
         let (who, reason) = actor_and_reason(&request, body.order.as_ref())?;
         execute_order(&self.context, &request, &body.machine, order, move |snapshot| {
-            action::hold_machine(snapshot, scope, &reason, &who, until)
+            machine_decision::hold_machine(snapshot, scope, &reason, &who, until)
         })
         .await
     }
@@ -218,7 +221,7 @@ impl Machines for MachinesService {
         let (who, reason) = actor_and_reason(&request, body.order.as_ref())?;
         let by = format_attribution(&who, Some(&reason));
         execute_order(&self.context, &request, &body.machine, order, move |snapshot| {
-            action::release_machine(&snapshot.facts, quarantine, &by)
+            machine_decision::release_machine(&snapshot.facts, quarantine, &by)
         })
         .await
     }
@@ -229,7 +232,7 @@ impl Machines for MachinesService {
         let (who, reason) = actor_and_reason(&request, body.order.as_ref())?;
         let by = format_attribution(&who, Some(&reason));
         execute_order(&self.context, &request, &body.machine, order, move |snapshot| {
-            action::retry_machine(&snapshot.facts, &by)
+            machine_decision::retry_machine(&snapshot.facts, &by)
         })
         .await
     }
@@ -286,7 +289,7 @@ impl Machines for MachinesService {
         let dry_run = order.dry_run;
         let meant = (
             name.short_name(),
-            action::trim_fingerprint(&body.fingerprint).to_owned(),
+            machine_decision::trim_fingerprint(&body.fingerprint).to_owned(),
             format_attribution(&who, Some(&reason)),
         );
         let carried =
@@ -349,7 +352,7 @@ impl MachinesService {
             .read_pool
             .read(move |tx| {
                 let bmdb = bmdb.clone();
-                Box::pin(async move { inspect::read_machine_view(&bmdb, tx, id).await })
+                Box::pin(async move { view::read_machine_view(&bmdb, tx, id).await })
             })
             .await
             .map_err(bmdb_status)

@@ -6,12 +6,11 @@ use crate::api::api_error::bmdb_status;
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::incoming_order::{IncomingOrder, encode_order_response};
-use bmdb::action::OrderOutcome;
-use bmdb::facts::MachineSnapshot;
-use bmdb::machine_lookup::machine_id;
-use bmdb::machine_order::MachineOrder;
-use bmdb::retirement::OrderRejection;
-use bmdb::work::Decision;
+use bmdb::engine::change_machine::Decision;
+use bmdb::engine::facts::MachineSnapshot;
+use bmdb::machine::lookup::machine_id;
+use bmdb::orders::machine_order::MachineOrder;
+use bmdb::orders::order::{OrderOutcome, OrderRejection};
 use model::machine_view::MachineName;
 use proto::fleet::v1;
 

@@ -7,8 +7,8 @@ use crate::api::context::ApiContext;
 use crate::api::incoming_order::IncomingOrder;
 use crate::api::services::machines::order_execution::{OrderReply, actor_and_reason, try_execute_on_machine};
 use crate::api::services::order_fields::parse_power_action;
-use bmdb::action::format_attribution;
-use bmdb::power_order;
+use bmdb::orders::order::format_attribution;
+use bmdb::orders::power_order;
 use model::power_order::PowerOrderKind;
 use proto::fleet::v1;
 

@@ -7,9 +7,9 @@ use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::incoming_order::IncomingOrder;
 use crate::api::services::machines::order_execution::{OrderReply, actor_and_reason, try_execute_on_machine};
-use bmdb::action::format_attribution;
-use bmdb::facts::MachineSnapshot;
-use bmdb::retirement;
+use bmdb::engine::facts::MachineSnapshot;
+use bmdb::orders::order::format_attribution;
+use bmdb::orders::retirement;
 use model::retirement::{RetirementStage, check_confirmation};
 use proto::fleet::v1;
 

@@ -1,0 +1,83 @@
+//! Machines that can be chosen for a cluster.
+//!
+//! Candidates are healthy machines that are in no cluster and that no operator has other plans for.
+
+use serde_json::Value;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext as _};
+use crate::machine::traits::hardware_from_columns;
+use model::cluster::selector::{MachineTraits, Selector};
+use model::cluster::state::CandidateMachine;
+use model::ids::MachineId;
+
+/// Machines that one statement reads.
+const PAGE_SIZE: i64 = 1_000;
+
+/// A page of machines that can be chosen.
+struct CandidatePage {
+    /// Machines that match the selector.
+    candidates: Vec<CandidateMachine>,
+    /// Id of the last machine of the page; `None` if no more follow.
+    next: Option<Uuid>,
+}
+
+impl Bmdb {
+    /// All machines that can be chosen for a cluster with this selector.
+    pub async fn cluster_candidates(&self, selector: &Selector) -> Result<Vec<CandidateMachine>, BmdbError> {
+        let (mut found, mut after) = (Vec::new(), Uuid::nil());
+        loop {
+            let selector = selector.clone();
+            let read = self.transact("looking for machines for a cluster", move |tx| {
+                let selector = selector.clone();
+                Box::pin(async move { read_candidate_page(tx, &selector, after, PAGE_SIZE).await })
+            });
+            let read = read.await?;
+            found.extend(read.candidates);
+            match read.next {
+                Some(last) => after = last,
+                None => return Ok(found),
+            }
+        }
+    }
+}
+
+/// Whether this machine can be chosen.
+pub(crate) async fn is_candidate(
+    tx: &mut PgConnection,
+    selector: &Selector,
+    machine: Uuid,
+) -> Result<bool, BmdbError> {
+    let before = Uuid::from_u128(machine.as_u128().saturating_sub(1));
+    let found = read_candidate_page(tx, selector, before, 1).await?.candidates;
+    Ok(found.iter().any(|candidate| candidate.machine.0 == machine))
+}
+
+async fn read_candidate_page(
+    tx: &mut PgConnection,
+    selector: &Selector,
+    after: Uuid,
+    most: i64,
+) -> Result<CandidatePage, BmdbError> {
+    let rows = sqlx::query_file!("../../sql/cluster/list_candidates.sql", after, most)
+        .fetch_all(tx)
+        .await
+        .context("looking for machines for a cluster")?;
+    let next =
+        rows.last().map(|row| row.machine_id).filter(|_| i64::try_from(rows.len()).unwrap_or(most) == most);
+    let labels = |labels: Option<Value>| labels.and_then(|labels| serde_json::from_value(labels).ok());
+    let fits = rows.into_iter().filter_map(|row| {
+        let traits = MachineTraits {
+            provider: row.provider,
+            location: row.location.clone(),
+            hardware: hardware_from_columns(row.manufacturer, row.product, row.memory_bytes, row.cpu_threads),
+            labels: labels(row.labels).unwrap_or_default(),
+        };
+        let (machine, name) = (MachineId(row.machine_id), row.provider_id);
+        let candidate = CandidateMachine { machine, name, location: row.location };
+        selector.matches(&traits).then_some(candidate)
+    });
+    Ok(CandidatePage { candidates: fits.collect(), next })
+}

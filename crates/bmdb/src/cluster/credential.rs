@@ -1,0 +1,358 @@
+//! Client certificates of people for a cluster's curators: request, record, revoke.
+//!
+//! No private key is ever stored here, and a certificate is no secret: a reader can do nothing with it. An order only
+//! records a request; the holder of the cluster's lease has the curators sign or revoke the certificate.
+
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::cluster::lock::{lock_cluster, no_such_cluster};
+use crate::cluster::reading::list_clusters;
+use crate::connection::error::{BmdbError, order_rejected};
+use crate::connection::{Bmdb, DbContext as _, database_now};
+#[cfg(feature = "sealing")]
+use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
+use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use model::cluster::credential::{
+    ClusterCredential, ClusterCredentialView, IssuedCertificate, MAX_CREDENTIALS, check_holder,
+    check_lifetime, credential_state, credential_view, credentials_to_delete,
+};
+use model::cluster::state::ClusterIdentity;
+use model::time::{Span, Timestamp};
+
+const OPERATION: &str = "reading certificates for a cluster";
+const REQUESTING: &str = "asking for a certificate for a cluster";
+const REVOKING: &str = "ending a certificate for a cluster";
+
+/// A request for a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterCredentialRequest {
+    /// Raw Ed25519 public key to certify.
+    pub public_key: [u8; 32],
+    /// The person it is issued to.
+    pub holder: String,
+    /// How long it is valid, from its signature on.
+    pub lifetime: Span,
+}
+
+/// Certificates of a cluster, and the cluster's identity.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClusterCredentials {
+    /// The certificates, newest first.
+    pub credentials: Vec<ClusterCredentialView>,
+    /// The cluster's identity; `None` until it is founded.
+    pub founded: Option<ClusterIdentity>,
+    /// The database's clock when they were read.
+    pub at: Timestamp,
+}
+
+async fn read_credentials(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<ClusterCredential>, BmdbError> {
+    let rows = sqlx::query_file!("../../sql/cluster/list_credentials.sql", cluster)
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)?;
+    let read = rows.into_iter().map(|row| {
+        let issued = match (row.certificate, row.serial, row.expires_at) {
+            (Some(certificate), Some(serial), Some(expires_at)) => {
+                Some(IssuedCertificate { certificate, serial, expires_at })
+            }
+            _ => None,
+        };
+        Ok(ClusterCredential {
+            id: row.credential_id,
+            public_key: row
+                .public_key
+                .try_into()
+                .map_err(|_| BmdbError::Corrupt("a key of a certificate that has not 32 bytes".to_owned()))?,
+            holder: row.holder,
+            lifetime: Span::seconds(row.lifetime_seconds.try_into().unwrap_or(0)),
+            requested_at: row.requested_at,
+            requested_by: row.requested_by,
+            issued,
+            rejection: row.refused,
+            revoked_by: row.revocation_requested_by,
+            revoked_at: row.revoked_at,
+        })
+    });
+    read.collect()
+}
+
+/// The certificates of the cluster of that name.
+pub async fn list_cluster_credentials(
+    tx: &mut PgConnection,
+    name: &str,
+) -> Result<ClusterCredentials, BmdbError> {
+    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    let found = read_credentials(tx, cluster.id).await?;
+    let at = database_now(tx).await?;
+    let credentials = found.iter().map(|credential| credential_view(credential, at)).collect();
+    Ok(ClusterCredentials { credentials, founded: cluster.founded, at })
+}
+
+/// Deletes all certificates of a cluster that is about to be deleted: nobody would accept them any more.
+#[cfg(feature = "sealing")]
+pub(crate) async fn delete_cluster_credentials(
+    tx: &mut PgConnection,
+    cluster: Uuid,
+) -> Result<(), BmdbError> {
+    sqlx::query_file!("../../sql/cluster/delete_credentials.sql", cluster)
+        .execute(tx)
+        .await
+        .context("forgetting the certificates for a cluster")?;
+    Ok(())
+}
+
+/// Queues every revocation again, so that the curators receive all of them.
+#[cfg(feature = "sealing")]
+pub(crate) async fn requeue_revocations(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
+    sqlx::query_file!("../../sql/cluster/requeue_revocations.sql", cluster)
+        .execute(tx)
+        .await
+        .context(REVOKING)?;
+    Ok(())
+}
+
+impl Bmdb {
+    /// Requests that a person's key be certified soon.
+    pub async fn request_cluster_credential(
+        &self,
+        order: Order,
+        name: String,
+        new: ClusterCredentialRequest,
+    ) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction(REQUESTING, move |tx| {
+                let (order, name, new) = (order.clone(), name.clone(), new.clone());
+                Box::pin(async move { request_credential_in_tx(tx, &order, &name, &new).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, None).await
+    }
+
+    /// Requests that the curators reject a certificate soon.
+    pub async fn revoke_cluster_credential(
+        &self,
+        order: Order,
+        name: String,
+        credential: String,
+    ) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction(REVOKING, move |tx| {
+                let (order, name, credential) = (order.clone(), name.clone(), credential.clone());
+                Box::pin(async move { revoke_cluster_credential_in_tx(tx, &order, &name, &credential).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, None).await
+    }
+
+    /// The certificates of a cluster, and the database's clock when they were read.
+    #[cfg(feature = "sealing")]
+    pub async fn cluster_credentials(
+        &self,
+        cluster: Uuid,
+    ) -> Result<(Vec<ClusterCredential>, Timestamp), BmdbError> {
+        self.transact_read_only(move |tx| {
+            Box::pin(async move { Ok((read_credentials(tx, cluster).await?, database_now(tx).await?)) })
+        })
+        .await
+    }
+
+    /// Records the certificate that the curators signed.
+    #[cfg(feature = "sealing")]
+    pub async fn record_cluster_credential_issued(
+        &self,
+        lease: &NamedLease,
+        credential: Uuid,
+        issued: IssuedCertificate,
+    ) -> Result<(), BmdbError> {
+        let (lease, doing) = (lease.clone(), "keeping a certificate for a cluster");
+        self.transact(doing, move |tx| {
+            let (lease, issued) = (lease.clone(), issued.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                let IssuedCertificate { certificate, serial, expires_at } = issued;
+                sqlx::query_file!(
+                    "../../sql/cluster/record_credential_issued.sql",
+                    credential,
+                    certificate,
+                    serial,
+                    expires_at
+                )
+                .execute(tx)
+                .await
+                .context(doing)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Records that the curators do not sign it, and why.
+    #[cfg(feature = "sealing")]
+    pub async fn record_cluster_credential_rejected(
+        &self,
+        lease: &NamedLease,
+        credential: Uuid,
+        text: &str,
+    ) -> Result<(), BmdbError> {
+        let (lease, text, doing) =
+            (lease.clone(), text.to_owned(), "writing down that no certificate is signed");
+        self.transact(doing, move |tx| {
+            let (lease, text) = (lease.clone(), text.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("../../sql/cluster/record_credential_rejected.sql", credential, text)
+                    .execute(tx)
+                    .await
+                    .context(doing)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Records that the curators reject the certificate now.
+    #[cfg(feature = "sealing")]
+    pub async fn record_cluster_credential_revoked(
+        &self,
+        lease: &NamedLease,
+        credential: Uuid,
+    ) -> Result<(), BmdbError> {
+        let (lease, doing) = (lease.clone(), "writing down that a certificate is refused");
+        self.transact(doing, move |tx| {
+            let lease = lease.clone();
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("../../sql/cluster/record_credential_revoked.sql", credential)
+                    .execute(tx)
+                    .await
+                    .context(doing)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+}
+
+async fn request_credential_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+    new: &ClusterCredentialRequest,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    check_holder(&new.holder).map_err(|reason| order_rejected("NO_HOLDER", reason))?;
+    check_lifetime(new.lifetime).map_err(|reason| order_rejected("NO_LIFETIME", reason))?;
+    let (cluster, _) = lock_cluster(tx, name).await?;
+    let known = read_credentials(tx, cluster).await?;
+    if let Some(known) = known.iter().find(|known| known.public_key == new.public_key) {
+        let text = format!(
+            "certificate {} was requested with the same key; make another key for another certificate",
+            known.id
+        );
+        return Err(order_rejected("KEY_IN_USE", text));
+    }
+    let old = credentials_to_delete(&known, database_now(tx).await?);
+    if known.len() - old.len() >= MAX_CREDENTIALS {
+        let text = format!(
+            "the cluster {name} has {MAX_CREDENTIALS} certificates that are not forgotten yet, and can have no more; each is \
+             forgotten a day after its end"
+        );
+        return Err(order_rejected("TOO_MANY_CREDENTIALS", text));
+    }
+    begin_dry_run(tx, order).await?;
+    if !old.is_empty() {
+        sqlx::query_file!("../../sql/cluster/delete_credentials_by_id.sql", &old)
+            .execute(&mut *tx)
+            .await
+            .context(REQUESTING)?;
+    }
+    let id = Uuid::now_v7();
+    sqlx::query_file!(
+        "../../sql/cluster/insert_credential.sql",
+        id,
+        cluster,
+        new.public_key.as_slice(),
+        new.holder,
+        i64::try_from(new.lifetime.0.as_secs()).unwrap_or(i64::MAX),
+        order.actor.name
+    )
+    .execute(&mut *tx)
+    .await
+    .context(REQUESTING)?;
+    end_dry_run(tx, order).await?;
+    let text = format!(
+        "has a certificate for {} signed as soon as its curators answer, good for {}; see it with: shepherdctl \
+         cluster credentials get {name}",
+        new.holder, new.lifetime
+    );
+    let after = json!({
+        "credential": id, "holder": new.holder, "public_key": hex::encode(new.public_key), "lifetime": new.lifetime,
+    });
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
+}
+
+async fn revoke_cluster_credential_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+    credential: &str,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    let (cluster, _) = lock_cluster(tx, name).await?;
+    let now = database_now(tx).await?;
+    let known = read_credentials(tx, cluster).await?;
+    let id: Option<Uuid> = credential.parse().ok();
+    let Some(found) = known.iter().find(|known| Some(known.id) == id) else {
+        let text = format!(
+            "the cluster {name} has no certificate {credential:?}; see which there are with: shepherdctl cluster \
+             credentials get {name}"
+        );
+        return Err(order_rejected("NO_SUCH_CREDENTIAL", text));
+    };
+    let before = audit_json(found, now);
+    let is = credential_state(found, now);
+    if !matches!(is, "requested" | "valid") {
+        let text = format!("has nothing to end: the certificate {credential} of {} is {is}", found.holder);
+        let same = Some(before);
+        return record_audit(
+            tx,
+            order,
+            None,
+            OrderOutcome { changed: false, message: text },
+            same.clone(),
+            same,
+        )
+        .await;
+    }
+    begin_dry_run(tx, order).await?;
+    sqlx::query_file!("../../sql/cluster/request_credential_revocation.sql", found.id, order.actor.name)
+        .execute(&mut *tx)
+        .await
+        .context(REVOKING)?;
+    end_dry_run(tx, order).await?;
+    let text = format!(
+        "refuses the certificate {credential} of {} once its curators have received the revocation",
+        found.holder
+    );
+    let ended = ClusterCredential { revoked_by: Some(order.actor.name.clone()), ..found.clone() };
+    let after = audit_json(&ended, now);
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, Some(before), Some(after))
+        .await
+}
+
+/// A certificate as the audit stores it.
+fn audit_json(credential: &ClusterCredential, now: Timestamp) -> Value {
+    json!({
+        "credential": credential.id, "holder": credential.holder,
+        "public_key": hex::encode(credential.public_key), "state": credential_state(credential, now),
+    })
+}

@@ -1,0 +1,243 @@
+//! Operator-declared roles of a cluster: declare, withdraw, list.
+//!
+//! A declaration is checked before it is stored, and stored in the encoding that the curators receive. The holder of
+//! the cluster's lease sends it to them. A withdrawn role stays until no curator has it any more. A declaration is no
+//! secret: everybody who may read clusters may read it, and so may everybody who reads the database.
+
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::cluster::lock::lock_cluster;
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext as _};
+use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
+use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use model::cluster::declaration::{
+    DeclarationView, MAX_DECLARED_ROLES, check_declaration_size, declaration_digest, encode_declaration,
+};
+use model::role_declaration::RoleDeclaration;
+
+const OPERATION: &str = "reading declarations";
+
+/// Declared roles of a cluster, in order of their names.
+pub(crate) async fn list_declarations(
+    tx: &mut PgConnection,
+    cluster: Uuid,
+) -> Result<Vec<DeclarationView>, BmdbError> {
+    let rows = sqlx::query_file!("../../sql/cluster/list_declarations.sql", cluster)
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)?;
+    Ok(rows
+        .into_iter()
+        .map(|row| DeclarationView {
+            role: row.role,
+            services: serde_json::from_value(row.services).unwrap_or_default(),
+            digest: hex::encode(row.digest),
+            declared_at: row.declared_at,
+            declared_by: row.declared_by,
+            withdrawn: row.withdrawn_at.is_some(),
+        })
+        .collect())
+}
+
+impl Bmdb {
+    /// Declares a role to a cluster, or replaces its declaration.
+    pub async fn declare_cluster_role(
+        &self,
+        order: Order,
+        name: String,
+        declaration: RoleDeclaration,
+    ) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction("declaring a role", move |tx| {
+                let (order, name, declaration) = (order.clone(), name.clone(), declaration.clone());
+                Box::pin(async move { declare_role_in_tx(tx, &order, &name, &declaration).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, None).await
+    }
+
+    /// Withdraws a declaration, so that no worker has the role any more.
+    pub async fn undeclare_cluster_role(
+        &self,
+        order: Order,
+        name: String,
+        role: String,
+    ) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction("withdrawing a role", move |tx| {
+                let (order, name, role) = (order.clone(), name.clone(), role.clone());
+                Box::pin(async move { undeclare_role_in_tx(tx, &order, &name, &role).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, None).await
+    }
+
+    /// A declaration as it is sent to the curators; `None` if it is withdrawn.
+    pub async fn encoded_declaration(&self, cluster: Uuid, role: &str) -> Result<Option<Vec<u8>>, BmdbError> {
+        let role = role.to_owned();
+        self.statement(OPERATION, move |pool| {
+            let role = role.clone();
+            Box::pin(async move {
+                sqlx::query_file_scalar!("../../sql/cluster/read_declaration.sql", cluster, role)
+                    .fetch_optional(pool)
+                    .await
+            })
+        })
+        .await
+    }
+
+    /// Deletes a withdrawn role.
+    pub async fn delete_declaration(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        role: &str,
+    ) -> Result<(), BmdbError> {
+        let (lease, role, doing) = (lease.clone(), role.to_owned(), "forgetting a role");
+        self.transact(doing, move |tx| {
+            let (lease, role) = (lease.clone(), role.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("../../sql/cluster/delete_withdrawn_declaration.sql", cluster, role)
+                    .execute(tx)
+                    .await
+                    .context(doing)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+}
+
+async fn declare_role_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+    declaration: &RoleDeclaration,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    check_declaration_size(declaration.to_wire())
+        .map_err(|reason| BmdbError::OrderRejected { reason: "DECLARATION_TOO_LARGE", message: reason })?;
+    let (id, spec) = lock_cluster(tx, name).await?;
+    let role = declaration.role().to_string();
+    let known = list_declarations(tx, id).await?;
+    let before = known.iter().find(|known| known.role == role && !known.withdrawn);
+    let digest = declaration_digest(declaration.to_wire());
+    if before.is_some_and(|before| before.digest == hex::encode(digest)) {
+        let text = format!("declares {role} so already; nothing was changed");
+        let same = before.map(audit_json);
+        return record_audit(
+            tx,
+            order,
+            None,
+            OrderOutcome { changed: false, message: text },
+            same.clone(),
+            same,
+        )
+        .await;
+    }
+    if before.is_none() && known.len() >= MAX_DECLARED_ROLES {
+        let text =
+            format!("the cluster {name} has {MAX_DECLARED_ROLES} roles declared, and can have no more");
+        return Err(BmdbError::OrderRejected { reason: "TOO_MANY_ROLES", message: text });
+    }
+    begin_dry_run(tx, order).await?;
+    let services: Vec<&str> = declaration.in_start_order().map(|service| service.name.as_str()).collect();
+    let encoded = encode_declaration(declaration.to_wire());
+    let kept = digest.as_slice();
+    let by = &order.actor.name;
+    sqlx::query_file!(
+        "../../sql/cluster/upsert_declaration.sql",
+        id,
+        role,
+        encoded,
+        kept,
+        json!(services),
+        by
+    )
+    .execute(&mut *tx)
+    .await
+    .context("declaring a role")?;
+    sqlx::query_file!("../../sql/cluster/increment_version.sql", id)
+        .execute(&mut *tx)
+        .await
+        .context("declaring a role")?;
+    end_dry_run(tx, order).await?;
+    let next = if spec.roles.contains(&role) {
+        format!(
+            "its workers act on the declaration once its curators have received it; watch the workers with: \
+             shepherdctl cluster describe {name}"
+        )
+    } else {
+        format!("have its workers run it with: shepherdctl cluster roles {name} --add_role {role}")
+    };
+    let output = format!("declares {role}, which runs {}; {next}", services.join(", "));
+    let after = json!({ "cluster": name, "role": role, "services": services, "digest": hex::encode(digest) });
+    record_audit(
+        tx,
+        order,
+        None,
+        OrderOutcome { changed: true, message: output },
+        before.map(audit_json),
+        Some(after),
+    )
+    .await
+}
+
+async fn undeclare_role_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+    role: &str,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    let (id, spec) = lock_cluster(tx, name).await?;
+    if spec.roles.contains(role) {
+        let text = format!(
+            "role {role} was not withdrawn: the workers of cluster {name} are to have it; take it first with: \
+             shepherdctl cluster roles {name} --remove_role {role}"
+        );
+        return Err(BmdbError::OrderRejected { reason: "ROLE_IN_USE", message: text });
+    }
+    let known = list_declarations(tx, id).await?;
+    let Some(before) = known.iter().find(|known| known.role == role && !known.withdrawn) else {
+        let text = format!("declares no role {role:?}; nothing was changed");
+        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
+            .await;
+    };
+    begin_dry_run(tx, order).await?;
+    sqlx::query_file_scalar!("../../sql/cluster/withdraw_declaration.sql", id, role)
+        .fetch_optional(&mut *tx)
+        .await
+        .context("withdrawing a role")?;
+    sqlx::query_file!("../../sql/cluster/increment_version.sql", id)
+        .execute(&mut *tx)
+        .await
+        .context("withdrawing a role")?;
+    end_dry_run(tx, order).await?;
+    let text = format!("declares {role} no more; its curators forget it once no node has it");
+    record_audit(
+        tx,
+        order,
+        None,
+        OrderOutcome { changed: true, message: text },
+        Some(audit_json(before)),
+        None,
+    )
+    .await
+}
+
+/// A declaration as the audit stores it: its text may be long, and the digest distinguishes it from every other one.
+fn audit_json(declared: &DeclarationView) -> Value {
+    json!({ "role": declared.role, "services": declared.services, "digest": declared.digest })
+}

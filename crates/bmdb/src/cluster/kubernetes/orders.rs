@@ -1,0 +1,254 @@
+//! Orders about a cluster's Kubernetes: set, remove, rotate keys; and their completion under the cluster's lease.
+
+use serde_json::json;
+use sqlx::PgConnection;
+#[cfg(feature = "sealing")]
+use uuid::Uuid;
+
+use crate::cluster::kubernetes::desired::{
+    KubernetesPatch, kubernetes_audit_json, resolve_desired, store_desired,
+};
+use crate::cluster::kubernetes::{read_kubernetes, require_kubernetes};
+use crate::cluster::lock::lock_cluster;
+use crate::cluster::upgrade::read_active_upgrade;
+use crate::connection::error::{BmdbError, order_rejected};
+use crate::connection::{Bmdb, DbContext as _};
+#[cfg(feature = "sealing")]
+use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
+use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use model::cluster::kubernetes::RotatableKeys;
+
+const SETTING: &str = "saying what a cluster is to run of Kubernetes";
+
+impl Bmdb {
+    /// Gives a cluster Kubernetes, or changes its specification.
+    pub async fn set_kubernetes(
+        &self,
+        order: Order,
+        name: String,
+        wish: KubernetesPatch,
+    ) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction(SETTING, move |tx| {
+                let (order, name, wish) = (order.clone(), name.clone(), wish.clone());
+                Box::pin(async move { set_kubernetes_in_tx(tx, &order, &name, &wish).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, None).await
+    }
+
+    /// Requests the removal of Kubernetes from a cluster.
+    pub async fn remove_kubernetes(&self, order: Order, name: String) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction("taking Kubernetes from a cluster", move |tx| {
+                let (order, name) = (order.clone(), name.clone());
+                Box::pin(async move { remove_kubernetes_in_tx(tx, &order, &name).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, None).await
+    }
+
+    /// Requests that certificates or keys of a cluster's Kubernetes be replaced.
+    pub async fn rotate_kubernetes_keys(
+        &self,
+        order: Order,
+        name: String,
+        keys: RotatableKeys,
+    ) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction("having keys of Kubernetes replaced", move |tx| {
+                let (order, name) = (order.clone(), name.clone());
+                Box::pin(async move { rotate_keys_in_tx(tx, &order, &name, keys).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, None).await
+    }
+
+    /// Records that the curators received the request to rotate these keys.
+    #[cfg(feature = "sealing")]
+    pub async fn record_rotation_started(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        keys: RotatableKeys,
+    ) -> Result<(), BmdbError> {
+        let (lease, doing) = (lease.clone(), "writing down that keys of Kubernetes are replaced");
+        self.transact(doing, move |tx| {
+            let lease = lease.clone();
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("../../sql/kubernetes/remove_rotation_request.sql", cluster, keys.as_str())
+                    .execute(tx)
+                    .await
+                    .context(doing)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Deletes Kubernetes that no curator has any more.
+    #[cfg(feature = "sealing")]
+    pub async fn delete_kubernetes(&self, lease: &NamedLease, cluster: Uuid) -> Result<(), BmdbError> {
+        let (lease, doing) = (lease.clone(), "forgetting Kubernetes of a cluster");
+        self.transact(doing, move |tx| {
+            let lease = lease.clone();
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("../../sql/kubernetes/delete_removed.sql", cluster)
+                    .execute(tx)
+                    .await
+                    .context(doing)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+}
+
+async fn set_kubernetes_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+    wish: &KubernetesPatch,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    let (id, _) = lock_cluster(tx, name).await?;
+    let before = read_kubernetes(tx, id).await?;
+    if let Some(by) = before.as_ref().and_then(|before| before.removing_by.as_ref()) {
+        let text = format!(
+            "Kubernetes of the cluster {name} is being removed, as {by} ordered; set it again when it is gone \
+             (shepherdctl cluster describe {name})"
+        );
+        return Err(order_rejected("KUBERNETES_GOES", text));
+    }
+    let before = before.map(|before| before.desired.spec);
+    let wanted = resolve_desired(tx, name, before.as_ref(), wish).await?;
+    let was = before.as_ref().map(kubernetes_audit_json);
+    if before.as_ref() == Some(&wanted) {
+        let text = "is so already; nothing was changed".to_owned();
+        return record_audit(
+            tx,
+            order,
+            None,
+            OrderOutcome { changed: false, message: text },
+            was.clone(),
+            was,
+        )
+        .await;
+    }
+    begin_dry_run(tx, order).await?;
+    store_desired(tx, id, &wanted, &order.actor.name).await?;
+    end_dry_run(tx, order).await?;
+    let add_ons = match wanted.add_ons.len() {
+        0 => "no add-ons".to_owned(),
+        _ => format!("the add-ons {}", wanted.add_ons.keys().cloned().collect::<Vec<_>>().join(", ")),
+    };
+    let text = format!(
+        "is to run Kubernetes {} with {add_ons}; watch it with: shepherdctl cluster describe {name}",
+        wanted.version
+    );
+    record_audit(
+        tx,
+        order,
+        None,
+        OrderOutcome { changed: true, message: text },
+        was,
+        Some(kubernetes_audit_json(&wanted)),
+    )
+    .await
+}
+
+async fn remove_kubernetes_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    let (id, _) = lock_cluster(tx, name).await?;
+    let before = read_kubernetes(tx, id).await?;
+    let nothing = match &before {
+        None => Some("has no Kubernetes; nothing was changed".to_owned()),
+        Some(before) => before
+            .removing_by
+            .as_ref()
+            .map(|by| format!("loses its Kubernetes already, as {by} ordered; nothing was changed")),
+    };
+    let (Some(before), None) = (before, &nothing) else {
+        let text = nothing.unwrap_or_default();
+        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
+            .await;
+    };
+    if let Some(upgrade) = read_active_upgrade(tx, id).await? {
+        return Err(order_rejected("UPGRADING", upgrade.conflict_message(name)));
+    }
+    begin_dry_run(tx, order).await?;
+    sqlx::query_file!("../../sql/kubernetes/mark_removing.sql", id, order.actor.name)
+        .execute(&mut *tx)
+        .await
+        .context(SETTING)?;
+    sqlx::query_file!("../../sql/cluster/increment_version.sql", id)
+        .execute(&mut *tx)
+        .await
+        .context(SETTING)?;
+    end_dry_run(tx, order).await?;
+    let text = "loses its Kubernetes: its workers stop pods, then its controllers end, and its authorities are forgotten; what \
+                Kubernetes kept in etcd stays there"
+        .to_owned();
+    let was = Some(kubernetes_audit_json(&before.desired.spec));
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, was, None).await
+}
+
+async fn rotate_keys_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+    keys: RotatableKeys,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    let (id, _) = lock_cluster(tx, name).await?;
+    let line = require_kubernetes(tx, id, name).await?;
+    let what = keys.as_str();
+    let under_way =
+        line.observed.iter().flat_map(|known| &known.rotations).any(|rotation| rotation.keys == what);
+    if under_way || line.desired.pending_rotations.contains(&keys) {
+        let text = format!("has {what} of Kubernetes replaced already; nothing was changed");
+        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
+            .await;
+    }
+    begin_dry_run(tx, order).await?;
+    let mut requests: Vec<&str> = line.desired.pending_rotations.iter().map(|keys| keys.as_str()).collect();
+    requests.push(what);
+    sqlx::query_file!("../../sql/kubernetes/set_rotation_requests.sql", id, json!(requests))
+        .execute(&mut *tx)
+        .await
+        .context(SETTING)?;
+    sqlx::query_file!("../../sql/cluster/increment_version.sql", id)
+        .execute(&mut *tx)
+        .await
+        .context(SETTING)?;
+    end_dry_run(tx, order).await?;
+    let text = format!(
+        "has {what} of Kubernetes replaced in steps, each when every node acts on the one before; watch it with: shepherdctl \
+         cluster describe {name}"
+    );
+    record_audit(
+        tx,
+        order,
+        None,
+        OrderOutcome { changed: true, message: text },
+        None,
+        Some(json!({ "rotate": what })),
+    )
+    .await
+}

@@ -1,0 +1,237 @@
+//! Client certificates of people for Kubernetes API servers.
+//!
+//! No private key is ever stored here, and a certificate is no secret: a reader can do nothing with it. An order only
+//! records a request; the holder of the cluster's lease has the curators sign the certificate.
+
+use serde_json::json;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::cluster::kubernetes::require_kubernetes;
+use crate::cluster::lock::{lock_cluster, no_such_cluster};
+use crate::cluster::reading::list_clusters;
+use crate::connection::error::{BmdbError, order_rejected};
+use crate::connection::{Bmdb, DbContext as _, database_now};
+#[cfg(feature = "sealing")]
+use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
+use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use model::cluster::credential::check_holder;
+use model::cluster::kubernetes_user::{
+    IssuedUserCertificate, KubernetesAccess, KubernetesUser, KubernetesUserView, MAX_USERS, check_lifetime,
+    check_public_key, user_view, users_to_delete,
+};
+use model::time::{Span, Timestamp};
+
+const OPERATION: &str = "reading certificates for API servers";
+const REQUESTING: &str = "asking for a certificate for API servers";
+
+/// A request for a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubernetesUserRequest {
+    /// The public key, `SubjectPublicKeyInfo`, DER.
+    pub public_key: Vec<u8>,
+    /// The person it is issued to.
+    pub holder: String,
+    /// What the holder may do.
+    pub access: KubernetesAccess,
+    /// How long it is valid, from its signature on.
+    pub lifetime: Span,
+}
+
+async fn read_users(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<KubernetesUser>, BmdbError> {
+    let rows = sqlx::query_file!("../../sql/kubernetes/list_users.sql", cluster)
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)?;
+    let read = rows.into_iter().map(|row| {
+        let odd = |error: &dyn std::fmt::Display| {
+            BmdbError::Corrupt(format!("the certificate {} for API servers: {error}", row.user_id))
+        };
+        let issued = match (row.certificate, row.servers, row.api_servers, row.expires_at) {
+            (Some(certificate), Some(servers), Some(api_servers), Some(expires_at)) => {
+                let servers: Vec<String> = serde_json::from_value(servers).map_err(|error| odd(&error))?;
+                let servers = servers.iter().map(hex::decode).collect::<Result<_, _>>();
+                Some(IssuedUserCertificate {
+                    certificate,
+                    server_authorities: servers.map_err(|error| odd(&error))?,
+                    api_servers: serde_json::from_value(api_servers).map_err(|error| odd(&error))?,
+                    expires_at,
+                })
+            }
+            _ => None,
+        };
+        Ok(KubernetesUser {
+            id: row.user_id,
+            public_key: row.public_key,
+            holder: row.holder,
+            access: row.access.parse().map_err(|error| odd(&error))?,
+            lifetime: Span::seconds(row.lifetime_seconds.try_into().unwrap_or(0)),
+            requested_at: row.requested_at,
+            requested_by: row.requested_by,
+            issued,
+            rejection: row.refused,
+        })
+    });
+    read.collect()
+}
+
+/// The certificates of the cluster of that name, newest first, and the database's clock when they were read.
+pub async fn list_kubernetes_users(
+    tx: &mut PgConnection,
+    name: &str,
+) -> Result<(Vec<KubernetesUserView>, Timestamp), BmdbError> {
+    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    let found = read_users(tx, cluster.id).await?;
+    let at = database_now(tx).await?;
+    Ok((found.iter().map(|user| user_view(user, at)).collect(), at))
+}
+
+impl Bmdb {
+    /// Requests that a person's key be certified for API servers soon.
+    pub async fn request_kubernetes_user(
+        &self,
+        order: Order,
+        name: String,
+        new: KubernetesUserRequest,
+    ) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction(REQUESTING, move |tx| {
+                let (order, name, new) = (order.clone(), name.clone(), new.clone());
+                Box::pin(async move { request_user_in_tx(tx, &order, &name, &new).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, None).await
+    }
+
+    /// The certificates of a cluster, and the database's clock when they were read.
+    #[cfg(feature = "sealing")]
+    pub async fn cluster_kubernetes_users(
+        &self,
+        cluster: Uuid,
+    ) -> Result<(Vec<KubernetesUser>, Timestamp), BmdbError> {
+        self.transact_read_only(move |tx| {
+            Box::pin(async move { Ok((read_users(tx, cluster).await?, database_now(tx).await?)) })
+        })
+        .await
+    }
+
+    /// Records the certificate that the curators signed.
+    #[cfg(feature = "sealing")]
+    pub async fn record_kubernetes_user_issued(
+        &self,
+        lease: &NamedLease,
+        user: Uuid,
+        issued: IssuedUserCertificate,
+    ) -> Result<(), BmdbError> {
+        let (lease, doing) = (lease.clone(), "keeping a certificate for API servers");
+        self.transact(doing, move |tx| {
+            let (lease, issued) = (lease.clone(), issued.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                let servers: Vec<String> = issued.server_authorities.iter().map(hex::encode).collect();
+                sqlx::query_file!(
+                    "../../sql/kubernetes/record_user_issued.sql",
+                    user,
+                    issued.certificate,
+                    json!(servers),
+                    json!(issued.api_servers),
+                    issued.expires_at
+                )
+                .execute(tx)
+                .await
+                .context(doing)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Records that the curators do not sign it, and why.
+    #[cfg(feature = "sealing")]
+    pub async fn record_kubernetes_user_rejected(
+        &self,
+        lease: &NamedLease,
+        user: Uuid,
+        text: &str,
+    ) -> Result<(), BmdbError> {
+        let doing = "writing down that no certificate for API servers is signed";
+        let (lease, text) = (lease.clone(), text.to_owned());
+        self.transact(doing, move |tx| {
+            let (lease, text) = (lease.clone(), text.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("../../sql/kubernetes/record_user_rejected.sql", user, text)
+                    .execute(tx)
+                    .await
+                    .context(doing)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+}
+
+async fn request_user_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+    new: &KubernetesUserRequest,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    check_public_key(&new.public_key).map_err(|reason| order_rejected("NO_KEY", reason))?;
+    check_holder(&new.holder).map_err(|reason| order_rejected("NO_HOLDER", reason))?;
+    check_lifetime(new.lifetime).map_err(|reason| order_rejected("NO_LIFETIME", reason))?;
+    let (cluster, _) = lock_cluster(tx, name).await?;
+    require_kubernetes(tx, cluster, name).await?;
+    let known = read_users(tx, cluster).await?;
+    if let Some(known) = known.iter().find(|known| known.public_key == new.public_key) {
+        let text = format!(
+            "certificate {} was requested with the same key; make another key for another certificate",
+            known.id
+        );
+        return Err(order_rejected("KEY_IN_USE", text));
+    }
+    let old = users_to_delete(&known, database_now(tx).await?);
+    if known.len() - old.len() >= MAX_USERS {
+        let text = format!(
+            "the cluster {name} has {MAX_USERS} certificates for its API servers that are not forgotten yet, and can have no more; \
+             each is forgotten a day after its end"
+        );
+        return Err(order_rejected("TOO_MANY_CREDENTIALS", text));
+    }
+    begin_dry_run(tx, order).await?;
+    if !old.is_empty() {
+        sqlx::query_file!("../../sql/kubernetes/delete_users_by_id.sql", &old)
+            .execute(&mut *tx)
+            .await
+            .context(REQUESTING)?;
+    }
+    let id = Uuid::now_v7();
+    sqlx::query_file!(
+        "../../sql/kubernetes/insert_user.sql",
+        id,
+        cluster,
+        new.public_key,
+        new.holder,
+        new.access.as_str(),
+        i64::try_from(new.lifetime.0.as_secs()).unwrap_or(i64::MAX),
+        order.actor.name
+    )
+    .execute(&mut *tx)
+    .await
+    .context(REQUESTING)?;
+    end_dry_run(tx, order).await?;
+    let text = format!(
+        "has a certificate for its API servers signed for {} ({}) as soon as its curators answer, good for {}",
+        new.holder, new.access, new.lifetime
+    );
+    let after = json!({
+        "user": id, "holder": new.holder, "access": new.access.as_str(),
+        "public_key": hex::encode(&new.public_key), "lifetime": new.lifetime,
+    });
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
+}

@@ -1,0 +1,51 @@
+//! Clusters: specification, machines, Kubernetes, upgrades, keys, certificates, snapshots, restore.
+//!
+//! A cluster is a number of machines with curators, which have the cluster's own state in etcd. The BMDB has what
+//! operators want of it, which machines it has, and what the curators last reported.
+//!
+//! # How it works
+//!
+//! * Operators' orders write the **desired state**: [`spec_orders`] the specification, [`declaration`] the roles,
+//!   [`kubernetes`], [`upgrade`], [`restore`], and requests for a snapshot ([`snapshot`]), a certificate
+//!   ([`credential`]) or another key ([`owner_key`]).
+//! * One shepherd at a time has the cluster's **lease** ([`crate::engine::named_lease`]). It reads the [`record`], has
+//!   the next steps planned ([`model::cluster::plan`]), executes them, and writes what it did and saw (`transitions`).
+//! * [`reading`] reads the records, [`view`] makes of them what people see, and [`forecast`] plans all steps to come
+//!   without taking one. `candidates` are the machines that can be chosen.
+//! * [`lock`] finds and locks the cluster that an order names.
+//!
+//! # Invariants
+//!
+//! * An order only changes the desired state: its transaction chooses no machine, contacts no curator and ends nothing.
+//! * Every write of the lease's holder checks the lease in its own transaction, so that a holder that was away for too
+//!   long changes nothing any more. A change of a machine is written under that machine's lock and recorded in its
+//!   history.
+//! * A machine is in one cluster at most. It stays in it until it has left.
+//! * No private key of a person is ever stored here. The shepherd's own keys and the snapshots are sealed.
+//!
+//! # Notes for the next implementor
+//!
+//! * What belongs to a cluster is deleted with it (`transitions`, `purge_cluster`). Add a new table there, and to
+//!   [`crate::fleet::retention`].
+//! * A column of observations that another release wrote and this one cannot read is not an error: the next pass writes
+//!   it again.
+//! * Modules that write under the lease need the feature `sealing`, which only the service has.
+
+mod candidates;
+pub mod credential;
+pub mod declaration;
+pub mod forecast;
+pub mod kubernetes;
+pub mod lock;
+pub mod owner_key;
+pub mod reading;
+pub mod record;
+pub mod restore;
+#[cfg(feature = "sealing")]
+pub mod sealed_snapshot;
+pub mod snapshot;
+pub mod spec_orders;
+#[cfg(feature = "sealing")]
+pub mod transitions;
+pub mod upgrade;
+pub mod view;

@@ -1,0 +1,326 @@
+//! Rotation of the shepherd's owner key for a cluster.
+//!
+//! The key in force is always sealed under the name it was founded with, so a shepherd of a release that cannot rotate
+//! keys uses the one in force, too. A replaced key moves to a name of its own, in the transaction that puts the next
+//! one in its place: at any moment exactly one key is in force.
+
+use serde_json::json;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::cluster::lock::{lock_cluster, no_such_cluster};
+use crate::cluster::reading::list_clusters;
+#[cfg(feature = "sealing")]
+use crate::connection::database_now;
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext as _};
+#[cfg(feature = "sealing")]
+use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
+use crate::orders::order::{Order, OrderOutcome, OrderResult};
+#[cfg(feature = "sealing")]
+use model::cluster::owner_key::OwnerPublicKey;
+use model::cluster::owner_key::{FormerKey, OwnerKeyRotationRequest, OwnerKeys};
+#[cfg(feature = "sealing")]
+use model::time::Timestamp;
+
+const OPERATION: &str = "reading the shepherd's keys for a cluster";
+const REQUESTING: &str = "asking for another key for a cluster";
+
+/// Name under which the key in force is sealed.
+#[must_use]
+pub fn current_secret_name(cluster: Uuid) -> String {
+    format!("cluster/{cluster}/owner")
+}
+
+/// Name under which the next key is sealed.
+#[must_use]
+pub fn next_secret_name(cluster: Uuid) -> String {
+    format!("cluster/{cluster}/owner/next")
+}
+
+/// Name under which a former key is sealed.
+#[must_use]
+pub fn former_secret_name(cluster: Uuid, public_key: [u8; 32]) -> String {
+    format!("cluster/{cluster}/owner/{}", hex::encode(public_key))
+}
+
+fn parse_public_key(bytes: Vec<u8>) -> Result<[u8; 32], BmdbError> {
+    let corrupt =
+        |_| BmdbError::Corrupt("a key of the shepherd for a cluster that has not 32 bytes".to_owned());
+    bytes.try_into().map_err(corrupt)
+}
+
+/// State of the shepherd's keys for a cluster; `None` if the cluster does not exist.
+async fn read_keys(tx: &mut PgConnection, cluster: Uuid) -> Result<Option<OwnerKeys>, BmdbError> {
+    let row = sqlx::query_file!("../../sql/cluster/read_keys.sql", cluster)
+        .fetch_optional(&mut *tx)
+        .await
+        .context(OPERATION)?;
+    let Some(row) = row else { return Ok(None) };
+    let former = sqlx::query_file!("../../sql/cluster/list_former_keys.sql", cluster)
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)?;
+    let former = former.into_iter().map(|row| {
+        Ok(FormerKey {
+            key: parse_public_key(row.public_key)?,
+            replaced_at: row.replaced_at,
+            removed_at: row.removed_at,
+        })
+    });
+    Ok(Some(OwnerKeys {
+        current_since: row.since,
+        rotation_request: row
+            .key_rotation_requested_at
+            .zip(row.key_rotation_requested_by)
+            .map(|(at, by)| OwnerKeyRotationRequest { requested_at: at, requested_by: by }),
+        next: row.key_next.map(parse_public_key).transpose()?,
+        former: former.collect::<Result<_, BmdbError>>()?,
+        oldest_snapshot: row.oldest_snapshot,
+        rejected_since: row.keys_refused_since,
+    }))
+}
+
+/// Queues the removal of former keys again, so that the curators receive all of them.
+#[cfg(feature = "sealing")]
+pub(crate) async fn requeue_key_removals(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
+    let doing = "having former keys refused again";
+    sqlx::query_file!("../../sql/cluster/requeue_key_removals.sql", cluster)
+        .execute(tx)
+        .await
+        .context(doing)?;
+    Ok(())
+}
+
+/// Deletes the records of former keys of a cluster that is about to be deleted. The sealed keys are deleted with its
+/// secrets.
+#[cfg(feature = "sealing")]
+pub(crate) async fn delete_former_keys(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
+    let doing = "forgetting the former keys for a cluster";
+    sqlx::query_file!("../../sql/cluster/delete_former_keys.sql", cluster)
+        .execute(tx)
+        .await
+        .context(doing)?;
+    Ok(())
+}
+
+impl Bmdb {
+    /// Requests that the shepherd's key for a cluster be replaced soon.
+    pub async fn rotate_cluster_key(&self, order: Order, name: String) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction(REQUESTING, move |tx| {
+                let (order, name) = (order.clone(), name.clone());
+                Box::pin(async move { request_key_rotation_in_tx(tx, &order, &name).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, None).await
+    }
+
+    /// State of the shepherd's keys for a cluster, and the database's clock when it was read; `None` if the cluster
+    /// does not exist.
+    #[cfg(feature = "sealing")]
+    pub async fn cluster_keys(&self, cluster: Uuid) -> Result<Option<(OwnerKeys, Timestamp)>, BmdbError> {
+        self.transact_read_only(move |tx| {
+            Box::pin(async move {
+                let keys = read_keys(tx, cluster).await?;
+                Ok(keys.zip(Some(database_now(tx).await?)))
+            })
+        })
+        .await
+    }
+
+    /// Stores the next key, unless there is one already or the cluster is being deleted.
+    #[cfg(feature = "sealing")]
+    pub async fn store_next_cluster_key(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        (key, sealed): (OwnerPublicKey, Vec<u8>),
+    ) -> Result<(), BmdbError> {
+        let (lease, doing) = (lease.clone(), "keeping the next key for a cluster");
+        self.transact(doing, move |tx| {
+            let (lease, sealed) = (lease.clone(), sealed.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                let kept =
+                    sqlx::query_file_scalar!("../../sql/cluster/store_next_key.sql", cluster, key.as_slice())
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .context(doing)?;
+                if kept.is_some() {
+                    let name = next_secret_name(cluster);
+                    sqlx::query_file!("../../sql/secret/upsert.sql", name, sealed)
+                        .execute(tx)
+                        .await
+                        .context(doing)?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Puts the next key in force and makes the present one a former key.
+    #[cfg(feature = "sealing")]
+    pub async fn activate_next_cluster_key(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        before: OwnerPublicKey,
+        next: OwnerPublicKey,
+    ) -> Result<(), BmdbError> {
+        let (lease, doing) = (lease.clone(), "letting the next key for a cluster be in force");
+        self.transact(doing, move |tx| {
+            let lease = lease.clone();
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                let switched = sqlx::query_file_scalar!(
+                    "../../sql/cluster/activate_next_key.sql",
+                    cluster,
+                    next.as_slice()
+                )
+                .fetch_optional(&mut *tx)
+                .await
+                .context(doing)?;
+                if switched.is_none() {
+                    return Ok(());
+                }
+                sqlx::query_file!("../../sql/cluster/insert_former_key.sql", cluster, before.as_slice())
+                    .execute(&mut *tx)
+                    .await
+                    .context(doing)?;
+                for (from, to) in [
+                    (current_secret_name(cluster), former_secret_name(cluster, before)),
+                    (next_secret_name(cluster), current_secret_name(cluster)),
+                ] {
+                    sqlx::query_file!("../../sql/secret/rename.sql", from, to)
+                        .execute(&mut *tx)
+                        .await
+                        .context(doing)?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Records that the cluster's curators reject a former key now.
+    #[cfg(feature = "sealing")]
+    pub async fn record_former_key_removed(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        key: OwnerPublicKey,
+    ) -> Result<(), BmdbError> {
+        let (lease, doing) = (lease.clone(), "writing down that a former key for a cluster is refused");
+        self.transact(doing, move |tx| {
+            let lease = lease.clone();
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("../../sql/cluster/record_former_key_removed.sql", cluster, key.as_slice())
+                    .execute(tx)
+                    .await
+                    .context(doing)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Deletes a former key that the cluster's curators reject.
+    #[cfg(feature = "sealing")]
+    pub async fn delete_former_key(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        key: OwnerPublicKey,
+    ) -> Result<(), BmdbError> {
+        let (lease, doing) = (lease.clone(), "forgetting a former key for a cluster");
+        self.transact(doing, move |tx| {
+            let lease = lease.clone();
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                let gone = sqlx::query_file_scalar!(
+                    "../../sql/cluster/delete_former_key.sql",
+                    cluster,
+                    key.as_slice()
+                )
+                .fetch_optional(&mut *tx)
+                .await
+                .context(doing)?;
+                if gone.is_some() {
+                    let name = former_secret_name(cluster, key);
+                    sqlx::query_file!("../../sql/secret/delete.sql", name)
+                        .execute(tx)
+                        .await
+                        .context(doing)?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Records whether the cluster's curators reject every key that the BMDB has.
+    #[cfg(feature = "sealing")]
+    pub async fn record_cluster_keys_rejected(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        refused: bool,
+    ) -> Result<(), BmdbError> {
+        let (lease, doing) = (lease.clone(), "writing down whether curators refuse the shepherd's keys");
+        self.transact(doing, move |tx| {
+            let lease = lease.clone();
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("../../sql/cluster/record_keys_rejected.sql", cluster, refused)
+                    .execute(tx)
+                    .await
+                    .context(doing)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+}
+
+async fn request_key_rotation_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    let (id, _) = lock_cluster(tx, name).await?;
+    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    if cluster.founded.is_none() {
+        let text = format!(
+            "the shepherd's key for the cluster {name} cannot be replaced: the cluster is not founded yet; see what it \
+             waits for with: shepherdctl cluster describe {name}"
+        );
+        return Err(BmdbError::OrderRejected { reason: "NOT_FOUNDED", message: text });
+    }
+    let known = read_keys(tx, id).await?.ok_or_else(|| no_such_cluster(name))?;
+    if let Some(OwnerKeyRotationRequest { requested_by: by, .. }) = known.rotation_request {
+        let text =
+            format!("has the shepherd's key for it replaced already, as {by} ordered; nothing was changed");
+        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
+            .await;
+    }
+    begin_dry_run(tx, order).await?;
+    sqlx::query_file!("../../sql/cluster/request_key_rotation.sql", id, order.actor.name)
+        .execute(&mut *tx)
+        .await
+        .context(REQUESTING)?;
+    end_dry_run(tx, order).await?;
+    let text = format!(
+        "has the shepherd's key for it replaced as soon as its curators answer; watch it with: shepherdctl cluster \
+         describe {name}"
+    );
+    let before = json!({ "key_since": known.current_since });
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, Some(before), None).await
+}

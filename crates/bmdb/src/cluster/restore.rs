@@ -1,0 +1,269 @@
+//! Disaster recovery: restoring a cluster from a snapshot.
+//!
+//! The order names the snapshot, and the machine if the operator cares. It is rejected unless the old control plane is
+//! known not to work ([`check_restore_allowed`]). It changes the desired state and nothing else, and another order
+//! replaces it. Each machine that receives a request to restore gets an epoch of its own: of two machines, because the
+//! first was lost in between, the second one's restore counts.
+
+use serde_json::json;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::cluster::candidates::is_candidate;
+#[cfg(feature = "sealing")]
+use crate::cluster::credential::requeue_revocations;
+use crate::cluster::lock::{lock_cluster, no_such_cluster};
+#[cfg(feature = "sealing")]
+use crate::cluster::owner_key::requeue_key_removals;
+use crate::cluster::reading::{list_cluster_machines, list_clusters, membership_of_machine};
+use crate::cluster::record::ClusterRecord;
+use crate::cluster::snapshot::list_snapshots;
+#[cfg(feature = "sealing")]
+use crate::cluster::transitions::withdraw_cluster_order;
+use crate::connection::error::{BmdbError, order_rejected};
+use crate::connection::{Bmdb, DbContext as _, database_now};
+#[cfg(feature = "sealing")]
+use crate::engine::named_lease::{NamedLease, lock_named_lease};
+#[cfg(feature = "sealing")]
+use crate::engine::schedule::lock_due_rows;
+use crate::machine::lookup::{LookupResult, find_machine};
+use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
+use crate::orders::order::{Order, OrderOutcome, OrderResult};
+#[cfg(feature = "sealing")]
+use model::cluster::restore::MAX_EPOCH_LEAD;
+use model::cluster::restore::{ControlPlaneEvidence, check_restore_allowed};
+use model::cluster::snapshot::SnapshotView;
+use model::cluster::spec::ClusterPart;
+use model::humanize::absolute_time;
+use model::ids::MachineId;
+use model::phase::Phase;
+
+const RESTORING_CLUSTER: &str = "having a cluster brought back";
+
+/// What to restore a cluster from, and where.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RestoreRequest {
+    /// Id of the snapshot; `None` is the newest one.
+    pub snapshot: Option<String>,
+    /// The machine that restores it; `None` is any candidate.
+    pub target_machine: Option<String>,
+    /// Whether to restore although most of the control plane answers.
+    pub bypass_quorum: bool,
+}
+
+impl Bmdb {
+    /// Orders that a cluster be restored from a snapshot.
+    pub async fn restore_cluster(
+        &self,
+        order: Order,
+        name: String,
+        restore: RestoreRequest,
+    ) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction(RESTORING_CLUSTER, move |tx| {
+                let (order, name, restore) = (order.clone(), name.clone(), restore.clone());
+                Box::pin(async move { restore_cluster_in_tx(tx, &order, &name, &restore).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, None).await
+    }
+
+    /// Allocates an epoch for the next machine that receives the request to restore a cluster; `None` if no restore is
+    /// ordered.
+    #[cfg(feature = "sealing")]
+    pub async fn allocate_cluster_epoch(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+    ) -> Result<Option<u64>, BmdbError> {
+        let lease = lease.clone();
+        self.transact(RESTORING_CLUSTER, move |tx| {
+            let lease = lease.clone();
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                let ahead = i64::try_from(MAX_EPOCH_LEAD).unwrap_or(i64::MAX);
+                let epoch = sqlx::query_file_scalar!("../../sql/cluster/allocate_epoch.sql", cluster, ahead)
+                    .fetch_optional(tx)
+                    .await
+                    .context(RESTORING_CLUSTER)?;
+                Ok(epoch.and_then(|epoch| epoch.try_into().ok()))
+            })
+        })
+        .await
+    }
+
+    /// Records that a machine has restored a cluster, and withdraws its order.
+    #[cfg(feature = "sealing")]
+    pub async fn record_cluster_restored(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        machine: MachineId,
+        curators: &[String],
+    ) -> Result<(), BmdbError> {
+        let (lease, curators) = (lease.clone(), json!(curators));
+        let doing = "writing down that a cluster is back";
+        self.transact(doing, move |tx| {
+            let (lease, curators) = (lease.clone(), curators.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                lock_due_rows(tx, machine).await?;
+                let restored =
+                    sqlx::query_file_scalar!("../../sql/cluster/record_restored.sql", cluster, curators)
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .context(doing)?;
+                if restored.is_some() {
+                    requeue_revocations(tx, cluster).await?;
+                    requeue_key_removals(tx, cluster).await?;
+                }
+                let reported = restored.map(|_| ("ClusterRestored", "it is the first node of it"));
+                withdraw_cluster_order(tx, machine, reported, doing).await
+            })
+        })
+        .await
+    }
+
+    /// Id of the snapshot with this digest, if the machine has an order to restore its cluster from exactly that one.
+    #[cfg(feature = "sealing")]
+    pub async fn snapshot_to_restore(
+        &self,
+        machine: MachineId,
+        digest: [u8; 32],
+    ) -> Result<Option<Uuid>, BmdbError> {
+        self.statement("looking for the snapshot that a machine is to restore", move |pool| {
+            Box::pin(async move {
+                sqlx::query_file_scalar!(
+                    "../../sql/cluster/find_snapshot_to_restore.sql",
+                    machine.0,
+                    digest.as_slice()
+                )
+                .fetch_optional(pool)
+                .await
+            })
+        })
+        .await
+    }
+}
+
+async fn restore_cluster_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    name: &str,
+    restore: &RestoreRequest,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    let (id, _) = lock_cluster(tx, name).await?;
+    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    let snapshot = choose_snapshot(list_snapshots(tx, id).await?, name, restore.snapshot.as_deref())?;
+    let onto = match &restore.target_machine {
+        Some(machine) => Some(resolve_target_machine(tx, &cluster, machine).await?),
+        None => None,
+    };
+    let now = database_now(tx).await?;
+    if let (Some(by), Some(restoring)) = (&cluster.restoring_by, &cluster.restoring) {
+        // Another order replaces the one before: the epoch of what that one began does not count any more.
+        let same = cluster.restoring_from.is_some_and(|from| from.to_string() == snapshot.id)
+            && restoring.target_machine.map(|onto| onto.0) == onto.as_ref().map(|(machine, _)| *machine);
+        if same {
+            let text = format!("is being restored just so already, as {by} ordered; nothing was changed");
+            return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
+                .await;
+        }
+    } else if !restore.bypass_quorum {
+        check_restore_allowed(&restore_evidence(&cluster), now)
+            .map_err(|(reason, text)| order_rejected(reason, format!("the cluster {name} {text}")))?;
+    }
+    begin_dry_run(tx, order).await?;
+    let from: Uuid = snapshot.id.parse().map_err(|_| BmdbError::Corrupt("a snapshot's id".to_owned()))?;
+    let machine = onto.as_ref().map(|(machine, _)| *machine);
+    sqlx::query_file!("../../sql/cluster/start_restore.sql", id, from, machine, order.actor.name)
+        .execute(&mut *tx)
+        .await
+        .context(RESTORING_CLUSTER)?;
+    end_dry_run(tx, order).await?;
+    let place =
+        onto.map_or_else(|| "onto a machine that is free".to_owned(), |(_, name)| format!("onto {name}"));
+    let text = format!(
+        "is restored from its snapshot of {} {place}; what was changed since then is lost, and its old control plane \
+         leaves; watch it with: shepherdctl cluster describe {name}",
+        absolute_time(snapshot.taken_at)
+    );
+    let after = json!({ "cluster": name, "snapshot": snapshot.id, "onto": machine });
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
+}
+
+fn restore_evidence(cluster: &ClusterRecord) -> ControlPlaneEvidence {
+    let count = |count: i64| usize::try_from(count).unwrap_or(0);
+    ControlPlaneEvidence {
+        founded: cluster.founded.is_some(),
+        polled_at: cluster.polled_at,
+        answered_at: cluster.observed_at,
+        unreachable_since: cluster.unreachable_since,
+        votes: cluster.voters.map(|(voters, reached)| (count(voters), count(reached))),
+    }
+}
+
+/// The snapshot of this id, or the newest one.
+fn choose_snapshot(kept: Vec<SnapshotView>, name: &str, id: Option<&str>) -> Result<SnapshotView, BmdbError> {
+    let mut kept = kept.into_iter();
+    let found = match id {
+        None => kept.next(),
+        Some(id) => kept.find(|snapshot| snapshot.id == id),
+    };
+    found.ok_or_else(|| {
+        let which = id.map_or_else(|| "no snapshot".to_owned(), |id| format!("no snapshot {id}"));
+        let text =
+            format!("{which} of the cluster {name} is kept; run: shepherdctl cluster snapshots {name}");
+        order_rejected("NO_SUCH_SNAPSHOT", text)
+    })
+}
+
+/// The machine that a cluster is restored onto, and its name: one of its old control plane, which leaves first, or a
+/// candidate.
+async fn resolve_target_machine(
+    tx: &mut PgConnection,
+    cluster: &ClusterRecord,
+    machine: &str,
+) -> Result<(Uuid, String), BmdbError> {
+    let found = match find_machine(tx, machine).await? {
+        LookupResult::One(found) => found,
+        LookupResult::Unresolved(text) => return Err(order_rejected("NO_SUCH_MACHINE", text)),
+    };
+    let (id, short) = (found.machine, found.short_name());
+    let of_this = list_cluster_machines(tx, cluster.id).await?;
+    let member = of_this.iter().map(|line| &line.member).find(|member| member.machine.0 == id);
+    let text = match member {
+        Some(member) if member.part == ClusterPart::Worker => {
+            Some(format!("{short} is a worker of the cluster, and goes on as one"))
+        }
+        Some(member) if member.retiring => Some(format!("{short} is being retired")),
+        Some(member) if !matches!(member.phase, Phase::Ready | Phase::Installed) => {
+            Some(format!("{short} is {}", member.phase))
+        }
+        Some(_) => None,
+        None if is_candidate(tx, &cluster.spec.selector, id).await? => None,
+        None => Some(match membership_of_machine(tx, MachineId(id)).await? {
+            Some(part) => format!("{short} is of the cluster {}", part.name),
+            None => format!(
+                "{short} cannot be chosen: it must be Ready or Installed, not held, not quarantined and not being \
+                 retired, have left every other cluster, and fit what the cluster was made with ({}); see: \
+                 shepherdctl describe machine {short}",
+                match cluster.spec.selector.to_string() {
+                    selector if selector.is_empty() => "any machine".to_owned(),
+                    selector => selector,
+                }
+            ),
+        }),
+    };
+    match text {
+        Some(text) => Err(order_rejected(
+            "MACHINE_IN_USE",
+            format!("{text}; name another machine with --target_machine"),
+        )),
+        None => Ok((id, short)),
+    }
+}

@@ -1,0 +1,464 @@
+//! State transitions of a cluster, written under its lease: choose, order, found, leave, observe.
+//!
+//! Every write checks the lease in its own transaction, so that a holder that was away for too long changes nothing any
+//! more. Changes of a machine are written under that machine's lock and recorded in its history, like all changes of
+//! machines.
+
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::cluster::credential::delete_cluster_credentials;
+use crate::cluster::kubernetes::delete_cluster_kubernetes;
+use crate::cluster::owner_key::delete_former_keys;
+use crate::cluster::reading::{list_clusters, read_cluster_details};
+use crate::cluster::record::ClusterDetails;
+use crate::cluster::snapshot::delete_cluster_snapshots;
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext as _, database_now};
+use crate::engine::facts::read_snapshot;
+use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::policy::policy_at_version;
+use crate::engine::schedule::{lock_due_rows, record_event};
+use model::cluster::declaration::ServiceView;
+use model::cluster::disruption::OBSERVATION_TTL;
+use model::cluster::kubernetes::NodeKubernetes;
+use model::cluster::kubernetes_view::KubernetesStatusView;
+use model::cluster::spec::ClusterPart;
+use model::cluster::state::MembershipOrder;
+use model::ids::MachineId;
+use model::phase::{Phase, phase_of};
+use model::time::Timestamp;
+
+/// Kind of the named lease; its name is the cluster's id.
+pub const LEASE_KIND: &str = "cluster";
+
+/// What a pass observed of a machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MachineObservation {
+    /// What it waits for.
+    pub wait_reason: Option<String>,
+    /// Id, state, roles and health of its node.
+    pub node: Option<(String, &'static str, Vec<String>, &'static str)>,
+    /// Whether its node is a voting member of etcd.
+    pub voter: bool,
+    /// Services of operators' roles on its node.
+    pub services: Vec<ServiceView>,
+    /// Kubernetes on its node.
+    pub kubernetes: Option<NodeKubernetes>,
+}
+
+/// What a pass observed of a cluster.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ClusterObservation {
+    /// What the cluster waits for as a whole.
+    pub wait_reasons: Vec<String>,
+    /// Whether the cluster matches its specification and nothing had to be done.
+    pub converged: bool,
+    /// When its curators were queried, if they answered; `None` if they did not.
+    pub observed_at: Option<Timestamp>,
+    /// Voting members of etcd, and how many of them are reachable; `None` when the curators did not answer.
+    pub votes: Option<(usize, usize)>,
+    /// The curators' state of Kubernetes; `None` if they did not report it.
+    pub kubernetes: Option<KubernetesStatusView>,
+    /// The observation of each machine.
+    pub machines: Vec<(MachineId, MachineObservation)>,
+}
+
+impl Bmdb {
+    /// Id and name of every cluster, in order of their ids.
+    pub async fn cluster_names(&self) -> Result<Vec<(Uuid, String)>, BmdbError> {
+        let rows = self
+            .statement("looking for clusters", |pool| {
+                Box::pin(async move {
+                    sqlx::query_file!("../../sql/cluster/list_names.sql").fetch_all(pool).await
+                })
+            })
+            .await?;
+        Ok(rows.into_iter().map(|row| (row.cluster_id, row.name)).collect())
+    }
+
+    /// A cluster with its machines, and the database's clock when it was read; `None` if it was deleted.
+    pub async fn read_cluster(&self, name: &str) -> Result<Option<(ClusterDetails, Timestamp)>, BmdbError> {
+        let name = name.to_owned();
+        self.transact("reading a cluster", move |tx| {
+            let name = name.clone();
+            Box::pin(async move {
+                let Some(cluster) = list_clusters(tx, Some(&name)).await?.pop() else { return Ok(None) };
+                Ok(Some((read_cluster_details(tx, cluster).await?, database_now(tx).await?)))
+            })
+        })
+        .await
+    }
+
+    /// Assigns a machine to a cluster, if it is still a candidate.
+    pub async fn assign_to_cluster(
+        &self,
+        lease: &NamedLease,
+        (cluster, name): (Uuid, &str),
+        machine: MachineId,
+        part: ClusterPart,
+    ) -> Result<bool, BmdbError> {
+        let (bmdb, lease, detail) = (self.clone(), lease.clone(), format!("as {part} of cluster {name}"));
+        let what = "choosing a machine for a cluster";
+        self.transact(what, move |tx| {
+            let (bmdb, lease, detail) = (bmdb.clone(), lease.clone(), detail.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                lock_due_rows(tx, machine).await?;
+                let snapshot = read_snapshot(tx, machine).await?;
+                let policy = policy_at_version(&bmdb, tx, snapshot.policy_version).await?;
+                let phase = phase_of(&snapshot.facts, &policy, snapshot.now);
+                let held = snapshot.facts.hold.as_ref().is_some_and(|hold| hold.is_active_at(snapshot.now));
+                if held || !matches!(phase, Phase::Ready | Phase::Installed) {
+                    return Ok(false);
+                }
+                let chosen = sqlx::query_file_scalar!(
+                    "../../sql/cluster/insert_member.sql",
+                    machine.0,
+                    cluster,
+                    part.as_str()
+                )
+                .fetch_optional(&mut *tx)
+                .await
+                .context(what)?;
+                if chosen.is_some() {
+                    record_event(tx, machine, "ClusterChosen", &detail).await?;
+                }
+                Ok(chosen.is_some())
+            })
+        })
+        .await
+    }
+
+    /// Issues an order about its cluster to a machine; `sealed` is the order.
+    pub async fn issue_cluster_order(
+        &self,
+        lease: &NamedLease,
+        machine: MachineId,
+        (what, name): (MembershipOrder, &str),
+        sealed: Vec<u8>,
+    ) -> Result<(), BmdbError> {
+        let doing = "asking a machine about a cluster";
+        let detail = match what {
+            MembershipOrder::Found => format!("to found cluster {name}"),
+            MembershipOrder::Join => format!("to join cluster {name}"),
+            MembershipOrder::Leave => format!("to leave cluster {name}"),
+        };
+        self.transact_for_machine(lease, machine, doing, move |tx| {
+            let (sealed, detail) = (sealed.clone(), detail.clone());
+            Box::pin(async move {
+                let generation =
+                    sqlx::query_file_scalar!("../../sql/cluster/next_order_generation.sql", machine.0)
+                        .fetch_one(&mut *tx)
+                        .await
+                        .context(doing)?;
+                sqlx::query_file!(
+                    "../../sql/cluster/upsert_order.sql",
+                    machine.0,
+                    generation,
+                    what.as_str(),
+                    sealed
+                )
+                .execute(&mut *tx)
+                .await
+                .context(doing)?;
+                record_event(tx, machine, "ClusterAsked", &detail).await
+            })
+        })
+        .await
+    }
+
+    /// Records a cluster's identity, and withdraws the order to found it.
+    pub async fn record_cluster_founded(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        machine: MachineId,
+        ca_certificate: &[u8],
+        curators: &[String],
+    ) -> Result<(), BmdbError> {
+        let doing = "writing down that a cluster is founded";
+        let (ca_certificate, curators) = (ca_certificate.to_vec(), json!(curators));
+        self.transact_for_machine(lease, machine, doing, move |tx| {
+            let (ca_certificate, curators) = (ca_certificate.clone(), curators.clone());
+            Box::pin(async move {
+                let founded = sqlx::query_file_scalar!(
+                    "../../sql/cluster/record_founded.sql",
+                    cluster,
+                    ca_certificate,
+                    curators
+                )
+                .fetch_optional(&mut *tx)
+                .await
+                .context(doing)?;
+                let reported = founded.map(|_| ("ClusterFounded", "it is the first node"));
+                withdraw_cluster_order(tx, machine, reported, doing).await
+            })
+        })
+        .await
+    }
+
+    /// Marks that a machine has to leave its cluster, from now on.
+    pub async fn mark_leaving_cluster(
+        &self,
+        lease: &NamedLease,
+        (cluster, name): (Uuid, &str),
+        machine: MachineId,
+        why: &str,
+    ) -> Result<(), BmdbError> {
+        let doing = "having a machine leave its cluster";
+        let (why, detail) = (why.to_owned(), format!("cluster {name}: {why}"));
+        self.transact_for_machine(lease, machine, doing, move |tx| {
+            let (why, detail) = (why.clone(), detail.clone());
+            Box::pin(async move {
+                let changed =
+                    sqlx::query_file_scalar!("../../sql/cluster/mark_leaving.sql", machine.0, cluster, why)
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .context(doing)?;
+                if changed.is_none() {
+                    return Ok(());
+                }
+                sqlx::query_file!("../../sql/cluster/upsert_left_node.sql", machine.0, cluster)
+                    .execute(&mut *tx)
+                    .await
+                    .context(doing)?;
+                sqlx::query_file!("../../sql/cluster/clear_restore_target.sql", machine.0, cluster)
+                    .execute(&mut *tx)
+                    .await
+                    .context(doing)?;
+                record_event(tx, machine, "ClusterLeaving", &detail).await
+            })
+        })
+        .await
+    }
+
+    /// Removes a machine from its cluster.
+    pub async fn remove_from_cluster(
+        &self,
+        lease: &NamedLease,
+        (cluster, name): (Uuid, &str),
+        machine: MachineId,
+        how: &str,
+    ) -> Result<(), BmdbError> {
+        let doing = "letting a machine leave its cluster";
+        let detail = format!("cluster {name}: {how}");
+        self.transact_for_machine(lease, machine, doing, move |tx| {
+            let detail = detail.clone();
+            Box::pin(async move {
+                sqlx::query_file!("../../sql/cluster/upsert_left_node.sql", machine.0, cluster)
+                    .execute(&mut *tx)
+                    .await
+                    .context(doing)?;
+                sqlx::query_file!("../../sql/cluster/update_left_time.sql", machine.0, cluster)
+                    .execute(&mut *tx)
+                    .await
+                    .context(doing)?;
+                let gone =
+                    sqlx::query_file_scalar!("../../sql/cluster/delete_member.sql", machine.0, cluster)
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .context(doing)?;
+                match gone {
+                    Some(_) => record_event(tx, machine, "ClusterLeft", &detail).await,
+                    None => Ok(()),
+                }
+            })
+        })
+        .await
+    }
+
+    /// Deletes a cluster that has ended, with its secrets, and everything that is sealed below their names.
+    pub async fn purge_cluster(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        secrets: &[String],
+    ) -> Result<(), BmdbError> {
+        let (lease, secrets, doing) = (lease.clone(), secrets.to_vec(), "forgetting a cluster");
+        self.transact(doing, move |tx| {
+            let (lease, secrets) = (lease.clone(), secrets.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                delete_cluster_snapshots(tx, cluster).await?;
+                delete_cluster_credentials(tx, cluster).await?;
+                delete_former_keys(tx, cluster).await?;
+                delete_cluster_kubernetes(tx, cluster).await?;
+                sqlx::query_file!("../../sql/cluster/delete_left_nodes.sql", cluster)
+                    .execute(&mut *tx)
+                    .await
+                    .context(doing)?;
+                sqlx::query_file!("../../sql/cluster/delete_declarations.sql", cluster)
+                    .execute(&mut *tx)
+                    .await
+                    .context(doing)?;
+                sqlx::query_file!("../../sql/cluster/delete.sql", cluster)
+                    .fetch_optional(&mut *tx)
+                    .await
+                    .context(doing)?;
+                sqlx::query_file!("../../sql/cluster/delete_lease.sql", lease.kind, lease.name)
+                    .execute(&mut *tx)
+                    .await
+                    .context(doing)?;
+                for name in &secrets {
+                    sqlx::query_file!("../../sql/cluster/delete_secrets.sql", name)
+                        .execute(&mut *tx)
+                        .await
+                        .context(doing)?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Stores the addresses of a cluster's curators, and the epoch that they report.
+    pub async fn store_curators(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        (curators, epoch): (&[String], u64),
+    ) -> Result<(), BmdbError> {
+        let (lease, curators, doing) = (lease.clone(), json!(curators), "keeping where curators are");
+        let epoch = i64::try_from(epoch).unwrap_or(i64::MAX);
+        self.transact(doing, move |tx| {
+            let (lease, curators) = (lease.clone(), curators.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("../../sql/cluster/update_curators.sql", cluster, curators, epoch)
+                    .execute(tx)
+                    .await
+                    .context(doing)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Records what a pass observed.
+    pub async fn record_cluster_observation(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        look: &ClusterObservation,
+    ) -> Result<(), BmdbError> {
+        let (lease, look, doing) = (lease.clone(), look.clone(), "writing down what became of a cluster");
+        self.transact(doing, move |tx| {
+            let (lease, look) = (lease.clone(), look.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+                sqlx::query_file!(
+                    "../../sql/cluster/record_observation.sql",
+                    cluster,
+                    json!(look.wait_reasons),
+                    look.observed_at,
+                    look.votes.map(|(voters, _)| count(voters)),
+                    look.votes.map(|(_, reached)| count(reached)),
+                    look.converged,
+                    i64::try_from(OBSERVATION_TTL.as_millis()).unwrap_or(i64::MAX)
+                )
+                .execute(&mut *tx)
+                .await
+                .context(doing)?;
+                if let Some(known) = &look.kubernetes {
+                    sqlx::query_file!(
+                        "../../sql/kubernetes/update_observed_state.sql",
+                        cluster,
+                        json!(known)
+                    )
+                    .execute(&mut *tx)
+                    .await
+                    .context(doing)?;
+                }
+                record_machine_observations(tx, cluster, &look).await
+            })
+        })
+        .await
+    }
+
+    async fn transact_for_machine<F>(
+        &self,
+        lease: &NamedLease,
+        machine: MachineId,
+        doing: &'static str,
+        body: F,
+    ) -> Result<(), BmdbError>
+    where
+        F: for<'c> Fn(&'c mut PgConnection) -> futures::future::BoxFuture<'c, Result<(), BmdbError>>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+    {
+        let lease = lease.clone();
+        self.transact(doing, move |tx| {
+            let (lease, body) = (lease.clone(), body.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                lock_due_rows(tx, machine).await?;
+                body(tx).await
+            })
+        })
+        .await
+    }
+}
+
+/// Withdraws the order about its cluster that a machine has carried out. The first time, the event and detail of its
+/// line of history are given; `None` afterwards.
+pub(super) async fn withdraw_cluster_order(
+    tx: &mut PgConnection,
+    machine: MachineId,
+    reported: Option<(&str, &str)>,
+    doing: &'static str,
+) -> Result<(), BmdbError> {
+    sqlx::query_file!("../../sql/cluster/withdraw_order.sql", machine.0)
+        .execute(&mut *tx)
+        .await
+        .context(doing)?;
+    match reported {
+        Some((event, detail)) => record_event(tx, machine, event, detail).await,
+        None => Ok(()),
+    }
+}
+
+async fn record_machine_observations(
+    tx: &mut PgConnection,
+    cluster: Uuid,
+    look: &ClusterObservation,
+) -> Result<(), BmdbError> {
+    let of = |field: &dyn Fn(&MachineObservation) -> Option<String>| -> Vec<Option<String>> {
+        look.machines.iter().map(|(_, machine)| field(machine)).collect()
+    };
+    let ids: Vec<Uuid> = look.machines.iter().map(|(machine, _)| machine.0).collect();
+    let waits = of(&|machine| machine.wait_reason.clone());
+    let nodes = of(&|machine| machine.node.as_ref().map(|node| node.0.clone()));
+    let states = of(&|machine| machine.node.as_ref().map(|node| node.1.to_owned()));
+    let health = of(&|machine| machine.node.as_ref().map(|node| node.3.to_owned()));
+    let roles: Vec<Option<Value>> =
+        look.machines.iter().map(|(_, machine)| machine.node.as_ref().map(|node| json!(node.2))).collect();
+    let voters: Vec<bool> = look.machines.iter().map(|(_, machine)| machine.voter).collect();
+    let services: Vec<Value> = look.machines.iter().map(|(_, machine)| json!(machine.services)).collect();
+    let kubernetes: Vec<Option<Value>> = (look.machines.iter())
+        .map(|(_, machine)| machine.kubernetes.as_ref().map(|kubernetes| json!(kubernetes)))
+        .collect();
+    sqlx::query_file!(
+        "../../sql/cluster/record_machine_observations.sql",
+        cluster,
+        look.observed_at,
+        &ids,
+        &waits as &[Option<String>],
+        &nodes as &[Option<String>],
+        &states as &[Option<String>],
+        &roles as &[Option<Value>],
+        &health as &[Option<String>],
+        &voters,
+        &services,
+        &kubernetes as &[Option<Value>]
+    )
+    .execute(tx)
+    .await
+    .context("writing down what became of a cluster's machines")?;
+    Ok(())
+}

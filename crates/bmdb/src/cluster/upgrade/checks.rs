@@ -1,0 +1,52 @@
+//! Checks before an upgrade of a cluster: whether it is founded, and the versions that its nodes run.
+
+use sqlx::PgConnection;
+
+use crate::cluster::lock::{lock_cluster, no_such_cluster};
+use crate::cluster::reading::{list_clusters, read_cluster_details};
+use crate::cluster::record::ClusterDetails;
+use crate::connection::error::{BmdbError, order_rejected};
+use model::cluster::spec::ClusterPart;
+use model::kubernetes::skew::NodeVersion;
+use model::kubernetes::version::ReleaseVersion;
+
+/// Locks a cluster that can be upgraded, and reads all of it.
+pub(super) async fn lock_upgradable_cluster(
+    tx: &mut PgConnection,
+    name: &str,
+) -> Result<ClusterDetails, BmdbError> {
+    lock_cluster(tx, name).await?;
+    let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
+    let found = read_cluster_details(tx, cluster).await?;
+    if found.cluster.founded.is_none() || found.cluster.restoring.is_some() {
+        let output = format!("the cluster {name} is not there yet; see: shepherdctl cluster describe {name}");
+        return Err(order_rejected("NOT_FOUNDED", output));
+    }
+    Ok(found)
+}
+
+/// Versions that the nodes run, as last reported.
+pub(super) fn running_versions(found: &ClusterDetails) -> Vec<NodeVersion> {
+    let staying = found.machines.iter().filter(|line| line.member.leave_reason.is_none());
+    let of = |line: &crate::cluster::record::ClusterMachineRecord| {
+        let version = line.kubernetes.as_ref()?.version.parse().ok()?;
+        Some(NodeVersion {
+            name: line.member.name.clone(),
+            controller: line.member.part == ClusterPart::ControlPlane,
+            version,
+        })
+    };
+    staying.filter_map(of).collect()
+}
+
+pub(super) fn parse_version(text: &str) -> Result<ReleaseVersion, BmdbError> {
+    text.parse().map_err(|error| {
+        order_rejected(
+            "NO_VERSION",
+            format!(
+                "a version of Kubernetes cannot be read, so whether the upgrade is allowed is unknown: \
+                 {error}"
+            ),
+        )
+    })
+}

@@ -1,0 +1,242 @@
+//! State transitions of a cluster upgrade, written under the cluster's lease.
+//!
+//! Every write checks the lease in its own transaction. A request to a node is recorded under its machine's lock before
+//! the curators receive it, and that transaction decides again whether an operator has objected since. So a shepherd
+//! that dies in between has sent no request, or has left a record that the next one finds.
+
+use serde_json::json;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext as _};
+use crate::engine::facts::read_snapshot;
+use crate::engine::intent::lock_disruption_context;
+use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::policy::policy_at_version;
+use crate::engine::schedule::{lock_due_rows, record_event};
+use model::artefact::parse_digest;
+use model::cluster::upgrade::{BundleRef, ClusterUpgrade, NodeUpgrade};
+use model::disruption::{DisruptionContext, may_disrupt};
+use model::ids::MachineId;
+use model::phase::{Phase, phase_of};
+use model::policy::DisruptionKind;
+
+const REQUESTING: &str = "asking a node to run a bundle";
+const OPERATION: &str = "writing down what becomes of an upgrade";
+
+type RequestedNodes = std::collections::BTreeMap<String, NodeUpgrade>;
+
+/// Locks an upgrade under way and reads the nodes that have a request; `None` if it has ended.
+async fn lock_requested_nodes(
+    tx: &mut PgConnection,
+    id: &str,
+) -> Result<Option<(RequestedNodes, Option<String>)>, BmdbError> {
+    let row =
+        sqlx::query_file!("../../sql/upgrade/lock.sql", id).fetch_optional(tx).await.context(OPERATION)?;
+    let Some(row) = row.filter(|row| row.ended.is_none()) else { return Ok(None) };
+    let requests = serde_json::from_value(row.requested_nodes)
+        .map_err(|error| BmdbError::Corrupt(format!("the upgrade {id}: {error}")))?;
+    Ok(Some((requests, row.paused)))
+}
+
+impl Bmdb {
+    /// Records the request that a node run a bundle, unless something speaks against it by now; returns that reason
+    /// then.
+    pub async fn request_node_upgrade(
+        &self,
+        lease: &NamedLease,
+        upgrade: &ClusterUpgrade,
+        (node, machine): (&str, MachineId),
+        bundle: &str,
+    ) -> Result<Option<String>, BmdbError> {
+        let (bmdb, lease, id) = (self.clone(), lease.clone(), upgrade.id.clone());
+        let (node, back) = (node.to_owned(), upgrade.rolling_back);
+        let versions = upgrade.bundles.clone().map(|(from, to)| if back { from.version } else { to.version });
+        let detail = format!(
+            "Kubernetes {} ({}), in the upgrade {id}",
+            versions.unwrap_or_default(),
+            bundle.get(..16).unwrap_or(bundle)
+        );
+        self.transact(REQUESTING, move |tx| {
+            let (bmdb, lease, id) = (bmdb.clone(), lease.clone(), id.clone());
+            let (node, detail) = (node.clone(), detail.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                lock_due_rows(tx, machine).await?;
+                let stands = || Ok(Some("its cluster's upgrade stands still, or has ended".to_owned()));
+                let Some((mut requests, paused)) = lock_requested_nodes(tx, &id).await? else {
+                    return stands();
+                };
+                if paused.is_some() {
+                    return stands();
+                }
+                if requests.contains_key(&node) {
+                    return Ok(None);
+                }
+                let snapshot = read_snapshot(tx, machine).await?;
+                let policy = policy_at_version(&bmdb, tx, snapshot.policy_version).await?;
+                let (facts, kind, now) = (&snapshot.facts, DisruptionKind::RestartAgent, snapshot.now);
+                let phase = phase_of(facts, &policy, now);
+                if let Some(hold) = facts.hold.as_ref().filter(|hold| hold.is_active_at(now)) {
+                    return Ok(Some(format!("{} holds it: {}", hold.by, hold.reason)));
+                }
+                if !matches!(phase, Phase::Ready | Phase::Installed) {
+                    return Ok(Some(format!("its machine is {phase}")));
+                }
+                let window = policy.budgets.get(&kind).map(|budget| budget.window).unwrap_or_default();
+                // The plan has already considered the cluster's objections.
+                let counted = lock_disruption_context(tx, machine, kind.as_str(), window, None).await?;
+                let circumstances = DisruptionContext { cluster: None, ..counted };
+                if let Err(no) = may_disrupt(facts, kind, &circumstances, &policy, now, now) {
+                    return Ok(Some(no.reason));
+                }
+                requests.insert(node, NodeUpgrade { requested_at: now, is_done: false });
+                sqlx::query_file!("../../sql/upgrade/set_requested_nodes.sql", id, json!(requests))
+                    .execute(&mut *tx)
+                    .await
+                    .context(REQUESTING)?;
+                let provider = facts
+                    .provider_record
+                    .as_ref()
+                    .map(|provided| provided.provider.as_str())
+                    .unwrap_or_default();
+                sqlx::query_file!(
+                    "../../sql/roll_out/insert_resolved_intent.sql",
+                    Uuid::now_v7(),
+                    kind.as_str(),
+                    provider,
+                    machine.0,
+                    lease.session.0,
+                    lease.fence,
+                    detail
+                )
+                .execute(&mut *tx)
+                .await
+                .context(REQUESTING)?;
+                record_event(tx, machine, "KubernetesOrdered", &detail).await?;
+                Ok(None)
+            })
+        })
+        .await
+    }
+
+    /// Records that a node is finished.
+    pub async fn record_node_upgraded(
+        &self,
+        lease: &NamedLease,
+        id: &str,
+        node: &str,
+        machine: Option<MachineId>,
+    ) -> Result<(), BmdbError> {
+        let (lease, id, node) = (lease.clone(), id.to_owned(), node.to_owned());
+        self.transact(OPERATION, move |tx| {
+            let (lease, id, node) = (lease.clone(), id.clone(), node.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                if let Some(machine) = machine {
+                    lock_due_rows(tx, machine).await?;
+                }
+                let Some((mut requests, _)) = lock_requested_nodes(tx, &id).await? else { return Ok(()) };
+                let Some(one) = requests.get_mut(&node).filter(|upgrade| !upgrade.is_done) else {
+                    return Ok(());
+                };
+                one.is_done = true;
+                sqlx::query_file!("../../sql/upgrade/set_requested_nodes.sql", id, json!(requests))
+                    .execute(&mut *tx)
+                    .await
+                    .context(OPERATION)?;
+                match machine {
+                    Some(machine) => {
+                        let detail = format!("it is well with the bundle (upgrade {id})");
+                        record_event(tx, machine, "KubernetesRuns", &detail).await
+                    }
+                    None => Ok(()),
+                }
+            })
+        })
+        .await
+    }
+
+    /// Pauses an upgrade, with the reason.
+    pub async fn pause_upgrade(&self, lease: &NamedLease, id: &str, why: &str) -> Result<(), BmdbError> {
+        let (lease, id, why) = (lease.clone(), id.to_owned(), why.to_owned());
+        self.transact(OPERATION, move |tx| {
+            let (lease, id, why) = (lease.clone(), id.clone(), why.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("../../sql/upgrade/set_paused.sql", id, Some(why.as_str()) as Option<&str>)
+                    .execute(tx)
+                    .await
+                    .context(OPERATION)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Records that the role servers are finished.
+    pub async fn record_upgrade_roll_out_done(&self, lease: &NamedLease, id: &str) -> Result<(), BmdbError> {
+        let (lease, id) = (lease.clone(), id.to_owned());
+        self.transact(OPERATION, move |tx| {
+            let (lease, id) = (lease.clone(), id.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("../../sql/upgrade/mark_roll_out_done.sql", id)
+                    .execute(tx)
+                    .await
+                    .context(OPERATION)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Ends an upgrade that is finished: what all nodes run is the cluster's specification from now on.
+    pub async fn complete_upgrade(
+        &self,
+        lease: &NamedLease,
+        cluster: Uuid,
+        upgrade: &ClusterUpgrade,
+    ) -> Result<(), BmdbError> {
+        let (lease, id, back) = (lease.clone(), upgrade.id.clone(), upgrade.rolling_back);
+        let target: Option<BundleRef> =
+            upgrade.bundles.clone().map(|(from, to)| if back { from } else { to });
+        self.transact(OPERATION, move |tx| {
+            let (lease, id, target) = (lease.clone(), id.clone(), target.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                // An operator may have rolled it back meanwhile, and then it is not finished.
+                if lock_requested_nodes(tx, &id).await?.is_none() {
+                    return Ok(());
+                }
+                let line = crate::cluster::upgrade::read_active_upgrade(tx, cluster).await?;
+                if line.is_none_or(|line| {
+                    line.upgrade.rolling_back != back || line.upgrade.pause_reason.is_some()
+                }) {
+                    return Ok(());
+                }
+                let how = if back { "rolled back" } else { "finished" };
+                let ended = sqlx::query_file_scalar!("../../sql/upgrade/end.sql", id, how)
+                    .fetch_optional(&mut *tx)
+                    .await
+                    .context(OPERATION)?;
+                if let (Some(_), Some(target)) = (ended, target) {
+                    let digest = parse_digest(&target.digest).map_err(BmdbError::Corrupt)?;
+                    let digest = digest.0.as_slice();
+                    sqlx::query_file!(
+                        "../../sql/kubernetes/set_current_bundle.sql",
+                        cluster,
+                        digest,
+                        target.version
+                    )
+                    .execute(&mut *tx)
+                    .await
+                    .context(OPERATION)?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+}

@@ -1,0 +1,292 @@
+//! Database errors and what to do about each: retry, resolve the outcome, or fail.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::connection::dialect::Dialect;
+use model::time::Span;
+
+/// Why a statement or transaction failed, or what is known of its outcome.
+#[derive(Debug, thiserror::Error)]
+pub enum BmdbError {
+    /// The connection URL is invalid.
+    #[error("the BMDB URL is no PostgreSQL URL ({reason}); write postgres://USER@HOST:5432/DATABASE")]
+    InvalidUrl {
+        /// The parser's message, without the URL: it may contain a password.
+        reason: String,
+    },
+    /// The server cannot be reached, or rejects us. Nothing was done.
+    #[error("cannot reach the BMDB at {address}: {reason}")]
+    Unreachable {
+        /// Host, port and database, without credentials.
+        address: String,
+        /// The connection's error, without credentials.
+        reason: String,
+    },
+    /// The server runs transactions at another isolation level than the dialect needs. Nothing was done.
+    #[error(
+        "the BMDB at {place} runs transactions at {}, and the dialect {} needs {}: a pooler in between drops connection \
+         options (connect to the server itself), or the server is of another kind (see --bmdb_dialect)",
+        found.to_uppercase(), dialect.as_str(), dialect.isolation().to_uppercase()
+    )]
+    Isolation {
+        /// Host, port and database, without credentials.
+        place: String,
+        /// The level that the server reports.
+        found: String,
+        /// The dialect that was configured.
+        dialect: Dialect,
+    },
+    /// The schema is newer than this release knows.
+    #[error(
+        "the BMDB has schema version {found}, and this release knows versions up to {supported}: it was upgraded by a \
+         newer shepherd; start that release instead"
+    )]
+    NewerSchema {
+        /// Schema version found in the database.
+        found: i64,
+        /// Newest schema version that this release knows.
+        supported: i64,
+    },
+    /// The schema is older than this program needs, and this program does not migrate.
+    #[error(
+        "the BMDB has schema version {found}, and this release needs {required}: start the `shepherd` of this release \
+         once, which upgrades it"
+    )]
+    OlderSchema {
+        /// Schema version found in the database.
+        found: i64,
+        /// Schema version that this program needs.
+        required: i64,
+    },
+    /// A migration failed, with the reason.
+    #[error("cannot bring the BMDB's schema up to date: {0}")]
+    MigrationFailed(String),
+    /// The session is over: its deadline passed, or it was closed. It never revives.
+    #[error("the session is over; nothing was written")]
+    SessionEnded,
+    /// The lease is not (or no longer) held with that fence.
+    #[error("the lease is not held any more; nothing was written")]
+    LeaseLost,
+    /// An outward call was given up.
+    #[error(
+        "an outward call was given up after {after:.1?}: it had not ended when its limit, or the time until its machine \
+         could be somebody else's, was over"
+    )]
+    OutwardCallTimedOut {
+        /// How long it had taken.
+        after: Duration,
+    },
+    /// The BMDB has no such machine.
+    #[error("the BMDB knows no machine {0}")]
+    NoSuchMachine(String),
+    /// A row was written by a newer release, whose rules this one must not overrule.
+    #[error("the schedule of this machine was written by a newer release (rules {found}, known {supported})")]
+    NewerRules {
+        /// Version of the rules the row was written by.
+        found: i64,
+        /// Rules version of this release.
+        supported: i64,
+    },
+    /// The answer to a commit was lost: it may have happened or not.
+    #[error("the connection was lost while committing, so that the outcome is unknown: {0}")]
+    UnknownOutcome(String),
+    /// The database was busy with conflicting transactions for longer than we try.
+    #[error("the database could not serialise {operation} in {tries} tries")]
+    Conflict {
+        /// What was being done.
+        operation: &'static str,
+        /// How often it was tried.
+        tries: u32,
+    },
+    /// The transaction panicked or its task was ended with the runtime.
+    #[error("{operation} was ended in the middle: {reason}")]
+    TaskFailed {
+        /// What was being done.
+        operation: &'static str,
+        /// Text of the panic, or why the task ended.
+        reason: String,
+    },
+    /// A read took longer than a client on the network may take. Nothing was changed.
+    #[error("reading was given up after {limit:?}, because the database is busy; ask again, or for less")]
+    ReadTimedOut {
+        /// How long a read may take.
+        limit: Duration,
+    },
+    /// The machine changed since the client read the version that the order names. Nothing was done.
+    #[error(
+        "{machine} is at version {found} by now, and the order was for version {expected}; read it again, and \
+         decide again"
+    )]
+    VersionMismatch {
+        /// The machine as people call it.
+        machine: String,
+        /// Version of the machine now.
+        found: i64,
+        /// The version that the order was for.
+        expected: i64,
+    },
+    /// An idempotency key was used before for something else. Nothing was done.
+    #[error(
+        "the idempotency key {key:?} was given before with another order; give each order a key of its own"
+    )]
+    IdempotencyKeyReused {
+        /// The key that was used before.
+        key: String,
+    },
+    /// An order that cannot be carried out as things are. Nothing was done.
+    #[error("{message}")]
+    OrderRejected {
+        /// Identifier for programs, such as `NO_SUCH_KEY`.
+        reason: &'static str,
+        /// A sentence for people, with what to do.
+        message: String,
+    },
+    /// An order that needs a second admin, with the request for the approval. Nothing was done.
+    #[error("{}", .0.message)]
+    ApprovalRequired(Box<ApprovalRequest>),
+    /// The same order was given several times at once; one of them was carried out.
+    #[error(
+        "the same order was given more than once at this moment; give it again to hear what became of it"
+    )]
+    DuplicateOrderInProgress,
+    /// The BMDB has no such credential.
+    #[error("the BMDB knows no credential {0}; `shepherdctl tokens get` lists those it knows")]
+    NoSuchCredential(String),
+    /// A value in the database is impossible.
+    #[error("the BMDB holds something that cannot be: {0}")]
+    Corrupt(String),
+    /// Any other error of the database.
+    #[error("{operation} failed: {source}")]
+    Statement {
+        /// What was being done.
+        operation: &'static str,
+        /// The error as sqlx reports it.
+        source: sqlx::Error,
+    },
+}
+
+impl BmdbError {
+    /// The message for the person who named the database, with advice where the sentence alone gives none.
+    #[must_use]
+    pub fn with_advice(&self) -> String {
+        match self {
+            // Errors about TLS contain their own advice.
+            Self::Unreachable { reason, .. } if !reason.starts_with("TLS failed") => {
+                format!("{self}. Is it running, and are host, port, user and password right?")
+            }
+            _ => self.to_string(),
+        }
+    }
+
+    /// Whether another client held a lock that could not be waited for.
+    pub(crate) fn is_lock_not_available(&self) -> bool {
+        matches!(self, Self::Statement { source, .. } if is_lock_not_available(source))
+    }
+
+    /// Whether the database has no such table, column or function, or does not support this use of one: it is of
+    /// another kind than the statement was written for.
+    #[must_use]
+    pub fn is_undefined_object(&self) -> bool {
+        let Self::Statement { source: sqlx::Error::Database(database), .. } = self else { return false };
+        let code = database.code();
+        let code = code.as_deref().unwrap_or_default();
+        matches!(code, "42P01" | "42703" | "42883" | "42704" | "3F000") || code.starts_with("0A")
+    }
+
+    /// Whether a later attempt may succeed without anybody's intervention.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable { .. }
+            | Self::UnknownOutcome(_)
+            | Self::Conflict { .. }
+            | Self::ReadTimedOut { .. }
+            | Self::DuplicateOrderInProgress
+            | Self::TaskFailed { .. } => true,
+            Self::Statement { source, .. } => is_retryable(source),
+            _ => false,
+        }
+    }
+}
+
+/// The request that is stored for an order that needs a second admin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApprovalRequest {
+    /// Id of its row in `approval`.
+    pub approval_id: Uuid,
+    /// The order's idempotency key: the one that the actor gave, or one that was generated.
+    pub idempotency_key: String,
+    /// Digest that distinguishes it from every other order.
+    pub request_digest: [u8; 32],
+    /// What the order is about, for the admin who approves it.
+    pub target: String,
+    /// How long the request waits for an approval before it expires.
+    pub ttl: Span,
+    /// A sentence for the actor: who must approve, and how.
+    pub message: String,
+}
+
+/// An order that is rejected, with a reason for programs and a sentence for people.
+pub(crate) fn order_rejected(reason: &'static str, message: impl Into<String>) -> BmdbError {
+    BmdbError::OrderRejected { reason, message: message.into() }
+}
+
+/// Whether the database reported that another client held a lock that could not be waited for.
+pub(crate) fn is_lock_not_available(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("55P03"))
+}
+
+/// Whether the same statement may succeed later: the server was away or busy, or another client held a lock. What it
+/// rejects because of the statement's content (a constraint, a malformed text) it rejects for ever.
+fn is_retryable(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(database) => {
+            let code = database.code().unwrap_or_default();
+            ["08", "25P0", "40", "53", "55P03", "57", "58"].iter().any(|class| code.starts_with(class))
+        }
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::WorkerCrashed => true,
+        _ => false,
+    }
+}
+
+/// What the caller does about a failed transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Remedy {
+    /// Run the whole transaction again: it lost against another one.
+    Retry,
+    /// Find out whether it was committed.
+    ResolveOutcome,
+    /// Return the error: the transaction did not happen.
+    Fail,
+}
+
+/// Codes of conflicts that are nobody's fault: serialisation failure, deadlock.
+const CONFLICT_CODES: [&str; 2] = ["40001", "40P01"];
+/// Code for a statement whose completion the server does not know.
+const COMPLETION_UNKNOWN: &str = "40003";
+
+/// The remedy for `error`. `committing` is whether a commit (or a statement that commits itself) had been sent.
+pub(crate) fn remedy_for(error: &sqlx::Error, committing: bool) -> Remedy {
+    if let sqlx::Error::Database(database) = error {
+        let code = database.code();
+        let code = code.as_deref().unwrap_or_default();
+        if CONFLICT_CODES.contains(&code) {
+            return Remedy::Retry;
+        }
+        // Class 57P is the server going away; with a commit under way that decides nothing.
+        if committing && (code == COMPLETION_UNKNOWN || code.starts_with("57P")) {
+            return Remedy::ResolveOutcome;
+        }
+        return Remedy::Fail;
+    }
+    if committing && !matches!(error, sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed) {
+        return Remedy::ResolveOutcome;
+    }
+    Remedy::Fail
+}

@@ -1,0 +1,215 @@
+//! Connection to the BMDB: pool, transactions with retry, time limits, schema, reads, private server.
+//!
+//! [`Bmdb`] is the handle that everything else in this crate takes. It has a pool of connections, the policy as last
+//! read, and the metrics of what it sends.
+//!
+//! # How it works
+//!
+//! * [`settings`] says where the database is and what is set on every connection; [`dialect`] which kind of database it
+//!   is. [`url`] finds and masks passwords in URLs.
+//! * `pool` acquires connections, tests them within a limit, and abandons those that no longer answer.
+//! * `transaction` runs a transaction ([`Bmdb::transact`]) or a single statement ([`Bmdb::statement`]), and again when
+//!   it loses against others. [`error`] decides for each error of the database whether to retry, to find out what
+//!   happened, or to fail.
+//! * [`read_pool`] reads at one moment of the database, without locks and with a limit: for people and for the API.
+//! * [`schema`] brings the schema up to date. Every program checks its version before it works.
+//! * [`private_postgres`] starts a server of its own, for the demo, for tests and for a site without PostgreSQL.
+//!
+//! # Invariants
+//!
+//! * Every transaction runs in a task of its own that nobody aborts. A worker that is cancelled drops the future that
+//!   waits for it, never the transaction: dropped half-way, a connection would go back to its pool with a transaction
+//!   open.
+//! * Every wait for the database has a limit. The server's own timeouts, set on every connection, bound a transaction.
+//!   Where not even those arrive, because the network swallows what is sent, the connection is abandoned with its
+//!   transaction, and the outcome is unknown.
+//! * No error, log line or display contains a password.
+//! * Correctness does not depend on the dialect: `NOTIFY` and `SKIP LOCKED` only make things faster.
+//!
+//! # Notes for the next implementor
+//!
+//! * The body of a transaction may run several times. It has no effect but its statements, and computes again what it
+//!   returns.
+//! * The name of an operation ("claiming") is in error messages and is a label of a metric. It is a constant text,
+//!   never made from data.
+//! * After [`BmdbError::UnknownOutcome`] the transaction happened or not. The caller must be able to find out: by a
+//!   fence in history, by an idempotency key in the audit, or because doing it again does no harm.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions, Connection, PgConnection, PgPool};
+use tokio::sync::watch;
+
+use crate::connection::dialect::Dialect;
+use crate::connection::error::BmdbError;
+use crate::connection::pool::new_pool;
+use crate::connection::settings::ConnectionSettings;
+use crate::metrics::database::BmdbMetrics;
+use model::policy::Policy;
+use model::time::Timestamp;
+
+pub mod dialect;
+pub mod error;
+mod pool;
+pub mod private_postgres;
+pub mod read_pool;
+pub mod schema;
+pub mod settings;
+pub(crate) mod transaction;
+pub mod url;
+
+/// How long closing waits: longer than any transaction may take.
+const CLOSE_LIMIT: Duration = Duration::from_secs(30);
+
+/// A handle on the BMDB; cheap to clone.
+#[derive(Clone)]
+pub struct Bmdb {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    pool: PgPool,
+    options: PgConnectOptions,
+    settings: ConnectionSettings,
+    policy: watch::Sender<(i64, Arc<Policy>)>,
+    metrics: BmdbMetrics,
+}
+
+impl std::fmt::Debug for Bmdb {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bmdb").field("place", &self.inner.settings.address()).finish_non_exhaustive()
+    }
+}
+
+impl Bmdb {
+    /// Connects, and fails with a sentence when the server does not answer within ten seconds.
+    ///
+    /// Touches nothing: the schema may be missing or of any version.
+    pub async fn connect(settings: ConnectionSettings) -> Result<Self, BmdbError> {
+        let options = settings.connect_options();
+        let pool = new_pool(settings.max_connections, options.clone());
+        // A pool hides why it cannot connect behind its own timeout; a single connection reports it.
+        let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
+        let reason = match first {
+            Ok(Ok(mut connection)) => {
+                let isolation = sqlx::query_file_scalar!("../../sql/schema/read_isolation.sql")
+                    .fetch_one(&mut connection)
+                    .await;
+                let isolation = isolation.context("asking for the isolation level")?;
+                drop(connection.close().await);
+                if isolation != settings.dialect.isolation() {
+                    return Err(BmdbError::Isolation {
+                        place: settings.address(),
+                        found: isolation,
+                        dialect: settings.dialect,
+                    });
+                }
+                let policy = watch::Sender::new((0, Arc::new(Policy::default())));
+                let inner = Inner { pool, options, settings, policy, metrics: BmdbMetrics::default() };
+                return Ok(Self { inner: Arc::new(inner) });
+            }
+            Ok(Err(error)) => unreachable_reason(&error),
+            Err(_) => "no answer within 10 seconds".to_owned(),
+        };
+        Err(BmdbError::Unreachable { address: settings.address(), reason })
+    }
+
+    /// The common pool of connections.
+    #[must_use]
+    pub fn pool(&self) -> &PgPool {
+        &self.inner.pool
+    }
+
+    /// A connection outside the pool: sessions are renewed on one, so that no other work delays that.
+    pub(crate) async fn open_connection(&self) -> Result<PgConnection, sqlx::Error> {
+        self.inner.options.connect().await
+    }
+
+    /// The dialect of the database.
+    #[must_use]
+    pub fn dialect(&self) -> Dialect {
+        self.inner.settings.dialect
+    }
+
+    /// The settings it was connected with.
+    #[must_use]
+    pub fn settings(&self) -> &ConnectionSettings {
+        &self.inner.settings
+    }
+
+    /// Metrics of this handle and its clones.
+    #[must_use]
+    pub fn metrics(&self) -> &BmdbMetrics {
+        &self.inner.metrics
+    }
+
+    /// The policy as last read, with its version.
+    #[must_use]
+    pub fn policy(&self) -> (i64, Arc<Policy>) {
+        self.inner.policy.borrow().clone()
+    }
+
+    /// A receiver that is notified whenever another policy was read.
+    #[must_use]
+    pub fn policy_changes(&self) -> watch::Receiver<(i64, Arc<Policy>)> {
+        self.inner.policy.subscribe()
+    }
+
+    /// Remembers a policy that was read or written; an older version never replaces a newer one.
+    pub(crate) fn cache_policy(&self, version: i64, policy: Policy) {
+        self.inner.policy.send_if_modified(|known| {
+            let newer = version > known.0;
+            if newer {
+                *known = (version, Arc::new(policy));
+            }
+            newer
+        });
+    }
+
+    /// Closes every connection, after the transactions under way. Connections behind a network that
+    /// swallows packets are left to the kernel after a while: nobody should have to kill a shepherd
+    /// because its database is gone.
+    pub async fn close(&self) {
+        if tokio::time::timeout(CLOSE_LIMIT, self.inner.pool.close()).await.is_err() {
+            tracing::warn!(database = %self.inner.settings.address(), "some connections to the BMDB did not close in time");
+        }
+    }
+}
+
+/// Why the server cannot be reached, without the password that some messages repeat.
+fn unreachable_reason(error: &sqlx::Error) -> String {
+    match error {
+        sqlx::Error::Io(io) => match io.to_string().strip_prefix("invalid peer certificate: ") {
+            Some(why) => format!(
+                "TLS failed: its certificate is not to be trusted ({why}); name the CA that it comes from by \
+                 sslrootcert=FILE in the URL, and the host as the certificate does"
+            ),
+            None => io.to_string(),
+        },
+        sqlx::Error::Tls(tls) => format!("TLS failed: {tls}"),
+        sqlx::Error::Database(refusal) => refusal.message().to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// Adds to an error what was being done when a statement failed.
+pub(crate) trait DbContext<T> {
+    /// Wraps the database's error with the operation.
+    fn context(self, what: &'static str) -> Result<T, BmdbError>;
+}
+
+impl<T> DbContext<T> for Result<T, sqlx::Error> {
+    fn context(self, what: &'static str) -> Result<T, BmdbError> {
+        self.map_err(|source| BmdbError::Statement { operation: what, source })
+    }
+}
+
+/// Reads the database's clock in a transaction.
+pub async fn database_now(tx: &mut PgConnection) -> Result<Timestamp, BmdbError> {
+    sqlx::query_file_scalar!("../../sql/inspect/read_clock.sql")
+        .fetch_one(tx)
+        .await
+        .context("reading what to show")
+}

@@ -1,0 +1,149 @@
+//! Connection pool: acquiring, testing, returning and abandoning connections, and the gauge of those in use.
+//!
+//! A connection behind a network that swallows packets answers nothing for ever. So each test of a connection has a
+//! limit, and a connection that did not answer a transaction within the transaction's limit leaves the pool: closing it
+//! ends its transaction.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::Gauge;
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection, PgConnection, PgPool, Postgres};
+
+use crate::connection::Bmdb;
+use crate::connection::error::BmdbError;
+use crate::metrics::Metrics;
+use crate::metrics::registry::Label;
+
+/// How long a connection may take to answer when it is tested.
+const TEST_LIMIT: Duration = Duration::from_secs(2);
+
+/// A pool of at most so many connections, each tested when it leaves the pool and when it returns to it.
+pub(super) fn new_pool(max_connections: u32, options: PgConnectOptions) -> PgPool {
+    PgPoolOptions::new()
+        .max_connections(max_connections)
+        .acquire_timeout(Duration::from_secs(10))
+        .idle_timeout(Duration::from_mins(5))
+        .test_before_acquire(false)
+        .before_acquire(|connection, meta| {
+            Box::pin(async move {
+                // It answered when it was returned to the pool.
+                if meta.idle_for < Duration::from_secs(1) { Ok(true) } else { check_alive(connection).await }
+            })
+        })
+        .after_release(|connection, _| {
+            Box::pin(async move {
+                // The pool tests it in a moment, within the limit that is set there.
+                if RETURNING_TO_POOL.try_with(|()| ()).is_ok() {
+                    Ok(true)
+                } else {
+                    check_alive(connection).await
+                }
+            })
+        })
+        .connect_lazy_with(options)
+}
+
+impl Bmdb {
+    /// Connections of the common pool that are idle, and those in use.
+    fn pool_usage(&self) -> (u64, u64) {
+        let pool = &self.inner.pool;
+        let idle = u64::try_from(pool.num_idle()).unwrap_or(u64::MAX);
+        (idle, u64::from(pool.size()).saturating_sub(idle))
+    }
+
+    pub(super) async fn acquire_connection(
+        &self,
+        what: &'static str,
+    ) -> Result<PoolConnection<Postgres>, BmdbError> {
+        let requested_at = Instant::now();
+        let connection = self.inner.pool.acquire().await;
+        self.metrics().pool_wait.observe(requested_at.elapsed().as_secs_f64());
+        connection.map_err(|source| {
+            self.metrics().count_transaction(what, "failed");
+            BmdbError::Statement { operation: what, source }
+        })
+    }
+
+    /// Abandons a connection that has not answered for longer than the server lets anything take: the network swallows
+    /// what is sent. It is taken from the pool, and closing it ends its transaction.
+    pub(super) fn abandon_connection(
+        &self,
+        what: &'static str,
+        connection: PoolConnection<Postgres>,
+        limit: Duration,
+    ) -> BmdbError {
+        drop(connection.detach());
+        self.metrics().count_transaction(what, "unknown");
+        BmdbError::UnknownOutcome(format!("no answer within {} s", limit.as_secs()))
+    }
+}
+
+tokio::task_local! {
+    /// Set while [`release_connection`] puts a connection back, which limits how long that takes.
+    static RETURNING_TO_POOL: ();
+}
+
+/// Puts a connection back into its pool, as dropping it would, but within a limit. The pool tests it then. A network
+/// that swallows packets from that moment on would let the test wait for an answer that never comes, and a task that
+/// closes the pool wait for the test.
+pub(super) fn release_connection(mut connection: PoolConnection<Postgres>) {
+    tokio::spawn(
+        RETURNING_TO_POOL
+            .scope((), async move { tokio::time::timeout(TEST_LIMIT, connection.return_to_pool()).await }),
+    );
+}
+
+/// Whether a pooled connection still answers. The pool's own test waits for ever for one behind a
+/// network that swallows packets, and closing the pool would then wait for it.
+async fn check_alive(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    match tokio::time::timeout(TEST_LIMIT, connection.ping()).await {
+        Ok(answer) => answer.map(|()| true),
+        Err(_) => Err(sqlx::Error::PoolTimedOut),
+    }
+}
+
+/// Connections of the common pool, by whether they are idle or in use.
+#[derive(Debug)]
+struct PoolConnectionsGauge(Bmdb);
+
+impl EncodeMetric for PoolConnectionsGauge {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let (idle, used) = self.0.pool_usage();
+        for (state, count) in [("idle", idle), ("used", used)] {
+            encoder.encode_family(&[("state", state)])?.encode_gauge(&count)?;
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Gauge
+    }
+}
+
+impl Bmdb {
+    /// Registers the metrics of this handle and its clones, and the gauge of its pool.
+    pub fn register_metrics(&self, metrics: &Metrics) {
+        self.metrics().register(metrics);
+        let most: Gauge = Gauge::default();
+        most.set(i64::from(self.settings().max_connections));
+        metrics.register(|book| {
+            book.add_process_metric(
+                "bmdb_pool_connections",
+                "Connections to the BMDB in the common pool",
+                &[Label::one_of("state", ["idle", "used"])],
+                PoolConnectionsGauge(self.clone()),
+            );
+            book.add_process_metric(
+                "bmdb_pool_connections_limit",
+                "Maximum number of connections of the common pool",
+                &[],
+                most,
+            );
+        });
+    }
+}

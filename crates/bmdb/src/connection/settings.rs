@@ -1,0 +1,93 @@
+//! Connection settings: the address of the database, and what is set on every connection.
+//!
+//! The server's timeouts end what a dead client left behind: a statement, a wait for a lock, and a transaction in which
+//! nothing is sent. `jit` is off, because compiling costs more than our statements take.
+
+use std::time::Duration;
+
+use sqlx::ConnectOptions;
+use sqlx::postgres::PgConnectOptions;
+
+use crate::connection::dialect::Dialect;
+use crate::connection::error::BmdbError;
+
+/// Settings of a connection to the BMDB.
+#[derive(Clone)]
+pub struct ConnectionSettings {
+    /// Host, port, user, password and TLS.
+    pub options: PgConnectOptions,
+    /// The dialect of the database.
+    pub dialect: Dialect,
+    /// Most connections of the common pool; one more is used to renew sessions.
+    pub max_connections: u32,
+    /// Name shown in the server's list of connections.
+    pub application: String,
+    /// Whether it reads for clients on the network, so that reads hold nothing for long (`read_pool.rs`).
+    pub short_reads: bool,
+    /// First parts of `search_path`, for tests with a clock of their own.
+    pub search_path: Option<String>,
+}
+
+impl ConnectionSettings {
+    /// Settings for a URL of the form `postgres://user@host:5432/database`.
+    pub fn from_url(url: &str, application: &str) -> Result<Self, BmdbError> {
+        let scheme_is_right = url.starts_with("postgres://") || url.starts_with("postgresql://");
+        if !scheme_is_right {
+            return Err(BmdbError::InvalidUrl { reason: "it does not begin with postgres://".into() });
+        }
+        let options: PgConnectOptions = url.parse().map_err(|error: sqlx::Error| BmdbError::InvalidUrl {
+            reason: redacted_url_error(&error, url),
+        })?;
+        Ok(Self {
+            options,
+            dialect: Dialect::Postgres,
+            max_connections: 16,
+            application: application.to_owned(),
+            short_reads: false,
+            search_path: None,
+        })
+    }
+
+    /// Host, port and database for people, without credentials.
+    #[must_use]
+    pub fn address(&self) -> String {
+        let database = self.options.get_database().unwrap_or("(default database)");
+        match self.options.get_socket() {
+            Some(socket) => format!("{}/{database}", socket.display()),
+            None => format!("{}:{}/{database}", self.options.get_host(), self.options.get_port()),
+        }
+    }
+
+    pub(super) fn connect_options(&self) -> PgConnectOptions {
+        let (silence, statement) = if self.short_reads { ("2500ms", "2500ms") } else { ("5s", "10s") };
+        let mut settings = vec![
+            ("default_transaction_isolation", self.dialect.isolation().to_owned()),
+            ("idle_in_transaction_session_timeout", silence.to_owned()),
+            ("statement_timeout", statement.to_owned()),
+            ("lock_timeout", "5s".to_owned()),
+            ("tcp_keepalives_idle", "10".to_owned()),
+            ("tcp_keepalives_interval", "5".to_owned()),
+            ("tcp_keepalives_count", "3".to_owned()),
+            ("jit", "off".to_owned()),
+            ("TimeZone", "UTC".to_owned()),
+        ];
+        if let Some(search_path) = &self.search_path {
+            settings.push(("search_path", search_path.clone()));
+        }
+        self.options
+            .clone()
+            .application_name(&self.application)
+            .options(settings)
+            .log_slow_statements(tracing::log::LevelFilter::Debug, Duration::from_secs(1))
+            .log_statements(tracing::log::LevelFilter::Trace)
+    }
+}
+
+/// A URL parser's message, with the password removed.
+fn redacted_url_error(error: &sqlx::Error, url: &str) -> String {
+    let text = error.to_string();
+    // sqlx begins with the remark that this is about configuration, which the operator who gave a URL knows.
+    let text = text.strip_prefix("error with configuration: ").unwrap_or(&text).to_owned();
+    let secret = url.split('@').next().and_then(|user| user.rsplit(':').next()).unwrap_or_default();
+    if secret.is_empty() { text } else { text.replace(secret, "…") }
+}

@@ -1,0 +1,255 @@
+//! Transactions: attempts, retries after a conflict, and phase exits that count only after the commit.
+//!
+//! [`Bmdb::transact`] and [`Bmdb::statement`] run in a task of their own. An attempt that loses against another
+//! transaction is made again after a random pause that grows. When the answer to a commit is lost, the caller gets
+//! [`BmdbError::UnknownOutcome`].
+//!
+//! Machines that leave a phase are observed in a histogram. A transaction may run several times, and roll back what it
+//! did; so it only records the exits, and they are observed after its commit.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use sqlx::{Executor as _, PgConnection};
+
+use crate::connection::Bmdb;
+use crate::connection::error::{BmdbError, Remedy, is_lock_not_available, remedy_for};
+use crate::connection::pool::release_connection;
+use crate::metrics::database::BmdbMetrics;
+use model::phase::Phase;
+
+/// How often a transaction that loses against others is run before that is an error. Beside six others on small tables
+/// a SERIALIZABLE one was observed to lose every second time: with twelve tries a busy host would fail a heartbeat
+/// every few thousand.
+const MAX_ATTEMPTS: u32 = 24;
+/// How long the answer to one statement is waited for: a little longer than `statement_timeout`.
+const STATEMENT_LIMIT: Duration = Duration::from_secs(12);
+/// How long a transaction may take, its statements and the pauses between them.
+const TRANSACTION_LIMIT: Duration = Duration::from_secs(25);
+// Not sqlx's own transactions: they roll back what a commit has ended already.
+const BEGIN: &str = include_str!("../../../../sql/transaction/begin.sql");
+const COMMIT: &str = include_str!("../../../../sql/transaction/commit.sql");
+const ROLLBACK: &str = include_str!("../../../../sql/transaction/rollback.sql");
+
+impl Bmdb {
+    /// Runs a transaction in a task of its own, and again whenever it loses against others.
+    ///
+    /// `body` may run several times and must have no effect but its statements. An error it returns rolls everything
+    /// back.
+    pub async fn transact<T, F>(&self, what: &'static str, body: F) -> Result<T, BmdbError>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
+    {
+        let bmdb = self.clone();
+        run_in_task(what, async move {
+            for attempt in 0..MAX_ATTEMPTS {
+                let mut connection = bmdb.acquire_connection(what).await?;
+                // If `body` panics, a transaction is open.
+                connection.close_on_drop();
+                let tried = collect_phase_exits(try_once(what, &mut connection, &body));
+                let Ok(((tried, is_sound), left)) = tokio::time::timeout(TRANSACTION_LIMIT, tried).await
+                else {
+                    return Err(bmdb.abandon_connection(what, connection, TRANSACTION_LIMIT));
+                };
+                if is_sound {
+                    release_connection(connection);
+                } else {
+                    drop(connection.detach());
+                }
+                match tried {
+                    AttemptOutcome::Finished(result) => {
+                        bmdb.metrics().count_transaction(what, result_label(&result));
+                        if result.is_ok() {
+                            count_phase_exits(bmdb.metrics(), left);
+                        }
+                        return result;
+                    }
+                    AttemptOutcome::Failed { error, committing } => {
+                        bmdb.handle_failed_attempt(what, error, committing, attempt).await?;
+                    }
+                }
+            }
+            bmdb.metrics().count_transaction(what, "failed");
+            Err(BmdbError::Conflict { operation: what, tries: MAX_ATTEMPTS })
+        })
+        .await
+    }
+
+    /// Runs one statement that commits itself, in a task of its own, and again whenever it loses against others. If the
+    /// answer is lost, the error is [`BmdbError::UnknownOutcome`].
+    pub async fn statement<T, F>(&self, what: &'static str, body: F) -> Result<T, BmdbError>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + 'static,
+    {
+        let bmdb = self.clone();
+        run_in_task(what, async move {
+            for attempt in 0..MAX_ATTEMPTS {
+                let mut connection = bmdb.acquire_connection(what).await?;
+                let tried = tokio::time::timeout(STATEMENT_LIMIT, body(&mut connection));
+                let Ok(tried) = tried.await else {
+                    return Err(bmdb.abandon_connection(what, connection, STATEMENT_LIMIT));
+                };
+                release_connection(connection);
+                match tried {
+                    Ok(value) => {
+                        bmdb.metrics().count_transaction(what, "done");
+                        return Ok(value);
+                    }
+                    Err(error) => bmdb.handle_failed_attempt(what, error, true, attempt).await?,
+                }
+            }
+            bmdb.metrics().count_transaction(what, "failed");
+            Err(BmdbError::Conflict { operation: what, tries: MAX_ATTEMPTS })
+        })
+        .await
+    }
+
+    /// Decides about a failed attempt: a pause before the next one, or an error.
+    async fn handle_failed_attempt(
+        &self,
+        what: &'static str,
+        error: sqlx::Error,
+        committing: bool,
+        attempt: u32,
+    ) -> Result<(), BmdbError> {
+        match remedy_for(&error, committing) {
+            Remedy::Retry => {
+                self.metrics().count_transaction(what, "retried");
+                tokio::time::sleep(conflict_backoff(attempt, rand::random())).await;
+                Ok(())
+            }
+            Remedy::ResolveOutcome => {
+                self.metrics().count_transaction(what, "unknown");
+                Err(BmdbError::UnknownOutcome(error.to_string()))
+            }
+            Remedy::Fail => {
+                self.metrics()
+                    .count_transaction(what, if is_lock_not_available(&error) { "locked" } else { "failed" });
+                Err(BmdbError::Statement { operation: what, source: error })
+            }
+        }
+    }
+}
+
+async fn run_in_task<T: Send + 'static>(
+    what: &'static str,
+    body: impl Future<Output = Result<T, BmdbError>> + Send + 'static,
+) -> Result<T, BmdbError> {
+    match tokio::spawn(body).await {
+        Ok(result) => result,
+        Err(ended) => Err(BmdbError::TaskFailed { operation: what, reason: ended.to_string() }),
+    }
+}
+
+/// How long to wait before the transaction is run for the `attempt`-th time again. `roll` is uniform in 0..1.
+fn conflict_backoff(attempt: u32, roll: f64) -> Duration {
+    let ceiling = Duration::from_millis(2) * 2_u32.pow(attempt.min(7));
+    ceiling.mul_f64(roll.clamp(0.0, 1.0))
+}
+
+/// The label `result` of a transaction that ran to its end.
+fn result_label<T>(result: &Result<T, BmdbError>) -> &'static str {
+    match result {
+        Ok(_) => "done",
+        Err(error) if error.is_lock_not_available() => "locked",
+        Err(BmdbError::Statement { .. }) => "failed",
+        Err(_) => "refused",
+    }
+}
+
+/// The outcome of an attempt.
+enum AttemptOutcome<T> {
+    /// It ended, with a result or an error for the caller.
+    Finished(Result<T, BmdbError>),
+    /// The database failed it: another attempt may succeed.
+    Failed { error: sqlx::Error, committing: bool },
+}
+
+/// Begins a transaction, runs `body` in it and commits, or rolls back. Also returns whether the connection can be used
+/// for another one.
+async fn try_once<T, F>(
+    what: &'static str,
+    connection: &mut PgConnection,
+    body: &F,
+) -> (AttemptOutcome<T>, bool)
+where
+    F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Sync,
+{
+    if let Err(source) = connection.execute(BEGIN).await {
+        return (AttemptOutcome::Finished(Err(BmdbError::Statement { operation: what, source })), true);
+    }
+    match body(connection).await {
+        Ok(value) => match connection.execute(COMMIT).await {
+            Ok(_) => (AttemptOutcome::Finished(Ok(value)), true),
+            // The transaction has ended, one way or the other: a rollback now would make the server warn.
+            Err(error) => (AttemptOutcome::Failed { error, committing: true }, true),
+        },
+        Err(error) => {
+            // If `body` abandoned a statement half-way, this command receives that statement's end, and the transaction
+            // stays open and aborted on a connection that answers every test.
+            let undone = connection.execute(ROLLBACK).await.is_ok();
+            let tried = match error {
+                BmdbError::Statement { source, .. } if remedy_for(&source, false) == Remedy::Retry => {
+                    AttemptOutcome::Failed { error: source, committing: false }
+                }
+                other => AttemptOutcome::Finished(Err(other)),
+            };
+            (tried, undone)
+        }
+    }
+}
+
+/// Phases, and how long a machine had been in each.
+type PhaseExits = Vec<(Phase, Duration)>;
+
+tokio::task_local! {
+    static PHASE_EXITS: RefCell<PhaseExits>;
+}
+
+/// Runs a transaction, and returns its result with the exits it recorded.
+async fn collect_phase_exits<T>(transaction: impl Future<Output = T>) -> (T, PhaseExits) {
+    let noted = async {
+        let result = transaction.await;
+        (result, PHASE_EXITS.with(RefCell::take))
+    };
+    PHASE_EXITS.scope(RefCell::default(), noted).await
+}
+
+/// Records that a machine leaves a phase. A phase that only another release knows is ignored.
+pub(crate) fn record_phase_exit(phase: &str, after: Duration) {
+    if let Ok(phase) = phase.parse() {
+        // Outside a transaction nothing is counted.
+        let _ = PHASE_EXITS.try_with(|left| left.borrow_mut().push((phase, after)));
+    }
+}
+
+/// Observes the exits of a committed transaction.
+fn count_phase_exits(metrics: &BmdbMetrics, left: PhaseExits) {
+    for (phase, after) in left {
+        metrics.observe_phase_exit(phase, after);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn phase_exits_belong_to_their_transaction() {
+        record_phase_exit("Ready", Duration::ZERO);
+        let (answer, left) = collect_phase_exits(async {
+            record_phase_exit("Ready", Duration::from_secs(7));
+            tokio::task::yield_now().await;
+            record_phase_exit("Napping", Duration::from_secs(1));
+            record_phase_exit("Silent", Duration::from_secs(2));
+            5
+        })
+        .await;
+        assert_eq!(answer, 5);
+        assert_eq!(left, [(Phase::Ready, Duration::from_secs(7)), (Phase::Silent, Duration::from_secs(2))]);
+        assert_eq!(collect_phase_exits(async {}).await.1, []);
+    }
+}

@@ -1,0 +1,93 @@
+//! Finding and masking passwords in connection URLs.
+//!
+//! A URL on a command line is visible to everybody who lists processes. It works there all the same, because existing
+//! users write it so, with a warning; and no log line or error may repeat its password.
+
+/// The warning for a URL with a password that was given as a flag; `None` without a password.
+#[must_use]
+pub fn password_warning(url: &str) -> Option<&'static str> {
+    has_password(url).then_some(
+        "warning: everybody who lists processes here can read the password in --bmdb_url; give the URL in the \
+         environment as SHEPHERD_BMDB_URL, or the password in ~/.pgpass",
+    )
+}
+
+/// Whether a connection URL has a password, between user and host or as a parameter.
+#[must_use]
+fn has_password(url: &str) -> bool {
+    mask_password(url) != url
+}
+
+/// The URL with its password, if any, replaced by three stars.
+#[must_use]
+fn mask_password(url: &str) -> String {
+    let (base, query) = url.split_once('?').map_or((url, None), |(base, query)| (base, Some(query)));
+    let mut text = mask_user(base);
+    if let Some(query) = query {
+        let parts: Vec<String> = query.split('&').map(mask_parameter).collect();
+        text.push('?');
+        text.push_str(&parts.join("&"));
+    }
+    text
+}
+
+fn mask_user(base: &str) -> String {
+    let Some((scheme, rest)) = base.split_once("://") else { return base.to_owned() };
+    // The last `@`: a password that was not percent-encoded may hold one, and a `/` too.
+    let Some((user, host)) = rest.rsplit_once('@') else { return base.to_owned() };
+    let Some((name, password)) = user.split_once(':') else { return base.to_owned() };
+    if password.is_empty() {
+        return base.to_owned();
+    }
+    format!("{scheme}://{name}:***@{host}")
+}
+
+fn mask_parameter(parameter: &str) -> String {
+    match parameter.split_once('=') {
+        Some((name, value)) if !value.is_empty() && is_secret(name) => format!("{name}=***"),
+        _ => parameter.to_owned(),
+    }
+}
+
+fn is_secret(name: &str) -> bool {
+    ["password", "sslpassword"].iter().any(|secret| name.eq_ignore_ascii_case(secret))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_are_found_and_masked_everywhere() {
+        for (url, expected) in [
+            ("postgres://kim:secret@db:5432/bmdb", "postgres://kim:***@db:5432/bmdb"),
+            ("postgres://kim:se:cr@et@db/bmdb", "postgres://kim:***@db/bmdb"),
+            ("postgres://kim:se/cret@db/bmdb", "postgres://kim:***@db/bmdb"),
+            ("postgres://:secret@db/bmdb", "postgres://:***@db/bmdb"),
+            (
+                "postgres://kim@db/bmdb?sslmode=require&password=secret",
+                "postgres://kim@db/bmdb?sslmode=require&password=***",
+            ),
+            ("postgres:///bmdb?Password=secret&host=/run", "postgres:///bmdb?Password=***&host=/run"),
+        ] {
+            assert_eq!(mask_password(url), expected);
+            assert!(password_warning(url).is_some(), "{url}");
+        }
+    }
+
+    #[test]
+    fn url_without_password_is_left_as_it_is() {
+        for url in [
+            "postgres://kim@db:5432/bmdb",
+            "postgres://db:5432/bmdb",
+            "postgres://kim:@db/bmdb",
+            "postgres:///bmdb?host=/run/postgresql&user=kim",
+            "postgres://db/bmdb?password=",
+            "nonsense:with@signs",
+            "",
+        ] {
+            assert_eq!(mask_password(url), url);
+            assert_eq!(password_warning(url), None, "{url}");
+        }
+    }
+}

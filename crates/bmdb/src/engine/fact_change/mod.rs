@@ -1,0 +1,483 @@
+//! Changes of facts as data, and the statement that writes each.
+//!
+//! A handler returns what it learnt as a list of changes, and the transaction that ends its work applies them: they can
+//! be logged, retried after a conflict, and compared in a test. The transaction that applies changes holds the
+//! machine's due rows and recomputes the schedule before it commits.
+
+use sqlx::PgConnection;
+
+use crate::connection::DbContext;
+use crate::connection::error::BmdbError;
+use crate::engine::fact_change::power::{PowerChange, apply_power_change};
+use crate::engine::fact_change::retirement::{RetirementChange, apply_retirement_change};
+use model::backoff::BackoffFact;
+use model::cluster::state::MemberReport;
+use model::facts::{Hold, Postponement, Recovery};
+use model::ids::MachineId;
+use model::label::Labels;
+use model::needs_human::Obstacle;
+use model::priority::PriorityLevel;
+use model::process::Process;
+use model::provider_status::ProviderStatus;
+use model::release_report::ReleaseReport;
+use model::time::Timestamp;
+
+pub mod power;
+pub mod retirement;
+
+/// One change of a machine's facts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FactChange {
+    /// A provider delivered the machine.
+    Provided {
+        /// Name of the provider.
+        provider: String,
+        /// The provider's name for it.
+        provider_id: String,
+        /// The provider's details of it.
+        details: ProviderDetails,
+    },
+    /// The provider was queried for the machine again.
+    ProviderPolled {
+        /// The provider's present details.
+        details: ProviderDetails,
+        /// Whether they equal the stored ones.
+        unchanged: bool,
+    },
+    /// An agent was installed on it.
+    AgentStarted(NewAgent),
+    /// The agent, and what it reported, no longer count.
+    AgentCleared,
+    /// This host key is pinned from now on.
+    HostKeyPinned {
+        /// Algorithm name, such as `ssh-ed25519`.
+        algorithm: String,
+        /// The key as SSH sends it.
+        public_key: Vec<u8>,
+        /// `first-use`, `provider` or `allowed`.
+        source: HostKeySource,
+    },
+    /// Another host key than the pinned one was offered, and rejected.
+    HostKeyRefused {
+        /// Algorithm name, such as `ssh-ed25519`.
+        algorithm: String,
+        /// The key as SSH sends it.
+        public_key: Vec<u8>,
+    },
+    /// The pinned host key was proven again: an earlier rejection no longer counts.
+    HostKeyVerified,
+    /// The recovery ladder reached this rung.
+    Recovery(Recovery),
+    /// The recovery ladder ended.
+    RecoveryCleared,
+    /// Only a person can help.
+    NeedsHuman {
+        /// What stands in the way.
+        obstacle: Obstacle,
+        /// What was tried and what a person can do.
+        reason: String,
+    },
+    /// The machine waits for a person, and its agent reports again, as of now.
+    NeedsHumanReporting,
+    /// A person helped, or none was needed.
+    NeedsHumanCleared,
+    /// Left alone until a discrepancy is explained.
+    Quarantined(String),
+    /// The discrepancy was explained, or the quarantine released.
+    QuarantineCleared,
+    /// Its labels are replaced by these.
+    LabelsSet(Labels),
+    /// An operator stops work on it.
+    HoldSet(Hold),
+    /// The stop is over.
+    HoldCleared,
+    /// A person puts its work before or behind that of others.
+    Prioritized {
+        /// Whether before or behind.
+        level: PriorityLevel,
+        /// The operator's reason for it.
+        reason: String,
+        /// Name of the operator who set it.
+        by: String,
+        /// When that ends by itself.
+        until: Option<Timestamp>,
+    },
+    /// Its work comes as the engine decides.
+    PriorityCleared,
+    /// A process is postponed without having failed.
+    Postponed(Process, Postponement),
+    /// A process is not postponed any more.
+    PostponementCleared(Process),
+    /// A process failed, with its backoff.
+    Backoff(Process, BackoffFact),
+    /// A process may be tried at once.
+    BackoffCleared(Process),
+    /// Its retirement reached another stage.
+    Retirement(RetirementChange),
+    /// Its power order was given, begun or ended.
+    Power(PowerChange),
+    /// Its agent reported that it lives.
+    Heartbeat(NewHeartbeat),
+    /// Its agent reported the machine's hardware.
+    HardwareReport(NewHardwareReport),
+    /// Its agent reported the outcome of an installation.
+    InstallationReport {
+        /// Generation of the request that it answers.
+        generation: i64,
+        /// Why it failed; `None` when it did not.
+        error: Option<String>,
+    },
+    /// Its agent reported the machine's state in its cluster.
+    ClusterReport(MemberReport),
+    /// Its agent reported its release.
+    ReleaseReport(ReleaseReport),
+}
+
+/// Details of a machine as its provider reports them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProviderDetails {
+    /// The reservation it came from.
+    pub reservation: Option<String>,
+    /// Host name or IP literal.
+    pub address: Option<String>,
+    /// SSH port, when not the usual one.
+    pub ssh_port: Option<u16>,
+    /// SSH user, when not the configured one.
+    pub ssh_user: Option<String>,
+    /// Location as the provider names it; `None` if unknown.
+    pub location: Option<String>,
+    /// State of the machine at its provider.
+    pub status: ProviderStatus,
+}
+
+/// An agent that was just installed on a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewAgent {
+    /// Its Ed25519 key, 32 bytes.
+    pub public_key: Vec<u8>,
+    /// Boot id of the running kernel.
+    pub boot_id: Option<String>,
+    /// Version of the agent's program.
+    pub version: String,
+    /// Name of the supervision that keeps it alive.
+    pub supervision: String,
+    /// Fence of the work that enrolled it.
+    pub fence: i64,
+}
+
+/// A heartbeat that passed every check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewHeartbeat {
+    /// Boot id of the kernel that sent it.
+    pub boot_id: String,
+    /// The agent process that sent it.
+    pub incarnation: String,
+    /// Its number within that boot.
+    pub sequence: i64,
+    /// Version of the agent.
+    pub version: String,
+}
+
+/// A hardware report that passed every check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewHardwareReport {
+    /// The agent process that sent it.
+    pub incarnation: String,
+    /// The report, encoded as Protocol Buffers.
+    pub report: Vec<u8>,
+    /// Copied out of it for lists.
+    pub manufacturer: Option<String>,
+    /// Copied out of it for lists.
+    pub product: Option<String>,
+    /// Copied out of it for lists.
+    pub serial_number: Option<String>,
+    /// Installed memory in bytes.
+    pub memory_bytes: i64,
+    /// Hardware threads over all packages.
+    pub cpu_threads: i64,
+}
+
+/// Why a host key is pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostKeySource {
+    /// It was offered when we first connected.
+    FirstUse,
+    /// The provider reported it.
+    Provider,
+    /// An operator allowed it.
+    Allowed,
+}
+
+impl HostKeySource {
+    /// The name used in the database.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::FirstUse => "first-use",
+            Self::Provider => "provider",
+            Self::Allowed => "allowed",
+        }
+    }
+}
+
+const OPERATION: &str = "changing a fact";
+
+/// Writes one change. The caller holds the machine's due rows.
+#[expect(clippy::too_many_lines, reason = "one arm a fact; each is a single statement")]
+pub(crate) async fn apply_fact_change(
+    tx: &mut PgConnection,
+    machine: MachineId,
+    change: &FactChange,
+) -> Result<(), BmdbError> {
+    let id = machine.0;
+    match change {
+        FactChange::Provided { provider, provider_id, details } => {
+            sqlx::query_file!(
+                "../../sql/facts/insert_provided.sql",
+                id,
+                provider,
+                provider_id,
+                details.reservation.as_deref(),
+                details.address.as_deref(),
+                details.ssh_port.map(i64::from),
+                details.ssh_user.as_deref(),
+                details.location.as_deref(),
+                details.status.as_str(),
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::ProviderPolled { details, unchanged } => {
+            sqlx::query_file!(
+                "../../sql/facts/update_provided.sql",
+                id,
+                details.reservation.as_deref(),
+                details.address.as_deref(),
+                details.ssh_port.map(i64::from),
+                details.ssh_user.as_deref(),
+                details.location.as_deref(),
+                details.status.as_str(),
+                unchanged,
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::AgentStarted(agent) => {
+            sqlx::query_file!(
+                "../../sql/facts/upsert_agent_started.sql",
+                id,
+                agent.public_key,
+                agent.boot_id.as_deref(),
+                agent.version,
+                agent.supervision,
+                agent.fence,
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::AgentCleared => {
+            sqlx::query_file!("../../sql/facts/delete_agent_started.sql", id)
+                .execute(&mut *tx)
+                .await
+                .context(OPERATION)?;
+            sqlx::query_file!("../../sql/facts/delete_heartbeat.sql", id).execute(tx).await
+        }
+        FactChange::HostKeyPinned { algorithm, public_key, source } => {
+            sqlx::query_file!(
+                "../../sql/facts/upsert_host_key.sql",
+                id,
+                algorithm,
+                public_key,
+                source.as_str()
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::HostKeyRefused { algorithm, public_key } => {
+            sqlx::query_file!("../../sql/facts/set_refused_host_key.sql", id, algorithm, public_key)
+                .execute(tx)
+                .await
+        }
+        FactChange::HostKeyVerified => {
+            sqlx::query_file!("../../sql/facts/clear_refused_host_key.sql", id).execute(tx).await
+        }
+        FactChange::Recovery(recovery) => return set_recovery(tx, machine, recovery).await,
+        FactChange::RecoveryCleared => {
+            sqlx::query_file!("../../sql/facts/delete_recovery.sql", id).execute(tx).await
+        }
+        FactChange::NeedsHuman { obstacle, reason } => {
+            sqlx::query_file!("../../sql/facts/upsert_needs_human.sql", id, obstacle.as_str(), reason)
+                .execute(tx)
+                .await
+        }
+        FactChange::NeedsHumanReporting => {
+            sqlx::query_file!("../../sql/facts/mark_needs_human_reporting.sql", id).execute(tx).await
+        }
+        FactChange::NeedsHumanCleared => {
+            sqlx::query_file!("../../sql/facts/delete_needs_human.sql", id).execute(tx).await
+        }
+        FactChange::Quarantined(reason) => {
+            sqlx::query_file!("../../sql/facts/upsert_quarantine.sql", id, reason).execute(tx).await
+        }
+        FactChange::QuarantineCleared => {
+            sqlx::query_file!("../../sql/facts/delete_quarantine.sql", id).execute(tx).await
+        }
+        FactChange::LabelsSet(labels) if labels.is_empty() => {
+            sqlx::query_file!("../../sql/facts/delete_labels.sql", id).execute(tx).await
+        }
+        FactChange::LabelsSet(labels) => {
+            sqlx::query_file!("../../sql/facts/upsert_labels.sql", id, serde_json::json!(labels))
+                .execute(tx)
+                .await
+        }
+        FactChange::Prioritized { level, reason, by, until } => {
+            sqlx::query_file!("../../sql/facts/upsert_priority.sql", id, level.as_str(), reason, by, *until)
+                .execute(tx)
+                .await
+        }
+        FactChange::PriorityCleared => {
+            sqlx::query_file!("../../sql/facts/delete_priority.sql", id).execute(tx).await
+        }
+        FactChange::HoldSet(hold) => {
+            sqlx::query_file!(
+                "../../sql/facts/upsert_hold.sql",
+                id,
+                hold.scope.as_str(),
+                hold.reason,
+                hold.by,
+                hold.until
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::HoldCleared => sqlx::query_file!("../../sql/facts/delete_hold.sql", id).execute(tx).await,
+        FactChange::Postponed(process, wait) => {
+            sqlx::query_file!(
+                "../../sql/facts/upsert_postponement.sql",
+                id,
+                process.as_str(),
+                wait.until,
+                wait.reason,
+                wait.decided_at
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::PostponementCleared(process) => {
+            sqlx::query_file!("../../sql/facts/delete_postponement.sql", id, process.as_str())
+                .execute(tx)
+                .await
+        }
+        FactChange::Backoff(process, backoff) => {
+            sqlx::query_file!(
+                "../../sql/facts/upsert_backoff.sql",
+                id,
+                process.as_str(),
+                i64::from(backoff.failures),
+                i64::try_from(backoff.last_interval.as_millis()).unwrap_or(i64::MAX),
+                backoff.until,
+                backoff.cause,
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::BackoffCleared(process) => {
+            sqlx::query_file!("../../sql/facts/delete_backoff.sql", id, process.as_str()).execute(tx).await
+        }
+        FactChange::Retirement(change) => {
+            return apply_retirement_change(tx, machine, change).await;
+        }
+        FactChange::Power(change) => return apply_power_change(tx, machine, change).await,
+        FactChange::Heartbeat(beat) => {
+            sqlx::query_file!(
+                "../../sql/facts/upsert_heartbeat.sql",
+                id,
+                beat.boot_id,
+                beat.incarnation,
+                beat.sequence,
+                beat.version
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::HardwareReport(report) => {
+            sqlx::query_file!(
+                "../../sql/facts/upsert_hardware_report.sql",
+                id,
+                report.incarnation,
+                report.report,
+                report.manufacturer.as_deref(),
+                report.product.as_deref(),
+                report.serial_number.as_deref(),
+                report.memory_bytes,
+                report.cpu_threads,
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::ClusterReport(report) => {
+            sqlx::query_file!(
+                "../../sql/cluster/upsert_report.sql",
+                id,
+                report.generation,
+                report.key.as_ref().map(<[u8; 32]>::as_slice),
+                report.ca_certificate.as_deref(),
+                report.address.as_deref(),
+                report.error.as_deref(),
+                i64::try_from(report.epoch).unwrap_or(i64::MAX)
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::ReleaseReport(report) => {
+            sqlx::query_file!(
+                "../../sql/roll_out/upsert_report.sql",
+                id,
+                report.generation,
+                report.sha256.as_slice(),
+                report.error.as_deref()
+            )
+            .execute(tx)
+            .await
+        }
+        FactChange::InstallationReport { generation, error } => {
+            sqlx::query_file!(
+                "../../sql/facts/upsert_installation_report.sql",
+                id,
+                generation,
+                error.is_none(),
+                error.as_deref()
+            )
+            .execute(tx)
+            .await
+        }
+    }
+    .context(OPERATION)?;
+    Ok(())
+}
+
+async fn set_recovery(
+    tx: &mut PgConnection,
+    machine: MachineId,
+    recovery: &Recovery,
+) -> Result<(), BmdbError> {
+    let acted = recovery.last_action.as_ref();
+    sqlx::query_file!(
+        "../../sql/facts/upsert_recovery.sql",
+        machine.0,
+        recovery.started_at,
+        i64::try_from(recovery.rung).unwrap_or(i64::MAX),
+        i64::from(recovery.attempts),
+        acted.map(|acted| acted.step.as_str()),
+        acted.map(|acted| acted.acted_at),
+        acted.map(|acted| acted.deadline),
+        acted.and_then(|acted| acted.boot_id_before.as_deref()),
+        recovery.next_check_at,
+        recovery.note,
+        recovery.obstacle.as_ref().map(Obstacle::as_str),
+    )
+    .execute(tx)
+    .await
+    .context(OPERATION)?;
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! Named leases: exclusive, fenced ownership of a provisioner, a cluster, the roll-outs.
+//!
+//! They use the same guard and the same reaper as work. The fence grows with every acquisition, and a transaction that
+//! writes for the owner locks the lease's row in the same commit.
+
+use sqlx::PgConnection;
+
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext};
+use crate::engine::session::{Session, guard_session};
+use model::ids::SessionId;
+
+/// A named lease that was held when this value was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedLease {
+    /// Kind of its subject, such as `provisioner`.
+    pub kind: String,
+    /// Name of its subject, such as the provider's name.
+    pub name: String,
+    /// The session it was acquired under.
+    pub session: SessionId,
+    /// Grows with every acquisition.
+    pub fence: i64,
+}
+
+impl Bmdb {
+    /// Acquires the lease if it is free; `None` when another session holds it or this session is over.
+    ///
+    /// A session that holds it already gets it with a higher fence: the answer to the first acquisition may have been
+    /// lost.
+    pub async fn acquire_named_lease(
+        &self,
+        session: &Session,
+        kind: &str,
+        name: &str,
+    ) -> Result<Option<NamedLease>, BmdbError> {
+        let id = session.id();
+        let (kind, name) = (kind.to_owned(), name.to_owned());
+        let key = (kind.clone(), name.clone());
+        let fence = self
+            .statement("taking a named lease", move |pool| {
+                let (kind, name) = key.clone();
+                Box::pin(async move {
+                    sqlx::query_file_scalar!("../../sql/named_lease/acquire.sql", id.0, kind, name)
+                        .fetch_optional(pool)
+                        .await
+                })
+            })
+            .await?;
+        Ok(fence.map(|fence| NamedLease { kind, name, session: id, fence }))
+    }
+
+    /// Releases a lease; returns whether it was still held.
+    pub async fn release_named_lease(&self, lease: &NamedLease) -> Result<bool, BmdbError> {
+        let lease = lease.clone();
+        let given = self
+            .statement("giving back a named lease", move |pool| {
+                let lease = lease.clone();
+                Box::pin(async move {
+                    sqlx::query_file!(
+                        "../../sql/named_lease/release.sql",
+                        lease.session.0,
+                        lease.kind,
+                        lease.name,
+                        lease.fence
+                    )
+                    .fetch_optional(pool)
+                    .await
+                })
+            })
+            .await?;
+        Ok(given.is_some())
+    }
+}
+
+/// Guards a transaction by a named lease: fails when the lease is not held any more.
+pub(crate) async fn lock_named_lease(tx: &mut PgConnection, lease: &NamedLease) -> Result<(), BmdbError> {
+    guard_session(tx, lease.session).await?;
+    sqlx::query_file!("../../sql/named_lease/lock.sql", lease.session.0, lease.kind, lease.name, lease.fence)
+        .fetch_optional(tx)
+        .await
+        .context("checking a named lease")?
+        .map(drop)
+        .ok_or(BmdbError::LeaseLost)
+}

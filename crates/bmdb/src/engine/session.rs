@@ -1,0 +1,342 @@
+//! Sessions: leases of the right to work, with a local deadline.
+//!
+//! Expiry is an event in the database, the committed update of `closed_at`. A process must have stopped acting *before*
+//! that, so it has a deadline of its own: counted from before the renewal was sent, on a clock that runs while the
+//! machine is suspended, and a tenth shorter. When it passes, everything that the session held is cancelled here,
+//! whether or not the database can be reached.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext};
+use model::ids::{MachineId, ProcessId, SessionId};
+use model::process::Lane;
+
+/// Time since boot, suspension included.
+#[must_use]
+pub fn boot_time() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+/// Locks a mutex whose holder may have panicked: the guarded value is plain data, consistent at any time.
+pub(crate) fn lock_mutex<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One session of this process; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Session {
+    pub(crate) state: Arc<SessionState>,
+}
+
+#[derive(Debug)]
+pub(crate) struct SessionState {
+    pub(crate) id: SessionId,
+    pub(crate) interval: Duration,
+    /// Boot time at which this process stops acting for the session.
+    deadline: Mutex<Duration>,
+    lost: CancellationToken,
+    loss_reason: OnceLock<String>,
+    /// Claims under way whose rows may be in `work` without being in `live` yet.
+    pub(crate) claims_in_progress: Mutex<u32>,
+    pub(crate) live_work: Mutex<HashMap<(MachineId, Lane), LiveWork>>,
+}
+
+/// A work item of a session, as far as the session renewer needs it.
+#[derive(Clone, Debug)]
+pub(crate) struct LiveWork {
+    pub(crate) fence: i64,
+    pub(crate) cancel: CancellationToken,
+    pub(crate) stop_reason: Arc<OnceLock<String>>,
+}
+
+impl LiveWork {
+    /// Stops the work, with a reason. The first reason counts.
+    pub(crate) fn stop(&self, because: &str) {
+        if self.stop_reason.set(because.to_owned()).is_ok() {
+            self.cancel.cancel();
+        }
+    }
+}
+
+impl Session {
+    /// Id of the session's row.
+    #[must_use]
+    pub fn id(&self) -> SessionId {
+        self.state.id
+    }
+
+    /// Cancelled when the session is over for this process.
+    #[must_use]
+    pub fn lost(&self) -> &CancellationToken {
+        &self.state.lost
+    }
+
+    /// Why it is over for this process; `None` if it is not.
+    #[must_use]
+    pub fn loss_reason(&self) -> Option<&str> {
+        self.state.loss_reason.get().map(String::as_str)
+    }
+
+    /// How long this process may still act for it if no renewal succeeds.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        if self.state.lost.is_cancelled() {
+            return Duration::ZERO;
+        }
+        lock_mutex(&self.state.deadline).saturating_sub(boot_time())
+    }
+
+    pub(crate) fn record_renewal(&self, sent_at: Duration) {
+        let until = sent_at + self.state.interval.mul_f64(0.9);
+        let mut deadline = lock_mutex(&self.state.deadline);
+        *deadline = (*deadline).max(until);
+    }
+
+    pub(crate) fn mark_lost(&self, because: &str) {
+        if self.state.loss_reason.set(because.to_owned()).is_err() {
+            return;
+        }
+        // A task that waits for the loss finds the work stopped. Work that is claimed between the two calls is stopped
+        // by the second.
+        self.stop_all_work(because);
+        self.state.lost.cancel();
+        self.stop_all_work(because);
+    }
+
+    fn stop_all_work(&self, because: &str) {
+        for work in lock_mutex(&self.state.live_work).values() {
+            work.stop(because);
+        }
+    }
+}
+
+/// A work item to cancel in the database because its worker dropped it.
+#[derive(Debug)]
+pub(crate) struct AbandonedWork {
+    pub(crate) session: Session,
+    pub(crate) machine: MachineId,
+    pub(crate) lane: Lane,
+    pub(crate) fence: i64,
+    pub(crate) reason: String,
+}
+
+/// All sessions of one process.
+#[derive(Clone, Debug)]
+pub struct Sessions {
+    pub(crate) inner: Arc<SessionsInner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct SessionsInner {
+    pub(crate) bmdb: Bmdb,
+    pub(crate) process: ProcessId,
+    pub(crate) interval: Duration,
+    pub(crate) open: Mutex<HashMap<SessionId, Session>>,
+    pub(crate) cancellations: mpsc::UnboundedSender<AbandonedWork>,
+    /// Work items that were passed to the canceller and are not cancelled yet.
+    pub(crate) pending_cancellations: tokio::sync::watch::Sender<usize>,
+}
+
+impl Sessions {
+    /// The sessions of a process, each renewed so that it lasts `interval`. Nothing is renewed, and no dropped work is
+    /// cancelled, until [`SessionRenewer::run`] runs.
+    #[must_use]
+    pub fn new(bmdb: Bmdb, process: ProcessId, interval: Duration) -> (Self, SessionRenewer) {
+        let (abandoned, receiver) = mpsc::unbounded_channel();
+        let pending = tokio::sync::watch::Sender::new(0);
+        let inner = SessionsInner {
+            bmdb,
+            process,
+            interval,
+            open: Mutex::new(HashMap::new()),
+            cancellations: abandoned,
+            pending_cancellations: pending,
+        };
+        let sessions = Self { inner: Arc::new(inner) };
+        (sessions.clone(), SessionRenewer { sessions, cancellations: receiver })
+    }
+
+    /// The database that the sessions are in.
+    #[must_use]
+    pub fn bmdb(&self) -> &Bmdb {
+        &self.inner.bmdb
+    }
+
+    /// The process these sessions belong to.
+    #[must_use]
+    pub fn process(&self) -> ProcessId {
+        self.inner.process
+    }
+
+    /// The sessions that are neither closed nor lost.
+    pub(crate) fn open(&self) -> Vec<Session> {
+        lock_mutex(&self.inner.open).values().cloned().collect()
+    }
+
+    /// Starts a session for `component`.
+    pub async fn start(&self, component: &str, details: serde_json::Value) -> Result<Session, BmdbError> {
+        self.start_lasting_at_least(component, details, Duration::ZERO).await
+    }
+
+    /// As [`Sessions::start`], for work that takes so long that the session has to last for `least` at least.
+    ///
+    /// It is renewed as often as the others, and its machines and leases are freed that much later once it is lost.
+    pub async fn start_lasting_at_least(
+        &self,
+        component: &str,
+        details: serde_json::Value,
+        least: Duration,
+    ) -> Result<Session, BmdbError> {
+        let lasts = self.inner.interval.max(least);
+        let id = SessionId::generate();
+        let runtime_info = runtime_info(details);
+        let (component, process) = (component.to_owned(), self.inner.process);
+        let interval = i64::try_from(lasts.as_millis()).unwrap_or(i64::MAX);
+        let sent_at = boot_time();
+        self.inner
+            .bmdb
+            .statement("starting a session", move |pool| {
+                let (component, runtime_info) = (component.clone(), runtime_info.clone());
+                Box::pin(async move {
+                    sqlx::query_file!(
+                        "../../sql/session/start.sql",
+                        id.0,
+                        process.0,
+                        component,
+                        runtime_info,
+                        interval
+                    )
+                    .execute(pool)
+                    .await
+                })
+            })
+            .await?;
+        let state = SessionState {
+            id,
+            interval: lasts,
+            deadline: Mutex::new(sent_at + lasts.mul_f64(0.9)),
+            lost: CancellationToken::new(),
+            loss_reason: OnceLock::new(),
+            claims_in_progress: Mutex::new(0),
+            live_work: Mutex::new(HashMap::new()),
+        };
+        let session = Session { state: Arc::new(state) };
+        lock_mutex(&self.inner.open).insert(id, session.clone());
+        Ok(session)
+    }
+
+    /// Closes a session. One that still has work is left to the reaper, which records the loss.
+    pub async fn close(&self, session: &Session, reason: &str) -> Result<(), BmdbError> {
+        let (id, reason) = (session.id(), reason.to_owned());
+        let why = reason.clone();
+        // Two statements: one that waits for the row and reads work at the same time would see the row as it is and the
+        // work as it was, and close the session under a claim that has not committed yet.
+        let closed = self
+            .inner
+            .bmdb
+            .transact("closing a session", move |tx| {
+                let why = why.clone();
+                Box::pin(async move {
+                    let what = "closing a session";
+                    sqlx::query_file!("../../sql/session/lock.sql", id.0)
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .context(what)?;
+                    sqlx::query_file!("../../sql/session/close.sql", id.0, why)
+                        .fetch_optional(tx)
+                        .await
+                        .context(what)
+                })
+            })
+            .await;
+        lock_mutex(&self.inner.open).remove(&id);
+        session.mark_lost(&reason);
+        closed.map(drop)
+    }
+
+    /// Waits until every dropped work item has been cancelled in the database, or its session is over.
+    pub async fn wait_until_drained(&self) {
+        let mut pending = self.inner.pending_cancellations.subscribe();
+        // The sender lives as long as `self`, so this cannot fail.
+        drop(pending.wait_for(|count| *count == 0).await);
+    }
+}
+
+/// The task's half of [`Sessions`]: see `session_renewer.rs`.
+#[derive(Debug)]
+pub struct SessionRenewer {
+    pub(crate) sessions: Sessions,
+    pub(crate) cancellations: mpsc::UnboundedReceiver<AbandonedWork>,
+}
+
+impl Sessions {
+    /// Adds information about this process to one of its sessions, for people who read the table.
+    pub async fn update_runtime_info(
+        &self,
+        session: &Session,
+        details: serde_json::Value,
+    ) -> Result<(), BmdbError> {
+        let id = session.id().0;
+        self.inner
+            .bmdb
+            .statement("telling what a session is for", move |pool| {
+                let details = details.clone();
+                Box::pin(async move {
+                    sqlx::query_file!("../../sql/session/merge_runtime_info.sql", id, details)
+                        .execute(pool)
+                        .await
+                        .map(drop)
+                })
+            })
+            .await
+    }
+}
+
+/// The owner of a session, for people who read the table.
+fn runtime_info(mut details: serde_json::Value) -> serde_json::Value {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    if let Some(object) = details.as_object_mut() {
+        object.insert("host".into(), host.into());
+        object.insert("pid".into(), std::process::id().into());
+        object.insert("version".into(), env!("CARGO_PKG_VERSION").into());
+    }
+    details
+}
+
+/// Guards a transaction by a session: fails when the session is over.
+pub(crate) async fn guard_session(tx: &mut sqlx::PgConnection, session: SessionId) -> Result<(), BmdbError> {
+    sqlx::query_file!("../../sql/session/guard.sql", session.0)
+        .fetch_optional(tx)
+        .await
+        .context("checking a session")?
+        .map(drop)
+        .ok_or(BmdbError::SessionEnded)
+}
+
+/// The runtime information that a session stores about its process.
+#[derive(Default)]
+pub(crate) struct RuntimeInfo {
+    pub(crate) host: Option<String>,
+    pub(crate) pid: Option<i64>,
+    pub(crate) version: Option<String>,
+}
+
+impl RuntimeInfo {
+    pub(crate) fn of(info: Option<&serde_json::Value>) -> Self {
+        let Some(info) = info else { return Self::default() };
+        let text = |key: &str| info.get(key).and_then(serde_json::Value::as_str).map(str::to_owned);
+        Self {
+            host: text("host"),
+            pid: info.get("pid").and_then(serde_json::Value::as_i64),
+            version: text("version"),
+        }
+    }
+}

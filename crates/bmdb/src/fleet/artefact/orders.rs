@@ -1,0 +1,221 @@
+//! Orders about artefacts: add an upload, delete an artefact that nothing uses.
+
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+
+use crate::connection::error::{BmdbError, order_rejected};
+use crate::connection::{Bmdb, DbContext as _};
+use crate::fleet::artefact::list_artefacts;
+use crate::fleet::artefact::upload::{UploadCheck, delete_artefact_rows, discard_upload};
+use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
+use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use model::artefact::{check_name, find_artefact};
+use model::role_declaration::Sha256;
+
+const UPLOADING: &str = "bringing an artefact";
+
+impl Bmdb {
+    /// Adds an artefact whose pieces are all stored, if its digest is right. If it is wrong, the pieces are removed.
+    pub async fn add_artefact(
+        &self,
+        order: Order,
+        sha256: Sha256,
+        name: String,
+    ) -> Result<OrderResult, BmdbError> {
+        check_name(&name).map_err(|reason| order_rejected("WRONG_NAME", reason))?;
+        let (made, kubernetes) = self.check_upload(sha256).await?;
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction("adding an artefact", move |tx| {
+                let (order, name, kubernetes) = (order.clone(), name.clone(), kubernetes.clone());
+                Box::pin(
+                    async move { add_artefact_in_tx(tx, &order, sha256, (&name, kubernetes), made).await },
+                )
+            })
+            .await;
+        // The order was rejected, so its transaction changed nothing.
+        if let (
+            UploadCheck::DigestMismatch(upload),
+            Err(BmdbError::OrderRejected { reason: "OTHER_DIGEST", .. }),
+        ) = (made, &carried)
+        {
+            self.transact(UPLOADING, move |tx| {
+                Box::pin(async move { discard_upload(tx, sha256, upload).await })
+            })
+            .await?;
+        }
+        self.audit_rejection(carried, &given, None).await
+    }
+
+    /// Removes an artefact, by its digest or its name.
+    pub async fn delete_artefact(&self, order: Order, artefact: String) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction("removing an artefact", move |tx| {
+                let (order, artefact) = (order.clone(), artefact.clone());
+                Box::pin(async move { delete_artefact_in_tx(tx, &order, &artefact).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, None).await
+    }
+}
+
+/// The message for a dry run of adding an artefact whose upload is incomplete: nobody uploads it for a dry run. `None`
+/// when it is complete.
+fn missing_upload_message(made: UploadCheck) -> Option<String> {
+    match made {
+        UploadCheck::NotStarted => Some("is added once it is uploaded; nothing of it is here".to_owned()),
+        UploadCheck::Incomplete { missing, total: of } => {
+            Some(format!("is added once all of it is uploaded; {missing} of its {of} pieces are missing"))
+        }
+        UploadCheck::AlreadyAdded | UploadCheck::DigestMismatch(_) | UploadCheck::Verified(_) => None,
+    }
+}
+
+async fn add_artefact_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    sha256: Sha256,
+    (name, kubernetes): (&str, Option<String>),
+    made: UploadCheck,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    let digest = sha256.0.as_slice();
+    let known = sqlx::query_file!("../../sql/artefact/lock.sql", digest)
+        .fetch_optional(&mut *tx)
+        .await
+        .context(UPLOADING)?;
+    if order.dry_run
+        && let Some(text) = missing_upload_message(made)
+    {
+        return record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, None)
+            .await;
+    }
+    let Some(known) = known else {
+        let output =
+            "it was not added: nothing of it was uploaded; upload it with: shepherdctl artefacts add FILE";
+        return Err(order_rejected("NOT_BEGUN", output));
+    };
+    let reported = |name: &str| json!({ "sha256": hex::encode(sha256.0), "name": name, "size": known.size });
+    if let (Some(_), Some(before)) = (known.added_at, &known.name) {
+        if before == name {
+            let done = OrderOutcome { changed: false, message: "is there; nothing was changed".to_owned() };
+            return record_audit(tx, order, None, done, Some(reported(name)), Some(reported(name))).await;
+        }
+        begin_dry_run(tx, order).await?;
+        sqlx::query_file!("../../sql/artefact/rename.sql", digest, name)
+            .execute(&mut *tx)
+            .await
+            .context(UPLOADING)?;
+        end_dry_run(tx, order).await?;
+        let done =
+            OrderOutcome { changed: true, message: format!("is there, and was called {before} before") };
+        return record_audit(tx, order, None, done, Some(reported(before)), Some(reported(name))).await;
+    }
+    let upload = match made {
+        UploadCheck::Verified(upload) if upload == known.upload => upload,
+        UploadCheck::DigestMismatch(upload) if upload == known.upload => {
+            let text = "it was not added: the uploaded file is another one, its digest is not this one; it is \
+                        removed, so upload it again";
+            return Err(order_rejected("OTHER_DIGEST", text));
+        }
+        UploadCheck::Incomplete { missing, total: of } => {
+            let text =
+                format!("it was not added: {missing} of its {of} pieces are missing; upload them first");
+            return Err(order_rejected("INCOMPLETE", text));
+        }
+        UploadCheck::NotStarted
+        | UploadCheck::AlreadyAdded
+        | UploadCheck::Verified(_)
+        | UploadCheck::DigestMismatch(_) => {
+            let text = "it was not added: another client began its upload again at this moment; try again";
+            return Err(order_rejected("INCOMPLETE", text));
+        }
+    };
+    begin_dry_run(tx, order).await?;
+    sqlx::query_file_scalar!(
+        "../../sql/artefact/mark_added.sql",
+        digest,
+        upload,
+        name,
+        order.actor.name,
+        kubernetes
+    )
+    .fetch_optional(&mut *tx)
+    .await
+    .context(UPLOADING)?;
+    end_dry_run(tx, order).await?;
+    let what = kubernetes.map(|version| format!(" as a bundle of Kubernetes {version}")).unwrap_or_default();
+    let text = format!("is added{what}, {} bytes; every shepherd has it for its machines", known.size);
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(reported(name)))
+        .await
+}
+
+async fn delete_artefact_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    artefact: &str,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    let (all, _) = list_artefacts(tx).await?;
+    let found = find_artefact(&all, artefact).map_err(|reason| order_rejected("NO_SUCH_ARTEFACT", reason))?;
+    let sha256 = model::artefact::parse_digest(&found.sha256)
+        .map_err(|reason| BmdbError::Corrupt(format!("an artefact: {reason}")))?;
+    sqlx::query_file!("../../sql/artefact/lock.sql", sha256.0.as_slice())
+        .fetch_optional(&mut *tx)
+        .await
+        .context("removing an artefact")?;
+    let used = sqlx::query_file_scalar!("../../sql/roll_out/find_active_by_digest.sql", sha256.0.as_slice())
+        .fetch_optional(&mut *tx)
+        .await
+        .context("removing an artefact")?;
+    if let Some(update) = used {
+        let text = format!(
+            "{artefact} was not removed: the update {update} rolls it out; wait for its end, or: shepherdctl update \
+             abort {update}"
+        );
+        return Err(order_rejected("IN_USE", text));
+    }
+    let runs = sqlx::query_file!("../../sql/artefact/find_kubernetes_cluster.sql", sha256.0.as_slice())
+        .fetch_optional(&mut *tx)
+        .await
+        .context("removing an artefact")?;
+    if let Some(runs) = runs {
+        let (name, how) = (
+            runs.name.unwrap_or_default(),
+            match runs.what.as_str() {
+                "bundle" => "is the bundle of Kubernetes of the cluster",
+                "add-on" => "is an add-on of the cluster",
+                _ => "is a bundle that an upgrade concerns of the cluster",
+            },
+        );
+        let text = format!(
+            "{artefact} was not removed: it {how} {name}, and nodes that come or come back fetch it; see: shepherdctl cluster \
+             describe {name}"
+        );
+        return Err(order_rejected("IN_USE", text));
+    }
+    let digits = hex::encode(sha256.0);
+    let named = sqlx::query_file!("../../sql/artefact/find_declaring_role.sql", digits.as_bytes())
+        .fetch_optional(&mut *tx)
+        .await
+        .context("removing an artefact")?;
+    if let Some(named) = named {
+        let text = format!(
+            "{artefact} was not removed: the role {} of the cluster {} is declared with it, and nodes that are given \
+             the role fetch it; declare the role without it, or: shepherdctl cluster undeclare {} {}",
+            named.role, named.name, named.name, named.role
+        );
+        return Err(order_rejected("IN_USE", text));
+    }
+    begin_dry_run(tx, order).await?;
+    delete_artefact_rows(tx, sha256).await?;
+    end_dry_run(tx, order).await?;
+    let before: Value = json!({ "sha256": found.sha256, "name": found.name, "size": found.size });
+    let text = format!("is removed ({}); machines that have fetched it keep it", found.sha256);
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, Some(before), None).await
+}

@@ -1,0 +1,236 @@
+//! Uploading an artefact: beginning, storing pieces, checking the digest, discarding.
+
+use ring::digest::{Context, SHA256};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::connection::error::{BmdbError, order_rejected};
+use crate::connection::{Bmdb, DbContext as _};
+use model::artefact::{MAX_ARTEFACTS, MAX_INCOMPLETE, check_size, missing_pieces, piece_count, piece_length};
+use model::kubernetes::archive::read_bundle_manifest;
+use model::role_declaration::Sha256;
+
+const OPERATION: &str = "reading artefacts";
+const UPLOADING: &str = "bringing an artefact";
+
+/// How far an upload has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UploadState {
+    /// Every piece of it is stored.
+    Complete,
+    /// Pieces of these numbers are missing.
+    Missing(Vec<u64>),
+}
+
+/// What the stored pieces of an upload amount to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UploadCheck {
+    /// No upload was begun under this digest.
+    NotStarted,
+    /// The artefact was added before.
+    AlreadyAdded,
+    /// So many pieces of it are missing.
+    Incomplete { missing: usize, total: u64 },
+    /// The pieces of this upload have another digest than it was begun under.
+    DigestMismatch(Uuid),
+    /// The pieces of this upload have the expected digest.
+    Verified(Uuid),
+}
+
+fn piece_numbers(found: Vec<i64>) -> Vec<u64> {
+    found.into_iter().filter_map(|number| u64::try_from(number).ok()).collect()
+}
+
+impl Bmdb {
+    /// Begins an upload, or continues one.
+    pub async fn begin_artefact_upload(&self, sha256: Sha256, size: u64) -> Result<UploadState, BmdbError> {
+        check_size(size).map_err(|reason| order_rejected("WRONG_SIZE", reason))?;
+        self.transact(UPLOADING, move |tx| {
+            Box::pin(async move { begin_upload_in_tx(tx, sha256, size).await })
+        })
+        .await
+    }
+
+    /// Stores a piece of an upload.
+    pub async fn store_artefact_piece(
+        &self,
+        sha256: Sha256,
+        number: u64,
+        piece: Vec<u8>,
+    ) -> Result<(), BmdbError> {
+        self.transact(UPLOADING, move |tx| {
+            let piece = piece.clone();
+            Box::pin(async move { store_piece_in_tx(tx, sha256, number, &piece).await })
+        })
+        .await
+    }
+
+    /// What the stored pieces amount to. For a bundle of Kubernetes also its version, which the first piece contains.
+    pub(super) async fn check_upload(
+        &self,
+        sha256: Sha256,
+    ) -> Result<(UploadCheck, Option<String>), BmdbError> {
+        let row = self
+            .transact(OPERATION, move |tx| {
+                Box::pin(async move {
+                    let digest = sha256.0.as_slice();
+                    let row = sqlx::query_file!("../../sql/artefact/find_by_digest.sql", digest)
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .context(OPERATION)?;
+                    let there = sqlx::query_file_scalar!("../../sql/artefact/list_piece_numbers.sql", digest)
+                        .fetch_all(tx)
+                        .await
+                        .context(OPERATION)?;
+                    Ok(row.map(|row| (row.size, row.upload, row.added_at.is_some(), piece_numbers(there))))
+                })
+            })
+            .await?;
+        let Some((size, upload, whole, there)) = row else { return Ok((UploadCheck::NotStarted, None)) };
+        if whole {
+            return Ok((UploadCheck::AlreadyAdded, None));
+        }
+        let size = u64::try_from(size).unwrap_or_default();
+        let missing = missing_pieces(size, &there).len();
+        let less = |missing| (UploadCheck::Incomplete { missing, total: piece_count(size) }, None);
+        if missing > 0 {
+            return Ok(less(missing));
+        }
+        let (mut context, mut kubernetes) = (Context::new(&SHA256), None);
+        for number in 0..piece_count(size) {
+            match self.artefact_piece(sha256, number).await? {
+                Some(piece) => {
+                    if number == 0 {
+                        kubernetes =
+                            read_bundle_manifest(&piece).ok().map(|manifest| manifest.kubernetes.to_string());
+                    }
+                    context.update(&piece);
+                }
+                // Another process has removed the pieces since.
+                None => return Ok(less(1)),
+            }
+        }
+        let right = context.finish().as_ref() == sha256.0;
+        Ok(if right {
+            (UploadCheck::Verified(upload), kubernetes)
+        } else {
+            (UploadCheck::DigestMismatch(upload), None)
+        })
+    }
+}
+
+async fn begin_upload_in_tx(
+    tx: &mut PgConnection,
+    sha256: Sha256,
+    size: u64,
+) -> Result<UploadState, BmdbError> {
+    let digest = sha256.0.as_slice();
+    let bytes = i64::try_from(size).unwrap_or(i64::MAX);
+    let known = sqlx::query_file!("../../sql/artefact/lock.sql", digest)
+        .fetch_optional(&mut *tx)
+        .await
+        .context(UPLOADING)?;
+    match known {
+        Some(known) if known.added_at.is_some() => {
+            if known.size != bytes {
+                let text = format!("the artefact of this digest has {} bytes, and not {size}", known.size);
+                return Err(order_rejected("WRONG_SIZE", text));
+            }
+            return Ok(UploadState::Complete);
+        }
+        // One of the two sizes was wrong, and so is every piece uploaded for it.
+        Some(known) if known.size != bytes => delete_artefact_rows(tx, sha256).await?,
+        Some(_) => {
+            sqlx::query_file!("../../sql/artefact/touch_upload.sql", digest)
+                .execute(&mut *tx)
+                .await
+                .context(UPLOADING)?;
+            let there = sqlx::query_file_scalar!("../../sql/artefact/list_piece_numbers.sql", digest)
+                .fetch_all(&mut *tx)
+                .await
+                .context(UPLOADING)?;
+            return Ok(UploadState::Missing(missing_pieces(size, &piece_numbers(there))));
+        }
+        None => {}
+    }
+    let counts = sqlx::query_file!("../../sql/artefact/count_artefacts.sql")
+        .fetch_one(&mut *tx)
+        .await
+        .context(UPLOADING)?;
+    if counts.artefacts >= MAX_ARTEFACTS {
+        let text = format!(
+            "there are {MAX_ARTEFACTS} artefacts, and can be no more; shepherdctl artefacts delete removes one"
+        );
+        return Err(order_rejected("TOO_MANY_ARTEFACTS", text));
+    }
+    if counts.begun >= MAX_INCOMPLETE {
+        let text = format!(
+            "{MAX_INCOMPLETE} uploads of artefacts are incomplete; an incomplete upload is deleted after a \
+             day, or with shepherdctl artefacts delete (artefacts get lists them)"
+        );
+        return Err(order_rejected("TOO_MANY_ARTEFACTS", text));
+    }
+    sqlx::query_file!("../../sql/artefact/insert_upload.sql", digest, bytes, Uuid::new_v4())
+        .execute(&mut *tx)
+        .await
+        .context(UPLOADING)?;
+    Ok(UploadState::Missing(missing_pieces(size, &[])))
+}
+
+async fn store_piece_in_tx(
+    tx: &mut PgConnection,
+    sha256: Sha256,
+    number: u64,
+    piece: &[u8],
+) -> Result<(), BmdbError> {
+    let digest = sha256.0.as_slice();
+    let known =
+        sqlx::query_file!("../../sql/artefact/find_by_digest.sql", digest).fetch_optional(&mut *tx).await;
+    let Some(known) = known.context(UPLOADING)? else {
+        return Err(order_rejected("NOT_BEGUN", "no artefact of this digest was begun; begin with it first"));
+    };
+    let length = piece_length(u64::try_from(known.size).unwrap_or_default(), number);
+    if length != u64::try_from(piece.len()).ok() {
+        let text = match length {
+            Some(length) => {
+                format!("piece {number} of this artefact has {length} bytes, and not {}", piece.len())
+            }
+            None => format!("this artefact has no piece {number}"),
+        };
+        return Err(order_rejected("WRONG_PIECE", text));
+    }
+    let number = i64::try_from(number).unwrap_or(i64::MAX);
+    sqlx::query_file!("../../sql/artefact/insert_piece.sql", digest, number, piece)
+        .execute(tx)
+        .await
+        .context(UPLOADING)?;
+    Ok(())
+}
+
+pub(super) async fn delete_artefact_rows(tx: &mut PgConnection, sha256: Sha256) -> Result<(), BmdbError> {
+    let digest = sha256.0.as_slice();
+    sqlx::query_file!("../../sql/artefact/delete_pieces.sql", digest)
+        .execute(&mut *tx)
+        .await
+        .context(UPLOADING)?;
+    sqlx::query_file!("../../sql/artefact/delete.sql", digest).execute(tx).await.context(UPLOADING)?;
+    Ok(())
+}
+
+/// Removes an upload whose pieces have another digest.
+pub(super) async fn discard_upload(
+    tx: &mut PgConnection,
+    sha256: Sha256,
+    upload: Uuid,
+) -> Result<(), BmdbError> {
+    let known = sqlx::query_file!("../../sql/artefact/lock.sql", sha256.0.as_slice())
+        .fetch_optional(&mut *tx)
+        .await
+        .context(UPLOADING)?;
+    match known {
+        Some(known) if known.upload == upload && known.added_at.is_none() => {
+            delete_artefact_rows(tx, sha256).await
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,295 @@
+//! Reading everything that issues are derived from.
+//!
+//! The issues themselves are derived in [`model::issues`]. Machines are read in pages, as for a plan
+//! (`fleet/view.rs`). An apparent contradiction that two statements may have read at two moments is read again at one
+//! moment before it is reported.
+
+use std::collections::HashMap;
+
+use prost::Message as _;
+use proto::hardware::v1::HardwareReport;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext as _, database_now};
+use crate::engine::facts::MachineSnapshot;
+use crate::fleet::brake::list_brakes;
+use crate::fleet::provider::list_providers;
+use crate::fleet::retention::TABLES;
+use crate::fleet::view::PAGE_SIZE;
+use crate::orders::loop_pause::list_pauses;
+use model::cluster::kubernetes_view::KubernetesStatusView;
+use model::drift::describe_drift;
+use model::ids::MachineId;
+use model::issues::inputs::{
+    ClusterIssueInputs, ExpiredSessions, HISTORY_WINDOW, IssueInputs, KubernetesIssueInputs,
+    MachineIssueInputs, NodeIssueInputs, ProviderIssueInputs, RecentHistory, SessionIssueInputs,
+    StorageIssueInputs,
+};
+use model::machine_view::MachineView;
+use model::policy::Policy;
+use model::schedule::next_due;
+use model::time::{Span, Timestamp};
+
+const OPERATION: &str = "looking for issues";
+/// Most open sessions that are read.
+const MAX_SESSIONS: i64 = 1000;
+
+impl Bmdb {
+    /// Reads everything that issues are derived from.
+    pub async fn read_issue_inputs(&self) -> Result<IssueInputs, BmdbError> {
+        self.read_policy().await?;
+        let (version, policy) = self.policy();
+        let lately = self.read_recent_boots().await?;
+        let mut machines = Vec::new();
+        let mut after = MachineId(Uuid::nil());
+        loop {
+            let page = self.read_snapshot_page(after, PAGE_SIZE).await?;
+            let Some(last) = page.last().map(|snapshot| snapshot.facts.machine) else { break };
+            machines.extend(self.read_machine_inputs(page, &lately, (version, &policy)).await?);
+            after = last;
+        }
+        let disturbed = self.list_disruptions(policy.longest_window()).await?;
+        let (at, providers, brakes, pauses, sessions) = self
+            .transact_read_only(|tx| {
+                Box::pin(async move {
+                    let now = database_now(tx).await?;
+                    let providers = list_providers(tx).await?;
+                    let brakes = list_brakes(tx).await?;
+                    let pauses = list_pauses(tx).await?;
+                    Ok((now, providers, brakes, pauses, read_live_sessions(tx, now).await?))
+                })
+            })
+            .await?;
+        let expired = self.read_expired_sessions().await?;
+        let clusters = self.read_cluster_inputs().await?;
+        let kubernetes = self.read_kubernetes_inputs().await?;
+        let storage = self.read_storage_inputs().await?;
+        let listening_since =
+            machines.iter().filter_map(|machine: &MachineIssueInputs| machine.facts.listening_since).min();
+        Ok(IssueInputs {
+            at,
+            policy,
+            machines,
+            recent_disruptions: disturbed,
+            providers: providers
+                .into_iter()
+                .map(|line| ProviderIssueInputs {
+                    provider: line.provider,
+                    listed_at: line.listed_at,
+                    error: line.error,
+                    error_at: line.error_at,
+                    brake: line.brake,
+                    brake_since: line.brake_since,
+                })
+                .collect(),
+            brakes,
+            pauses,
+            sessions,
+            expired_sessions: expired,
+            listening_since,
+            clusters,
+            kubernetes,
+            storage,
+        })
+    }
+
+    async fn read_machine_inputs(
+        &self,
+        page: Vec<MachineSnapshot>,
+        lately: &HashMap<Uuid, RecentHistory>,
+        (version, policy): (i64, &Policy),
+    ) -> Result<Vec<MachineIssueInputs>, BmdbError> {
+        let contradicted = self.find_contradicted_machines(&page, policy, version).await?;
+        let ids: Vec<Uuid> = page.iter().map(|snapshot| snapshot.facts.machine.0).collect();
+        let mut newer_fences = self.read_unknown_fences(ids.clone()).await?;
+        let rows = self
+            .statement(OPERATION, move |pool| {
+                let ids = ids.clone();
+                Box::pin(async move {
+                    sqlx::query_file!("../../sql/issues/list_machines.sql", &ids).fetch_all(pool).await
+                })
+            })
+            .await?;
+        let mut rows: HashMap<Uuid, _> = rows.into_iter().map(|row| (row.machine_id, row)).collect();
+        let mut found = Vec::new();
+        for MachineSnapshot { facts, .. } in page {
+            let machine = facts.machine;
+            let Some(row) = rows.remove(&machine.0) else { continue };
+            let drift = if contradicted.contains(&machine) {
+                find_drift(&self.machine_view(machine).await?)
+            } else {
+                None
+            };
+            found.push(MachineIssueInputs {
+                facts,
+                phase_since: row.phase_since,
+                lost_sessions: row.losses,
+                drift,
+                agent_version: row.agent_version,
+                serial_number: row.serial_number,
+                macs: row.report.as_deref().map(mac_addresses).unwrap_or_default(),
+                host_key_rejected_at: row.refused_at,
+                unknown_fence: newer_fences.remove(&machine.0),
+                recent: lately.get(&machine.0).copied().unwrap_or_default(),
+            });
+        }
+        Ok(found)
+    }
+
+    async fn read_recent_boots(&self) -> Result<HashMap<Uuid, RecentHistory>, BmdbError> {
+        let window = Span(HISTORY_WINDOW).float_milliseconds();
+        let rows = self
+            .statement(OPERATION, move |pool| {
+                Box::pin(async move {
+                    sqlx::query_file!("../../sql/issues/count_recent_boots.sql", window).fetch_all(pool).await
+                })
+            })
+            .await?;
+        let lately = rows.into_iter().map(|row| {
+            let history = RecentHistory {
+                unordered_boots: u32::try_from(row.boots).unwrap_or(u32::MAX),
+                first_boot_at: Some(row.first_boot_at),
+            };
+            (row.machine_id, history)
+        });
+        Ok(lately.collect())
+    }
+
+    async fn read_expired_sessions(&self) -> Result<Vec<ExpiredSessions>, BmdbError> {
+        let window = Span(HISTORY_WINDOW).float_milliseconds();
+        let rows = self
+            .statement(OPERATION, move |pool| {
+                Box::pin(async move {
+                    sqlx::query_file!("../../sql/issues/count_expired_sessions.sql", window)
+                        .fetch_all(pool)
+                        .await
+                })
+            })
+            .await?;
+        let expired = rows.into_iter().map(|row| ExpiredSessions {
+            component: row.component,
+            host: row.host.unwrap_or_else(unknown_host_name),
+            count: row.count,
+            first_at: row.first_at,
+        });
+        Ok(expired.collect())
+    }
+
+    async fn read_cluster_inputs(&self) -> Result<Vec<ClusterIssueInputs>, BmdbError> {
+        let rows = self
+            .statement(OPERATION, move |pool| {
+                Box::pin(async move {
+                    sqlx::query_file!("../../sql/issues/list_clusters.sql").fetch_all(pool).await
+                })
+            })
+            .await?;
+        let clusters = rows.into_iter().map(|row| ClusterIssueInputs {
+            name: row.name,
+            founded_at: row.founded_at,
+            snapshot_at: row.taken_at,
+            keys_rejected_since: row.keys_refused_since,
+        });
+        Ok(clusters.collect())
+    }
+
+    async fn read_kubernetes_inputs(&self) -> Result<Vec<KubernetesIssueInputs>, BmdbError> {
+        let rows = self
+            .statement(OPERATION, move |pool| {
+                Box::pin(async move {
+                    sqlx::query_file!("../../sql/issues/list_kubernetes_nodes.sql").fetch_all(pool).await
+                })
+            })
+            .await?;
+        let mut found: Vec<KubernetesIssueInputs> = Vec::new();
+        for row in rows {
+            if found.last().is_none_or(|last| last.name != row.name) {
+                // A value that another release wrote and this one cannot read is written again by the next pass.
+                let observed: Option<KubernetesStatusView> =
+                    row.observed.and_then(|observed| serde_json::from_value(observed).ok());
+                found.push(KubernetesIssueInputs {
+                    name: row.name,
+                    rotations: observed.unwrap_or_default().rotations,
+                    nodes: Vec::new(),
+                });
+            }
+            let runs = row.kubernetes.and_then(|runs| serde_json::from_value(runs).ok());
+            if let (Some(cluster), Some(runs), Some(machine)) = (found.last_mut(), runs, row.machine) {
+                cluster.nodes.push(NodeIssueInputs { machine, node: row.node_id, kubernetes: runs });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Statistics of the database's storage; `None` where it has none.
+    async fn read_storage_inputs(&self) -> Result<Option<StorageIssueInputs>, BmdbError> {
+        let sample = match self.read_vacuum_stats().await {
+            Err(error) if error.is_undefined_object() => return Ok(None),
+            other => other?,
+        };
+        let tables = TABLES.map(str::to_owned);
+        let rows = self
+            .statement(OPERATION, move |pool| {
+                let tables = tables.clone();
+                Box::pin(async move {
+                    sqlx::query_file!("../../sql/issues/count_table_rows.sql", &tables).fetch_all(pool).await
+                })
+            })
+            .await?;
+        let rows = rows.into_iter().map(|row| (row.name, row.dead, row.live)).collect();
+        Ok(Some(StorageIssueInputs { rows, oldest_snapshot: sample.oldest_snapshot }))
+    }
+}
+
+/// Sessions that are alive at `now`, oldest first. Where every shepherd died, no process is left to close their
+/// sessions, so an open row alone proves nothing.
+async fn read_live_sessions(
+    tx: &mut PgConnection,
+    now: Timestamp,
+) -> Result<Vec<SessionIssueInputs>, BmdbError> {
+    let rows = sqlx::query_file!("../../sql/inspect/list_sessions.sql", Uuid::nil(), MAX_SESSIONS)
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)?;
+    let living = rows.into_iter().filter(|row| row.deadline > now).map(|row| {
+        let text = |key: &str| row.runtime_info.get(key).and_then(|value| value.as_str());
+        SessionIssueInputs {
+            host: text("host").map_or_else(unknown_host_name, str::to_owned),
+            version: text("version").map(str::to_owned),
+            certificate_expires_at: text("certificate_ends").and_then(|at| at.parse().ok()),
+            host_clock: started_by_host_clock(row.session_id),
+            component: row.component,
+            started_at: row.started_at,
+        }
+    });
+    Ok(living.collect())
+}
+
+/// How a machine's stored schedule contradicts its facts, both read at one moment.
+fn find_drift(view: &MachineView) -> Option<String> {
+    view.lanes.iter().find_map(|lane| {
+        let stored = lane.stored_decision()?;
+        let due = next_due(&view.facts, stored.lane, &view.policy, view.at);
+        describe_drift(&stored, &due, view.policy_version)
+    })
+}
+
+/// The id of a session begins with the time, by the clock of the host that made it.
+fn started_by_host_clock(session: Uuid) -> Option<Timestamp> {
+    let (seconds, nanoseconds) = session.get_timestamp()?.to_unix();
+    Timestamp::from_timestamp(i64::try_from(seconds).ok()?, nanoseconds)
+}
+
+fn unknown_host_name() -> String {
+    "a host that is not known".to_owned()
+}
+
+/// MAC addresses of the network interfaces in a hardware report; empty if it cannot be decoded.
+fn mac_addresses(report: &[u8]) -> Vec<String> {
+    let Ok(report) = HardwareReport::decode(report) else { return Vec::new() };
+    let interfaces = report.network_interfaces.into_iter().filter(|interface| interface.mac.len() == 6);
+    interfaces
+        .map(|interface| interface.mac.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":"))
+        .collect()
+}

@@ -1,0 +1,497 @@
+//! Listing machines by filter, in pages with a cursor.
+//!
+//! The order is phase in the order of a machine's life, then provider, then id, through the index of those three, a
+//! page at a time. What the index does not contain (a location, a tag, a product) is checked in the rows of a page. How
+//! many rows are checked, and for how long, is bounded: a list that hardly any machine matches comes in pages with
+//! hardly any machine, and never in a statement that reads the fleet.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use sqlx::PgConnection;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::connection::DbContext as _;
+use crate::connection::error::BmdbError;
+use crate::machine::tags::TagTables;
+use crate::machine::traits::parse_labels;
+use model::access::AccessScope;
+use model::label::{LabelFilter, Labels};
+use model::machine_view::MachineName;
+use model::phase::Phase;
+use model::time::Timestamp;
+
+const OPERATION: &str = "listing machines";
+/// Largest page read at once, so that no single statement is long.
+const PAGE_SIZE: usize = 1000;
+/// How long a page is searched for. The machines found by then are returned, instead of nothing because the read took
+/// too long (see `connection/read_pool.rs`).
+const PAGE_TIME_LIMIT: Duration = Duration::from_millis(1500);
+
+/// Selects machines. An empty field excludes none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Phases, compared without regard to case.
+    pub phases: Vec<String>,
+    /// Names of providers, compared exactly.
+    pub providers: Vec<String>,
+    /// Prefixes of locations, as providers name them.
+    pub locations: Vec<String>,
+    /// Facts that a machine must all have, by their tables' names without `machine_`.
+    pub tags: Vec<String>,
+    /// Manufacturers as hardware reports name them.
+    pub manufacturers: Vec<String>,
+    /// Products as hardware reports name them.
+    pub products: Vec<String>,
+    /// Labels that a machine must all have.
+    pub labels: Vec<LabelFilter>,
+}
+
+/// A machine in the list of machines.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MachineSummary {
+    /// Names of the machine.
+    #[serde(flatten)]
+    pub name: MachineName,
+    /// Phase as it is indexed.
+    pub phase: String,
+    /// Since when it is in that phase.
+    pub phase_since: Timestamp,
+    /// Host name or IP literal.
+    pub address: Option<String>,
+    /// Location as its provider names it; `None` if unknown.
+    pub location: Option<String>,
+    /// When its agent last reported.
+    pub heartbeat_at: Option<Timestamp>,
+    /// The process being worked on in the access lane now.
+    pub working: Option<String>,
+    /// The process it is due for next in the access lane; `null` when nothing happens by time alone.
+    pub process: Option<String>,
+    /// When that process is due; for a healthy machine a lower bound.
+    pub ready_at: Option<Timestamp>,
+    /// Why that process, and why not earlier.
+    pub reason: String,
+    /// Labels that operators set.
+    pub labels: Labels,
+    /// `urgent` or `low`, where an operator put its work before or behind that of others.
+    pub priority: Option<String>,
+}
+
+/// A machine of a list, with the values it is filtered by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ListedMachine {
+    /// The machine as lists show it.
+    pub summary: MachineSummary,
+    /// Its manufacturer, as its hardware report names it.
+    pub manufacturer: Option<String>,
+    /// Its product, as its hardware report names it.
+    pub product: Option<String>,
+    /// Whether heartbeats postpone its due time without a write.
+    pub timer: bool,
+}
+
+/// Where a list of machines goes on: after this machine of this phase and provider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MachineCursor {
+    /// Phase of the last machine.
+    pub phase: String,
+    /// Provider of the last machine; empty for none.
+    pub provider: String,
+    /// Id of the last machine.
+    pub machine: Uuid,
+}
+
+/// When the search for a page ends, however few machines were found: after a number of rows, or at a moment. A number
+/// alone sets no moment.
+#[derive(Clone, Copy, Debug)]
+pub struct PageBudget {
+    /// About how many rows are read.
+    pub lines: usize,
+    /// The moment, if there is one.
+    pub deadline: Option<Instant>,
+}
+
+impl From<usize> for PageBudget {
+    fn from(lines: usize) -> Self {
+        Self { lines, deadline: None }
+    }
+}
+
+impl PageBudget {
+    /// A budget of this many rows, and of [`PAGE_TIME_LIMIT`] from now on.
+    #[must_use]
+    pub fn with_time_limit(lines: usize) -> Self {
+        Self { lines, deadline: Some(Instant::now() + PAGE_TIME_LIMIT) }
+    }
+
+    /// Whether the search ends. A search that has read nothing yet continues, so that each page is further on than the
+    /// one before.
+    fn is_exhausted(self, looked_at: usize, now: Instant) -> bool {
+        looked_at >= self.lines || (looked_at > 0 && self.deadline.is_some_and(|by| now >= by))
+    }
+}
+
+/// A page of a list.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MachinePage {
+    /// Machines that match the filter.
+    pub machines: Vec<ListedMachine>,
+    /// Where the next page begins; `None` at the end of the list.
+    pub next: Option<MachineCursor>,
+}
+
+#[derive(Debug)]
+struct ListedMachineRow {
+    machine_id: Uuid,
+    provider: String,
+    provider_id: Option<String>,
+    address: Option<String>,
+    location: Option<String>,
+    phase: String,
+    phase_since: Timestamp,
+    heartbeat_at: Option<Timestamp>,
+    working: Option<String>,
+    process: Option<String>,
+    ready_at: Option<Timestamp>,
+    reason: String,
+    manufacturer: Option<String>,
+    product: Option<String>,
+    timer: bool,
+    labels: Option<serde_json::Value>,
+    priority: Option<String>,
+}
+
+impl From<ListedMachineRow> for ListedMachine {
+    fn from(row: ListedMachineRow) -> Self {
+        let line = MachineSummary {
+            name: MachineName {
+                machine: row.machine_id,
+                provider: Some(row.provider).filter(|provider| !provider.is_empty()),
+                provider_id: row.provider_id,
+            },
+            phase: row.phase,
+            phase_since: row.phase_since,
+            address: row.address,
+            location: row.location,
+            heartbeat_at: row.heartbeat_at,
+            working: row.working,
+            process: row.process,
+            ready_at: row.ready_at,
+            reason: row.reason,
+            labels: parse_labels(row.labels),
+            priority: row.priority,
+        };
+        Self { summary: line, manufacturer: row.manufacturer, product: row.product, timer: row.timer }
+    }
+}
+
+impl Filter {
+    /// Whether the filter excludes no machine.
+    #[must_use]
+    pub(crate) fn is_unrestricted(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether machines of this phase and provider may match.
+    #[must_use]
+    fn matches_class(&self, phase: &str, provider: &str, scope: &AccessScope) -> bool {
+        (self.phases.is_empty() || self.phases.iter().any(|query| query.eq_ignore_ascii_case(phase)))
+            && (self.providers.is_empty() || self.providers.iter().any(|query| query == provider))
+            && scope.includes_provider(Some(provider).filter(|provider| !provider.is_empty()))
+    }
+
+    /// Whether this machine matches, apart from its tags.
+    fn matches(&self, listed: &ListedMachine) -> bool {
+        let among = |requests: &[String], found: Option<&String>| {
+            requests.is_empty() || found.is_some_and(|found| requests.contains(found))
+        };
+        let location = listed.summary.location.as_deref();
+        let located = self.locations.is_empty()
+            || location.is_some_and(|at| self.locations.iter().any(|query| at.starts_with(query.as_str())));
+        located
+            && among(&self.manufacturers, listed.manufacturer.as_ref())
+            && among(&self.products, listed.product.as_ref())
+            && self.labels.iter().all(|wanted| wanted.matches(&listed.summary.labels))
+    }
+}
+
+/// Retains the machines of `listed` that match.
+async fn filter_machines(
+    tx: &mut PgConnection,
+    filter: &Filter,
+    tables: &TagTables,
+    mut listed: Vec<ListedMachine>,
+) -> Result<Vec<ListedMachine>, BmdbError> {
+    listed.retain(|one| filter.matches(one));
+    let having =
+        tables.filter_machines(tx, listed.iter().map(|one| one.summary.name.machine).collect()).await?;
+    listed.retain(|one| having.contains(&one.summary.name.machine));
+    Ok(listed)
+}
+
+/// Machines after `after`: `limit` at most, or fewer when the budget `enough` is used up.
+pub async fn list_machines(
+    tx: &mut PgConnection,
+    filter: &Filter,
+    scope: &AccessScope,
+    after: Option<&MachineCursor>,
+    limit: usize,
+    enough: impl Into<PageBudget>,
+) -> Result<MachinePage, BmdbError> {
+    let enough = enough.into();
+    let Some(tables) = TagTables::resolve(tx, &filter.tags).await? else {
+        return Ok(MachinePage { machines: Vec::new(), next: None });
+    };
+    let (mut found, mut looked_at): (Vec<ListedMachine>, usize) = (Vec::new(), 0);
+    // Without more to filter by, each row matches, and no more need be read than are wanted.
+    let exact = filter.locations.is_empty()
+        && filter.tags.is_empty()
+        && filter.manufacturers.is_empty()
+        && filter.products.is_empty()
+        && filter.labels.is_empty();
+    for (phase, provider) in list_classes(tx).await? {
+        let Some(mut from) =
+            class_start(&phase, &provider, after).filter(|_| filter.matches_class(&phase, &provider, scope))
+        else {
+            continue;
+        };
+        loop {
+            // One more than requested shows whether there are more.
+            let wanted = if exact { (limit + 1 - found.len()).min(PAGE_SIZE) } else { PAGE_SIZE };
+            let page = read_class_page(tx, (&phase, &provider), from, wanted).await?;
+            let full = page.len() == wanted;
+            looked_at += page.len();
+            from = page.last().map_or(from, |one| one.summary.name.machine);
+            found.extend(filter_machines(tx, filter, &tables, page).await?);
+            if found.len() > limit {
+                found.truncate(limit);
+                let next = found.last().map(|one| cursor_after(&one.summary));
+                return Ok(MachinePage { machines: found, next });
+            }
+            if enough.is_exhausted(looked_at, Instant::now()) {
+                return Ok(MachinePage {
+                    machines: found,
+                    next: Some(MachineCursor { phase, provider, machine: from }),
+                });
+            }
+            if !full {
+                break;
+            }
+        }
+    }
+    Ok(MachinePage { machines: found, next: None })
+}
+
+/// Those of `machines` that match, as lists have them.
+pub async fn list_machines_by_id(
+    tx: &mut PgConnection,
+    filter: &Filter,
+    scope: &AccessScope,
+    machines: &[Uuid],
+) -> Result<Vec<ListedMachine>, BmdbError> {
+    let Some(tables) = TagTables::resolve(tx, &filter.tags).await? else { return Ok(Vec::new()) };
+    let rows = sqlx::query_file_as!(ListedMachineRow, "../../sql/inspect/list_machines_by_id.sql", machines)
+        .fetch_all(&mut *tx)
+        .await
+        .context(OPERATION)?;
+    let mut listed: Vec<ListedMachine> = rows.into_iter().map(ListedMachine::from).collect();
+    listed.retain(|one| {
+        filter.matches_class(
+            &one.summary.phase,
+            one.summary.name.provider.as_deref().unwrap_or_default(),
+            scope,
+        )
+    });
+    filter_machines(tx, filter, &tables, listed).await
+}
+
+/// Until when a read of history was complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangesUntil {
+    /// Until the end of the requested time.
+    Complete(Timestamp),
+    /// Until this moment: there is more than may be read at once.
+    Truncated(Timestamp),
+}
+
+/// Machines with a line of history between two moments.
+pub async fn list_changed_machines(
+    tx: &mut PgConnection,
+    (from, to): (Timestamp, Timestamp),
+    limit: i64,
+) -> Result<(Vec<Uuid>, ChangesUntil), BmdbError> {
+    let rows = sqlx::query_file!("../../sql/inspect/list_events.sql", from, to, limit)
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)?;
+    let full = i64::try_from(rows.len()).is_ok_and(|found| found >= limit);
+    // If a single moment has more lines than one read returns, the rest of that moment is skipped.
+    let until = match rows.last() {
+        Some(last) if full => ChangesUntil::Truncated(last.at.max(from)),
+        _ => ChangesUntil::Complete(to),
+    };
+    let mut machines: Vec<Uuid> = rows.into_iter().map(|row| row.machine_id).collect();
+    machines.sort_unstable();
+    machines.dedup();
+    Ok((machines, until))
+}
+
+/// Every (phase, provider) that has a machine, phases in the order of a machine's life. Phases that
+/// only a newer release knows come last.
+pub async fn list_classes(tx: &mut PgConnection) -> Result<Vec<(String, String)>, BmdbError> {
+    let rows =
+        sqlx::query_file!("../../sql/inspect/list_classes.sql").fetch_all(tx).await.context(OPERATION)?;
+    let mut classes: Vec<(String, String)> =
+        rows.into_iter().map(|row| (row.phase_index, row.provider)).collect();
+    classes.sort_by_cached_key(|class| (phase_order(&class.0), class.clone()));
+    Ok(classes)
+}
+
+/// How many machines a class has, counted up to `bound`.
+pub async fn count_class(
+    tx: &mut PgConnection,
+    (phase, provider): (&str, &str),
+    bound: i64,
+) -> Result<i64, BmdbError> {
+    sqlx::query_file_scalar!("../../sql/inspect/count_class.sql", phase, provider, bound)
+        .fetch_one(tx)
+        .await
+        .context(OPERATION)
+}
+
+/// Position of a phase in lists.
+#[must_use]
+fn phase_order(phase: &str) -> usize {
+    Phase::ALL.iter().position(|known| known.as_str() == phase).unwrap_or(Phase::ALL.len())
+}
+
+/// A page of the machines of one phase and provider, from the one after `after`.
+async fn read_class_page(
+    tx: &mut PgConnection,
+    (phase, provider): (&str, &str),
+    after: Uuid,
+    limit: usize,
+) -> Result<Vec<ListedMachine>, BmdbError> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let rows = sqlx::query_file_as!(
+        ListedMachineRow,
+        "../../sql/inspect/list_machines.sql",
+        phase,
+        provider,
+        after,
+        limit
+    )
+    .fetch_all(tx)
+    .await
+    .context(OPERATION)?;
+    Ok(rows.into_iter().map(ListedMachine::from).collect())
+}
+
+/// Where to begin in a class; `None` when the list is past it.
+fn class_start(phase: &str, provider: &str, after: Option<&MachineCursor>) -> Option<Uuid> {
+    let Some(cursor) = after else { return Some(Uuid::nil()) };
+    let class = (phase_order(phase), phase, provider);
+    match class.cmp(&(phase_order(&cursor.phase), cursor.phase.as_str(), cursor.provider.as_str())) {
+        std::cmp::Ordering::Less => None,
+        std::cmp::Ordering::Equal => Some(cursor.machine),
+        std::cmp::Ordering::Greater => Some(Uuid::nil()),
+    }
+}
+
+fn cursor_after(line: &MachineSummary) -> MachineCursor {
+    MachineCursor {
+        phase: line.phase.clone(),
+        provider: line.name.provider.clone().unwrap_or_default(),
+        machine: line.name.machine,
+    }
+}
+
+impl MachineCursor {
+    /// The cursor as text, with which people continue a list.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        format!("{}/{}/{}", self.phase, self.provider, self.machine)
+    }
+
+    /// Parses the text that [`MachineCursor::encode`] wrote. A provider's name may contain anything, the other two
+    /// parts no slash.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (phase, rest) = text.split_once('/')?;
+        let (provider, machine) = rest.rsplit_once('/')?;
+        let machine = Uuid::try_parse(machine).ok()?;
+        Some(Self { phase: phase.to_owned(), provider: provider.to_owned(), machine })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cursor_reads_back_whatever_the_provider_is_called() {
+        let machine = Uuid::from_u128(7);
+        for provider in ["sim", "", "rack/a", "é"] {
+            let cursor = MachineCursor { phase: "Ready".into(), provider: provider.into(), machine };
+            assert_eq!(MachineCursor::parse(&cursor.encode()), Some(cursor));
+        }
+        for text in ["", "Ready", "Ready/sim", "Ready/sim/7"] {
+            assert_eq!(MachineCursor::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn list_continues_after_its_cursor() {
+        let machine = Uuid::from_u128(7);
+        let cursor = MachineCursor { phase: "Provided".into(), provider: "b".into(), machine };
+        for (phase, provider, expected) in [
+            ("New", "z", None),
+            ("Provided", "a", None),
+            ("Provided", "b", Some(machine)),
+            ("Provided", "c", Some(Uuid::nil())),
+            ("Ready", "a", Some(Uuid::nil())),
+            ("AsYetUnknown", "a", Some(Uuid::nil())),
+        ] {
+            assert_eq!(class_start(phase, provider, Some(&cursor)), expected, "{phase} {provider}");
+        }
+        assert_eq!(class_start("New", "a", None), Some(Uuid::nil()));
+    }
+
+    #[test]
+    fn page_ends_when_its_budget_is_exhausted_and_makes_progress() {
+        let now = Instant::now();
+        let later = now + PAGE_TIME_LIMIT;
+        for (by, looked_at, reached) in [
+            (None, 0, false),
+            (None, 99, false),
+            (None, 100, true),
+            (Some(later), 99, false),
+            (Some(later), 100, true),
+            (Some(now), 0, false),
+            (Some(now), 1, true),
+        ] {
+            let enough = PageBudget { lines: 100, deadline: by };
+            assert_eq!(enough.is_exhausted(looked_at, now), reached, "{enough:?} {looked_at}");
+        }
+    }
+
+    #[test]
+    fn filter_leaves_out_whole_classes() {
+        let filter =
+            Filter { phases: vec!["ready".into()], providers: vec!["a".into()], ..Filter::default() };
+        let only_b = AccessScope::from_providers(["b".to_owned()]);
+        for (phase, provider, scope, wanted) in [
+            ("Ready", "a", &AccessScope::Fleet, true),
+            ("Ready", "b", &AccessScope::Fleet, false),
+            ("New", "a", &AccessScope::Fleet, false),
+            ("Ready", "a", &only_b, false),
+        ] {
+            assert_eq!(filter.matches_class(phase, provider, scope), wanted, "{phase} {provider} {scope:?}");
+        }
+        assert!(
+            !Filter::default().matches_class("Ready", "", &only_b),
+            "a machine of no provider is the fleet's"
+        );
+    }
+}

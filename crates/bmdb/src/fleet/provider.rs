@@ -1,0 +1,281 @@
+//! Providers: recording their machines, and the state of their lists.
+
+use serde::Serialize;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext};
+use crate::engine::fact_change::{FactChange, ProviderDetails, apply_fact_change};
+use crate::engine::intent::resolve_intent_in_tx;
+use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::schedule::{lock_due_rows, record_event, reschedule_machine};
+use model::ids::{IntentId, MachineId};
+use model::process::Lane;
+use model::provider_status::ProviderStatus;
+use model::schedule::{BUCKETS, RULES_VERSION};
+use model::time::Timestamp;
+
+const OPERATION: &str = "reading what to show";
+
+/// A machine of a provider as the BMDB has recorded it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedMachine {
+    /// Id of the machine.
+    pub machine: MachineId,
+    /// The provider's name for it.
+    pub provider_id: String,
+    /// Its state when the provider was last queried.
+    pub status: ProviderStatus,
+    /// Why it is quarantined; `None` if it is not.
+    pub quarantine: Option<String>,
+    /// Whether it is being retired, or is retired.
+    pub retiring: bool,
+    /// Whether it is retired: a record of a machine that was released to this provider.
+    pub retired: bool,
+    /// Whether the provider's list contained it although it is retired, when the list was last compared.
+    pub listed: bool,
+}
+
+/// A machine to record.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewMachine {
+    /// The provider's name for it.
+    pub provider_id: String,
+    /// The provider's details of it.
+    pub details: ProviderDetails,
+    /// Further facts that are known from the start.
+    pub changes: Vec<FactChange>,
+    /// Detail of the line in its history.
+    pub detail: String,
+}
+
+impl Bmdb {
+    /// Every machine of a provider that the BMDB has recorded.
+    pub async fn list_recorded_machines(&self, provider: &str) -> Result<Vec<RecordedMachine>, BmdbError> {
+        let provider = provider.to_owned();
+        let rows = self
+            .statement("reading a provider's machines", move |pool| {
+                let provider = provider.clone();
+                Box::pin(async move {
+                    sqlx::query_file!("../../sql/provision/list_machines.sql", provider).fetch_all(pool).await
+                })
+            })
+            .await?;
+        Ok(rows
+            .into_iter()
+            .map(|row| RecordedMachine {
+                machine: MachineId(row.machine_id),
+                provider_id: row.provider_id,
+                status: ProviderStatus::from(row.status.as_str()),
+                quarantine: row.quarantine,
+                retiring: row.retirement.is_some(),
+                retired: row.retired.is_some(),
+                listed: row.listed_since.is_some(),
+            })
+            .collect())
+    }
+
+    /// Records a machine under its provisioner's lease, and resolves the intent it came from in the same commit. A
+    /// machine that is recorded already is left unchanged; its id is returned.
+    pub async fn record_machine(
+        &self,
+        lease: &NamedLease,
+        intent: Option<IntentId>,
+        new: &NewMachine,
+    ) -> Result<MachineId, BmdbError> {
+        let (bmdb, lease, new) = (self.clone(), lease.clone(), new.clone());
+        self.transact("recording a machine", move |tx| {
+            let (bmdb, lease, new) = (bmdb.clone(), lease.clone(), new.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                let what = "recording a machine";
+                let found = sqlx::query_file_scalar!(
+                    "../../sql/provision/find_machine.sql",
+                    lease.name,
+                    new.provider_id
+                )
+                .fetch_optional(&mut *tx)
+                .await
+                .context(what)?;
+                let machine = match found {
+                    Some(known) => MachineId(known),
+                    None => insert_machine(&bmdb, tx, &lease, &new).await?,
+                };
+                if let Some(intent) = intent {
+                    resolve_intent_in_tx(tx, intent, &format!("machine {machine}")).await?;
+                }
+                Ok(machine)
+            })
+        })
+        .await
+    }
+
+    /// Records that a provider returned a complete list, under its provisioner's lease.
+    pub async fn record_provider_list(
+        &self,
+        lease: &NamedLease,
+        kind: &str,
+        machines: usize,
+    ) -> Result<(), BmdbError> {
+        let machines = i64::try_from(machines).unwrap_or(i64::MAX);
+        let (lease, kind, what) = (lease.clone(), kind.to_owned(), "recording a provider's list");
+        self.transact(what, move |tx| {
+            let (lease, kind) = (lease.clone(), kind.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("../../sql/provision/record_list.sql", lease.name, kind, machines)
+                    .execute(tx)
+                    .await
+                    .context(what)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Records that a provider returned no list, under its provisioner's lease.
+    pub async fn record_provider_list_failure(
+        &self,
+        lease: &NamedLease,
+        kind: &str,
+        error: &str,
+    ) -> Result<(), BmdbError> {
+        let (lease, kind, error) = (lease.clone(), kind.to_owned(), error.to_owned());
+        let what = "recording a provider's error";
+        self.transact(what, move |tx| {
+            let (lease, kind, error) = (lease.clone(), kind.clone(), error.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("../../sql/provision/record_list_failure.sql", lease.name, kind, error)
+                    .execute(tx)
+                    .await
+                    .context(what)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Why creation at a provider is stopped: its list is implausible, or cannot be read; `None` without a brake.
+    pub async fn provisioner_brake(&self, provider: &str) -> Result<Option<String>, BmdbError> {
+        let provider = provider.to_owned();
+        let brake = self
+            .statement("reading a provider's brake", move |pool| {
+                let provider = provider.clone();
+                Box::pin(async move {
+                    sqlx::query_file_scalar!("../../sql/provision/read_brake.sql", provider)
+                        .fetch_optional(pool)
+                        .await
+                })
+            })
+            .await?;
+        Ok(brake.flatten())
+    }
+
+    /// Records why creation at a provider is stopped, or that it is not, under its provisioner's lease: a list that a
+    /// shepherd read before it lost the lease releases no brake that another list engaged. Returns whether that changed
+    /// the brake.
+    pub async fn set_provisioner_brake(
+        &self,
+        lease: &NamedLease,
+        brake: Option<&str>,
+    ) -> Result<bool, BmdbError> {
+        let (lease, brake, what) = (lease.clone(), brake.map(str::to_owned), "recording a brake");
+        self.transact(what, move |tx| {
+            let (lease, brake) = (lease.clone(), brake.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                let done = match brake {
+                    Some(reason) => {
+                        sqlx::query_file!("../../sql/provision/set_brake.sql", lease.name, reason)
+                            .execute(tx)
+                            .await
+                    }
+                    None => {
+                        sqlx::query_file!("../../sql/provision/release_brake.sql", lease.name)
+                            .execute(tx)
+                            .await
+                    }
+                };
+                Ok(done.context(what)?.rows_affected() > 0)
+            })
+        })
+        .await
+    }
+}
+
+async fn insert_machine(
+    bmdb: &Bmdb,
+    tx: &mut sqlx::PgConnection,
+    lease: &NamedLease,
+    new: &NewMachine,
+) -> Result<MachineId, BmdbError> {
+    let what = "recording a machine";
+    let machine = MachineId::generate();
+    sqlx::query_file!("../../sql/provision/insert_machine.sql", machine.0)
+        .execute(&mut *tx)
+        .await
+        .context(what)?;
+    for lane in Lane::ALL {
+        sqlx::query_file!(
+            "../../sql/schedule/insert_due_row.sql",
+            machine.0,
+            lane.as_str(),
+            lease.name,
+            bucket_of(machine.0),
+            i64::from(RULES_VERSION)
+        )
+        .execute(&mut *tx)
+        .await
+        .context(what)?;
+    }
+    let rows = lock_due_rows(tx, machine).await?;
+    let provided = FactChange::Provided {
+        provider: lease.name.clone(),
+        provider_id: new.provider_id.clone(),
+        details: new.details.clone(),
+    };
+    apply_fact_change(tx, machine, &provided).await?;
+    for change in &new.changes {
+        apply_fact_change(tx, machine, change).await?;
+    }
+    reschedule_machine(bmdb, tx, machine, &rows).await?;
+    record_event(tx, machine, "Recorded", &new.detail).await?;
+    Ok(machine)
+}
+
+/// The bucket of a machine's due rows; it never changes.
+fn bucket_of(machine: Uuid) -> i64 {
+    let low = machine.as_bytes()[15];
+    i64::from(low) % i64::from(BUCKETS)
+}
+
+/// The last answers of a provider.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProviderSummary {
+    /// Name of the provider.
+    pub provider: String,
+    /// Kind of the provider.
+    pub kind: String,
+    /// When it last returned a list.
+    pub listed_at: Option<Timestamp>,
+    /// Machines in that list.
+    pub machines: Option<i64>,
+    /// The error of its last failed list, if that is newer.
+    pub error: Option<String>,
+    /// When that error occurred.
+    pub error_at: Option<Timestamp>,
+    /// Why no machine is created at it; `None` without a brake.
+    pub brake: Option<String>,
+    /// Since when the brake is engaged.
+    pub brake_since: Option<Timestamp>,
+}
+
+/// The last answers of every provider.
+pub async fn list_providers(tx: &mut PgConnection) -> Result<Vec<ProviderSummary>, BmdbError> {
+    sqlx::query_file_as!(ProviderSummary, "../../sql/inspect/list_providers.sql")
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)
+}

@@ -1,0 +1,452 @@
+//! Roll-outs of role server releases: order, pause, resume, abort, list.
+//!
+//! An order only changes the desired state; the holder of the roll-out lease sends the requests to machines
+//! (`transitions`).
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::connection::error::{BmdbError, order_rejected};
+use crate::connection::{Bmdb, DbContext as _, database_now};
+use crate::fleet::artefact::list_artefacts;
+use crate::machine::traits::hardware_from_columns;
+use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
+use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use model::artefact::{find_artefact, parse_digest};
+use model::cluster::selector::{MachineTraits, Selector};
+use model::ids::MachineId;
+use model::role_declaration::Sha256;
+use model::roll_out::{DEADLINE_RANGE_SECONDS, MAX_MACHINES, MAX_PARALLELISM};
+use model::roll_out_view::{RollOutMachineView, RollOutView, roll_out_note};
+use model::time::Timestamp;
+
+#[cfg(feature = "sealing")]
+pub mod transitions;
+
+const OPERATION: &str = "reading roll-outs";
+const ORDERING: &str = "ordering a roll-out";
+/// Machines that one statement reads.
+const PAGE_SIZE: i64 = 1_000;
+/// Ended roll-outs that are retained.
+const MAX_ENDED_ROLL_OUTS: i64 = 50;
+
+/// The target of orders about roll-outs, for people.
+#[must_use]
+pub fn order_target(id: &str) -> String {
+    format!("the update {id}")
+}
+
+/// A roll-out to order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewRollOut {
+    /// The release: an artefact's digest, the beginning of it, or its name.
+    pub release: String,
+    /// Selects the machines of the roll-out.
+    pub selector: Selector,
+    /// How many machines at a time.
+    pub parallelism: u32,
+    /// How long each machine may take, in seconds.
+    pub deadline_seconds: u32,
+}
+
+impl NewRollOut {
+    /// Checks whether such a roll-out is possible at all; if not, explains why.
+    pub fn check(&self) -> Result<(), String> {
+        if !(1..=MAX_PARALLELISM).contains(&self.parallelism) {
+            return Err(format!("the parallelism is 1 to {MAX_PARALLELISM}, and not {}", self.parallelism));
+        }
+        if !DEADLINE_RANGE_SECONDS.contains(&self.deadline_seconds) {
+            let (least, most) = (DEADLINE_RANGE_SECONDS.start(), DEADLINE_RANGE_SECONDS.end());
+            return Err(format!("the deadline is {least}s to {most}s, and not {}s", self.deadline_seconds));
+        }
+        Ok(())
+    }
+}
+
+/// A change of a roll-out under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RollOutChange {
+    /// Ask no more machines for now.
+    Pause,
+    /// Continue after a pause.
+    Resume,
+    /// End it where it is.
+    Abort,
+}
+
+/// All roll-outs, or the one of that id with its machines, those under way first; and the database's clock when they
+/// were read.
+pub async fn list_roll_outs(
+    tx: &mut PgConnection,
+    id: Option<&str>,
+) -> Result<(Vec<RollOutView>, Timestamp), BmdbError> {
+    let rows =
+        sqlx::query_file!("../../sql/roll_out/list.sql", id).fetch_all(&mut *tx).await.context(OPERATION)?;
+    let mut counts: BTreeMap<String, BTreeMap<String, u32>> = BTreeMap::new();
+    for row in sqlx::query_file!("../../sql/roll_out/count_machine_states.sql", id)
+        .fetch_all(&mut *tx)
+        .await
+        .context(OPERATION)?
+    {
+        let count = u32::try_from(row.count).unwrap_or(u32::MAX);
+        counts.entry(row.roll_out_id).or_default().insert(row.state, count);
+    }
+    let mut found = Vec::new();
+    for row in rows {
+        // All machines of all roll-outs would be more than a client can use at once.
+        let machines = match id {
+            None => Vec::new(),
+            Some(id) => sqlx::query_file!("../../sql/roll_out/list_machines.sql", id)
+                .fetch_all(&mut *tx)
+                .await
+                .context(OPERATION)?,
+        };
+        let machines = machines.into_iter().map(|row| RollOutMachineView {
+            machine: row.machine_id.to_string(),
+            name: row.provider_id.unwrap_or_else(|| row.machine_id.to_string()),
+            state: row.state,
+            message: row.message,
+            state_since: row.changed_at,
+        });
+        let count = |count: i64| u32::try_from(count).unwrap_or(u32::MAX);
+        found.push(RollOutView {
+            counts: counts.remove(&row.roll_out_id).unwrap_or_default(),
+            id: row.roll_out_id,
+            release: row.release,
+            sha256: hex::encode(row.sha256),
+            selector: row.selector,
+            parallelism: count(row.parallelism),
+            deadline_seconds: count(row.deadline_seconds),
+            created_at: row.created_at,
+            created_by: row.created_by,
+            reason: row.reason,
+            pause_reason: row.paused,
+            ended_at: row.ended_at,
+            outcome: row.ended,
+            machines: machines.collect(),
+        });
+    }
+    Ok((found, database_now(tx).await?))
+}
+
+/// A sentence about the roll-out that a machine is in; `None` if it is in none.
+pub(crate) async fn read_roll_out_note(
+    tx: &mut PgConnection,
+    machine: MachineId,
+) -> Result<Option<String>, BmdbError> {
+    let row = sqlx::query_file!("../../sql/roll_out/find_by_machine.sql", machine.0)
+        .fetch_optional(tx)
+        .await
+        .context(OPERATION)?;
+    Ok(row.map(|row| {
+        roll_out_note(
+            &row.roll_out_id,
+            &row.release,
+            &row.state,
+            row.paused.as_deref(),
+            row.message.as_deref(),
+        )
+    }))
+}
+
+impl Bmdb {
+    /// Orders a new roll-out over the selected machines.
+    pub async fn create_roll_out(&self, order: Order, new: NewRollOut) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction(ORDERING, move |tx| {
+                let (order, new) = (order.clone(), new.clone());
+                Box::pin(async move { create_roll_out_in_tx(tx, &order, &new).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, None).await
+    }
+
+    /// Changes a roll-out that is under way.
+    pub async fn change_roll_out(
+        &self,
+        order: Order,
+        id: String,
+        change: RollOutChange,
+    ) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction("changing a roll-out", move |tx| {
+                let (order, id) = (order.clone(), id.clone());
+                Box::pin(async move { change_roll_out_in_tx(tx, &order, &id, change).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, None).await
+    }
+}
+
+/// Machines that a selector matches, by their ids, with their names.
+async fn list_selected_machines(
+    tx: &mut PgConnection,
+    selector: &Selector,
+) -> Result<Vec<(Uuid, String)>, BmdbError> {
+    let (mut found, mut after) = (Vec::new(), Uuid::nil());
+    loop {
+        let rows = sqlx::query_file!("../../sql/roll_out/list_candidates.sql", after, PAGE_SIZE)
+            .fetch_all(&mut *tx)
+            .await
+            .context(ORDERING)?;
+        let last = rows.last().map(|row| row.machine_id);
+        let whole = i64::try_from(rows.len()).unwrap_or(PAGE_SIZE) == PAGE_SIZE;
+        found.extend(rows.into_iter().filter_map(|row| {
+            let labels = row.labels.and_then(|labels| serde_json::from_value(labels).ok());
+            let traits = MachineTraits {
+                provider: row.provider,
+                location: row.location,
+                hardware: hardware_from_columns(
+                    row.manufacturer,
+                    row.product,
+                    row.memory_bytes,
+                    row.cpu_threads,
+                ),
+                labels: labels.unwrap_or_default(),
+            };
+            selector.matches(&traits).then_some((row.machine_id, row.provider_id))
+        }));
+        match last.filter(|_| whole) {
+            Some(last) => after = last,
+            None => return Ok(found),
+        }
+    }
+}
+
+/// Resolves and locks the release that a text names: its complete digest and its name. A transaction that tries to
+/// remove it waits, and then finds that it is in use.
+async fn lock_release(tx: &mut PgConnection, text: &str) -> Result<(Sha256, String), BmdbError> {
+    let (all, _) = list_artefacts(tx).await?;
+    let release = find_artefact(&all, text).map_err(|reason| order_rejected("NO_SUCH_RELEASE", reason))?;
+    let Some(name) = release.name.clone() else {
+        return Err(order_rejected(
+            "NO_SUCH_RELEASE",
+            format!("the artefact {} is not whole yet", release.sha256),
+        ));
+    };
+    let digest = parse_digest(&release.sha256).map_err(BmdbError::Corrupt)?;
+    let there = sqlx::query_file!("../../sql/artefact/lock.sql", digest.0.as_slice())
+        .fetch_optional(tx)
+        .await
+        .context(ORDERING)?;
+    if there.is_none_or(|there| there.added_at.is_none()) {
+        return Err(order_rejected("NO_SUCH_RELEASE", format!("the artefact {} is gone", release.sha256)));
+    }
+    Ok((digest, name))
+}
+
+/// Rejects machines that are in a roll-out already.
+pub(crate) async fn reject_machines_in_roll_outs(
+    tx: &mut PgConnection,
+    machines: &[(Uuid, String)],
+) -> Result<(), BmdbError> {
+    let ids: Vec<Uuid> = machines.iter().map(|(machine, _)| *machine).collect();
+    let busy = sqlx::query_file!("../../sql/roll_out/list_machines_in_other_roll_outs.sql", &ids)
+        .fetch_all(tx)
+        .await
+        .context(ORDERING)?;
+    let Some(first) = busy.first() else { return Ok(()) };
+    let text = format!(
+        "{} is in the update {}, which has not ended; wait for it, or: shepherdctl update abort {}",
+        machine_name(machines, first.machine_id),
+        first.roll_out_id,
+        first.roll_out_id
+    );
+    Err(order_rejected("BUSY", text))
+}
+
+/// Rejects machines of a cluster that is being upgraded: a cluster has one change at a time.
+async fn reject_machines_in_upgrades(
+    tx: &mut PgConnection,
+    machines: &[(Uuid, String)],
+) -> Result<(), BmdbError> {
+    let ids: Vec<Uuid> = machines.iter().map(|(machine, _)| *machine).collect();
+    let busy = sqlx::query_file!("../../sql/upgrade/list_machines_in_upgrades.sql", &ids)
+        .fetch_all(tx)
+        .await
+        .context(ORDERING)?;
+    let Some(first) = busy.first() else { return Ok(()) };
+    let text = format!(
+        "{} is of the cluster {}, which is being upgraded; wait for it, or: shepherdctl cluster upgrade {} --abort",
+        machine_name(machines, first.machine_id),
+        first.name,
+        first.name
+    );
+    Err(order_rejected("BUSY", text))
+}
+
+fn machine_name(machines: &[(Uuid, String)], machine: Uuid) -> &str {
+    let found = machines.iter().find(|(id, _)| *id == machine);
+    found.map_or("a machine", |(_, name)| name.as_str())
+}
+
+/// Begins a roll-out over these machines, as a part of the order that includes it; `meant` describes them. Returns its
+/// id and the release's name.
+pub(crate) async fn begin_roll_out_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    new: &NewRollOut,
+    meant: &str,
+    machines: &[(Uuid, String)],
+) -> Result<(String, String), BmdbError> {
+    new.check().map_err(|reason| order_rejected("WRONG_UPDATE", reason))?;
+    let (digest, name) = lock_release(tx, &new.release).await?;
+    let ids: Vec<Uuid> = machines.iter().map(|(machine, _)| *machine).collect();
+    let id = insert_roll_out(tx, order, new, meant, (digest, &name), &ids).await?;
+    Ok((id, name))
+}
+
+async fn insert_roll_out(
+    tx: &mut PgConnection,
+    order: &Order,
+    new: &NewRollOut,
+    meant: &str,
+    (digest, name): (Sha256, &str),
+    machines: &[Uuid],
+) -> Result<String, BmdbError> {
+    let id: String = Uuid::new_v4().simple().to_string().chars().take(8).collect();
+    sqlx::query_file!("../../sql/roll_out/delete_old_machines.sql", MAX_ENDED_ROLL_OUTS)
+        .execute(&mut *tx)
+        .await
+        .context(ORDERING)?;
+    sqlx::query_file!("../../sql/roll_out/delete_old.sql", MAX_ENDED_ROLL_OUTS)
+        .execute(&mut *tx)
+        .await
+        .context(ORDERING)?;
+    sqlx::query_file!(
+        "../../sql/roll_out/insert.sql",
+        id,
+        digest.0.as_slice(),
+        name,
+        meant,
+        i64::from(new.parallelism),
+        i64::from(new.deadline_seconds),
+        order.actor.name,
+        order.reason
+    )
+    .execute(&mut *tx)
+    .await
+    .context(ORDERING)?;
+    sqlx::query_file!("../../sql/roll_out/insert_machines.sql", id, machines)
+        .execute(tx)
+        .await
+        .context(ORDERING)?;
+    Ok(id)
+}
+
+async fn create_roll_out_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    new: &NewRollOut,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    new.check().map_err(|reason| order_rejected("WRONG_UPDATE", reason))?;
+    let (digest, name) = lock_release(tx, &new.release).await?;
+    let machines = list_selected_machines(tx, &new.selector).await?;
+    if machines.is_empty() || machines.len() > MAX_MACHINES {
+        let text = match machines.len() {
+            0 => "no machine fits the selector; shepherdctl get machines lists them all".to_owned(),
+            many => {
+                format!("the selector means {many} machines, and one update has {MAX_MACHINES} at the most")
+            }
+        };
+        return Err(order_rejected("NO_MACHINES", text));
+    }
+    let ids: Vec<Uuid> = machines.iter().map(|(machine, _)| *machine).collect();
+    reject_machines_in_roll_outs(tx, &machines).await?;
+    reject_machines_in_upgrades(tx, &machines).await?;
+    begin_dry_run(tx, order).await?;
+    let id = insert_roll_out(tx, order, new, &new.selector.to_string(), (digest, &name), &ids).await?;
+    end_dry_run(tx, order).await?;
+    let names: Vec<&str> = machines.iter().map(|(_, name)| name.as_str()).collect();
+    let shown = names.iter().take(20).copied().collect::<Vec<_>>().join(", ");
+    let more = if names.len() > 20 { format!(" and {} more", names.len() - 20) } else { String::new() };
+    let text = format!(
+        "rolls {name} out to {} machines, {} at a time: {shown}{more}; watch it with: shepherdctl update describe {id}",
+        names.len(),
+        new.parallelism
+    );
+    let after = json!({
+        "update": id, "release": name, "sha256": hex::encode(digest.0), "select": new.selector.to_string(),
+        "parallelism": new.parallelism, "machines": names,
+    });
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
+}
+
+async fn change_roll_out_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    id: &str,
+    change: RollOutChange,
+) -> Result<OrderResult, BmdbError> {
+    const OPERATION: &str = "changing a roll-out";
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    let known = sqlx::query_file!("../../sql/roll_out/lock.sql", id)
+        .fetch_optional(&mut *tx)
+        .await
+        .context(OPERATION)?;
+    let Some(known) = known else {
+        return Err(order_rejected(
+            "NO_SUCH_UPDATE",
+            format!("there is no update {id:?}; run: shepherdctl update get"),
+        ));
+    };
+    let reported = |paused: Option<&String>, ended: Option<&str>| -> Value {
+        json!({ "update": id, "paused": paused, "ended": ended })
+    };
+    let before = reported(known.paused.as_ref(), known.ended.as_deref());
+    if let Some(ended) = known.ended {
+        let text = format!("is {ended}; nothing was changed");
+        let done = OrderOutcome { changed: false, message: text };
+        return record_audit(tx, order, None, done, Some(before.clone()), Some(before)).await;
+    }
+    begin_dry_run(tx, order).await?;
+    let (text, after) = match change {
+        RollOutChange::Pause => {
+            let why = format!("{} paused it: {}", order.actor.name, order.reason);
+            sqlx::query_file!("../../sql/roll_out/set_paused.sql", id, Some(why.as_str()) as Option<&str>)
+                .execute(&mut *tx)
+                .await
+                .context(OPERATION)?;
+            let text = "orders no more machines to update; those with an order continue";
+            (text.to_owned(), reported(Some(&why), None))
+        }
+        RollOutChange::Resume => {
+            sqlx::query_file!("../../sql/roll_out/set_paused.sql", id, None as Option<&str>)
+                .execute(&mut *tx)
+                .await
+                .context(OPERATION)?;
+            let text = "goes on with the machines that have no order yet; those that failed stay as they are";
+            (text.to_owned(), reported(None, None))
+        }
+        RollOutChange::Abort => {
+            sqlx::query_file!("../../sql/roll_out/withdraw_orders.sql", id)
+                .execute(&mut *tx)
+                .await
+                .context(OPERATION)?;
+            sqlx::query_file!("../../sql/roll_out/end.sql", id, "aborted")
+                .execute(&mut *tx)
+                .await
+                .context(OPERATION)?;
+            sqlx::query_file!("../../sql/roll_out/end_machines.sql", id)
+                .execute(&mut *tx)
+                .await
+                .context(OPERATION)?;
+            let output = "has ended; machines that had an order may have begun with the release, the others stay as \
+                          they are";
+            (output.to_owned(), reported(known.paused.as_ref(), Some("aborted")))
+        }
+    };
+    end_dry_run(tx, order).await?;
+    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, Some(before), Some(after))
+        .await
+}

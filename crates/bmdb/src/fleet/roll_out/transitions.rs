@@ -1,0 +1,367 @@
+//! State transitions of a roll-out, written under the roll-out lease.
+//!
+//! Every write checks the lease in its own transaction. Changes of a machine are written under that machine's lock and
+//! recorded in its history. That transaction also decides again whatever an operator may have objected to since.
+
+use uuid::Uuid;
+
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext as _};
+use crate::engine::facts::read_snapshot;
+use crate::engine::intent::lock_disruption_context;
+use crate::engine::named_lease::{NamedLease, lock_named_lease};
+use crate::engine::policy::policy_at_version;
+use crate::engine::schedule::{lock_due_rows, record_event};
+use model::disruption::{DisruptionContext, may_disrupt};
+use model::ids::MachineId;
+use model::phase::{Phase, phase_of};
+use model::policy::DisruptionKind;
+use model::release_report::ReleaseReport;
+use model::roll_out::{RollOut, RollOutMachine, RollOutMachineState, RollOutNode};
+use model::time::Timestamp;
+
+/// Kind and name of the named lease.
+pub const LEASE: (&str, &str) = ("roll-out", "all");
+const READING: &str = "reading a roll-out";
+const REQUESTING: &str = "asking a machine to become a release";
+
+/// A roll-out with everything that decisions need.
+#[derive(Clone, Debug)]
+pub struct ActiveRollOut {
+    /// The roll-out without its machines.
+    pub roll_out: RollOut,
+    /// Every machine of the roll-out.
+    pub members: Vec<RollOutMachine>,
+    /// How many more machines the disruption budget allows now.
+    pub budget_remaining: usize,
+    /// How long each machine may take, in seconds.
+    pub deadline_seconds: i64,
+    /// Name of the release, for people.
+    pub release: String,
+    /// The database's clock when this was read.
+    pub now: Timestamp,
+}
+
+impl Bmdb {
+    /// Ids of roll-outs that have not ended, oldest first.
+    pub async fn list_active_roll_outs(&self) -> Result<Vec<String>, BmdbError> {
+        self.statement("looking for roll-outs", |connection| {
+            Box::pin(async move {
+                sqlx::query_file_scalar!("../../sql/roll_out/list_active.sql").fetch_all(connection).await
+            })
+        })
+        .await
+    }
+
+    /// Digest of the release that a machine was ordered to change to and did, as its agent reports it; lower-case
+    /// hexadecimal.
+    pub async fn read_updated_release(&self, machine: MachineId) -> Result<Option<String>, BmdbError> {
+        let digest = self
+            .statement("looking which release a machine was updated to", move |connection| {
+                Box::pin(async move {
+                    sqlx::query_file_scalar!("../../sql/roll_out/read_updated_release.sql", machine.0)
+                        .fetch_optional(connection)
+                        .await
+                })
+            })
+            .await?;
+        Ok(digest.map(hex::encode))
+    }
+
+    /// A roll-out under way; `None` when it has ended.
+    pub async fn read_active_roll_out(&self, id: &str) -> Result<Option<ActiveRollOut>, BmdbError> {
+        self.read_policy().await?;
+        let (id, bmdb) = (id.to_owned(), self.clone());
+        self.transact(READING, move |tx| {
+            let (id, bmdb) = (id.clone(), bmdb.clone());
+            Box::pin(async move {
+                let row = sqlx::query_file!("../../sql/roll_out/list.sql", Some(id.as_str()) as Option<&str>)
+                    .fetch_optional(&mut *tx)
+                    .await
+                    .context(READING)?;
+                let Some(row) = row.filter(|row| row.ended.is_none()) else { return Ok(None) };
+                let count = |count: i64| usize::try_from(count).unwrap_or(1);
+                let seconds = u64::try_from(row.deadline_seconds).unwrap_or_default();
+                let sha256 =
+                    row.sha256.try_into().map_err(|_| BmdbError::Corrupt("a release's digest".to_owned()))?;
+                let roll_out = RollOut {
+                    sha256,
+                    parallelism: count(row.parallelism),
+                    deadline: std::time::Duration::from_secs(seconds),
+                    pause_reason: row.paused,
+                };
+                let rows = sqlx::query_file!("../../sql/roll_out/list_machines.sql", id)
+                    .fetch_all(&mut *tx)
+                    .await
+                    .context(READING)?;
+                let now = crate::connection::database_now(tx).await?;
+                let odd =
+                    |error: &dyn std::fmt::Display| BmdbError::Corrupt(format!("roll-out {id}: {error}"));
+                let mut members = Vec::with_capacity(rows.len());
+                for row in rows {
+                    let report = row.reported.zip(row.running).zip(row.reported_at).and_then(
+                        |((generation, sha256), at)| {
+                            let report = ReleaseReport {
+                                generation,
+                                sha256: sha256.try_into().ok()?,
+                                error: row.error,
+                            };
+                            Some((report, at))
+                        },
+                    );
+                    let held = row.held_by.zip(row.held_for).map(|(by, why)| format!("{by} holds it: {why}"));
+                    let quarantined = row.quarantined.map(|why| format!("it is quarantined: {why}"));
+                    let phase: Phase = row.phase.parse().map_err(|error| odd(&error))?;
+                    let control_plane = row.part.as_deref() == Some("control-plane");
+                    let node = row.cluster.filter(|_| row.founded && row.leaving.is_none()).map(|cluster| {
+                        RollOutNode {
+                            cluster,
+                            control_plane,
+                            healthy: row.health.as_deref() == Some("healthy"),
+                            observed_at: row.observed_at,
+                            all_members_reachable: row.voters.is_some() && row.voters == row.voters_reached,
+                        }
+                    });
+                    members.push(RollOutMachine {
+                        machine: MachineId(row.machine_id),
+                        name: row.provider_id.unwrap_or_else(|| row.machine_id.to_string()),
+                        state: row.state.parse::<RollOutMachineState>().map_err(|error| odd(&error))?,
+                        generation: row.generation,
+                        state_since: row.changed_at,
+                        report,
+                        phase,
+                        block_reason: held.or(quarantined),
+                        is_retiring: row.retiring || matches!(phase, Phase::Retiring | Phase::Retired),
+                        node,
+                    });
+                }
+                let (_, policy) = bmdb.policy();
+                let budget = policy.budgets.get(&DisruptionKind::RestartAgent).copied();
+                let may_begin = match budget {
+                    None => usize::MAX,
+                    Some(budget) => {
+                        let window = budget.window.float_milliseconds();
+                        let kind = DisruptionKind::RestartAgent.as_str();
+                        let used = sqlx::query_file!("../../sql/intent/count_budget_use.sql", kind, window)
+                            .fetch_one(&mut *tx)
+                            .await
+                            .context(READING)?;
+                        usize::try_from(i64::from(budget.count) - used.count).unwrap_or_default()
+                    }
+                };
+                let found = ActiveRollOut {
+                    roll_out,
+                    members,
+                    budget_remaining: may_begin,
+                    deadline_seconds: row.deadline_seconds,
+                    release: row.release,
+                    now,
+                };
+                Ok(Some(found))
+            })
+        })
+        .await
+    }
+
+    /// Orders a machine to change to the release, unless something speaks against it by now.
+    pub async fn order_release(
+        &self,
+        lease: &NamedLease,
+        (id, found): (&str, &ActiveRollOut),
+        machine: MachineId,
+    ) -> Result<(), BmdbError> {
+        let (bmdb, lease, id) = (self.clone(), lease.clone(), id.to_owned());
+        let (sha256, deadline) = (found.roll_out.sha256, found.deadline_seconds);
+        let detail = format!("{} ({}), in the update {id}", found.release, hex::encode(&sha256[..8]));
+        self.transact(REQUESTING, move |tx| {
+            let (bmdb, lease, id, detail) = (bmdb.clone(), lease.clone(), id.clone(), detail.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                lock_due_rows(tx, machine).await?;
+                let snapshot = read_snapshot(tx, machine).await?;
+                let policy = policy_at_version(&bmdb, tx, snapshot.policy_version).await?;
+                let phase = phase_of(&snapshot.facts, &policy, snapshot.now);
+                let (facts, kind) = (&snapshot.facts, DisruptionKind::RestartAgent);
+                let window = policy.budgets.get(&kind).map(|budget| budget.window).unwrap_or_default();
+                let now = snapshot.now;
+                // The plan has already considered the cluster's objections; a machine in recovery has more.
+                let counted = lock_disruption_context(tx, machine, kind.as_str(), window, None).await?;
+                let circumstances = DisruptionContext { cluster: None, ..counted };
+                let held = facts.hold.as_ref().is_some_and(|hold| hold.is_active_at(now));
+                let well = matches!(phase, Phase::Ready | Phase::Installed);
+                if held || !well || may_disrupt(facts, kind, &circumstances, &policy, now, now).is_err() {
+                    return Ok(());
+                }
+                let known = sqlx::query_file!("../../sql/roll_out/lock.sql", id)
+                    .fetch_optional(&mut *tx)
+                    .await
+                    .context(REQUESTING)?;
+                if known.is_none_or(|known| known.ended.is_some() || known.paused.is_some()) {
+                    return Ok(());
+                }
+                let generation =
+                    sqlx::query_file_scalar!("../../sql/roll_out/next_order_generation.sql", machine.0)
+                        .fetch_one(&mut *tx)
+                        .await
+                        .context(REQUESTING)?;
+                let ordered = sqlx::query_file_scalar!(
+                    "../../sql/roll_out/mark_ordered.sql",
+                    id,
+                    machine.0,
+                    generation
+                )
+                .fetch_optional(&mut *tx)
+                .await
+                .context(REQUESTING)?;
+                if ordered.is_none() {
+                    return Ok(());
+                }
+                sqlx::query_file!(
+                    "../../sql/roll_out/upsert_order.sql",
+                    machine.0,
+                    generation,
+                    sha256.as_slice(),
+                    deadline
+                )
+                .execute(&mut *tx)
+                .await
+                .context(REQUESTING)?;
+                let provider = facts
+                    .provider_record
+                    .as_ref()
+                    .map(|provided| provided.provider.as_str())
+                    .unwrap_or_default();
+                sqlx::query_file!(
+                    "../../sql/roll_out/insert_resolved_intent.sql",
+                    Uuid::now_v7(),
+                    DisruptionKind::RestartAgent.as_str(),
+                    provider,
+                    machine.0,
+                    lease.session.0,
+                    lease.fence,
+                    detail
+                )
+                .execute(&mut *tx)
+                .await
+                .context(REQUESTING)?;
+                record_event(tx, machine, "ReleaseOrdered", &detail).await
+            })
+        })
+        .await
+    }
+
+    /// Records how a machine's change ended.
+    pub async fn record_release_result(
+        &self,
+        lease: &NamedLease,
+        id: &str,
+        (machine, state): (MachineId, RollOutMachineState),
+        text: &str,
+    ) -> Result<(), BmdbError> {
+        const OPERATION: &str = "writing down how a release ended on a machine";
+        let (lease, id, text) = (lease.clone(), id.to_owned(), text.to_owned());
+        self.transact(OPERATION, move |tx| {
+            let (lease, id, text) = (lease.clone(), id.clone(), text.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                lock_due_rows(tx, machine).await?;
+                let changed = sqlx::query_file_scalar!(
+                    "../../sql/roll_out/record_result.sql",
+                    id,
+                    machine.0,
+                    state.as_str(),
+                    text
+                )
+                .fetch_optional(&mut *tx)
+                .await
+                .context(OPERATION)?;
+                if matches!(state, RollOutMachineState::Failed | RollOutMachineState::Skipped) {
+                    // If the machine reports again later, nothing waits for it any more.
+                    sqlx::query_file!("../../sql/roll_out/withdraw_order.sql", id, machine.0)
+                        .execute(&mut *tx)
+                        .await
+                        .context(OPERATION)?;
+                }
+                let event = match state {
+                    RollOutMachineState::Done => "ReleaseRuns",
+                    RollOutMachineState::Failed => "ReleaseFailed",
+                    RollOutMachineState::Waiting
+                    | RollOutMachineState::Ordered
+                    | RollOutMachineState::Skipped => return Ok(()),
+                };
+                match changed {
+                    Some(_) => record_event(tx, machine, event, &format!("{text} (update {id})")).await,
+                    None => Ok(()),
+                }
+            })
+        })
+        .await
+    }
+
+    /// Pauses a roll-out, or ends it if nothing remains to be done.
+    pub async fn pause_or_finish_roll_out(
+        &self,
+        lease: &NamedLease,
+        id: &str,
+        paused: Option<&str>,
+    ) -> Result<(), BmdbError> {
+        const OPERATION: &str = "ending a pass over a roll-out";
+        let (lease, id, paused) = (lease.clone(), id.to_owned(), paused.map(str::to_owned));
+        self.transact(OPERATION, move |tx| {
+            let (lease, id, paused) = (lease.clone(), id.clone(), paused.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                let known = sqlx::query_file!("../../sql/roll_out/lock.sql", id)
+                    .fetch_optional(&mut *tx)
+                    .await
+                    .context(OPERATION)?;
+                if known.is_none_or(|known| known.ended.is_some()) {
+                    return Ok(());
+                }
+                if paused.is_some() {
+                    sqlx::query_file!("../../sql/roll_out/set_paused.sql", id, paused.as_deref())
+                        .execute(tx)
+                        .await
+                        .context(OPERATION)?;
+                    return Ok(());
+                }
+                sqlx::query_file!("../../sql/roll_out/end.sql", id, "finished")
+                    .execute(&mut *tx)
+                    .await
+                    .context(OPERATION)?;
+                sqlx::query_file!("../../sql/roll_out/end_machines.sql", id)
+                    .execute(tx)
+                    .await
+                    .context(OPERATION)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Records what machines wait for.
+    pub async fn set_roll_out_wait_reasons(
+        &self,
+        lease: &NamedLease,
+        id: &str,
+        waits: Vec<(MachineId, String)>,
+    ) -> Result<(), BmdbError> {
+        const OPERATION: &str = "writing down what a roll-out waits for";
+        let (lease, id) = (lease.clone(), id.to_owned());
+        let (machines, messages): (Vec<Uuid>, Vec<String>) =
+            waits.into_iter().map(|(machine, text)| (machine.0, text)).unzip();
+        self.transact(OPERATION, move |tx| {
+            let (lease, id, machines, messages) =
+                (lease.clone(), id.clone(), machines.clone(), messages.clone());
+            Box::pin(async move {
+                lock_named_lease(tx, &lease).await?;
+                sqlx::query_file!("../../sql/roll_out/set_wait_reason.sql", id, &machines, &messages)
+                    .execute(tx)
+                    .await
+                    .context(OPERATION)?;
+                Ok(())
+            })
+        })
+        .await
+    }
+}

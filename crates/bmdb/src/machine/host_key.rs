@@ -1,0 +1,53 @@
+//! The SSH host key of a machine: pinned, and refused.
+
+use sqlx::PgConnection;
+
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext};
+use model::host_key::{HostKey, PinnedHostKey};
+use model::ids::MachineId;
+
+const OPERATION: &str = "reading what to show";
+
+impl Bmdb {
+    /// The pinned host key of a machine; `None` before the first connection.
+    pub async fn host_key(&self, machine: MachineId) -> Result<Option<PinnedHostKey>, BmdbError> {
+        let row = self
+            .statement("reading a host key", move |pool| {
+                Box::pin(async move {
+                    sqlx::query_file!("../../sql/facts/read_host_key.sql", machine.0)
+                        .fetch_optional(pool)
+                        .await
+                })
+            })
+            .await?;
+        Ok(row.map(|row| PinnedHostKey {
+            key: HostKey { algorithm: row.algorithm, key: row.public_key },
+            source: row.source,
+            pinned_at: row.pinned_at,
+            rejected: row
+                .refused_key
+                .zip(row.refused_at)
+                .map(|(key, at)| (HostKey { algorithm: row.refused_algorithm.unwrap_or_default(), key }, at)),
+        }))
+    }
+}
+
+pub(crate) async fn read_host_keys(
+    tx: &mut PgConnection,
+    machine: MachineId,
+) -> Result<Option<PinnedHostKey>, BmdbError> {
+    let row = sqlx::query_file!("../../sql/facts/read_host_key.sql", machine.0)
+        .fetch_optional(tx)
+        .await
+        .context(OPERATION)?;
+    Ok(row.map(|row| PinnedHostKey {
+        key: HostKey { algorithm: row.algorithm, key: row.public_key },
+        source: row.source,
+        pinned_at: row.pinned_at,
+        rejected: row
+            .refused_key
+            .zip(row.refused_at)
+            .map(|(key, at)| (HostKey { algorithm: row.refused_algorithm.unwrap_or_default(), key }, at)),
+    }))
+}

@@ -1,0 +1,43 @@
+//! One machine: heartbeats, logs, host key, history, tags, the view of it, and finding it by a name.
+//!
+//! The engine decides on a machine's facts; this room has the ways by which a machine and people reach them.
+//!
+//! # How it works
+//!
+//! * **From the machine.** Its agent sends a heartbeat every half minute, with reports (`heartbeat`). Plain ones are
+//!   stored in groups, so that a hundred thousand machines cost few commits. It also fetches requests for its logs and
+//!   brings their parts ([`log_request`]).
+//! * **From its provider.** [`host_key`] is the SSH host key that was pinned when we first connected.
+//! * **To people.** [`view`] is everything that decides about the machine, at one moment; [`history`] is what happened
+//!   to it; [`tags`] finds facts by the shape of their tables, so that an older program shows facts that a newer
+//!   migration added.
+//! * **By name.** [`lookup`] resolves a UUID, a prefix of one, or a provider's id. [`scoped_lookup`] does so for a
+//!   credential that may see some providers only.
+//! * `traits` are the labels and the hardware that filters and selectors match.
+//!
+//! # Invariants
+//!
+//! * A heartbeat is durable before it is answered, and a report before its heartbeat is.
+//! * A name that fits several machines is never resolved by preference: an order must not hit a neighbour.
+//! * A machine that a credential may not see does not exist for it, not even by a difference in the answer.
+//! * Nothing is decided by a machine's clock: a heartbeat counts from when the database stores it.
+//! * Types that are serialized are what `shepherdctl -o json` prints: a field may be added, none changes its name or
+//!   meaning.
+//!
+//! # Notes for the next implementor
+//!
+//! * A heartbeat that changes only a time must stay one heap-only update: no index may have a column that it writes.
+//! * A new report of an agent is a field of `heartbeat::ReceivedHeartbeat` and a
+//!   [`crate::engine::fact_change::FactChange`]. It must be recognised when it is sent again, or the same heartbeat is
+//!   called stale.
+
+#[cfg(feature = "sealing")]
+pub mod heartbeat;
+pub mod history;
+pub mod host_key;
+pub mod log_request;
+pub mod lookup;
+pub mod scoped_lookup;
+pub mod tags;
+pub(crate) mod traits;
+pub mod view;

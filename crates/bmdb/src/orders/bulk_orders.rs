@@ -1,0 +1,272 @@
+//! Bulk orders: one order about every machine that a filter selects.
+//!
+//! The head of such an order is a transaction of its own. It finds the machines, asks
+//! [`model::order_limits::check_order_limits`], and writes a line into the audit that names them; from then on
+//! the order is about these machines and no others. One order about each machine follows, in a transaction of its own
+//! with a line of its own, as if an operator had given it there. So nothing holds many machines locked, and a rejection
+//! on one machine keeps no other from the order.
+//!
+//! Each of these orders has a key made of the whole order's key and the machine's id. A client that did not receive the
+//! end, because a server died in the middle, gives the whole order again with the same key: the head's line names the
+//! chosen machines, those that have the order are passed over, and the rest get it. A filter that selects other
+//! machines by then changes nothing about that.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext as _};
+use crate::fleet::listing::{Filter, list_machines, list_machines_by_id};
+use crate::machine::lookup::machine_id;
+use crate::orders::approval::{append_approver, require_second_approval};
+use crate::orders::audit::{find_by_idempotency_key, record_audit};
+use crate::orders::machine_order::MachineOrder;
+use crate::orders::order::{Order, OrderOutcome, request_digest};
+use model::access::AccessScope;
+use model::machine_view::MachineName;
+use model::order_limits::{
+    BulkOrder, MAX_MACHINES, check_order_limits, exceeds_limits, format_machine_count,
+};
+use model::phase::Phase;
+use model::two_person_rule::SensitiveOrder;
+
+/// The RPC that gives a bulk order, as the audit names it.
+pub const RPC: &str = "shepherd.fleet.v1.BulkOrders/Submit";
+const OPERATION: &str = "choosing the machines of an order";
+/// The lease whose row is locked while bulk orders are counted.
+const BUDGET_NAME: &str = "orders";
+
+/// The machines that a bulk order is about.
+#[derive(Clone, Debug)]
+pub struct MachineSelection {
+    /// Selects the machines by their properties.
+    pub filter: Filter,
+    /// Restricts them to the machines that the actor may reach.
+    pub scope: AccessScope,
+    /// How many machines the actor expects; `None` if not given.
+    pub expected: Option<usize>,
+    /// Whether the actor overrides the limits.
+    pub beyond_limits: bool,
+    /// Whether the actor is an admin, who alone may override the limits.
+    pub is_admin: bool,
+}
+
+/// The outcome of an order on one machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MachineOutcome {
+    /// Names of the machine.
+    pub name: MachineName,
+    /// What the order changed there, with its message.
+    pub outcome: OrderOutcome,
+    /// Whether the order was rejected there.
+    pub rejected: bool,
+}
+
+/// The result of a bulk order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BulkOrderResult {
+    /// One outcome for each machine.
+    pub outcomes: Vec<MachineOutcome>,
+    /// Whether the order was given before.
+    pub replayed: bool,
+    /// Id of the head's line in the audit.
+    pub audit_id: Uuid,
+    /// Why the order would be rejected; only in a dry run.
+    pub rejection: Option<String>,
+}
+
+/// The head of a bulk order.
+struct BulkOrderHead {
+    machines: Vec<MachineName>,
+    replayed: bool,
+    audit_id: Uuid,
+    rejection: Option<String>,
+}
+
+impl Bmdb {
+    /// Carries out an order on every selected machine, on behalf of `who`.
+    pub async fn execute_bulk_order(
+        &self,
+        order: Order,
+        selection: MachineSelection,
+        each: MachineOrder,
+        who: String,
+    ) -> Result<BulkOrderResult, BmdbError> {
+        self.read_policy().await?;
+        let (bmdb, selection, given) = (self.clone(), Arc::new(selection), order.clone());
+        let wanted = order.clone();
+        let head = self
+            .run_order_transaction(OPERATION, move |tx| {
+                let (bmdb, order, selection) = (bmdb.clone(), wanted.clone(), selection.clone());
+                Box::pin(async move { choose_machines(&bmdb, tx, &order, &selection).await })
+            })
+            .await;
+        let head = self.audit_rejection(head, &given, None).await?;
+        let mut outcomes = Vec::with_capacity(head.machines.len());
+        for name in head.machines {
+            if order.dry_run {
+                let done = OrderOutcome { changed: false, message: "is meant".to_owned() };
+                outcomes.push(MachineOutcome { name, outcome: done, rejected: false });
+                continue;
+            }
+            let one = order_for_machine(&order, &name, &each);
+            let carried = self.execute_machine_order(one, machine_id(&name), each.clone(), who.clone()).await;
+            outcomes.push(machine_outcome(name, carried.map(|carried| carried.outcome))?);
+        }
+        Ok(BulkOrderResult {
+            outcomes,
+            replayed: head.replayed,
+            audit_id: head.audit_id,
+            rejection: head.rejection,
+        })
+    }
+}
+
+/// The part of a bulk order that is about one machine.
+fn order_for_machine(order: &Order, name: &MachineName, each: &MachineOrder) -> Order {
+    let mut bytes = order.request_digest.to_vec();
+    bytes.extend(name.machine.as_bytes());
+    Order {
+        rpc: each.rpc().to_owned(),
+        target: name.short_name(),
+        idempotency_key: order.idempotency_key.as_ref().map(|key| format!("{key}/{}", name.machine)),
+        request_digest: request_digest(&bytes),
+        ..order.clone()
+    }
+}
+
+/// An order that is rejected on one machine is an outcome of that machine. Any other error fails the whole bulk order,
+/// which can be given again.
+fn machine_outcome(
+    name: MachineName,
+    carried: Result<OrderOutcome, BmdbError>,
+) -> Result<MachineOutcome, BmdbError> {
+    match carried {
+        Ok(done) => Ok(MachineOutcome { name, outcome: done, rejected: false }),
+        Err(
+            error @ (BmdbError::NewerRules { .. }
+            | BmdbError::NoSuchMachine(_)
+            | BmdbError::IdempotencyKeyReused { .. }
+            | BmdbError::OrderRejected { .. }),
+        ) => {
+            let done = OrderOutcome { changed: false, message: format!("was left as it is: {error}") };
+            Ok(MachineOutcome { name, outcome: done, rejected: true })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn choose_machines(
+    bmdb: &Bmdb,
+    tx: &mut PgConnection,
+    order: &Order,
+    selection: &MachineSelection,
+) -> Result<BulkOrderHead, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        let chosen = read_machine_names(tx, &stored_machines(carried.after.as_ref())?).await?;
+        return Ok(BulkOrderHead {
+            machines: chosen,
+            replayed: true,
+            audit_id: carried.audit_id,
+            rejection: None,
+        });
+    }
+    let page =
+        list_machines(tx, &selection.filter, &selection.scope, None, MAX_MACHINES + 1, usize::MAX).await?;
+    let lines = page.machines.into_iter().map(|listed| listed.summary);
+    let chosen: Vec<MachineName> =
+        lines.filter(|line| is_selected(&selection.filter, &line.phase)).map(|line| line.name).collect();
+    sqlx::query_file!("../../sql/intent/lock_budget.sql", BUDGET_NAME)
+        .fetch_one(&mut *tx)
+        .await
+        .context(OPERATION)?;
+    let within_hour = sqlx::query_file_scalar!("../../sql/audit/count_machines_in_last_hour.sql", RPC)
+        .fetch_one(&mut *tx)
+        .await
+        .context(OPERATION)?;
+    let found = chosen.len();
+    let bulk_order = BulkOrder {
+        matched: found,
+        // A dry run need not name the expected number.
+        expected: selection.expected.or(order.dry_run.then_some(found)),
+        matches_all: selection.filter.is_unrestricted(),
+        overrides_limits: selection.beyond_limits,
+        is_admin: selection.is_admin,
+        ordered_last_hour: u64::try_from(within_hour).unwrap_or(0),
+    };
+    let (_, policy) = bmdb.policy();
+    let refusal = check_order_limits(&bulk_order, policy.order_limits).err();
+    if let Some(refusal) = refusal.as_ref().filter(|_| !order.dry_run) {
+        return Err(BmdbError::OrderRejected { reason: refusal.reason, message: refusal.message.clone() });
+    }
+    let ids: Vec<Uuid> = chosen.iter().map(|name| name.machine).collect();
+    let by = if exceeds_limits(&bulk_order, policy.order_limits) {
+        // Exactly the machines that were approved, not others that the filter selects by then.
+        let mut about: Vec<Uuid> = ids.clone();
+        about.sort_unstable();
+        let about: Vec<u8> = about.iter().flat_map(|id| *id.as_bytes()).collect();
+        let order = Order { target: describe_selection(found, &selection.filter), ..order.clone() };
+        require_second_approval(tx, &order, SensitiveOrder::BeyondLimits, policy.two_person_rule, &about)
+            .await?
+    } else {
+        None
+    };
+    let text = append_approver(format!("is given about {}", format_machine_count(found)), by.as_deref());
+    let done = OrderOutcome { changed: found > 0, message: text };
+    let before = json!({ "filter": audit_json(&selection.filter), "beyond_limits": selection.beyond_limits });
+    let after = json!({ "machines": ids });
+    let carried = record_audit(tx, order, None, done, Some(before), Some(after)).await?;
+    let refusal = refusal.map(|refusal| refusal.message);
+    Ok(BulkOrderHead { machines: chosen, replayed: false, audit_id: carried.audit_id, rejection: refusal })
+}
+
+/// Whether an order is about a selected machine of this phase. A retired machine is only a record, so it is included
+/// only when the filter names its phase.
+fn is_selected(filter: &Filter, phase: &str) -> bool {
+    let retired = Phase::Retired.as_str();
+    phase != retired || filter.phases.iter().any(|named| named.eq_ignore_ascii_case(retired))
+}
+
+/// The machines of an order that was given before.
+fn stored_machines(after: Option<&Value>) -> Result<Vec<Uuid>, BmdbError> {
+    let listed = after.and_then(|after| after.get("machines")).cloned().unwrap_or_default();
+    serde_json::from_value(listed).map_err(|error| {
+        BmdbError::Corrupt(format!("an order's line in the audit names no machines: {error}"))
+    })
+}
+
+async fn read_machine_names(tx: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<MachineName>, BmdbError> {
+    let found = list_machines_by_id(tx, &Filter::default(), &AccessScope::Fleet, ids).await?;
+    let mut names: Vec<MachineName> = found.into_iter().map(|listed| listed.summary.name).collect();
+    names.sort_by_key(|name| ids.iter().position(|id| *id == name.machine));
+    Ok(names)
+}
+
+/// A phrase that describes the selected machines to the admin who approves the order.
+fn describe_selection(found: usize, filter: &Filter) -> String {
+    let mut value = audit_json(filter);
+    if let Value::Object(fields) = &mut value {
+        fields.retain(|_, values| values.as_array().is_none_or(|values| !values.is_empty()));
+    }
+    if filter.is_unrestricted() {
+        format!("{}: all there are", format_machine_count(found))
+    } else {
+        format!("{}: {value}", format_machine_count(found))
+    }
+}
+
+/// A filter as the audit stores it.
+fn audit_json(filter: &Filter) -> Value {
+    json!({
+        "phases": filter.phases,
+        "providers": filter.providers,
+        "locations": filter.locations,
+        "tags": filter.tags,
+        "manufacturers": filter.manufacturers,
+        "products": filter.products,
+        "labels": filter.labels.iter().map(ToString::to_string).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,441 @@
+//! API credentials: bearer tokens and pinned client certificates.
+//!
+//! # What a token is
+//!
+//! `shepherd_ID_SECRET`: the id of its row in hexadecimal digits, and 256 random bits. The row holds the HMAC-SHA-256
+//! of the secret under the id, from which nobody can recover the token; a slow hash is not needed for what cannot be
+//! guessed. The row is found by the id, so the only comparison with anything secret is that of two digests, in constant
+//! time. It takes place for an unknown id as well, so the duration of a rejection reveals nothing.
+//!
+//! A certificate is identified by the SHA-256 of its DER, which is no secret; the handshake proves that its holder has
+//! the key.
+
+use rand::Rng as _;
+use ring::hmac;
+use secrecy::{ExposeSecret as _, SecretString};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext as _};
+use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
+use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use model::access::{AccessRole, AccessScope};
+use model::time::{Span, Timestamp};
+
+const TOKEN_PREFIX: &str = "shepherd_";
+const OPERATION: &str = "reading credentials";
+/// Longest lifetime of a credential; a permanent one is made without an end.
+pub const MAX_LIFETIME: Span = Span::hours(24 * 366 * 10);
+const MAX_NAME_LENGTH: usize = 100;
+
+/// Checks the name of a credential; if it is not allowed, explains why.
+pub fn check_credential_name(name: &str) -> Result<(), String> {
+    if name.trim().is_empty() || name.chars().count() > MAX_NAME_LENGTH || name.chars().any(char::is_control)
+    {
+        return Err(format!(
+            "the name must say whose the credential is, in 1 to {MAX_NAME_LENGTH} characters of one line"
+        ));
+    }
+    Ok(())
+}
+
+/// The kind of a credential.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CredentialKind {
+    /// A bearer token of the form `shepherd_ID_SECRET`.
+    Token,
+    /// A client certificate, pinned by its SHA-256.
+    Certificate,
+}
+
+impl CredentialKind {
+    /// The name used in the database.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Token => "token",
+            Self::Certificate => "certificate",
+        }
+    }
+}
+
+/// A credential as it is stored, without the secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccessCredential {
+    /// Id of its row, which a token contains.
+    pub id: Uuid,
+    /// The kind: `token` or `certificate`.
+    pub kind: String,
+    /// Name of the person or program it was made for.
+    pub name: String,
+    /// What the holder may do.
+    pub role: AccessRole,
+    /// The providers whose machines the holder may reach.
+    pub scope: AccessScope,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// Name of the admin who made it.
+    pub created_by: String,
+    /// When it expires; `None` is never.
+    pub expires_at: Option<Timestamp>,
+    /// When it was revoked; `None` if it was not.
+    pub revoked_at: Option<Timestamp>,
+    /// Name of the admin who revoked it; `None` if nobody did.
+    pub revoked_by: Option<String>,
+    /// Whether it was valid when this was read.
+    pub active: bool,
+}
+
+/// A credential to make.
+#[derive(Clone, Debug)]
+pub struct NewAccessCredential {
+    /// Name of the person or program it is for.
+    pub name: String,
+    /// What the holder may do.
+    pub role: AccessRole,
+    /// The providers whose machines the holder may reach.
+    pub scope: AccessScope,
+    /// How long it is valid; `None` is until it is revoked.
+    pub expires_after: Option<Span>,
+    /// SHA-256 of a certificate to pin; `None` makes a token.
+    pub certificate: Option<[u8; 32]>,
+}
+
+/// The result of making a credential.
+#[derive(Debug)]
+pub struct CreatedCredential {
+    /// The stored credential; `None` when the order had been carried out before.
+    pub credential: Option<AccessCredential>,
+    /// The token, if it is one. It cannot be read again.
+    pub token: Option<SecretString>,
+    /// Result of the order, with its line in the audit.
+    pub result: OrderResult,
+}
+
+/// A token as it was presented: the id it names, and the secret in it.
+pub struct PresentedToken {
+    id: Uuid,
+    secret: SecretString,
+}
+
+impl PresentedToken {
+    /// Parses a token; `None` if it does not have the form of one.
+    #[must_use]
+    pub fn parse(token: &str) -> Option<Self> {
+        let (id, secret) = token.strip_prefix(TOKEN_PREFIX)?.split_once('_')?;
+        let well_formed = id.len() == 32 && secret.len() == 64;
+        let id = Uuid::try_parse(id).ok().filter(|_| well_formed)?;
+        Some(Self { id, secret: secret.to_owned().into() })
+    }
+
+    /// The id it names.
+    #[must_use]
+    pub const fn id(&self) -> Uuid {
+        self.id
+    }
+
+    /// Whether `proof` is the stored HMAC of this secret, compared in constant time.
+    fn matches_proof(&self, proof: &[u8]) -> bool {
+        hmac::verify(&hmac_key(self.id), self.secret.expose_secret().as_bytes(), proof).is_ok()
+    }
+}
+
+fn hmac_key(id: Uuid) -> hmac::Key {
+    hmac::Key::new(hmac::HMAC_SHA256, id.as_bytes())
+}
+
+/// Generates a token for a row with that id, and the HMAC that the row stores.
+fn generate_token(id: Uuid) -> (SecretString, Vec<u8>) {
+    let mut random = [0_u8; 32];
+    rand::rng().fill_bytes(&mut random);
+    let secret = hex::encode(random);
+    let proof = hmac::sign(&hmac_key(id), secret.as_bytes()).as_ref().to_vec();
+    (format!("{TOKEN_PREFIX}{}_{secret}", id.simple()).into(), proof)
+}
+
+#[derive(Debug)]
+struct CredentialRow {
+    credential_id: Uuid,
+    kind: String,
+    name: String,
+    role: String,
+    providers: Option<serde_json::Value>,
+    proof: Vec<u8>,
+    created_at: Timestamp,
+    created_by: String,
+    expires_at: Option<Timestamp>,
+    revoked_at: Option<Timestamp>,
+    revoked_by: Option<String>,
+    active: bool,
+}
+
+impl CredentialRow {
+    fn into_credential(self) -> Result<AccessCredential, BmdbError> {
+        let odd = |what: &str| BmdbError::Corrupt(format!("the credential {}: {what}", self.credential_id));
+        let scope = match self.providers {
+            None => AccessScope::Fleet,
+            Some(listed) => {
+                let listed: Vec<String> =
+                    serde_json::from_value(listed).map_err(|error| odd(&error.to_string()))?;
+                // An empty list is not accepted: it would mean everything.
+                AccessScope::Providers(listed.into_iter().collect())
+            }
+        };
+        Ok(AccessCredential {
+            role: self.role.parse::<AccessRole>().map_err(|error| odd(&error.to_string()))?,
+            id: self.credential_id,
+            kind: self.kind,
+            name: self.name,
+            scope,
+            created_at: self.created_at,
+            created_by: self.created_by,
+            expires_at: self.expires_at,
+            revoked_at: self.revoked_at,
+            revoked_by: self.revoked_by,
+            active: self.active,
+        })
+    }
+}
+
+/// The credential of a presented token, whether it is valid or expired; `None` unless a row matches id and secret.
+pub async fn find_by_token(
+    tx: &mut PgConnection,
+    presented: &PresentedToken,
+) -> Result<Option<AccessCredential>, BmdbError> {
+    let row = sqlx::query_file_as!(CredentialRow, "../../sql/credential/find_by_id.sql", presented.id)
+        .fetch_optional(tx)
+        .await
+        .context(OPERATION)?;
+    let proof = row.as_ref().map_or([0; 32].as_slice(), |row| row.proof.as_slice());
+    let proven = presented.matches_proof(proof);
+    let row = row.filter(|row| proven && row.kind == CredentialKind::Token.as_str());
+    row.map(CredentialRow::into_credential).transpose()
+}
+
+/// The credential of a certificate that the handshake proved, by the SHA-256 of its DER.
+pub async fn find_by_certificate(
+    tx: &mut PgConnection,
+    fingerprint: [u8; 32],
+) -> Result<Option<AccessCredential>, BmdbError> {
+    let row = sqlx::query_file_as!(
+        CredentialRow,
+        "../../sql/credential/find_by_fingerprint.sql",
+        fingerprint.as_slice()
+    )
+    .fetch_optional(tx)
+    .await
+    .context(OPERATION)?;
+    row.map(CredentialRow::into_credential).transpose()
+}
+
+/// A credential by its id.
+pub async fn find_by_id(tx: &mut PgConnection, id: Uuid) -> Result<Option<AccessCredential>, BmdbError> {
+    let row = sqlx::query_file_as!(CredentialRow, "../../sql/credential/find_by_id.sql", id)
+        .fetch_optional(tx)
+        .await
+        .context(OPERATION)?;
+    row.map(CredentialRow::into_credential).transpose()
+}
+
+/// Credentials, newest first, older than the one with id `before`.
+pub async fn list_credentials(
+    tx: &mut PgConnection,
+    before: Uuid,
+    limit: i64,
+) -> Result<Vec<AccessCredential>, BmdbError> {
+    let rows = sqlx::query_file_as!(CredentialRow, "../../sql/credential/list.sql", before, limit)
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)?;
+    rows.into_iter().map(CredentialRow::into_credential).collect()
+}
+
+impl Bmdb {
+    /// Makes a credential. A new token is in the result and nowhere else.
+    pub async fn create_credential(
+        &self,
+        order: Order,
+        new: NewAccessCredential,
+    ) -> Result<CreatedCredential, BmdbError> {
+        let id = Uuid::now_v7();
+        let (token, proof, kind) = if let Some(fingerprint) = new.certificate {
+            (None, fingerprint.to_vec(), CredentialKind::Certificate)
+        } else {
+            let (token, proof) = generate_token(id);
+            (Some(token), proof, CredentialKind::Token)
+        };
+        let given = order.clone();
+        let made = self
+            .run_order_transaction("making a credential", move |tx| {
+                let (order, new, proof) = (order.clone(), new.clone(), proof.clone());
+                Box::pin(async move { create_credential_in_tx(tx, &order, id, kind, &new, proof).await })
+            })
+            .await;
+        let (carried, credential) = self.audit_rejection(made, &given, None).await?;
+        // A token that was generated in vain is stored nowhere, so nobody need know it.
+        let token = token.filter(|_| credential.is_some());
+        Ok(CreatedCredential { credential, token, result: carried })
+    }
+
+    /// Revokes a credential at once.
+    pub async fn revoke_credential(&self, order: Order, id: Uuid) -> Result<OrderResult, BmdbError> {
+        let given = order.clone();
+        let revoked = self
+            .run_order_transaction("revoking a credential", move |tx| {
+                let order = order.clone();
+                Box::pin(async move { revoke_credential_in_tx(tx, &order, id).await })
+            })
+            .await;
+        self.audit_rejection(revoked, &given, None).await
+    }
+}
+
+async fn revoke_credential_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    id: Uuid,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    sqlx::query_file!("../../sql/credential/lock.sql", id)
+        .fetch_optional(&mut *tx)
+        .await
+        .context(OPERATION)?;
+    let unknown = || BmdbError::NoSuchCredential(id.to_string());
+    let before = find_by_id(tx, id).await?.ok_or_else(unknown)?;
+    begin_dry_run(tx, order).await?;
+    let done = if before.revoked_at.is_some() {
+        OrderOutcome { changed: false, message: "is revoked already; nothing was changed".into() }
+    } else {
+        sqlx::query_file!("../../sql/credential/revoke.sql", id, order.actor.name)
+            .execute(&mut *tx)
+            .await
+            .context("revoking a credential")?;
+        OrderOutcome { changed: true, message: "is good for nothing any more".into() }
+    };
+    let after = find_by_id(tx, id).await?.ok_or_else(unknown)?;
+    end_dry_run(tx, order).await?;
+    record_audit(tx, order, None, done, Some(audit_json(&before)), Some(audit_json(&after))).await
+}
+
+/// A credential as the audit stores it.
+fn audit_json(credential: &AccessCredential) -> serde_json::Value {
+    serde_json::json!({
+        "credential": credential.id,
+        "kind": credential.kind,
+        "name": credential.name,
+        "role": credential.role.as_str(),
+        "providers": credential.scope.providers(),
+        "expires_at": credential.expires_at,
+        "revoked_by": credential.revoked_by,
+        "active": credential.active,
+    })
+}
+
+async fn create_credential_in_tx(
+    tx: &mut PgConnection,
+    order: &Order,
+    id: Uuid,
+    kind: CredentialKind,
+    new: &NewAccessCredential,
+    proof: Vec<u8>,
+) -> Result<(OrderResult, Option<AccessCredential>), BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok((carried, None));
+    }
+    let providers = new.scope.providers();
+    let stored = (!providers.is_empty()).then(|| serde_json::json!(providers));
+    let expires = new.expires_after.map(|span| i64::try_from(span.0.as_millis()).unwrap_or(i64::MAX));
+    begin_dry_run(tx, order).await?;
+    let written = sqlx::query_file!(
+        "../../sql/credential/insert.sql",
+        id,
+        kind.as_str(),
+        new.name,
+        new.role.as_str(),
+        stored,
+        proof,
+        order.actor.name,
+        expires,
+    )
+    .fetch_optional(&mut *tx)
+    .await
+    .context("making a credential")?;
+    let made = find_by_id(tx, id).await?;
+    end_dry_run(tx, order).await?;
+    if written.is_none() {
+        let done = OrderOutcome { changed: false, message: existing_pin_message(tx, new.certificate).await? };
+        return Ok((record_audit(tx, order, None, done, None, None).await?, None));
+    }
+    let done = OrderOutcome {
+        changed: true,
+        message: format!("{} of {}, {}, is good from now on", kind.as_str(), new.name, new.role),
+    };
+    let mut after = made.as_ref().map(audit_json);
+    if let (true, Some(after)) = (order.dry_run, &mut after) {
+        // A dry run made no credential.
+        after["credential"] = serde_json::Value::Null;
+    }
+    let carried = record_audit(tx, order, None, done, None, after).await?;
+    Ok((carried, made.filter(|_| !order.dry_run)))
+}
+
+/// Why a certificate is not pinned: a row of it exists. The audit names that row, and nobody may take it over.
+async fn existing_pin_message(
+    tx: &mut PgConnection,
+    certificate: Option<[u8; 32]>,
+) -> Result<String, BmdbError> {
+    let found = match certificate {
+        Some(fingerprint) => find_by_certificate(tx, fingerprint).await?,
+        None => None,
+    };
+    Ok(match found {
+        Some(AccessCredential { id, active: false, .. }) => format!(
+            "this certificate was pinned before, as {id}, and that is over; make another one. Nothing was changed"
+        ),
+        Some(AccessCredential { id, .. }) => {
+            format!("this certificate is pinned already, as {id}; nothing was changed")
+        }
+        None => "this credential is there already; nothing was changed".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_proves_itself_and_no_other() {
+        let (id, other) = (Uuid::now_v7(), Uuid::now_v7());
+        let (token, proof) = generate_token(id);
+        let presented = PresentedToken::parse(token.expose_secret()).unwrap();
+        assert_eq!(presented.id(), id);
+        assert!(presented.matches_proof(&proof));
+        assert!(!presented.matches_proof(&generate_token(id).1), "another secret");
+        assert!(!presented.matches_proof(&[0; 32]));
+        let moved = token.expose_secret().replace(&id.simple().to_string(), &other.simple().to_string());
+        assert!(
+            !PresentedToken::parse(&moved).unwrap().matches_proof(&proof),
+            "the same secret under another id"
+        );
+    }
+
+    #[test]
+    fn malformed_tokens_are_not_parsed() {
+        let whole = generate_token(Uuid::now_v7()).0;
+        let whole = whole.expose_secret();
+        for text in ["", "shepherd_", "shepherd__", &whole[1..], &whole[..whole.len() - 1], "Bearer x"] {
+            assert!(PresentedToken::parse(text).is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn stored_and_logged_values_do_not_contain_the_secret() {
+        let (token, proof) = generate_token(Uuid::now_v7());
+        let secret = token.expose_secret().rsplit('_').next().unwrap();
+        assert!(!hex::encode(proof).contains(secret));
+        assert!(!format!("{token:?}").contains(secret));
+    }
+}

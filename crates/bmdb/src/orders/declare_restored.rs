@@ -1,0 +1,224 @@
+//! Declaring this database a restored backup: raising fences and ending what the backup held.
+//!
+//! A backup does not contain what was done after it was taken, but the machines do: each stores the highest fence it
+//! has seen and rejects a lower one. A restored database issues fences that were used before, and its machines reject
+//! them. That is right until an operator declares that this database is the one that counts from now on: two copies of
+//! one database would otherwise both command the fleet.
+//!
+//! The declaration cancels power orders, and retirements that had not reached a provider. It raises every fence beyond
+//! what can have been claimed since, ends the sessions, work and steps under way that the backup contains, and forgets
+//! how long it had listened.
+//!
+//! Every part may be repeated: after an interruption the operator declares it again.
+
+use uuid::Uuid;
+
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext};
+use crate::engine::change_machine::Decision;
+use crate::engine::fact_change::FactChange;
+use crate::engine::fact_change::power::PowerChange;
+use crate::engine::fact_change::retirement::RetirementChange;
+use crate::orders::audit::record_audit;
+use crate::orders::order::{Order, OrderOutcome};
+use model::ids::MachineId;
+use model::unknown_fence::FENCE_LIFT;
+
+/// Machines in one transaction.
+const PAGE_SIZE: i64 = 500;
+
+/// A process that still works on the database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveSession {
+    /// The component its session was started for.
+    pub component: String,
+    /// Name of its host; `None` if it did not report one.
+    pub host: Option<String>,
+    /// Its process id there.
+    pub pid: Option<String>,
+}
+
+/// What a declaration ended and raised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RestoreSummary {
+    /// Machines whose fences were raised.
+    pub machines: usize,
+    /// Sessions that were open in the backup.
+    pub sessions: usize,
+    /// Work items that the backup contained.
+    pub work: usize,
+    /// Steps that were under way, whose outcome is unknown.
+    pub steps: usize,
+}
+
+impl Bmdb {
+    /// Sessions that are alive now, ten at most.
+    pub async fn list_live_sessions(&self) -> Result<Vec<LiveSession>, BmdbError> {
+        let rows = self
+            .statement("looking who works", |pool| {
+                Box::pin(async move {
+                    sqlx::query_file!("../../sql/declare_restored/list_live_sessions.sql")
+                        .fetch_all(pool)
+                        .await
+                })
+            })
+            .await?;
+        let live = rows.into_iter();
+        Ok(live.map(|row| LiveSession { component: row.component, host: row.host, pid: row.pid }).collect())
+    }
+
+    /// Declares this database restored: see the module. The caller has made sure that no session is alive.
+    pub async fn declare_restored(&self, order: Order, detail: &str) -> Result<RestoreSummary, BmdbError> {
+        // This comes first. Otherwise, if the rest is cut off, a shepherd that is started then would release machines
+        // that the backup has as retiring.
+        self.cancel_pending_orders(detail).await?;
+        let mut restored = self
+            .transact("ending what the backup holds", move |tx| {
+                let order = order.clone();
+                Box::pin(async move {
+                    // If the rest is cut off, the operator who continues sees that it was begun.
+                    let done =
+                        OrderOutcome { changed: true, message: "is declared to be a restored backup".into() };
+                    record_audit(tx, &order, None, done, None, None).await?;
+                    let what = "ending what the backup holds";
+                    let sessions = sqlx::query_file!("../../sql/declare_restored/close_sessions.sql")
+                        .fetch_all(&mut *tx)
+                        .await;
+                    let steps = sqlx::query_file!("../../sql/declare_restored/resolve_intents.sql")
+                        .fetch_all(&mut *tx)
+                        .await;
+                    let (sessions, steps) = (sessions.context(what)?.len(), steps.context(what)?.len());
+                    sqlx::query_file!("../../sql/declare_restored/raise_lease_fences.sql", FENCE_LIFT)
+                        .fetch_all(&mut *tx)
+                        .await
+                        .context(what)?;
+                    sqlx::query_file!("../../sql/declare_restored/pause_roll_outs.sql")
+                        .execute(&mut *tx)
+                        .await
+                        .context(what)?;
+                    sqlx::query_file!("../../sql/declare_restored/pause_upgrades.sql")
+                        .execute(&mut *tx)
+                        .await
+                        .context(what)?;
+                    sqlx::query_file!("../../sql/declare_restored/clear_rotations.sql")
+                        .execute(&mut *tx)
+                        .await
+                        .context(what)?;
+                    sqlx::query_file!("../../sql/declare_restored/withdraw_release_orders.sql")
+                        .execute(&mut *tx)
+                        .await
+                        .context(what)?;
+                    sqlx::query_file!("../../sql/declare_restored/delete_listening.sql")
+                        .fetch_all(tx)
+                        .await
+                        .context(what)?;
+                    Ok(RestoreSummary { sessions, steps, ..RestoreSummary::default() })
+                })
+            })
+            .await?;
+        loop {
+            let freed = self.reap().await?;
+            restored.work += freed.work;
+            if freed.work + freed.leases == 0 {
+                break;
+            }
+        }
+        let mut after = MachineId(Uuid::nil());
+        loop {
+            let page = self.raise_fence_page(after, detail.to_owned()).await?;
+            restored.machines += page.len();
+            let Some(last) = page.last() else { break };
+            after = *last;
+        }
+        self.retry_fence_rejections(detail).await?;
+        Ok(restored)
+    }
+
+    /// A machine that was retiring or about to be switched when the backup was taken may have been kept, or switched,
+    /// since. No order is carried out that may have been cancelled or carried out already.
+    async fn cancel_pending_orders(&self, detail: &str) -> Result<(), BmdbError> {
+        let ordered = self
+            .statement("listing machines of which something is ordered", |pool| {
+                Box::pin(async move {
+                    sqlx::query_file_scalar!("../../sql/declare_restored/list_pending_orders.sql")
+                        .fetch_all(pool)
+                        .await
+                })
+            })
+            .await?;
+        for machine in ordered {
+            let detail = detail.to_owned();
+            self.change_machine(MachineId(machine), move |snapshot| {
+                let leaving = snapshot
+                    .facts
+                    .retirement
+                    .as_ref()
+                    .is_some_and(|leaving| leaving.release.is_none() && leaving.finished_at.is_none())
+                    .then_some((FactChange::Retirement(RetirementChange::Cleared), "RetirementCancelled"));
+                let switched = snapshot
+                    .facts
+                    .power_order
+                    .is_some()
+                    .then_some((FactChange::Power(PowerChange::Ended), "PowerOrderCancelled"));
+                let (changes, events): (Vec<_>, Vec<_>) = leaving.into_iter().chain(switched).unzip();
+                let events = events.into_iter().map(|event| (event.to_owned(), detail.clone())).collect();
+                Decision { changes, events, output: () }
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// The machines rejected the old fences: they are tried again with the raised ones.
+    async fn retry_fence_rejections(&self, detail: &str) -> Result<(), BmdbError> {
+        let refused = self
+            .statement("listing machines that refused us", |pool| {
+                Box::pin(async move {
+                    sqlx::query_file_scalar!("../../sql/declare_restored/list_fence_rejections.sql")
+                        .fetch_all(pool)
+                        .await
+                })
+            })
+            .await?;
+        for machine in refused {
+            let detail = detail.to_owned();
+            self.change_machine(MachineId(machine), move |snapshot| {
+                let facts = &snapshot.facts;
+                let mut changes = vec![FactChange::NeedsHumanCleared, FactChange::RecoveryCleared];
+                changes.extend(facts.backoffs.keys().copied().map(FactChange::BackoffCleared));
+                changes.extend(facts.postponements.keys().copied().map(FactChange::PostponementCleared));
+                Decision { changes, events: vec![("Retried".to_owned(), detail.clone())], output: () }
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    async fn raise_fence_page(&self, after: MachineId, detail: String) -> Result<Vec<MachineId>, BmdbError> {
+        let what = "lifting fences";
+        self.transact(what, move |tx| {
+            let detail = detail.clone();
+            Box::pin(async move {
+                let page: Vec<Uuid> =
+                    sqlx::query_file_scalar!("../../sql/declare_restored/list_page.sql", after.0, PAGE_SIZE)
+                        .fetch_all(&mut *tx)
+                        .await
+                        .context(what)?;
+                sqlx::query_file!("../../sql/declare_restored/lock_page.sql", &page)
+                    .fetch_all(&mut *tx)
+                    .await
+                    .context(what)?;
+                sqlx::query_file!("../../sql/declare_restored/raise_work_fences.sql", &page, FENCE_LIFT)
+                    .fetch_all(&mut *tx)
+                    .await
+                    .context(what)?;
+                sqlx::query_file!("../../sql/declare_restored/insert_history.sql", &page, detail)
+                    .execute(tx)
+                    .await
+                    .context(what)?;
+                Ok(page.into_iter().map(MachineId).collect())
+            })
+        })
+        .await
+    }
+}

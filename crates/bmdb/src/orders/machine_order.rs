@@ -1,0 +1,274 @@
+//! Orders about one machine: as data, decided on a snapshot, and executed under the machine's lock.
+//!
+//! [`crate::orders::machine_decision`] decides their outcome. The same order can be given for one machine and for all
+//! that a filter selects ([`crate::orders::bulk_orders`]).
+
+use std::sync::Arc;
+
+use sqlx::PgConnection;
+
+use crate::connection::error::BmdbError;
+use crate::connection::{Bmdb, DbContext as _};
+use crate::engine::change_machine::Decision;
+use crate::engine::fact_change::apply_fact_change;
+use crate::engine::facts::{MachineSnapshot, read_snapshot};
+use crate::engine::policy::policy_at_version;
+use crate::engine::schedule::{lock_due_rows, read_machine_version, record_event, reschedule_machine};
+use crate::machine::host_key::read_host_keys;
+use crate::machine::traits::read_labels;
+use crate::orders::approval::{append_approver, require_second_approval};
+use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
+use crate::orders::machine_decision::{
+    allow_host_key, audit_state, hold_machine, label_machine, prioritize_machine, quarantine_machine,
+    release_machine, retry_machine,
+};
+use crate::orders::order::{Expiry, Order, OrderOutcome, OrderResult, format_attribution};
+use crate::orders::power_order::order_switch;
+use crate::orders::retirement::retire_machine;
+use model::facts::HoldScope;
+use model::host_key::PinnedHostKey;
+use model::ids::MachineId;
+use model::label::Labels;
+use model::power_order::PowerOrderKind;
+use model::priority::PriorityLevel;
+use model::two_person_rule::SensitiveOrder;
+
+const OPERATION: &str = "carrying out an order";
+
+/// What an order about a machine is decided on.
+#[derive(Clone, Debug)]
+pub struct OrderContext {
+    /// Facts, clock and policy version.
+    pub snapshot: MachineSnapshot,
+    /// Its host keys; `None` before the first connection.
+    pub host_keys: Option<PinnedHostKey>,
+    /// Its labels as they are stored.
+    pub labels: Labels,
+}
+
+/// An order about a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MachineOrder {
+    /// Put a hold on the machine.
+    Hold {
+        /// Which kinds of work it stops.
+        scope: HoldScope,
+        /// When it ends by itself; `None` is never.
+        until: Option<Expiry>,
+    },
+    /// End its hold, or its quarantine.
+    Release {
+        /// Whether to end its quarantine instead of its hold.
+        quarantine: bool,
+    },
+    /// Try again at once what failed.
+    Retry,
+    /// Quarantine it by order of an operator.
+    Quarantine,
+    /// Retire it: release it to its provider.
+    Retire {
+        /// Whether to wipe it first.
+        wipe: bool,
+    },
+    /// Reboot it, or switch its power.
+    Power(PowerOrderKind),
+    /// Put its work before or behind that of others.
+    Prioritize {
+        /// Whether before, behind, or as usual.
+        level: PriorityLevel,
+        /// When that ends by itself; `None` is never.
+        until: Option<Expiry>,
+    },
+    /// Set and remove labels.
+    Label {
+        /// Labels to add or replace.
+        set: Labels,
+        /// Keys of labels to remove.
+        remove: Vec<String>,
+    },
+}
+
+impl MachineOrder {
+    /// The RPC that gives this order about one machine, as the audit names it.
+    #[must_use]
+    pub const fn rpc(&self) -> &'static str {
+        match self {
+            Self::Hold { .. } => "shepherd.fleet.v1.Machines/Hold",
+            Self::Release { .. } => "shepherd.fleet.v1.Machines/Release",
+            Self::Retry => "shepherd.fleet.v1.Machines/Retry",
+            Self::Quarantine => "shepherd.fleet.v1.Machines/Quarantine",
+            Self::Retire { .. } => "shepherd.fleet.v1.Machines/Retire",
+            Self::Power(PowerOrderKind::Reboot) => "shepherd.fleet.v1.Machines/Reboot",
+            Self::Power(_) => "shepherd.fleet.v1.Machines/Power",
+            Self::Prioritize { .. } => "shepherd.fleet.v1.Machines/Prioritize",
+            Self::Label { .. } => "shepherd.fleet.v1.Machines/Label",
+        }
+    }
+
+    /// Decides what the order changes on a machine, on behalf of `who`.
+    pub fn decide(
+        &self,
+        known: &OrderContext,
+        who: &str,
+        reason: Option<&str>,
+    ) -> Result<Decision<OrderOutcome>, BmdbError> {
+        let facts = &known.snapshot.facts;
+        Ok(match self {
+            Self::Hold { scope, until } => {
+                hold_machine(&known.snapshot, *scope, reason.unwrap_or_default(), who, *until)
+            }
+            Self::Release { quarantine } => {
+                release_machine(facts, *quarantine, &format_attribution(who, reason))
+            }
+            Self::Retry => retry_machine(facts, &format_attribution(who, reason)),
+            Self::Quarantine => quarantine_machine(facts, &format_attribution(who, reason)),
+            Self::Retire { wipe } => retire_machine(&known.snapshot, *wipe, reason.unwrap_or_default(), who)
+                .map_err(|(reason, text)| BmdbError::OrderRejected { reason, message: text })?,
+            Self::Power(switch) => order_switch(&known.snapshot, *switch, reason.unwrap_or_default(), who)
+                .map_err(|(reason, text)| BmdbError::OrderRejected { reason, message: text })?,
+            Self::Prioritize { level, until } => {
+                prioritize_machine(&known.snapshot, *level, reason.unwrap_or_default(), who, *until)
+            }
+            Self::Label { set, remove } => {
+                label_machine(&known.labels, set, remove, &format_attribution(who, reason))
+                    .map_err(|error| BmdbError::OrderRejected { reason: "LABELS", message: error })?
+            }
+        })
+    }
+}
+
+/// Decides what an order changes on a machine.
+type DecideFn = dyn Fn(&OrderContext) -> Result<Decision<OrderOutcome>, BmdbError> + Send + Sync;
+
+impl Bmdb {
+    /// Carries out an order about one machine, with its line in the audit.
+    pub async fn execute_on_machine<F>(
+        &self,
+        order: Order,
+        machine: MachineId,
+        decide: F,
+    ) -> Result<OrderResult, BmdbError>
+    where
+        F: Fn(&MachineSnapshot) -> Decision<OrderOutcome> + Send + Sync + 'static,
+    {
+        self.execute_order(order, machine, Arc::new(move |known| Ok(decide(&known.snapshot)))).await
+    }
+
+    /// Carries out an order that may be rejected because of what it finds, with a reason for programs and a sentence
+    /// for people.
+    pub async fn try_execute_on_machine<F>(
+        &self,
+        order: Order,
+        machine: MachineId,
+        decide: F,
+    ) -> Result<OrderResult, BmdbError>
+    where
+        F: Fn(&MachineSnapshot) -> Result<Decision<OrderOutcome>, (&'static str, String)>
+            + Send
+            + Sync
+            + 'static,
+    {
+        let decide = move |known: &OrderContext| {
+            decide(&known.snapshot)
+                .map_err(|(reason, text)| BmdbError::OrderRejected { reason, message: text })
+        };
+        self.execute_order(order, machine, Arc::new(decide)).await
+    }
+
+    /// Carries out the order to pin the refused host key with that fingerprint, on behalf of `by`. `name` is what
+    /// people call the machine.
+    pub async fn allow_host_key(
+        &self,
+        order: Order,
+        machine: MachineId,
+        (name, fingerprint, by): (String, String, String),
+    ) -> Result<OrderResult, BmdbError> {
+        let decide = move |known: &OrderContext| {
+            allow_host_key(&known.snapshot.facts, known.host_keys.as_ref(), &name, &fingerprint, &by)
+                .map_err(|reason| BmdbError::OrderRejected { reason: "NO_SUCH_KEY", message: reason })
+        };
+        self.execute_order(order, machine, Arc::new(decide)).await
+    }
+
+    /// Carries out, on one machine, an order that can also be given for many.
+    pub async fn execute_machine_order(
+        &self,
+        order: Order,
+        machine: MachineId,
+        each: MachineOrder,
+        who: String,
+    ) -> Result<OrderResult, BmdbError> {
+        let reason = Some(order.reason.clone()).filter(|reason| !reason.is_empty());
+        self.execute_order(order, machine, Arc::new(move |known| each.decide(known, &who, reason.as_deref())))
+            .await
+    }
+
+    async fn execute_order(
+        &self,
+        order: Order,
+        machine: MachineId,
+        decide: Arc<DecideFn>,
+    ) -> Result<OrderResult, BmdbError> {
+        let (bmdb, order) = (self.clone(), Arc::new(order));
+        let given = order.clone();
+        let carried = self
+            .run_order_transaction(OPERATION, move |tx| {
+                let (bmdb, order, decide) = (bmdb.clone(), order.clone(), decide.clone());
+                Box::pin(async move { execute_order_in_tx(&bmdb, tx, &order, machine, &*decide).await })
+            })
+            .await;
+        self.audit_rejection(carried, &given, Some(machine)).await
+    }
+}
+
+async fn execute_order_in_tx(
+    bmdb: &Bmdb,
+    tx: &mut PgConnection,
+    order: &Order,
+    machine: MachineId,
+    decide: &DecideFn,
+) -> Result<OrderResult, BmdbError> {
+    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+        return Ok(carried);
+    }
+    let rows = lock_due_rows(tx, machine).await?;
+    let found = read_machine_version(tx, machine).await?;
+    if let Some(expected) = order.expected_version.filter(|expected| *expected != found) {
+        return Err(BmdbError::VersionMismatch { machine: order.target.clone(), found, expected });
+    }
+    let known = OrderContext {
+        snapshot: read_snapshot(tx, machine).await?,
+        host_keys: read_host_keys(tx, machine).await?,
+        labels: read_labels(tx, machine).await?,
+    };
+    let mut decision = decide(&known)?;
+    if let Some(kind) = SensitiveOrder::from_rpc(&order.rpc).filter(|_| !decision.changes.is_empty()) {
+        let policy = policy_at_version(bmdb, tx, known.snapshot.policy_version).await?;
+        let by = require_second_approval(tx, order, kind, policy.two_person_rule, &[]).await?;
+        decision.output.message = append_approver(decision.output.message, by.as_deref());
+    }
+    let before = audit_state(&known.snapshot.facts, known.host_keys.as_ref(), &known.labels);
+    let mut after = before.clone();
+    begin_dry_run(tx, order).await?;
+    if !decision.changes.is_empty() || !decision.events.is_empty() {
+        for change in &decision.changes {
+            apply_fact_change(tx, machine, change).await?;
+        }
+        let rescheduled = reschedule_machine(bmdb, tx, machine, &rows).await?;
+        if read_machine_version(tx, machine).await? == found {
+            // The schedule is unchanged, but the order's target is not: clients that read it before must see a new
+            // version.
+            sqlx::query_file!("../../sql/schedule/increment_version.sql", machine.0)
+                .execute(&mut *tx)
+                .await
+                .context(OPERATION)?;
+        }
+        let (keys, labels) = (read_host_keys(tx, machine).await?, read_labels(tx, machine).await?);
+        after = audit_state(&rescheduled.snapshot.facts, keys.as_ref(), &labels);
+        for (event, detail) in &decision.events {
+            record_event(tx, machine, event, detail).await?;
+        }
+    }
+    end_dry_run(tx, order).await?;
+    record_audit(tx, order, Some(machine), decision.output, Some(before), Some(after)).await
+}
