@@ -2,8 +2,8 @@
 //!
 //! A process that is killed cannot remove anything. Each directory therefore has a guardian, a small shell script that
 //! reads from a pipe which this process holds open: when the pipe ends, it removes the directory.
-//! `bmdb/connection/private_postgres/mod.rs` explains why it is a pipe and not the kernel's parent-death signal. The guardian has a
-//! process group of its own, because Ctrl-C on a terminal reaches the whole group.
+//! `bmdb/connection/private_postgres/mod.rs` explains why it is a pipe and not the kernel's parent-death signal. The
+//! guardian has a process group of its own, because Ctrl-C on a terminal reaches the whole group.
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;

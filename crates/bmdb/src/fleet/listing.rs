@@ -119,7 +119,7 @@ impl From<usize> for PageBudget {
 }
 
 impl PageBudget {
-    /// A budget of this many rows, and of [`PAGE_TIME_LIMIT`] from now on.
+    /// A budget of this many rows, and of `PAGE_TIME_LIMIT` from now on.
     #[must_use]
     pub fn with_time_limit(lines: usize) -> Self {
         Self { lines, deadline: Some(Instant::now() + PAGE_TIME_LIMIT) }

@@ -107,31 +107,6 @@ fn ambiguous_name_message(text: &str, found: &[MachineName]) -> String {
     format!("{text:?} fits more than one machine; say which: {}", names.join(", "))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn uuid_prefix_is_a_range_of_ids() {
-        let (first, last) = uuid_prefix_range("3f2A").unwrap();
-        assert_eq!(first.to_string(), "3f2a0000-0000-0000-0000-000000000000");
-        assert_eq!(last.to_string(), "3f2affff-ffff-ffff-ffff-ffffffffffff");
-        let whole = "3f2a0000-1234-4321-8000-00000000000a";
-        let (first, last) = uuid_prefix_range(whole).unwrap();
-        assert_eq!((first.to_string(), first), (whole.to_owned(), last));
-        for text in ["", "3f2", "sim-0007", "3f2a0000-1234-4321-8000-00000000000a0", "3f2é"] {
-            assert_eq!(uuid_prefix_range(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn search_prefix_drops_the_last_two_characters() {
-        for (id, expected) in [("sim-0107", "sim-01"), ("ab", ""), ("", ""), ("é1é", "é")] {
-            assert_eq!(search_prefix(id), expected);
-        }
-    }
-}
-
 /// Machines whose id is between two, inclusive.
 pub(crate) async fn machines_by_id(
     tx: &mut PgConnection,
@@ -191,4 +166,29 @@ async fn suggest_machines(
             provider_id: row.provider_id,
         })
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuid_prefix_is_a_range_of_ids() {
+        let (first, last) = uuid_prefix_range("3f2A").unwrap();
+        assert_eq!(first.to_string(), "3f2a0000-0000-0000-0000-000000000000");
+        assert_eq!(last.to_string(), "3f2affff-ffff-ffff-ffff-ffffffffffff");
+        let whole = "3f2a0000-1234-4321-8000-00000000000a";
+        let (first, last) = uuid_prefix_range(whole).unwrap();
+        assert_eq!((first.to_string(), first), (whole.to_owned(), last));
+        for text in ["", "3f2", "sim-0007", "3f2a0000-1234-4321-8000-00000000000a0", "3f2é"] {
+            assert_eq!(uuid_prefix_range(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn search_prefix_drops_the_last_two_characters() {
+        for (id, expected) in [("sim-0107", "sim-01"), ("ab", ""), ("", ""), ("é1é", "é")] {
+            assert_eq!(search_prefix(id), expected);
+        }
+    }
 }

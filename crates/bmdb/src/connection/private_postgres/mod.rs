@@ -36,7 +36,7 @@ use crate::connection::private_postgres::directory::{
 use crate::connection::private_postgres::options::{
     POLL, PORT, PrivatePostgresError, PrivatePostgresOptions, READY_TIMEOUT, SUPERUSER, ServerStorage,
 };
-use crate::connection::private_postgres::programs::{self, PostgresPrograms, ServerUser};
+use crate::connection::private_postgres::programs::{PostgresPrograms, ServerUser};
 
 mod directory;
 pub mod options;
