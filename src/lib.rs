@@ -20,6 +20,7 @@
 //! * [`service`][]: all of it as one process: flags, configuration, start and stop.
 //! * [`simulator`][]: simulated machines behind real protocols.
 //! * [`cli`][]: `shepherdctl`.
+//! * [`backoff`][]: growing delays between retries, which every module may use.
 //! * [`proto`][]: generated contracts, which every module may use.
 //!
 //! Some of them are crates of their own, below `crates/`. They are exported again here.
@@ -45,6 +46,9 @@ pub mod providers;
 #[cfg(feature = "shepherd")]
 pub mod service;
 
+/// Growing delays between retries.
+#[cfg(feature = "shepherd")]
+pub use backoff;
 /// The bare metal database: the only layer that speaks SQL.
 #[cfg(feature = "shepherd")]
 pub use bmdb;

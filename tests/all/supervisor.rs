@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use shepherd::supervisor::backoff::ExponentialBackoff;
+use shepherd::backoff::ExponentialBackoff;
 use shepherd::supervisor::combine::{CombinedInputs, derive_value};
 use shepherd::supervisor::context::{Healthy, Runnable, Starting};
 use shepherd::supervisor::exit_reason::{Cancelled, Done, RunnableError};

@@ -16,7 +16,6 @@
 //! * [`name`][]: names of runnables, unique among siblings.
 //! * [`state`][]: the state of a runnable, and a change of state.
 //! * [`exit_reason`][]: how a run ends, and what its end means. Pure.
-//! * [`backoff`][]: how long a dead runnable waits. Pure.
 //! * `tree`: parents, children and groups, and which runnable is restarted when. Pure: no task, no clock.
 //! * [`context`][]: what a runnable gets: a [`Starting`](context::Starting), later a [`Healthy`](context::Healthy).
 //! * [`supervise`][]: the tasks on tokio.
@@ -35,7 +34,8 @@
 //!   cancellation of another run is a failure, and so is every other error: a connection that broke because its server
 //!   was cancelled is one.
 //! * It is *dead* when it failed or panicked. Then all of its group is cancelled, each with its children. Each of them
-//!   is restarted as soon as everything below it has returned; the dead one also waits for its back-off.
+//!   is restarted as soon as everything below it has returned; the dead one also waits for a delay of the crate
+//!   `backoff`.
 //! * Two runs of one runnable never overlap, and neither do those of its children.
 //! * A runnable that ignores its cancellation holds up those above it for ever, and only those. The report shows which
 //!   runnable waits for which.
@@ -48,7 +48,6 @@
 //!   for quiescence does not see it.
 //! * A decision about restarts belongs into `tree`, which tests drive with random events.
 
-pub mod backoff;
 pub mod combine;
 pub mod context;
 pub mod exit_reason;

@@ -9,13 +9,13 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use backoff::ExponentialBackoff;
 use futures::FutureExt as _;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-use crate::backoff::ExponentialBackoff;
 use crate::context::{Runnable, Scope, Starting};
 use crate::exit_reason::{Cancelled, ExitReason, TaskOutcome, classify_exit};
 use crate::name::RunnableName;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use shepherd::backoff::ExponentialBackoff;
 use shepherd::curator_client::clock::Clock;
 use shepherd::curator_client::identity::Identity;
 use shepherd::curator_client::leader_channel::LeaderTracker;
@@ -34,7 +35,6 @@ use shepherd::roleserver::enrolment::Enrolment;
 use shepherd::roleserver::process::ProcessInstance;
 use shepherd::roleserver::server_pool::ServerPool;
 use shepherd::roleserver::state_directory::StateDirectory;
-use shepherd::supervisor::backoff::ExponentialBackoff;
 use shepherd::supervisor::supervise::{self, Supervisor};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use shepherd::backoff::ExponentialBackoff;
 use shepherd::roleserver::child::cgroup::{Cgroup, CgroupMounts};
 use shepherd::roleserver::child::launch::{ChildRecord, LaunchOrder, SUBCOMMAND};
 use shepherd::roleserver::child::lifecycle::{ChildContext, run_child};
 use shepherd::roleserver::child::spec::{ChildSpec, ResourceLimits, User};
 use shepherd::roleserver::process::ProcessInstance;
-use shepherd::supervisor::backoff::ExponentialBackoff;
 use shepherd::supervisor::context::{Runnable, Starting};
 use shepherd::supervisor::supervise::{Supervisor, SupervisorSettings};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};

@@ -10,9 +10,9 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use backoff::ExponentialBackoff;
 use model::role_declaration::Sha256;
 use proto::agent::v1 as wire;
-use supervisor::backoff::ExponentialBackoff;
 use supervisor::context::{Runnable, Starting};
 use supervisor::watch_cell::WatchCell;
 use tokio::sync::Notify;

@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backoff::ExponentialBackoff;
+use backoff::ExponentialBackoff;
+
 use crate::exit_reason::ExitReason;
 use crate::name::RunnableName;
 use crate::report::{ReportEntry, TreeReport};

@@ -7,8 +7,9 @@ struct Bench {
     runs: BTreeMap<String, RunId>,
 }
 
-fn middle() -> f64 {
-    0.5
+/// With it, the delays are the nominal ones.
+fn full_roll() -> f64 {
+    1.0
 }
 
 impl Bench {
@@ -38,7 +39,7 @@ impl Bench {
 
     /// Ends a run; returns the cancelled runs (`-`) and the started ones with their delay in milliseconds (`+`).
     fn end(&mut self, path: &str, end: ExitReason) -> String {
-        let effects = self.tree.record_exit(self.runs[path], end, NOW, &mut middle);
+        let effects = self.tree.record_exit(self.runs[path], end, NOW, &mut full_roll);
         self.describe_effects(&effects)
     }
 
@@ -154,7 +155,7 @@ fn exit_of_a_finished_run_has_no_effect() {
     bench.group("root", "a");
     let first = bench.runs["root.a"];
     bench.dead("root.a");
-    let effects = bench.tree.record_exit(first, ExitReason::Dead("late".to_owned()), NOW, &mut middle);
+    let effects = bench.tree.record_exit(first, ExitReason::Dead("late".to_owned()), NOW, &mut full_roll);
     assert_eq!(effects, Effects::default());
     assert_eq!(bench.tree.mark_healthy(first, NOW), Effects::default());
     assert!(bench.tree.is_cancelled(first));
@@ -250,7 +251,7 @@ fn no_run_starts_while_an_earlier_one_or_its_subtree_runs() {
                         4 => ExitReason::Done,
                         _ => ExitReason::Dead("broken".to_owned()),
                     };
-                    tree.record_exit(run, end, NOW, &mut middle)
+                    tree.record_exit(run, end, NOW, &mut full_roll)
                 }
             };
             for start in effects.start {
@@ -276,7 +277,7 @@ fn no_run_starts_while_an_earlier_one_or_its_subtree_runs() {
             let requested = running.iter().position(|(run, _)| tree.is_cancelled(*run));
             let Some(requested) = requested else { break };
             let (run, _) = running.swap_remove(requested);
-            for start in tree.record_exit(run, ExitReason::Cancelled, NOW, &mut middle).start {
+            for start in tree.record_exit(run, ExitReason::Cancelled, NOW, &mut full_roll).start {
                 running.push((start.run, String::new()));
             }
         }

@@ -5,10 +5,10 @@
 
 use std::time::Duration;
 
+use backoff::ExponentialBackoff;
 use model::kubernetes::bundle_manifest::KubernetesDuty;
 use model::kubernetes::version::ReleaseVersion;
 use model::role_declaration::Sha256;
-use supervisor::backoff::ExponentialBackoff;
 use supervisor::context::{Runnable, Starting};
 use supervisor::watch_cell::WatchCell;
 

@@ -10,8 +10,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use backoff::ExponentialBackoff;
 use model::role_declaration::{ProgramSource, Sha256};
-use supervisor::backoff::ExponentialBackoff;
 use supervisor::context::{Runnable, Starting};
 use supervisor::exit_reason::RunnableError;
 use supervisor::watch_cell::WatchCell;

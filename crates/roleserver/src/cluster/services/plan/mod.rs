@@ -18,8 +18,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use backoff::ExponentialBackoff;
 use model::role_declaration::Sha256;
-use supervisor::backoff::ExponentialBackoff;
 
 use crate::cluster::services::desired::{DesiredService, ServiceId};
 use crate::cluster::services::service_state::{Moment, ObservedService, ServiceExit, ServicePhase};

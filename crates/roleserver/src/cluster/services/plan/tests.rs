@@ -59,7 +59,7 @@ fn up(health: Health) -> ServicePhase {
 
 fn ended(how: ServiceExit, seconds_ago: u64) -> ServicePhase {
     let at = NOW.saturating_sub(Duration::from_secs(seconds_ago));
-    ServicePhase::Ended { exit: how, message: "it ended".to_owned(), at, random: 0.5 }
+    ServicePhase::Ended { exit: how, message: "it ended".to_owned(), at, random: 1.0 }
 }
 
 fn stuck(seconds_ago: u64) -> ServicePhase {
@@ -330,6 +330,7 @@ fn next_check_is_due_when_the_first_backoff_ends() {
                 exit: ServiceExit::Exited(1),
                 message: String::new(),
                 at: NOW,
+                // Half of the delay.
                 random: 0.0,
             },
         ),
