@@ -19,12 +19,12 @@ const CRATES: &[(&str, &[&str])] = &[
     ("cli", &["bmdb", "model", "proto", "server"]),
     ("curator", &["curator-client", "etcd", "model", "proto"]),
     // A snapshot of a cluster consists of records: their keys and format are etcd's.
-    ("curator-client", &["etcd", "model", "proto"]),
-    ("etcd", &["proto"]),
+    ("curator-client", &["backoff", "etcd", "model", "proto"]),
+    ("etcd", &["backoff", "proto"]),
     ("model", &["proto"]),
     ("proto", &[]),
     // The name of the kubelet in statuses of nodes is that of the bundle's manifest.
-    ("reconciler", &["etcd", "model", "proto"]),
+    ("reconciler", &["backoff", "etcd", "model", "proto"]),
     (
         "roleserver",
         &["backoff", "curator", "curator-client", "etcd", "model", "proto", "reconciler", "supervisor"],

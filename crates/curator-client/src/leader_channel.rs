@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use backoff::ExponentialBackoff;
 use rustls::ClientConfig;
 use tokio::sync::watch;
 use tonic::Status;
@@ -42,8 +43,9 @@ use crate::node_id::NodeId;
 const LEADER_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one curator may take to name the leader.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-const MIN_BACKOFF: Duration = Duration::from_millis(100);
-const MAX_BACKOFF: Duration = Duration::from_secs(5);
+/// The delays before the curators are queried again, after rounds in which none led to the leader.
+const QUERY_BACKOFF: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_millis(100), factor: 2.0, max: Duration::from_secs(5) };
 
 /// TLS configuration for a curator: for this node alone, or with `None` for any curator of the cluster.
 pub type TlsConfigProvider =
@@ -223,8 +225,9 @@ impl LeaderTracker {
     /// Finds the leader and follows changes of it, until the future is dropped.
     pub async fn track_leader(&self) -> Infallible {
         let mut learnt = self.0.address_changes.subscribe();
-        let (mut last, mut pause) = (None::<String>, MIN_BACKOFF);
+        let (mut last, mut failures) = (None::<String>, 0_u32);
         loop {
+            failures = failures.saturating_add(1);
             let candidates = self.0.addresses().candidates(last.as_deref());
             for candidate in candidates {
                 let mut found = false;
@@ -232,16 +235,15 @@ impl LeaderTracker {
                 tracing::debug!(curator = candidate, leader = found, %error, "a curator leads nobody to the leader");
                 last = Some(candidate);
                 if found {
-                    pause = MIN_BACKOFF;
+                    failures = 1;
                     break;
                 }
             }
-            let rest = tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0));
+            let rest = tokio::time::sleep(QUERY_BACKOFF.delay(failures, rand::random()));
             tokio::select! {
                 () = rest => {}
                 changed = learnt.changed() => if changed.is_err() { std::future::pending::<()>().await },
             }
-            pause = pause.saturating_mul(2).min(MAX_BACKOFF);
         }
     }
 

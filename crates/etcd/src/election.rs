@@ -32,12 +32,12 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::backoff;
 use crate::client::{Client, EtcdError};
 use crate::election_view::{CandidateRole, ElectionView, candidate_name, encode_candidate};
 use crate::guard::LeaderGuard;
 use crate::key_watcher::{KeyEvent, KeyWatcher, WatchStatus};
 use crate::namespace::KeySelector;
+use crate::retry::RETRY_BACKOFF;
 use crate::transaction::{compare_create_revision, compare_mod_revision};
 
 /// How long revoking the lease may take at the end. A lease that is not revoked expires by itself.
@@ -76,7 +76,7 @@ pub async fn campaign(
             tracing::info!(candidate = candidate.name, failures, %error, "a round of the election is over");
         }
         standing.set(CandidateRole::Unknown);
-        let pause = tokio::time::sleep(backoff::backoff_after(failures, rand::random()));
+        let pause = tokio::time::sleep(RETRY_BACKOFF.delay(failures, rand::random()));
         let _ = cancel.run_until_cancelled(pause).await;
     }
 }
@@ -276,7 +276,7 @@ impl CandidateLease {
             }
             failures = failures.saturating_add(1);
             tracing::debug!(lease = self.id, failures, "a lease was not confirmed, and is tried again");
-            let pause = backoff::backoff_after(failures, rand::random()).min(self.renewal_interval());
+            let pause = RETRY_BACKOFF.delay(failures, rand::random()).min(self.renewal_interval());
             let over = confirmed + self.ttl;
             tokio::time::sleep_until(over.min(Instant::now() + pause)).await;
             if Instant::now() >= over {

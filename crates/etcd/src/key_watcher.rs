@@ -42,14 +42,15 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use backoff::spread_interval;
 use proto::etcdserverpb as wire;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::backoff;
 use crate::client::{Client, EtcdError, Listing};
 use crate::namespace::KeySelector;
+use crate::retry::RETRY_BACKOFF;
 use crate::watch_cache::{Change, WatchCache};
 
 /// The mean interval between two listings of a watcher.
@@ -221,7 +222,7 @@ async fn run_watch(
             };
             *sight = WatchStatus::Disconnected { since, reason: why };
         });
-        tokio::time::sleep(backoff::backoff_after(failures, rand::random())).await;
+        tokio::time::sleep(RETRY_BACKOFF.delay(failures, rand::random())).await;
     }
 }
 
@@ -301,7 +302,7 @@ async fn list_and_watch(
 /// The pause before the next listing: the interval plus or minus a quarter, so that watchers which started together do
 /// not stay together. `random` is from 0 to 1.
 fn between_listings(interval: Duration, random: f64) -> Duration {
-    interval.mul_f64(0.75 + random.clamp(0.0, 1.0) / 2.0)
+    spread_interval(interval, 0.25, random)
 }
 
 /// Lists the keys after a pause. A listing that fails is retried: the watch beside it may still work.
@@ -315,7 +316,7 @@ async fn list_after(pause: Duration, client: &Client, keys: &KeySelector) -> Res
             Err(error) => {
                 failures += 1;
                 tracing::debug!(keys = keys.display_name(), failures, %error, "a periodic listing failed");
-                tokio::time::sleep(backoff::backoff_after(failures, rand::random())).await;
+                tokio::time::sleep(RETRY_BACKOFF.delay(failures, rand::random())).await;
             }
         }
     }

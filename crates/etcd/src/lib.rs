@@ -16,7 +16,7 @@
 //! * [`members`][]: adds, promotes and removes members of etcd. `connected_peers` finds which members are connected.
 //! * [`snapshot_file`][]: saves all data of etcd to a file and verifies its digest.
 //! * [`key_space`][]: the key of every record. [`record`][]: the format number of a record, and errors of reading one.
-//! * [`backoff`][]: the pause before the next attempt.
+//! * [`retry`][]: the delays before the next attempt.
 //!
 //! # Invariants
 //!
@@ -54,7 +54,6 @@
 //! * `tests/all/etcd` runs this crate against real etcd servers, and `tests/all/on_etcd_3_4.txt` names the tests that
 //!   also run on etcd 3.4.
 
-pub mod backoff;
 pub mod client;
 mod connected_peers;
 pub mod election;
@@ -65,6 +64,7 @@ pub mod key_watcher;
 pub mod members;
 pub mod namespace;
 pub mod record;
+pub mod retry;
 pub mod snapshot_file;
 mod transaction;
 pub mod transport;

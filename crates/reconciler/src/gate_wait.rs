@@ -5,11 +5,11 @@
 
 use std::convert::Infallible;
 
-use etcd::backoff;
 use etcd::client::{Client, EtcdError};
 use etcd::key_space::RECONCILER_STATUS;
 use etcd::key_watcher::KeyWatcher;
 use etcd::namespace::KeySelector;
+use etcd::retry::RETRY_BACKOFF;
 use tokio::sync::watch;
 
 use crate::controller_releases::controller_release;
@@ -41,7 +41,7 @@ pub async fn wait_until_ready(
             Err(error) => {
                 failures += 1;
                 tracing::debug!(%error, failures, "it is not known whether the controller of Kubernetes may begin");
-                tokio::time::sleep(backoff::backoff_after(failures, rand::random())).await;
+                tokio::time::sleep(RETRY_BACKOFF.delay(failures, rand::random())).await;
                 continue;
             }
         };

@@ -34,6 +34,7 @@
 
 use std::time::Duration;
 
+use backoff::ExponentialBackoff;
 use etcd::guard::{ExpectedRevision, KeyChange, UnchangedKeys};
 use etcd::key_space::{NODES, RECONCILER_STATUS};
 use etcd::namespace::KeySelector;
@@ -51,8 +52,9 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 const FAILURE_REPORT_DELAY: Duration = Duration::from_secs(2);
 /// Time between two such warnings.
 const FAILURE_REPORT_INTERVAL: Duration = Duration::from_secs(10);
-const MIN_BACKOFF: Duration = Duration::from_millis(100);
-const MAX_BACKOFF: Duration = Duration::from_mins(1);
+/// The delays after failures of the first pass.
+const FIRST_PASS_BACKOFF: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_millis(100), factor: 1.5, max: Duration::from_mins(1) };
 
 /// The waiting times of a leadership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -366,8 +368,8 @@ impl FirstPass {
     }
 
     fn on_failure(&mut self, now: Duration, random: f64) -> FailureLogLevel {
-        self.not_before = now + backoff_after(self.failures, random);
         self.failures = self.failures.saturating_add(1);
+        self.not_before = now + FIRST_PASS_BACKOFF.delay(self.failures, random);
         let due = self
             .last_reported
             .map_or(self.started_at + FAILURE_REPORT_DELAY, |duration| duration + FAILURE_REPORT_INTERVAL);
@@ -377,13 +379,6 @@ impl FirstPass {
         self.last_reported = Some(now);
         FailureLogLevel::Warn
     }
-}
-
-/// The pause before the next attempt after that many failures, spread over 0.5 to 1.5 times by `random` from 0 to 1.
-fn backoff_after(failures: u32, random: f64) -> Duration {
-    let factor = 1.5_f64.powi(i32::try_from(failures.min(100)).unwrap_or(100));
-    let whole = MIN_BACKOFF.mul_f64(factor.min(MAX_BACKOFF.div_duration_f64(MIN_BACKOFF)));
-    whole.mul_f64(0.5 + random.clamp(0.0, 1.0))
 }
 
 #[cfg(test)]

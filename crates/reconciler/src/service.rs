@@ -7,7 +7,6 @@
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
-use etcd::backoff;
 use etcd::client::{Client, EtcdError};
 use etcd::election::{Candidate, campaign};
 use etcd::election_view::CandidateRole;
@@ -15,6 +14,7 @@ use etcd::guard::{LeaderGuard, LostLeadership, WriteError};
 use etcd::key_space::{NODES, RECONCILER_LEADER, RECONCILER_STATUS};
 use etcd::key_watcher::KeyWatcher;
 use etcd::namespace::KeySelector;
+use etcd::retry::RETRY_BACKOFF;
 use futures::FutureExt as _;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -97,7 +97,7 @@ pub async fn watch_releases(
             Err(error) => {
                 failures += 1;
                 tracing::debug!(%error, failures, "the releases of controllers were not read");
-                tokio::time::sleep(backoff::backoff_after(failures, rand::random())).await;
+                tokio::time::sleep(RETRY_BACKOFF.delay(failures, rand::random())).await;
                 continue;
             }
         }

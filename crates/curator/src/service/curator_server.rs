@@ -14,13 +14,13 @@ use curator_client::cluster::{self, Cluster};
 use curator_client::node::Node;
 use curator_client::node_id::NodeId;
 use curator_client::tls;
-use etcd::backoff;
 use etcd::client::Client;
 use etcd::election::{Candidate, campaign};
 use etcd::election_view::CandidateRole;
 use etcd::guard::LeaderGuard;
 use etcd::key_space::{LEADER, NODES};
 use etcd::namespace::KeySelector;
+use etcd::retry::RETRY_BACKOFF;
 use rustls::ServerConfig;
 use rustls::server::ResolvesServerCert;
 use tokio::net::TcpListener;
@@ -245,7 +245,7 @@ impl Curator {
                 Err(failure) if failure.code() == tonic::Code::Unavailable => {
                     tracing::info!(error = %failure, "this curator cannot lead yet");
                     failures += 1;
-                    tokio::time::sleep(backoff::backoff_after(failures, rand::random())).await;
+                    tokio::time::sleep(RETRY_BACKOFF.delay(failures, rand::random())).await;
                 }
                 Err(failure) => return Err(CuratorError::CannotLead(failure)),
             }
@@ -331,7 +331,7 @@ impl Curator {
                     Err(error) => tracing::info!(%error, "what the cluster is cannot be read yet"),
                 }
                 failures += 1;
-                tokio::time::sleep(backoff::backoff_after(failures, rand::random())).await;
+                tokio::time::sleep(RETRY_BACKOFF.delay(failures, rand::random())).await;
             }
         };
         over.run_until_cancelled(reading).await

@@ -261,7 +261,7 @@ fn first_pass_is_retried_with_backoff_and_few_logs() {
     let (mut now, mut pauses, mut durations) = (NOW, Vec::new(), Vec::new());
     for _ in 0..25 {
         assert_eq!(leadership.next_step(now), LeaderStep::Reconcile);
-        if leadership.on_pass_finished(now, false, 0.5) == FailureLogLevel::Warn {
+        if leadership.on_pass_finished(now, false, 1.0) == FailureLogLevel::Warn {
             durations.push(now.abs_diff(NOW));
         }
         let LeaderStep::Wait(next) = leadership.next_step(now) else { panic!("it does not wait") };
@@ -270,11 +270,11 @@ fn first_pass_is_retried_with_backoff_and_few_logs() {
     }
     assert_eq!(pauses[0], Duration::from_millis(100));
     assert_eq!(pauses[1], Duration::from_millis(150));
-    assert_eq!(pauses[24], MAX_BACKOFF);
+    assert_eq!(pauses[24], Duration::from_mins(1));
     assert!(pauses.is_sorted());
     assert!(durations[0] >= FAILURE_REPORT_DELAY && durations[0] < FAILURE_REPORT_DELAY * 2, "{durations:?}");
     assert!(durations.windows(2).all(|two| two[1] >= two[0] + FAILURE_REPORT_INTERVAL), "{durations:?}");
-    assert_eq!(backoff_after(0, 0.0), Duration::from_millis(50));
-    assert_eq!(backoff_after(0, 1.0), Duration::from_millis(150));
-    assert_eq!(backoff_after(u32::MAX, 1.0), MAX_BACKOFF.mul_f64(1.5));
+    assert_eq!(FIRST_PASS_BACKOFF.delay(1, 0.0), Duration::from_millis(50));
+    assert_eq!(FIRST_PASS_BACKOFF.delay(1, 1.0), Duration::from_millis(100));
+    assert_eq!(FIRST_PASS_BACKOFF.delay(u32::MAX, 1.0), Duration::from_mins(1));
 }

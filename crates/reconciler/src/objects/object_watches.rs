@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use etcd::backoff;
+use etcd::retry::RETRY_BACKOFF;
 use futures::StreamExt as _;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -163,7 +163,7 @@ async fn run_watch(
             }
         }
         if failures > 0 {
-            tokio::time::sleep(backoff::backoff_after(failures, rand::random())).await;
+            tokio::time::sleep(RETRY_BACKOFF.delay(failures, rand::random())).await;
         }
     }
     // The next leader lists again.

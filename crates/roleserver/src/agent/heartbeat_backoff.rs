@@ -7,6 +7,8 @@
 
 use std::time::Duration;
 
+use backoff::{ExponentialBackoff, jitter, spread_interval};
+
 /// The longest pause between two attempts, however long the interval is.
 const MAX_DELAY: Duration = Duration::from_mins(1);
 
@@ -19,21 +21,22 @@ const ENDPOINT_DELAY: Duration = Duration::from_millis(200);
 /// Every endpoint is tried once before the pause grows.
 #[must_use]
 pub fn retry_delay(failures: u32, endpoints: usize, interval: Duration, random: f64) -> Duration {
-    let longest = interval.saturating_mul(4).clamp(MIN_DELAY, MAX_DELAY);
+    let max = interval.saturating_mul(4).clamp(MIN_DELAY, MAX_DELAY);
+    let backoff = ExponentialBackoff { initial: MIN_DELAY, factor: 2.0, max };
     let endpoints = u32::try_from(endpoints).unwrap_or(u32::MAX).max(1);
     let rounds = failures / endpoints;
     let whole = if failures.is_multiple_of(endpoints) && rounds > 0 {
-        MIN_DELAY.saturating_mul(2_u32.saturating_pow(rounds - 1)).min(longest)
+        backoff.nominal(rounds)
     } else {
         ENDPOINT_DELAY
     };
-    whole.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0)
+    jitter(whole, random)
 }
 
 /// The pause between two heartbeats that arrive: the interval ±10 %.
 #[must_use]
 pub fn jittered_interval(interval: Duration, random: f64) -> Duration {
-    interval.mul_f64(0.9 + random.clamp(0.0, 1.0) / 5.0)
+    spread_interval(interval, 0.1, random)
 }
 
 #[cfg(test)]
