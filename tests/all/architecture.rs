@@ -15,8 +15,8 @@ use crate::workspace;
 /// What each crate depends on, of ours; dependencies of its tests aside. The root package may depend on all of them.
 const CRATES: &[(&str, &[&str])] = &[
     ("backoff", &[]),
-    ("bmdb", &["model", "proto"]),
-    ("cli", &["bmdb", "model", "proto", "server"]),
+    ("bmdb", &["backoff", "model", "proto"]),
+    ("cli", &["backoff", "bmdb", "model", "proto", "server"]),
     ("curator", &["curator-client", "etcd", "model", "proto"]),
     // A snapshot of a cluster consists of records: their keys and format are etcd's.
     ("curator-client", &["backoff", "etcd", "model", "proto"]),

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 
+use crate::backoff::ExponentialBackoff;
 use crate::service::os_process::hostname;
 use crate::service::traces::SpanCounts;
 use crate::service::traces::layer::attribute;
@@ -26,9 +27,9 @@ const BATCH_DELAY: Duration = Duration::from_millis(500);
 /// Time limits of connecting and of one request.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The wait after the first failure, and the longest one. Each wait is twice the one before.
-const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
-const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// The waits after failures. The shortest is a second.
+const RETRY_BACKOFF: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_secs(2), factor: 2.0, max: Duration::from_secs(30) };
 /// How long a service that stops tries to send the remaining spans.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -145,7 +146,7 @@ impl SpanSender {
         stop: &CancellationToken,
     ) {
         let (count, request) = (batch.len(), build_request(batch));
-        let mut wait = INITIAL_BACKOFF;
+        let mut failures = 0_u32;
         loop {
             let Err(status) = client.export(request.clone()).await else {
                 self.counts.record_sent(count);
@@ -166,8 +167,9 @@ impl SpanSender {
                 self.counts.record_dropped(count);
                 return;
             }
+            failures = failures.saturating_add(1);
             tokio::select! {
-                () = sleep(wait) => wait = (wait * 2).min(MAX_BACKOFF),
+                () = sleep(RETRY_BACKOFF.delay(failures, rand::random())) => {}
                 () = stop.cancelled() => {}
             }
         }

@@ -10,6 +10,7 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
+use backoff::ExponentialBackoff;
 use futures::future::BoxFuture;
 use sqlx::{Executor as _, PgConnection};
 
@@ -23,6 +24,9 @@ use model::phase::Phase;
 /// a SERIALIZABLE one was observed to lose every second time: with twelve tries a busy host would fail a heartbeat
 /// every few thousand.
 const MAX_ATTEMPTS: u32 = 24;
+/// The delays before such a transaction is run again.
+const CONFLICT_BACKOFF: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_millis(2), factor: 2.0, max: Duration::from_millis(256) };
 /// How long the answer to one statement is waited for: a little longer than `statement_timeout`.
 const STATEMENT_LIMIT: Duration = Duration::from_secs(12);
 /// How long a transaction may take, its statements and the pauses between them.
@@ -118,7 +122,7 @@ impl Bmdb {
         match remedy_for(&error, committing) {
             Remedy::Retry => {
                 self.metrics().count_transaction(what, "retried");
-                tokio::time::sleep(conflict_backoff(attempt, rand::random())).await;
+                tokio::time::sleep(CONFLICT_BACKOFF.delay(attempt + 1, rand::random())).await;
                 Ok(())
             }
             Remedy::ResolveOutcome => {
@@ -142,12 +146,6 @@ async fn run_in_task<T: Send + 'static>(
         Ok(result) => result,
         Err(ended) => Err(BmdbError::TaskFailed { operation: what, reason: ended.to_string() }),
     }
-}
-
-/// How long to wait before the transaction is run for the `attempt`-th time again. `roll` is uniform in 0..1.
-fn conflict_backoff(attempt: u32, roll: f64) -> Duration {
-    let ceiling = Duration::from_millis(2) * 2_u32.pow(attempt.min(7));
-    ceiling.mul_f64(roll.clamp(0.0, 1.0))
 }
 
 /// The label `result` of a transaction that ran to its end.

@@ -21,7 +21,7 @@ use crate::connection::Bmdb;
 use crate::connection::error::BmdbError;
 use crate::engine::renewal_thread::{self, RenewalSignals};
 use crate::engine::session::{AbandonedWork, Session, SessionRenewer, Sessions, lock_mutex};
-use crate::engine::work::ending::{MAX_RETRY_PAUSE, MIN_RETRY_PAUSE, cancel_work};
+use crate::engine::work::ending::{END_BACKOFF, cancel_work};
 use model::ids::{MachineId, SessionId};
 use model::process::Lane;
 
@@ -207,7 +207,7 @@ impl Sessions {
 
 async fn cancel_with_retry(sessions: Sessions, abandoned: AbandonedWork) {
     let AbandonedWork { session, machine, lane, fence, reason: because } = abandoned;
-    let mut pause = MIN_RETRY_PAUSE;
+    let mut failures = 0_u32;
     loop {
         match cancel_work(&sessions.inner.bmdb, session.id(), machine, lane, fence, &because).await {
             Ok(_) => break,
@@ -217,8 +217,8 @@ async fn cancel_with_retry(sessions: Sessions, abandoned: AbandonedWork) {
             }
             Err(error) => {
                 tracing::warn!(%machine, %lane, fence, %error, "cannot cancel work; trying again");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(MAX_RETRY_PAUSE);
+                failures = failures.saturating_add(1);
+                tokio::time::sleep(END_BACKOFF.delay(failures, rand::random())).await;
             }
         }
     }

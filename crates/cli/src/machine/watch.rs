@@ -8,6 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use backoff::ExponentialBackoff;
 use clap::Args;
 use serde::Serialize;
 use tokio::time::{Instant, sleep, timeout};
@@ -34,9 +35,9 @@ Examples:
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to retry while no server answers.
 const OUTAGE_LIMIT: Duration = Duration::from_mins(5);
-/// First wait before a reconnection; each further one is twice as long, up to `MAX_BACKOFF`.
-const INITIAL_BACKOFF: Duration = Duration::from_millis(200);
-const MAX_BACKOFF: Duration = Duration::from_secs(5);
+/// The waits before a reconnection. The shortest is 200 ms.
+const RECONNECT_BACKOFF: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_millis(400), factor: 2.0, max: Duration::from_secs(5) };
 
 /// Which machines are watched.
 #[derive(Debug, Args)]
@@ -61,8 +62,14 @@ enum ReconnectDecision {
 
 /// Decides what to do after the end of a stream with this code. `broken` is whether the client created the status
 /// because the connection ended. `failures` counts the streams in a row without a message, and `unheard` is the time
-/// since the last message.
-fn decide_reconnect(code: Code, broken: bool, failures: u32, unheard: Duration) -> ReconnectDecision {
+/// since the last message. `roll` is uniform in 0..1.
+fn decide_reconnect(
+    code: Code,
+    broken: bool,
+    failures: u32,
+    unheard: Duration,
+    roll: f64,
+) -> ReconnectDecision {
     let passes = matches!(
         code,
         Code::Ok
@@ -77,9 +84,7 @@ fn decide_reconnect(code: Code, broken: bool, failures: u32, unheard: Duration) 
         Code::OutOfRange => ReconnectDecision::Restart,
         _ if !passes && !broken => ReconnectDecision::Fail,
         _ if unheard >= OUTAGE_LIMIT => ReconnectDecision::GiveUp,
-        _ => ReconnectDecision::ResumeAfter(
-            INITIAL_BACKOFF.saturating_mul(1 << failures.min(10)).min(MAX_BACKOFF),
-        ),
+        _ => ReconnectDecision::ResumeAfter(RECONNECT_BACKOFF.delay(failures.saturating_add(1), roll)),
     }
 }
 
@@ -257,7 +262,8 @@ impl WatchSession {
     /// Prepares the next stream, or returns why there is none.
     async fn handle_stream_end(&mut self, status: Status) -> Result<(), CliError> {
         let broken = std::error::Error::source(&status).is_some();
-        match decide_reconnect(status.code(), broken, self.failures, self.last_message_at.elapsed()) {
+        let silence = self.last_message_at.elapsed();
+        match decide_reconnect(status.code(), broken, self.failures, silence, rand::random()) {
             ReconnectDecision::Fail => return Err(status_to_error(status)),
             ReconnectDecision::GiveUp => {
                 let (minutes, last) = (OUTAGE_LIMIT.as_secs() / 60, status.message());
@@ -322,12 +328,12 @@ mod tests {
     fn transient_errors_are_retried_for_a_bounded_time() {
         let (millis, long) = (Duration::from_millis, OUTAGE_LIMIT);
         for (code, broken, failures, unheard, expected) in [
-            (Code::Unavailable, false, 0, millis(0), ReconnectDecision::ResumeAfter(millis(200))),
-            (Code::Ok, false, 0, millis(0), ReconnectDecision::ResumeAfter(millis(200))),
-            (Code::Unknown, true, 2, millis(0), ReconnectDecision::ResumeAfter(millis(800))),
-            (Code::DeadlineExceeded, false, 99, millis(0), ReconnectDecision::ResumeAfter(MAX_BACKOFF)),
-            (Code::ResourceExhausted, false, 1, millis(0), ReconnectDecision::ResumeAfter(millis(400))),
-            (Code::Internal, true, 0, millis(0), ReconnectDecision::ResumeAfter(millis(200))),
+            (Code::Unavailable, false, 0, millis(0), ReconnectDecision::ResumeAfter(millis(400))),
+            (Code::Ok, false, 0, millis(0), ReconnectDecision::ResumeAfter(millis(400))),
+            (Code::Unknown, true, 2, millis(0), ReconnectDecision::ResumeAfter(millis(1600))),
+            (Code::DeadlineExceeded, false, 99, millis(0), ReconnectDecision::ResumeAfter(millis(5000))),
+            (Code::ResourceExhausted, false, 1, millis(0), ReconnectDecision::ResumeAfter(millis(800))),
+            (Code::Internal, true, 0, millis(0), ReconnectDecision::ResumeAfter(millis(400))),
             (Code::Internal, false, 0, millis(0), ReconnectDecision::Fail),
             (Code::Unauthenticated, false, 0, millis(0), ReconnectDecision::Fail),
             (Code::InvalidArgument, false, 0, long, ReconnectDecision::Fail),
@@ -335,11 +341,13 @@ mod tests {
             (Code::Unavailable, false, 3, long, ReconnectDecision::GiveUp),
         ] {
             assert_eq!(
-                decide_reconnect(code, broken, failures, unheard),
+                decide_reconnect(code, broken, failures, unheard, 1.0),
                 expected,
                 "{code:?} {broken} {failures}"
             );
         }
+        let soonest = decide_reconnect(Code::Unavailable, false, 0, millis(0), 0.0);
+        assert_eq!(soonest, ReconnectDecision::ResumeAfter(millis(200)));
     }
 
     fn line(number: u128, phase: &str) -> MachineSummary {

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use backoff::ExponentialBackoff;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Response, Status};
 use tonic_types::StatusExt as _;
@@ -21,8 +22,9 @@ use server::api::api_error::{ERROR_DOMAIN, OUTCOME_UNKNOWN};
 /// How long an order is retried after its first response was lost; `MAX_ATTEMPTS` limits the number of attempts.
 const RETRY_WINDOW: Duration = Duration::from_secs(10);
 const MAX_ATTEMPTS: u32 = 6;
-/// First wait between attempts; each further one is twice as long.
-const INITIAL_BACKOFF: Duration = Duration::from_millis(200);
+/// The waits between attempts. The shortest is 200 ms, and all of them together are shorter than `RETRY_WINDOW`.
+const RETRY_BACKOFF: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_millis(400), factor: 2.0, max: Duration::from_millis(3200) };
 
 /// What to do after a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,14 +38,14 @@ enum RetryDecision {
 }
 
 /// Decides what to do after attempt number `tries`, counted from 1. `broken` is whether the client created the status
-/// because the connection ended. `lost_for` is the time since the first response was lost.
-fn decide_retry(code: Code, broken: bool, tries: u32, lost_for: Duration) -> RetryDecision {
+/// because the connection ended. `lost_for` is the time since the first response was lost. `roll` is uniform in 0..1.
+fn decide_retry(code: Code, broken: bool, tries: u32, lost_for: Duration, roll: f64) -> RetryDecision {
     // No server sends `Unknown`: it means a response that ended in the middle.
     let lost = matches!(code, Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown);
     if !lost && !broken {
         return RetryDecision::Fail;
     }
-    let wait = INITIAL_BACKOFF.saturating_mul(1 << tries.saturating_sub(1).min(10));
+    let wait = RETRY_BACKOFF.delay(tries, roll);
     if tries >= MAX_ATTEMPTS || lost_for.saturating_add(wait) >= RETRY_WINDOW {
         RetryDecision::GiveUp
     } else {
@@ -74,7 +76,7 @@ pub async fn send_order<A>(
             Err(status) => status,
         };
         let broken = std::error::Error::source(&status).is_some();
-        let decision = decide_retry(status.code(), broken, tries, lost_at.elapsed());
+        let decision = decide_retry(status.code(), broken, tries, lost_at.elapsed(), rand::random());
         may_have_run |= decision != RetryDecision::Fail && is_outcome_unknown(&status, broken);
         match decision {
             RetryDecision::Fail | RetryDecision::GiveUp if !may_have_run => {
@@ -145,11 +147,11 @@ mod tests {
     fn unanswered_order_is_retried_for_a_bounded_time() {
         let millis = Duration::from_millis;
         for (code, broken, tries, lost_for, expected) in [
-            (Code::Unavailable, false, 1, 0, RetryDecision::RetryAfter(millis(200))),
-            (Code::DeadlineExceeded, false, 2, 300, RetryDecision::RetryAfter(millis(400))),
+            (Code::Unavailable, false, 1, 0, RetryDecision::RetryAfter(millis(400))),
+            (Code::DeadlineExceeded, false, 2, 300, RetryDecision::RetryAfter(millis(800))),
             // The client's own timeout, and a response without an end.
-            (Code::Cancelled, true, 1, 0, RetryDecision::RetryAfter(millis(200))),
-            (Code::Unknown, false, 1, 0, RetryDecision::RetryAfter(millis(200))),
+            (Code::Cancelled, true, 1, 0, RetryDecision::RetryAfter(millis(400))),
+            (Code::Unknown, false, 1, 0, RetryDecision::RetryAfter(millis(400))),
             // A broken connection, whatever its code.
             (Code::Internal, true, 5, 5000, RetryDecision::RetryAfter(millis(3200))),
             (Code::Unavailable, false, MAX_ATTEMPTS, 0, RetryDecision::GiveUp),
@@ -164,9 +166,11 @@ mod tests {
             (Code::Unauthenticated, false, 1, 0, RetryDecision::Fail),
             (Code::ResourceExhausted, false, 1, 0, RetryDecision::Fail),
         ] {
-            let found = decide_retry(code, broken, tries, millis(lost_for));
+            let found = decide_retry(code, broken, tries, millis(lost_for), 1.0);
             assert_eq!(found, expected, "{code:?}, {broken}, {tries}, {lost_for}");
         }
+        let soonest = decide_retry(Code::Unavailable, false, 1, Duration::ZERO, 0.0);
+        assert_eq!(soonest, RetryDecision::RetryAfter(millis(200)));
     }
 
     #[test]
@@ -187,12 +191,16 @@ mod tests {
 
     #[test]
     fn backoffs_stay_within_the_retry_window() {
-        let (mut lost_for, mut tries) = (Duration::ZERO, 1);
-        while let RetryDecision::RetryAfter(wait) = decide_retry(Code::Unavailable, false, tries, lost_for) {
-            lost_for += wait;
-            tries += 1;
+        for roll in [0.0, 0.5, 1.0] {
+            let (mut lost_for, mut tries) = (Duration::ZERO, 1);
+            while let RetryDecision::RetryAfter(wait) =
+                decide_retry(Code::Unavailable, false, tries, lost_for, roll)
+            {
+                lost_for += wait;
+                tries += 1;
+            }
+            assert!(tries == MAX_ATTEMPTS && lost_for < RETRY_WINDOW, "{roll}: {tries} tries, {lost_for:?}");
         }
-        assert!(tries > 3 && lost_for < RETRY_WINDOW, "{tries} tries, {lost_for:?}");
     }
 
     #[test]

@@ -20,6 +20,7 @@
 
 use std::time::Duration;
 
+use backoff::ExponentialBackoff;
 use sqlx::PgConnection;
 
 use crate::connection::error::BmdbError;
@@ -37,10 +38,9 @@ use model::ids::{MachineId, SessionId};
 use model::process::{Lane, Process};
 use model::schedule::RULES_VERSION;
 
-/// The first pause before an end that could not be written is tried again; it doubles up to [`MAX_RETRY_PAUSE`].
-pub(crate) const MIN_RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// The longest such pause: see [`MIN_RETRY_PAUSE`].
-pub(crate) const MAX_RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// The delays before an end that could not be written is tried again. The shortest is 20 ms.
+pub(crate) const END_BACKOFF: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_millis(40), factor: 2.0, max: Duration::from_secs(1) };
 
 /// How a work item ends.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ impl Work {
     pub async fn cancel(mut self, because: impl Into<String>) -> Result<(), BmdbError> {
         let lease = self.lease();
         let because = strip_nul(because.into());
-        let mut pause = MIN_RETRY_PAUSE;
+        let mut failures = 0_u32;
         loop {
             // Cancelling twice does no harm, so it does not matter whether an answer was only lost.
             let cancelled =
@@ -80,8 +80,8 @@ impl Work {
                 // Drop passes it to the canceller, which tries until the session is over.
                 Err(error) => return Err(error),
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(MAX_RETRY_PAUSE);
+            failures = failures.saturating_add(1);
+            tokio::time::sleep(END_BACKOFF.delay(failures, rand::random())).await;
         }
     }
 
@@ -95,7 +95,7 @@ impl Work {
     }
 
     pub(super) async fn complete(mut self, ending: Completion) -> Result<(), BmdbError> {
-        let mut pause = MIN_RETRY_PAUSE;
+        let mut failures = 0_u32;
         loop {
             let error =
                 match complete_work(self.bmdb(), self.lease(), self.machine, self.process, &ending).await {
@@ -127,8 +127,8 @@ impl Work {
                 }
                 Err(_) => {}
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(MAX_RETRY_PAUSE);
+            failures = failures.saturating_add(1);
+            tokio::time::sleep(END_BACKOFF.delay(failures, rand::random())).await;
         }
     }
 
