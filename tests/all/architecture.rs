@@ -21,7 +21,7 @@ const CRATES: &[(&str, &[&str])] = &[
     // A snapshot of a cluster consists of records: their keys and format are etcd's.
     ("curator-client", &["backoff", "etcd", "model", "proto"]),
     ("etcd", &["backoff", "proto"]),
-    ("model", &["proto"]),
+    ("model", &["backoff", "proto"]),
     ("proto", &[]),
     // The name of the kubelet in statuses of nodes is that of the bundle's manifest.
     ("reconciler", &["backoff", "etcd", "model", "proto"]),

@@ -21,13 +21,14 @@
 //! The price is that a delay is three quarters of its nominal length on average. A policy whose shortest delay matters
 //! starts with twice that.
 //!
-//! What only one host notices needs no jitter: the probes of a service, the restarts of an agent, a circuit breaker.
-//! These use [`ExponentialBackoff::nominal`] and [`ExponentialBackoff::next_nominal`].
+//! A delay that no crowd waits for needs no jitter: that of the probes of a service, of the restarts of one agent, or of
+//! the single call by which a circuit breaker tests a provider. Those use [`ExponentialBackoff::nominal`] and
+//! [`ExponentialBackoff::next_nominal`].
 //!
 //! # What is not a retry
 //!
-//! An interval between two actions that succeed, such as heartbeats, keeps its mean: [`spread_interval`] makes it a
-//! little shorter or longer.
+//! An interval between two actions that succeed, such as heartbeats and polls, keeps its mean: [`spread_interval`]
+//! makes it a little shorter or longer.
 //!
 //! Work that failed on a machine has its own growth, in `backoff.rs` of the crate `model`: whole seconds, computed from
 //! the interval that the database stores. Its jitter is [`spread_interval`] too, because operators read the interval

@@ -1,16 +1,18 @@
-//! Exponential backoff with jitter after failures.
+//! Exponential backoff with jitter after work on a machine failed.
 //!
-//! Whole seconds, rounded up, at least one. The first failure waits `initial`,
-//! each later one the previous wait times `exponent`, never more than
-//! `maximum`. An exponent of 1 (or less, or no number) waits `initial` each
-//! time. The published sequence for 1.1 from one second is
-//! 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17.
+//! Whole seconds, rounded up, at least one. The first failure waits `initial`, each later one the previous wait times
+//! `exponent`, never more than `maximum`. An exponent of 1 (or less, or no number) waits `initial` each time. The
+//! published sequence for 1.1 from one second is 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17.
 //!
 //! The interval stored in the BMDB is the exact one. The moment until which the machine is left alone has ±10 % of
 //! jitter, so that a thousand machines that failed together do not come back together.
+//!
+//! Users know this rule, and the database stores its intervals. So the growth is here, and not in the crate `backoff`,
+//! which has that of all other retries.
 
 use std::time::Duration;
 
+use backoff::spread_interval;
 use serde::{Deserialize, Serialize};
 
 use crate::time::{Span, Timestamp, after};
@@ -62,7 +64,7 @@ fn next_seconds(last: u64, exponent: f64, maximum: u64) -> u64 {
 /// Spreads `interval` by up to ±10 %. `roll` is uniform in 0..1; 0.5 leaves it as it is.
 #[must_use]
 pub fn add_jitter(interval: Duration, roll: f64) -> Duration {
-    interval.mul_f64(0.9 + 0.2 * roll.clamp(0.0, 1.0))
+    spread_interval(interval, 0.1, roll)
 }
 
 /// What is stored about a process that failed on a machine and has not succeeded since.

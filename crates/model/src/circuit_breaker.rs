@@ -13,14 +13,17 @@
 
 use std::time::Duration;
 
+use backoff::ExponentialBackoff;
+
 use crate::time::Span;
 
 /// Consecutive timeouts after which the breaker opens.
 pub const FAILURE_THRESHOLD: u32 = 3;
 /// A call that fails after this long has held a worker for nothing.
 pub const SLOW_CALL_THRESHOLD: Duration = Duration::from_secs(3);
-const INITIAL_COOLDOWN: Duration = Duration::from_secs(30);
-const MAX_COOLDOWN: Duration = Duration::from_mins(5);
+/// How long no call is made.
+const COOLDOWN: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_secs(30), factor: 2.0, max: Duration::from_mins(5) };
 /// How long other callers wait while one tries, before they try again.
 const HALF_OPEN_RETRY: Duration = Duration::from_secs(10);
 
@@ -122,10 +125,10 @@ impl CircuitBreaker {
         self.last_message = sentence;
         let pause = match self.state {
             BreakerState::Closed if self.consecutive_timeouts < FAILURE_THRESHOLD => return,
-            BreakerState::Closed => INITIAL_COOLDOWN,
+            BreakerState::Closed => COOLDOWN.nominal(1),
             // This call started before the breaker opened.
             BreakerState::Open { .. } => return,
-            BreakerState::HalfOpen { cooldown: pause } => (pause * 2).min(MAX_COOLDOWN),
+            BreakerState::HalfOpen { cooldown: pause } => COOLDOWN.next_nominal(pause),
         };
         self.state = BreakerState::Open { until: now + pause, cooldown: pause };
     }

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::field::{Empty, display};
 use tracing::{Instrument, Span};
 
+use crate::backoff::{ExponentialBackoff, spread_interval};
 use crate::bmdb::engine::claim::NextDue;
 use crate::bmdb::engine::session::{Session, Sessions};
 use crate::bmdb::engine::wakeup::WakeUps;
@@ -94,12 +95,13 @@ struct PollPacer {
 
 /// Longest time between two polls when wake-ups are sent.
 const SAFETY_POLL: Duration = Duration::from_secs(5);
-/// Shortest and longest time between two polls without wake-ups.
-const POLL_RANGE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Time between two polls without wake-ups, while they find nothing.
+const IDLE_POLL: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_millis(50), factor: 2.0, max: Duration::from_secs(1) };
 
 impl PollPacer {
     fn next_delay(&mut self, next: NextDue) -> Duration {
-        let ceiling = if self.has_wake_ups { SAFETY_POLL } else { POLL_RANGE.1 };
+        let ceiling = if self.has_wake_ups { SAFETY_POLL } else { IDLE_POLL.max };
         let pause = match next {
             // Work is due but could not be claimed: its lane waits after a lost session, or another shepherd took it.
             NextDue::Now => self.poll_interval,
@@ -112,12 +114,8 @@ impl PollPacer {
                 }
             }
         };
-        self.poll_interval = (self.poll_interval * 2).min(if self.has_wake_ups {
-            Duration::from_secs(1)
-        } else {
-            POLL_RANGE.1
-        });
-        pause.mul_f64(0.9 + 0.2 * rand::random::<f64>())
+        self.poll_interval = IDLE_POLL.next_nominal(self.poll_interval);
+        spread_interval(pause, 0.1, rand::random())
     }
 }
 
@@ -129,7 +127,7 @@ async fn run_claimer(
     let process = source.process;
     let mut idle: Vec<IdleWorker> = Vec::new();
     let notified = context.sessions.bmdb().dialect().notifies();
-    let mut pace = PollPacer { poll_interval: POLL_RANGE.0, has_wake_ups: notified };
+    let mut pace = PollPacer { poll_interval: IDLE_POLL.initial, has_wake_ups: notified };
     // Whether to claim without a probe first: something was just announced or claimed.
     let mut eager = true;
     loop {
@@ -159,7 +157,7 @@ async fn run_claimer(
                 for undeliverable in dispatch_work(work, &mut idle) {
                     cancel_unstarted(undeliverable).await;
                 }
-                pace.poll_interval = POLL_RANGE.0;
+                pace.poll_interval = IDLE_POLL.initial;
                 eager = true;
             }
             Ok(SourceOutcome::Contended) => {
@@ -174,7 +172,7 @@ async fn run_claimer(
                     () = context.drain.cancelled() => return,
                     () = context.wake_ups.wait_for_wake(process) => {
                         eager = true;
-                        pace.poll_interval = POLL_RANGE.0;
+                        pace.poll_interval = IDLE_POLL.initial;
                     }
                     () = tokio::time::sleep(pause) => {}
                 }

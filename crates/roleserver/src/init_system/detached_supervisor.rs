@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use backoff::ExponentialBackoff;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -19,7 +20,9 @@ use crate::state_directory::StateDirectory;
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// An agent that ran this long did not end because of how it was started.
 const STABLE_AFTER: Duration = Duration::from_mins(1);
-const MAX_RESTART_DELAY: Duration = Duration::from_mins(1);
+/// The delays before restarts.
+const RESTART_BACKOFF: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_secs(1), factor: 2.0, max: Duration::from_mins(1) };
 const LOG_CHECK_INTERVAL: Duration = Duration::from_mins(1);
 
 /// An operation that failed and ended the supervisor.
@@ -32,13 +35,6 @@ pub struct SupervisorError {
 
 fn io_error(doing: &'static str) -> impl FnOnce(std::io::Error) -> SupervisorError {
     move |source| SupervisorError { operation: doing, source }
-}
-
-/// The pause before a restart, after this many quick exits in a row.
-fn restart_delay(quick_ends: u32) -> Duration {
-    Duration::from_secs(1)
-        .saturating_mul(2_u32.saturating_pow(quick_ends.saturating_sub(1)))
-        .min(MAX_RESTART_DELAY)
 }
 
 /// Keeps `program run` alive until SIGTERM or SIGINT, then stops it too.
@@ -61,7 +57,7 @@ pub async fn supervise_agent(program: &Path, state: &StateDirectory) -> Result<(
             Err(error) => format!("the agent could not be started ({error})"),
         };
         quick_ends = if started.elapsed() >= STABLE_AFTER { 1 } else { quick_ends + 1 };
-        let pause = restart_delay(quick_ends);
+        let pause = RESTART_BACKOFF.nominal(quick_ends);
         tracing::warn!(pause_seconds = pause.as_secs(), "{ended}; it is started again");
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
@@ -128,10 +124,10 @@ mod tests {
 
     #[test]
     fn restart_delay_grows_with_quick_exits_up_to_a_minute() {
-        let seconds: Vec<_> = (1..=8).map(|ends| restart_delay(ends).as_secs()).collect();
+        let seconds: Vec<_> = (1..=8).map(|ends| RESTART_BACKOFF.nominal(ends).as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60]);
-        assert_eq!(restart_delay(0), Duration::from_secs(1));
-        assert_eq!(restart_delay(u32::MAX), MAX_RESTART_DELAY);
+        assert_eq!(RESTART_BACKOFF.nominal(0), Duration::from_secs(1));
+        assert_eq!(RESTART_BACKOFF.nominal(u32::MAX), Duration::from_mins(1));
     }
 
     #[tokio::test]

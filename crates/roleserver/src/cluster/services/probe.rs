@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use backoff::ExponentialBackoff;
 use rustix::process::{Pid, Signal};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::WebPkiSupportedAlgorithms;
@@ -27,9 +28,9 @@ use crate::cluster::services::service_state::Health;
 
 /// Longest response head that is read, in bytes.
 const MAX_HEAD_BYTES: usize = 16 << 10;
-/// First delay between probes of a service that just started, so that it is not reported as starting for a whole
-/// interval.
-const FIRST_DELAY: Duration = Duration::from_millis(100);
+/// Delay after the first failed probe of a service that just started, so that it is not reported as starting for a
+/// whole interval.
+const FIRST_DELAY: Duration = Duration::from_millis(200);
 
 /// Health of a service as it follows from its probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +68,7 @@ impl HealthTracker {
         if self.health != Health::Unknown || self.failures == 0 {
             return interval;
         }
-        FIRST_DELAY.saturating_mul(1_u32.checked_shl(self.failures.min(20)).unwrap_or(u32::MAX)).min(interval)
+        ExponentialBackoff { initial: FIRST_DELAY, factor: 2.0, max: interval }.nominal(self.failures)
     }
 }
 
