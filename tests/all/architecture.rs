@@ -33,6 +33,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("simulator", &["curator-client", "model", "proto", "roleserver", "supervisor"]),
     ("supervisor", &["backoff"]),
     ("takeover", &["model", "proto"]),
+    ("transport", &[]),
 ];
 
 /// What each room may import besides itself, the generated contracts (`proto`) and the growing delays (`backoff`), which
