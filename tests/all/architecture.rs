@@ -19,7 +19,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("cli", &["backoff", "bmdb", "model", "proto", "server"]),
     ("curator", &["curator-client", "etcd", "model", "proto"]),
     // A snapshot of a cluster consists of records: their keys and format are etcd's.
-    ("curator-client", &["backoff", "etcd", "model", "proto"]),
+    ("curator-client", &["backoff", "etcd", "model", "proto", "transport"]),
     ("etcd", &["backoff", "proto"]),
     ("model", &["backoff", "proto"]),
     ("proto", &[]),

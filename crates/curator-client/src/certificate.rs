@@ -146,18 +146,12 @@ pub struct IssuedCertificate {
 
 /// The key in a certificate, if it is an Ed25519 key.
 pub(super) fn ed25519_key(certificate: &X509Certificate<'_>) -> Option<PublicKey> {
-    let info = certificate.public_key();
-    let of_ed25519 = info.algorithm.algorithm == x509_parser::oid_registry::OID_SIG_ED25519;
-    let whole = info.subject_public_key.unused_bits == 0;
-    PublicKey::from_slice(&info.subject_public_key.data).ok().filter(|_| of_ed25519 && whole)
+    transport::certificate::ed25519_key(certificate).ok().map(PublicKey)
 }
 
 /// Whether the key signed the certificate.
 pub(super) fn is_signed_by(certificate: &X509Certificate<'_>, key: &PublicKey) -> bool {
-    certificate.signature_algorithm.algorithm == x509_parser::oid_registry::OID_SIG_ED25519
-        && ring::signature::UnparsedPublicKey::new(&ring::signature::ED25519, &key.0)
-            .verify(certificate.tbs_certificate.as_ref(), &certificate.signature_value.data)
-            .is_ok()
+    transport::certificate::is_signed_by(certificate, &key.0)
 }
 
 /// The one common name in a distinguished name.
