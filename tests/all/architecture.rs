@@ -29,7 +29,7 @@ const CRATES: &[(&str, &[&str])] = &[
         "roleserver",
         &["backoff", "curator", "curator-client", "etcd", "model", "proto", "reconciler", "supervisor"],
     ),
-    ("server", &["bmdb", "model", "proto"]),
+    ("server", &["bmdb", "model", "proto", "transport"]),
     ("simulator", &["curator-client", "model", "proto", "roleserver", "supervisor"]),
     ("supervisor", &["backoff"]),
     ("takeover", &["model", "proto"]),

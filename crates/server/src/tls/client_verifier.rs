@@ -7,120 +7,58 @@
 //!
 //! Only one form is accepted: a single small certificate with an Ed25519 key, signed by that key. Anything else is
 //! rejected in the handshake, so that the rest of the program does not parse what it does not need.
+//!
+//! This file decides about the certificate. Its base in the crate `transport` verifies the handshake signature.
 
-use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, PeerIncompatible, SignatureScheme,
-};
-use x509_parser::oid_registry::OID_SIG_ED25519;
+use rustls::pki_types::CertificateDer;
+use rustls::{CertificateError, Error};
+use transport::certificate::{check_size, ed25519_key, is_signed_by};
+use transport::verifier::ClientCertificateCheck;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
-
-/// Largest certificate that is parsed; one with an Ed25519 key and a name needs about 300 bytes.
-const CERTIFICATE_LIMIT: usize = 4096;
 
 /// The end of a certificate that Ed25519 signed (RFC 8410), up to the 64 bytes of the signature: the algorithm, and
 /// the head of a bit string of whole bytes.
 const SIGNATURE_PREFIX: &[u8] = &[0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x41, 0x00];
 
-/// Verifies client certificates: accepts a peer that proves the Ed25519 key of a certificate signed by this key.
+/// Accepts one certificate with an Ed25519 key, signed by this key.
 #[derive(Debug)]
-pub struct AgentVerifier {
-    algorithms: WebPkiSupportedAlgorithms,
-    mandatory: bool,
-}
+pub(super) struct SelfSignedKey;
 
-impl AgentVerifier {
-    /// Creates a verifier with the algorithms of this provider.
-    #[must_use]
-    pub fn new(provider: &CryptoProvider) -> Self {
-        Self { algorithms: provider.signature_verification_algorithms, mandatory: true }
-    }
-
-    /// The same verifier, for peers that may also connect without a certificate.
-    pub(super) fn optional(self) -> Self {
-        Self { mandatory: false, ..self }
-    }
-}
-
-impl ClientCertVerifier for AgentVerifier {
-    fn client_auth_mandatory(&self) -> bool {
-        self.mandatory
-    }
-
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
-    }
-
-    fn verify_client_cert(
+impl ClientCertificateCheck for SelfSignedKey {
+    fn check_client(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
-        _: UnixTime,
-    ) -> Result<ClientCertVerified, Error> {
+    ) -> Result<(), Error> {
         // Validity is not checked: the key is pinned, and a machine's clock may be anywhere.
         if !intermediates.is_empty() {
             return Err(Error::InvalidCertificate(CertificateError::UnknownIssuer));
         }
         verified_agent_key(end_entity)?;
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::PeerIncompatible(PeerIncompatible::Tls13RequiredForQuic))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        if signature.scheme != SignatureScheme::ED25519 {
-            return Err(Error::InvalidCertificate(CertificateError::BadSignature));
-        }
-        verify_tls13_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
+        Ok(())
     }
 }
 
 /// The Ed25519 key of a certificate that this key signed.
 pub fn verified_agent_key(certificate: &CertificateDer<'_>) -> Result<[u8; 32], Error> {
     let malformed = || Error::InvalidCertificate(CertificateError::BadEncoding);
-    if certificate.len() > CERTIFICATE_LIMIT {
-        return Err(malformed());
-    }
+    check_size(certificate)?;
     let (rest, parsed) = X509Certificate::from_der(certificate).map_err(|_| malformed())?;
     if !rest.is_empty() {
         return Err(malformed());
     }
-    let spki = parsed.public_key();
-    let ed25519 = |oid: &x509_parser::der_parser::Oid<'_>| *oid == OID_SIG_ED25519;
-    if !ed25519(&spki.algorithm.algorithm) || !ed25519(&parsed.signature_algorithm.algorithm) {
+    let key = ed25519_key(&parsed)?;
+    if parsed.issuer() != parsed.subject() {
+        return Err(Error::InvalidCertificate(CertificateError::UnknownIssuer));
+    }
+    if !is_signed_by(&parsed, &key) {
         return Err(Error::InvalidCertificate(CertificateError::BadSignature));
     }
     // Data after the signed part is not covered by the signature, and the parser is lenient.
     let tail = certificate.len().checked_sub(SIGNATURE_PREFIX.len() + 64).ok_or_else(malformed)?;
-    if spki.subject_public_key.unused_bits != 0 || !certificate[tail..].starts_with(SIGNATURE_PREFIX) {
+    if !certificate[tail..].starts_with(SIGNATURE_PREFIX) {
         return Err(malformed());
     }
-    let key: [u8; 32] = spki.subject_public_key.data.as_ref().try_into().map_err(|_| malformed())?;
-    if parsed.issuer() != parsed.subject() {
-        return Err(Error::InvalidCertificate(CertificateError::UnknownIssuer));
-    }
-    ring::signature::UnparsedPublicKey::new(&ring::signature::ED25519, &key)
-        .verify(parsed.tbs_certificate.as_ref(), &parsed.signature_value.data)
-        .map_err(|ring::error::Unspecified| Error::InvalidCertificate(CertificateError::BadSignature))?;
     Ok(key)
 }
 
@@ -128,6 +66,9 @@ pub fn verified_agent_key(certificate: &CertificateDer<'_>) -> Result<[u8; 32], 
 mod tests {
     use proptest::prelude::*;
     use rcgen::{CertificateParams, Issuer, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ED25519};
+    use rustls::pki_types::UnixTime;
+    use rustls::server::danger::ClientCertVerifier as _;
+    use transport::verifier::{ClientAuth, ClientVerifier};
 
     use super::*;
 
@@ -139,12 +80,9 @@ mod tests {
         CertificateParams::default().self_signed(key).unwrap().der().clone()
     }
 
-    fn verifier() -> AgentVerifier {
-        AgentVerifier::new(&rustls::crypto::ring::default_provider())
-    }
-
     fn verify(certificate: &CertificateDer<'_>, chain: &[CertificateDer<'_>]) -> bool {
-        verifier().verify_client_cert(certificate, chain, UnixTime::now()).is_ok()
+        let verifier = ClientVerifier::new(SelfSignedKey, ClientAuth::Required);
+        verifier.verify_client_cert(certificate, chain, UnixTime::now()).is_ok()
     }
 
     #[test]

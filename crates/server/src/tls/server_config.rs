@@ -1,16 +1,18 @@
 //! TLS configuration of the listeners: TLS 1.3, and a served certificate that can be replaced.
 //!
-//! There is no session resumption. A resumed session would replace a new signature by one made hours ago, and agents
-//! keep their connections anyway.
+//! The crate `transport` makes the configuration, verifies signatures and resumes no session. Agents keep their
+//! connections anyway.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rustls::pki_types::CertificateDer;
-use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
+use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{Error, ServerConfig};
+use transport::config::{HTTP_1_1, HTTP_2, server_config};
+use transport::verifier::{ClientAuth, ClientVerifier};
 
-use crate::tls::client_verifier::AgentVerifier;
+use crate::tls::client_verifier::SelfSignedKey;
 
 /// The served certificate; can be replaced while connections come in.
 pub struct ReloadableCertificate {
@@ -50,28 +52,10 @@ impl ResolvesServerCert for ReloadableCertificate {
 
 /// TLS 1.3 for agents: requires a proven key and serves the certificate of `shown`.
 pub fn agent_server_config(shown: Arc<ReloadableCertificate>) -> Result<Arc<ServerConfig>, Error> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = Arc::new(AgentVerifier::new(&provider));
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_client_cert_verifier(verifier)
-        .with_cert_resolver(shown);
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    config.session_storage = Arc::new(NoServerSessionStorage {});
-    config.send_tls13_tickets = 0;
-    Ok(Arc::new(config))
+    server_config(ClientVerifier::new(SelfSignedKey, ClientAuth::Required), shown, &[HTTP_2])
 }
 
 /// TLS 1.3 for operators: a client certificate is optional, and must have the form of an agent's.
 pub fn operator_server_config(shown: Arc<ReloadableCertificate>) -> Result<Arc<ServerConfig>, Error> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = Arc::new(AgentVerifier::new(&provider).optional());
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_client_cert_verifier(verifier)
-        .with_cert_resolver(shown);
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    config.session_storage = Arc::new(NoServerSessionStorage {});
-    config.send_tls13_tickets = 0;
-    Ok(Arc::new(config))
+    server_config(ClientVerifier::new(SelfSignedKey, ClientAuth::Optional), shown, &[HTTP_2, HTTP_1_1])
 }
