@@ -25,9 +25,6 @@ const CRATES: &[(&str, &[&str])] = &[
     ("proto", &[]),
     // The name of the kubelet in statuses of nodes is that of the bundle's manifest.
     ("reconciler", &["backoff", "etcd", "model", "proto"]),
-    (
-        "roleserver",
-        &["backoff", "curator", "curator-client", "etcd", "model", "proto", "reconciler", "supervisor"],
     ),
     ("server", &["bmdb", "model", "proto", "transport"]),
     ("simulator", &["curator-client", "model", "proto", "roleserver", "supervisor"]),

@@ -14,6 +14,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use curator_client::identity::Identity;
+use curator_client::tls::certified_key;
 use hyper_util::rt::TokioIo;
 use proto::agent::v1::agent_callback_client::AgentCallbackClient;
 use rustls::ClientConfig;
@@ -28,7 +29,7 @@ use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint as Transport};
 
 use crate::endpoint::Endpoint;
-use crate::server_verifier::ServerVerifier;
+use crate::server_verifier::callback_server_verifier;
 use crate::trust_store;
 use crate::trusted_time::TrustedTime;
 
@@ -64,16 +65,10 @@ pub fn client_config(
     ca_certificates: &[Vec<u8>],
     time: &Arc<TrustedTime>,
 ) -> Result<Arc<ClientConfig>, ConnectError> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier =
-        ServerVerifier::new(trust_store::build_trust_store(ca_certificates)?, &provider, time.clone())?;
-    let mut config = ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(verifier))
-        .with_client_auth_cert(vec![identity.certificate_der().clone()], identity.private_key())?;
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    Ok(Arc::new(config))
+    let roots = trust_store::build_trust_store(ca_certificates)?;
+    let verifier = callback_server_verifier(roots, time.clone())?;
+    let own = certified_key(identity.certificate_der(), identity.pkcs8())?;
+    Ok(transport::config::client_config(verifier, Some(own))?)
 }
 
 /// Connects, does the handshake and returns the client; the caller limits the time.

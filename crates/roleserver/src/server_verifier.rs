@@ -12,48 +12,50 @@
 
 use std::sync::Arc;
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::danger::ServerCertVerifier as _;
 use rustls::client::{VerifierBuilderError, WebPkiServerVerifier};
-use rustls::crypto::CryptoProvider;
+use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::{CertificateError, Error, RootCertStore};
+use transport::signature::AcceptedSignatures;
+use transport::verifier::{ServerCertificateCheck, ServerVerifier};
 
 use crate::trusted_time::{TimeEstimate, TrustedTime};
 
 /// Certificates of a chain that may each begin later than the one before.
 const MAX_NOT_BEFORE_STEPS: usize = 8;
 
-/// Verifies chains to given certificates, by the machine's clock or by a reported time.
+/// A verifier of callback servers, by chains to `roots` and by this machine's clock or by `time`.
+pub fn callback_server_verifier(
+    roots: RootCertStore,
+    time: Arc<TrustedTime>,
+) -> Result<ServerVerifier<CallbackServer>, VerifierBuilderError> {
+    let provider = Arc::new(ring::default_provider());
+    let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
+    // An operator may have chosen the certificate, so its key may be of any kind.
+    Ok(ServerVerifier::new(CallbackServer { webpki, time }, AcceptedSignatures::Tls13))
+}
+
+/// Accepts chains to given certificates, by the machine's clock or by a reported time.
 #[derive(Debug)]
-pub struct ServerVerifier {
+pub struct CallbackServer {
     webpki: Arc<WebPkiServerVerifier>,
     time: Arc<TrustedTime>,
 }
 
-impl ServerVerifier {
-    /// Verifies against `roots`, by this machine's clock or by `time`.
-    pub fn new(
-        roots: RootCertStore,
-        provider: &Arc<CryptoProvider>,
-        time: Arc<TrustedTime>,
-    ) -> Result<Self, VerifierBuilderError> {
-        let chains =
-            WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build()?;
-        Ok(Self { webpki: chains, time })
-    }
-}
-
-impl ServerCertVerifier for ServerVerifier {
-    fn verify_server_cert(
+impl ServerCertificateCheck for CallbackServer {
+    fn check_server(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         server_name: &ServerName<'_>,
         ocsp_response: &[u8],
         now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
+    ) -> Result<(), Error> {
         let at = |time| {
-            self.webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, time)
+            self.webpki
+                .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, time)
+                .map(drop)
         };
         let by_own_clock = at(now);
         let Err(refusal) = &by_own_clock else { return by_own_clock };
@@ -77,28 +79,6 @@ impl ServerCertVerifier for ServerVerifier {
             }
         }
     }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.webpki.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.webpki.verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.webpki.supported_verify_schemes()
-    }
 }
 
 const fn is_time_error(refusal: &Error) -> bool {
@@ -118,6 +98,7 @@ mod tests {
     use std::time::Duration;
 
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    use rustls::client::danger::ServerCertVerified;
 
     use super::*;
     use crate::trusted_time::tests::ManualClock;
@@ -167,8 +148,7 @@ mod tests {
         }
         let mut roots = RootCertStore::empty();
         roots.add(chain.root.clone()).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = ServerVerifier::new(roots, &provider, time).unwrap();
+        let verifier = callback_server_verifier(roots, time).unwrap();
         let name = ServerName::try_from(name.to_owned()).unwrap();
         let own = UnixTime::since_unix_epoch(Duration::from_secs(own * DAY));
         verifier.verify_server_cert(&chain.leaf, &[], &name, &[], own)

@@ -11,15 +11,15 @@ use std::time::Duration;
 
 use backoff::ExponentialBackoff;
 use rustix::process::{Pid, Signal};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::WebPkiSupportedAlgorithms;
+use rustls::ClientConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
+use transport::signature::AcceptedSignatures;
+use transport::verifier::{ServerCertificateCheck, ServerVerifier};
 
 use crate::child::exit::{ChildExit, wait_for_exit};
 use crate::cluster::services::desired::{DesiredService, RenderedHealthCheck, RenderedProbe};
@@ -159,7 +159,7 @@ async fn probe_https(at: SocketAddr, path: &str, shown: Option<&(PathBuf, PathBu
 /// TLS configuration that accepts any server certificate.
 fn insecure_tls_config(shown: Option<&(PathBuf, PathBuf)>) -> Result<ClientConfig, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = Arc::new(AcceptAnyServer(provider.signature_verification_algorithms));
+    let verifier = Arc::new(ServerVerifier::new(AnyServer, AcceptedSignatures::Tls12));
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
@@ -176,40 +176,18 @@ fn insecure_tls_config(shown: Option<&(PathBuf, PathBuf)>) -> Result<ClientConfi
 
 /// Accepts any certificate whose private key the server has.
 #[derive(Debug)]
-struct AcceptAnyServer(WebPkiSupportedAlgorithms);
+struct AnyServer;
 
-impl ServerCertVerifier for AcceptAnyServer {
-    fn verify_server_cert(
+impl ServerCertificateCheck for AnyServer {
+    fn check_server(
         &self,
         _: &CertificateDer<'_>,
         _: &[CertificateDer<'_>],
         _: &ServerName<'_>,
         _: &[u8],
         _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, &self.0)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.0)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_schemes()
+    ) -> Result<(), rustls::Error> {
+        Ok(())
     }
 }
 
