@@ -17,7 +17,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("backoff", &[]),
     ("bmdb", &["backoff", "model", "proto"]),
     ("cli", &["backoff", "bmdb", "model", "proto", "server"]),
-    ("curator", &["curator-client", "etcd", "model", "proto"]),
+    ("curator", &["curator-client", "etcd", "model", "proto", "transport"]),
     // A snapshot of a cluster consists of records: their keys and format are etcd's.
     ("curator-client", &["backoff", "etcd", "model", "proto", "transport"]),
     ("etcd", &["backoff", "proto"]),

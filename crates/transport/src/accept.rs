@@ -81,7 +81,10 @@ mod tests {
         near.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
         let ended = accept_tls(&acceptor(), far, Duration::from_mins(1)).await;
         let Err(HandshakeError::Failed(error)) = &ended else { panic!("{ended:?}") };
-        assert!(error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()), "{error:?}");
+        assert!(
+            error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<rustls::Error>),
+            "{error:?}"
+        );
     }
 
     #[tokio::test]

@@ -20,6 +20,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
+use transport::accept::{ACCEPT_ERROR_PAUSE, HandshakeError, accept_tls};
 
 use crate::service::auth_router::AuthRouter;
 use crate::service::leader_context::PeerCertificates;
@@ -46,7 +47,7 @@ pub(super) async fn serve_connections(
     // If this future is dropped, all connections end too.
     let _cut_at_the_end = cut.clone().drop_guard();
     let acceptor = TlsAcceptor::from(config);
-    let handshake = |stream: TcpStream| accept_tls(acceptor.clone(), stream, cut.clone());
+    let handshake = |stream: TcpStream| accept_connection(acceptor.clone(), stream, cut.clone());
     let connections = futures::stream::unfold(listener, |listener| async {
         loop {
             match listener.accept().await {
@@ -90,23 +91,18 @@ pub(super) async fn reject_connections(listener: &TcpListener) {
     }
 }
 
-/// The usual error is "too many open files": the pause lets some files close.
 async fn pause_after_accept_error(error: &io::Error) {
     tracing::warn!(%error, "cannot take a connection to the curator");
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    tokio::time::sleep(ACCEPT_ERROR_PAUSE).await;
 }
 
-async fn accept_tls(
+async fn accept_connection(
     acceptor: TlsAcceptor,
     stream: TcpStream,
     cut: CancellationToken,
 ) -> Option<SeverableConnection> {
-    let shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, async {
-        stream.set_nodelay(true)?;
-        acceptor.accept(stream).await
-    });
-    match shaken.await {
-        Ok(Ok(stream)) => {
+    match accept_tls(&acceptor, stream, HANDSHAKE_TIMEOUT).await {
+        Ok(stream) => {
             let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
             let shown = shown.iter().map(|certificate| certificate.to_vec()).collect();
             Some(SeverableConnection {
@@ -115,11 +111,11 @@ async fn accept_tls(
                 severed: Box::pin(cut.cancelled_owned()),
             })
         }
-        Ok(Err(error)) => {
+        Err(HandshakeError::Failed(error)) => {
             tracing::debug!(%error, "a handshake with the curator failed");
             None
         }
-        Err(_) => {
+        Err(HandshakeError::Timeout) => {
             tracing::debug!("a handshake with the curator took too long");
             None
         }

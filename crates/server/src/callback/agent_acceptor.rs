@@ -5,7 +5,6 @@
 //! key. This module waits for it for a while (`preauth.rs`), and closes a stream that does not authenticate as if its
 //! peer had disconnected.
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
+use transport::accept::{ACCEPT_ERROR_PAUSE, HandshakeError, accept_tls};
 
 use crate::callback::half_open::{HalfOpenLimits, HalfOpenSet, PeerNetwork};
 use crate::callback::preauth::{PreAuthGuard, PreAuthOutcome, PreAuthTimeouts, PreAuthWatcher};
@@ -113,11 +113,10 @@ pub async fn accept_agents(
                 Ok((stream, address)) => {
                     handshakes.spawn(acceptor.clone().handle_connection(stream, address));
                 }
-                // Usually "too many open files". The pause lets some connections end.
                 Err(error) => {
                     tracing::warn!(%error, "cannot take a connection");
                     acceptor.count_failure("accept");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    tokio::time::sleep(ACCEPT_ERROR_PAUSE).await;
                 }
             },
         }
@@ -136,7 +135,7 @@ struct AgentAcceptor {
 
 impl AgentAcceptor {
     async fn handle_connection(self: Arc<Self>, stream: TcpStream, address: SocketAddr) {
-        match self.accept_tls(stream, address).await {
+        match self.accept_agent(stream, address).await {
             Ok(pending) => self.await_authentication(pending, address).await,
             Err(reason) => {
                 tracing::debug!(%address, reason, "a handshake failed");
@@ -163,22 +162,20 @@ impl AgentAcceptor {
         self.metrics.agent_connections_closed.get_or_create(&ByReason { reason }).inc();
     }
 
-    async fn accept_tls(
+    async fn accept_agent(
         &self,
         stream: TcpStream,
         address: SocketAddr,
     ) -> Result<PreAuthStream, &'static str> {
         let ticket = self.with_half_open(|open| open.admit(PeerNetwork::from_address(address.ip())));
-        let handshake = async {
-            stream.set_nodelay(true)?;
-            self.acceptor.accept(stream).await
-        };
         let outcome = tokio::select! {
-            outcome = tokio::time::timeout(self.limits.handshake, handshake) => outcome.map_err(|_| "timeout"),
+            outcome = accept_tls(&self.acceptor, stream, self.limits.handshake) => {
+                outcome.map_err(|error| handshake_failure_reason(&error))
+            }
             () = ticket.evicted.cancelled() => Err("evicted"),
         };
         self.with_half_open(|open| open.remove(&ticket));
-        let stream = outcome?.map_err(|error| handshake_failure_reason(&error))?;
+        let stream = outcome?;
         let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let public_key = certificate.and_then(|der| verified_agent_key(der).ok()).ok_or("certificate")?;
         let permit = self.permits.clone().try_acquire_owned().map_err(|_| "full")?;
@@ -211,7 +208,8 @@ impl AgentAcceptor {
 }
 
 /// A fixed label for the metric, so that a peer cannot create labels.
-fn handshake_failure_reason(error: &io::Error) -> &'static str {
+fn handshake_failure_reason(error: &HandshakeError) -> &'static str {
+    let HandshakeError::Failed(error) = error else { return "timeout" };
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => "certificate",
         Some(_) => "protocol",

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
+use transport::accept::{ACCEPT_ERROR_PAUSE, HandshakeError, accept_tls};
 
 use crate::api::listener::source_limits::{SourceLimiter, SourcePermit, source_key};
 use crate::tls::tracked_connection::TrackedConnection;
@@ -57,10 +58,9 @@ pub async fn accept_operators(
                     };
                     handshakes.spawn(handle_connection(acceptor.clone(), stream, address, permit, accepted.clone()));
                 }
-                // Usually "too many open files". The pause lets some connections end.
                 Err(error) => {
                     tracing::warn!(%error, "cannot take a connection to the API");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    tokio::time::sleep(ACCEPT_ERROR_PAUSE).await;
                 }
             },
         }
@@ -74,19 +74,19 @@ async fn handle_connection(
     permit: SourcePermit,
     accepted: mpsc::Sender<ApiStream>,
 ) {
-    let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, async {
-        stream.set_nodelay(true)?;
-        acceptor.accept(stream).await
-    });
-    match handshake.await {
-        Ok(Ok(stream)) => {
+    match accept_tls(&acceptor, stream, HANDSHAKE_TIMEOUT).await {
+        Ok(stream) => {
             let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
             let peer = ApiPeer { certificate: certificate.map(|der| certificate_fingerprint(der)), address };
             // The receiver is dropped when the server is stopping.
             drop(accepted.send(TrackedConnection::new(stream, peer, CancellationToken::new(), permit)).await);
         }
-        Ok(Err(error)) => tracing::debug!(%address, %error, "a handshake with an operator failed"),
-        Err(_) => tracing::debug!(%address, "a handshake with an operator took too long"),
+        Err(HandshakeError::Failed(error)) => {
+            tracing::debug!(%address, %error, "a handshake with an operator failed");
+        }
+        Err(HandshakeError::Timeout) => {
+            tracing::debug!(%address, "a handshake with an operator took too long");
+        }
     }
 }
 
