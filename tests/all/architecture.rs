@@ -25,6 +25,19 @@ const CRATES: &[(&str, &[&str])] = &[
     ("proto", &[]),
     // The name of the kubelet in statuses of nodes is that of the bundle's manifest.
     ("reconciler", &["backoff", "etcd", "model", "proto"]),
+    (
+        "roleserver",
+        &[
+            "backoff",
+            "curator",
+            "curator-client",
+            "etcd",
+            "model",
+            "proto",
+            "reconciler",
+            "supervisor",
+            "transport",
+        ],
     ),
     ("server", &["bmdb", "model", "proto", "transport"]),
     ("simulator", &["curator-client", "model", "proto", "roleserver", "supervisor"]),
@@ -245,6 +258,24 @@ fn sql_in_a_string_is_distinguished_from_english() {
     ] {
         assert_eq!(!lines_with_sql(&source::take_apart(text)).is_empty(), found, "{text}");
     }
+}
+
+/// A verifier that accepts a certificate and forgets the signature of the handshake accepts everybody. It compiles, and
+/// no test with honest peers fails.
+#[test]
+fn only_transport_implements_certificate_verifiers() -> TestResult {
+    let mut implementors = Vec::new();
+    for path in source::rust_files()? {
+        if source::take_apart(&source::read(&path)?).code.contains("CertVerifier for ") {
+            implementors.push(path);
+        }
+    }
+    assert_eq!(
+        implementors,
+        [Path::new("crates/transport/src/verifier.rs")],
+        "write a check for its verifiers"
+    );
+    Ok(())
 }
 
 /// What goes to the pool by itself is neither counted nor given up when the answer never comes.
