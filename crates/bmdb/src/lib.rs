@@ -9,16 +9,17 @@
 //!
 //! * [`connection`]: pool, transactions with retry, time limits, schema, reads, the private server.
 //! * [`metrics`]: counters of this process and of its handle on the database.
-//! * [`engine`]: facts, schedule, sessions, claims, work, leases, intents. It decides who does what next, exactly once.
+//! * [`engine`]: facts, schedule, sessions, claims, work, leases, intents. It decides which worker acts on which
+//!   machine next.
 //! * [`machine`]: one machine: heartbeats, logs, history, the view of it, finding it by a name.
 //! * [`orders`]: what operators want changed: identity, decision, two-person rule, dry run, audit.
 //! * [`cluster`]: clusters of machines: specification, Kubernetes, upgrades, keys, snapshots, restore.
 //! * [`fleet`]: all machines: lists, counts, samples, providers, roll-outs, artefacts, secrets, retention.
 //!
-//! `connection` and `metrics` know nothing of what is stored, except for the initial rows of the schema. `engine` is
-//! above them, and the other rooms are above `engine`. Between these rooms imports go both ways, because a view of a
-//! machine shows its cluster, and a cluster consists of machines; no cycle between files has more than three of them
-//! (`tools/cycles`).
+//! `metrics` is below `connection`, `engine` is above both, and the other rooms are above `engine`. One import goes
+//! upwards: the initial rows of the schema have the name of a budget of `engine`. Between the upper rooms imports go
+//! both ways, because a view of a machine shows its cluster, and a cluster consists of machines; no cycle between files
+//! has more than three of them (`tools/cycles`).
 //!
 //! # Rules that hold everywhere
 //!

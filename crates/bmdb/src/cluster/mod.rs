@@ -9,7 +9,8 @@
 //!   [`kubernetes`], [`upgrade`], [`restore`], and requests for a snapshot ([`snapshot`]), a certificate
 //!   ([`credential`]) or another key ([`owner_key`]).
 //! * One shepherd at a time has the cluster's **lease** ([`crate::engine::named_lease`]). It reads the [`record`], has
-//!   the next steps planned ([`model::cluster::plan`]), executes them, and writes what it did and saw (`transitions`).
+//!   the next steps planned ([`model::cluster::plan`]), executes them, and writes what it did and saw: in
+//!   `transitions`, or in the file of the order that is completed.
 //! * [`reading`] reads the records, [`view`] makes of them what people see, and [`forecast`] plans all steps to come
 //!   without taking one. `candidates` are the machines that can be chosen.
 //! * [`lock`] finds and locks the cluster that an order names.
@@ -29,7 +30,7 @@
 //!   [`crate::fleet::retention`].
 //! * A column of observations that another release wrote and this one cannot read is not an error: the next pass writes
 //!   it again.
-//! * Modules that write under the lease need the feature `sealing`, which only the service has.
+//! * Code that writes under the lease needs the feature `sealing`, which only the service has.
 
 mod candidates;
 pub mod credential;

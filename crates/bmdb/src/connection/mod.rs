@@ -20,9 +20,9 @@
 //! * Every transaction runs in a task of its own that nobody aborts. A worker that is cancelled drops the future that
 //!   waits for it, never the transaction: dropped half-way, a connection would go back to its pool with a transaction
 //!   open.
-//! * Every wait for the database has a limit. The server's own timeouts, set on every connection, bound a transaction.
-//!   Where not even those arrive, because the network swallows what is sent, the connection is abandoned with its
-//!   transaction, and the outcome is unknown.
+//! * Every transaction has a limit. The server's own timeouts, set on every connection, bound a transaction. Where not
+//!   even those arrive, because the network swallows what is sent, the connection is abandoned with its transaction,
+//!   and the outcome is unknown.
 //! * No error, log line or display contains a password.
 //! * Correctness does not depend on the dialect: `NOTIFY` and `SKIP LOCKED` only make things faster.
 //!

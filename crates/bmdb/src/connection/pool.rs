@@ -1,8 +1,8 @@
 //! Connection pool: acquiring, testing, returning and abandoning connections, and the gauge of those in use.
 //!
 //! A connection behind a network that swallows packets answers nothing for ever. So each test of a connection has a
-//! limit, and a connection that did not answer a transaction within the transaction's limit leaves the pool: closing it
-//! ends its transaction.
+//! limit, and a connection that did not answer within the limit of its transaction or statement leaves the pool:
+//! closing it ends the transaction.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -22,7 +22,8 @@ use crate::metrics::registry::Label;
 /// How long a connection may take to answer when it is tested.
 const TEST_LIMIT: Duration = Duration::from_secs(2);
 
-/// A pool of at most so many connections, each tested when it leaves the pool and when it returns to it.
+/// A pool of at most so many connections. Each is tested when it returns to the pool, and when it leaves the pool
+/// unless it returned within the last second.
 pub(super) fn new_pool(max_connections: u32, options: PgConnectOptions) -> PgPool {
     PgPoolOptions::new()
         .max_connections(max_connections)

@@ -1,7 +1,7 @@
 //! Read pool for the API, and read-only transactions: one moment, no locks, a limit.
 //!
-//! A person who reads must not be able to slow down a fleet. So everything that people see is read in a read-only
-//! transaction ([`Bmdb::transact_read_only`]), and lists go through indexes a page at a time.
+//! A person who reads must not be able to slow down a fleet. So what people see is read in a read-only transaction
+//! ([`Bmdb::transact_read_only`]), and lists go through indexes a page at a time and stop at their limit.
 //!
 //! Reads for the API go through a pool of its own, of few connections, so that they cost the fleet nothing noticeable:
 //! a client that sends too many waits for other clients, and never for the loops, nor they for it. A read holds its

@@ -1,7 +1,7 @@
 //! Connection settings: the address of the database, and what is set on every connection.
 //!
-//! The server's timeouts end what a dead client left behind: a statement, a wait for a lock, and a transaction in which
-//! nothing is sent. `jit` is off, because compiling costs more than our statements take.
+//! The server's timeouts bound a statement, a wait for a lock, and a transaction in which nothing is sent. They also
+//! end what a dead client left behind. `jit` is off, because compiling costs more than our statements take.
 
 use std::time::Duration;
 

@@ -2,8 +2,8 @@
 //!
 //! Lists and pages count by `machine_due.phase_index`, which may lag behind time. [`Bmdb::count_phases`] derives the
 //! phase from the facts instead, by a statement that is the SQL twin of [`phase_of`](model::phase::phase_of); a test
-//! compares the two over ten thousand sets of facts. The statement reads the whole fleet, so it is for a gauge each
-//! minute and not for a page.
+//! compares the two over ten thousand sets of facts. The statement reads the whole fleet, and only tests use it: the
+//! fleet is counted by [`crate::fleet::sample`].
 
 use std::collections::BTreeMap;
 

@@ -1,13 +1,15 @@
 //! The whole fleet: lists, counts, samples, providers, roll-outs, artefacts, secrets, retention.
 //!
-//! What is read or kept here concerns many machines, so its cost must not grow with the fleet unless it says so.
+//! What is here concerns many machines. The cost of a statement must not grow with the fleet, unless its description
+//! says that it does.
 //!
 //! # How it works
 //!
 //! * **Lists** for people come in pages with a cursor: machines by filter ([`listing`]), what is due and what failed
 //!   ([`queues`]), sessions and work ([`sessions`]).
-//! * **Counts** are taken from indexes up to a bound ([`statistics`], [`counts`]), or from a sample that one shepherd
-//!   stores once a minute ([`sample`]).
+//! * **Counts** for people are taken from indexes up to a bound, or from the newest sample ([`statistics`]). One
+//!   shepherd stores a sample once a minute ([`sample`]). [`counts`] has counts for a demo and for tests, without a
+//!   bound.
 //! * **The whole fleet** is read page by page, each page a statement of its own: for plans ([`view`]) and for issues
 //!   ([`issue_inputs`]).
 //! * **Providers** deliver machines ([`provider`]). The [`brake`] stops recovery when too many machines fall silent at
@@ -21,7 +23,9 @@
 //!
 //! # Invariants
 //!
-//! * No transaction reads the whole fleet: no snapshot of the database is held for longer than a page takes.
+//! * What people and metrics see of the whole fleet is read in pages: no snapshot of the database is held for longer
+//!   than a page takes. The exceptions are a count in an index (the recovery brake), a provider's machines (its
+//!   provisioner), and the statements of [`counts`].
 //! * A list that hardly any machine matches comes in pages with hardly any machine, never in one long statement.
 //! * Lists show `phase_index`, which may lag behind the truth by a moment. The view of one machine is computed from its
 //!   facts ([`crate::machine::view`]).
@@ -31,8 +35,8 @@
 //!
 //! # Notes for the next implementor
 //!
-//! * A statement that reads an index over the whole fleet says so in its description, and is for a gauge or for a
-//!   person who waits, never for a loop.
+//! * A statement that reads an index over the whole fleet says so in its description. A loop that needs its result uses
+//!   it for a while, as the recovery brake does.
 //! * `tests/all/bmdb_explain.rs` bounds the buffers of statements on a large fleet.
 
 pub mod artefact;

@@ -4,10 +4,12 @@
 //!
 //! # How it works
 //!
-//! * **From the machine.** Its agent sends a heartbeat every half minute, with reports (`heartbeat`). Plain ones are
-//!   stored in groups, so that a hundred thousand machines cost few commits. It also fetches requests for its logs and
-//!   brings their parts ([`log_request`]).
-//! * **From its provider.** [`host_key`] is the SSH host key that was pinned when we first connected.
+//! * **From the machine.** Its agent sends heartbeats at the interval of the policy (half a minute), and its reports
+//!   with them (`heartbeat`). Plain ones are stored in groups, so that a hundred thousand machines cost few commits.
+//!   Requests for its logs are delivered with the response to a heartbeat, and the agent uploads the logs in parts
+//!   ([`log_request`]).
+//! * **Over SSH.** [`host_key`] is the host key that was pinned at the first connection, and the one that was refused
+//!   since.
 //! * **To people.** [`view`] is everything that decides about the machine, at one moment; [`history`] is what happened
 //!   to it; [`tags`] finds facts by the shape of their tables, so that an older program shows facts that a newer
 //!   migration added.
@@ -17,7 +19,7 @@
 //!
 //! # Invariants
 //!
-//! * A heartbeat is durable before it is answered, and a report before its heartbeat is.
+//! * A heartbeat is durable before it is answered as stored, and so is every report that it carries.
 //! * A name that fits several machines is never resolved by preference: an order must not hit a neighbour.
 //! * A machine that a credential may not see does not exist for it, not even by a difference in the answer.
 //! * Nothing is decided by a machine's clock: a heartbeat counts from when the database stores it.

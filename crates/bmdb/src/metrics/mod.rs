@@ -14,7 +14,8 @@
 //!
 //! # Invariants
 //!
-//! * A label has a bounded set of values: names from our own lists, never a machine or an address.
+//! * A label has a bounded set of values: names from our own lists or from the configuration, never a machine or an
+//!   address.
 //! * A series exists with the value 0 before it is first counted, wherever its labels are known beforehand: no alert
 //!   rule notices the first increment of a series that appears with it.
 //!

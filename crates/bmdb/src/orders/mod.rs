@@ -16,11 +16,12 @@
 //!
 //! # Invariants
 //!
-//! * An order with an idempotency key is carried out once. Giving it again returns the first result.
-//! * An order and its line of the audit are one commit. A rejected order is in the audit too, unless that could not be
-//!   written.
+//! * An order with an idempotency key is carried out once. Giving it again returns the first result, for as long as its
+//!   line of the audit is retained.
+//! * An order and its line of the audit are one commit. An order that is rejected because of what it found is in the
+//!   audit too, unless that line could not be written.
 //! * A dry run does everything and undoes it. Only its line of the audit stays.
-//! * An order changes what is desired, and returns. Loops do the rest, and ask again whether they may.
+//! * An order changes what is desired, and returns. Loops do the rest, and check again whether they may.
 //! * An approval belongs to one order with one content, and is used once.
 //!
 //! # Notes for the next implementor
@@ -29,7 +30,7 @@
 //!   `begin_dry_run` and `end_dry_run`, and end with `record_audit`. Pass the result through `audit_rejection`.
 //! * A rejection has a reason for programs (`NO_SUCH_KEY`), which does not change any more, and a sentence for people
 //!   that says what to do.
-//! * An order that could do harm to many machines belongs into the two-person rule ([`model::two_person_rule`]).
+//! * An order that could do harm to many machines belongs to the two-person rule ([`model::two_person_rule`]).
 
 pub mod approval;
 pub mod audit;

@@ -1,7 +1,8 @@
 //! The claim engine: leases due machines to idle workers, with weighted priorities.
 //!
-//! One statement claims for all idle workers of a loop, and the probe asks by one index entry whether anything is due.
-//! Where a scan begins is decided in `scan_range`: behind the watermark of each class, or without watermarks.
+//! One statement claims for all idle workers of a loop, and the probe reads one index entry to find out whether
+//! anything is due. It sends a second statement only when what is due first is not for this claimer. Where a scan
+//! begins is decided in `scan_range`: behind the watermark of each class, or without watermarks.
 //!
 //! # Shares
 //!
@@ -10,9 +11,10 @@
 //!
 //! # Lost answers
 //!
-//! The answer to a claim can be lost although the claim was committed. Work that the database has under the sessions,
-//! and that no worker here knows of, is adopted. While a claim is under way its sessions are marked, so that the
-//! session renewer does not cancel the work it brings.
+//! The answer to a claim can be lost although the claim was committed. The claimer then adopts the work that the
+//! database has under the sessions and that no worker here knows of. If it cannot, the session renewer cancels that
+//! work later. While a claim is under way its sessions are marked, so that the session renewer does not cancel the work
+//! it brings.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;

@@ -15,8 +15,10 @@
 //!
 //! # Cancellation
 //!
-//! A cancelled work item was never begun as far as its machine is concerned. Cancelling twice does no harm. A work item
-//! that is dropped goes to the canceller task (`session_renewer.rs`), which tries until its session is over.
+//! Cancelling releases the lease and changes no fact: the machine stays due as it was, and no failure is counted. Facts
+//! that the work recorded in the middle stay, and its open intents end with an unknown outcome. Cancelling twice does
+//! no harm. A work item that is dropped goes to the canceller task (`session_renewer.rs`), which tries until its
+//! session is over.
 
 use std::time::Duration;
 
