@@ -1,11 +1,12 @@
 //! Disruption check: may this machine be disrupted, released or power-switched now?
 //!
-//! Every step that a user of the machine may notice makes this check first. It is denied when an operator holds the
-//! machine, when the machine has just reported, when the machine has seen fences of a newer database than ours, when a
-//! brake suspects ourselves, or when a budget is used up. A denial always says why, and when to check again.
+//! Every step that a user of the machine may notice makes this check first. It is denied when the machine has seen a
+//! fence that this BMDB never issued, is being retired, is quarantined or is held by an operator; when it has just
+//! reported; when its cluster objects; when a brake suspects ourselves; or when a budget is used up. A denial always
+//! says why, and when to check again. No brake counts for what an operator ordered: a release and a power order.
 //!
-//! The disruption budget of a kind of step limits how many machines are disrupted at once: so many may start in a
-//! sliding window of time, over the whole fleet.
+//! The disruption budget of a kind of step limits how many such steps start within a sliding window of time, over the
+//! whole fleet.
 
 use crate::cluster::disruption::{ClusterContext, disruption_objection};
 use crate::facts::{HoldScope, MachineFacts};

@@ -2,13 +2,13 @@
 //!
 //! Shepherd decides here and acts elsewhere. A control loop reads facts, calls a function of this crate, and carries
 //! out what it returns. `shepherdctl plan` prints what the same functions return, `shepherdctl why` explains it, and
-//! tests call them with tables of cases. Every decision has the shape `fn(facts, policy, now) -> plan`.
+//! tests call them with tables of cases. Most decisions have the shape `fn(facts, policy, now) -> plan`.
 //!
 //! # How a decision about a machine is made
 //!
 //! 1. [`facts`][] are what the BMDB knows of the machine at one moment. [`policy`][] is the configuration of the fleet.
 //! 2. [`schedule::next_due`][] computes from them when each lane of the machine is due, for which process, and why. It
-//!    is called in every transaction that changes a fact.
+//!    is called in every transaction that changes a fact, except that of a heartbeat which only changes a time.
 //! 3. A loop claims what is due and calls the decision of its process: [`recovery`][], [`power_control`][],
 //!    [`retirement`][]. A step that a user of the machine may notice is first checked by [`disruption`][].
 //! 4. The outcome is a new fact, and the schedule is computed again.
@@ -53,8 +53,9 @@
 //! * [`phase::phase_of`][] has a twin in SQL, `sql/fleet/count_phases.sql`. A property test compares them.
 //! * A process that acts on a machine also has an effect in [`plan`][], a note in [`why`][], and an issue if it can be
 //!   stuck ([`issues`][]).
-//! * An earlier release reads the stored [`policy::Policy`][] too. A new field gets a default. A new kind of budget in
-//!   [`policy::Policy::budgets`][] would make the earlier release reject the row.
+//! * An earlier release reads the stored [`policy::Policy`][] too. A new field of [`policy::Policy`][] gets a default,
+//!   and the earlier release ignores it. A new kind of budget in [`policy::Policy::budgets`][], or a new field of a
+//!   type with `deny_unknown_fields`, would make the earlier release reject the row.
 
 pub mod access;
 pub mod arguments;

@@ -1,7 +1,7 @@
 //! Machine view: one machine as the API and `shepherdctl` show it.
 //!
-//! `bmdb/inspect.rs` reads these, at one moment; [`crate::why`] explains them. `shepherdctl -o json` prints
-//! them, so a field may be added, but none changes its name or meaning.
+//! `bmdb/machine/view.rs` reads these, at one moment; [`crate::why`] explains them. `shepherdctl -o json` prints them,
+//! so a field may be added, but none changes its name or meaning.
 
 use std::sync::Arc;
 

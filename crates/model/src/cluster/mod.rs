@@ -6,11 +6,12 @@
 //!
 //! # What is requested and what is there
 //!
-//! * [`spec`][]: what an operator requests. [`selector`][]: which machines may be chosen. [`hardware`][]: the facts
-//!   that a selector reads. [`node_labels`][]: labels that a node gets when it joins.
+//! * [`spec`][]: what an operator requests. [`selector`][]: which machines may be chosen. [`hardware`][]: facts that a
+//!   selector reads and that become labels. [`node_labels`][]: labels that a node gets when it joins.
 //! * [`declaration`][]: roles that operators declare to a cluster. [`kubernetes`][]: desired and observed Kubernetes.
 //!   [`upgrade`][]: an upgrade that is under way.
-//! * [`state`][]: all of it at one time. [`view`][] and [`kubernetes_view`][]: the cluster as shown.
+//! * [`state`][]: spec, members and nodes of a cluster at one time. [`view`][] and [`kubernetes_view`][]: the cluster
+//!   as shown.
 //!
 //! # What follows
 //!

@@ -2,7 +2,8 @@
 //!
 //! The curators get the spec when they have a different one or have lost it, as with declared roles: no shepherd has to
 //! remember what it sent. Which nodes run Kubernetes is decided with their other roles ([`roles`][super::roles]), and
-//! which bundle a node runs during an upgrade by [`upgrade`][super::upgrade].
+//! which bundle a node runs during an upgrade by [`upgrade`][super::upgrade]. When Kubernetes is removed, workers lose
+//! their roles before controllers do, so that the last API server stays for as long as it has clients.
 
 use crate::cluster::kubernetes::{
     CONTROLLER_ROLE, CuratorKubernetes, DesiredKubernetes, KubernetesSpec, ObservedKubernetes, WORKER_ROLE,
@@ -13,7 +14,7 @@ use crate::cluster::state::{ClusterNode, ObservedCluster};
 use crate::cluster::upgrade::ClusterUpgrade;
 
 /// The steps towards the desired Kubernetes, and what they wait for (one sentence each). Upgrades are planned by
-/// [`crate::cluster::upgrade`].
+/// [`super::upgrade`].
 #[must_use]
 pub(super) fn plan_kubernetes(
     wanted: Option<&DesiredKubernetes>,
