@@ -1,10 +1,10 @@
 //! Fleet API: services for operators, over gRPC, JSON, and in the process of `shepherdctl`.
 //!
-//! Every question and every order of an operator goes through the services of this module. There are two ways to them.
-//! The network `listener` authenticates a call by its credential. `shepherdctl --bmdb_url` runs the same services in
-//! its own process ([`in_process`][]), with the rights of an admin, because a user who may write to the database can
-//! change everything in it. Both check the same table ([`authorization`][]) and call the same entrance
-//! ([`services`][]).
+//! Every question and every order of an operator goes through the services of this module, except `declare restored`
+//! and `tokens bootstrap`. There are two ways to them. The network `listener` authenticates a call by its credential.
+//! `shepherdctl --bmdb_url` runs the same services in its own process ([`in_process`][]), with the rights of an admin,
+//! because a user who may write to the database can change everything in it. Both check the same table
+//! ([`authorization`][]) and call the same entrance ([`services`][]).
 //!
 //! # How a call is answered
 //!
@@ -12,7 +12,7 @@
 //! 2. The service validates the request ([`validate`][], [`pagination`][]). An error names the field ([`api_error`][]).
 //! 3. A query reads through [`ReadPool`](bmdb::connection::read_pool::ReadPool), a bounded pool of its own. An order
 //!    ([`incoming_order`][]) goes through one function of [`Bmdb`](bmdb::connection::Bmdb) that decides, carries it out
-//!    and writes the audit in one transaction.
+//!    and writes the audit in one transaction. A bulk order is one such transaction for each machine.
 //! 4. [`convert`][] encodes the result.
 //!
 //! Some answers are streams. Watches send changes until they end. A plan or a list of issues is computed from all
@@ -24,8 +24,9 @@
 //!
 //! * Nothing is decided here that the engine does not decide for itself.
 //! * A caller can use a bounded number of connections and streams, a bounded rate of calls, and queries of bounded
-//!   duration. A list is read in pages, and a page examines a bounded number of machines.
-//! * An order has a reason, and an idempotency key unless it is a dry run. It is in the audit.
+//!   duration. A list is read in pages, and a page examines a bounded number of machines. A bounded number of queries
+//!   over all machines runs at once.
+//! * An order has a reason, and an idempotency key unless it is a dry run. If it is carried out, it is in the audit.
 //! * The scope of a credential is checked wherever a machine is named or listed.
 //! * The cause of an internal failure goes to the log. Only a login to the database gets it, since no shepherd has a
 //!   log of its call.

@@ -20,7 +20,7 @@
 //!
 //! # Invariants
 //!
-//! * A connection without a heartbeat of a known agent is closed after a while. Beyond a limit the oldest one is
+//! * A connection on which no call proves a known agent is closed after a while. Beyond a limit the oldest one is
 //!   closed: of its own network if that has too many, else of the network that has most. So silent peers cannot lock
 //!   out agents.
 //! * The rejection of a machine id and key that do not belong together has one text, and comes at fixed times: it does

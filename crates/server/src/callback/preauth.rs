@@ -1,9 +1,9 @@
 //! Authentication state of a connection before its first accepted heartbeat.
 //!
-//! A handshake proves a key, and anyone can generate keys. A connection is proven to be an agent's by a heartbeat
-//! whose machine id and key belong together. Until then it is tolerated only for a while, and only a limited number
-//! per network. Beyond that the oldest is evicted (`half_open.rs`): an agent sends its heartbeat at once, so the
-//! oldest connection is a silent one.
+//! A handshake proves a key, and anyone can generate keys. A connection is proven to be an agent's by a call whose
+//! machine id and key belong together: nearly always its first heartbeat. Until then it is tolerated only for a while,
+//! and only a limited number per network. Beyond that the oldest is evicted (`half_open.rs`): an agent sends its
+//! heartbeat at once, so the oldest connection is a silent one.
 //!
 //! While the database is away, no connection can be authenticated. An agent whose heartbeat was answered with that
 //! error keeps its connection for some minutes, so that the fleet does not start with handshakes when the database

@@ -1,8 +1,9 @@
 //! TLS of the listeners: certificates, their rotation, and the verification of clients.
 //!
-//! Both sides prove a key, and neither needs a public certificate authority. A server has a certificate from files, or
-//! from an authority that all shepherds of a BMDB share ([`callback_ca`][]). A client has an Ed25519 key in a
-//! certificate that it signed itself ([`client_verifier`][]); whose key it is, the BMDB decides.
+//! Neither side needs a public certificate authority. A server has a certificate from files, or from an authority that
+//! all shepherds of a BMDB share ([`callback_ca`][]). An agent has an Ed25519 key in a certificate that it signed
+//! itself ([`client_verifier`][]). The BMDB decides whose key it is. An operator may have such a certificate too, or
+//! connects without one and sends a token.
 //!
 //! * [`server_config`][]: the configuration of TLS, and a served certificate that can be replaced.
 //! * [`server_certificate`][]: loads, issues and renews the certificate that is served.
@@ -11,7 +12,7 @@
 //!
 //! # Invariants
 //!
-//! * TLS 1.3 only, and no session resumption: every connection proves its key by a new signature.
+//! * TLS 1.3 only, and no session resumption: every connection proves its keys by new signatures.
 //! * A certificate that no agent would accept yet is not served, unless the old one expires before the next check.
 //! * A pair of files that cannot be used leaves the old certificate in place.
 //! * The private key of an issued certificate never leaves the memory of the process.

@@ -1,6 +1,7 @@
 //! Concurrency limits per source: connections, and calls without a credential.
 //!
-//! A source is the network of an address. One source gets only a part of all permits, so it cannot lock out the others.
+//! A source is an IPv4 address, or the /64 network of an IPv6 address. One source gets only a part of all permits, so
+//! it cannot lock out the others.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
