@@ -1,8 +1,8 @@
 //! Command-line client `shepherdctl` of the fleet API.
 //!
 //! Operators read the fleet with it and give orders. It decides nothing about machines: it calls the services of
-//! `crates/server`, and prints what they return. It needs a server of a context, or with `--bmdb_url` only the
-//! database: then the same services run in its own process, also while no shepherd does.
+//! `crates/server`, and prints what they return. It needs a server of a context, or only the database (`--direct`, or
+//! `--bmdb_url` without a context). Then the same services run in its own process, also while no shepherd does.
 //!
 //! # How a command runs
 //!
@@ -17,8 +17,8 @@
 //!
 //! # Modules
 //!
-//! There is a module per noun and a file per verb. A file has the arguments of its verb, the examples of its help, and
-//! the code that runs it; nouns with few verbs have one file.
+//! There is a module per noun and a file per verb, or per few verbs that belong together. A noun with few verbs is one
+//! file. A file has the arguments of its verbs, the examples of their help, and the code that runs them.
 //!
 //! * Machines: [`machine`][]. Clusters: [`cluster`][].
 //! * What shepherds do: [`loops`][], [`plan`][], [`work`][], [`sessions`][], [`providers`][], [`budgets`][] (with
@@ -44,7 +44,8 @@
 //! # Notes for the next implementor
 //!
 //! * A new verb is a variant in the enum of its noun or in [`command`][], a function in the file of the verb, and an
-//!   arm in [`dispatch`][]. `tests/all/api/same_answers.rs` lists every command, and fails until the new one is there.
+//!   arm in [`dispatch`][] or in the noun's own dispatch (such as [`cluster::command`][]).
+//!   `tests/all/api/same_answers.rs` lists every command, and fails until the new one is there.
 //! * The doc comments of types and fields that clap parses are the help. Golden files in `tests/all/golden` have it.
 //! * The name of a type that derives `Args` is the name of its group of flags:
 //!   [`machine::bulk_order::BULK_GROUPS`][] has such names.

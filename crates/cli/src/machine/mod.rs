@@ -2,8 +2,9 @@
 //!
 //! A command names one machine, or selects many by filters ([`selection`][]). An order for many is a bulk order
 //! ([`bulk_order`][]): the machines are listed, and their number is confirmed before anything is sent. An order for one
-//! machine is decided by the server under the machine's lock, on the facts that are read there ([`bmdb::orders::machine_decision`]). It
-//! writes one line of history and one of the audit, with the operator and the reason.
+//! machine is decided by the server, under the machine's lock and on the facts that are read there
+//! ([`bmdb::orders::machine_decision`]). It writes one line of history and one of the audit, with the operator and the
+//! reason.
 
 pub mod allow_host_key;
 pub mod bulk_order;

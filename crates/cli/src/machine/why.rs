@@ -1,4 +1,6 @@
-//! Decode messages of the fleet API into the types that commands print.
+//! `why`: explain the state of one machine.
+//!
+//! [`model::why`] derives the explanation. This module fetches and prints it.
 
 use crate::client::decode::{
     decode_machine_name, decode_timestamp, phase_name, process_name, require_timestamp,

@@ -2,12 +2,12 @@
 //!
 //! An order has a reason ([`reason`][]), an operator ([`operator`][]), and an idempotency key ([`idempotency_key`][]),
 //! by which it is carried out once however often it is sent. [`retry::send_order`][] sends it, again if its response
-//! was lost, and marks it as a dry run if the operator requested one ([`dry_run`][]). The server decides the order under
-//! the lock of what it changes, and writes history and audit in the same transaction.
+//! was lost, and marks it as a dry run if the operator requested one ([`dry_run`][]). The server decides the order
+//! under the lock of what it changes, and writes the audit, and the history of a machine, in the same transaction.
 //!
-//! The flags `--idempotency_key` and `--dry_run` belong to every order. So the grammar adds them
-//! ([`crate::command::grammar`]), and [`retry::send_order`][] reads them from a task-local: a new command has them
-//! without any code of its own.
+//! The flags `--idempotency_key` and `--dry_run` belong to every order, apart from the commands that
+//! [`idempotency_key`][] and [`dry_run`][] exclude. So the grammar adds them ([`crate::command::grammar`]), and
+//! [`retry::send_order`][] reads them from a task-local: a new command has them without any code of its own.
 
 pub mod dry_run;
 pub mod expiry;
