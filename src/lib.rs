@@ -27,11 +27,13 @@
 //!
 //! # Which module may import which
 //!
-//! `bin → {service, cli} → {server, manager} → {providers, takeover} → bmdb → model`, and on the node
-//! `bin → roleserver → {curator, reconciler} → {etcd, supervisor} → model`; `simulator → {roleserver, model}`.
-//! The manager also uses the curators' client: it calls the curators of clusters as their nodes do. A test reads every
-//! `use crate::` line and fails on an import that violates this. A crate imports what its `Cargo.toml` names; the same
-//! test has the list of what that may be.
+//! `service → {server, manager}`, `cli → server`, `manager → {providers, takeover, curator_client}`, and
+//! `{server, manager} → bmdb → model`. `providers` and `takeover` need only `model`. On the node
+//! `roleserver → {curator, reconciler, supervisor}`, `curator → curator_client → etcd` and `reconciler → etcd`; all of
+//! them use `model`, except for `etcd` and `supervisor`. `simulator → {roleserver, curator_client, supervisor, model}`.
+//! What an arrow leads to may be imported over further arrows too. The manager calls the curators of clusters as their
+//! nodes do. A test reads every import of the root package's modules and fails on one that violates its list. A crate
+//! imports what its `Cargo.toml` names; the same test has the list of what that may be.
 //!
 //! # How data flows
 //!

@@ -23,10 +23,10 @@
 //! pass reads everything, plans, and executes the plan. Only connections and caches are kept between two passes, so that
 //! the next holder of the lease continues where the last one stopped.
 //!
-//! * [`provisioner`]: brings the machines of a provider into the BMDB.
-//! * [`cluster`]: makes clusters of machines, and keeps them.
+//! * [`provisioner`]: brings the machines of a provider into the BMDB. One task per provider.
+//! * [`cluster`]: makes clusters of machines, and keeps them. One task per cluster.
 //! * [`roll_outs`]: orders new releases of the role server, and evaluates their results.
-//! * [`sampler`]: counts the fleet once a minute. [`fleet_metrics`] shows the newest count.
+//! * [`sampler`]: counts the fleet once a minute. Every shepherd shows the newest count ([`fleet_metrics`]).
 //!
 //! *Housekeeping* runs in every shepherd at once, and does no harm by that. [`housekeeping`] has the reaper, the sweeper,
 //! retention, the recorder of brakes and the monitor of storage.

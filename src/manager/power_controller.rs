@@ -1,7 +1,7 @@
 //! Power controller: executes operators' power orders.
 //!
-//! `model/power_order.rs` decides what happens to an order; this module executes it. Right before the order is sent, it
-//! is checked again and recorded in one transaction ([`Work::begin_switch`]), together with the ladder that watches
+//! `model/power_control.rs` decides what happens to an order; this module executes it. Right before the order is sent,
+//! it is checked again and recorded in one transaction ([`Work::begin_switch`]), together with the ladder that watches
 //! whether the machine comes back. After a crash or a lost answer, the next holder of the work sends the order to the
 //! provider again under the same intent. A command that may have been run over SSH is not run again.
 

@@ -15,16 +15,18 @@
 //!    arguments in front of them, so that there is one parser. [`provider_configuration`] has the providers of the file.
 //! 2. [`service_plan`] validates everything that needs no database, provider or machine, and makes a plan of it.
 //! 3. [`preflight`] reads what the plan names: providers' lists, the role server, certificates, keys. With `--check`,
-//!    [`check`] prints the plan and what was found, and the program ends here.
+//!    [`check`] prints the plan, the version of the schema and what was found, and the program ends here.
 //! 4. [`database`] opens the database, starts a private PostgreSQL if the plan has one, and brings the schema up to date.
-//! 5. [`start`] starts sessions, [`listeners`], housekeeping and the loops of the plan. [`ssh_access`] loads what the
-//!    loops reach machines with.
-//! 6. [`run`] waits for a signal. Then [`running_service`] stops everything gracefully.
+//! 5. [`start`] writes the policy that flags give, and starts sessions, [`listeners`], housekeeping and the loops of
+//!    the plan. [`ssh_access`] loads what the loops reach machines with.
+//! 6. [`run`] waits for a signal. Then [`running_service`] stops everything gracefully. A second signal skips the grace
+//!    period.
 //!
 //! [`logging`] and [`traces`] write and export what happens. [`os_process`] has the signals. [`scratch`] has temporary
 //! directories that are removed even if the process is killed.
 //!
-//! [`demo`] runs the same service with short limits against a simulator in a process of its own.
+//! [`demo`] runs the same service with short limits and a private database, against a simulator in a process of its
+//! own.
 //!
 //! # Invariants
 //!

@@ -1,4 +1,4 @@
-//! Runs the service from its start to a signal that stops it.
+//! Runs the service from its start to a signal, and then through its graceful shutdown.
 
 use tokio_util::sync::CancellationToken;
 

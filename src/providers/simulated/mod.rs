@@ -1,8 +1,8 @@
 //! Simulated provider: client of the simulator's HTTP API.
 //!
 //! It takes the place of a hosting company's API and is treated like one: a URL from the configuration, limits on every
-//! call, and no trust in an answer that violates the contract ([`responses`] validates it). The contract is
-//! `simulator/api.rs`'s. Nothing of it is imported, as nothing could be imported from a hosting company.
+//! call, and no trust in an answer that violates the contract ([`responses`] validates it). The contract is that of
+//! `crates/simulator/src/api/mod.rs`. Nothing of it is imported, as nothing could be imported from a hosting company.
 
 use async_trait::async_trait;
 use reqwest::{Method, StatusCode, Url};
