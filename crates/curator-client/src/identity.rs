@@ -1,9 +1,9 @@
 //! An Ed25519 key pair with a self-signed certificate: the identity of an agent, node or owner.
 //!
-//! The key pair is made once and kept for as long as the state directory lives; the shepherd pins its public half at
-//! enrolment. TLS needs a certificate around the key, so the identity signs one for itself. Nothing in that certificate
-//! is trusted: only the key in it and the handshake signature count. It is built from constants alone, so it is the
-//! same at every start.
+//! A machine makes its key pair once and keeps it for as long as the state directory lives; the shepherd pins the
+//! public half of the agent's at enrolment. TLS needs a certificate around the key, so the identity signs one for
+//! itself. Nothing in that certificate is trusted: only the key in it and the handshake signature count. It is built
+//! from constants and the key, so it is the same at every start.
 
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SerialNumber};
 use ring::rand::SystemRandom;

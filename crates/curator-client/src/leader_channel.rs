@@ -2,8 +2,8 @@
 //!
 //! All calls go to the leader, and the leader changes. So no caller keeps an address. All callers on a node share one
 //! channel. Behind it a task queries the curators it knows for the leader, follows the answer, and directs every new
-//! call to that curator. A call waits while no leader is known. A call that was under way when a leader stopped fails,
-//! and its caller repeats it.
+//! call to that curator. While no leader is known, a call waits, for 30 s at the most. A call that was under way when a
+//! leader stopped fails, and its caller repeats it.
 //!
 //! The leader proves by its certificate to be the node that was named as leader; the answer of a curator that does not
 //! lead is only a hint. A node that runs a curator itself knows it under a local address (the loopback), which does not

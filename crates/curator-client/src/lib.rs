@@ -9,9 +9,9 @@
 //!
 //! * Identities. A node, an owner and an agent each make an Ed25519 key, and show its public half alone
 //!   ([`identity`][]). The id of a node follows from its key ([`node_id`][]).
-//! * Certificates. Each cluster has one certificate authority, which signs the certificates of its nodes and owners
-//!   ([`pki`][]). Serial numbers, validity and renewal are in [`certificate`][]. [`peer_identity`][] decides whom a
-//!   certificate identifies.
+//! * Certificates. Each cluster has one certificate authority, which signs the certificates of its nodes, owners and
+//!   etcd members ([`pki`][]). Serial numbers, validity and renewal are in [`certificate`][]. [`peer_identity`][]
+//!   decides whom a certificate identifies.
 //! * Connections. [`tls`][] has the TLS configurations of both ends. [`curator_channel`][] connects to one curator.
 //!   [`leader_channel`][] finds the curator that leads and follows it.
 //! * Records. [`node`][] is the record of a node, with the status that it reports ([`node_status`][],
@@ -26,7 +26,8 @@
 //! * Only TLS 1.3 and only Ed25519 keys are accepted, because nothing else is ever certified here.
 //! * A certificate identifies at most one kind of peer: a node's is never accepted as an owner's, nor the other way
 //!   round. A certificate that fits no kind is rejected.
-//! * A record that breaks a rule is neither written nor read, so no decision has to handle one.
+//! * The record of a node that breaks a rule is neither written nor read, so no decision has to handle one. Other
+//!   records are validated where they are read.
 //! * An epoch of the cluster is stored durably before it is followed. No curator of a lower epoch is followed after
 //!   that.
 //! * No error and no `Debug` output shows a secret.

@@ -1,8 +1,8 @@
 //! Node status: what a node reports of itself, validated.
 //!
-//! A node reports its address, its release, its services and its Kubernetes components. The curator stores the newest
-//! report in the node's record and sends it to all watchers, so the number and the length of its parts are limited. A
-//! report that breaks a limit is rejected as a whole.
+//! A node reports its address, the port of its curator, its release, its boot, its services and its Kubernetes
+//! components. The curator stores the newest report in the node's record and sends it to all watchers, so the number
+//! and the length of its parts are limited. A report that breaks a limit is rejected as a whole.
 //!
 //! The time in a status is that of the curator which received it. A node's clock may be wrong.
 

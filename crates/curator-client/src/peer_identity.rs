@@ -5,7 +5,7 @@
 //!
 //! * A certificate of our authority is that of a *node* if it is valid for servers and its two names are the id of its
 //!   key. It is that of an *owner* if it is valid for clients alone and says so. A certificate that is neither is
-//!   rejected: our authority signs nothing else.
+//!   rejected, also that of an etcd member, which our authority signs for the connections between members alone.
 //! * A certificate that its own key signed proves nothing but that key: its peer *registers*.
 //! * A certificate of another authority is rejected, rather than treated as no certificate: its peer means to talk to
 //!   another cluster.

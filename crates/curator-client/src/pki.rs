@@ -1,17 +1,18 @@
 //! The cluster's certificate authority: node, owner and etcd peer certificates.
 //!
-//! One Ed25519 key, created when a cluster is bootstrapped, signs the certificates of all its nodes and owners. It
-//! leaves the cluster only inside a snapshot. Everybody knows the certificate that the authority signed for itself. A
-//! node's certificate has the node id as its common name and as its only DNS name, and is valid for both ends of a
-//! connection. An owner's certificate is valid for the client's end alone and has no DNS name. So neither is ever taken
-//! for the other ([`peer_identity`](crate::peer_identity)).
+//! One Ed25519 key, created when a cluster is bootstrapped, signs the certificates of all its nodes, owners and etcd
+//! members. It leaves the cluster only inside a snapshot. Everybody knows the certificate that the authority signed for
+//! itself. A node's certificate has the node id as its common name and as its only DNS name, and is valid for both ends
+//! of a connection. An owner's certificate is valid for the client's end alone and has no DNS name. So neither is ever
+//! taken for the other ([`peer_identity`](crate::peer_identity)).
 //!
 //! A certificate is for a key that its holder generated and never shows. A repeated request with the same key gets
 //! another certificate for the same node, so a lost response loses nothing.
 //!
 //! Certificates expire. A stolen one is then worthless by itself, and a revocation needs to be stored no longer than
 //! that. A node requests a new certificate when a third of the lifetime is left. A node that was down for longer joins
-//! again with its key alone.
+//! again with its key alone. Only the certificate of an etcd member lasts as long as the authority ([`PEER_LIFETIME`]
+//! says why).
 //!
 //! Time, serial numbers and keys come from the caller.
 

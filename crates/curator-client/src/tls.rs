@@ -1,9 +1,9 @@
 //! Mutual TLS 1.3 between curators and their callers: certificate checks and configurations.
 //!
-//! Both ends prove the keys of the certificates that they show. A curator requests a certificate and accepts any: the
-//! peer is identified for each call, with the revocations of that moment, and a rejection has a message
-//! ([`crate::peer_identity`]). A handshake offers neither. A caller accepts only a node of the cluster that it
-//! means, and if it knows which node to expect, only that one.
+//! Both ends prove the keys of the certificates that they show. A curator requests a certificate and accepts any, also
+//! none. It identifies the peer for each call and not in the handshake ([`crate::peer_identity`]): so the newest
+//! revocations count, and a rejection has a message. A caller accepts only a node of the cluster that it means, and if
+//! it knows which node to expect, only that one.
 //!
 //! Only TLS 1.3 with Ed25519 is allowed, because nothing else is ever certified here. The crate `transport` verifies
 //! the signatures, and resumes no session.

@@ -1,9 +1,9 @@
 //! Cluster membership on etcd: nodes, roles, certificates, tickets and Kubernetes keys.
 //!
 //! A curator is a server that runs on every consensus member of a cluster, beside its etcd member. One curator leads
-//! and is the only one that writes; the others tell callers who leads. Nodes and owners call it with certificates of
-//! the cluster. The contract is `proto/shepherd/curator/v1`. What callers share with the curator (records of nodes, the
-//! authority, TLS) is in the crate `curator-client`, and all access to etcd in the crate `etcd`.
+//! and is the only one that writes records; the others tell callers who leads. Nodes and owners call it with
+//! certificates of the cluster. The contract is `proto/shepherd/curator/v1`. What callers share with the curator
+//! (records of nodes, the authority, TLS) is in the crate `curator-client`, and all access to etcd in the crate `etcd`.
 //!
 //! # How it works
 //!

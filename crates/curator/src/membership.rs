@@ -4,20 +4,21 @@
 //! other, so a leader that dies in between leaves them different. Its successor compares them at every tick and makes
 //! *one* change; the next tick sees the result. etcd is authoritative:
 //!
-//! 1. A member whose node has no record, or is not up, is removed.
+//! 1. A member is removed if it belongs to no node, if its node has no record, is not up, or has another member.
 //! 2. A node that is a member and has no role, or the role of an earlier membership, gets the role. So does a node
 //!    whose member has not started while other members came or went, because etcd starts only with the current list of
 //!    members.
 //! 3. A node that has the role and is no member loses the role, and with it the role of Kubernetes controller.
 //!
-//! No order overrides the quorum rule: a member is removed only if the members that remain, started and
-//! reachable, are a quorum of themselves. etcd has a similar check, but counts members that *were* started, and so
+//! No order overrides the quorum rule: a member that votes is removed only if enough of the voters that remain are
+//! started and reachable to be their quorum. etcd has a similar check, but counts members that *were* started, and so
 //! would let two dead members outvote the last living one.
 //!
 //! A member list that lacks the leader which reads it is stale or belongs to another cluster. It is not acted on.
 //!
-//! A member joins without a vote, as a learner, and etcd accepts one learner at a time. It gets its vote once it has
-//! started and if its node is still up.
+//! A member joins without a vote, as a learner, and etcd accepts one learner at a time. It gets its vote once it is
+//! started and reachable, if its node is still up, and if a quorum of the voters, itself included, is then reachable.
+//! The curator whose etcd leads gives it the vote, whichever curator leads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

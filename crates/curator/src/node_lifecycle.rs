@@ -291,7 +291,7 @@ pub fn apply_status_report(
 
 /// Checks that the certificate of a node for this key is still accepted, whatever the certificate contains.
 ///
-/// This is checked on every connection and for every call, because a certificate may outlive the trust in its holder.
+/// This is checked for every call that needs a certificate, because a certificate may outlive the trust in its holder.
 pub fn check_credentials(known: Option<&Node>, id: NodeId, key: &PublicKey) -> Result<(), LifecycleError> {
     let known = known.ok_or(LifecycleError::Unknown(id))?;
     check_key(known, key)?;

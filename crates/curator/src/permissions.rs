@@ -2,13 +2,14 @@
 //!
 //! There is one table, with a row for each call. A call without a row is rejected, and a test fails for it. Handlers do
 //! not check the kind of peer: the auth router does, before anything of a request is read. The only fact of a request
-//! that authorization needs is the node that it concerns.
+//! that authorization needs is the node that it concerns, which the handler has checked (`authorize_node`).
 //!
 //! There are four kinds of peers. A *node* has a certificate of the cluster and acts on itself alone; of other nodes it
 //! reads what every node may know. An *owner* has a certificate of the cluster, too, and gives orders. A *registrant*
 //! proves a key by a certificate that it made itself, and nothing else. And there are peers that prove nothing.
 //!
-//! A curator that does not lead serves only the calls that find the leader: any other response could be stale.
+//! A curator that does not lead serves only the service Leader, which names the leader and has the certificate of the
+//! authority: any other response could be stale.
 
 use curator_client::node_id::NodeId;
 use curator_client::peer_identity::Peer;

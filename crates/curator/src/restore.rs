@@ -38,8 +38,8 @@
 //! # A crash in the middle
 //!
 //! The cluster's own record is written last, with the authority and the node that restores. As long as it is missing,
-//! everything in etcd is deleted and written again. Nobody else can read or write in between, because no curator runs
-//! before that.
+//! all records of the curator in etcd are deleted and written again. Nobody else can read or write in between, because
+//! no curator runs before that.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

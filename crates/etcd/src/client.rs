@@ -1,9 +1,9 @@
 //! The etcd client: reads, unguarded writes and errors, with a deadline on every call.
 //!
-//! A client belongs to one namespace of one cluster. It is cheap to clone, and connects when it is first used. Reads
-//! are linearizable: they need a quorum, and see every write that was acknowledged before they began. A response that
-//! does not come within the deadline is an error. etcd gets the same deadline, so that it does not go on with work that
-//! nobody waits for.
+//! A client belongs to one namespace of one cluster. It is cheap to clone, and connects when it is first used. Reads of
+//! keys are linearizable: they need a quorum, and see every write that was acknowledged before they began. A response
+//! that does not come within the deadline is an error. etcd gets the same deadline, so that it does not go on with work
+//! that nobody waits for. A stream has the deadline for the head of its response alone.
 //!
 //! Writes of a leader are in [`guard`](crate::guard), changes of the membership in [`members`](crate::members). Both
 //! are methods of the same client.

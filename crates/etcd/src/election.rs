@@ -18,10 +18,11 @@
 //!
 //! # Rounds
 //!
-//! One lease is one round. A round ends with its lease or its key, and the next begins with a new lease after a pause.
-//! A leader that is elected again therefore has another guard. Each round first deletes the keys that an earlier
-//! process of this candidate left: keys with its name that this round did not create. Their lease may have seconds to
-//! live, and they would send every client to a candidate that does not respond.
+//! One lease is one round. A round ends with its lease or its key, or when it cannot begin because etcd does not
+//! answer. The next begins with a new lease after a pause. A leader that is elected again therefore has another guard.
+//! Each round first deletes the keys that an earlier round or process of this candidate left: all keys with its name,
+//! since this round has not created its own yet. Their lease may have seconds to live, and they would send every client
+//! to a candidate that does not respond.
 
 use std::convert::Infallible;
 use std::time::Duration;

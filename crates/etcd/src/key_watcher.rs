@@ -7,8 +7,8 @@
 //! # What a watcher delivers
 //!
 //! * The newest value of each key, never the history: values that came and went between two calls of
-//!   [`KeyWatcher::next_event`] are not delivered. However slow the caller is, at most one value for each key is
-//!   stored.
+//!   [`KeyWatcher::next_event`] are not delivered. However slow the caller is, at most two values for each key are
+//!   stored: the newest, and the one that was delivered last.
 //! * First the keys that exist at the start, then [`KeyEvent::BacklogDone`] exactly once, then changes.
 //! * A deletion is an event, also of a key that was deleted while the watch was broken: a key that was delivered before
 //!   and is missing from a newer listing counts as deleted. A key that came and went before it was delivered causes no

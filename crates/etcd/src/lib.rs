@@ -13,19 +13,22 @@
 //!   ([`election_view`][], without I/O).
 //! * [`key_watcher`][]: list and watch, the newest value of each key. It is fed by `watch_cache`, which merges events
 //!   and listings (without I/O).
-//! * [`members`][]: adds, promotes and removes members of etcd. `connected_peers` finds which members are connected.
+//! * [`members`][]: lists, adds, promotes and removes members of etcd. `connected_peers` finds which members are
+//!   connected.
 //! * [`snapshot_file`][]: saves all data of etcd to a file and verifies its digest.
 //! * [`key_space`][]: the key of every record. [`record`][]: the format number of a record, and errors of reading one.
 //! * [`retry`][]: the delays before the next attempt.
 //!
 //! # Invariants
 //!
-//! * Every call has a deadline. A call that ran out of time may have been carried out, and its error says so. The
-//!   caller reads again before it repeats a write.
+//! * Every call has a deadline; that of a stream (a watch, a lease that is kept alive, a snapshot) ends with the head
+//!   of its response. A call that ran out of time may have been carried out, and its error says so. The caller reads
+//!   again before it repeats a write.
 //! * A leader writes only with proof. A write carries the key that won the election, with its create revision, and the
-//!   mod revision of the record that it was made from. etcd compares both in the transaction that writes. Writes
-//!   without a guard have `unguarded` in their name: they are for records that exist before anybody can lead, and for
-//!   records whose keys are never written twice.
+//!   mod revision of the record that it was made from. etcd compares both in the transaction that writes. A caller may
+//!   leave out the second one (`ExpectedRevision::Any`) where the former content does not matter. Writes without a
+//!   guard have `unguarded` in their name: they are for records that exist before anybody can lead, and for records
+//!   whose keys are never written twice.
 //! * Nothing acts on a single past observation. An election and a watcher watch etcd as long as they exist, report when
 //!   they lose the connection, and start again by themselves.
 //! * A record has one key, one writer and several readers. An unreadable record is an error that names its key; it is
@@ -48,7 +51,7 @@
 //!   `format` field. When a field is added that must not be lost, [`record::FORMAT`][] grows: an older release then
 //!   rejects the record instead of writing it back without the field.
 //! * A new call to etcd is added to the contract first, with etcd's own names and numbers. It goes through
-//!   `Client::call_unary` or `Client::open_stream`, which set the deadline and classify errors.
+//!   `Client::call_unary` or `Client::open_stream`, which limit the wait and classify errors.
 //! * etcd 3.4 is the oldest version that is supported. Its watches can lose events ([`key_watcher`][]), and its list of
 //!   members may be outdated ([`members`][]).
 //! * `tests/all/etcd` runs this crate against real etcd servers, and `tests/all/on_etcd_3_4.txt` names the tests that

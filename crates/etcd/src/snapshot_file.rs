@@ -3,7 +3,7 @@
 //! etcd sends its database file and then the SHA-256 of it, and `etcdctl snapshot restore` takes exactly this (`etcdutl
 //! snapshot restore` from etcd 3.6 on). The file gets its final name only when all of it is on the disk and the digest
 //! is right, so a file of that name is a snapshot. A crash leaves a file with `.partial` behind the name, which the
-//! next snapshot overwrites.
+//! next snapshot of that name replaces.
 //!
 //! The digest proves that nothing was lost on the way, not who sent it. A snapshot holds every secret of the cluster,
 //! so only the owner can read the file (0600).

@@ -2,8 +2,8 @@
 //!
 //! A node reaches the etcd on its own host by a UNIX socket, and others by TLS with client certificates.
 //!
-//! There may be several endpoints, all of one cluster. Each new connection begins with the endpoint after that of the
-//! connection before. The kernel still accepts connections for an etcd process that is stopped, so a fixed order would
+//! There may be several endpoints, all of one cluster. Each new connection begins its search one endpoint further than
+//! the one before. The kernel still accepts connections for an etcd process that is stopped, so a fixed order would
 //! choose that etcd each time.
 
 use std::future::Future;

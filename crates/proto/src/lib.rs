@@ -1,8 +1,8 @@
 //! Generated gRPC contracts, one module per package of `proto/`, and the codec that decodes them.
 //!
 //! The contracts are the `.proto` files in the folder `proto/` of the repository, with their documentation. `build.rs`
-//! compiles them to Rust with every build. Only [`codec`][] is written by hand. There is no logic in this crate, and it
-//! imports no other crate of the workspace, so every crate may import it.
+//! compiles them to Rust. Only [`codec`][] is written by hand. This crate imports no other crate of the workspace, so
+//! every crate may import it.
 //!
 //! # How it works
 //!
@@ -21,8 +21,8 @@
 //!
 //! # Notes for the next implementor
 //!
-//! * A new file goes into `INTERNAL_CONTRACTS` or `PUBLIC_CONTRACTS` of `build.rs`. A public one appears in reflection
-//!   and in the JSON API.
+//! * A new file goes into `INTERNAL_CONTRACTS` or `PUBLIC_CONTRACTS` of `build.rs`, unless a file that is listed there
+//!   imports it. A public one appears in reflection and in the JSON API.
 //! * Name requests `…Request` and responses `…Response`: the codec distinguishes them by that.
 //! * A message with a map needs an entry in `build.rs` if its bytes are stored, compared or hashed.
 
@@ -61,7 +61,7 @@ pub mod curator {
     }
 }
 
-/// The part of etcd's v3 API that the curator uses.
+/// The part of etcd's v3 API that the crate `etcd` uses.
 #[cfg(feature = "etcd")]
 #[allow(
     missing_docs,

@@ -24,10 +24,11 @@
 //! If a status existed, another leader reconciled before, and its requests may be under way, which no lease can call
 //! back. They get a [settle time](ReconcileTiming::settle_time) to arrive. Then passes are made until the first one
 //! succeeds. Then the status of this program is written, which may promise more, or exclude less, only now. After that
-//! a pass is made every thirty seconds, and when others have changed objects.
+//! a pass is made every thirty seconds, and when others have changed objects or the configuration of the cluster has
+//! changed.
 //!
-//! Before each of these steps the status is read again, as the leader. A program that is no longer the leader learns it
-//! here, and a status that was deleted or replaced restarts the whole sequence.
+//! Before each of these later passes the status is read again, as the leader. A program that is no longer the leader
+//! learns it here, and a status that was deleted or replaced restarts the whole sequence.
 //!
 //! A status that cannot be read is none of the rows. It may exclude what this program would let start, so nothing is
 //! done until it can be read, or is deleted.

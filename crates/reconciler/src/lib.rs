@@ -14,8 +14,9 @@
 //! Three kinds of records in etcd are enough to agree: the records of nodes, which have the release that each node
 //! runs; one status record, which only the leader writes; and the candidates of an election.
 //!
-//! * Each controller waits at the [`gate`][] before its components start, until its record shows its release and the
-//!   status allows that release ([`gate_wait`][] does the waiting).
+//! * The API server of a controller does not wait. Before the components that rely on the objects start, the controller
+//!   waits at the [`gate`][], until its record shows its release and the status allows that release ([`gate_wait`][]
+//!   does the waiting).
 //! * Each controller of the newest release takes part in the election ([`service`][]). The releases of all controllers
 //!   are read from the records of their nodes ([`controller_releases`][]).
 //! * The leader follows the steps of [`leadership`][]: it reads the status, excludes controllers that its objects would
@@ -29,8 +30,8 @@
 //!
 //! # Invariants
 //!
-//! * A controller starts only while its release is at least the lowest compatible one of the status, and the version of
-//!   the status is at least what it needs.
+//! * A controller passes the gate only while its release is at least the lowest compatible one of the status, and the
+//!   version of the status is at least what it needs.
 //! * The lowest compatible release is raised only in a transaction that proves that no controller is older.
 //! * Objects change only while the status promises no more than holds before *and* after, or while no status exists.
 //! * The status is written only by the holder of the lease, over the revision that it has read.
@@ -38,8 +39,8 @@
 //! * When all is done, the status describes exactly the release that did it. An object whose name is taken by another
 //!   owner is reported as a problem, and does not keep the status from becoming done. Otherwise anyone who may create
 //!   an object could hold up all controllers.
-//! * An object is deleted only if it has our label, and only while its uid and its resource version are the evaluated
-//!   ones.
+//! * An object is deleted only if it has our label or is the Node object of one of our nodes, or to replace an object
+//!   of the release. It is deleted only while its uid and its resource version are the evaluated ones.
 //! * Writes to Kubernetes cannot be bound to a lease in etcd. Writes of a former leader may still arrive. The next pass
 //!   repairs what they spoil.
 //!

@@ -1,10 +1,10 @@
 //! The role server: the program that runs on each machine.
 //!
-//! A shepherd takes a machine over once, by SSH: it uploads this program and calls `roleserver enroll`. From then on
-//! the machine calls its shepherds with a heartbeat each interval, for as long as it lives. No shepherd ever connects
-//! to it. Whatever a shepherd wants from the machine comes with the response to a heartbeat: other settings, another
-//! release, the order to become a node of a cluster, a request for logs. The roles of a node and what it has to run
-//! come from the curator of its cluster.
+//! A shepherd takes a machine over by SSH: it uploads this program and calls `roleserver enroll`. From then on the
+//! machine calls its shepherds with a heartbeat each interval, for as long as it lives. No shepherd connects to the
+//! agent; only the curator of a cluster, if it runs here, takes calls. Whatever a shepherd wants from the machine comes
+//! with the response to a heartbeat: other settings, another release, the order to become a node of a cluster, a
+//! request for logs. The roles of a node and what it has to run come from the curator of its cluster.
 //!
 //! # How it works
 //!
@@ -36,8 +36,8 @@
 //!
 //! # Invariants
 //!
-//! * The machine has the last word. It stores the highest fence and the highest epoch that it has seen, and rejects
-//!   lower ones, whatever a database says.
+//! * The machine has the last word. It stores the highest fence of each lane and the highest epoch that it has seen,
+//!   and rejects lower ones, whatever a database says.
 //! * Heartbeats go on. No full disk, hanging device, bad setting or failing part ends the loop.
 //! * A start finds what an earlier one has begun. Files are written in an order that allows this after every single
 //!   write, and a program is recorded before it runs.
@@ -47,7 +47,7 @@
 //!   began.
 //! * A decision is a function of its inputs, without I/O. A module that does nothing else is marked as *pure* in its
 //!   first line.
-//! * No SQL, no HTTP server and no SSH are linked. `tests/all/dependencies.rs` reads `cargo tree`.
+//! * No SQL, no HTTP framework (axum) and no SSH are linked. `tests/all/dependencies.rs` reads `cargo tree`.
 //!
 //! # Notes for the next implementor
 //!

@@ -8,7 +8,8 @@
 //! # How it works
 //!
 //! * [`machine`][] is a pure state machine: event and time in, new state and effects out. The effects are the changes
-//!   of its [`observable`][] state. All random values come from a [`seed`][], so a run can be repeated.
+//!   of its [`observable`][] state. Its random values come from a [`seed`][], so the same events have the same effects.
+//!   Keys of agents and addresses of nodes are really random, and stored.
 //! * [`faults`][] defines the faults, and when they occur by chance. [`fault_command`][] injects one.
 //! * `fleet` owns all machines, steps them, and carries out the effects: it opens and closes SSH servers (`ssh`, each
 //!   on a `port` of its own), and starts and stops agents (`agent`). `severable_stream` cuts the connections of a

@@ -1,7 +1,8 @@
-//! The API of a runnable: the typestates `Starting`, `Healthy` and `Done`, and the scope of a run.
+//! The API of a runnable: the typestates `Starting` and `Healthy`, and the scope of a run.
 //!
 //! The steps of a run are types, so that the compiler checks what each of them may do. A [`Starting`] starts children
-//! and becomes a [`Healthy`], once; that becomes [`Done`], once. Only a runnable that returns [`Done`] has not failed.
+//! and becomes a [`Healthy`], once; that becomes [`Done`], once. A runnable that returns neither [`Done`] nor the
+//! cancellation of its own run has failed.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! The SSH client key: load or create.
 //!
-//! The shepherd logs in with it (`--ssh_key_path`). It is one Ed25519 key in OpenSSH's format, so that `ssh -i` can use
-//! the same file. If it is absent it is created, once, even when several shepherds start at the same time on one disk:
-//! the new key is written beside its path and moved there by a hard link. The link fails if another shepherd was
-//! faster; that one's key is then read. A key that others can read is rejected, as OpenSSH rejects it, because its
-//! reader can be root on every machine.
+//! The shepherd logs in with it (`--ssh_key_path`). It is an Ed25519 or ECDSA key in OpenSSH's format, without a pass
+//! phrase, so that `ssh -i` can use the same file. If it is absent an Ed25519 key is created, once, even when several
+//! shepherds start at the same time on one disk: the new key is written beside its path and moved there by a hard link.
+//! The link fails if another shepherd was faster; that one's key is then read. A key that others can read is rejected,
+//! as OpenSSH rejects it, because its reader can be root on every machine.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};

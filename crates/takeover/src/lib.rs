@@ -29,15 +29,16 @@
 //!
 //! # Invariants
 //!
-//! * Nothing here outlives the deadline of the caller. SSH cannot carry a fence, so work whose lease has ended must not
-//!   still use its connection. Every wait has a limit, and dropping a future shuts its socket down at once. Before each
-//!   step a callback of the caller says whether it still may work on the machine.
+//! * Nothing here outlives the deadline of the caller, except that a command may be sent a `TERM` for 0.1 s after it.
+//!   SSH cannot carry a fence, so work whose lease has ended must not still use its connection. Every wait has a limit,
+//!   and dropping a future shuts its socket down at once. Before each step of a takeover a callback of the caller says
+//!   whether it still may work on the machine.
 //! * A host whose key is not accepted receives nothing beyond the key exchange: no user name, no key, no password.
 //! * An upload is whole or absent, and a takeover can be started again from the beginning after any failure. Enrolment
 //!   is idempotent and carries the fence, which the machine compares.
 //! * A machine cannot fill the memory of a shepherd: output beyond a cap is counted and dropped, and channels that a
 //!   server opens are rejected.
-//! * Output of a machine is sanitized before it becomes part of an error.
+//! * The output of commands and the message of a disconnect are sanitized before they become part of an error.
 //!
 //! # Notes for the next implementor
 //!

@@ -1,8 +1,8 @@
 //! SSH errors, and where to look for their cause.
 //!
 //! A loop that sees only "SSH failed" can only retry. The next action depends on where the cause lies: on the machine
-//! (a recovery may help), in the network (many machines fail alike), or in the configuration (only a person can help).
-//! [`SshError::blame`] returns it for every error.
+//! (a recovery may help), in the network (many machines fail alike), in the configuration (only a person can help), or
+//! nowhere (the time of the caller ran out). [`SshError::blame`] returns it for every error.
 
 use std::io;
 use std::time::Duration;

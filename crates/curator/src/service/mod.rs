@@ -12,10 +12,11 @@
 //! * There is a file per gRPC service: `leader_service` is served by every curator, `registration`, `nodes`,
 //!   `declarations`, `kubernetes`, `management`, `tickets`, `credentials` and `snapshots` by the leader alone.
 //! * `leader_context` is what a curator has while it leads. [`store`][] reads and writes records under the guard of the
-//!   election. `record_cache` watches etcd once for all watches of clients, and [`node_watch_cache`][] keeps the nodes
-//!   in it by the order of their changes.
+//!   election. `record_cache` watches etcd once for all watches of clients (except those that follow the leader), and
+//!   [`node_watch_cache`][] keeps the nodes in it by the order of their changes.
 //! * In the background the leader makes etcd's members and the records agree (`etcd_members`), moves key rotations on
-//!   and repairs allocations (`kubernetes_controller`), and deletes expired records.
+//!   and repairs allocations (`kubernetes_controller`), and deletes expired records. A learner is promoted by the
+//!   curator whose etcd leads etcd, whether that curator leads or not.
 //! * [`error`][] has the errors of all calls, with their gRPC codes.
 //!
 //! # Invariants

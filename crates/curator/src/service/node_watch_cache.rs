@@ -2,7 +2,8 @@
 //!
 //! A watcher keeps one number, that of the last change it received, and queries what came after. Of each node it gets
 //! the newest state alone, a deletion included, however often the node changed meanwhile. So nothing is stored per
-//! watcher, slow or fast, and a thousand watchers cost no more memory than one. No I/O.
+//! watcher, slow or fast, and a thousand watchers cost no more memory than one. The last 10,000 deletions are
+//! remembered; a watcher that was away for more of them has to start a new watch. No I/O.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,8 +1,9 @@
 //! The leader's watch cache of etcd records.
 //!
 //! One task watches etcd for all watches of clients, and for the auth router, which checks with every call whether the
-//! certificate is still accepted. So watchers cost etcd nothing. The cache is a moment behind etcd. Before a
-//! peer is rejected because of its node's cached state, etcd is read. A revocation returns once the cache shows it.
+//! certificate is still accepted. So watchers cost etcd nothing. The one exception is the call that follows the leader
+//! (`leader_service`): each of its clients has a watch in etcd. The cache is a moment behind etcd. Before a peer is
+//! rejected because of its node's cached state, etcd is read. A revocation returns once the cache shows it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};

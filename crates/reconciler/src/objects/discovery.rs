@@ -1,7 +1,8 @@
 //! API discovery: which kinds the API server serves.
 //!
-//! It runs in the first pass, when the configuration has changed, and once an hour, because others may add and remove
-//! kinds. It does not run in each pass.
+//! It runs in the first pass, when the configuration has changed, and in every 120th pass (once an hour if nothing
+//! changes), because others may add and remove kinds. In other passes only the kinds of add-ons that were not found
+//! before are looked up.
 
 use std::collections::{BTreeMap, BTreeSet};
 

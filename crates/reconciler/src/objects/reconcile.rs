@@ -5,7 +5,7 @@
 //! One list for each kind that has objects of ours, or may have: the release's six, those of the add-ons, and nodes.
 //! Then one request for each object that is not as it should be. The kinds that a server serves, and objects that are
 //! not declared any more in other kinds, are looked up in the first pass, in the one after a change of the
-//! configuration, and once an hour.
+//! configuration, and in every 120th pass.
 //!
 //! # What makes a pass fail
 //!
@@ -41,7 +41,7 @@ use crate::objects::problem::{Problem, ProblemSubject};
 use crate::objects::watch_cache::parse_version;
 use crate::objects::{ObjectReconciler, ReconcileError, ReconcileSummary, node_reconcile};
 
-/// A full scan over all kinds is made once in this many passes, which is once an hour.
+/// A full scan over all kinds is made once in this many passes: once an hour if nothing changes.
 const FULL_SCAN_EVERY: u32 = 120;
 
 /// The objects of this release in one Kubernetes, reconciled through one of its API servers.

@@ -1,6 +1,7 @@
 //! The heartbeat loop: failover between servers, and settings that fall back.
 //!
-//! A heartbeat goes to the endpoint that worked last. After a failure the next endpoint is tried, for ever.
+//! A heartbeat goes to the endpoint that worked last. After a failure the next endpoint is tried, for ever, unless any
+//! server would reject this heartbeat.
 //!
 //! New settings that come with a response are used at once. The settings that carried the response stay as a fallback
 //! until the new ones have worked: a wrong certificate that is pushed to a fleet must not cut it off.
@@ -8,7 +9,8 @@
 //! A connection that works stays open. Whenever a shepherd starts or stops, the whole fleet gets new endpoints at once,
 //! and a database outage affects the whole fleet too. If every agent made a new TLS handshake each time, the shepherds
 //! could do nothing but handshakes. So the endpoint in use stays in use while it is among the new ones, and an error
-//! response does not count as a broken connection. The other endpoints are shuffled. Otherwise all agents of a shepherd
+//! response of the only endpoint breaks the connection only every fourth time in a row. With several endpoints, an
+//! error response moves the agent to the next one. The other endpoints are shuffled. Otherwise all agents of a shepherd
 //! that stops would go to the same next one.
 
 use std::error::Error as _;

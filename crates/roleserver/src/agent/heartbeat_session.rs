@@ -6,9 +6,9 @@
 //! over its content.
 //!
 //! The first heartbeat of an incarnation is empty, so that nothing (a disk that responds slowly, a report that is too
-//! large) keeps a machine from showing that it lives. The second carries the hardware report, and so does every one
-//! after a response that requests it. A report that the server rejects as malformed is left out of one heartbeat for
-//! the same reason.
+//! large) keeps a machine from showing that it lives. The second carries the hardware report if it was read in time,
+//! and so does every one after a response that requests it. A report that the server rejects as malformed is left out
+//! of one heartbeat for the same reason.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

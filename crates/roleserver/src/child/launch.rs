@@ -1,9 +1,10 @@
 //! Launch a child: join its control group, record the process, execute the program.
 //!
 //! `roleserver launch` is only ever started by a role server. It reads a [`LaunchOrder`] from its standard input,
-//! leaves the session of the process that started it, joins the control group, records its own process, and executes
-//! the program. A process keeps its pid and its start time over `execve`, so the record stays true. If it fails, it
-//! writes the reason to its standard output. If the program runs, that output is closed with nothing written to it.
+//! leaves the session of the process that started it, joins the control group, records its own process (unless it is a
+//! health probe), and executes the program. A process keeps its pid and its start time over `execve`, so the record
+//! stays true. If it fails, it writes the reason to its standard output. If the program runs, that output is closed
+//! with nothing written to it.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};

@@ -6,9 +6,11 @@
 //! ensure this at every moment, whenever the power fails or a process is killed:
 //!
 //! * A program is started through this one ([`launch`][]): the new process joins its control group, records its own
-//!   process, and only then executes the program. So every program of ours is recorded.
+//!   process, and only then executes the program. So every program of ours is recorded, except for health probes, which
+//!   end soon.
 //! * The program and all that it starts are in a control group of its own ([`cgroup`][]). Before anything is started in
-//!   a group, whatever is still in it is killed, including processes that were never recorded.
+//!   a group, whatever is still in it is killed, including processes that were never recorded. Only programs that have
+//!   to survive their parent (the shims of containerd) are left.
 //!
 //! # How the files fit
 //!
@@ -22,8 +24,8 @@
 //! # Invariants
 //!
 //! * Two children of one name never run at once.
-//! * A running program whose digest matches is adopted, with its pid and its connections. What the digest leaves out,
-//!   such as limits, is applied without a restart.
+//! * A running program whose digest matches is adopted, with its pid and its connections. Limits are not in the digest,
+//!   and are applied without a restart.
 //! * A recorded process gets a signal only if pid, boot and start time are those of the record.
 //! * A child has the environment of its specification and nothing else. It shares no terminal and no session with the
 //!   role server, and since Linux 5.11 no descriptor.

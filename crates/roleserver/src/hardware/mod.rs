@@ -4,10 +4,10 @@
 //! by hand, and every parser is a function of bytes.
 //!
 //! * [`dmi`][]: data of the firmware: maker, product, serial number, memory modules, UEFI support.
-//! * [`memory`][], [`cpu`][]: data of firmware and kernel together.
+//! * [`memory`][]: data of firmware and kernel together. [`cpu`][]: data of the kernel.
 //! * [`block`][]: block devices from sysfs; [`nvme`][], [`scsi`][] and [`ata`][] query the devices themselves.
 //! * [`network`][]: ports from sysfs and ethtool.
-//! * [`ioctl`][]: the three kernel calls behind that, the only unsafe code.
+//! * [`ioctl`][]: the three kernel calls behind that, the only unsafe code of the inventory.
 //!
 //! # Invariants
 //!

@@ -18,10 +18,11 @@
 //! # Invariants
 //!
 //! * Four requests are carried out at a time, each of at most a MiB of lines, in parts of 64 KiB. A log is followed for
-//!   as long as a shepherd reports that it is wanted.
+//!   as long as a shepherd reports that it is wanted, for two hours at the most.
 //! * Nothing of this waits in the heartbeat loop.
 //! * A name in a request is looked up among the logs of the machine, so it leads to no other file.
-//! * A part has a number. It is sent again until a shepherd has it, and is stored once.
+//! * A part has a number. It is sent again until a shepherd has it, and is stored once. After two minutes of failures
+//!   the upload is given up.
 
 pub mod own_log;
 pub mod ring;

@@ -4,7 +4,7 @@
 //! the runs to cancel and the runs to start. `restart.rs` decides which these are.
 //!
 //! Each node counts the runs at and below it that have not returned. So the cost of an event depends on the depth of
-//! the tree or the size of the group, never on the size of the tree.
+//! the tree and the size of the group. Only a restart costs more: it removes all nodes below.
 
 mod restart;
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Cancellation and restart: which nodes a death cancels, and when each of them is started again.
 //!
-//! A node is restarted when three things are true. It was cancelled, itself or by an ancestor. It is the topmost of the
-//! cancelled nodes above it. It and everything below it has returned.
+//! A node is restarted when three things are true. It was cancelled, and not only because an ancestor was. No ancestor
+//! of it is cancelled. It and everything below it has returned. Once the tree is closed, no node is restarted.
 //!
-//! To restart a lower node would be wrong: a restart of the topmost node removes everything below it, and its children
-//! are created again by their parents. To restart earlier would be wrong as well: two instances of what the children do
-//! would run at once.
+//! To restart a node below a cancelled one would be wrong: the restart of the upper node removes everything below it,
+//! and parents create their children again. To restart earlier would be wrong as well: two instances of what the
+//! children do would run at once.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -21,10 +21,10 @@
 //! | `kubernetes/bundles/` | `kubernetes` | bundles of programs, by their digests |
 //! | `etcd/` | etcd | its data, its sockets, its TLS files |
 //!
-//! If the order, the key, the authority, the credentials or the epoch is damaged, reading it is an error that an
-//! operator must look at: another key would make it another node, and a guessed epoch could make it follow the wrong
-//! curators. Damaged roles count as absent and never as "no roles": a node that read them so would stop its part of the
-//! control plane. A damaged list of curators counts as empty.
+//! If the order, the key, the authority, the membership, the credentials or the epoch is damaged, reading it is an
+//! error that an operator must look at: another key would make it another node, and a guessed epoch could make it
+//! follow the wrong curators. Damaged roles count as absent and never as "no roles": a node that read them so would
+//! stop its part of the control plane. A damaged list of curators counts as empty.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;

@@ -9,8 +9,9 @@
 //! An API server reloads its serving certificate, the client CAs, the front proxy CAs and the front proxy's client
 //! certificate by itself. A client whose kubeconfig names files reloads its own certificate. Files that are read only
 //! once are part of what a component is started with ([`KeyMaterial::digest`]), so a change restarts it. A new
-//! *generation* of authorities and keys always restarts a component: the rotation of an authority relies on the node's
-//! report that all its components use a generation, and only a component that was started with it certainly does.
+//! *generation* of authorities and keys always restarts a component that reads any of them: the rotation of an
+//! authority relies on the node's report that all its components use a generation, and only a component that was
+//! started with it certainly does.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

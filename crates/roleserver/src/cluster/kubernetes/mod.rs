@@ -55,8 +55,9 @@
 //! * Components that rely on the built-in objects start only once the controller is ready. Once started they keep
 //!   running.
 //! * The reported status is what components were started with, as it was recorded when they started.
-//! * A new bundle or a new generation of keys restarts every component in order: components stop before their
-//!   dependencies. A renewed certificate restarts only components that do not reload it.
+//! * A new bundle restarts every component, and a new generation of keys every component that reads keys (not
+//!   containerd). They restart in order: components stop before their dependencies. A renewed certificate restarts only
+//!   components that do not reload it.
 //!
 //! # Notes for the next implementor
 //!

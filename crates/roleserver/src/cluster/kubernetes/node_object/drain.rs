@@ -1,11 +1,11 @@
 //! Drain the node: cordon it, evict its pods, and wait until they are gone.
 //!
 //! Each pod is evicted through the eviction API, which respects the budgets that its owner declared. Pods of a daemon
-//! set and static pods stay, because they belong to the node.
+//! set and static pods stay, because they belong to the node. Pods that have finished stay, too.
 //!
-//! A drain takes [`DRAIN_TIMEOUT`] at most, or [`API_TIMEOUT`] if no API server responds. After that the kubelet is
-//! stopped anyway, and its pods end with it if the role has ended. The start time is stored, so that a role server that
-//! is replaced in the middle does not start the timeout again.
+//! A drain takes [`DRAIN_TIMEOUT`] at most, or [`API_TIMEOUT`] if no API server responds; without a known API server it
+//! ends at once. After that the kubelet is stopped anyway, and its pods end with it if the role has ended. The start
+//! time is stored, so that a role server that is replaced in the middle does not start the timeout again.
 
 use std::time::Duration;
 
