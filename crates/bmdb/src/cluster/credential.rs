@@ -13,8 +13,8 @@ use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::{NamedLease, lock_named_lease};
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
+use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::credential::{
     ClusterCredential, ClusterCredentialView, IssuedCertificate, MAX_CREDENTIALS, check_holder,
     check_lifetime, credential_state, credential_view, credentials_to_delete,
@@ -122,14 +122,10 @@ impl Bmdb {
         name: String,
         new: ClusterCredentialRequest,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction(REQUESTING, move |tx| {
-                let (order, name, new) = (order.clone(), name.clone(), new.clone());
-                Box::pin(async move { request_credential_in_tx(tx, &order, &name, &new).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order(REQUESTING, order, None, (name, new), |tx, order, (name, new)| {
+            Box::pin(request_credential_in_tx(tx, order, name, new))
+        })
+        .await
     }
 
     /// Requests that the curators reject a certificate soon.
@@ -139,14 +135,10 @@ impl Bmdb {
         name: String,
         credential: String,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction(REVOKING, move |tx| {
-                let (order, name, credential) = (order.clone(), name.clone(), credential.clone());
-                Box::pin(async move { revoke_cluster_credential_in_tx(tx, &order, &name, &credential).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order(REVOKING, order, None, (name, credential), |tx, order, (name, credential)| {
+            Box::pin(revoke_cluster_credential_in_tx(tx, order, name, credential))
+        })
+        .await
     }
 
     /// The certificates of a cluster, and the database's clock when they were read.
@@ -243,10 +235,7 @@ async fn request_credential_in_tx(
     order: &Order,
     name: &str,
     new: &ClusterCredentialRequest,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     check_holder(&new.holder).map_err(|reason| order_rejected("NO_HOLDER", reason))?;
     check_lifetime(new.lifetime).map_err(|reason| order_rejected("NO_LIFETIME", reason))?;
     let (cluster, _) = lock_cluster(tx, name).await?;
@@ -295,7 +284,7 @@ async fn request_credential_in_tx(
     let after = json!({
         "credential": id, "holder": new.holder, "public_key": hex::encode(new.public_key), "lifetime": new.lifetime,
     });
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
+    Ok(OrderEffect::changed(text, None, Some(after)))
 }
 
 async fn revoke_cluster_credential_in_tx(
@@ -303,10 +292,7 @@ async fn revoke_cluster_credential_in_tx(
     order: &Order,
     name: &str,
     credential: &str,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let (cluster, _) = lock_cluster(tx, name).await?;
     let now = database_now(tx).await?;
     let known = read_credentials(tx, cluster).await?;
@@ -323,15 +309,7 @@ async fn revoke_cluster_credential_in_tx(
     if !matches!(is, "requested" | "valid") {
         let text = format!("has nothing to end: the certificate {credential} of {} is {is}", found.holder);
         let same = Some(before);
-        return record_audit(
-            tx,
-            order,
-            None,
-            OrderOutcome { changed: false, message: text },
-            same.clone(),
-            same,
-        )
-        .await;
+        return Ok(OrderEffect::unchanged(text, same));
     }
     begin_dry_run(tx, order).await?;
     sqlx::query_file!("../../sql/cluster/request_credential_revocation.sql", found.id, order.actor.name)
@@ -345,8 +323,7 @@ async fn revoke_cluster_credential_in_tx(
     );
     let ended = ClusterCredential { revoked_by: Some(order.actor.name.clone()), ..found.clone() };
     let after = audit_json(&ended, now);
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, Some(before), Some(after))
-        .await
+    Ok(OrderEffect::changed(text, Some(before), Some(after)))
 }
 
 /// A certificate as the audit stores it.

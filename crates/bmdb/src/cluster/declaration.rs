@@ -12,8 +12,8 @@ use crate::cluster::lock::lock_cluster;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
 use crate::engine::named_lease::{NamedLease, lock_named_lease};
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
+use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::declaration::{
     DeclarationView, MAX_DECLARED_ROLES, check_declaration_size, declaration_digest, encode_declaration,
 };
@@ -51,14 +51,14 @@ impl Bmdb {
         name: String,
         declaration: RoleDeclaration,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction("declaring a role", move |tx| {
-                let (order, name, declaration) = (order.clone(), name.clone(), declaration.clone());
-                Box::pin(async move { declare_role_in_tx(tx, &order, &name, &declaration).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order(
+            "declaring a role",
+            order,
+            None,
+            (name, declaration),
+            |tx, order, (name, declaration)| Box::pin(declare_role_in_tx(tx, order, name, declaration)),
+        )
+        .await
     }
 
     /// Withdraws a declaration, so that no worker has the role any more.
@@ -68,14 +68,10 @@ impl Bmdb {
         name: String,
         role: String,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction("withdrawing a role", move |tx| {
-                let (order, name, role) = (order.clone(), name.clone(), role.clone());
-                Box::pin(async move { undeclare_role_in_tx(tx, &order, &name, &role).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order("withdrawing a role", order, None, (name, role), |tx, order, (name, role)| {
+            Box::pin(undeclare_role_in_tx(tx, order, name, role))
+        })
+        .await
     }
 
     /// A declaration as it is sent to the curators; `None` if it is withdrawn.
@@ -120,10 +116,7 @@ async fn declare_role_in_tx(
     order: &Order,
     name: &str,
     declaration: &RoleDeclaration,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     check_declaration_size(declaration.to_wire())
         .map_err(|reason| BmdbError::OrderRejected { reason: "DECLARATION_TOO_LARGE", message: reason })?;
     let (id, spec) = lock_cluster(tx, name).await?;
@@ -134,15 +127,7 @@ async fn declare_role_in_tx(
     if before.is_some_and(|before| before.digest == hex::encode(digest)) {
         let text = format!("declares {role} so already; nothing was changed");
         let same = before.map(audit_json);
-        return record_audit(
-            tx,
-            order,
-            None,
-            OrderOutcome { changed: false, message: text },
-            same.clone(),
-            same,
-        )
-        .await;
+        return Ok(OrderEffect::unchanged(text, same));
     }
     if before.is_none() && known.len() >= MAX_DECLARED_ROLES {
         let text =
@@ -181,15 +166,7 @@ async fn declare_role_in_tx(
     };
     let output = format!("declares {role}, which runs {}; {next}", services.join(", "));
     let after = json!({ "cluster": name, "role": role, "services": services, "digest": hex::encode(digest) });
-    record_audit(
-        tx,
-        order,
-        None,
-        OrderOutcome { changed: true, message: output },
-        before.map(audit_json),
-        Some(after),
-    )
-    .await
+    Ok(OrderEffect::changed(output, before.map(audit_json), Some(after)))
 }
 
 async fn undeclare_role_in_tx(
@@ -197,10 +174,7 @@ async fn undeclare_role_in_tx(
     order: &Order,
     name: &str,
     role: &str,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let (id, spec) = lock_cluster(tx, name).await?;
     if spec.roles.contains(role) {
         let text = format!(
@@ -212,8 +186,7 @@ async fn undeclare_role_in_tx(
     let known = list_declarations(tx, id).await?;
     let Some(before) = known.iter().find(|known| known.role == role && !known.withdrawn) else {
         let text = format!("declares no role {role:?}; nothing was changed");
-        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
-            .await;
+        return Ok(OrderEffect::unchanged(text, None));
     };
     begin_dry_run(tx, order).await?;
     sqlx::query_file_scalar!("../../sql/cluster/withdraw_declaration.sql", id, role)
@@ -226,15 +199,7 @@ async fn undeclare_role_in_tx(
         .context("withdrawing a role")?;
     end_dry_run(tx, order).await?;
     let text = format!("declares {role} no more; its curators forget it once no node has it");
-    record_audit(
-        tx,
-        order,
-        None,
-        OrderOutcome { changed: true, message: text },
-        Some(audit_json(before)),
-        None,
-    )
-    .await
+    Ok(OrderEffect::changed(text, Some(audit_json(before)), None))
 }
 
 /// A declaration as the audit stores it: its text may be long, and the digest distinguishes it from every other one.

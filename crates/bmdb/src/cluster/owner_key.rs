@@ -16,8 +16,8 @@ use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::{NamedLease, lock_named_lease};
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
+use crate::orders::order::{Order, OrderEffect, OrderResult};
 #[cfg(feature = "sealing")]
 use model::cluster::owner_key::OwnerPublicKey;
 use model::cluster::owner_key::{FormerKey, OwnerKeyRotationRequest, OwnerKeys};
@@ -108,14 +108,10 @@ pub(crate) async fn delete_former_keys(tx: &mut PgConnection, cluster: Uuid) -> 
 impl Bmdb {
     /// Requests that the shepherd's key for a cluster be replaced soon.
     pub async fn rotate_cluster_key(&self, order: Order, name: String) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction(REQUESTING, move |tx| {
-                let (order, name) = (order.clone(), name.clone());
-                Box::pin(async move { request_key_rotation_in_tx(tx, &order, &name).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order(REQUESTING, order, None, name, |tx, order, name| {
+            Box::pin(request_key_rotation_in_tx(tx, order, name))
+        })
+        .await
     }
 
     /// State of the shepherd's keys for a cluster, and the database's clock when it was read; `None` if the cluster
@@ -291,10 +287,7 @@ async fn request_key_rotation_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     name: &str,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let (id, _) = lock_cluster(tx, name).await?;
     let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
     if cluster.founded.is_none() {
@@ -308,8 +301,7 @@ async fn request_key_rotation_in_tx(
     if let Some(OwnerKeyRotationRequest { requested_by: by, .. }) = known.rotation_request {
         let text =
             format!("has the shepherd's key for it replaced already, as {by} ordered; nothing was changed");
-        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
-            .await;
+        return Ok(OrderEffect::unchanged(text, None));
     }
     begin_dry_run(tx, order).await?;
     sqlx::query_file!("../../sql/cluster/request_key_rotation.sql", id, order.actor.name)
@@ -322,5 +314,5 @@ async fn request_key_rotation_in_tx(
          describe {name}"
     );
     let before = json!({ "key_since": known.current_since });
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, Some(before), None).await
+    Ok(OrderEffect::changed(text, Some(before), None))
 }

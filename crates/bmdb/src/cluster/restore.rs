@@ -27,8 +27,8 @@ use crate::engine::named_lease::{NamedLease, lock_named_lease};
 #[cfg(feature = "sealing")]
 use crate::engine::schedule::lock_due_rows;
 use crate::machine::lookup::{LookupResult, find_machine};
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
+use crate::orders::order::{Order, OrderEffect, OrderResult};
 #[cfg(feature = "sealing")]
 use model::cluster::restore::MAX_EPOCH_LEAD;
 use model::cluster::restore::{ControlPlaneEvidence, check_restore_allowed};
@@ -59,14 +59,10 @@ impl Bmdb {
         name: String,
         restore: RestoreRequest,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction(RESTORING_CLUSTER, move |tx| {
-                let (order, name, restore) = (order.clone(), name.clone(), restore.clone());
-                Box::pin(async move { restore_cluster_in_tx(tx, &order, &name, &restore).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order(RESTORING_CLUSTER, order, None, (name, restore), |tx, order, (name, restore)| {
+            Box::pin(restore_cluster_in_tx(tx, order, name, restore))
+        })
+        .await
     }
 
     /// Allocates an epoch for the next machine that receives the request to restore a cluster; `None` if no restore is
@@ -152,10 +148,7 @@ async fn restore_cluster_in_tx(
     order: &Order,
     name: &str,
     restore: &RestoreRequest,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let (id, _) = lock_cluster(tx, name).await?;
     let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
     let snapshot = choose_snapshot(list_snapshots(tx, id).await?, name, restore.snapshot.as_deref())?;
@@ -170,8 +163,7 @@ async fn restore_cluster_in_tx(
             && restoring.target_machine.map(|onto| onto.0) == onto.as_ref().map(|(machine, _)| *machine);
         if same {
             let text = format!("is being restored just so already, as {by} ordered; nothing was changed");
-            return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
-                .await;
+            return Ok(OrderEffect::unchanged(text, None));
         }
     } else if !restore.bypass_quorum {
         check_restore_allowed(&restore_evidence(&cluster), now)
@@ -193,7 +185,7 @@ async fn restore_cluster_in_tx(
         absolute_time(snapshot.taken_at)
     );
     let after = json!({ "cluster": name, "snapshot": snapshot.id, "onto": machine });
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
+    Ok(OrderEffect::changed(text, None, Some(after)))
 }
 
 fn restore_evidence(cluster: &ClusterRecord) -> ControlPlaneEvidence {

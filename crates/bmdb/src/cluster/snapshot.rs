@@ -15,8 +15,8 @@ use crate::cluster::reading::list_clusters;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::named_lease::{NamedLease, lock_named_lease};
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
+use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::snapshot::{SnapshotReason, SnapshotView, snapshots_to_delete};
 use model::time::Timestamp;
 
@@ -120,14 +120,10 @@ impl Bmdb {
         order: Order,
         name: String,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction("asking for a snapshot of a cluster", move |tx| {
-                let (order, name) = (order.clone(), name.clone());
-                Box::pin(async move { request_snapshot_in_tx(tx, &order, &name).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order("asking for a snapshot of a cluster", order, None, name, |tx, order, name| {
+            Box::pin(request_snapshot_in_tx(tx, order, name))
+        })
+        .await
     }
 
     /// Stores a snapshot and deletes those that are not retained any more. Returns how many it deleted.
@@ -216,10 +212,7 @@ async fn request_snapshot_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     name: &str,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let (id, _) = lock_cluster(tx, name).await?;
     let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
     if cluster.founded.is_none() {
@@ -238,5 +231,5 @@ async fn request_snapshot_in_tx(
     let text = format!(
         "has a snapshot taken as soon as its curators answer; see it with: shepherdctl cluster snapshots {name}"
     );
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, None).await
+    Ok(OrderEffect::changed(text, None, None))
 }

@@ -12,8 +12,8 @@ use crate::cluster::kubernetes::desired::{
 use crate::cluster::lock::{lock_cluster, no_such_cluster, order_target};
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
+use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange};
 
 const OPERATION: &str = "reading clusters";
@@ -26,14 +26,16 @@ impl Bmdb {
         spec: ClusterSpec,
         kubernetes: Option<KubernetesPatch>,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction("asking for a cluster", move |tx| {
-                let (order, spec, kubernetes) = (order.clone(), spec.clone(), kubernetes.clone());
-                Box::pin(async move { create_cluster_in_tx(tx, &order, &spec, kubernetes.as_ref()).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order(
+            "asking for a cluster",
+            order,
+            None,
+            (spec, kubernetes),
+            |tx, order, (spec, kubernetes)| {
+                Box::pin(create_cluster_in_tx(tx, order, spec, kubernetes.as_ref()))
+            },
+        )
+        .await
     }
 
     /// Changes a cluster's specification.
@@ -43,14 +45,10 @@ impl Bmdb {
         name: String,
         change: ClusterSpecChange,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction("changing a cluster", move |tx| {
-                let (order, name, change) = (order.clone(), name.clone(), change.clone());
-                Box::pin(async move { change_cluster_in_tx(tx, &order, &name, &change).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order("changing a cluster", order, None, (name, change), |tx, order, (name, change)| {
+            Box::pin(change_cluster_in_tx(tx, order, name, change))
+        })
+        .await
     }
 
     /// Admits the key that a machine of a cluster reports now.
@@ -60,26 +58,22 @@ impl Bmdb {
         name: String,
         machine: String,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction("letting a machine into a cluster", move |tx| {
-                let (order, name, machine) = (order.clone(), name.clone(), machine.clone());
-                Box::pin(async move { approve_member_in_tx(tx, &order, &name, &machine).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order(
+            "letting a machine into a cluster",
+            order,
+            None,
+            (name, machine),
+            |tx, order, (name, machine)| Box::pin(approve_member_in_tx(tx, order, name, machine)),
+        )
+        .await
     }
 
     /// Orders a cluster's deletion: its machines leave it, and then its rows are deleted.
     pub async fn delete_cluster(&self, order: Order, name: String) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction("ending a cluster", move |tx| {
-                let (order, name) = (order.clone(), name.clone());
-                Box::pin(async move { delete_cluster_in_tx(tx, &order, &name).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order("ending a cluster", order, None, name, |tx, order, name| {
+            Box::pin(delete_cluster_in_tx(tx, order, name))
+        })
+        .await
     }
 }
 
@@ -88,10 +82,7 @@ async fn create_cluster_in_tx(
     order: &Order,
     spec: &ClusterSpec,
     kubernetes: Option<&KubernetesPatch>,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     spec.validate()
         .map_err(|reason| BmdbError::OrderRejected { reason: "NO_SUCH_CLUSTER", message: reason })?;
     let kubernetes = match kubernetes {
@@ -137,7 +128,7 @@ async fn create_cluster_in_tx(
     if let Some(kubernetes) = &kubernetes {
         after["kubernetes"] = kubernetes_audit_json(kubernetes);
     }
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
+    Ok(OrderEffect::changed(text, None, Some(after)))
 }
 
 async fn change_cluster_in_tx(
@@ -145,25 +136,14 @@ async fn change_cluster_in_tx(
     order: &Order,
     name: &str,
     change: &ClusterSpecChange,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let (id, spec) = lock_cluster(tx, name).await?;
     let wanted = spec
         .apply_change(change)
         .map_err(|reason| BmdbError::OrderRejected { reason: "NO_SUCH_CLUSTER", message: reason })?;
     if wanted == spec {
-        let text = "is so already; nothing was changed".to_owned();
-        return record_audit(
-            tx,
-            order,
-            None,
-            OrderOutcome { changed: false, message: text },
-            Some(audit_json(&spec)),
-            Some(audit_json(&spec)),
-        )
-        .await;
+        let text = "is so already; nothing was changed";
+        return Ok(OrderEffect::unchanged(text, Some(audit_json(&spec))));
     }
     begin_dry_run(tx, order).await?;
     sqlx::query_file!(
@@ -186,15 +166,7 @@ async fn change_cluster_in_tx(
         count_noun(wanted.control_plane, "member of the control plane", "members of the control plane"),
         count_noun(wanted.workers, "worker", "workers"),
     );
-    record_audit(
-        tx,
-        order,
-        None,
-        OrderOutcome { changed: true, message: text },
-        Some(audit_json(&spec)),
-        Some(audit_json(&wanted)),
-    )
-    .await
+    Ok(OrderEffect::changed(text, Some(audit_json(&spec)), Some(audit_json(&wanted))))
 }
 
 async fn approve_member_in_tx(
@@ -202,10 +174,7 @@ async fn approve_member_in_tx(
     order: &Order,
     name: &str,
     machine: &str,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let (id, _) = lock_cluster(tx, name).await?;
     let members = sqlx::query_file!("../../sql/cluster/list_member_keys.sql", id)
         .fetch_all(&mut *tx)
@@ -226,8 +195,7 @@ async fn approve_member_in_tx(
     };
     let (Some(member), None) = (known, &nothing) else {
         let text = nothing.unwrap_or_default();
-        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
-            .await;
+        return Ok(OrderEffect::unchanged(text, None));
     };
     begin_dry_run(tx, order).await?;
     let key = sqlx::query_file_scalar!("../../sql/cluster/approve_member.sql", member.machine_id, id)
@@ -238,17 +206,14 @@ async fn approve_member_in_tx(
     let key = hex::encode(key.unwrap_or_default());
     let text = format!("lets {machine} in by the key {key}, which it reported over its agent channel");
     let after = json!({ "machine": member.machine_id, "key": key });
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
+    Ok(OrderEffect::changed(text, None, Some(after)))
 }
 
 async fn delete_cluster_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     name: &str,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let found = sqlx::query_file!("../../sql/cluster/lock.sql", name)
         .fetch_optional(&mut *tx)
         .await
@@ -256,8 +221,7 @@ async fn delete_cluster_in_tx(
     let found = found.ok_or_else(|| no_such_cluster(name))?;
     if let Some(by) = found.deleting_by {
         let text = format!("is ending already, as {by} ordered; nothing was changed");
-        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
-            .await;
+        return Ok(OrderEffect::unchanged(text, None));
     }
     begin_dry_run(tx, order).await?;
     sqlx::query_file!("../../sql/cluster/mark_deleting.sql", found.cluster_id, order.actor.name)
@@ -266,7 +230,7 @@ async fn delete_cluster_in_tx(
         .context("ending a cluster")?;
     end_dry_run(tx, order).await?;
     let output = "ends: its machines are ordered to leave it, and what they keep of it is removed".to_owned();
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: output }, None, None).await
+    Ok(OrderEffect::changed(output, None, None))
 }
 
 fn count_noun(count: u32, one: &str, several: &str) -> String {

@@ -16,8 +16,8 @@ use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::facts::read_snapshot;
 use crate::engine::policy::policy_at_version;
 use crate::engine::schedule::lock_due_rows;
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
+use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::ids::MachineId;
 use model::log_request::{
     AvailableLog, Delivery, LogPart, LogQuery, LogRequestRecord, LogRequestState, MAX_REQUESTS,
@@ -146,14 +146,12 @@ impl Bmdb {
         (machine, name): (MachineId, String),
         wanted: LogQuery,
     ) -> Result<OrderResult, BmdbError> {
-        let (bmdb, given) = (self.clone(), order.clone());
-        let carried = self
-            .run_order_transaction(REQUESTING, move |tx| {
-                let (bmdb, order, name, wanted) = (bmdb.clone(), order.clone(), name.clone(), wanted.clone());
-                Box::pin(async move { request_log_in_tx(&bmdb, tx, &order, (machine, &name), &wanted).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, Some(machine)).await
+        let arguments = (self.clone(), machine, name, wanted);
+        self.execute_order(REQUESTING, order, Some(machine), arguments, |tx, order, arguments| {
+            let (bmdb, machine, name, wanted) = arguments;
+            Box::pin(request_log_in_tx(bmdb, tx, order, (*machine, name), wanted))
+        })
+        .await
     }
 
     /// Reads the progress of a request of `who`, who has received `taken` parts already.
@@ -240,10 +238,7 @@ async fn request_log_in_tx(
     order: &Order,
     (machine, name): (MachineId, &str),
     wanted: &LogQuery,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     wanted.validate().map_err(|(_, text)| order_rejected("WRONG_LOG", text))?;
     lock_due_rows(tx, machine).await?;
     let snapshot = read_snapshot(tx, machine).await?;
@@ -298,8 +293,7 @@ async fn request_log_in_tx(
     let after = json!({
         "request": id, "log": wanted.log, "lines": wanted.lines, "since": wanted.since, "follow": wanted.follow,
     });
-    record_audit(tx, order, Some(machine), OrderOutcome { changed: true, message: output }, None, Some(after))
-        .await
+    Ok(OrderEffect::changed(output, None, Some(after)))
 }
 
 async fn read_log_in_tx(

@@ -16,8 +16,8 @@ use uuid::Uuid;
 use crate::connection::error::{ApprovalRequest, BmdbError};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::policy::read_policy_in_tx;
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult, request_digest};
+use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key};
+use crate::orders::order::{Order, OrderEffect, OrderResult, request_digest};
 use model::humanize::absolute_time;
 use model::time::Timestamp;
 use model::two_person_rule::{
@@ -261,14 +261,10 @@ impl Bmdb {
         approval: Uuid,
         by: Principal,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction("approving an order", move |tx| {
-                let (order, by) = (order.clone(), by.clone());
-                Box::pin(async move { approve_order_in_tx(tx, &order, approval, &by).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order("approving an order", order, None, (approval, by), |tx, order, (approval, by)| {
+            Box::pin(approve_order_in_tx(tx, order, *approval, by))
+        })
+        .await
     }
 }
 
@@ -277,10 +273,7 @@ async fn approve_order_in_tx(
     order: &Order,
     approval: Uuid,
     by: &Principal,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let refuse = |reason, text: String| BmdbError::OrderRejected { reason, message: text };
     let Some(found) = lock_approval(tx, approval).await? else {
         let output = format!(
@@ -320,15 +313,7 @@ async fn approve_order_in_tx(
         approve_reason: Some(order.reason.clone()),
         ..found
     };
-    record_audit(
-        tx,
-        order,
-        None,
-        OrderOutcome { changed: true, message: text },
-        Some(before),
-        Some(after.audit_json()),
-    )
-    .await
+    Ok(OrderEffect::changed(text, Some(before), Some(after.audit_json())))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::connection::DbContext as _;
 use crate::connection::error::BmdbError;
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::order::{Order, OrderEffect, OrderOutcome, OrderResult};
 use model::ids::MachineId;
 use model::time::Timestamp;
 
@@ -93,14 +93,14 @@ pub(crate) async fn record_audit(
     tx: &mut PgConnection,
     order: &Order,
     machine: Option<MachineId>,
-    done: OrderOutcome,
-    before: Option<Value>,
-    after: Option<Value>,
+    effect: OrderEffect,
 ) -> Result<OrderResult, BmdbError> {
-    let outcome = if done.changed { "changed" } else { "unchanged" };
-    let line = NewAuditRecord { order: order.clone(), machine, outcome, message: done.message.clone() };
-    let audit = insert_audit_record(tx, &line, before.as_ref(), after.as_ref()).await?;
-    Ok(OrderResult { outcome: done, replayed: false, audit_id: audit, before, after })
+    let OrderEffect { outcome, before, after } = effect;
+    let result = if outcome.changed { "changed" } else { "unchanged" };
+    let line =
+        NewAuditRecord { order: order.clone(), machine, outcome: result, message: outcome.message.clone() };
+    let audit_id = insert_audit_record(tx, &line, before.as_ref(), after.as_ref()).await?;
+    Ok(OrderResult { outcome, replayed: false, audit_id, before, after })
 }
 
 pub(super) async fn insert_audit_record(

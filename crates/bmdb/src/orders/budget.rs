@@ -17,8 +17,8 @@ use crate::engine::policy::{lock_policy, write_policy};
 use crate::fleet::brake::list_brakes;
 use crate::fleet::provider::list_providers;
 use crate::orders::approval::{append_approver, require_second_approval};
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
+use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::budget::{
     BrakeState, BudgetChange, BudgetKind, BudgetStatus, BudgetUsage, ProviderBrake, brake_states,
     budget_status,
@@ -99,14 +99,11 @@ impl Bmdb {
         kind: BudgetKind,
         change: BudgetChange,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
         let carried = self
-            .run_order_transaction("setting a budget", move |tx| {
-                let order = order.clone();
-                Box::pin(async move { set_budget_in_tx(tx, &order, kind, change).await })
+            .execute_order("setting a budget", order, None, (kind, change), |tx, order, (kind, change)| {
+                Box::pin(set_budget_in_tx(tx, order, *kind, *change))
             })
-            .await;
-        let carried = self.audit_rejection(carried, &given, None).await?;
+            .await?;
         self.read_policy().await?;
         Ok(carried)
     }
@@ -117,10 +114,7 @@ async fn set_budget_in_tx(
     order: &Order,
     kind: BudgetKind,
     change: BudgetChange,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let mut policy = lock_policy(tx).await?;
     let before = kind.budget_in(&policy);
     let budget = change
@@ -129,8 +123,7 @@ async fn set_budget_in_tx(
     let (was, is) = (before.map(|budget| audit_json(kind, budget)), audit_json(kind, budget));
     if before == Some(budget) {
         let text = format!("is {} already; nothing was changed", describe_budget(budget));
-        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, was, Some(is))
-            .await;
+        return Ok(OrderEffect::unchanged(text, Some(is)));
     }
     let by =
         require_second_approval(tx, order, SensitiveOrder::SetBudget, policy.two_person_rule, &[]).await?;
@@ -139,11 +132,8 @@ async fn set_budget_in_tx(
     write_policy(tx, &policy, &order.actor.name).await?;
     end_dry_run(tx, order).await?;
     let used = count_used(tx, kind, Some(budget)).await?;
-    let done = OrderOutcome {
-        changed: true,
-        message: append_approver(change_message(before, budget, used), by.as_deref()),
-    };
-    record_audit(tx, order, None, done, was, Some(is)).await
+    let text = append_approver(change_message(before, budget, used), by.as_deref());
+    Ok(OrderEffect::changed(text, was, Some(is)))
 }
 
 /// The message of a changed budget, and what it means for steps under way.

@@ -24,7 +24,7 @@ use crate::machine::lookup::machine_id;
 use crate::orders::approval::{append_approver, require_second_approval};
 use crate::orders::audit::{find_by_idempotency_key, record_audit};
 use crate::orders::machine_order::MachineOrder;
-use crate::orders::order::{Order, OrderOutcome, request_digest};
+use crate::orders::order::{Order, OrderEffect, OrderOutcome, request_digest};
 use model::access::AccessScope;
 use model::machine_view::MachineName;
 use model::order_limits::{
@@ -96,15 +96,13 @@ impl Bmdb {
         who: String,
     ) -> Result<BulkOrderResult, BmdbError> {
         self.read_policy().await?;
-        let (bmdb, selection, given) = (self.clone(), Arc::new(selection), order.clone());
-        let wanted = order.clone();
+        let (order, arguments) = (Arc::new(order), (self.clone(), selection));
         let head = self
-            .run_order_transaction(OPERATION, move |tx| {
-                let (bmdb, order, selection) = (bmdb.clone(), wanted.clone(), selection.clone());
-                Box::pin(async move { choose_machines(&bmdb, tx, &order, &selection).await })
+            .run_order_transaction(OPERATION, &order, arguments, |tx, order, (bmdb, selection)| {
+                Box::pin(choose_machines(bmdb, tx, order, selection))
             })
             .await;
-        let head = self.audit_rejection(head, &given, None).await?;
+        let head = self.audit_rejection(head, &order, None).await?;
         let mut outcomes = Vec::with_capacity(head.machines.len());
         for name in head.machines {
             if order.dry_run {
@@ -215,10 +213,11 @@ async fn choose_machines(
         None
     };
     let text = append_approver(format!("is given about {}", format_machine_count(found)), by.as_deref());
-    let done = OrderOutcome { changed: found > 0, message: text };
+    let outcome = OrderOutcome { changed: found > 0, message: text };
     let before = json!({ "filter": audit_json(&selection.filter), "beyond_limits": selection.beyond_limits });
     let after = json!({ "machines": ids });
-    let carried = record_audit(tx, order, None, done, Some(before), Some(after)).await?;
+    let effect = OrderEffect { outcome, before: Some(before), after: Some(after) };
+    let carried = record_audit(tx, order, None, effect).await?;
     let refusal = refusal.map(|refusal| refusal.message);
     Ok(BulkOrderHead { machines: chosen, replayed: false, audit_id: carried.audit_id, rejection: refusal })
 }

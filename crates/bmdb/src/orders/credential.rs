@@ -10,6 +10,8 @@
 //! A certificate is identified by the SHA-256 of its DER, which is no secret; the handshake proves that its holder has
 //! the key.
 
+use std::sync::Arc;
+
 use rand::Rng as _;
 use ring::hmac;
 use secrecy::{ExposeSecret as _, SecretString};
@@ -19,7 +21,7 @@ use uuid::Uuid;
 use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _};
 use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::order::{Order, OrderEffect, OrderOutcome, OrderResult};
 use model::access::{AccessRole, AccessScope};
 use model::time::{Span, Timestamp};
 
@@ -265,14 +267,15 @@ impl Bmdb {
             let (token, proof) = generate_token(id);
             (Some(token), proof, CredentialKind::Token)
         };
-        let given = order.clone();
+        let order = Arc::new(order);
+        let arguments = (id, kind, new, proof);
         let made = self
-            .run_order_transaction("making a credential", move |tx| {
-                let (order, new, proof) = (order.clone(), new.clone(), proof.clone());
-                Box::pin(async move { create_credential_in_tx(tx, &order, id, kind, &new, proof).await })
+            .run_order_transaction("making a credential", &order, arguments, |tx, order, arguments| {
+                let (id, kind, new, proof) = arguments;
+                Box::pin(create_credential_in_tx(tx, order, *id, *kind, new, proof))
             })
             .await;
-        let (carried, credential) = self.audit_rejection(made, &given, None).await?;
+        let (carried, credential) = self.audit_rejection(made, &order, None).await?;
         // A token that was generated in vain is stored nowhere, so nobody need know it.
         let token = token.filter(|_| credential.is_some());
         Ok(CreatedCredential { credential, token, result: carried })
@@ -280,14 +283,10 @@ impl Bmdb {
 
     /// Revokes a credential at once.
     pub async fn revoke_credential(&self, order: Order, id: Uuid) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let revoked = self
-            .run_order_transaction("revoking a credential", move |tx| {
-                let order = order.clone();
-                Box::pin(async move { revoke_credential_in_tx(tx, &order, id).await })
-            })
-            .await;
-        self.audit_rejection(revoked, &given, None).await
+        self.execute_order("revoking a credential", order, None, id, |tx, order, id| {
+            Box::pin(revoke_credential_in_tx(tx, order, *id))
+        })
+        .await
     }
 }
 
@@ -295,10 +294,7 @@ async fn revoke_credential_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     id: Uuid,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     sqlx::query_file!("../../sql/credential/lock.sql", id)
         .fetch_optional(&mut *tx)
         .await
@@ -306,7 +302,7 @@ async fn revoke_credential_in_tx(
     let unknown = || BmdbError::NoSuchCredential(id.to_string());
     let before = find_by_id(tx, id).await?.ok_or_else(unknown)?;
     begin_dry_run(tx, order).await?;
-    let done = if before.revoked_at.is_some() {
+    let outcome = if before.revoked_at.is_some() {
         OrderOutcome { changed: false, message: "is revoked already; nothing was changed".into() }
     } else {
         sqlx::query_file!("../../sql/credential/revoke.sql", id, order.actor.name)
@@ -317,7 +313,7 @@ async fn revoke_credential_in_tx(
     };
     let after = find_by_id(tx, id).await?.ok_or_else(unknown)?;
     end_dry_run(tx, order).await?;
-    record_audit(tx, order, None, done, Some(audit_json(&before)), Some(audit_json(&after))).await
+    Ok(OrderEffect { outcome, before: Some(audit_json(&before)), after: Some(audit_json(&after)) })
 }
 
 /// A credential as the audit stores it.
@@ -340,7 +336,7 @@ async fn create_credential_in_tx(
     id: Uuid,
     kind: CredentialKind,
     new: &NewAccessCredential,
-    proof: Vec<u8>,
+    proof: &[u8],
 ) -> Result<(OrderResult, Option<AccessCredential>), BmdbError> {
     if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok((carried, None));
@@ -366,19 +362,16 @@ async fn create_credential_in_tx(
     let made = find_by_id(tx, id).await?;
     end_dry_run(tx, order).await?;
     if written.is_none() {
-        let done = OrderOutcome { changed: false, message: existing_pin_message(tx, new.certificate).await? };
-        return Ok((record_audit(tx, order, None, done, None, None).await?, None));
+        let effect = OrderEffect::unchanged(existing_pin_message(tx, new.certificate).await?, None);
+        return Ok((record_audit(tx, order, None, effect).await?, None));
     }
-    let done = OrderOutcome {
-        changed: true,
-        message: format!("{} of {}, {}, is good from now on", kind.as_str(), new.name, new.role),
-    };
+    let text = format!("{} of {}, {}, is good from now on", kind.as_str(), new.name, new.role);
     let mut after = made.as_ref().map(audit_json);
     if let (true, Some(after)) = (order.dry_run, &mut after) {
         // A dry run made no credential.
         after["credential"] = serde_json::Value::Null;
     }
-    let carried = record_audit(tx, order, None, done, None, after).await?;
+    let carried = record_audit(tx, order, None, OrderEffect::changed(text, None, after)).await?;
     Ok((carried, made.filter(|_| !order.dry_run)))
 }
 

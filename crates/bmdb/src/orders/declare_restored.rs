@@ -20,7 +20,7 @@ use crate::engine::fact_change::FactChange;
 use crate::engine::fact_change::power::PowerChange;
 use crate::engine::fact_change::retirement::RetirementChange;
 use crate::orders::audit::record_audit;
-use crate::orders::order::{Order, OrderOutcome};
+use crate::orders::order::{Order, OrderEffect};
 use model::ids::MachineId;
 use model::unknown_fence::FENCE_LIFT;
 
@@ -77,9 +77,8 @@ impl Bmdb {
                 let order = order.clone();
                 Box::pin(async move {
                     // If the rest is cut off, the operator who continues sees that it was begun.
-                    let done =
-                        OrderOutcome { changed: true, message: "is declared to be a restored backup".into() };
-                    record_audit(tx, &order, None, done, None, None).await?;
+                    let effect = OrderEffect::changed("is declared to be a restored backup", None, None);
+                    record_audit(tx, &order, None, effect).await?;
                     let what = "ending what the backup holds";
                     let sessions = sqlx::query_file!("../../sql/declare_restored/close_sessions.sql")
                         .fetch_all(&mut *tx)

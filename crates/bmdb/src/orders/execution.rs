@@ -1,5 +1,12 @@
 //! Executing an order: its transaction, run again beside a duplicate, and the audit line of a rejection.
 //!
+//! What all orders have in common is here, so an order is written as the function that makes its change:
+//!
+//! 1. The first result of the same order is looked up, before anything is locked.
+//! 2. The function of the order locks what it is about, decides, asks the two-person rule if the order needs it, and
+//!    makes the change between `begin_dry_run` and `end_dry_run`.
+//! 3. The line of the audit is written, in the same transaction.
+//!
 //! An order that was rejected because of what it found is recorded as well, in a transaction of its own and without its
 //! key: a corrected order may be given under the same one.
 
@@ -11,31 +18,106 @@ use sqlx::PgConnection;
 use crate::connection::Bmdb;
 use crate::connection::error::BmdbError;
 use crate::orders::approval::record_approval_request;
-use crate::orders::audit::{NewAuditRecord, insert_audit_record};
-use crate::orders::order::Order;
+use crate::orders::audit::{NewAuditRecord, find_by_idempotency_key, insert_audit_record, record_audit};
+use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::ids::MachineId;
 
 /// How often an order is tried when the same one is given at the same time.
 const MAX_ATTEMPTS: usize = 3;
 
 impl Bmdb {
-    /// Runs a transaction that carries out an order. Runs it again when the same order was given at the same time: the
-    /// retry finds the other one's result.
-    pub(crate) async fn run_order_transaction<T, F>(
+    /// Carries out an order, with its line in the audit. A rejection is recorded there too. `machine` is the machine
+    /// that the order is about, if it is about one.
+    ///
+    /// `change` makes the change in the order's transaction, which may run several times. It is not called for an order
+    /// that was carried out before under the same key: such an order gets its first result.
+    pub(crate) async fn execute_order<A, F>(
         &self,
         what: &'static str,
-        body: F,
-    ) -> Result<T, BmdbError>
+        order: Order,
+        machine: Option<MachineId>,
+        arguments: A,
+        change: F,
+    ) -> Result<OrderResult, BmdbError>
     where
-        T: Send + 'static,
-        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>>
-            + Clone
+        A: Send + Sync + 'static,
+        F: for<'c> Fn(
+                &'c mut PgConnection,
+                &'c Order,
+                &'c A,
+            ) -> BoxFuture<'c, Result<OrderEffect, BmdbError>>
             + Send
             + Sync
             + 'static,
     {
+        let order = Arc::new(order);
+        let carried = self.try_order(what, &order, machine, arguments, change).await;
+        self.audit_rejection(carried, &order, machine).await
+    }
+
+    /// The part of [`Self::execute_order`] without the record of a rejection. The caller passes the result through
+    /// [`Self::audit_rejection`].
+    pub(crate) async fn try_order<A, F>(
+        &self,
+        what: &'static str,
+        order: &Arc<Order>,
+        machine: Option<MachineId>,
+        arguments: A,
+        change: F,
+    ) -> Result<OrderResult, BmdbError>
+    where
+        A: Send + Sync + 'static,
+        F: for<'c> Fn(
+                &'c mut PgConnection,
+                &'c Order,
+                &'c A,
+            ) -> BoxFuture<'c, Result<OrderEffect, BmdbError>>
+            + Send
+            + Sync
+            + 'static,
+    {
+        let arguments = (machine, arguments, change);
+        self.run_order_transaction(what, order, arguments, |tx, order, (machine, arguments, change)| {
+            Box::pin(async move {
+                if let Some(carried) = find_by_idempotency_key(tx, order).await? {
+                    return Ok(carried);
+                }
+                let effect = change(tx, order, arguments).await?;
+                record_audit(tx, order, *machine, effect).await
+            })
+        })
+        .await
+    }
+
+    /// Runs a transaction that carries out an order and has a result of its own. Runs it again when the same order was
+    /// given at the same time: the retry finds the other one's result.
+    pub(crate) async fn run_order_transaction<A, T, F>(
+        &self,
+        what: &'static str,
+        order: &Arc<Order>,
+        arguments: A,
+        body: F,
+    ) -> Result<T, BmdbError>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection, &'c Order, &'c A) -> BoxFuture<'c, Result<T, BmdbError>>
+            + Send
+            + Sync
+            + 'static,
+    {
+        let shared = Arc::new((arguments, body));
         for _ in 0..MAX_ATTEMPTS {
-            let carried = self.transact(what, body.clone()).await;
+            let (order, shared) = (order.clone(), shared.clone());
+            let carried = self
+                .transact(what, move |tx| {
+                    let (order, shared) = (order.clone(), shared.clone());
+                    Box::pin(async move {
+                        let (arguments, body) = &*shared;
+                        body(tx, &order, arguments).await
+                    })
+                })
+                .await;
             if !matches!(carried, Err(BmdbError::DuplicateOrderInProgress)) {
                 return carried;
             }

@@ -7,7 +7,6 @@
 //! anything. So a pause is honoured within seconds and not at once, and a claim under way brings its machine. A loop
 //! that cannot read the pauses begins nothing.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -18,8 +17,8 @@ use crate::connection::error::BmdbError;
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::policy::read_policy_in_tx;
 use crate::orders::approval::{append_approver, require_second_approval};
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Expiry, Order, OrderOutcome, OrderResult};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
+use crate::orders::order::{Expiry, Order, OrderEffect, OrderOutcome, OrderResult};
 use model::humanize::{absolute_time, relative_time};
 use model::pause::{LoopKind, LoopState, Pause, active_pauses, unpaused_providers};
 use model::time::Timestamp;
@@ -167,14 +166,10 @@ impl Bmdb {
 
     /// Pauses a loop on behalf of the order's actor.
     pub async fn pause_loop(&self, order: Order, new: NewPause) -> Result<OrderResult, BmdbError> {
-        let (given, new) = (order.clone(), Arc::new(new));
-        let carried = self
-            .run_order_transaction("pausing a loop", move |tx| {
-                let (order, new) = (order.clone(), new.clone());
-                Box::pin(async move { pause_loop_in_tx(tx, &order, &new).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order("pausing a loop", order, None, new, |tx, order, new| {
+            Box::pin(pause_loop_in_tx(tx, order, new))
+        })
+        .await
     }
 
     /// Ends a pause of a loop, for one provider or for all.
@@ -184,14 +179,10 @@ impl Bmdb {
         of: LoopKind,
         provider: Option<String>,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction("resuming a loop", move |tx| {
-                let (order, provider) = (order.clone(), provider.clone());
-                Box::pin(async move { resume_loop_in_tx(tx, &order, of, provider.as_deref()).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order("resuming a loop", order, None, (of, provider), |tx, order, (of, provider)| {
+            Box::pin(resume_loop_in_tx(tx, order, *of, provider.as_deref()))
+        })
+        .await
     }
 }
 
@@ -223,10 +214,7 @@ async fn pause_loop_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     new: &NewPause,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let (of, provider) = (new.paused_loop, new.provider.as_deref());
     if let Some(provider) = provider.filter(|_| !of.has_providers()) {
         let text = format!(
@@ -241,15 +229,7 @@ async fn pause_loop_in_tx(
     let before = stored.as_ref().filter(|(_, holds)| *holds).map(|(pause, _)| audit_json(pause));
     if let Some(over) = until.filter(|until| *until <= now) {
         let text = format!("is not paused: {} is over; nothing was changed", absolute_time(over));
-        return record_audit(
-            tx,
-            order,
-            None,
-            OrderOutcome { changed: false, message: text },
-            before.clone(),
-            before,
-        )
-        .await;
+        return Ok(OrderEffect::unchanged(text, before));
     }
     let pause = Pause {
         loop_kind: of,
@@ -273,11 +253,10 @@ async fn pause_loop_in_tx(
         None
     };
     let text = pause_message(&pause, before.is_some(), stranger, now);
-    let done = OrderOutcome { changed: true, message: append_approver(text, approved.as_deref()) };
     begin_dry_run(tx, order).await?;
     store_pause(tx, &pause, stored.is_some()).await?;
     end_dry_run(tx, order).await?;
-    record_audit(tx, order, None, done, before, Some(audit_json(&pause))).await
+    Ok(OrderEffect::changed(append_approver(text, approved.as_deref()), before, Some(audit_json(&pause))))
 }
 
 fn pause_message(pause: &Pause, replaces: bool, stranger: bool, now: Timestamp) -> String {
@@ -326,10 +305,7 @@ async fn resume_loop_in_tx(
     order: &Order,
     of: LoopKind,
     provider: Option<&str>,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let before = lock_pause(tx, of, provider).await?.filter(|(_, holds)| *holds).map(|(pause, _)| pause);
     begin_dry_run(tx, order).await?;
     sqlx::query_file!("../../sql/loop_pause/delete.sql", of.as_str(), provider.unwrap_or(ALL_PROVIDERS))
@@ -339,11 +315,9 @@ async fn resume_loop_in_tx(
     let others: Vec<Pause> =
         list_pauses(tx).await?.into_iter().filter(|pause| pause.loop_kind == of).collect();
     end_dry_run(tx, order).await?;
-    let done = OrderOutcome {
-        changed: before.is_some(),
-        message: resume_message(before.as_ref(), provider, &others),
-    };
-    record_audit(tx, order, None, done, before.as_ref().map(audit_json), None).await
+    let message = resume_message(before.as_ref(), provider, &others);
+    let outcome = OrderOutcome { changed: before.is_some(), message };
+    Ok(OrderEffect { outcome, before: before.as_ref().map(audit_json), after: None })
 }
 
 /// What was resumed, and what is still paused by other pauses.

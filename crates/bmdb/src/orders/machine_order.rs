@@ -3,8 +3,6 @@
 //! [`crate::orders::machine_decision`] decides their outcome. The same order can be given for one machine and for all
 //! that a filter selects ([`crate::orders::bulk_orders`]).
 
-use std::sync::Arc;
-
 use sqlx::PgConnection;
 
 use crate::connection::error::BmdbError;
@@ -17,12 +15,12 @@ use crate::engine::schedule::{lock_due_rows, read_machine_version, record_event,
 use crate::machine::host_key::read_host_keys;
 use crate::machine::traits::read_labels;
 use crate::orders::approval::{append_approver, require_second_approval};
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::machine_decision::{
     allow_host_key, audit_state, hold_machine, label_machine, prioritize_machine, quarantine_machine,
     release_machine, retry_machine,
 };
-use crate::orders::order::{Expiry, Order, OrderOutcome, OrderResult, format_attribution};
+use crate::orders::order::{Expiry, Order, OrderEffect, OrderOutcome, OrderResult, format_attribution};
 use crate::orders::power_order::order_switch;
 use crate::orders::retirement::retire_machine;
 use model::facts::HoldScope;
@@ -151,7 +149,7 @@ impl Bmdb {
     where
         F: Fn(&MachineSnapshot) -> Decision<OrderOutcome> + Send + Sync + 'static,
     {
-        self.execute_order(order, machine, Arc::new(move |known| Ok(decide(&known.snapshot)))).await
+        self.execute_decision(order, machine, Box::new(move |known| Ok(decide(&known.snapshot)))).await
     }
 
     /// Carries out an order that may be rejected because of what it finds, with a reason for programs and a sentence
@@ -172,7 +170,7 @@ impl Bmdb {
             decide(&known.snapshot)
                 .map_err(|(reason, text)| BmdbError::OrderRejected { reason, message: text })
         };
-        self.execute_order(order, machine, Arc::new(decide)).await
+        self.execute_decision(order, machine, Box::new(decide)).await
     }
 
     /// Carries out the order to pin the refused host key with that fingerprint, on behalf of `by`. `name` is what
@@ -187,7 +185,7 @@ impl Bmdb {
             allow_host_key(&known.snapshot.facts, known.host_keys.as_ref(), &name, &fingerprint, &by)
                 .map_err(|reason| BmdbError::OrderRejected { reason: "NO_SUCH_KEY", message: reason })
         };
-        self.execute_order(order, machine, Arc::new(decide)).await
+        self.execute_decision(order, machine, Box::new(decide)).await
     }
 
     /// Carries out, on one machine, an order that can also be given for many.
@@ -199,38 +197,36 @@ impl Bmdb {
         who: String,
     ) -> Result<OrderResult, BmdbError> {
         let reason = Some(order.reason.clone()).filter(|reason| !reason.is_empty());
-        self.execute_order(order, machine, Arc::new(move |known| each.decide(known, &who, reason.as_deref())))
-            .await
+        self.execute_decision(
+            order,
+            machine,
+            Box::new(move |known| each.decide(known, &who, reason.as_deref())),
+        )
+        .await
     }
 
-    async fn execute_order(
+    async fn execute_decision(
         &self,
         order: Order,
         machine: MachineId,
-        decide: Arc<DecideFn>,
+        decide: Box<DecideFn>,
     ) -> Result<OrderResult, BmdbError> {
-        let (bmdb, order) = (self.clone(), Arc::new(order));
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction(OPERATION, move |tx| {
-                let (bmdb, order, decide) = (bmdb.clone(), order.clone(), decide.clone());
-                Box::pin(async move { execute_order_in_tx(&bmdb, tx, &order, machine, &*decide).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, Some(machine)).await
+        let arguments = (self.clone(), machine, decide);
+        self.execute_order(OPERATION, order, Some(machine), arguments, |tx, order, arguments| {
+            let (bmdb, machine, decide) = arguments;
+            Box::pin(execute_decision_in_tx(bmdb, tx, order, *machine, &**decide))
+        })
+        .await
     }
 }
 
-async fn execute_order_in_tx(
+async fn execute_decision_in_tx(
     bmdb: &Bmdb,
     tx: &mut PgConnection,
     order: &Order,
     machine: MachineId,
     decide: &DecideFn,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let rows = lock_due_rows(tx, machine).await?;
     let found = read_machine_version(tx, machine).await?;
     if let Some(expected) = order.expected_version.filter(|expected| *expected != found) {
@@ -270,5 +266,5 @@ async fn execute_order_in_tx(
         }
     }
     end_dry_run(tx, order).await?;
-    record_audit(tx, order, Some(machine), decision.output, Some(before), Some(after)).await
+    Ok(OrderEffect { outcome: decision.output, before: Some(before), after: Some(after) })
 }

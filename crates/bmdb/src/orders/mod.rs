@@ -26,8 +26,9 @@
 //!
 //! # Notes for the next implementor
 //!
-//! * A new order: look it up by its key first, lock before you read what you decide on, put all changes between
-//!   `begin_dry_run` and `end_dry_run`, and end with `record_audit`. Pass the result through `audit_rejection`.
+//! * A new order is a function that `Bmdb::execute_order` calls in its transaction. Lock before you read what you
+//!   decide on, put all changes between `begin_dry_run` and `end_dry_run`, and return an `OrderEffect`. The key and the
+//!   audit are not its concern.
 //! * A rejection has a reason for programs (`NO_SUCH_KEY`), which does not change any more, and a sentence for people
 //!   that says what to do.
 //! * An order that could do harm to many machines belongs to the two-person rule ([`model::two_person_rule`]).

@@ -68,6 +68,30 @@ impl OrderOutcome {
     }
 }
 
+/// What the transaction of an order did: its outcome, and the state of the order's target for the audit.
+#[derive(Debug)]
+pub(crate) struct OrderEffect {
+    /// Whether anything changed, and the message for people.
+    pub(crate) outcome: OrderOutcome,
+    /// State of the order's target before it; `None` if it has none.
+    pub(crate) before: Option<Value>,
+    /// State of the order's target after it; `None` if it has none.
+    pub(crate) after: Option<Value>,
+}
+
+impl OrderEffect {
+    /// An effect that changes something.
+    pub(crate) fn changed(text: impl Into<String>, before: Option<Value>, after: Option<Value>) -> Self {
+        Self { outcome: OrderOutcome { changed: true, message: text.into() }, before, after }
+    }
+
+    /// An effect that changes nothing, and why. The target has the state `same` before and after.
+    pub(crate) fn unchanged(text: impl Into<String>, same: Option<Value>) -> Self {
+        let outcome = OrderOutcome { changed: false, message: text.into() };
+        Self { outcome, before: same.clone(), after: same }
+    }
+}
+
 /// The result of an order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OrderResult {

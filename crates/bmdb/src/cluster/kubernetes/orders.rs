@@ -15,8 +15,8 @@ use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::{NamedLease, lock_named_lease};
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
+use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::kubernetes::RotatableKeys;
 
 const SETTING: &str = "saying what a cluster is to run of Kubernetes";
@@ -29,26 +29,18 @@ impl Bmdb {
         name: String,
         wish: KubernetesPatch,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction(SETTING, move |tx| {
-                let (order, name, wish) = (order.clone(), name.clone(), wish.clone());
-                Box::pin(async move { set_kubernetes_in_tx(tx, &order, &name, &wish).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order(SETTING, order, None, (name, wish), |tx, order, (name, wish)| {
+            Box::pin(set_kubernetes_in_tx(tx, order, name, wish))
+        })
+        .await
     }
 
     /// Requests the removal of Kubernetes from a cluster.
     pub async fn remove_kubernetes(&self, order: Order, name: String) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction("taking Kubernetes from a cluster", move |tx| {
-                let (order, name) = (order.clone(), name.clone());
-                Box::pin(async move { remove_kubernetes_in_tx(tx, &order, &name).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order("taking Kubernetes from a cluster", order, None, name, |tx, order, name| {
+            Box::pin(remove_kubernetes_in_tx(tx, order, name))
+        })
+        .await
     }
 
     /// Requests that certificates or keys of a cluster's Kubernetes be replaced.
@@ -58,14 +50,14 @@ impl Bmdb {
         name: String,
         keys: RotatableKeys,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction("having keys of Kubernetes replaced", move |tx| {
-                let (order, name) = (order.clone(), name.clone());
-                Box::pin(async move { rotate_keys_in_tx(tx, &order, &name, keys).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order(
+            "having keys of Kubernetes replaced",
+            order,
+            None,
+            (name, keys),
+            |tx, order, (name, keys)| Box::pin(rotate_keys_in_tx(tx, order, name, *keys)),
+        )
+        .await
     }
 
     /// Records that the curators received the request to rotate these keys.
@@ -115,10 +107,7 @@ async fn set_kubernetes_in_tx(
     order: &Order,
     name: &str,
     wish: &KubernetesPatch,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let (id, _) = lock_cluster(tx, name).await?;
     let before = read_kubernetes(tx, id).await?;
     if let Some(by) = before.as_ref().and_then(|before| before.removing_by.as_ref()) {
@@ -132,16 +121,8 @@ async fn set_kubernetes_in_tx(
     let wanted = resolve_desired(tx, name, before.as_ref(), wish).await?;
     let was = before.as_ref().map(kubernetes_audit_json);
     if before.as_ref() == Some(&wanted) {
-        let text = "is so already; nothing was changed".to_owned();
-        return record_audit(
-            tx,
-            order,
-            None,
-            OrderOutcome { changed: false, message: text },
-            was.clone(),
-            was,
-        )
-        .await;
+        let text = "is so already; nothing was changed";
+        return Ok(OrderEffect::unchanged(text, was));
     }
     begin_dry_run(tx, order).await?;
     store_desired(tx, id, &wanted, &order.actor.name).await?;
@@ -154,25 +135,14 @@ async fn set_kubernetes_in_tx(
         "is to run Kubernetes {} with {add_ons}; watch it with: shepherdctl cluster describe {name}",
         wanted.version
     );
-    record_audit(
-        tx,
-        order,
-        None,
-        OrderOutcome { changed: true, message: text },
-        was,
-        Some(kubernetes_audit_json(&wanted)),
-    )
-    .await
+    Ok(OrderEffect::changed(text, was, Some(kubernetes_audit_json(&wanted))))
 }
 
 async fn remove_kubernetes_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     name: &str,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let (id, _) = lock_cluster(tx, name).await?;
     let before = read_kubernetes(tx, id).await?;
     let nothing = match &before {
@@ -184,8 +154,7 @@ async fn remove_kubernetes_in_tx(
     };
     let (Some(before), None) = (before, &nothing) else {
         let text = nothing.unwrap_or_default();
-        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
-            .await;
+        return Ok(OrderEffect::unchanged(text, None));
     };
     if let Some(upgrade) = read_active_upgrade(tx, id).await? {
         return Err(order_rejected("UPGRADING", upgrade.conflict_message(name)));
@@ -204,7 +173,7 @@ async fn remove_kubernetes_in_tx(
                 Kubernetes kept in etcd stays there"
         .to_owned();
     let was = Some(kubernetes_audit_json(&before.desired.spec));
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, was, None).await
+    Ok(OrderEffect::changed(text, was, None))
 }
 
 async fn rotate_keys_in_tx(
@@ -212,10 +181,7 @@ async fn rotate_keys_in_tx(
     order: &Order,
     name: &str,
     keys: RotatableKeys,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let (id, _) = lock_cluster(tx, name).await?;
     let line = require_kubernetes(tx, id, name).await?;
     let what = keys.as_str();
@@ -223,8 +189,7 @@ async fn rotate_keys_in_tx(
         line.observed.iter().flat_map(|known| &known.rotations).any(|rotation| rotation.keys == what);
     if under_way || line.desired.pending_rotations.contains(&keys) {
         let text = format!("has {what} of Kubernetes replaced already; nothing was changed");
-        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
-            .await;
+        return Ok(OrderEffect::unchanged(text, None));
     }
     begin_dry_run(tx, order).await?;
     let mut requests: Vec<&str> = line.desired.pending_rotations.iter().map(|keys| keys.as_str()).collect();
@@ -242,13 +207,5 @@ async fn rotate_keys_in_tx(
         "has {what} of Kubernetes replaced in steps, each when every node acts on the one before; watch it with: shepherdctl \
          cluster describe {name}"
     );
-    record_audit(
-        tx,
-        order,
-        None,
-        OrderOutcome { changed: true, message: text },
-        None,
-        Some(json!({ "rotate": what })),
-    )
-    .await
+    Ok(OrderEffect::changed(text, None, Some(json!({ "rotate": what }))))
 }

@@ -14,8 +14,8 @@ use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::{NamedLease, lock_named_lease};
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
+use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::credential::check_holder;
 use model::cluster::kubernetes_user::{
     IssuedUserCertificate, KubernetesAccess, KubernetesUser, KubernetesUserView, MAX_USERS, check_lifetime,
@@ -95,14 +95,10 @@ impl Bmdb {
         name: String,
         new: KubernetesUserRequest,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction(REQUESTING, move |tx| {
-                let (order, name, new) = (order.clone(), name.clone(), new.clone());
-                Box::pin(async move { request_user_in_tx(tx, &order, &name, &new).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order(REQUESTING, order, None, (name, new), |tx, order, (name, new)| {
+            Box::pin(request_user_in_tx(tx, order, name, new))
+        })
+        .await
     }
 
     /// The certificates of a cluster, and the database's clock when they were read.
@@ -178,10 +174,7 @@ async fn request_user_in_tx(
     order: &Order,
     name: &str,
     new: &KubernetesUserRequest,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     check_public_key(&new.public_key).map_err(|reason| order_rejected("NO_KEY", reason))?;
     check_holder(&new.holder).map_err(|reason| order_rejected("NO_HOLDER", reason))?;
     check_lifetime(new.lifetime).map_err(|reason| order_rejected("NO_LIFETIME", reason))?;
@@ -233,5 +226,5 @@ async fn request_user_in_tx(
         "user": id, "holder": new.holder, "access": new.access.as_str(),
         "public_key": hex::encode(&new.public_key), "lifetime": new.lifetime,
     });
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
+    Ok(OrderEffect::changed(text, None, Some(after)))
 }

@@ -18,8 +18,8 @@ use crate::cluster::upgrade::{
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 use crate::fleet::roll_out::{NewRollOut, begin_roll_out_in_tx, reject_machines_in_roll_outs};
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
+use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::cluster::spec::ClusterPart;
 use model::cluster::upgrade::{BundleRef, NodeUpgrade};
 use model::kubernetes::skew::check_upgrade_path;
@@ -49,14 +49,10 @@ impl Bmdb {
         name: String,
         new: NewUpgrade,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction(ORDERING, move |tx| {
-                let (order, name, new) = (order.clone(), name.clone(), new.clone());
-                Box::pin(async move { create_upgrade_in_tx(tx, &order, &name, &new).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order(ORDERING, order, None, (name, new), |tx, order, (name, new)| {
+            Box::pin(create_upgrade_in_tx(tx, order, name, new))
+        })
+        .await
     }
 
     /// Changes the upgrade of a cluster that is under way, or rolls back the last one.
@@ -66,14 +62,14 @@ impl Bmdb {
         name: String,
         change: UpgradeChange,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction("changing an upgrade of a cluster", move |tx| {
-                let (order, name) = (order.clone(), name.clone());
-                Box::pin(async move { change_upgrade_in_tx(tx, &order, &name, change).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order(
+            "changing an upgrade of a cluster",
+            order,
+            None,
+            (name, change),
+            |tx, order, (name, change)| Box::pin(change_upgrade_in_tx(tx, order, name, *change)),
+        )
+        .await
     }
 }
 
@@ -82,10 +78,7 @@ async fn create_upgrade_in_tx(
     order: &Order,
     name: &str,
     new: &NewUpgrade,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     new.check().map_err(|reason| order_rejected("WRONG_UPGRADE", reason))?;
     let found = lock_upgradable_cluster(tx, name).await?;
     let id = found.cluster.id;
@@ -99,15 +92,7 @@ async fn create_upgrade_in_tx(
             let (digest, to) = resolve_bundle(tx, text).await?;
             if digest == before.bundle && new.roleserver.is_none() {
                 let output = format!("runs just that bundle (Kubernetes {to}) already; nothing was changed");
-                return record_audit(
-                    tx,
-                    order,
-                    None,
-                    OrderOutcome { changed: false, message: output },
-                    None,
-                    None,
-                )
-                .await;
+                return Ok(OrderEffect::unchanged(output, None));
             }
             check_upgrade_path(
                 &running_versions(&found),
@@ -171,7 +156,7 @@ async fn create_upgrade_in_tx(
         "to": bundles.as_ref().map(|(_, to)| &to.digest),
         "update": rolled.map(|(roll_out, _)| roll_out),
     });
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
+    Ok(OrderEffect::changed(text, None, Some(after)))
 }
 
 fn machine_names(found: &ClusterDetails, part: ClusterPart) -> String {
@@ -193,28 +178,23 @@ async fn change_upgrade_in_tx(
     order: &Order,
     name: &str,
     change: UpgradeChange,
-) -> Result<OrderResult, BmdbError> {
+) -> Result<OrderEffect, BmdbError> {
     const OPERATION: &str = "changing an upgrade of a cluster";
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
     if change == UpgradeChange::RollBack {
         return roll_back_upgrade_in_tx(tx, order, name).await;
     }
     let (id, _) = lock_cluster(tx, name).await?;
     let Some(line) = read_active_upgrade(tx, id).await? else {
-        let text = "is not being upgraded; nothing was changed".to_owned();
-        return record_audit(tx, order, None, OrderOutcome { changed: false, message: text }, None, None)
-            .await;
+        let text = "is not being upgraded; nothing was changed";
+        return Ok(OrderEffect::unchanged(text, None));
     };
     let (upgrade, before) = (&line.upgrade.id, audit_json(&line));
     let roll_out = line.roll_out.as_ref().filter(|_| !line.roll_out_done);
     let paused =
         line.upgrade.pause_reason.as_ref().or_else(|| line.upgrade.release.as_ref()?.pause_reason.as_ref());
     if change == UpgradeChange::Resume && paused.is_none() {
-        let text = "does not stand still in its upgrade; nothing was changed".to_owned();
-        let done = OrderOutcome { changed: false, message: text };
-        return record_audit(tx, order, None, done, Some(before.clone()), Some(before)).await;
+        let text = "does not stand still in its upgrade; nothing was changed";
+        return Ok(OrderEffect::unchanged(text, Some(before)));
     }
     begin_dry_run(tx, order).await?;
     let text = match change {
@@ -269,5 +249,5 @@ async fn change_upgrade_in_tx(
         .context(OPERATION)?;
     let after = read_upgrade(tx, id).await?.as_ref().map(audit_json);
     end_dry_run(tx, order).await?;
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, Some(before), after).await
+    Ok(OrderEffect::changed(text, Some(before), after))
 }

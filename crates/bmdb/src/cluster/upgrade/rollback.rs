@@ -10,8 +10,8 @@ use crate::cluster::upgrade::{NewUpgrade, abort_roll_out, audit_json, insert_upg
 use crate::connection::DbContext as _;
 use crate::connection::error::{BmdbError, order_rejected};
 use crate::fleet::roll_out::reject_machines_in_roll_outs;
-use crate::orders::audit::{begin_dry_run, end_dry_run, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
+use crate::orders::order::{Order, OrderEffect};
 use model::kubernetes::skew::{NodeVersion, skew_violations};
 
 const ORDERING: &str = "ordering an upgrade of a cluster";
@@ -21,7 +21,7 @@ pub(super) async fn roll_back_upgrade_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     name: &str,
-) -> Result<OrderResult, BmdbError> {
+) -> Result<OrderEffect, BmdbError> {
     let found = lock_upgradable_cluster(tx, name).await?;
     let id = found.cluster.id;
     let last = read_upgrade(tx, id).await?;
@@ -35,9 +35,8 @@ pub(super) async fn roll_back_upgrade_in_tx(
     let before = audit_json(&line);
     let (text, under_way) = match &line.ended {
         None if line.upgrade.rolling_back => {
-            let text = "goes back already; nothing was changed".to_owned();
-            let done = OrderOutcome { changed: false, message: text };
-            return record_audit(tx, order, None, done, Some(before.clone()), Some(before)).await;
+            let text = "goes back already; nothing was changed";
+            return Ok(OrderEffect::unchanged(text, Some(before)));
         }
         None => ("goes back from where it is", true),
         Some((_, how)) if how == "rolled back" => {
@@ -106,5 +105,5 @@ pub(super) async fn roll_back_upgrade_in_tx(
          with: shepherdctl cluster describe {name}",
         to.version, from.version
     );
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, Some(before), after).await
+    Ok(OrderEffect::changed(text, Some(before), after))
 }

@@ -1,5 +1,7 @@
 //! Orders about artefacts: add an upload, delete an artefact that nothing uses.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 
@@ -7,8 +9,8 @@ use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _};
 use crate::fleet::artefact::list_artefacts;
 use crate::fleet::artefact::upload::{UploadCheck, delete_artefact_rows, discard_upload};
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
+use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::artefact::{check_name, find_artefact};
 use model::role_declaration::Sha256;
 
@@ -24,13 +26,11 @@ impl Bmdb {
     ) -> Result<OrderResult, BmdbError> {
         check_name(&name).map_err(|reason| order_rejected("WRONG_NAME", reason))?;
         let (made, kubernetes) = self.check_upload(sha256).await?;
-        let given = order.clone();
+        let (order, arguments) = (Arc::new(order), (sha256, name, kubernetes, made));
         let carried = self
-            .run_order_transaction("adding an artefact", move |tx| {
-                let (order, name, kubernetes) = (order.clone(), name.clone(), kubernetes.clone());
-                Box::pin(
-                    async move { add_artefact_in_tx(tx, &order, sha256, (&name, kubernetes), made).await },
-                )
+            .try_order("adding an artefact", &order, None, arguments, |tx, order, arguments| {
+                let (sha256, name, kubernetes, made) = arguments;
+                Box::pin(add_artefact_in_tx(tx, order, *sha256, (name, kubernetes.as_deref()), *made))
             })
             .await;
         // The order was rejected, so its transaction changed nothing.
@@ -44,19 +44,15 @@ impl Bmdb {
             })
             .await?;
         }
-        self.audit_rejection(carried, &given, None).await
+        self.audit_rejection(carried, &order, None).await
     }
 
     /// Removes an artefact, by its digest or its name.
     pub async fn delete_artefact(&self, order: Order, artefact: String) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction("removing an artefact", move |tx| {
-                let (order, artefact) = (order.clone(), artefact.clone());
-                Box::pin(async move { delete_artefact_in_tx(tx, &order, &artefact).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order("removing an artefact", order, None, artefact, |tx, order, artefact| {
+            Box::pin(delete_artefact_in_tx(tx, order, artefact))
+        })
+        .await
     }
 }
 
@@ -76,12 +72,9 @@ async fn add_artefact_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     sha256: Sha256,
-    (name, kubernetes): (&str, Option<String>),
+    (name, kubernetes): (&str, Option<&str>),
     made: UploadCheck,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let digest = sha256.0.as_slice();
     let known = sqlx::query_file!("../../sql/artefact/lock.sql", digest)
         .fetch_optional(&mut *tx)
@@ -90,8 +83,7 @@ async fn add_artefact_in_tx(
     if order.dry_run
         && let Some(text) = missing_upload_message(made)
     {
-        return record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, None)
-            .await;
+        return Ok(OrderEffect::changed(text, None, None));
     }
     let Some(known) = known else {
         let output =
@@ -101,8 +93,7 @@ async fn add_artefact_in_tx(
     let reported = |name: &str| json!({ "sha256": hex::encode(sha256.0), "name": name, "size": known.size });
     if let (Some(_), Some(before)) = (known.added_at, &known.name) {
         if before == name {
-            let done = OrderOutcome { changed: false, message: "is there; nothing was changed".to_owned() };
-            return record_audit(tx, order, None, done, Some(reported(name)), Some(reported(name))).await;
+            return Ok(OrderEffect::unchanged("is there; nothing was changed", Some(reported(name))));
         }
         begin_dry_run(tx, order).await?;
         sqlx::query_file!("../../sql/artefact/rename.sql", digest, name)
@@ -110,9 +101,8 @@ async fn add_artefact_in_tx(
             .await
             .context(UPLOADING)?;
         end_dry_run(tx, order).await?;
-        let done =
-            OrderOutcome { changed: true, message: format!("is there, and was called {before} before") };
-        return record_audit(tx, order, None, done, Some(reported(before)), Some(reported(name))).await;
+        let text = format!("is there, and was called {before} before");
+        return Ok(OrderEffect::changed(text, Some(reported(before)), Some(reported(name))));
     }
     let upload = match made {
         UploadCheck::Verified(upload) if upload == known.upload => upload,
@@ -149,18 +139,14 @@ async fn add_artefact_in_tx(
     end_dry_run(tx, order).await?;
     let what = kubernetes.map(|version| format!(" as a bundle of Kubernetes {version}")).unwrap_or_default();
     let text = format!("is added{what}, {} bytes; every shepherd has it for its machines", known.size);
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(reported(name)))
-        .await
+    Ok(OrderEffect::changed(text, None, Some(reported(name))))
 }
 
 async fn delete_artefact_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     artefact: &str,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     let (all, _) = list_artefacts(tx).await?;
     let found = find_artefact(&all, artefact).map_err(|reason| order_rejected("NO_SUCH_ARTEFACT", reason))?;
     let sha256 = model::artefact::parse_digest(&found.sha256)
@@ -217,5 +203,5 @@ async fn delete_artefact_in_tx(
     end_dry_run(tx, order).await?;
     let before: Value = json!({ "sha256": found.sha256, "name": found.name, "size": found.size });
     let text = format!("is removed ({}); machines that have fetched it keep it", found.sha256);
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, Some(before), None).await
+    Ok(OrderEffect::changed(text, Some(before), None))
 }

@@ -13,8 +13,8 @@ use crate::connection::error::{BmdbError, order_rejected};
 use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::fleet::artefact::list_artefacts;
 use crate::machine::traits::hardware_from_columns;
-use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderOutcome, OrderResult};
+use crate::orders::audit::{begin_dry_run, end_dry_run};
+use crate::orders::order::{Order, OrderEffect, OrderResult};
 use model::artefact::{find_artefact, parse_digest};
 use model::cluster::selector::{MachineTraits, Selector};
 use model::ids::MachineId;
@@ -155,14 +155,10 @@ pub(crate) async fn read_roll_out_note(
 impl Bmdb {
     /// Orders a new roll-out over the selected machines.
     pub async fn create_roll_out(&self, order: Order, new: NewRollOut) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction(ORDERING, move |tx| {
-                let (order, new) = (order.clone(), new.clone());
-                Box::pin(async move { create_roll_out_in_tx(tx, &order, &new).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order(ORDERING, order, None, new, |tx, order, new| {
+            Box::pin(create_roll_out_in_tx(tx, order, new))
+        })
+        .await
     }
 
     /// Changes a roll-out that is under way.
@@ -172,14 +168,10 @@ impl Bmdb {
         id: String,
         change: RollOutChange,
     ) -> Result<OrderResult, BmdbError> {
-        let given = order.clone();
-        let carried = self
-            .run_order_transaction("changing a roll-out", move |tx| {
-                let (order, id) = (order.clone(), id.clone());
-                Box::pin(async move { change_roll_out_in_tx(tx, &order, &id, change).await })
-            })
-            .await;
-        self.audit_rejection(carried, &given, None).await
+        self.execute_order("changing a roll-out", order, None, (id, change), |tx, order, (id, change)| {
+            Box::pin(change_roll_out_in_tx(tx, order, id, *change))
+        })
+        .await
     }
 }
 
@@ -343,10 +335,7 @@ async fn create_roll_out_in_tx(
     tx: &mut PgConnection,
     order: &Order,
     new: &NewRollOut,
-) -> Result<OrderResult, BmdbError> {
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
+) -> Result<OrderEffect, BmdbError> {
     new.check().map_err(|reason| order_rejected("WRONG_UPDATE", reason))?;
     let (digest, name) = lock_release(tx, &new.release).await?;
     let machines = list_selected_machines(tx, &new.selector).await?;
@@ -377,7 +366,7 @@ async fn create_roll_out_in_tx(
         "update": id, "release": name, "sha256": hex::encode(digest.0), "select": new.selector.to_string(),
         "parallelism": new.parallelism, "machines": names,
     });
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, None, Some(after)).await
+    Ok(OrderEffect::changed(text, None, Some(after)))
 }
 
 async fn change_roll_out_in_tx(
@@ -385,11 +374,8 @@ async fn change_roll_out_in_tx(
     order: &Order,
     id: &str,
     change: RollOutChange,
-) -> Result<OrderResult, BmdbError> {
+) -> Result<OrderEffect, BmdbError> {
     const OPERATION: &str = "changing a roll-out";
-    if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        return Ok(carried);
-    }
     let known = sqlx::query_file!("../../sql/roll_out/lock.sql", id)
         .fetch_optional(&mut *tx)
         .await
@@ -406,8 +392,7 @@ async fn change_roll_out_in_tx(
     let before = reported(known.paused.as_ref(), known.ended.as_deref());
     if let Some(ended) = known.ended {
         let text = format!("is {ended}; nothing was changed");
-        let done = OrderOutcome { changed: false, message: text };
-        return record_audit(tx, order, None, done, Some(before.clone()), Some(before)).await;
+        return Ok(OrderEffect::unchanged(text, Some(before)));
     }
     begin_dry_run(tx, order).await?;
     let (text, after) = match change {
@@ -447,6 +432,5 @@ async fn change_roll_out_in_tx(
         }
     };
     end_dry_run(tx, order).await?;
-    record_audit(tx, order, None, OrderOutcome { changed: true, message: text }, Some(before), Some(after))
-        .await
+    Ok(OrderEffect::changed(text, Some(before), Some(after)))
 }
