@@ -1,12 +1,17 @@
-//! Validate incoming orders and encode their results.
+//! Validate incoming orders, carry them out and encode their results.
+//!
+//! A call that takes an order parses the fields of its own and passes the rest to [`IncomingOrder::execute`]: the order
+//! is validated, carried out by the BMDB, and its result or its error encoded. Orders for one machine do the same with
+//! `services/machines/order_execution.rs`, which finds the machine first.
 
 use prost::Message;
-use tonic::Status;
+use tonic::{Request, Response, Status};
 
-use crate::api::api_error::invalid_argument;
-use crate::api::caller::Caller;
+use crate::api::api_error::{bmdb_status, invalid_argument};
+use crate::api::caller::caller_of;
 use crate::api::convert::{encode_machine_name, encode_optional_struct};
 use crate::api::validate::single_line;
+use bmdb::connection::error::BmdbError;
 use bmdb::orders::order::{self, OrderResult, request_digest};
 use model::machine_view::MachineName;
 use proto::fleet::v1;
@@ -15,19 +20,48 @@ use proto::fleet::v1;
 const MAX_REASON_CHARS: usize = 2000;
 const MAX_KEY_CHARS: usize = 128;
 
+/// The response to an order.
+pub type OrderReply = Result<Response<v1::OrderResponse>, Status>;
+
 /// An order of a request: its call, the request and the order in it.
 pub struct IncomingOrder<'a, M> {
     /// Path of the call without the leading slash.
     pub rpc: &'static str,
-    /// The request, for the digest.
-    pub request: &'a M,
+    /// The request, for the caller and the digest.
+    pub request: &'a Request<M>,
     /// The order in the request; `None` is rejected.
     pub order: Option<&'a v1::Order>,
 }
 
 impl<M: Message> IncomingOrder<'_, M> {
+    /// Carries out an order that is not about one machine: validates it, has `execute` carry it out, and encodes the
+    /// result. `target` is its subject as people call it.
+    pub async fn execute<F>(self, target: String, execute: impl FnOnce(order::Order) -> F) -> OrderReply
+    where
+        F: Future<Output = Result<OrderResult, BmdbError>>,
+    {
+        let order = self.parse_unversioned(target)?;
+        let dry_run = order.dry_run;
+        let carried = execute(order).await.map_err(bmdb_status)?;
+        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+    }
+
+    /// Validates an order that is not about one machine. An expected version is rejected: the caller would rely on a
+    /// check that is not made.
+    pub fn parse_unversioned(&self, target: String) -> Result<order::Order, Status> {
+        let order = self.parse(target)?;
+        match order.expected_version {
+            None => Ok(order),
+            Some(_) => Err(invalid_argument(
+                "order.expected_version",
+                "only a machine has a version; leave it out here",
+            )),
+        }
+    }
+
     /// Validates the order. `target` is its subject as people call it.
-    pub fn parse(&self, caller: &Caller, target: String) -> Result<order::Order, Status> {
+    pub fn parse(&self, target: String) -> Result<order::Order, Status> {
+        let caller = caller_of(self.request)?;
         let order = self
             .order
             .ok_or_else(|| invalid_argument("order", "the request has no order; give it with a reason"))?;
@@ -48,7 +82,7 @@ impl<M: Message> IncomingOrder<'_, M> {
         }
         let mut bytes = self.rpc.as_bytes().to_vec();
         bytes.push(0);
-        bytes.extend(self.request.encode_to_vec());
+        bytes.extend(self.request.get_ref().encode_to_vec());
         Ok(order::Order {
             actor: caller.actor(),
             rpc: self.rpc.to_owned(),
@@ -59,16 +93,6 @@ impl<M: Message> IncomingOrder<'_, M> {
             expected_version: order.expected_version,
             request_digest: request_digest(&bytes),
         })
-    }
-}
-
-/// Rejects an order with an expected version: the caller would rely on a check that is not made.
-pub fn reject_expected_version(order: order::Order) -> Result<order::Order, Status> {
-    match order.expected_version {
-        None => Ok(order),
-        Some(_) => {
-            Err(invalid_argument("order.expected_version", "only a machine has a version; leave it out here"))
-        }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::api::api_error::{bmdb_status, invalid_argument};
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
-use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::api::incoming_order::IncomingOrder;
 use bmdb::orders::approval::{ApprovalRecord, RPC, list_approvals};
 use model::two_person_rule::Principal;
 use proto::fleet::v1;
@@ -42,13 +42,12 @@ impl Approvals for ApprovalsService {
         let approval = Uuid::try_parse(&body.approval_id).map_err(|_| {
             invalid_argument("approval_id", format!("{:?} is no approval's UUID", body.approval_id))
         })?;
-        let order = IncomingOrder { rpc: RPC, request: body, order: body.order.as_ref() }
-            .parse(&caller, format!("approval {approval}"))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
         let by = Principal { name: caller.name().to_owned(), credential: caller.credential_id() };
-        let carried = self.context.bmdb.approve_order(order, approval, by).await.map_err(bmdb_status)?;
-        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+        IncomingOrder { rpc: RPC, request: &request, order: body.order.as_ref() }
+            .execute(format!("approval {approval}"), |order| {
+                self.context.bmdb.approve_order(order, approval, by)
+            })
+            .await
     }
 }
 

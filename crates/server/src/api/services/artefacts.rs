@@ -3,10 +3,9 @@
 use tonic::{Request, Response, Status};
 
 use crate::api::api_error::{bmdb_status, invalid_argument};
-use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
-use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::api::incoming_order::IncomingOrder;
 use crate::api::validate::single_line;
 use bmdb::fleet::artefact::upload::UploadState;
 use bmdb::fleet::artefact::{list_artefacts, order_target};
@@ -77,32 +76,25 @@ impl Artefacts for ArtefactsService {
         &self,
         request: Request<v1::AddArtefactRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let sha256 = parse_digest_field(&body.sha256)?;
         check_name(&body.name).map_err(|reason| invalid_argument("name", reason))?;
-        let order = IncomingOrder { rpc: ADD, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let carried =
-            self.context.bmdb.add_artefact(order, sha256, body.name.clone()).await.map_err(bmdb_status)?;
-        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+        IncomingOrder { rpc: ADD, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.add_artefact(order, sha256, body.name.clone())
+            })
+            .await
     }
 
     async fn delete(
         &self,
         request: Request<v1::DeleteArtefactRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let artefact = single_line("artefact", &body.artefact, MAX_NAME_CHARS)?.to_owned();
-        let order = IncomingOrder { rpc: DELETE, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&artefact))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let carried = self.context.bmdb.delete_artefact(order, artefact).await.map_err(bmdb_status)?;
-        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+        IncomingOrder { rpc: DELETE, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&artefact), |order| self.context.bmdb.delete_artefact(order, artefact))
+            .await
     }
 }
 

@@ -3,10 +3,9 @@
 use tonic::{Request, Response, Status};
 
 use crate::api::api_error::{bmdb_status, invalid_argument};
-use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
-use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::api::incoming_order::IncomingOrder;
 use bmdb::orders::budget::read_budgets_and_brakes;
 use model::budget::{BrakeState, BudgetChange, BudgetKind, BudgetStatus};
 use model::process::UnknownName;
@@ -46,7 +45,6 @@ impl Budgets for BudgetsService {
         &self,
         request: Request<v1::SetBudgetRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let kind: BudgetKind =
             body.kind.parse().map_err(|error: UnknownName| invalid_argument("kind", error.to_string()))?;
@@ -60,12 +58,9 @@ impl Budgets for BudgetsService {
             })?),
         };
         let change = BudgetChange { max_count: body.max_count, window };
-        let order = IncomingOrder { rpc: SET, request: body, order: body.order.as_ref() }
-            .parse(&caller, kind.audit_target())
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let carried = self.context.bmdb.set_budget(order, kind, change).await.map_err(bmdb_status)?;
-        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+        IncomingOrder { rpc: SET, request: &request, order: body.order.as_ref() }
+            .execute(kind.audit_target(), |order| self.context.bmdb.set_budget(order, kind, change))
+            .await
     }
 }
 

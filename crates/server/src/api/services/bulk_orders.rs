@@ -6,7 +6,7 @@ use crate::api::api_error::{bmdb_status, invalid_argument};
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_machine_name;
-use crate::api::incoming_order::{IncomingOrder, reject_expected_version};
+use crate::api::incoming_order::IncomingOrder;
 use crate::api::services::machine_filter::parse_filter;
 use crate::api::services::order_fields::{
     parse_expiry_after, parse_expiry_at, parse_hold_scope, parse_label_order, parse_power_action,
@@ -51,9 +51,8 @@ impl BulkOrders for BulkOrdersService {
             beyond_limits: body.override_limits,
             is_admin: caller.role() >= AccessRole::Admin,
         };
-        let order = IncomingOrder { rpc: RPC, request: body, order: body.order.as_ref() }
-            .parse(&caller, "the machines of a filter".to_owned())
-            .and_then(reject_expected_version)?;
+        let order = IncomingOrder { rpc: RPC, request: &request, order: body.order.as_ref() }
+            .parse_unversioned("the machines of a filter".to_owned())?;
         let dry_run = order.dry_run;
         let who = caller.name().to_owned();
         let given =

@@ -3,10 +3,9 @@
 use tonic::{Request, Response, Status};
 
 use crate::api::api_error::{bmdb_status, invalid_argument};
-use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
-use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::api::incoming_order::IncomingOrder;
 use bmdb::cluster::credential::{ClusterCredentialRequest, list_cluster_credentials};
 use bmdb::cluster::lock::order_target;
 use model::cluster::credential::{ClusterCredentialView, DEFAULT_LIFETIME, check_holder, check_lifetime};
@@ -70,30 +69,29 @@ impl ClusterCredentials for ClusterCredentialsService {
         &self,
         request: Request<v1::IssueClusterCredentialRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let new = parse_credential_request(body)?;
-        let order = IncomingOrder { rpc: ISSUE, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let issued = self.context.bmdb.request_cluster_credential(order, body.name.clone(), new);
-        Ok(Response::new(encode_order_response(None, dry_run, &issued.await.map_err(bmdb_status)?)))
+        IncomingOrder { rpc: ISSUE, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.request_cluster_credential(order, body.name.clone(), new)
+            })
+            .await
     }
 
     async fn revoke(
         &self,
         request: Request<v1::RevokeClusterCredentialRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
-        let order = IncomingOrder { rpc: REVOKE, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let revoked =
-            self.context.bmdb.revoke_cluster_credential(order, body.name.clone(), body.credential_id.clone());
-        Ok(Response::new(encode_order_response(None, dry_run, &revoked.await.map_err(bmdb_status)?)))
+        IncomingOrder { rpc: REVOKE, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.revoke_cluster_credential(
+                    order,
+                    body.name.clone(),
+                    body.credential_id.clone(),
+                )
+            })
+            .await
     }
 }
 

@@ -3,10 +3,9 @@
 use tonic::{Request, Response, Status};
 
 use crate::api::api_error::{bmdb_status, invalid_argument};
-use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
-use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::api::incoming_order::IncomingOrder;
 use crate::api::services::kubernetes_messages::{optional_line, parse_patch};
 use bmdb::cluster::kubernetes::user::{KubernetesUserRequest, list_kubernetes_users};
 use bmdb::cluster::lock::order_target;
@@ -64,14 +63,12 @@ impl ClusterKubernetesService {
         request: Request<v1::ChangeClusterUpgradeRequest>,
         (rpc, change): (&'static str, UpgradeChange),
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
-        let order = IncomingOrder { rpc, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let changed = self.context.bmdb.change_upgrade(order, body.name.clone(), change);
-        Ok(Response::new(encode_order_response(None, dry_run, &changed.await.map_err(bmdb_status)?)))
+        IncomingOrder { rpc, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.change_upgrade(order, body.name.clone(), change)
+            })
+            .await
     }
 }
 
@@ -81,45 +78,39 @@ impl ClusterKubernetes for ClusterKubernetesService {
         &self,
         request: Request<v1::SetClusterKubernetesRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let wish = parse_patch(&body.patch.clone().unwrap_or_default())?;
-        let order = IncomingOrder { rpc: SET, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let set = self.context.bmdb.set_kubernetes(order, body.name.clone(), wish);
-        Ok(Response::new(encode_order_response(None, dry_run, &set.await.map_err(bmdb_status)?)))
+        IncomingOrder { rpc: SET, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.set_kubernetes(order, body.name.clone(), wish)
+            })
+            .await
     }
 
     async fn remove(
         &self,
         request: Request<v1::RemoveClusterKubernetesRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
-        let order = IncomingOrder { rpc: REMOVE, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let removed = self.context.bmdb.remove_kubernetes(order, body.name.clone());
-        Ok(Response::new(encode_order_response(None, dry_run, &removed.await.map_err(bmdb_status)?)))
+        IncomingOrder { rpc: REMOVE, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.remove_kubernetes(order, body.name.clone())
+            })
+            .await
     }
 
     async fn rotate(
         &self,
         request: Request<v1::RotateClusterKubernetesRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let keys: RotatableKeys =
             body.keys.parse().map_err(|error: UnknownName| invalid_argument("keys", error.to_string()))?;
-        let order = IncomingOrder { rpc: ROTATE, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let rotated = self.context.bmdb.rotate_kubernetes_keys(order, body.name.clone(), keys);
-        Ok(Response::new(encode_order_response(None, dry_run, &rotated.await.map_err(bmdb_status)?)))
+        IncomingOrder { rpc: ROTATE, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.rotate_kubernetes_keys(order, body.name.clone(), keys)
+            })
+            .await
     }
 
     async fn list_users(
@@ -143,22 +134,19 @@ impl ClusterKubernetes for ClusterKubernetesService {
         &self,
         request: Request<v1::IssueClusterKubernetesUserRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let new = parse_user_request(body)?;
-        let order = IncomingOrder { rpc: ISSUE_USER, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let issued = self.context.bmdb.request_kubernetes_user(order, body.name.clone(), new);
-        Ok(Response::new(encode_order_response(None, dry_run, &issued.await.map_err(bmdb_status)?)))
+        IncomingOrder { rpc: ISSUE_USER, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.request_kubernetes_user(order, body.name.clone(), new)
+            })
+            .await
     }
 
     async fn upgrade(
         &self,
         request: Request<v1::UpgradeClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let new = NewUpgrade {
             kubernetes: optional_line("kubernetes", &body.kubernetes)?,
@@ -170,12 +158,11 @@ impl ClusterKubernetes for ClusterKubernetesService {
                 body.deadline_seconds
             },
         };
-        let order = IncomingOrder { rpc: UPGRADE, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let upgraded = self.context.bmdb.upgrade_cluster(order, body.name.clone(), new);
-        Ok(Response::new(encode_order_response(None, dry_run, &upgraded.await.map_err(bmdb_status)?)))
+        IncomingOrder { rpc: UPGRADE, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.upgrade_cluster(order, body.name.clone(), new)
+            })
+            .await
     }
 
     async fn roll_back(

@@ -3,10 +3,9 @@
 use tonic::{Request, Response, Status};
 
 use crate::api::api_error::{bmdb_status, invalid_argument};
-use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
-use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::api::incoming_order::{IncomingOrder, encode_order_response};
 use crate::api::services::kubernetes_messages::{
     encode_kubernetes, encode_node_kubernetes, encode_upgrade, parse_patch,
 };
@@ -93,7 +92,6 @@ impl Clusters for ClustersService {
         &self,
         request: Request<v1::CreateClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let approval = match body.approval.as_str() {
             "" => JoinApproval::default(),
@@ -109,9 +107,8 @@ impl Clusters for ClustersService {
             roles: body.roles.iter().cloned().collect(),
             approval,
         };
-        let order = IncomingOrder { rpc: CREATE, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
+        let order = IncomingOrder { rpc: CREATE, request: &request, order: body.order.as_ref() }
+            .parse_unversioned(order_target(&body.name))?;
         let dry_run = order.dry_run;
         let kubernetes = body.kubernetes.as_ref().map(parse_patch).transpose()?;
         let carried = self.context.bmdb.create_cluster(order, spec, kubernetes).await.map_err(bmdb_status)?;
@@ -122,7 +119,6 @@ impl Clusters for ClustersService {
         &self,
         request: Request<v1::ChangeClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let change = ClusterSpecChange {
             control_plane: body.control_plane,
@@ -130,64 +126,55 @@ impl Clusters for ClustersService {
             add_roles: body.add_roles.iter().cloned().collect(),
             remove_roles: body.remove_roles.iter().cloned().collect(),
         };
-        let order = IncomingOrder { rpc: CHANGE, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let carried =
-            self.context.bmdb.change_cluster(order, body.name.clone(), change).await.map_err(bmdb_status)?;
-        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+        IncomingOrder { rpc: CHANGE, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.change_cluster(order, body.name.clone(), change)
+            })
+            .await
     }
 
     async fn declare_role(
         &self,
         request: Request<v1::DeclareRoleRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let declaration = RoleDeclaration::new(body.declaration.clone().unwrap_or_default())
             .map_err(|error| invalid_argument("declaration", error.to_string()))?;
-        let order = IncomingOrder { rpc: DECLARE, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let declared = self.context.bmdb.declare_cluster_role(order, body.name.clone(), declaration);
-        Ok(Response::new(encode_order_response(None, dry_run, &declared.await.map_err(bmdb_status)?)))
+        IncomingOrder { rpc: DECLARE, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.declare_cluster_role(order, body.name.clone(), declaration)
+            })
+            .await
     }
 
     async fn undeclare_role(
         &self,
         request: Request<v1::UndeclareRoleRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
-        let order = IncomingOrder { rpc: UNDECLARE, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let withdrawn = self.context.bmdb.undeclare_cluster_role(order, body.name.clone(), body.role.clone());
-        Ok(Response::new(encode_order_response(None, dry_run, &withdrawn.await.map_err(bmdb_status)?)))
+        IncomingOrder { rpc: UNDECLARE, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.undeclare_cluster_role(order, body.name.clone(), body.role.clone())
+            })
+            .await
     }
 
     async fn snapshot(
         &self,
         request: Request<v1::SnapshotClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
-        let order = IncomingOrder { rpc: SNAPSHOT, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let requested = self.context.bmdb.request_cluster_snapshot(order, body.name.clone());
-        Ok(Response::new(encode_order_response(None, dry_run, &requested.await.map_err(bmdb_status)?)))
+        IncomingOrder { rpc: SNAPSHOT, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.request_cluster_snapshot(order, body.name.clone())
+            })
+            .await
     }
 
     async fn restore(
         &self,
         request: Request<v1::RestoreClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let reported = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let restore = RestoreRequest {
@@ -195,26 +182,23 @@ impl Clusters for ClustersService {
             target_machine: reported(&body.target_machine),
             bypass_quorum: body.bypass_quorum,
         };
-        let order = IncomingOrder { rpc: RESTORE, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let restored = self.context.bmdb.restore_cluster(order, body.name.clone(), restore);
-        Ok(Response::new(encode_order_response(None, dry_run, &restored.await.map_err(bmdb_status)?)))
+        IncomingOrder { rpc: RESTORE, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.restore_cluster(order, body.name.clone(), restore)
+            })
+            .await
     }
 
     async fn rotate_key(
         &self,
         request: Request<v1::RotateClusterKeyRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
-        let order = IncomingOrder { rpc: ROTATE_KEY, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let rotated = self.context.bmdb.rotate_cluster_key(order, body.name.clone());
-        Ok(Response::new(encode_order_response(None, dry_run, &rotated.await.map_err(bmdb_status)?)))
+        IncomingOrder { rpc: ROTATE_KEY, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.rotate_cluster_key(order, body.name.clone())
+            })
+            .await
     }
 
     async fn list_snapshots(
@@ -235,30 +219,24 @@ impl Clusters for ClustersService {
         &self,
         request: Request<v1::ApproveMachineRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
-        let order = IncomingOrder { rpc: APPROVE, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let approved =
-            self.context.bmdb.approve_cluster_member(order, body.name.clone(), body.machine.clone());
-        Ok(Response::new(encode_order_response(None, dry_run, &approved.await.map_err(bmdb_status)?)))
+        IncomingOrder { rpc: APPROVE, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.approve_cluster_member(order, body.name.clone(), body.machine.clone())
+            })
+            .await
     }
 
     async fn delete(
         &self,
         request: Request<v1::DeleteClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
-        let order = IncomingOrder { rpc: DELETE, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&body.name))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let carried =
-            self.context.bmdb.delete_cluster(order, body.name.clone()).await.map_err(bmdb_status)?;
-        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+        IncomingOrder { rpc: DELETE, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&body.name), |order| {
+                self.context.bmdb.delete_cluster(order, body.name.clone())
+            })
+            .await
     }
 }
 

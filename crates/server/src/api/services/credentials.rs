@@ -8,7 +8,7 @@ use crate::api::api_error::{bmdb_status, invalid_argument};
 use crate::api::caller::{caller_of, parse_role};
 use crate::api::context::ApiContext;
 use crate::api::convert;
-use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::api::incoming_order::{IncomingOrder, encode_order_response};
 use crate::api::pagination;
 use crate::api::validate::single_line;
 use bmdb::connection;
@@ -81,12 +81,10 @@ impl Credentials for CredentialsService {
         &self,
         request: Request<v1::CreateCredentialRequest>,
     ) -> Result<Response<v1::CreateCredentialResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let new = parse_credential_request(body)?;
-        let order = IncomingOrder { rpc: CREATE, request: body, order: body.order.as_ref() }
-            .parse(&caller, format!("credential of {}", new.name))
-            .and_then(reject_expected_version)?;
+        let order = IncomingOrder { rpc: CREATE, request: &request, order: body.order.as_ref() }
+            .parse_unversioned(format!("credential of {}", new.name))?;
         let dry_run = order.dry_run;
         let made = self.context.bmdb.create_credential(order, new).await.map_err(bmdb_status)?;
         Ok(Response::new(v1::CreateCredentialResponse {
@@ -100,17 +98,13 @@ impl Credentials for CredentialsService {
         &self,
         request: Request<v1::RevokeCredentialRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let id = Uuid::try_parse(&body.credential_id).map_err(|_| {
             invalid_argument("credential_id", format!("{:?} is no UUID of a credential", body.credential_id))
         })?;
-        let order = IncomingOrder { rpc: REVOKE, request: body, order: body.order.as_ref() }
-            .parse(&caller, format!("credential {id}"))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let carried = self.context.bmdb.revoke_credential(order, id).await.map_err(bmdb_status)?;
-        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+        IncomingOrder { rpc: REVOKE, request: &request, order: body.order.as_ref() }
+            .execute(format!("credential {id}"), |order| self.context.bmdb.revoke_credential(order, id))
+            .await
     }
 }
 

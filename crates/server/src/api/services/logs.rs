@@ -47,8 +47,8 @@ impl Logs for LogsService {
         let body = request.get_ref();
         let wanted = parse_log_query(body)?;
         let name = self.context.find_machine(&caller, &body.machine).await?;
-        let order = IncomingOrder { rpc: REQUEST, request: body, order: body.order.as_ref() }
-            .parse(&caller, name.short_name())?;
+        let order = IncomingOrder { rpc: REQUEST, request: &request, order: body.order.as_ref() }
+            .parse(name.short_name())?;
         if order.expected_version.is_some() {
             return Err(invalid_argument(
                 "order.expected_version",

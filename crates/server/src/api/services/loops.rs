@@ -6,7 +6,7 @@ use crate::api::api_error::{bmdb_status, invalid_argument};
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::{encode_pause, encode_timestamp};
-use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::api::incoming_order::IncomingOrder;
 use crate::api::services::order_fields::{parse_expiry_after, parse_expiry_at};
 use crate::api::validate::single_line;
 use bmdb::orders::loop_pause::{NewPause, list_loops};
@@ -59,28 +59,24 @@ impl Loops for LoopsService {
             Some(v1::pause_loop_request::Expiry::ExpiresAt(time)) => Some(parse_expiry_at(*time)?),
             Some(v1::pause_loop_request::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
         };
-        let order = IncomingOrder { rpc: PAUSE, request: body, order: body.order.as_ref() }
-            .parse(&caller, describe_target(of, provider.as_deref()))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
+        let target = describe_target(of, provider.as_deref());
         let new = NewPause { paused_loop: of, provider, until, actor: caller.name().to_owned() };
-        let carried = self.context.bmdb.pause_loop(order, new).await.map_err(bmdb_status)?;
-        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+        IncomingOrder { rpc: PAUSE, request: &request, order: body.order.as_ref() }
+            .execute(target, |order| self.context.bmdb.pause_loop(order, new))
+            .await
     }
 
     async fn resume(
         &self,
         request: Request<v1::ResumeLoopRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let (of, provider) = (parse_loop(&body.name)?, parse_provider(&body.provider)?);
-        let order = IncomingOrder { rpc: RESUME, request: body, order: body.order.as_ref() }
-            .parse(&caller, describe_target(of, provider.as_deref()))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let carried = self.context.bmdb.resume_loop(order, of, provider).await.map_err(bmdb_status)?;
-        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+        IncomingOrder { rpc: RESUME, request: &request, order: body.order.as_ref() }
+            .execute(describe_target(of, provider.as_deref()), |order| {
+                self.context.bmdb.resume_loop(order, of, provider)
+            })
+            .await
     }
 }
 

@@ -6,7 +6,8 @@
 //!
 //! A file implements one service, or several small ones ([`fleet`], [`plan_service`]). A method validates the request,
 //! calls the BMDB and encodes the result. An order also passes through
-//! [`IncomingOrder`](crate::api::incoming_order::IncomingOrder), which checks its reason and its idempotency key.
+//! [`IncomingOrder`](crate::api::incoming_order::IncomingOrder), which checks its reason and its idempotency key, has
+//! it carried out and encodes its result.
 //! Fields and messages that several services have are in `order_fields`, `machine_filter` and `kubernetes_messages`, so
 //! that they have the same errors everywhere.
 

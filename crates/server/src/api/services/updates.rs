@@ -3,10 +3,9 @@
 use tonic::{Request, Response, Status};
 
 use crate::api::api_error::{bmdb_status, invalid_argument};
-use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
-use crate::api::incoming_order::{IncomingOrder, encode_order_response, reject_expected_version};
+use crate::api::incoming_order::IncomingOrder;
 use crate::api::validate::single_line;
 use bmdb::fleet::roll_out::{NewRollOut, RollOutChange, list_roll_outs, order_target};
 use model::roll_out_view::{RollOutMachineView, RollOutView};
@@ -34,15 +33,11 @@ impl UpdatesService {
         request: Request<v1::ChangeUpdateRequest>,
         (rpc, change): (&'static str, RollOutChange),
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let id = single_line("id", &body.id, MAX_NAME_CHARS)?.to_owned();
-        let order = IncomingOrder { rpc, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&id))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let carried = self.context.bmdb.change_roll_out(order, id, change).await.map_err(bmdb_status)?;
-        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+        IncomingOrder { rpc, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&id), |order| self.context.bmdb.change_roll_out(order, id, change))
+            .await
     }
 }
 
@@ -66,7 +61,6 @@ impl Updates for UpdatesService {
         &self,
         request: Request<v1::CreateUpdateRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        let caller = caller_of(&request)?;
         let body = request.get_ref();
         let new = NewRollOut {
             release: single_line("release", &body.release, MAX_NAME_CHARS)?.to_owned(),
@@ -78,12 +72,9 @@ impl Updates for UpdatesService {
                 body.deadline_seconds
             },
         };
-        let order = IncomingOrder { rpc: CREATE, request: body, order: body.order.as_ref() }
-            .parse(&caller, order_target(&new.release))
-            .and_then(reject_expected_version)?;
-        let dry_run = order.dry_run;
-        let carried = self.context.bmdb.create_roll_out(order, new).await.map_err(bmdb_status)?;
-        Ok(Response::new(encode_order_response(None, dry_run, &carried)))
+        IncomingOrder { rpc: CREATE, request: &request, order: body.order.as_ref() }
+            .execute(order_target(&new.release), |order| self.context.bmdb.create_roll_out(order, new))
+            .await
     }
 
     async fn pause(

@@ -15,7 +15,7 @@ use crate::api::api_error::bmdb_status;
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::{self, encode_timestamp};
-use crate::api::incoming_order::{IncomingOrder, encode_order_response};
+use crate::api::incoming_order::IncomingOrder;
 use crate::api::pagination;
 use crate::api::services::machine_filter::parse_filter;
 use crate::api::services::order_fields::{
@@ -30,7 +30,6 @@ use bmdb::machine::tags::list_tags;
 use bmdb::machine::view;
 use bmdb::orders::machine_decision;
 use bmdb::orders::machine_order::MachineOrder;
-use bmdb::orders::order::format_attribution;
 use model::machine_view::{MachineName, MachineView};
 use model::phase::phase_of;
 use model::waits::{backoff_waits, postponement_waits};
@@ -38,7 +37,7 @@ use model::why::explain_machine;
 use proto::fleet::v1;
 use proto::fleet::v1::machines_server::Machines;
 
-use order_execution::{actor_and_reason, execute_machine_order, execute_order};
+use order_execution::{Attribution, execute_for_machine, execute_machine_order, execute_order};
 
 /// Machines that a page of a list examines at most, approximately. It bounds the cost of a page with any filter.
 pub const MAX_EXAMINED: usize = 4000;
@@ -203,10 +202,9 @@ impl Machines for MachinesService {
             Some(v1::hold_request::Expiry::ExpiresAt(time)) => Some(parse_expiry_at(*time)?),
             Some(v1::hold_request::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
         };
-        let order = IncomingOrder { rpc: HOLD, request: body, order: body.order.as_ref() };
-        let (who, reason) = actor_and_reason(&request, body.order.as_ref())?;
-        execute_order(&self.context, &request, &body.machine, order, move |snapshot| {
-            machine_decision::hold_machine(snapshot, scope, &reason, &who, until)
+        let order = IncomingOrder { rpc: HOLD, request: &request, order: body.order.as_ref() };
+        execute_order(&self.context, &body.machine, order, move |snapshot, by| {
+            machine_decision::hold_machine(snapshot, scope, &by.reason, &by.who, until)
         })
         .await
     }
@@ -217,22 +215,18 @@ impl Machines for MachinesService {
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
         let quarantine = body.quarantine;
-        let order = IncomingOrder { rpc: RELEASE, request: body, order: body.order.as_ref() };
-        let (who, reason) = actor_and_reason(&request, body.order.as_ref())?;
-        let by = format_attribution(&who, Some(&reason));
-        execute_order(&self.context, &request, &body.machine, order, move |snapshot| {
-            machine_decision::release_machine(&snapshot.facts, quarantine, &by)
+        let order = IncomingOrder { rpc: RELEASE, request: &request, order: body.order.as_ref() };
+        execute_order(&self.context, &body.machine, order, move |snapshot, by| {
+            machine_decision::release_machine(&snapshot.facts, quarantine, &by.line())
         })
         .await
     }
 
     async fn retry(&self, request: Request<v1::RetryRequest>) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        let order = IncomingOrder { rpc: RETRY, request: body, order: body.order.as_ref() };
-        let (who, reason) = actor_and_reason(&request, body.order.as_ref())?;
-        let by = format_attribution(&who, Some(&reason));
-        execute_order(&self.context, &request, &body.machine, order, move |snapshot| {
-            machine_decision::retry_machine(&snapshot.facts, &by)
+        let order = IncomingOrder { rpc: RETRY, request: &request, order: body.order.as_ref() };
+        execute_order(&self.context, &body.machine, order, |snapshot, by| {
+            machine_decision::retry_machine(&snapshot.facts, &by.line())
         })
         .await
     }
@@ -242,16 +236,16 @@ impl Machines for MachinesService {
         request: Request<v1::QuarantineRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        let order = IncomingOrder { rpc: QUARANTINE, request: body, order: body.order.as_ref() };
-        execute_machine_order(&self.context, &request, &body.machine, order, MachineOrder::Quarantine).await
+        let order = IncomingOrder { rpc: QUARANTINE, request: &request, order: body.order.as_ref() };
+        execute_machine_order(&self.context, &body.machine, order, MachineOrder::Quarantine).await
     }
 
     async fn label(&self, request: Request<v1::LabelRequest>) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
         let set = body.set.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
         let each = parse_label_order(set, body.remove.clone())?;
-        let order = IncomingOrder { rpc: LABEL, request: body, order: body.order.as_ref() };
-        execute_machine_order(&self.context, &request, &body.machine, order, each).await
+        let order = IncomingOrder { rpc: LABEL, request: &request, order: body.order.as_ref() };
+        execute_machine_order(&self.context, &body.machine, order, each).await
     }
 
     async fn prioritize(
@@ -265,15 +259,9 @@ impl Machines for MachinesService {
             Some(v1::prioritize_request::Expiry::ExpiresAt(time)) => Some(parse_expiry_at(*time)?),
             Some(v1::prioritize_request::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
         };
-        let order = IncomingOrder { rpc: PRIORITIZE, request: body, order: body.order.as_ref() };
-        execute_machine_order(
-            &self.context,
-            &request,
-            &body.machine,
-            order,
-            MachineOrder::Prioritize { level, until },
-        )
-        .await
+        let order = IncomingOrder { rpc: PRIORITIZE, request: &request, order: body.order.as_ref() };
+        execute_machine_order(&self.context, &body.machine, order, MachineOrder::Prioritize { level, until })
+            .await
     }
 
     async fn allow_host_key(
@@ -281,20 +269,17 @@ impl Machines for MachinesService {
         request: Request<v1::AllowHostKeyRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        let incoming_order = IncomingOrder { rpc: ALLOW_HOST_KEY, request: body, order: body.order.as_ref() };
-        let (who, reason) = actor_and_reason(&request, body.order.as_ref())?;
-        let caller = caller_of(&request)?;
-        let name = self.context.find_machine(&caller, &body.machine).await?;
-        let order = incoming_order.parse(&caller, name.short_name())?;
-        let dry_run = order.dry_run;
+        let order = IncomingOrder { rpc: ALLOW_HOST_KEY, request: &request, order: body.order.as_ref() };
+        let name = self.context.find_machine(&caller_of(&request)?, &body.machine).await?;
         let meant = (
             name.short_name(),
             machine_decision::trim_fingerprint(&body.fingerprint).to_owned(),
-            format_attribution(&who, Some(&reason)),
+            Attribution::of(&order)?.line(),
         );
-        let carried =
-            self.context.bmdb.allow_host_key(order, machine_id(&name), meant).await.map_err(bmdb_status)?;
-        Ok(Response::new(encode_order_response(Some(&name), dry_run, &carried)))
+        execute_for_machine(&name, order, |order| {
+            self.context.bmdb.allow_host_key(order, machine_id(&name), meant)
+        })
+        .await
     }
 
     async fn retire(

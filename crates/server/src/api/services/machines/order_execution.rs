@@ -1,80 +1,97 @@
 //! Execute an order for one machine: find the machine, validate the order, carry it out, encode the result.
 
-use tonic::{Request, Response, Status};
+use tonic::{Response, Status};
 
 use crate::api::api_error::bmdb_status;
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
-use crate::api::incoming_order::{IncomingOrder, encode_order_response};
+use crate::api::incoming_order::{IncomingOrder, OrderReply, encode_order_response};
+use bmdb::connection::error::BmdbError;
 use bmdb::engine::change_machine::Decision;
 use bmdb::engine::facts::MachineSnapshot;
 use bmdb::machine::lookup::machine_id;
 use bmdb::orders::machine_order::MachineOrder;
-use bmdb::orders::order::{OrderOutcome, OrderRejection};
+use bmdb::orders::order::{Order, OrderOutcome, OrderRejection, OrderResult, format_attribution};
 use model::machine_view::MachineName;
-use proto::fleet::v1;
 
-/// The response to an order.
-pub(super) type OrderReply = Result<Response<v1::OrderResponse>, Status>;
+/// The caller and the reason of an order, as in the machine's history.
+pub(super) struct Attribution {
+    /// Name of the caller.
+    pub(super) who: String,
+    /// The reason in the order.
+    pub(super) reason: String,
+}
 
-/// The caller and the reason, as in the machine's history.
-pub(super) fn actor_and_reason<M>(
-    request: &Request<M>,
-    order: Option<&v1::Order>,
-) -> Result<(String, String), Status> {
-    let who = caller_of(request)?.name().to_owned();
-    Ok((who, order.map(|order| order.reason.trim().to_owned()).unwrap_or_default()))
+impl Attribution {
+    /// Those of an order in a request.
+    pub(super) fn of<M>(order: &IncomingOrder<'_, M>) -> Result<Self, Status> {
+        let who = caller_of(order.request)?.name().to_owned();
+        Ok(Self { who, reason: order.order.map(|order| order.reason.trim().to_owned()).unwrap_or_default() })
+    }
+
+    /// Both as one line of history names them.
+    pub(super) fn line(&self) -> String {
+        format_attribution(&self.who, Some(&self.reason))
+    }
 }
 
 /// Executes an order that also exists as a bulk order, for the machine that `text` names.
 pub(super) async fn execute_machine_order<M: prost::Message>(
     context: &ApiContext,
-    request: &Request<M>,
     text: &str,
     incoming_order: IncomingOrder<'_, M>,
     each: MachineOrder,
 ) -> OrderReply {
-    let caller = caller_of(request)?;
+    let caller = caller_of(incoming_order.request)?;
     let name = context.find_machine(&caller, text).await?;
-    let order = incoming_order.parse(&caller, name.short_name())?;
-    let (dry_run, who) = (order.dry_run, caller.name().to_owned());
-    let carried =
-        context.bmdb.execute_machine_order(order, machine_id(&name), each, who).await.map_err(bmdb_status)?;
-    Ok(Response::new(encode_order_response(Some(&name), dry_run, &carried)))
+    let who = caller.name().to_owned();
+    let execute = |order| context.bmdb.execute_machine_order(order, machine_id(&name), each, who);
+    execute_for_machine(&name, incoming_order, execute).await
 }
 
 /// Executes an order for the machine that `text` names. `decide` computes the changes from the facts.
 pub(super) async fn execute_order<M: prost::Message>(
     context: &ApiContext,
-    request: &Request<M>,
     text: &str,
     incoming_order: IncomingOrder<'_, M>,
-    decide: impl Fn(&MachineSnapshot) -> Decision<OrderOutcome> + Send + Sync + 'static,
+    decide: impl Fn(&MachineSnapshot, &Attribution) -> Decision<OrderOutcome> + Send + Sync + 'static,
 ) -> OrderReply {
-    let caller = caller_of(request)?;
-    let name = context.find_machine(&caller, text).await?;
-    let order = incoming_order.parse(&caller, name.short_name())?;
-    let dry_run = order.dry_run;
-    let carried =
-        context.bmdb.execute_on_machine(order, machine_id(&name), decide).await.map_err(bmdb_status)?;
-    Ok(Response::new(encode_order_response(Some(&name), dry_run, &carried)))
+    let by = Attribution::of(&incoming_order)?;
+    let name = context.find_machine(&caller_of(incoming_order.request)?, text).await?;
+    let decide = move |snapshot: &MachineSnapshot| decide(snapshot, &by);
+    let execute = |order| context.bmdb.execute_on_machine(order, machine_id(&name), decide);
+    execute_for_machine(&name, incoming_order, execute).await
 }
 
 /// Executes an order that the facts of the machine may forbid: then `decide` returns the reason.
-pub(super) async fn try_execute_on_machine<M: prost::Message>(
+pub(super) async fn try_execute_order<M: prost::Message>(
     context: &ApiContext,
-    request: &Request<M>,
     name: &MachineName,
     incoming_order: IncomingOrder<'_, M>,
-    decide: impl Fn(&MachineSnapshot) -> Result<Decision<OrderOutcome>, OrderRejection> + Send + Sync + 'static,
+    decide: impl Fn(&MachineSnapshot, &Attribution) -> Result<Decision<OrderOutcome>, OrderRejection>
+    + Send
+    + Sync
+    + 'static,
 ) -> OrderReply {
-    let short = name.short_name();
-    let order = incoming_order.parse(&caller_of(request)?, short.clone())?;
-    let dry_run = order.dry_run;
+    let (by, short) = (Attribution::of(&incoming_order)?, name.short_name());
     let decide = move |snapshot: &MachineSnapshot| {
-        decide(snapshot).map_err(|(reason, text)| (reason, format!("{short} {text}")))
+        decide(snapshot, &by).map_err(|(reason, text)| (reason, format!("{short} {text}")))
     };
-    let carried =
-        context.bmdb.try_execute_on_machine(order, machine_id(name), decide).await.map_err(bmdb_status)?;
+    let execute = |order| context.bmdb.try_execute_on_machine(order, machine_id(name), decide);
+    execute_for_machine(name, incoming_order, execute).await
+}
+
+/// Validates an order for a machine, has `execute` carry it out, and encodes the result.
+pub(super) async fn execute_for_machine<M: prost::Message, F>(
+    name: &MachineName,
+    incoming_order: IncomingOrder<'_, M>,
+    execute: impl FnOnce(Order) -> F,
+) -> OrderReply
+where
+    F: Future<Output = Result<OrderResult, BmdbError>>,
+{
+    let order = incoming_order.parse(name.short_name())?;
+    let dry_run = order.dry_run;
+    let carried = execute(order).await.map_err(bmdb_status)?;
     Ok(Response::new(encode_order_response(Some(name), dry_run, &carried)))
 }

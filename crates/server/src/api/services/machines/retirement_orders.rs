@@ -5,10 +5,8 @@ use tonic::Request;
 use crate::api::api_error::invalid_argument;
 use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
-use crate::api::incoming_order::IncomingOrder;
-use crate::api::services::machines::order_execution::{OrderReply, actor_and_reason, try_execute_on_machine};
-use bmdb::engine::facts::MachineSnapshot;
-use bmdb::orders::order::format_attribution;
+use crate::api::incoming_order::{IncomingOrder, OrderReply};
+use crate::api::services::machines::order_execution::try_execute_order;
 use bmdb::orders::retirement;
 use model::retirement::{RetirementStage, check_confirmation};
 use proto::fleet::v1;
@@ -17,12 +15,11 @@ use proto::fleet::v1;
 pub async fn retire_machine(context: &ApiContext, request: &Request<v1::RetireRequest>) -> OrderReply {
     let body = request.get_ref();
     let order =
-        IncomingOrder { rpc: "shepherd.fleet.v1.Machines/Retire", request: body, order: body.order.as_ref() };
-    let (who, reason) = actor_and_reason(request, body.order.as_ref())?;
+        IncomingOrder { rpc: "shepherd.fleet.v1.Machines/Retire", request, order: body.order.as_ref() };
     let name = context.find_machine(&caller_of(request)?, &body.machine).await?;
     let wipe = body.wipe;
-    try_execute_on_machine(context, request, &name, order, move |snapshot| {
-        retirement::retire_machine(snapshot, wipe, &reason, &who)
+    try_execute_order(context, &name, order, move |snapshot, by| {
+        retirement::retire_machine(snapshot, wipe, &by.reason, &by.who)
     })
     .await
 }
@@ -33,15 +30,13 @@ pub async fn cancel_retirement(
     request: &Request<v1::CancelRetireRequest>,
 ) -> OrderReply {
     let body = request.get_ref();
-    let rpc = "shepherd.fleet.v1.Machines/CancelRetire";
-    let order = IncomingOrder { rpc, request: body, order: body.order.as_ref() };
-    let (who, reason) = actor_and_reason(request, body.order.as_ref())?;
-    let by = format_attribution(&who, Some(&reason));
+    let order =
+        IncomingOrder { rpc: "shepherd.fleet.v1.Machines/CancelRetire", request, order: body.order.as_ref() };
     let caller = caller_of(request)?;
     let role = caller.role();
     let name = context.find_machine(&caller, &body.machine).await?;
-    try_execute_on_machine(context, request, &name, order, move |snapshot| {
-        retirement::cancel_retirement(snapshot, &by, role)
+    try_execute_order(context, &name, order, move |snapshot, by| {
+        retirement::cancel_retirement(snapshot, &by.line(), role)
     })
     .await
 }
@@ -49,12 +44,8 @@ pub async fn cancel_retirement(
 /// Handles `Machines.WaiveStage`: skips a stage of the retirement.
 pub async fn waive_stage(context: &ApiContext, request: &Request<v1::WaiveStageRequest>) -> OrderReply {
     let body = request.get_ref();
-    let order = IncomingOrder {
-        rpc: "shepherd.fleet.v1.Machines/WaiveStage",
-        request: body,
-        order: body.order.as_ref(),
-    };
-    let (who, reason) = actor_and_reason(request, body.order.as_ref())?;
+    let order =
+        IncomingOrder { rpc: "shepherd.fleet.v1.Machines/WaiveStage", request, order: body.order.as_ref() };
     let stage: RetirementStage = body
         .stage
         .parse()
@@ -63,8 +54,8 @@ pub async fn waive_stage(context: &ApiContext, request: &Request<v1::WaiveStageR
     check_confirmation(stage, &name.short_name(), &body.confirmation)
         .map_err(|problem| invalid_argument("confirmation", problem))?;
     let bmdb = context.bmdb.clone();
-    let decide = move |snapshot: &MachineSnapshot| {
-        retirement::waive_stage(snapshot, &bmdb.policy().1, stage, &reason, &who)
-    };
-    try_execute_on_machine(context, request, &name, order, decide).await
+    try_execute_order(context, &name, order, move |snapshot, by| {
+        retirement::waive_stage(snapshot, &bmdb.policy().1, stage, &by.reason, &by.who)
+    })
+    .await
 }
