@@ -385,10 +385,9 @@ async fn page_cost(
         let before = touched().await?;
         let (filter, after) = (filter.clone(), after.cloned());
         looks
-            .read(move |tx| {
-                let (filter, after) = (filter.clone(), after.clone());
+            .read_with((filter, after), move |tx, (filter, after)| {
                 Box::pin(async move {
-                    list_machines(tx, &filter, &AccessScope::Fleet, after.as_ref(), 100, MAX_EXAMINED).await
+                    list_machines(tx, filter, &AccessScope::Fleet, after.as_ref(), 100, MAX_EXAMINED).await
                 })
             })
             .await?;

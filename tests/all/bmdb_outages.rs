@@ -439,8 +439,7 @@ async fn connection_that_falls_silent_on_its_way_back_holds_up_nobody() -> TestR
     let transaction = {
         let (bmdb, out, back) = (bmdb.clone(), out.clone(), back.clone());
         tokio::spawn(async move {
-            let held = bmdb.transact("holding a connection", move |_| {
-                let (out, back) = (out.clone(), back.clone());
+            let held = bmdb.transact_with("holding a connection", (out, back), move |_, (out, back)| {
                 Box::pin(async move {
                     out.notify_one();
                     back.notified().await;

@@ -32,10 +32,7 @@ async fn read_budgets(kit: &Kit) -> Result<BudgetsAndBrakes> {
     let (_, policy) = kit.bmdb.policy();
     Ok(kit
         .bmdb
-        .transact_read_only(move |tx| {
-            let policy = policy.clone();
-            Box::pin(async move { read_budgets_and_brakes(tx, &policy).await })
-        })
+        .transact_read_only_with(policy, |tx, policy| Box::pin(read_budgets_and_brakes(tx, policy)))
         .await?)
 }
 

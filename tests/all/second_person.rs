@@ -77,16 +77,13 @@ async fn approve(kit: &Kit, who: &str, approval: Uuid, dry_run: bool) -> Result<
 async fn most(kit: &Kit) -> Result<Option<u32>> {
     kit.bmdb.read_policy().await?;
     let (_, policy) = kit.bmdb.policy();
-    let look = kit.bmdb.transact_read_only(move |tx| {
-        let policy = policy.clone();
-        Box::pin(async move { read_budgets_and_brakes(tx, &policy).await })
-    });
+    let look =
+        kit.bmdb.transact_read_only_with(policy, |tx, policy| Box::pin(read_budgets_and_brakes(tx, policy)));
     Ok(look.await?.budgets.into_iter().find(|line| line.budget == "release").context("the budget")?.max_count)
 }
 
 async fn states(kit: &Kit) -> Result<Vec<String>> {
-    let (found, _) =
-        kit.bmdb.transact_read_only(|tx| Box::pin(async move { list_approvals(tx).await })).await?;
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
     Ok(found.into_iter().map(|line| line.state).collect())
 }
 
@@ -257,8 +254,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
     kit.provided(2, "few").await?;
     assert_eq!(many(&["few"], "5", 2).await?.outcomes.len(), 2, "what may go beyond the limits and does not");
     let approval = expect_approval_required(many(&["rack"], "6", 3).await)?;
-    let (found, _) =
-        kit.bmdb.transact_read_only(|tx| Box::pin(async move { list_approvals(tx).await })).await?;
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
     let line = found.iter().find(|line| line.approval_id == approval).context("it is listed")?;
     assert_eq!(line.target, "3 machines: {\"providers\":[\"rack\"]}");
     approve(&kit, "lee@a", approval, false).await?;

@@ -169,10 +169,10 @@ impl Fleet {
 
     async fn update(&self, id: &str) -> Result<RollOutView> {
         let id = id.to_owned();
-        let look = self.listener.bmdb.transact_read_only(move |tx| {
-            let id = id.clone();
-            Box::pin(async move { list_roll_outs(tx, Some(&id)).await })
-        });
+        let look = self
+            .listener
+            .bmdb
+            .transact_read_only_with(id, move |tx, id| Box::pin(list_roll_outs(tx, Some(id))));
         look.await?.0.pop().context("no such update")
     }
 
@@ -259,8 +259,7 @@ async fn good_release_reaches_every_machine_one_after_the_other() -> TestResult 
     assert_eq!(overlaps, 0, "two machines were updated at once");
 
     // All of them are listed without their machines, which may be many.
-    let look =
-        fleet.listener.bmdb.transact_read_only(|tx| Box::pin(async move { list_roll_outs(tx, None).await }));
+    let look = fleet.listener.bmdb.transact_read_only(|tx| Box::pin(list_roll_outs(tx, None)));
     let all = look.await?.0;
     assert_eq!((all[0].format_counts().as_str(), all[0].machines.len()), ("done 3", 0));
 

@@ -30,10 +30,10 @@ impl Bmdb {
         let (mut found, mut after) = (Vec::new(), Uuid::nil());
         loop {
             let selector = selector.clone();
-            let read = self.transact("looking for machines for a cluster", move |tx| {
-                let selector = selector.clone();
-                Box::pin(async move { read_candidate_page(tx, &selector, after, PAGE_SIZE).await })
-            });
+            let read =
+                self.transact_with("looking for machines for a cluster", selector, move |tx, selector| {
+                    Box::pin(read_candidate_page(tx, selector, after, PAGE_SIZE))
+                });
             let read = read.await?;
             found.extend(read.candidates);
             match read.next {

@@ -162,17 +162,15 @@ impl Bmdb {
         issued: IssuedCertificate,
     ) -> Result<(), BmdbError> {
         let (lease, doing) = (lease.clone(), "keeping a certificate for a cluster");
-        self.transact(doing, move |tx| {
-            let (lease, issued) = (lease.clone(), issued.clone());
+        self.transact_with(doing, (lease, issued), move |tx, (lease, issued)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
-                let IssuedCertificate { certificate, serial, expires_at } = issued;
+                lock_named_lease(tx, lease).await?;
                 sqlx::query_file!(
                     "../../sql/cluster/record_credential_issued.sql",
                     credential,
-                    certificate,
-                    serial,
-                    expires_at
+                    issued.certificate,
+                    issued.serial,
+                    issued.expires_at
                 )
                 .execute(tx)
                 .await
@@ -193,10 +191,9 @@ impl Bmdb {
     ) -> Result<(), BmdbError> {
         let (lease, text, doing) =
             (lease.clone(), text.to_owned(), "writing down that no certificate is signed");
-        self.transact(doing, move |tx| {
-            let (lease, text) = (lease.clone(), text.clone());
+        self.transact_with(doing, (lease, text), move |tx, (lease, text)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 sqlx::query_file!("../../sql/cluster/record_credential_rejected.sql", credential, text)
                     .execute(tx)
                     .await
@@ -215,10 +212,9 @@ impl Bmdb {
         credential: Uuid,
     ) -> Result<(), BmdbError> {
         let (lease, doing) = (lease.clone(), "writing down that a certificate is refused");
-        self.transact(doing, move |tx| {
-            let lease = lease.clone();
+        self.transact_with(doing, lease, move |tx, lease| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 sqlx::query_file!("../../sql/cluster/record_credential_revoked.sql", credential)
                     .execute(tx)
                     .await

@@ -51,13 +51,10 @@ impl Bmdb {
         name: String,
         declaration: RoleDeclaration,
     ) -> Result<OrderResult, BmdbError> {
-        self.execute_order(
-            "declaring a role",
-            order,
-            None,
-            (name, declaration),
-            |tx, order, (name, declaration)| Box::pin(declare_role_in_tx(tx, order, name, declaration)),
-        )
+        let what = "declaring a role";
+        self.execute_order(what, order, None, (name, declaration), |tx, order, (name, declaration)| {
+            Box::pin(declare_role_in_tx(tx, order, name, declaration))
+        })
         .await
     }
 
@@ -76,9 +73,7 @@ impl Bmdb {
 
     /// A declaration as it is sent to the curators; `None` if it is withdrawn.
     pub async fn encoded_declaration(&self, cluster: Uuid, role: &str) -> Result<Option<Vec<u8>>, BmdbError> {
-        let role = role.to_owned();
-        self.statement(OPERATION, move |pool| {
-            let role = role.clone();
+        self.statement_with(OPERATION, role.to_owned(), move |pool, role| {
             Box::pin(async move {
                 sqlx::query_file_scalar!("../../sql/cluster/read_declaration.sql", cluster, role)
                     .fetch_optional(pool)
@@ -96,10 +91,9 @@ impl Bmdb {
         role: &str,
     ) -> Result<(), BmdbError> {
         let (lease, role, doing) = (lease.clone(), role.to_owned(), "forgetting a role");
-        self.transact(doing, move |tx| {
-            let (lease, role) = (lease.clone(), role.clone());
+        self.transact_with(doing, (lease, role), move |tx, (lease, role)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 sqlx::query_file!("../../sql/cluster/delete_withdrawn_declaration.sql", cluster, role)
                     .execute(tx)
                     .await

@@ -68,11 +68,9 @@ impl Bmdb {
     ) -> Result<ForecastResult, BmdbError> {
         let refused = |text: String| BmdbError::OrderRejected { reason: "NO_SUCH_CLUSTER", message: text };
         let new = supposed.new_cluster_spec(name);
-        let query = name.to_owned();
-        let look = self.transact_read_only(move |tx| {
-            let name = query.clone();
+        let look = self.transact_read_only_with(name.to_owned(), move |tx, name| {
             Box::pin(async move {
-                let found = match list_clusters(tx, Some(&name)).await?.pop() {
+                let found = match list_clusters(tx, Some(name)).await?.pop() {
                     Some(cluster) => Some(read_cluster_details(tx, cluster).await?),
                     None => None,
                 };

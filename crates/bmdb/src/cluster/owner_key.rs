@@ -136,10 +136,9 @@ impl Bmdb {
         (key, sealed): (OwnerPublicKey, Vec<u8>),
     ) -> Result<(), BmdbError> {
         let (lease, doing) = (lease.clone(), "keeping the next key for a cluster");
-        self.transact(doing, move |tx| {
-            let (lease, sealed) = (lease.clone(), sealed.clone());
+        self.transact_with(doing, (lease, sealed), move |tx, (lease, sealed)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 let kept =
                     sqlx::query_file_scalar!("../../sql/cluster/store_next_key.sql", cluster, key.as_slice())
                         .fetch_optional(&mut *tx)
@@ -168,10 +167,9 @@ impl Bmdb {
         next: OwnerPublicKey,
     ) -> Result<(), BmdbError> {
         let (lease, doing) = (lease.clone(), "letting the next key for a cluster be in force");
-        self.transact(doing, move |tx| {
-            let lease = lease.clone();
+        self.transact_with(doing, lease, move |tx, lease| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 let switched = sqlx::query_file_scalar!(
                     "../../sql/cluster/activate_next_key.sql",
                     cluster,
@@ -211,10 +209,9 @@ impl Bmdb {
         key: OwnerPublicKey,
     ) -> Result<(), BmdbError> {
         let (lease, doing) = (lease.clone(), "writing down that a former key for a cluster is refused");
-        self.transact(doing, move |tx| {
-            let lease = lease.clone();
+        self.transact_with(doing, lease, move |tx, lease| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 sqlx::query_file!("../../sql/cluster/record_former_key_removed.sql", cluster, key.as_slice())
                     .execute(tx)
                     .await
@@ -234,10 +231,9 @@ impl Bmdb {
         key: OwnerPublicKey,
     ) -> Result<(), BmdbError> {
         let (lease, doing) = (lease.clone(), "forgetting a former key for a cluster");
-        self.transact(doing, move |tx| {
-            let lease = lease.clone();
+        self.transact_with(doing, lease, move |tx, lease| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 let gone = sqlx::query_file_scalar!(
                     "../../sql/cluster/delete_former_key.sql",
                     cluster,
@@ -268,10 +264,9 @@ impl Bmdb {
         refused: bool,
     ) -> Result<(), BmdbError> {
         let (lease, doing) = (lease.clone(), "writing down whether curators refuse the shepherd's keys");
-        self.transact(doing, move |tx| {
-            let lease = lease.clone();
+        self.transact_with(doing, lease, move |tx, lease| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 sqlx::query_file!("../../sql/cluster/record_keys_rejected.sql", cluster, refused)
                     .execute(tx)
                     .await

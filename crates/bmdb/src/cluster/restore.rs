@@ -73,11 +73,9 @@ impl Bmdb {
         lease: &NamedLease,
         cluster: Uuid,
     ) -> Result<Option<u64>, BmdbError> {
-        let lease = lease.clone();
-        self.transact(RESTORING_CLUSTER, move |tx| {
-            let lease = lease.clone();
+        self.transact_with(RESTORING_CLUSTER, lease.clone(), move |tx, lease| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 let ahead = i64::try_from(MAX_EPOCH_LEAD).unwrap_or(i64::MAX);
                 let epoch = sqlx::query_file_scalar!("../../sql/cluster/allocate_epoch.sql", cluster, ahead)
                     .fetch_optional(tx)
@@ -100,10 +98,9 @@ impl Bmdb {
     ) -> Result<(), BmdbError> {
         let (lease, curators) = (lease.clone(), json!(curators));
         let doing = "writing down that a cluster is back";
-        self.transact(doing, move |tx| {
-            let (lease, curators) = (lease.clone(), curators.clone());
+        self.transact_with(doing, (lease, curators), move |tx, (lease, curators)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 lock_due_rows(tx, machine).await?;
                 let restored =
                     sqlx::query_file_scalar!("../../sql/cluster/record_restored.sql", cluster, curators)

@@ -136,10 +136,9 @@ impl Bmdb {
         self.read_policy().await?;
         let policy = self.policy().1.cluster_snapshots;
         let (lease, doing) = (lease.clone(), "keeping a snapshot of a cluster");
-        self.transact(doing, move |tx| {
-            let (lease, new) = (lease.clone(), new.clone());
+        self.transact_with(doing, (lease, new), move |tx, (lease, new)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 // A snapshot that a restore is ordered from stays, whatever its age.
                 let needed = sqlx::query_file_scalar!("../../sql/cluster/lock_by_id.sql", cluster)
                     .fetch_optional(&mut *tx)

@@ -26,15 +26,10 @@ impl Bmdb {
         spec: ClusterSpec,
         kubernetes: Option<KubernetesPatch>,
     ) -> Result<OrderResult, BmdbError> {
-        self.execute_order(
-            "asking for a cluster",
-            order,
-            None,
-            (spec, kubernetes),
-            |tx, order, (spec, kubernetes)| {
-                Box::pin(create_cluster_in_tx(tx, order, spec, kubernetes.as_ref()))
-            },
-        )
+        let what = "asking for a cluster";
+        self.execute_order(what, order, None, (spec, kubernetes), |tx, order, (spec, kubernetes)| {
+            Box::pin(create_cluster_in_tx(tx, order, spec, kubernetes.as_ref()))
+        })
         .await
     }
 
@@ -58,13 +53,10 @@ impl Bmdb {
         name: String,
         machine: String,
     ) -> Result<OrderResult, BmdbError> {
-        self.execute_order(
-            "letting a machine into a cluster",
-            order,
-            None,
-            (name, machine),
-            |tx, order, (name, machine)| Box::pin(approve_member_in_tx(tx, order, name, machine)),
-        )
+        let what = "letting a machine into a cluster";
+        self.execute_order(what, order, None, (name, machine), |tx, order, (name, machine)| {
+            Box::pin(approve_member_in_tx(tx, order, name, machine))
+        })
         .await
     }
 

@@ -4,6 +4,7 @@
 //! more. Changes of a machine are written under that machine's lock and recorded in its history, like all changes of
 //! machines.
 
+use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -80,11 +81,9 @@ impl Bmdb {
 
     /// A cluster with its machines, and the database's clock when it was read; `None` if it was deleted.
     pub async fn read_cluster(&self, name: &str) -> Result<Option<(ClusterDetails, Timestamp)>, BmdbError> {
-        let name = name.to_owned();
-        self.transact("reading a cluster", move |tx| {
-            let name = name.clone();
+        self.transact_with("reading a cluster", name.to_owned(), move |tx, name| {
             Box::pin(async move {
-                let Some(cluster) = list_clusters(tx, Some(&name)).await?.pop() else { return Ok(None) };
+                let Some(cluster) = list_clusters(tx, Some(name)).await?.pop() else { return Ok(None) };
                 Ok(Some((read_cluster_details(tx, cluster).await?, database_now(tx).await?)))
             })
         })
@@ -101,13 +100,12 @@ impl Bmdb {
     ) -> Result<bool, BmdbError> {
         let (bmdb, lease, detail) = (self.clone(), lease.clone(), format!("as {part} of cluster {name}"));
         let what = "choosing a machine for a cluster";
-        self.transact(what, move |tx| {
-            let (bmdb, lease, detail) = (bmdb.clone(), lease.clone(), detail.clone());
+        self.transact_with(what, (bmdb, lease, detail), move |tx, (bmdb, lease, detail)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 lock_due_rows(tx, machine).await?;
                 let snapshot = read_snapshot(tx, machine).await?;
-                let policy = policy_at_version(&bmdb, tx, snapshot.policy_version).await?;
+                let policy = policy_at_version(bmdb, tx, snapshot.policy_version).await?;
                 let phase = phase_of(&snapshot.facts, &policy, snapshot.now);
                 let held = snapshot.facts.hold.as_ref().is_some_and(|hold| hold.is_active_at(snapshot.now));
                 if held || !matches!(phase, Phase::Ready | Phase::Installed) {
@@ -123,7 +121,7 @@ impl Bmdb {
                 .await
                 .context(what)?;
                 if chosen.is_some() {
-                    record_event(tx, machine, "ClusterChosen", &detail).await?;
+                    record_event(tx, machine, "ClusterChosen", detail).await?;
                 }
                 Ok(chosen.is_some())
             })
@@ -145,8 +143,8 @@ impl Bmdb {
             MembershipOrder::Join => format!("to join cluster {name}"),
             MembershipOrder::Leave => format!("to leave cluster {name}"),
         };
-        self.transact_for_machine(lease, machine, doing, move |tx| {
-            let (sealed, detail) = (sealed.clone(), detail.clone());
+        let arguments = (sealed, detail);
+        self.transact_for_machine(lease, machine, doing, arguments, move |tx, (sealed, detail)| {
             Box::pin(async move {
                 let generation =
                     sqlx::query_file_scalar!("../../sql/cluster/next_order_generation.sql", machine.0)
@@ -163,7 +161,7 @@ impl Bmdb {
                 .execute(&mut *tx)
                 .await
                 .context(doing)?;
-                record_event(tx, machine, "ClusterAsked", &detail).await
+                record_event(tx, machine, "ClusterAsked", detail).await
             })
         })
         .await
@@ -179,9 +177,8 @@ impl Bmdb {
         curators: &[String],
     ) -> Result<(), BmdbError> {
         let doing = "writing down that a cluster is founded";
-        let (ca_certificate, curators) = (ca_certificate.to_vec(), json!(curators));
-        self.transact_for_machine(lease, machine, doing, move |tx| {
-            let (ca_certificate, curators) = (ca_certificate.clone(), curators.clone());
+        let arguments = (ca_certificate.to_vec(), json!(curators));
+        self.transact_for_machine(lease, machine, doing, arguments, move |tx, (ca_certificate, curators)| {
             Box::pin(async move {
                 let founded = sqlx::query_file_scalar!(
                     "../../sql/cluster/record_founded.sql",
@@ -208,9 +205,8 @@ impl Bmdb {
         why: &str,
     ) -> Result<(), BmdbError> {
         let doing = "having a machine leave its cluster";
-        let (why, detail) = (why.to_owned(), format!("cluster {name}: {why}"));
-        self.transact_for_machine(lease, machine, doing, move |tx| {
-            let (why, detail) = (why.clone(), detail.clone());
+        let arguments = (why.to_owned(), format!("cluster {name}: {why}"));
+        self.transact_for_machine(lease, machine, doing, arguments, move |tx, (why, detail)| {
             Box::pin(async move {
                 let changed =
                     sqlx::query_file_scalar!("../../sql/cluster/mark_leaving.sql", machine.0, cluster, why)
@@ -228,7 +224,7 @@ impl Bmdb {
                     .execute(&mut *tx)
                     .await
                     .context(doing)?;
-                record_event(tx, machine, "ClusterLeaving", &detail).await
+                record_event(tx, machine, "ClusterLeaving", detail).await
             })
         })
         .await
@@ -244,8 +240,7 @@ impl Bmdb {
     ) -> Result<(), BmdbError> {
         let doing = "letting a machine leave its cluster";
         let detail = format!("cluster {name}: {how}");
-        self.transact_for_machine(lease, machine, doing, move |tx| {
-            let detail = detail.clone();
+        self.transact_for_machine(lease, machine, doing, detail, move |tx, detail| {
             Box::pin(async move {
                 sqlx::query_file!("../../sql/cluster/upsert_left_node.sql", machine.0, cluster)
                     .execute(&mut *tx)
@@ -261,7 +256,7 @@ impl Bmdb {
                         .await
                         .context(doing)?;
                 match gone {
-                    Some(_) => record_event(tx, machine, "ClusterLeft", &detail).await,
+                    Some(_) => record_event(tx, machine, "ClusterLeft", detail).await,
                     None => Ok(()),
                 }
             })
@@ -277,10 +272,9 @@ impl Bmdb {
         secrets: &[String],
     ) -> Result<(), BmdbError> {
         let (lease, secrets, doing) = (lease.clone(), secrets.to_vec(), "forgetting a cluster");
-        self.transact(doing, move |tx| {
-            let (lease, secrets) = (lease.clone(), secrets.clone());
+        self.transact_with(doing, (lease, secrets), move |tx, (lease, secrets)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 delete_cluster_snapshots(tx, cluster).await?;
                 delete_cluster_credentials(tx, cluster).await?;
                 delete_former_keys(tx, cluster).await?;
@@ -301,7 +295,7 @@ impl Bmdb {
                     .execute(&mut *tx)
                     .await
                     .context(doing)?;
-                for name in &secrets {
+                for name in secrets {
                     sqlx::query_file!("../../sql/cluster/delete_secrets.sql", name)
                         .execute(&mut *tx)
                         .await
@@ -322,10 +316,9 @@ impl Bmdb {
     ) -> Result<(), BmdbError> {
         let (lease, curators, doing) = (lease.clone(), json!(curators), "keeping where curators are");
         let epoch = i64::try_from(epoch).unwrap_or(i64::MAX);
-        self.transact(doing, move |tx| {
-            let (lease, curators) = (lease.clone(), curators.clone());
+        self.transact_with(doing, (lease, curators), move |tx, (lease, curators)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 sqlx::query_file!("../../sql/cluster/update_curators.sql", cluster, curators, epoch)
                     .execute(tx)
                     .await
@@ -344,10 +337,9 @@ impl Bmdb {
         look: &ClusterObservation,
     ) -> Result<(), BmdbError> {
         let (lease, look, doing) = (lease.clone(), look.clone(), "writing down what became of a cluster");
-        self.transact(doing, move |tx| {
-            let (lease, look) = (lease.clone(), look.clone());
+        self.transact_with(doing, (lease, look), move |tx, (lease, look)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
                 sqlx::query_file!(
                     "../../sql/cluster/record_observation.sql",
@@ -372,33 +364,33 @@ impl Bmdb {
                     .await
                     .context(doing)?;
                 }
-                record_machine_observations(tx, cluster, &look).await
+                record_machine_observations(tx, cluster, look).await
             })
         })
         .await
     }
 
-    async fn transact_for_machine<F>(
+    async fn transact_for_machine<A, F>(
         &self,
         lease: &NamedLease,
         machine: MachineId,
         doing: &'static str,
+        arguments: A,
         body: F,
     ) -> Result<(), BmdbError>
     where
-        F: for<'c> Fn(&'c mut PgConnection) -> futures::future::BoxFuture<'c, Result<(), BmdbError>>
-            + Clone
+        A: Send + Sync + 'static,
+        F: for<'c> Fn(&'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<(), BmdbError>>
             + Send
             + Sync
             + 'static,
     {
-        let lease = lease.clone();
-        self.transact(doing, move |tx| {
-            let (lease, body) = (lease.clone(), body.clone());
+        let arguments = (lease.clone(), arguments, body);
+        self.transact_with(doing, arguments, move |tx, (lease, arguments, body)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 lock_due_rows(tx, machine).await?;
-                body(tx).await
+                body(tx, arguments).await
             })
         })
         .await

@@ -63,27 +63,45 @@ impl ReadPool {
         &self.bmdb
     }
 
-    /// Runs `body` at one moment of the database. It may run several times. The limits are those of the handle: short ones
-    /// in a server ([`ConnectionSettings::short_reads`](crate::connection::settings::ConnectionSettings::short_reads)).
+    /// Reads without arguments, or with those that can be copied: see [`Self::read_with`].
     pub async fn read<T, F>(&self, body: F) -> Result<T, BmdbError>
     where
         T: Send + 'static,
         F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
     {
-        let body = Arc::new(body);
+        self.read_with(body, |tx, body| body(tx)).await
+    }
+
+    /// Runs `body` at one moment of the database. It may run several times, and gets `arguments` by reference. The
+    /// limits are those of the handle: short ones in a server
+    /// ([`ConnectionSettings::short_reads`](crate::connection::settings::ConnectionSettings::short_reads)).
+    pub async fn read_with<A, T, F>(&self, arguments: A, body: F) -> Result<T, BmdbError>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, BmdbError>>
+            + Send
+            + Sync
+            + 'static,
+    {
+        let shared = Arc::new((arguments, body));
         let mut again = 0;
         loop {
-            match self.read_once(body.clone()).await {
+            match self.read_once(shared.clone()).await {
                 Err(error) if again < MAX_RETRIES && is_timeout(&error) => again += 1,
                 looked => return looked,
             }
         }
     }
 
-    async fn read_once<T, F>(&self, body: Arc<F>) -> Result<T, BmdbError>
+    async fn read_once<A, T, F>(&self, shared: Arc<(A, F)>) -> Result<T, BmdbError>
     where
+        A: Send + Sync + 'static,
         T: Send + 'static,
-        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
+        F: for<'c> Fn(&'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, BmdbError>>
+            + Send
+            + Sync
+            + 'static,
     {
         let (begin, limit) = if self.bmdb.settings().short_reads {
             (BEGIN, READ_TIMEOUT)
@@ -91,12 +109,12 @@ impl ReadPool {
             (BEGIN_LONG, LONG_READ_TIMEOUT)
         };
         self.bmdb
-            .transact(OPERATION, move |tx| {
-                let body = body.clone();
+            .transact_with(OPERATION, shared, move |tx, shared| {
                 Box::pin(async move {
+                    let (arguments, body) = &**shared;
                     tx.execute(sqlx::raw_sql(begin)).await.context(OPERATION)?;
                     let began = Instant::now();
-                    match tokio::time::timeout(limit, body(tx)).await {
+                    match tokio::time::timeout(limit, body(tx, arguments)).await {
                         Err(_) => Err(BmdbError::ReadTimedOut { limit }),
                         // The server closes the connection of a client that stalls, which the client may notice only as
                         // a connection error.
@@ -126,22 +144,33 @@ fn is_timeout(error: &BmdbError) -> bool {
 }
 
 impl Bmdb {
-    /// Runs `body` at one moment of the database: read-only, without locks, ended by the server after seconds. It may
-    /// run several times.
+    /// Reads without arguments, or with those that can be copied: see [`Self::transact_read_only_with`].
     pub async fn transact_read_only<T, F>(&self, body: F) -> Result<T, BmdbError>
     where
         T: Send + 'static,
         F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
     {
+        self.transact_read_only_with(body, |tx, body| body(tx)).await
+    }
+
+    /// Runs `body` at one moment of the database: read-only, without locks, ended by the server after seconds. It may
+    /// run several times, and gets `arguments` by reference.
+    pub async fn transact_read_only_with<A, T, F>(&self, arguments: A, body: F) -> Result<T, BmdbError>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, BmdbError>>
+            + Send
+            + Sync
+            + 'static,
+    {
         if self.settings().short_reads {
-            return ReadPool::from_handle(self.clone()).read(body).await;
+            return ReadPool::from_handle(self.clone()).read_with(arguments, body).await;
         }
-        let body = Arc::new(body);
-        self.transact(OPERATION, move |tx| {
-            let body = body.clone();
+        self.transact_with(OPERATION, (arguments, body), |tx, (arguments, body)| {
             Box::pin(async move {
                 tx.execute(sqlx::raw_sql(BEGIN_LONG)).await.context(OPERATION)?;
-                body(tx).await
+                body(tx, arguments).await
             })
         })
         .await

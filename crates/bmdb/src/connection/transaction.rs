@@ -4,6 +4,11 @@
 //! transaction is made again after a random pause that grows. When the answer to a commit is lost, the caller gets
 //! [`BmdbError::UnknownOutcome`].
 //!
+//! The task outlives a caller that is dropped, so a transaction owns what it works with. It is given its arguments once
+//! ([`Bmdb::transact_with`]), and lends them to each attempt. A closure that captures only what can be copied needs no
+//! arguments ([`Bmdb::transact`]). The future of an attempt is boxed: the task needs one that is [`Send`], which cannot
+//! be required of an async closure.
+//!
 //! Machines that leave a phase are observed in a histogram. A transaction may run several times, and roll back what it
 //! did; so it only records the exits, and they are observed after its commit.
 
@@ -37,14 +42,32 @@ const COMMIT: &str = include_str!("../../../../sql/transaction/commit.sql");
 const ROLLBACK: &str = include_str!("../../../../sql/transaction/rollback.sql");
 
 impl Bmdb {
-    /// Runs a transaction in a task of its own, and again whenever it loses against others.
-    ///
-    /// `body` may run several times and must have no effect but its statements. An error it returns rolls everything
-    /// back.
+    /// Runs a transaction without arguments, or with those that can be copied: see [`Self::transact_with`].
     pub async fn transact<T, F>(&self, what: &'static str, body: F) -> Result<T, BmdbError>
     where
         T: Send + 'static,
         F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
+    {
+        self.transact_with(what, body, |tx, body| body(tx)).await
+    }
+
+    /// Runs a transaction in a task of its own, and again whenever it loses against others.
+    ///
+    /// `body` gets `arguments` by reference. It may run several times and must have no effect but its statements. An
+    /// error it returns rolls everything back.
+    pub async fn transact_with<A, T, F>(
+        &self,
+        what: &'static str,
+        arguments: A,
+        body: F,
+    ) -> Result<T, BmdbError>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, BmdbError>>
+            + Send
+            + Sync
+            + 'static,
     {
         let bmdb = self.clone();
         run_in_task(what, async move {
@@ -52,7 +75,7 @@ impl Bmdb {
                 let mut connection = bmdb.acquire_connection(what).await?;
                 // If `body` panics, a transaction is open.
                 connection.close_on_drop();
-                let tried = collect_phase_exits(try_once(what, &mut connection, &body));
+                let tried = collect_phase_exits(try_once(what, &mut connection, &arguments, &body));
                 let Ok(((tried, is_sound), left)) = tokio::time::timeout(TRANSACTION_LIMIT, tried).await
                 else {
                     return Err(bmdb.abandon_connection(what, connection, TRANSACTION_LIMIT));
@@ -81,18 +104,36 @@ impl Bmdb {
         .await
     }
 
-    /// Runs one statement that commits itself, in a task of its own, and again whenever it loses against others. If the
-    /// answer is lost, the error is [`BmdbError::UnknownOutcome`].
+    /// Runs one statement without arguments, or with those that can be copied: see [`Self::statement_with`].
     pub async fn statement<T, F>(&self, what: &'static str, body: F) -> Result<T, BmdbError>
     where
         T: Send + 'static,
-        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + Sync + 'static,
+    {
+        self.statement_with(what, body, |connection, body| body(connection)).await
+    }
+
+    /// Runs one statement that commits itself, in a task of its own, and again whenever it loses against others. If the
+    /// answer is lost, the error is [`BmdbError::UnknownOutcome`]. `body` gets `arguments` by reference.
+    pub async fn statement_with<A, T, F>(
+        &self,
+        what: &'static str,
+        arguments: A,
+        body: F,
+    ) -> Result<T, BmdbError>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, sqlx::Error>>
+            + Send
+            + Sync
+            + 'static,
     {
         let bmdb = self.clone();
         run_in_task(what, async move {
             for attempt in 0..MAX_ATTEMPTS {
                 let mut connection = bmdb.acquire_connection(what).await?;
-                let tried = tokio::time::timeout(STATEMENT_LIMIT, body(&mut connection));
+                let tried = tokio::time::timeout(STATEMENT_LIMIT, body(&mut connection, &arguments));
                 let Ok(tried) = tried.await else {
                     return Err(bmdb.abandon_connection(what, connection, STATEMENT_LIMIT));
                 };
@@ -168,18 +209,20 @@ enum AttemptOutcome<T> {
 
 /// Begins a transaction, runs `body` in it and commits, or rolls back. Also returns whether the connection can be used
 /// for another one.
-async fn try_once<T, F>(
+async fn try_once<A, T, F>(
     what: &'static str,
     connection: &mut PgConnection,
+    arguments: &A,
     body: &F,
 ) -> (AttemptOutcome<T>, bool)
 where
-    F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Sync,
+    A: Sync,
+    F: for<'c> Fn(&'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, BmdbError>> + Sync,
 {
     if let Err(source) = connection.execute(BEGIN).await {
         return (AttemptOutcome::Finished(Err(BmdbError::Statement { operation: what, source })), true);
     }
-    match body(connection).await {
+    match body(connection, arguments).await {
         Ok(value) => match connection.execute(COMMIT).await {
             Ok(_) => (AttemptOutcome::Finished(Ok(value)), true),
             // The transaction has ended, one way or the other: a rollback now would make the server warn.

@@ -4,8 +4,6 @@
 //! conflict. The authority says whose right the change has: an operator's order, the work on the machine, or a named
 //! lease. A lease that is lost changes nothing.
 
-use std::sync::Arc;
-
 use crate::connection::Bmdb;
 use crate::connection::error::BmdbError;
 use crate::engine::fact_change::{FactChange, apply_fact_change};
@@ -73,11 +71,10 @@ where
     T: Send + 'static,
     F: Fn(&MachineSnapshot) -> Decision<T> + Send + Sync + 'static,
 {
-    let (inner, decide, under) = (bmdb.clone(), Arc::new(decide), Arc::new(under));
-    bmdb.transact("changing facts", move |tx| {
-        let (bmdb, decide, under) = (inner.clone(), decide.clone(), under.clone());
+    let arguments = (bmdb.clone(), decide, under);
+    bmdb.transact_with("changing facts", arguments, move |tx, (bmdb, decide, under)| {
         Box::pin(async move {
-            let rows = match &*under {
+            let rows = match under {
                 WriteAuthority::Operator => lock_due_rows(tx, machine).await?,
                 WriteAuthority::Work(lease) => lock_due_rows_leased(tx, *lease, machine).await?,
                 WriteAuthority::Named(lease) => {
@@ -92,7 +89,7 @@ where
             for change in &decision.changes {
                 apply_fact_change(tx, machine, change).await?;
             }
-            reschedule_machine(&bmdb, tx, machine, &rows).await?;
+            reschedule_machine(bmdb, tx, machine, &rows).await?;
             for (event, detail) in &decision.events {
                 record_event(tx, machine, event, detail).await?;
             }

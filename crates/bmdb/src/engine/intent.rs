@@ -66,12 +66,11 @@ impl Work {
         let (machine, lease) = (self.machine(), self.lease());
         let bmdb = self.bmdb().clone();
         self.bmdb()
-            .transact("recording an intent", move |tx| {
-                let (bmdb, step) = (bmdb.clone(), step.clone());
+            .transact_with("recording an intent", (bmdb, step), move |tx, (bmdb, step)| {
                 Box::pin(async move {
                     let rows = lock_due_rows_leased(tx, lease, machine).await?;
                     let snapshot = read_snapshot(tx, machine).await?;
-                    let policy = policy_at_version(&bmdb, tx, snapshot.policy_version).await?;
+                    let policy = policy_at_version(bmdb, tx, snapshot.policy_version).await?;
                     let window = policy.budgets.get(&step.disruption).map(|budget| budget.window);
                     let (kind, brake) = (step.disruption.as_str(), step.brake.clone());
                     let circumstances =
@@ -85,7 +84,7 @@ impl Work {
                     let recovery =
                         start_step(facts, step.rung, step.disruption, step.deadline, step.attempt, now);
                     apply_fact_change(tx, machine, &FactChange::Recovery(recovery.clone())).await?;
-                    reschedule_machine(&bmdb, tx, machine, &rows).await?;
+                    reschedule_machine(bmdb, tx, machine, &rows).await?;
                     let intent = IntentId::generate();
                     sqlx::query_file!(
                         "../../sql/intent/insert.sql",
@@ -115,11 +114,10 @@ impl Work {
     pub async fn resolve_intent(&self, intent: IntentId, outcome: &str) -> Result<bool, BmdbError> {
         let (machine, lease, outcome) = (self.machine(), self.lease(), outcome.to_owned());
         self.bmdb()
-            .transact(RESOLVING, move |tx| {
-                let outcome = outcome.clone();
+            .transact_with(RESOLVING, outcome, move |tx, outcome| {
                 Box::pin(async move {
                     lock_due_rows_leased(tx, lease, machine).await?;
-                    resolve_intent_in_tx(tx, intent, &outcome).await
+                    resolve_intent_in_tx(tx, intent, outcome).await
                 })
             })
             .await
@@ -201,10 +199,9 @@ impl Bmdb {
     pub async fn begin_creation(&self, lease: &NamedLease, detail: &str) -> Result<IntentId, BmdbError> {
         let intent = IntentId::generate();
         let (lease, detail) = (lease.clone(), detail.to_owned());
-        self.transact("recording an intent", move |tx| {
-            let (lease, detail) = (lease.clone(), detail.clone());
+        self.transact_with("recording an intent", (lease, detail), move |tx, (lease, detail)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 sqlx::query_file!(
                     "../../sql/intent/insert.sql",
                     intent.0,
@@ -227,10 +224,8 @@ impl Bmdb {
 
     /// Creations of a provider that were begun and never resolved, oldest first.
     pub async fn open_creations(&self, provider: &str) -> Result<Vec<OpenCreation>, BmdbError> {
-        let provider = provider.to_owned();
         let rows = self
-            .statement("reading open intents", move |pool| {
-                let provider = provider.clone();
+            .statement_with("reading open intents", provider.to_owned(), move |pool, provider| {
                 Box::pin(async move {
                     sqlx::query_file!("../../sql/intent/list_open_creations.sql", provider)
                         .fetch_all(pool)
@@ -260,11 +255,10 @@ impl Bmdb {
         outcome: &str,
     ) -> Result<bool, BmdbError> {
         let (lease, outcome) = (lease.clone(), outcome.to_owned());
-        self.transact(RESOLVING, move |tx| {
-            let (lease, outcome) = (lease.clone(), outcome.clone());
+        self.transact_with(RESOLVING, (lease, outcome), move |tx, (lease, outcome)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
-                resolve_intent_in_tx(tx, intent, &outcome).await
+                lock_named_lease(tx, lease).await?;
+                resolve_intent_in_tx(tx, intent, outcome).await
             })
         })
         .await

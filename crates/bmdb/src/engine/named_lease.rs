@@ -38,8 +38,7 @@ impl Bmdb {
         let (kind, name) = (kind.to_owned(), name.to_owned());
         let key = (kind.clone(), name.clone());
         let fence = self
-            .statement("taking a named lease", move |pool| {
-                let (kind, name) = key.clone();
+            .statement_with("taking a named lease", key, move |pool, (kind, name)| {
                 Box::pin(async move {
                     sqlx::query_file_scalar!("../../sql/named_lease/acquire.sql", id.0, kind, name)
                         .fetch_optional(pool)
@@ -52,10 +51,8 @@ impl Bmdb {
 
     /// Releases a lease; returns whether it was still held.
     pub async fn release_named_lease(&self, lease: &NamedLease) -> Result<bool, BmdbError> {
-        let lease = lease.clone();
         let given = self
-            .statement("giving back a named lease", move |pool| {
-                let lease = lease.clone();
+            .statement_with("giving back a named lease", lease.clone(), move |pool, lease| {
                 Box::pin(async move {
                     sqlx::query_file!(
                         "../../sql/named_lease/release.sql",

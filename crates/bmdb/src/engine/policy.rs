@@ -13,10 +13,8 @@ const CHANGING: &str = "changing the policy";
 impl Bmdb {
     /// Writes `policy` unless one is stored already.
     pub(crate) async fn write_default_policy(&self, policy: &Policy) -> Result<(), BmdbError> {
-        let written = to_document(policy)?;
-        let policy = policy.clone();
-        self.statement("writing the default policy", move |connection| {
-            let (written, policy) = (written.clone(), policy.clone());
+        let arguments = (to_document(policy)?, policy.clone());
+        self.statement_with("writing the default policy", arguments, move |connection, (written, policy)| {
             Box::pin(async move {
                 sqlx::query_file!(
                     "../../sql/schema/insert_default_policy.sql",
@@ -52,13 +50,9 @@ impl Bmdb {
         by: &str,
         change: impl Fn(&mut Policy) + Send + Sync + 'static,
     ) -> Result<bool, BmdbError> {
-        let change = std::sync::Arc::new(change);
-        let by = by.to_owned();
         let changed = self
-            .transact(CHANGING, move |tx| {
-                let change = change.clone();
-                let by = by.clone();
-                Box::pin(async move { change_policy_in_tx(tx, &by, &*change).await })
+            .transact_with(CHANGING, (by.to_owned(), change), |tx, (by, change)| {
+                Box::pin(change_policy_in_tx(tx, by, change))
             })
             .await?;
         self.read_policy().await?;

@@ -198,13 +198,12 @@ impl Sessions {
         let lasts = self.inner.interval.max(least);
         let id = SessionId::generate();
         let runtime_info = runtime_info(details);
-        let (component, process) = (component.to_owned(), self.inner.process);
+        let (arguments, process) = ((component.to_owned(), runtime_info), self.inner.process);
         let interval = i64::try_from(lasts.as_millis()).unwrap_or(i64::MAX);
         let sent_at = boot_time();
         self.inner
             .bmdb
-            .statement("starting a session", move |pool| {
-                let (component, runtime_info) = (component.clone(), runtime_info.clone());
+            .statement_with("starting a session", arguments, move |pool, (component, runtime_info)| {
                 Box::pin(async move {
                     sqlx::query_file!(
                         "../../sql/session/start.sql",
@@ -242,8 +241,7 @@ impl Sessions {
         let closed = self
             .inner
             .bmdb
-            .transact("closing a session", move |tx| {
-                let why = why.clone();
+            .transact_with("closing a session", why, move |tx, why| {
                 Box::pin(async move {
                     let what = "closing a session";
                     sqlx::query_file!("../../sql/session/lock.sql", id.0)
@@ -287,8 +285,7 @@ impl Sessions {
         let id = session.id().0;
         self.inner
             .bmdb
-            .statement("telling what a session is for", move |pool| {
-                let details = details.clone();
+            .statement_with("telling what a session is for", details, move |pool, details| {
                 Box::pin(async move {
                     sqlx::query_file!("../../sql/session/merge_runtime_info.sql", id, details)
                         .execute(pool)

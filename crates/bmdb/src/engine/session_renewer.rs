@@ -171,10 +171,9 @@ pub(crate) async fn list_session_work(
 ) -> Result<Vec<SessionWorkRow>, BmdbError> {
     let ids: Vec<Uuid> = sessions.iter().map(|session| session.id().0).collect();
     let rows = bmdb
-        .statement("reading what sessions hold", move |pool| {
-            let ids = ids.clone();
+        .statement_with("reading what sessions hold", ids, move |pool, ids| {
             Box::pin(async move {
-                sqlx::query_file!("../../sql/work/list_of_sessions.sql", &ids).fetch_all(pool).await
+                sqlx::query_file!("../../sql/work/list_of_sessions.sql", ids).fetch_all(pool).await
             })
         })
         .await?;

@@ -92,9 +92,8 @@ impl Bmdb {
     ) -> Result<HashMap<MachineId, Vec<DueRow>>, BmdbError> {
         let ids: Vec<uuid::Uuid> = snapshots.iter().map(|snapshot| snapshot.facts.machine.0).collect();
         let found = self
-            .statement("reading a page of the schedule", move |pool| {
-                let ids = ids.clone();
-                Box::pin(async move { read_due_rows(pool, &ids).await })
+            .statement_with("reading a page of the schedule", ids, |pool, ids| {
+                Box::pin(read_due_rows(pool, ids))
             })
             .await?;
         let mut rows: HashMap<MachineId, Vec<DueRow>> = HashMap::new();
@@ -112,12 +111,10 @@ impl Bmdb {
 
     /// Locks one machine, reads it again and writes its schedule. Returns how many lanes had drifted.
     pub async fn repair_schedule(&self, machine: MachineId) -> Result<usize, BmdbError> {
-        let bmdb = self.clone();
-        self.transact("repairing a schedule", move |tx| {
-            let bmdb = bmdb.clone();
+        self.transact_with("repairing a schedule", self.clone(), move |tx, bmdb| {
             Box::pin(async move {
                 let rows = lock_due_rows(tx, machine).await?;
-                let result = reschedule_machine(&bmdb, tx, machine, &rows).await?;
+                let result = reschedule_machine(bmdb, tx, machine, &rows).await?;
                 for lane in &result.drifted {
                     tracing::error!(%machine, %lane, "the schedule contradicted the facts; repaired");
                 }

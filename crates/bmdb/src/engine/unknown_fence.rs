@@ -107,10 +107,9 @@ impl Bmdb {
         machines: Vec<Uuid>,
     ) -> Result<HashMap<Uuid, UnknownFence>, BmdbError> {
         let found = self
-            .statement(READING, move |connection| {
-                let machines = machines.clone();
+            .statement_with(READING, machines, move |connection, machines| {
                 Box::pin(async move {
-                    sqlx::query_file!("../../sql/inspect/list_unknown_fences.sql", &machines)
+                    sqlx::query_file!("../../sql/inspect/list_unknown_fences.sql", machines)
                         .fetch_all(connection)
                         .await
                 })

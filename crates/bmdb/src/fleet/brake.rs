@@ -46,8 +46,7 @@ impl Bmdb {
     /// brake was released.
     pub async fn set_recovery_brake(&self, scope: &str, brake: Option<&str>) -> Result<bool, BmdbError> {
         let (scope, brake) = (scope.to_owned(), brake.map(str::to_owned));
-        self.statement("recording a brake", move |pool| {
-            let (scope, brake) = (scope.clone(), brake.clone());
+        self.statement_with("recording a brake", (scope, brake), move |pool, (scope, brake)| {
             Box::pin(async move {
                 match brake {
                     Some(reason) => {

@@ -105,10 +105,9 @@ impl Bmdb {
         let ids: Vec<Uuid> = page.iter().map(|snapshot| snapshot.facts.machine.0).collect();
         let mut newer_fences = self.read_unknown_fences(ids.clone()).await?;
         let rows = self
-            .statement(OPERATION, move |pool| {
-                let ids = ids.clone();
+            .statement_with(OPERATION, ids, move |pool, ids| {
                 Box::pin(async move {
-                    sqlx::query_file!("../../sql/issues/list_machines.sql", &ids).fetch_all(pool).await
+                    sqlx::query_file!("../../sql/issues/list_machines.sql", ids).fetch_all(pool).await
                 })
             })
             .await?;
@@ -228,12 +227,10 @@ impl Bmdb {
             Err(error) if error.is_undefined_object() => return Ok(None),
             other => other?,
         };
-        let tables = TABLES.map(str::to_owned);
         let rows = self
-            .statement(OPERATION, move |pool| {
-                let tables = tables.clone();
+            .statement_with(OPERATION, TABLES.map(str::to_owned), move |pool, tables| {
                 Box::pin(async move {
-                    sqlx::query_file!("../../sql/issues/count_table_rows.sql", &tables).fetch_all(pool).await
+                    sqlx::query_file!("../../sql/issues/count_table_rows.sql", tables).fetch_all(pool).await
                 })
             })
             .await?;

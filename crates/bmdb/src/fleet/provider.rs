@@ -53,10 +53,8 @@ pub struct NewMachine {
 impl Bmdb {
     /// Every machine of a provider that the BMDB has recorded.
     pub async fn list_recorded_machines(&self, provider: &str) -> Result<Vec<RecordedMachine>, BmdbError> {
-        let provider = provider.to_owned();
         let rows = self
-            .statement("reading a provider's machines", move |pool| {
-                let provider = provider.clone();
+            .statement_with("reading a provider's machines", provider.to_owned(), move |pool, provider| {
                 Box::pin(async move {
                     sqlx::query_file!("../../sql/provision/list_machines.sql", provider).fetch_all(pool).await
                 })
@@ -85,10 +83,9 @@ impl Bmdb {
         new: &NewMachine,
     ) -> Result<MachineId, BmdbError> {
         let (bmdb, lease, new) = (self.clone(), lease.clone(), new.clone());
-        self.transact("recording a machine", move |tx| {
-            let (bmdb, lease, new) = (bmdb.clone(), lease.clone(), new.clone());
+        self.transact_with("recording a machine", (bmdb, lease, new), move |tx, (bmdb, lease, new)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 let what = "recording a machine";
                 let found = sqlx::query_file_scalar!(
                     "../../sql/provision/find_machine.sql",
@@ -100,7 +97,7 @@ impl Bmdb {
                 .context(what)?;
                 let machine = match found {
                     Some(known) => MachineId(known),
-                    None => insert_machine(&bmdb, tx, &lease, &new).await?,
+                    None => insert_machine(bmdb, tx, lease, new).await?,
                 };
                 if let Some(intent) = intent {
                     resolve_intent_in_tx(tx, intent, &format!("machine {machine}")).await?;
@@ -120,10 +117,9 @@ impl Bmdb {
     ) -> Result<(), BmdbError> {
         let machines = i64::try_from(machines).unwrap_or(i64::MAX);
         let (lease, kind, what) = (lease.clone(), kind.to_owned(), "recording a provider's list");
-        self.transact(what, move |tx| {
-            let (lease, kind) = (lease.clone(), kind.clone());
+        self.transact_with(what, (lease, kind), move |tx, (lease, kind)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 sqlx::query_file!("../../sql/provision/record_list.sql", lease.name, kind, machines)
                     .execute(tx)
                     .await
@@ -143,10 +139,9 @@ impl Bmdb {
     ) -> Result<(), BmdbError> {
         let (lease, kind, error) = (lease.clone(), kind.to_owned(), error.to_owned());
         let what = "recording a provider's error";
-        self.transact(what, move |tx| {
-            let (lease, kind, error) = (lease.clone(), kind.clone(), error.clone());
+        self.transact_with(what, (lease, kind, error), move |tx, (lease, kind, error)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 sqlx::query_file!("../../sql/provision/record_list_failure.sql", lease.name, kind, error)
                     .execute(tx)
                     .await
@@ -159,10 +154,8 @@ impl Bmdb {
 
     /// Why creation at a provider is stopped: its list is implausible, or cannot be read; `None` without a brake.
     pub async fn provisioner_brake(&self, provider: &str) -> Result<Option<String>, BmdbError> {
-        let provider = provider.to_owned();
         let brake = self
-            .statement("reading a provider's brake", move |pool| {
-                let provider = provider.clone();
+            .statement_with("reading a provider's brake", provider.to_owned(), move |pool, provider| {
                 Box::pin(async move {
                     sqlx::query_file_scalar!("../../sql/provision/read_brake.sql", provider)
                         .fetch_optional(pool)
@@ -182,10 +175,9 @@ impl Bmdb {
         brake: Option<&str>,
     ) -> Result<bool, BmdbError> {
         let (lease, brake, what) = (lease.clone(), brake.map(str::to_owned), "recording a brake");
-        self.transact(what, move |tx| {
-            let (lease, brake) = (lease.clone(), brake.clone());
+        self.transact_with(what, (lease, brake), move |tx, (lease, brake)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 let done = match brake {
                     Some(reason) => {
                         sqlx::query_file!("../../sql/provision/set_brake.sql", lease.name, reason)

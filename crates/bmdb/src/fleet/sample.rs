@@ -177,11 +177,10 @@ impl Bmdb {
     ) -> Result<bool, BmdbError> {
         let counts = serde_json::to_value(sample)
             .map_err(|error| BmdbError::Corrupt(format!("a count of the fleet that is no JSON: {error}")))?;
-        let lease = lease.clone();
-        self.transact("writing down a count of the fleet", move |tx| {
-            let (lease, counts) = (lease.clone(), counts.clone());
+        let arguments = (lease.clone(), counts);
+        self.transact_with("writing down a count of the fleet", arguments, move |tx, (lease, counts)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 let now = database_now(tx).await?;
                 let took = i64::try_from(between(began, now).as_millis()).unwrap_or(i64::MAX);
                 let stored = sqlx::query_file!(

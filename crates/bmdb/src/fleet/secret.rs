@@ -133,8 +133,7 @@ impl SecretsKey {
         let secret = make().map_err(|reason| SecretError::Make { name: name.to_owned(), reason })?;
         let sealed = self.seal(name, &secret)?;
         let (row, what) = (name.to_owned(), "keeping a sealed secret");
-        bmdb.transact(what, move |tx| {
-            let (row, sealed) = (row.clone(), sealed.clone());
+        bmdb.transact_with(what, (row, sealed), move |tx, (row, sealed)| {
             Box::pin(async move {
                 sqlx::query_file!("../../sql/secret/insert.sql", row, sealed)
                     .execute(tx)
@@ -150,10 +149,8 @@ impl SecretsKey {
 
     /// The opened secret of that name; `None` if it does not exist.
     pub async fn get(&self, bmdb: &Bmdb, name: &str) -> Result<Option<SecretSlice<u8>>, SecretError> {
-        let row = name.to_owned();
         let sealed = bmdb
-            .statement("reading a sealed secret", move |pool| {
-                let row = row.clone();
+            .statement_with("reading a sealed secret", name.to_owned(), move |pool, row| {
                 Box::pin(async move {
                     sqlx::query_file_scalar!("../../sql/secret/read.sql", row).fetch_optional(pool).await
                 })

@@ -30,12 +30,10 @@ impl Bmdb {
     /// `pg_read_all_stats`; without that membership they are missing.
     pub async fn read_vacuum_stats(&self) -> Result<VacuumStats, BmdbError> {
         let what = "looking at what is stored";
-        let tables = TABLES.map(str::to_owned);
         let rows = self
-            .statement(what, move |connection| {
-                let tables = tables.clone();
+            .statement_with(what, TABLES.map(str::to_owned), move |connection, tables| {
                 Box::pin(async move {
-                    sqlx::query_file!("../../sql/vacuum_stats/list_dead_rows.sql", &tables)
+                    sqlx::query_file!("../../sql/vacuum_stats/list_dead_rows.sql", tables)
                         .fetch_all(connection)
                         .await
                 })

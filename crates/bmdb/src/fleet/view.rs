@@ -114,11 +114,11 @@ impl Bmdb {
         &self,
         machines: Vec<Uuid>,
     ) -> Result<HashMap<Uuid, ClusterContext>, BmdbError> {
+        let what = "reading what clusters say of a page of machines";
         let rows = self
-            .statement("reading what clusters say of a page of machines", move |pool| {
-                let machines = machines.clone();
+            .statement_with(what, machines, move |pool, machines| {
                 Box::pin(async move {
-                    sqlx::query_file!("../../sql/plan/list_cluster_memberships.sql", &machines)
+                    sqlx::query_file!("../../sql/plan/list_cluster_memberships.sql", machines)
                         .fetch_all(pool)
                         .await
                 })
@@ -146,10 +146,9 @@ impl Bmdb {
 
     async fn read_stored_lanes(&self, machines: Vec<Uuid>) -> Result<HashMap<Uuid, StoredLanes>, BmdbError> {
         let rows = self
-            .statement("reading a page of the schedule", move |pool| {
-                let machines = machines.clone();
+            .statement_with("reading a page of the schedule", machines, move |pool, machines| {
                 Box::pin(async move {
-                    sqlx::query_file!("../../sql/plan/list_lanes.sql", &machines).fetch_all(pool).await
+                    sqlx::query_file!("../../sql/plan/list_lanes.sql", machines).fetch_all(pool).await
                 })
             })
             .await?;

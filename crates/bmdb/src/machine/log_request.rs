@@ -163,9 +163,8 @@ impl Bmdb {
         taken: i64,
     ) -> Result<LogReadResult, BmdbError> {
         let bmdb = self.clone();
-        self.transact(READING, move |tx| {
-            let (bmdb, who) = (bmdb.clone(), who.clone());
-            Box::pin(async move { read_log_in_tx(&bmdb, tx, machine, id, &who, taken).await })
+        self.transact_with(READING, (bmdb, who), move |tx, (bmdb, who)| {
+            Box::pin(read_log_in_tx(bmdb, tx, machine, id, who, taken))
         })
         .await
     }
@@ -181,8 +180,7 @@ impl Bmdb {
         brings: bool,
     ) -> Result<Vec<DeliveredLogRequest>, BmdbError> {
         let (incarnation, version) = (incarnation.to_owned(), version.to_owned());
-        self.transact(DELIVERING, move |tx| {
-            let (incarnation, version) = (incarnation.clone(), version.clone());
+        self.transact_with(DELIVERING, (incarnation, version), move |tx, (incarnation, version)| {
             Box::pin(async move {
                 let rows =
                     sqlx::query_file_as!(LogRequestRow, "../../sql/log/lock_open_requests.sql", machine.0)
@@ -193,7 +191,7 @@ impl Bmdb {
                 let mut handed = Vec::new();
                 for row in rows {
                     let request = row.to_request();
-                    match decide_delivery(&request, &incarnation, brings, &version, now) {
+                    match decide_delivery(&request, incarnation, brings, version, now) {
                         Delivery::End(text) => end_request(tx, row.request_id, Some(&text)).await?,
                         Delivery::Repeat => {
                             handed.push(DeliveredLogRequest { id: row.request_id, query: request.query });
@@ -224,9 +222,8 @@ impl Bmdb {
         id: Uuid,
         brought: LogPart,
     ) -> Result<PartDecision, BmdbError> {
-        self.transact(STORING, move |tx| {
-            let brought = brought.clone();
-            Box::pin(async move { store_log_part_in_tx(tx, machine, id, &brought).await })
+        self.transact_with(STORING, brought, move |tx, brought| {
+            Box::pin(store_log_part_in_tx(tx, machine, id, brought))
         })
         .await
     }

@@ -25,10 +25,8 @@ const OPERATION: &str = "reading what to show";
 impl Bmdb {
     /// Everything that decides about one machine, at one moment.
     pub async fn machine_view(&self, machine: MachineId) -> Result<MachineView, BmdbError> {
-        let bmdb = self.clone();
-        self.transact_read_only(move |tx| {
-            let bmdb = bmdb.clone();
-            Box::pin(async move { read_machine_view(&bmdb, tx, machine).await })
+        self.transact_read_only_with(self.clone(), move |tx, bmdb| {
+            Box::pin(read_machine_view(bmdb, tx, machine))
         })
         .await
     }

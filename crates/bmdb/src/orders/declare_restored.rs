@@ -73,12 +73,11 @@ impl Bmdb {
         // that the backup has as retiring.
         self.cancel_pending_orders(detail).await?;
         let mut restored = self
-            .transact("ending what the backup holds", move |tx| {
-                let order = order.clone();
+            .transact_with("ending what the backup holds", order, move |tx, order| {
                 Box::pin(async move {
                     // If the rest is cut off, the operator who continues sees that it was begun.
                     let effect = OrderEffect::changed("is declared to be a restored backup", None, None);
-                    record_audit(tx, &order, None, effect).await?;
+                    record_audit(tx, order, None, effect).await?;
                     let what = "ending what the backup holds";
                     let sessions = sqlx::query_file!("../../sql/declare_restored/close_sessions.sql")
                         .fetch_all(&mut *tx)
@@ -195,8 +194,7 @@ impl Bmdb {
 
     async fn raise_fence_page(&self, after: MachineId, detail: String) -> Result<Vec<MachineId>, BmdbError> {
         let what = "lifting fences";
-        self.transact(what, move |tx| {
-            let detail = detail.clone();
+        self.transact_with(what, detail, move |tx, detail| {
             Box::pin(async move {
                 let page: Vec<Uuid> =
                     sqlx::query_file_scalar!("../../sql/declare_restored/list_page.sql", after.0, PAGE_SIZE)

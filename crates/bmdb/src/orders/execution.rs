@@ -108,14 +108,11 @@ impl Bmdb {
     {
         let shared = Arc::new((arguments, body));
         for _ in 0..MAX_ATTEMPTS {
-            let (order, shared) = (order.clone(), shared.clone());
+            let given = (order.clone(), shared.clone());
             let carried = self
-                .transact(what, move |tx| {
-                    let (order, shared) = (order.clone(), shared.clone());
-                    Box::pin(async move {
-                        let (arguments, body) = &*shared;
-                        body(tx, &order, arguments).await
-                    })
+                .transact_with(what, given, |tx, (order, shared)| {
+                    let (arguments, body) = &**shared;
+                    body(tx, order, arguments)
                 })
                 .await;
             if !matches!(carried, Err(BmdbError::DuplicateOrderInProgress)) {
@@ -154,14 +151,13 @@ impl Bmdb {
             BmdbError::ApprovalRequired(wanted) => Some(wanted.clone()),
             _ => None,
         };
-        let (line, must) = (Arc::new(line), wanted.is_some());
-        let noted = self.transact("writing the audit", move |tx| {
-            let (line, wanted) = (line.clone(), wanted.clone());
+        let must = wanted.is_some();
+        let noted = self.transact_with("writing the audit", (line, wanted), |tx, (line, wanted)| {
             Box::pin(async move {
-                if let Some(wanted) = &wanted {
+                if let Some(wanted) = wanted {
                     record_approval_request(tx, &line.order, wanted).await?;
                 }
-                insert_audit_record(tx, &line, None, None).await.map(drop)
+                insert_audit_record(tx, line, None, None).await.map(drop)
             })
         });
         if let Err(error) = noted.await {

@@ -114,12 +114,11 @@ impl Work {
         let (machine, lease) = (self.machine(), self.lease());
         let (bmdb, provider) = (self.bmdb().clone(), provider.to_owned());
         self.bmdb()
-            .transact("recording an intent", move |tx| {
-                let (bmdb, provider) = (bmdb.clone(), provider.clone());
+            .transact_with("recording an intent", (bmdb, provider), move |tx, (bmdb, provider)| {
                 Box::pin(async move {
                     let rows = lock_due_rows_leased(tx, lease, machine).await?;
                     let snapshot = read_snapshot(tx, machine).await?;
-                    let policy = policy_at_version(&bmdb, tx, snapshot.policy_version).await?;
+                    let policy = policy_at_version(bmdb, tx, snapshot.policy_version).await?;
                     let kind = switch.intent_kind();
                     let window = switch
                         .disruption()
@@ -168,7 +167,7 @@ impl Work {
                         .context("recording an intent")?;
                         intent
                     };
-                    reschedule_machine(&bmdb, tx, machine, &rows).await?;
+                    reschedule_machine(bmdb, tx, machine, &rows).await?;
                     Ok(SwitchPermission::Granted { intent, ladder })
                 })
             })

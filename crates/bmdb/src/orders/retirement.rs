@@ -166,12 +166,11 @@ impl Work {
         let (machine, lease) = (self.machine(), self.lease());
         let (bmdb, provider) = (self.bmdb().clone(), provider.to_owned());
         self.bmdb()
-            .transact("recording an intent", move |tx| {
-                let (bmdb, provider) = (bmdb.clone(), provider.clone());
+            .transact_with("recording an intent", (bmdb, provider), move |tx, (bmdb, provider)| {
                 Box::pin(async move {
                     let rows = lock_due_rows_leased(tx, lease, machine).await?;
                     let snapshot = read_snapshot(tx, machine).await?;
-                    let policy = policy_at_version(&bmdb, tx, snapshot.policy_version).await?;
+                    let policy = policy_at_version(bmdb, tx, snapshot.policy_version).await?;
                     let window = policy.release_budget.window;
                     let circumstances =
                         lock_disruption_context(tx, machine, RELEASE_KIND, window, None).await?;
@@ -186,7 +185,7 @@ impl Work {
                     }
                     let intent = IntentId::generate();
                     apply_retirement_change(tx, machine, &RetirementChange::ReleaseOrdered(intent)).await?;
-                    reschedule_machine(&bmdb, tx, machine, &rows).await?;
+                    reschedule_machine(bmdb, tx, machine, &rows).await?;
                     sqlx::query_file!(
                         "../../sql/intent/insert.sql",
                         intent.0,

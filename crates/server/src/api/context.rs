@@ -48,12 +48,11 @@ impl ApiContext {
         let (wanted, scope) = (text.to_owned(), caller.scope().clone());
         let found = self
             .auth_pool
-            .read(move |tx| {
-                let (wanted, scope) = (wanted.clone(), scope.clone());
+            .read_with((wanted, scope), move |tx, (wanted, scope)| {
                 Box::pin(async move {
-                    match &scope {
-                        AccessScope::Fleet => find_machine(tx, &wanted).await,
-                        AccessScope::Providers(_) => find_in_scope(tx, &wanted, &scope).await,
+                    match scope {
+                        AccessScope::Fleet => find_machine(tx, wanted).await,
+                        AccessScope::Providers(_) => find_in_scope(tx, wanted, scope).await,
                     }
                 })
             })

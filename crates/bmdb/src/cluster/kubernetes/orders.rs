@@ -50,13 +50,10 @@ impl Bmdb {
         name: String,
         keys: RotatableKeys,
     ) -> Result<OrderResult, BmdbError> {
-        self.execute_order(
-            "having keys of Kubernetes replaced",
-            order,
-            None,
-            (name, keys),
-            |tx, order, (name, keys)| Box::pin(rotate_keys_in_tx(tx, order, name, *keys)),
-        )
+        let what = "having keys of Kubernetes replaced";
+        self.execute_order(what, order, None, (name, keys), |tx, order, (name, keys)| {
+            Box::pin(rotate_keys_in_tx(tx, order, name, *keys))
+        })
         .await
     }
 
@@ -69,10 +66,9 @@ impl Bmdb {
         keys: RotatableKeys,
     ) -> Result<(), BmdbError> {
         let (lease, doing) = (lease.clone(), "writing down that keys of Kubernetes are replaced");
-        self.transact(doing, move |tx| {
-            let lease = lease.clone();
+        self.transact_with(doing, lease, move |tx, lease| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 sqlx::query_file!("../../sql/kubernetes/remove_rotation_request.sql", cluster, keys.as_str())
                     .execute(tx)
                     .await
@@ -87,10 +83,9 @@ impl Bmdb {
     #[cfg(feature = "sealing")]
     pub async fn delete_kubernetes(&self, lease: &NamedLease, cluster: Uuid) -> Result<(), BmdbError> {
         let (lease, doing) = (lease.clone(), "forgetting Kubernetes of a cluster");
-        self.transact(doing, move |tx| {
-            let lease = lease.clone();
+        self.transact_with(doing, lease, move |tx, lease| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 sqlx::query_file!("../../sql/kubernetes/delete_removed.sql", cluster)
                     .execute(tx)
                     .await

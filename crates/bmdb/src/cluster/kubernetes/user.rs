@@ -122,10 +122,9 @@ impl Bmdb {
         issued: IssuedUserCertificate,
     ) -> Result<(), BmdbError> {
         let (lease, doing) = (lease.clone(), "keeping a certificate for API servers");
-        self.transact(doing, move |tx| {
-            let (lease, issued) = (lease.clone(), issued.clone());
+        self.transact_with(doing, (lease, issued), move |tx, (lease, issued)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 let servers: Vec<String> = issued.server_authorities.iter().map(hex::encode).collect();
                 sqlx::query_file!(
                     "../../sql/kubernetes/record_user_issued.sql",
@@ -154,10 +153,9 @@ impl Bmdb {
     ) -> Result<(), BmdbError> {
         let doing = "writing down that no certificate for API servers is signed";
         let (lease, text) = (lease.clone(), text.to_owned());
-        self.transact(doing, move |tx| {
-            let (lease, text) = (lease.clone(), text.clone());
+        self.transact_with(doing, (lease, text), move |tx, (lease, text)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 sqlx::query_file!("../../sql/kubernetes/record_user_rejected.sql", user, text)
                     .execute(tx)
                     .await

@@ -62,13 +62,10 @@ impl Bmdb {
         name: String,
         change: UpgradeChange,
     ) -> Result<OrderResult, BmdbError> {
-        self.execute_order(
-            "changing an upgrade of a cluster",
-            order,
-            None,
-            (name, change),
-            |tx, order, (name, change)| Box::pin(change_upgrade_in_tx(tx, order, name, *change)),
-        )
+        let what = "changing an upgrade of a cluster";
+        self.execute_order(what, order, None, (name, change), |tx, order, (name, change)| {
+            Box::pin(change_upgrade_in_tx(tx, order, name, *change))
+        })
         .await
     }
 }

@@ -58,24 +58,23 @@ impl Bmdb {
             versions.unwrap_or_default(),
             bundle.get(..16).unwrap_or(bundle)
         );
-        self.transact(REQUESTING, move |tx| {
-            let (bmdb, lease, id) = (bmdb.clone(), lease.clone(), id.clone());
-            let (node, detail) = (node.clone(), detail.clone());
+        let arguments = (bmdb, lease, id, node, detail);
+        self.transact_with(REQUESTING, arguments, move |tx, (bmdb, lease, id, node, detail)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 lock_due_rows(tx, machine).await?;
                 let stands = || Ok(Some("its cluster's upgrade stands still, or has ended".to_owned()));
-                let Some((mut requests, paused)) = lock_requested_nodes(tx, &id).await? else {
+                let Some((mut requests, paused)) = lock_requested_nodes(tx, id).await? else {
                     return stands();
                 };
                 if paused.is_some() {
                     return stands();
                 }
-                if requests.contains_key(&node) {
+                if requests.contains_key(node) {
                     return Ok(None);
                 }
                 let snapshot = read_snapshot(tx, machine).await?;
-                let policy = policy_at_version(&bmdb, tx, snapshot.policy_version).await?;
+                let policy = policy_at_version(bmdb, tx, snapshot.policy_version).await?;
                 let (facts, kind, now) = (&snapshot.facts, DisruptionKind::RestartAgent, snapshot.now);
                 let phase = phase_of(facts, &policy, now);
                 if let Some(hold) = facts.hold.as_ref().filter(|hold| hold.is_active_at(now)) {
@@ -91,7 +90,7 @@ impl Bmdb {
                 if let Err(no) = may_disrupt(facts, kind, &circumstances, &policy, now, now) {
                     return Ok(Some(no.reason));
                 }
-                requests.insert(node, NodeUpgrade { requested_at: now, is_done: false });
+                requests.insert(node.clone(), NodeUpgrade { requested_at: now, is_done: false });
                 sqlx::query_file!("../../sql/upgrade/set_requested_nodes.sql", id, json!(requests))
                     .execute(&mut *tx)
                     .await
@@ -114,7 +113,7 @@ impl Bmdb {
                 .execute(&mut *tx)
                 .await
                 .context(REQUESTING)?;
-                record_event(tx, machine, "KubernetesOrdered", &detail).await?;
+                record_event(tx, machine, "KubernetesOrdered", detail).await?;
                 Ok(None)
             })
         })
@@ -130,15 +129,14 @@ impl Bmdb {
         machine: Option<MachineId>,
     ) -> Result<(), BmdbError> {
         let (lease, id, node) = (lease.clone(), id.to_owned(), node.to_owned());
-        self.transact(OPERATION, move |tx| {
-            let (lease, id, node) = (lease.clone(), id.clone(), node.clone());
+        self.transact_with(OPERATION, (lease, id, node), move |tx, (lease, id, node)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 if let Some(machine) = machine {
                     lock_due_rows(tx, machine).await?;
                 }
-                let Some((mut requests, _)) = lock_requested_nodes(tx, &id).await? else { return Ok(()) };
-                let Some(one) = requests.get_mut(&node).filter(|upgrade| !upgrade.is_done) else {
+                let Some((mut requests, _)) = lock_requested_nodes(tx, id).await? else { return Ok(()) };
+                let Some(one) = requests.get_mut(node).filter(|upgrade| !upgrade.is_done) else {
                     return Ok(());
                 };
                 one.is_done = true;
@@ -161,10 +159,9 @@ impl Bmdb {
     /// Pauses an upgrade, with the reason.
     pub async fn pause_upgrade(&self, lease: &NamedLease, id: &str, why: &str) -> Result<(), BmdbError> {
         let (lease, id, why) = (lease.clone(), id.to_owned(), why.to_owned());
-        self.transact(OPERATION, move |tx| {
-            let (lease, id, why) = (lease.clone(), id.clone(), why.clone());
+        self.transact_with(OPERATION, (lease, id, why), move |tx, (lease, id, why)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 sqlx::query_file!("../../sql/upgrade/set_paused.sql", id, Some(why.as_str()) as Option<&str>)
                     .execute(tx)
                     .await
@@ -178,10 +175,9 @@ impl Bmdb {
     /// Records that the role servers are finished.
     pub async fn record_upgrade_roll_out_done(&self, lease: &NamedLease, id: &str) -> Result<(), BmdbError> {
         let (lease, id) = (lease.clone(), id.to_owned());
-        self.transact(OPERATION, move |tx| {
-            let (lease, id) = (lease.clone(), id.clone());
+        self.transact_with(OPERATION, (lease, id), move |tx, (lease, id)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 sqlx::query_file!("../../sql/upgrade/mark_roll_out_done.sql", id)
                     .execute(tx)
                     .await
@@ -202,12 +198,11 @@ impl Bmdb {
         let (lease, id, back) = (lease.clone(), upgrade.id.clone(), upgrade.rolling_back);
         let target: Option<BundleRef> =
             upgrade.bundles.clone().map(|(from, to)| if back { from } else { to });
-        self.transact(OPERATION, move |tx| {
-            let (lease, id, target) = (lease.clone(), id.clone(), target.clone());
+        self.transact_with(OPERATION, (lease, id, target), move |tx, (lease, id, target)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 // An operator may have rolled it back meanwhile, and then it is not finished.
-                if lock_requested_nodes(tx, &id).await?.is_none() {
+                if lock_requested_nodes(tx, id).await?.is_none() {
                     return Ok(());
                 }
                 let line = crate::cluster::upgrade::read_active_upgrade(tx, cluster).await?;

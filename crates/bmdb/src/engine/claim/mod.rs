@@ -113,9 +113,8 @@ impl Claimer {
         let (process, providers) = (self.process, self.providers.clone());
         let next = self
             .bmdb()
-            .statement("asking what is due next", move |connection| {
-                let providers = providers.clone();
-                Box::pin(async move { probe_next_due(connection, process, &providers).await })
+            .statement_with("asking what is due next", providers, move |connection, providers| {
+                Box::pin(probe_next_due(connection, process, providers))
             })
             .await?;
         Ok(match next {
@@ -336,8 +335,7 @@ struct ClaimRow {
 }
 
 async fn send_claim(bmdb: &Bmdb, parameters: ClaimParameters) -> Result<Vec<ClaimRow>, BmdbError> {
-    bmdb.statement("claiming", move |pool| {
-        let p = parameters.clone();
+    bmdb.statement_with("claiming", parameters, move |pool, p| {
         Box::pin(async move {
             let rules = i64::from(RULES_VERSION);
             sqlx::query_file_as!(

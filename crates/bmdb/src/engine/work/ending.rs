@@ -191,10 +191,8 @@ pub(crate) async fn cancel_work(
     fence: i64,
     because: &str,
 ) -> Result<bool, BmdbError> {
-    let because = because.to_owned();
     let cancelled = bmdb
-        .statement("cancelling work", move |pool| {
-            let because = because.clone();
+        .statement_with("cancelling work", because.to_owned(), move |pool, because| {
             Box::pin(async move {
                 sqlx::query_file_scalar!(
                     "../../sql/work/cancel.sql",
@@ -220,12 +218,11 @@ async fn complete_work(
     process: Process,
     ending: &Completion,
 ) -> Result<(), BmdbError> {
-    let (inner, ending) = (bmdb.clone(), ending.clone());
-    bmdb.transact("ending work", move |tx| {
-        let (bmdb, ending) = (inner.clone(), ending.clone());
+    let arguments = (bmdb.clone(), ending.clone());
+    bmdb.transact_with("ending work", arguments, move |tx, (bmdb, ending)| {
         Box::pin(async move {
             let rows = lock_due_rows_leased(tx, lease, machine).await?;
-            let (event, detail, snapshot) = match ending {
+            let (event, detail, snapshot) = match ending.clone() {
                 Completion::Finished { changes, detail } => {
                     ("Finished", detail, apply_finished(tx, machine, process, &changes).await?)
                 }
@@ -238,7 +235,7 @@ async fn complete_work(
                     let before = read_snapshot(tx, machine).await?;
                     // By the version in the row, not by the policy read last: a process that has only just connected
                     // knows nothing but the defaults.
-                    let policy = policy_at_version(&bmdb, tx, before.policy_version).await?;
+                    let policy = policy_at_version(bmdb, tx, before.policy_version).await?;
                     let backoff = backoff.unwrap_or_else(|| policy.backoff_of(process));
                     let previous = before.facts.backoffs.get(&process);
                     let fact =
@@ -248,7 +245,7 @@ async fn complete_work(
                     ("Failed", cause, apply_and_read(tx, machine, &changes).await?)
                 }
             };
-            let last = reschedule_after_work(process, &bmdb, tx, &rows, snapshot).await?;
+            let last = reschedule_after_work(process, bmdb, tx, &rows, snapshot).await?;
             if matches!(process, Process::Recovery | Process::Retirement | Process::Power) {
                 // Workers that take steps resolve them themselves, unless that failed.
                 sqlx::query_file!(

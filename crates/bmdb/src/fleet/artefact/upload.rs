@@ -45,10 +45,7 @@ impl Bmdb {
     /// Begins an upload, or continues one.
     pub async fn begin_artefact_upload(&self, sha256: Sha256, size: u64) -> Result<UploadState, BmdbError> {
         check_size(size).map_err(|reason| order_rejected("WRONG_SIZE", reason))?;
-        self.transact(UPLOADING, move |tx| {
-            Box::pin(async move { begin_upload_in_tx(tx, sha256, size).await })
-        })
-        .await
+        self.transact(UPLOADING, move |tx| Box::pin(begin_upload_in_tx(tx, sha256, size))).await
     }
 
     /// Stores a piece of an upload.
@@ -58,9 +55,8 @@ impl Bmdb {
         number: u64,
         piece: Vec<u8>,
     ) -> Result<(), BmdbError> {
-        self.transact(UPLOADING, move |tx| {
-            let piece = piece.clone();
-            Box::pin(async move { store_piece_in_tx(tx, sha256, number, &piece).await })
+        self.transact_with(UPLOADING, piece, move |tx, piece| {
+            Box::pin(store_piece_in_tx(tx, sha256, number, piece))
         })
         .await
     }

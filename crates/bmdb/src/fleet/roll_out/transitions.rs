@@ -72,8 +72,7 @@ impl Bmdb {
     pub async fn read_active_roll_out(&self, id: &str) -> Result<Option<ActiveRollOut>, BmdbError> {
         self.read_policy().await?;
         let (id, bmdb) = (id.to_owned(), self.clone());
-        self.transact(READING, move |tx| {
-            let (id, bmdb) = (id.clone(), bmdb.clone());
+        self.transact_with(READING, (id, bmdb), move |tx, (id, bmdb)| {
             Box::pin(async move {
                 let row = sqlx::query_file!("../../sql/roll_out/list.sql", Some(id.as_str()) as Option<&str>)
                     .fetch_optional(&mut *tx)
@@ -173,13 +172,12 @@ impl Bmdb {
         let (bmdb, lease, id) = (self.clone(), lease.clone(), id.to_owned());
         let (sha256, deadline) = (found.roll_out.sha256, found.deadline_seconds);
         let detail = format!("{} ({}), in the update {id}", found.release, hex::encode(&sha256[..8]));
-        self.transact(REQUESTING, move |tx| {
-            let (bmdb, lease, id, detail) = (bmdb.clone(), lease.clone(), id.clone(), detail.clone());
+        self.transact_with(REQUESTING, (bmdb, lease, id, detail), move |tx, (bmdb, lease, id, detail)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 lock_due_rows(tx, machine).await?;
                 let snapshot = read_snapshot(tx, machine).await?;
-                let policy = policy_at_version(&bmdb, tx, snapshot.policy_version).await?;
+                let policy = policy_at_version(bmdb, tx, snapshot.policy_version).await?;
                 let phase = phase_of(&snapshot.facts, &policy, snapshot.now);
                 let (facts, kind) = (&snapshot.facts, DisruptionKind::RestartAgent);
                 let window = policy.budgets.get(&kind).map(|budget| budget.window).unwrap_or_default();
@@ -244,7 +242,7 @@ impl Bmdb {
                 .execute(&mut *tx)
                 .await
                 .context(REQUESTING)?;
-                record_event(tx, machine, "ReleaseOrdered", &detail).await
+                record_event(tx, machine, "ReleaseOrdered", detail).await
             })
         })
         .await
@@ -260,10 +258,9 @@ impl Bmdb {
     ) -> Result<(), BmdbError> {
         const OPERATION: &str = "writing down how a release ended on a machine";
         let (lease, id, text) = (lease.clone(), id.to_owned(), text.to_owned());
-        self.transact(OPERATION, move |tx| {
-            let (lease, id, text) = (lease.clone(), id.clone(), text.clone());
+        self.transact_with(OPERATION, (lease, id, text), move |tx, (lease, id, text)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 lock_due_rows(tx, machine).await?;
                 let changed = sqlx::query_file_scalar!(
                     "../../sql/roll_out/record_result.sql",
@@ -307,10 +304,9 @@ impl Bmdb {
     ) -> Result<(), BmdbError> {
         const OPERATION: &str = "ending a pass over a roll-out";
         let (lease, id, paused) = (lease.clone(), id.to_owned(), paused.map(str::to_owned));
-        self.transact(OPERATION, move |tx| {
-            let (lease, id, paused) = (lease.clone(), id.clone(), paused.clone());
+        self.transact_with(OPERATION, (lease, id, paused), move |tx, (lease, id, paused)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
+                lock_named_lease(tx, lease).await?;
                 let known = sqlx::query_file!("../../sql/roll_out/lock.sql", id)
                     .fetch_optional(&mut *tx)
                     .await
@@ -350,12 +346,11 @@ impl Bmdb {
         let (lease, id) = (lease.clone(), id.to_owned());
         let (machines, messages): (Vec<Uuid>, Vec<String>) =
             waits.into_iter().map(|(machine, text)| (machine.0, text)).unzip();
-        self.transact(OPERATION, move |tx| {
-            let (lease, id, machines, messages) =
-                (lease.clone(), id.clone(), machines.clone(), messages.clone());
+        let arguments = (lease, id, machines, messages);
+        self.transact_with(OPERATION, arguments, |tx, (lease, id, machines, messages)| {
             Box::pin(async move {
-                lock_named_lease(tx, &lease).await?;
-                sqlx::query_file!("../../sql/roll_out/set_wait_reason.sql", id, &machines, &messages)
+                lock_named_lease(tx, lease).await?;
+                sqlx::query_file!("../../sql/roll_out/set_wait_reason.sql", id, machines, messages)
                     .execute(tx)
                     .await
                     .context(OPERATION)?;

@@ -365,10 +365,9 @@ impl Bmdb {
         let (machines, keys): (Vec<Uuid>, Vec<Vec<u8>>) =
             claims.iter().map(|(machine, key)| (machine.0, key.to_vec())).unzip();
         let known: HashSet<AgentIdentity> = self
-            .statement("asking whose heartbeats are", move |pool| {
-                let (machines, keys) = (machines.clone(), keys.clone());
+            .statement_with("asking whose heartbeats are", (machines, keys), move |pool, (machines, keys)| {
                 Box::pin(async move {
-                    sqlx::query_file!("../../sql/heartbeat/verify_agents.sql", &machines, &keys)
+                    sqlx::query_file!("../../sql/heartbeat/verify_agents.sql", machines, keys)
                         .fetch_all(pool)
                         .await
                 })
@@ -387,13 +386,12 @@ impl Bmdb {
         shard: i64,
         heartbeats: Arc<[Arc<ReceivedHeartbeat>]>,
     ) -> Result<HashMap<AgentIdentity, PlainHeartbeatReply>, BmdbError> {
-        self.transact("storing a group of heartbeats", move |tx| {
-            let heartbeats = heartbeats.clone();
+        self.transact_with("storing a group of heartbeats", heartbeats, move |tx, heartbeats| {
             Box::pin(async move {
                 let stored = if heartbeats.is_empty() {
                     HashMap::new()
                 } else {
-                    store_plain_heartbeats(tx, &heartbeats).await?
+                    store_plain_heartbeats(tx, heartbeats).await?
                 };
                 // Last, because listeners may share the row and this holds it until the commit.
                 record_listening(tx, shard).await?;

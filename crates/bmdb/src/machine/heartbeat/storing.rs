@@ -33,9 +33,8 @@ impl Bmdb {
         let bmdb = self.clone();
         let (machine, fence) = (heartbeat.machine, heartbeat.access_fence);
         let stored = self
-            .transact("storing a heartbeat", move |tx| {
-                let (bmdb, heartbeat) = (bmdb.clone(), heartbeat.clone());
-                Box::pin(async move { store_heartbeat_in_tx(&bmdb, tx, &heartbeat).await })
+            .transact_with("storing a heartbeat", (bmdb, heartbeat), |tx, (bmdb, heartbeat)| {
+                Box::pin(store_heartbeat_in_tx(bmdb, tx, heartbeat))
             })
             .await;
         match stored {

@@ -158,20 +158,14 @@ impl AuthLayer {
             Some(token) => {
                 let presented =
                     PresentedToken::parse(token).ok_or_else(|| unauthenticated(UNKNOWN_CREDENTIAL))?;
-                let presented = Arc::new(presented);
                 self.read_pool
-                    .read(move |tx| {
-                        let presented = presented.clone();
-                        Box::pin(async move { credential::find_by_token(tx, &presented).await })
-                    })
+                    .read_with(presented, |tx, presented| Box::pin(credential::find_by_token(tx, presented)))
                     .await
             }
             None => match certificate {
                 Some(fingerprint) => {
                     self.read_pool
-                        .read(move |tx| {
-                            Box::pin(async move { credential::find_by_certificate(tx, fingerprint).await })
-                        })
+                        .read(move |tx| Box::pin(credential::find_by_certificate(tx, fingerprint)))
                         .await
                 }
                 None => {

@@ -29,10 +29,10 @@ impl Budgets for BudgetsService {
         let bmdb = self.context.read_pool.bmdb();
         bmdb.read_policy().await.map_err(bmdb_status)?;
         let (_, policy) = bmdb.policy();
-        let look = self.context.read_pool.read(move |tx| {
-            let policy = policy.clone();
-            Box::pin(async move { read_budgets_and_brakes(tx, &policy).await })
-        });
+        let look = self
+            .context
+            .read_pool
+            .read_with(policy, |tx, policy| Box::pin(read_budgets_and_brakes(tx, policy)));
         let found = look.await.map_err(bmdb_status)?;
         Ok(Response::new(v1::ListBudgetsResponse {
             budgets: found.budgets.into_iter().map(encode_budget).collect(),

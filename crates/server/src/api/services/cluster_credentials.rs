@@ -50,10 +50,8 @@ impl ClusterCredentials for ClusterCredentialsService {
         request: Request<v1::ListClusterCredentialsRequest>,
     ) -> Result<Response<v1::ListClusterCredentialsResponse>, Status> {
         let name = request.into_inner().name;
-        let look = self.context.read_pool.read(move |tx| {
-            let name = name.clone();
-            Box::pin(async move { list_cluster_credentials(tx, &name).await })
-        });
+        let look =
+            self.context.read_pool.read_with(name, |tx, name| Box::pin(list_cluster_credentials(tx, name)));
         let found = look.await.map_err(bmdb_status)?;
         let (ca_certificate, curators) =
             found.founded.map(|founded| (founded.ca_certificate, founded.curators)).unwrap_or_default();

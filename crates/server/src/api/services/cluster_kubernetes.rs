@@ -118,10 +118,8 @@ impl ClusterKubernetes for ClusterKubernetesService {
         request: Request<v1::ListClusterKubernetesUsersRequest>,
     ) -> Result<Response<v1::ListClusterKubernetesUsersResponse>, Status> {
         let name = request.into_inner().name;
-        let look = self.context.read_pool.read(move |tx| {
-            let name = name.clone();
-            Box::pin(async move { list_kubernetes_users(tx, &name).await })
-        });
+        let look =
+            self.context.read_pool.read_with(name, |tx, name| Box::pin(list_kubernetes_users(tx, name)));
         let (found, now) = look.await.map_err(bmdb_status)?;
         let users = found.into_iter().map(encode_user).collect();
         Ok(Response::new(v1::ListClusterKubernetesUsersResponse {

@@ -48,10 +48,10 @@ impl Clusters for ClustersService {
         request: Request<v1::ListClustersRequest>,
     ) -> Result<Response<v1::ListClustersResponse>, Status> {
         let name = Some(request.into_inner().name).filter(|name| !name.is_empty());
-        let look = self.context.read_pool.read(move |tx| {
-            let name = name.clone();
-            Box::pin(async move { list_cluster_details(tx, name.as_deref()).await })
-        });
+        let look = self
+            .context
+            .read_pool
+            .read_with(name, |tx, name| Box::pin(list_cluster_details(tx, name.as_deref())));
         let (found, now) = look.await.map_err(bmdb_status)?;
         let clusters = found.iter().map(|found| encode_cluster(cluster_view(found))).collect();
         Ok(Response::new(v1::ListClustersResponse { clusters, read_at: Some(encode_timestamp(now)) }))
@@ -206,10 +206,8 @@ impl Clusters for ClustersService {
         request: Request<v1::ListSnapshotsRequest>,
     ) -> Result<Response<v1::ListSnapshotsResponse>, Status> {
         let name = request.into_inner().name;
-        let look = self.context.read_pool.read(move |tx| {
-            let name = name.clone();
-            Box::pin(async move { list_cluster_snapshots(tx, &name).await })
-        });
+        let look =
+            self.context.read_pool.read_with(name, |tx, name| Box::pin(list_cluster_snapshots(tx, name)));
         let (found, now) = look.await.map_err(bmdb_status)?;
         let snapshots = found.into_iter().map(snapshot).collect();
         Ok(Response::new(v1::ListSnapshotsResponse { snapshots, read_at: Some(encode_timestamp(now)) }))

@@ -74,8 +74,7 @@ impl Work for FleetService {
                 Some(parse_work_cursor(&place).ok_or_else(|| pagination::invalid_page_token("work"))?)
             }
         };
-        let look = self.context.read_pool.read(move |tx| {
-            let after = after.clone();
+        let look = self.context.read_pool.read_with(after, move |tx, after| {
             Box::pin(async move {
                 Ok((
                     sessions::list_work(tx, after.as_ref(), size + 1).await?,
@@ -172,11 +171,10 @@ impl Backoffs for FleetService {
         let (mut lines, now) = self
             .context
             .read_pool
-            .read(move |tx| {
-                let process = process.clone();
+            .read_with(process, move |tx, process| {
                 Box::pin(async move {
                     Ok((
-                        queues::list_backoffs(tx, (machine, &process), size + 1).await?,
+                        queues::list_backoffs(tx, (machine, process), size + 1).await?,
                         connection::database_now(tx).await?,
                     ))
                 })
@@ -253,10 +251,8 @@ impl Statistics for FleetService {
         &self,
         request: Request<v1::GetStatisticsRequest>,
     ) -> Result<Response<v1::GetStatisticsResponse>, Status> {
-        let scope = caller_of(&request)?.scope().clone();
-        let look = self.context.read_pool.read(move |tx| {
-            let scope = scope.clone();
-            Box::pin(async move { read_statistics(tx, &scope).await })
+        let look = self.context.read_pool.read_with(caller_of(&request)?.scope().clone(), |tx, scope| {
+            Box::pin(read_statistics(tx, scope))
         });
         Ok(Response::new(convert::encode_statistics(look.await.map_err(bmdb_status)?)))
     }

@@ -48,10 +48,7 @@ impl Updates for UpdatesService {
         request: Request<v1::ListUpdatesRequest>,
     ) -> Result<Response<v1::ListUpdatesResponse>, Status> {
         let id = Some(request.into_inner().id).filter(|id| !id.is_empty());
-        let look = self.context.read_pool.read(move |tx| {
-            let id = id.clone();
-            Box::pin(async move { list_roll_outs(tx, id.as_deref()).await })
-        });
+        let look = self.context.read_pool.read_with(id, |tx, id| Box::pin(list_roll_outs(tx, id.as_deref())));
         let (found, now) = look.await.map_err(bmdb_status)?;
         let updates = found.into_iter().map(encode_update).collect();
         Ok(Response::new(v1::ListUpdatesResponse { updates, read_at: Some(encode_timestamp(now)) }))

@@ -27,10 +27,9 @@ pub async fn describe_machine(
     let (id, bmdb) = (machine_id(name), context.read_pool.bmdb().clone());
     let (view, tags, events) = context
         .read_pool
-        .read(move |tx| {
-            let bmdb = bmdb.clone();
+        .read_with(bmdb, move |tx, bmdb| {
             Box::pin(async move {
-                let view = view::read_machine_view(&bmdb, tx, id).await?;
+                let view = view::read_machine_view(bmdb, tx, id).await?;
                 Ok((view, list_tags(tx, id).await?, history::list_history(tx, id, None, EVENT_LIMIT).await?))
             })
         })

@@ -174,15 +174,22 @@ impl MachineWatch {
     }
 
     /// Reads from the database, and retries while it is away or too busy.
-    async fn read_with_retry<T, F>(&self, body: F) -> Result<T, StreamEnd>
+    async fn read_with_retry<A, T, F>(&self, arguments: A, body: F) -> Result<T, StreamEnd>
     where
+        A: Send + Sync + 'static,
         T: Send + 'static,
-        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, BmdbError>> + Send + Sync + 'static,
+        F: for<'c> Fn(&'c mut PgConnection, &'c A) -> BoxFuture<'c, Result<T, BmdbError>>
+            + Send
+            + Sync
+            + 'static,
     {
-        let (body, began) = (Arc::new(body), Instant::now());
+        let (shared, began) = (Arc::new((arguments, body)), Instant::now());
         loop {
-            let body = body.clone();
-            let status = match self.context.read_pool.read(move |tx| body(tx)).await {
+            let read = self.context.read_pool.read_with(shared.clone(), |tx, shared| {
+                let (arguments, body) = &**shared;
+                body(tx, arguments)
+            });
+            let status = match read.await {
                 Ok(seen) => return Ok(seen),
                 Err(error) => bmdb_status(error),
             };
@@ -196,7 +203,7 @@ impl MachineWatch {
     /// Returns the time at which to resume. Rejects a token so old that starting again costs less, or that history may
     /// no longer cover.
     async fn check_resume_age(&self, resume: Timestamp) -> Result<Timestamp, StreamEnd> {
-        let now = self.read_with_retry(|tx| Box::pin(connection::database_now(tx))).await?;
+        let now = self.read_with_retry((), |tx, ()| Box::pin(connection::database_now(tx))).await?;
         if resume < before(now, MAX_RESUME_AGE) {
             let text = format!(
                 "this watch ended more than {} minutes ago; start again, without a resume token",
@@ -216,14 +223,13 @@ impl MachineWatch {
         let (mut after, mut began): (Option<MachineCursor>, Option<Timestamp>) = (None, None);
         let mut seen: HashSet<Uuid> = HashSet::new();
         loop {
-            let (filter, scope, from) = (self.filter.clone(), self.caller.scope().clone(), after);
-            let read = self.read_with_retry(move |tx| {
-                let (filter, scope, from) = (filter.clone(), scope.clone(), from.clone());
+            let arguments = (self.filter.clone(), self.caller.scope().clone(), after);
+            let read = self.read_with_retry(arguments, |tx, (filter, scope, from)| {
                 Box::pin(async move {
                     let (now, enough) =
                         (connection::database_now(tx).await?, PageBudget::with_time_limit(MAX_EXAMINED));
                     Ok((
-                        listing::list_machines(tx, &filter, &scope, from.as_ref(), PAGE_SIZE, enough).await?,
+                        listing::list_machines(tx, filter, scope, from.as_ref(), PAGE_SIZE, enough).await?,
                         now,
                     ))
                 })
@@ -257,10 +263,10 @@ impl MachineWatch {
     async fn send_changes(&mut self, from: Timestamp) -> Result<Timestamp, StreamEnd> {
         let mut begin = before(from, OVERLAP);
         loop {
-            let read = self.read_with_retry(move |tx| {
+            let read = self.read_with_retry(begin, |tx, begin| {
                 Box::pin(async move {
                     let now = connection::database_now(tx).await?;
-                    listing::list_changed_machines(tx, (begin, now), MAX_HISTORY_LINES).await
+                    listing::list_changed_machines(tx, (*begin, now), MAX_HISTORY_LINES).await
                 })
             });
             let (machines, until) = read.await?;
@@ -313,10 +319,9 @@ impl MachineWatch {
         filter: Filter,
         machines: Vec<Uuid>,
     ) -> Result<Vec<ListedMachine>, StreamEnd> {
-        let scope = self.caller.scope().clone();
-        let read = self.read_with_retry(move |tx| {
-            let (filter, scope, machines) = (filter.clone(), scope.clone(), machines.clone());
-            Box::pin(async move { listing::list_machines_by_id(tx, &filter, &scope, &machines).await })
+        let arguments = (filter, self.caller.scope().clone(), machines);
+        let read = self.read_with_retry(arguments, |tx, (filter, scope, machines)| {
+            Box::pin(listing::list_machines_by_id(tx, filter, scope, machines))
         });
         read.await
     }

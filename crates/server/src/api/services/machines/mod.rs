@@ -73,14 +73,13 @@ impl Machines for MachinesService {
         let (page, now) = self
             .context
             .read_pool
-            .read(move |tx| {
-                let (filter, scope, after) = (filter.clone(), scope.clone(), after.clone());
+            .read_with((filter, scope, after), move |tx, (filter, scope, after)| {
                 Box::pin(async move {
                     let now = connection::database_now(tx).await?;
                     let page = listing::list_machines(
                         tx,
-                        &filter,
-                        &scope,
+                        filter,
+                        scope,
                         after.as_ref(),
                         size,
                         PageBudget::with_time_limit(MAX_EXAMINED),
@@ -108,10 +107,9 @@ impl Machines for MachinesService {
         let (view, version, tags) = self
             .context
             .read_pool
-            .read(move |tx| {
-                let bmdb = bmdb.clone();
+            .read_with(bmdb, move |tx, bmdb| {
                 Box::pin(async move {
-                    let view = view::read_machine_view(&bmdb, tx, id).await?;
+                    let view = view::read_machine_view(bmdb, tx, id).await?;
                     Ok((view, schedule::read_machine_version(tx, id).await?, list_tags(tx, id).await?))
                 })
             })
@@ -335,10 +333,7 @@ impl MachinesService {
         let (id, bmdb) = (machine_id(name), self.context.read_pool.bmdb().clone());
         self.context
             .read_pool
-            .read(move |tx| {
-                let bmdb = bmdb.clone();
-                Box::pin(async move { view::read_machine_view(&bmdb, tx, id).await })
-            })
+            .read_with(bmdb, move |tx, bmdb| Box::pin(view::read_machine_view(bmdb, tx, id)))
             .await
             .map_err(bmdb_status)
     }
