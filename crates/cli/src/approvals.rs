@@ -6,8 +6,8 @@ use uuid::Uuid;
 
 use crate::client::decode::{decode_timestamp, parse_uuid, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::dry_run;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::table::{format_table, terminal_width};
@@ -88,25 +88,17 @@ fn decode_approval(approval: v1::Approval) -> Result<ApprovalRecord, CliError> {
 }
 
 /// Runs `approve`: approves an order that another admin gave.
-pub async fn approve_order(
-    client: &FleetClient,
-    args: &ApproveArgs,
-    format: Format,
-) -> Result<String, CliError> {
+pub async fn approve_order(context: &CommandContext, args: &ApproveArgs) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let approval = args.approval;
     let give = async |service, order| {
         let request = v1::ApproveRequest { order: Some(order), approval_id: approval.to_string() };
         ApprovalsClient::new(service).approve(request).await
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
+    let response = send_order(context, &args.reason, give).await?;
     let (changed, text) = (response.changed, response.message);
-    match format {
-        Format::Json => {
-            let mut answer = json!({ "approval": approval, "changed": changed, "message": text });
-            dry_run::annotate_json(&mut answer);
-            format_json(&answer)
-        }
-        Format::Table => Ok(format!("{}\n", dry_run::annotate_text(&format!("{approval} {text}")))),
-    }
+    context.format_outcome(
+        json!({ "approval": approval, "changed": changed, "message": text }),
+        &format!("{approval} {text}"),
+    )
 }

@@ -6,8 +6,8 @@ use serde_json::json;
 
 use crate::client::decode::{decode_timestamp, missing_field, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::dry_run;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::table::{format_table, terminal_width};
@@ -147,7 +147,7 @@ pub async fn show_brakes(client: &FleetClient, format: Format) -> Result<String,
 }
 
 /// Runs `budget set`: changes the limits of a budget.
-pub async fn set_budget(client: &FleetClient, args: &SetBudget, format: Format) -> Result<String, CliError> {
+pub async fn set_budget(context: &CommandContext, args: &SetBudget) -> Result<String, CliError> {
     let kind: BudgetKind =
         args.kind.parse().map_err(|error: UnknownName| CliError::Invalid(error.to_string()))?;
     require_audit_reason(&args.reason)?;
@@ -160,16 +160,10 @@ pub async fn set_budget(client: &FleetClient, args: &SetBudget, format: Format) 
         };
         BudgetsClient::new(service).set(request).await
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
+    let response = send_order(context, &args.reason, give).await?;
     let (changed, text) = (response.changed, response.message);
-    match format {
-        Format::Json => {
-            let mut answer = json!({ "budget": kind.as_str(), "changed": changed, "message": text });
-            dry_run::annotate_json(&mut answer);
-            format_json(&answer)
-        }
-        Format::Table => {
-            Ok(format!("{}\n", dry_run::annotate_text(&format!("{} {text}", kind.audit_target()))))
-        }
-    }
+    context.format_outcome(
+        json!({ "budget": kind.as_str(), "changed": changed, "message": text }),
+        &format!("{} {text}", kind.audit_target()),
+    )
 }

@@ -9,9 +9,9 @@ use crate::artefacts::add::add_artefact;
 use crate::artefacts::delete::delete_artefact;
 use crate::artefacts::get::show_artefacts;
 use crate::budgets::{BudgetCommand, set_budget, show_brakes, show_budgets};
-use crate::client::fleet_client::FleetClient;
 use crate::cluster::command::run_cluster_command;
 use crate::command::{FleetCommand, GetCommand};
+use crate::context::CommandContext;
 use crate::debug::DebugCommand;
 use crate::debug::bundle::write_debug_bundle;
 use crate::declare_restored::{DeclareCommand, declare_restored};
@@ -31,7 +31,6 @@ use crate::machine::retire::run_retire_command;
 use crate::machine::retry::retry_machine;
 use crate::machine::timeline::show_timeline;
 use crate::machine::why::show_explanation;
-use crate::output::Format;
 use crate::plan::show_plan;
 use crate::policy::{PolicyCommand, show_policy};
 use crate::providers::show_providers;
@@ -48,9 +47,9 @@ use crate::work::show_work;
 /// Runs one command for the fleet and returns its output.
 pub(crate) async fn run_fleet_command(
     command: &FleetCommand,
-    format: Format,
-    client: &FleetClient,
+    context: &CommandContext,
 ) -> Result<String, CliError> {
+    let (client, format) = (&context.client, context.format);
     match command {
         FleetCommand::Get(GetCommand::Machines(filters)) => show_machines(client, filters, format).await,
         FleetCommand::Get(GetCommand::Sessions(limited)) => {
@@ -63,37 +62,35 @@ pub(crate) async fn run_fleet_command(
         }
         FleetCommand::Get(GetCommand::Loops) => show_loops(client, format).await,
         FleetCommand::Get(GetCommand::Approvals) => show_approvals(client, format).await,
-        FleetCommand::Approve(args) => approve_order(client, args, format).await,
+        FleetCommand::Approve(args) => approve_order(context, args).await,
         FleetCommand::Get(GetCommand::Budgets) => show_budgets(client, format).await,
         FleetCommand::Get(GetCommand::Brakes) => show_brakes(client, format).await,
-        FleetCommand::Budget(BudgetCommand::Set(args)) => set_budget(client, args, format).await,
-        FleetCommand::Cluster(command) => run_cluster_command(client, command, format).await,
-        FleetCommand::Artefacts(ArtefactsCommand::Add(args)) => add_artefact(client, args, format).await,
+        FleetCommand::Budget(BudgetCommand::Set(args)) => set_budget(context, args).await,
+        FleetCommand::Cluster(command) => run_cluster_command(context, command).await,
+        FleetCommand::Artefacts(ArtefactsCommand::Add(args)) => add_artefact(context, args).await,
         FleetCommand::Artefacts(ArtefactsCommand::Get) => show_artefacts(client, format).await,
-        FleetCommand::Artefacts(ArtefactsCommand::Delete(args)) => {
-            delete_artefact(client, args, format).await
-        }
-        FleetCommand::Update(args) => run_update_command(client, args, format).await,
-        FleetCommand::Loops(LoopsCommand::Pause(args)) => pause_loop(client, args, format).await,
-        FleetCommand::Loops(LoopsCommand::Resume(args)) => resume_loop(client, args, format).await,
+        FleetCommand::Artefacts(ArtefactsCommand::Delete(args)) => delete_artefact(context, args).await,
+        FleetCommand::Update(args) => run_update_command(context, args).await,
+        FleetCommand::Loops(LoopsCommand::Pause(args)) => pause_loop(context, args).await,
+        FleetCommand::Loops(LoopsCommand::Resume(args)) => resume_loop(context, args).await,
         FleetCommand::Why(of) => show_explanation(client, &of.machine, format).await,
         FleetCommand::Timeline(of) => show_timeline(client, &of.machine, of.limit, format).await,
-        FleetCommand::Logs(args) => show_log(client, args, format).await,
+        FleetCommand::Logs(args) => show_log(context, args).await,
         FleetCommand::Issues => show_issues(client, format).await,
         FleetCommand::Plan(args) => show_plan(client, args, format).await,
         FleetCommand::Policy(PolicyCommand::Get) => show_policy(client, format).await,
         FleetCommand::Watch(_) => Ok(String::new()),
         FleetCommand::Top(_) => render_once(client, format).await,
-        FleetCommand::Hold(hold) => hold_machine(client, hold, format).await,
-        FleetCommand::Release(release) => release_machine(client, release, format).await,
-        FleetCommand::Retry(retry) => retry_machine(client, retry, format).await,
-        FleetCommand::Quarantine(args) => quarantine_machines(client, args, format).await,
-        FleetCommand::Label(args) => label_machines(client, args, format).await,
-        FleetCommand::Unlabel(args) => unlabel_machines(client, args, format).await,
-        FleetCommand::Reboot(reboot) => reboot_machine(client, reboot, format).await,
-        FleetCommand::Power(power) => switch_power(client, power, format).await,
-        FleetCommand::Prioritize(args) => prioritize_machine(client, args, format).await,
-        FleetCommand::Retire(retire) => run_retire_command(client, retire, format).await,
+        FleetCommand::Hold(hold) => hold_machine(context, hold).await,
+        FleetCommand::Release(release) => release_machine(context, release).await,
+        FleetCommand::Retry(retry) => retry_machine(context, retry).await,
+        FleetCommand::Quarantine(args) => quarantine_machines(context, args).await,
+        FleetCommand::Label(args) => label_machines(context, args).await,
+        FleetCommand::Unlabel(args) => unlabel_machines(context, args).await,
+        FleetCommand::Reboot(reboot) => reboot_machine(context, reboot).await,
+        FleetCommand::Power(power) => switch_power(context, power).await,
+        FleetCommand::Prioritize(args) => prioritize_machine(context, args).await,
+        FleetCommand::Retire(retire) => run_retire_command(context, retire).await,
         FleetCommand::Declare(DeclareCommand::Restored(declared)) => {
             declare_restored(
                 client.require_bmdb("`declare restored`", "no shepherd may run while it works")?,
@@ -102,7 +99,7 @@ pub(crate) async fn run_fleet_command(
             )
             .await
         }
-        FleetCommand::Allow(AllowCommand::HostKey(allow)) => allow_host_key(client, allow, format).await,
+        FleetCommand::Allow(AllowCommand::HostKey(allow)) => allow_host_key(context, allow).await,
         FleetCommand::Debug(DebugCommand::Bundle(args)) => write_debug_bundle(client, args, format).await,
         FleetCommand::Tokens(TokensCommand::Bootstrap(first)) => {
             bootstrap_token(
@@ -112,8 +109,8 @@ pub(crate) async fn run_fleet_command(
             )
             .await
         }
-        FleetCommand::Tokens(TokensCommand::Create(new)) => create_token(client, new, format).await,
+        FleetCommand::Tokens(TokensCommand::Create(new)) => create_token(context, new).await,
         FleetCommand::Tokens(TokensCommand::Get) => show_tokens(client, format).await,
-        FleetCommand::Tokens(TokensCommand::Revoke(which)) => revoke_token(client, which, format).await,
+        FleetCommand::Tokens(TokensCommand::Revoke(which)) => revoke_token(context, which).await,
     }
 }

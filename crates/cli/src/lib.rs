@@ -8,8 +8,8 @@
 //!
 //! 1. [`run`][] parses the command line with the grammar in [`command`][].
 //! 2. [`client::backend`][] chooses the API of a context, or the services in this process.
-//! 3. [`dispatch`][] calls the function of the verb. It has a [`client::fleet_client`][], and does not know which of the
-//!    two that is.
+//! 3. [`dispatch`][] calls the function of the verb with the [`context`][]: the client, the output format, and the flags
+//!    of orders. The verb does not know which of the two APIs the client calls.
 //! 4. A verb that reads fetches messages, decodes them into plain types, and pure functions turn those into a table or
 //!    JSON ([`output`][]). A verb that changes something sends an order ([`order`][]).
 //! 5. [`run`][] prints the result. An error goes to standard error. The exit code is 2 if the caller has to change the
@@ -26,8 +26,8 @@
 //! * Files for machines: [`artefacts`][]. Releases of the role server: [`update`][].
 //! * Operators: [`tokens`][], [`approvals`][] (two-person rule).
 //! * Emergencies: [`debug`][], [`declare_restored`][].
-//! * Below the nouns: [`order`][], [`client`][], [`output`][], [`error`][]. Above them: [`run`][], [`dispatch`][],
-//!   [`command`][], [`completions`][].
+//! * Below the nouns: [`order`][], [`context`][], [`client`][], [`output`][], [`error`][]. Above them: [`run`][],
+//!   [`dispatch`][], [`command`][], [`completions`][].
 //!
 //! # Invariants
 //!
@@ -59,6 +59,7 @@ pub mod client;
 pub mod cluster;
 pub mod command;
 pub mod completions;
+pub mod context;
 pub mod debug;
 pub mod declare_restored;
 pub mod dispatch;

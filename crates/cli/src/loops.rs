@@ -7,8 +7,8 @@ use serde_json::json;
 
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::dry_run;
 use crate::order::expiry::{encode_timestamp, parse_until};
 use crate::order::reason::{reason_or_placeholder, require_why_reason};
 use crate::order::retry::send_order;
@@ -170,7 +170,7 @@ fn parse_provider(named: Option<&str>) -> Result<Option<String>, CliError> {
 }
 
 /// Runs `loops pause`: pauses a loop, for all machines or those of one provider.
-pub async fn pause_loop(client: &FleetClient, args: &PauseLoop, format: Format) -> Result<String, CliError> {
+pub async fn pause_loop(context: &CommandContext, args: &PauseLoop) -> Result<String, CliError> {
     let of: LoopKind = parse_loop(&args.name)?;
     require_why_reason(&args.reason)?;
     let until = args.until.as_deref().map(parse_until).transpose()?;
@@ -188,16 +188,12 @@ pub async fn pause_loop(client: &FleetClient, args: &PauseLoop, format: Format) 
         };
         LoopsClient::new(service).pause(request).await
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
-    format_response(of, provider.as_deref(), &response, format)
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, of, provider.as_deref(), &response)
 }
 
 /// Runs `loops resume`: ends a pause of a loop.
-pub async fn resume_loop(
-    client: &FleetClient,
-    args: &ResumeLoop,
-    format: Format,
-) -> Result<String, CliError> {
+pub async fn resume_loop(context: &CommandContext, args: &ResumeLoop) -> Result<String, CliError> {
     let of: LoopKind = parse_loop(&args.name)?;
     let reason = reason_or_placeholder(args.reason.as_deref());
     let provider = parse_provider(args.provider.as_deref())?;
@@ -209,8 +205,8 @@ pub async fn resume_loop(
         };
         LoopsClient::new(service).resume(request).await
     };
-    let response = send_order(&mut client.clone(), reason, give).await?;
-    format_response(of, provider.as_deref(), &response, format)
+    let response = send_order(context, reason, give).await?;
+    format_response(context, of, provider.as_deref(), &response)
 }
 
 fn parse_loop(name: &str) -> Result<LoopKind, CliError> {
@@ -218,22 +214,16 @@ fn parse_loop(name: &str) -> Result<LoopKind, CliError> {
 }
 
 fn format_response(
+    context: &CommandContext,
     of: LoopKind,
     provider: Option<&str>,
     response: &v1::OrderResponse,
-    format: Format,
 ) -> Result<String, CliError> {
     let text = &response.message;
-    match format {
-        Format::Json => {
-            let mut answer = json!({
-                "loop": of.as_str(), "provider": provider, "changed": response.changed, "message": text,
-            });
-            dry_run::annotate_json(&mut answer);
-            format_json(&answer)
-        }
-        Format::Table => {
-            Ok(format!("{}\n", dry_run::annotate_text(&format!("{} {text}", describe_target(of, provider)))))
-        }
-    }
+    context.format_outcome(
+        json!({
+            "loop": of.as_str(), "provider": provider, "changed": response.changed, "message": text,
+        }),
+        &format!("{} {text}", describe_target(of, provider)),
+    )
 }

@@ -12,12 +12,13 @@ use crate::client::contexts::{Contexts, contexts_path};
 use crate::client::fleet_client::FleetClient;
 use crate::command::{Cli, Command, FleetCommand, grammar};
 use crate::completions::{completion_script, write_man_pages};
+use crate::context::{CommandContext, OrderFlags};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
 use crate::machine::logs::follow_log;
 use crate::machine::watch::watch_machines;
+use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
-use crate::order::{dry_run, idempotency_key};
 use crate::output::{Output, print_stderr, print_text, yaml};
 use crate::top::{is_interactive, run_interactive};
 use bmdb::connection::Bmdb;
@@ -57,24 +58,22 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             bmdb_url: is_explicit_flag(&matches, "bmdb_url"),
             context: is_explicit_flag(&matches, "context"),
         };
-        let typed = (idempotency_key::find_key(&matches), dry_run::is_given(&matches));
-        Ok((flags, typed, Cli::from_arg_matches(&matches)?))
+        Ok((flags, OrderFlags::from_matches(&matches), Cli::from_arg_matches(&matches)?))
     });
-    let (flags, (key, dry), cli) = match parsed {
+    let (flags, order_flags, cli) = match parsed {
         Ok(parsed) => parsed,
         Err(reported) => return print_usage(&reported, &given),
     };
     if let Some(warning) = cli.bmdb_url.as_deref().filter(|_| flags.bmdb_url).and_then(password_warning) {
         print_stderr(warning);
     }
-    let answered =
-        Box::pin(idempotency_key::with_key(key, dry_run::with_dry_run(dry, run_command(&cli, flags)))).await;
+    let answered = Box::pin(run_command(&cli, flags, order_flags)).await;
     match answered.and_then(|text| Ok(print_text(&text)?)) {
         Ok(()) => 0,
         Err(error) => {
             print_stderr(&format!("shepherdctl: {error}"));
             if let Some(key) = error.idempotency_key() {
-                print_stderr(&format!("  {}", idempotency_key::repeat_command(&given, key)));
+                print_stderr(&format!("  {}", repeat_command(&given, key)));
             }
             error.exit_code()
         }
@@ -82,38 +81,42 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 }
 
 /// Runs the command and returns its output.
-async fn run_command(cli: &Cli, flags: ExplicitFlags) -> Result<String, CliError> {
+async fn run_command(cli: &Cli, flags: ExplicitFlags, order_flags: OrderFlags) -> Result<String, CliError> {
     let command = match &cli.command {
         Command::Fleet(command) => command.as_ref(),
         Command::Completions(of) => return Ok(completion_script(of.shell)),
         Command::Manual(into) => return write_man_pages(&into.directory),
     };
     let client = open_backend(cli, flags).await?;
+    let context = CommandContext { client, format: cli.output.format(), order_flags };
+    let answer = run_with_context(cli, command, &context).await;
+    context.client.close().await;
+    answer
+}
+
+async fn run_with_context(
+    cli: &Cli,
+    command: &FleetCommand,
+    context: &CommandContext,
+) -> Result<String, CliError> {
     if let FleetCommand::Watch(filters) = command {
         // The watch has printed its output already.
-        let watched = watch_machines(&client, filters, cli.output).await;
-        client.close().await;
-        return watched.map(|()| String::new());
+        return watch_machines(&context.client, filters, cli.output).await.map(|()| String::new());
     }
     if let FleetCommand::Logs(args) = command
         && args.follow
     {
-        let followed = follow_log(&client, args, cli.output).await;
-        client.close().await;
-        return followed.map(|()| String::new());
+        return follow_log(context, args, cli.output).await.map(|()| String::new());
     }
     if let FleetCommand::Top(args) = command
         && is_interactive(args, cli.output)
     {
-        let shown = run_interactive(&client, args).await;
-        client.close().await;
-        return shown.map(|()| String::new());
+        return run_interactive(&context.client, args).await.map(|()| String::new());
     }
-    let answer = run_fleet_command(command, cli.output.format(), &client).await;
-    client.close().await;
+    let answer = run_fleet_command(command, context).await?;
     match cli.output {
-        Output::Yaml => Ok(yaml::format_document(&serde_json::from_str(&answer?)?)),
-        Output::Table | Output::Json => answer,
+        Output::Yaml => Ok(yaml::format_document(&serde_json::from_str(&answer)?)),
+        Output::Table | Output::Json => Ok(answer),
     }
 }
 

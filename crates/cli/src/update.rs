@@ -7,8 +7,8 @@ use serde_json::json;
 
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::dry_run;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::table::{format_table, terminal_width};
@@ -115,18 +115,14 @@ pub struct ChangeUpdate {
 }
 
 /// Runs an `update` command and returns its output.
-pub async fn run_update_command(
-    client: &FleetClient,
-    args: &UpdateArgs,
-    format: Format,
-) -> Result<String, CliError> {
+pub async fn run_update_command(context: &CommandContext, args: &UpdateArgs) -> Result<String, CliError> {
     match &args.command {
-        None => create_update(client, args, format).await,
-        Some(UpdateCommand::Get) => show_updates(client, format).await,
-        Some(UpdateCommand::Describe(of)) => describe_update(client, &of.id, format).await,
-        Some(UpdateCommand::Pause(of)) => change_update(client, of, RollOutChange::Pause, format).await,
-        Some(UpdateCommand::Resume(of)) => change_update(client, of, RollOutChange::Resume, format).await,
-        Some(UpdateCommand::Abort(of)) => change_update(client, of, RollOutChange::Abort, format).await,
+        None => create_update(context, args).await,
+        Some(UpdateCommand::Get) => show_updates(&context.client, context.format).await,
+        Some(UpdateCommand::Describe(of)) => describe_update(&context.client, &of.id, context.format).await,
+        Some(UpdateCommand::Pause(of)) => change_update(context, of, RollOutChange::Pause).await,
+        Some(UpdateCommand::Resume(of)) => change_update(context, of, RollOutChange::Resume).await,
+        Some(UpdateCommand::Abort(of)) => change_update(context, of, RollOutChange::Abort).await,
     }
 }
 
@@ -248,20 +244,14 @@ async fn describe_update(client: &FleetClient, id: &str, format: Format) -> Resu
     Ok(text)
 }
 
-fn format_outcome(id: &str, done: &OrderOutcome, format: Format) -> Result<String, CliError> {
-    match format {
-        Format::Json => {
-            let mut answer = json!({ "update": id, "changed": done.changed, "message": done.message });
-            dry_run::annotate_json(&mut answer);
-            format_json(&answer)
-        }
-        Format::Table => {
-            Ok(format!("{}\n", dry_run::annotate_text(&format!("{} {}", order_target(id), done.message))))
-        }
-    }
+fn format_outcome(context: &CommandContext, id: &str, done: &OrderOutcome) -> Result<String, CliError> {
+    context.format_outcome(
+        json!({ "update": id, "changed": done.changed, "message": done.message }),
+        &format!("{} {}", order_target(id), done.message),
+    )
 }
 
-async fn create_update(client: &FleetClient, args: &UpdateArgs, format: Format) -> Result<String, CliError> {
+async fn create_update(context: &CommandContext, args: &UpdateArgs) -> Result<String, CliError> {
     let reason = args.reason.as_deref().unwrap_or_default();
     require_audit_reason(reason)?;
     let deadline = std::time::Duration::from(args.machine_deadline).as_secs();
@@ -287,16 +277,15 @@ async fn create_update(client: &FleetClient, args: &UpdateArgs, format: Format) 
         };
         UpdatesClient::new(service).create(request).await
     };
-    let done = send_order(&mut client.clone(), reason, give).await?;
+    let done = send_order(context, reason, give).await?;
     let done = OrderOutcome { changed: done.changed, message: done.message };
-    format_outcome(&new.release, &done, format)
+    format_outcome(context, &new.release, &done)
 }
 
 async fn change_update(
-    client: &FleetClient,
+    context: &CommandContext,
     args: &ChangeUpdate,
     change: RollOutChange,
-    format: Format,
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let give = async |service, order| {
@@ -308,7 +297,7 @@ async fn change_update(
             RollOutChange::Abort => updates.abort(request).await,
         }
     };
-    let done = send_order(&mut client.clone(), &args.reason, give).await?;
+    let done = send_order(context, &args.reason, give).await?;
     let done = OrderOutcome { changed: done.changed, message: done.message };
-    format_outcome(&args.id, &done, format)
+    format_outcome(context, &args.id, &done)
 }

@@ -6,12 +6,10 @@ use clap::Args;
 
 use crate::artefacts::outcome::format_outcome;
 use crate::artefacts::upload::{LocalFile, upload_missing_pieces};
-use crate::client::fleet_client::FleetClient;
+use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::dry_run;
 use crate::order::reason::require_audit_reason;
-use crate::order::retry::send_order;
-use crate::output::Format;
+use crate::order::retry::send_order_through;
 use bmdb::orders::order::OrderOutcome;
 use model::artefact::check_name;
 use proto::fleet::v1;
@@ -39,18 +37,14 @@ pub struct AddArtefact {
     pub reason: String,
 }
 
-pub(crate) async fn add_artefact(
-    client: &FleetClient,
-    args: &AddArtefact,
-    format: Format,
-) -> Result<String, CliError> {
+pub(crate) async fn add_artefact(context: &CommandContext, args: &AddArtefact) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let of_file = || args.file.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = args.name.clone().or_else(of_file).unwrap_or_default();
     check_name(&name).map_err(|reason| CliError::Invalid(format!("--name: {reason}")))?;
     let mut local = LocalFile::open(&args.file)?;
-    let mut client = client.clone();
-    if !dry_run::is_active() {
+    let mut client = context.client.clone();
+    if !context.order_flags.dry_run {
         upload_missing_pieces(&mut client, &mut local).await?;
     }
     let sha256 = local.sha256;
@@ -59,7 +53,7 @@ pub(crate) async fn add_artefact(
             v1::AddArtefactRequest { sha256: sha256.clone(), order: Some(order), name: name.clone() };
         ArtefactsClient::new(service).add(request).await
     };
-    let done = send_order(&mut client, &args.reason, give).await?;
+    let done = send_order_through(&mut client, &context.order_flags, &args.reason, give).await?;
     let done = OrderOutcome { changed: done.changed, message: done.message };
-    format_outcome(&name, &sha256, &done, format)
+    format_outcome(context, &name, &sha256, &done)
 }

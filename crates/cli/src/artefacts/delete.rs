@@ -3,11 +3,10 @@
 use clap::Args;
 
 use crate::artefacts::outcome::format_outcome;
-use crate::client::fleet_client::FleetClient;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
-use crate::output::Format;
 use bmdb::orders::order::OrderOutcome;
 use proto::fleet::v1;
 use proto::fleet::v1::artefacts_client::ArtefactsClient;
@@ -28,9 +27,8 @@ pub struct DeleteArtefact {
 }
 
 pub(crate) async fn delete_artefact(
-    client: &FleetClient,
+    context: &CommandContext,
     args: &DeleteArtefact,
-    format: Format,
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let name = &args.artefact;
@@ -38,7 +36,7 @@ pub(crate) async fn delete_artefact(
         let request = v1::DeleteArtefactRequest { artefact: name.clone(), order: Some(order) };
         ArtefactsClient::new(service).delete(request).await
     };
-    let done = send_order(&mut client.clone(), &args.reason, give).await?;
+    let done = send_order(context, &args.reason, give).await?;
     let done = OrderOutcome { changed: done.changed, message: done.message };
-    format_outcome(name, "", &done, format)
+    format_outcome(context, name, "", &done)
 }

@@ -2,27 +2,24 @@
 
 use serde_json::json;
 
+use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::dry_run;
-use crate::output::{Format, format_json};
+use crate::output::Format;
 use bmdb::fleet::artefact::order_target;
 use bmdb::orders::order::OrderOutcome;
 
 pub(super) fn format_outcome(
+    context: &CommandContext,
     name: &str,
     sha256: &str,
     done: &OrderOutcome,
-    format: Format,
 ) -> Result<String, CliError> {
-    match format {
-        Format::Json => {
-            let mut answer = json!({ "artefact": name, "sha256": sha256, "changed": done.changed, "message": done.message });
-            dry_run::annotate_json(&mut answer);
-            format_json(&answer)
-        }
-        Format::Table => {
-            let line = dry_run::annotate_text(&format!("{} {}", order_target(name), done.message));
-            Ok(if sha256.is_empty() { format!("{line}\n") } else { format!("{line}\n{sha256}\n") })
-        }
+    let outcome = context.format_outcome(
+        json!({ "artefact": name, "sha256": sha256, "changed": done.changed, "message": done.message }),
+        &format!("{} {}", order_target(name), done.message),
+    )?;
+    if context.format == Format::Json || sha256.is_empty() {
+        return Ok(outcome);
     }
+    Ok(format!("{outcome}{sha256}\n"))
 }

@@ -2,12 +2,11 @@
 
 use clap::Args;
 
-use crate::client::fleet_client::FleetClient;
 use crate::cluster::outcome::format_response;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
-use crate::output::Format;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;
 
@@ -32,9 +31,8 @@ pub struct ApproveInCluster {
 }
 
 pub(super) async fn approve_machine(
-    client: &FleetClient,
+    context: &CommandContext,
     args: &ApproveInCluster,
-    format: Format,
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let give = async |service, order| {
@@ -45,6 +43,6 @@ pub(super) async fn approve_machine(
         };
         ClustersClient::new(service).approve_machine(request).await
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
-    format_response(&args.name, response, format)
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, &args.name, response)
 }

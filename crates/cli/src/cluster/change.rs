@@ -2,12 +2,11 @@
 
 use clap::Args;
 
-use crate::client::fleet_client::FleetClient;
 use crate::cluster::outcome::format_response;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
-use crate::output::Format;
 use model::cluster::spec::ClusterSpecChange;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;
@@ -66,11 +65,10 @@ pub struct ChangeClusterRoles {
 }
 
 pub(super) async fn change_cluster(
-    client: &FleetClient,
+    context: &CommandContext,
     name: &str,
     change: &ClusterSpecChange,
     reason: &str,
-    format: Format,
 ) -> Result<String, CliError> {
     require_audit_reason(reason)?;
     let give = async |service, order| {
@@ -84,6 +82,6 @@ pub(super) async fn change_cluster(
         };
         ClustersClient::new(service).change(request).await
     };
-    let response = send_order(&mut client.clone(), reason, give).await?;
-    format_response(name, response, format)
+    let response = send_order(context, reason, give).await?;
+    format_response(context, name, response)
 }

@@ -2,7 +2,6 @@
 
 use clap::Subcommand;
 
-use crate::client::fleet_client::FleetClient;
 use crate::cluster::ClusterArg;
 use crate::cluster::approve::{APPROVE_EXAMPLES, ApproveInCluster, approve_machine};
 use crate::cluster::change::{
@@ -25,8 +24,8 @@ use crate::cluster::snapshots::{
     request_snapshot, restore_cluster, show_snapshots,
 };
 use crate::cluster::upgrade::{UPGRADE_EXAMPLES, UpgradeCluster, run_upgrade_command};
+use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::output::Format;
 use model::cluster::spec::ClusterSpecChange;
 
 /// What can be done with clusters.
@@ -90,42 +89,41 @@ pub enum ClusterCommand {
 
 /// Runs a `cluster` command and returns its output.
 pub async fn run_cluster_command(
-    client: &FleetClient,
+    context: &CommandContext,
     command: &ClusterCommand,
-    format: Format,
 ) -> Result<String, CliError> {
     match command {
-        ClusterCommand::Create(args) => create_cluster(client, args, format).await,
-        ClusterCommand::Get => show_clusters(client, format).await,
-        ClusterCommand::Describe(of) => describe_cluster(client, &of.name, format).await,
-        ClusterCommand::Plan(args) => plan_cluster(client, args, format).await,
+        ClusterCommand::Create(args) => create_cluster(context, args).await,
+        ClusterCommand::Get => show_clusters(&context.client, context.format).await,
+        ClusterCommand::Describe(of) => describe_cluster(&context.client, &of.name, context.format).await,
+        ClusterCommand::Plan(args) => plan_cluster(&context.client, args, context.format).await,
         ClusterCommand::Scale(args) => {
             let change = ClusterSpecChange {
                 control_plane: args.control_plane,
                 workers: args.workers,
                 ..ClusterSpecChange::default()
             };
-            change_cluster(client, &args.name, &change, &args.reason, format).await
+            change_cluster(context, &args.name, &change, &args.reason).await
         }
-        ClusterCommand::Declare(args) => declare_role(client, args, format).await,
-        ClusterCommand::Undeclare(args) => undeclare_role(client, args, format).await,
+        ClusterCommand::Declare(args) => declare_role(context, args).await,
+        ClusterCommand::Undeclare(args) => undeclare_role(context, args).await,
         ClusterCommand::Roles(args) => {
             let change = ClusterSpecChange {
                 add_roles: args.add_roles.iter().cloned().collect(),
                 remove_roles: args.remove_roles.iter().cloned().collect(),
                 ..ClusterSpecChange::default()
             };
-            change_cluster(client, &args.name, &change, &args.reason, format).await
+            change_cluster(context, &args.name, &change, &args.reason).await
         }
-        ClusterCommand::Approve(args) => approve_machine(client, args, format).await,
-        ClusterCommand::Snapshot(args) => request_snapshot(client, args, format).await,
-        ClusterCommand::Snapshots(of) => show_snapshots(client, &of.name, format).await,
-        ClusterCommand::Restore(args) => restore_cluster(client, args, format).await,
-        ClusterCommand::RotateKey(args) => rotate_cluster_key(client, args, format).await,
-        ClusterCommand::Credentials(command) => run_credentials_command(client, command, format).await,
-        ClusterCommand::Kubernetes(command) => run_kubernetes_command(client, command, format).await,
-        ClusterCommand::Kubeconfig(args) => create_kubeconfig(client, args, format).await,
-        ClusterCommand::Upgrade(args) => run_upgrade_command(client, args, format).await,
-        ClusterCommand::Delete(args) => delete_cluster(client, args, format).await,
+        ClusterCommand::Approve(args) => approve_machine(context, args).await,
+        ClusterCommand::Snapshot(args) => request_snapshot(context, args).await,
+        ClusterCommand::Snapshots(of) => show_snapshots(&context.client, &of.name, context.format).await,
+        ClusterCommand::Restore(args) => restore_cluster(context, args).await,
+        ClusterCommand::RotateKey(args) => rotate_cluster_key(context, args).await,
+        ClusterCommand::Credentials(command) => run_credentials_command(context, command).await,
+        ClusterCommand::Kubernetes(command) => run_kubernetes_command(context, command).await,
+        ClusterCommand::Kubeconfig(args) => create_kubeconfig(context, args).await,
+        ClusterCommand::Upgrade(args) => run_upgrade_command(context, args).await,
+        ClusterCommand::Delete(args) => delete_cluster(context, args).await,
     }
 }

@@ -3,13 +3,12 @@
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::client::fleet_client::FleetClient;
 use crate::cluster::kubernetes::patch::{KubernetesFlags, encode_patch, parse_patch};
 use crate::cluster::outcome::format_response;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
-use crate::output::Format;
 use bmdb::cluster::kubernetes::desired::KubernetesPatch;
 use model::cluster::spec::{ClusterSpec, JoinApproval};
 use proto::fleet::v1;
@@ -63,9 +62,8 @@ pub struct CreateCluster {
 }
 
 pub(super) async fn create_cluster(
-    client: &FleetClient,
+    context: &CommandContext,
     args: &CreateCluster,
-    format: Format,
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let spec = ClusterSpec {
@@ -103,6 +101,6 @@ pub(super) async fn create_cluster(
         };
         ClustersClient::new(service).create(request).await
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
-    format_response(&args.name, response, format)
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, &args.name, response)
 }

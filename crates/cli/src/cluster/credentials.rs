@@ -18,8 +18,8 @@ use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::cluster::ClusterArg;
 use crate::cluster::certificate::{POLL_INTERVAL, SIGNING_TIMEOUT, default_holder};
 use crate::cluster::outcome::format_outcome;
+use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::dry_run;
 use crate::order::expiry::parse_lifetime;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
@@ -108,14 +108,13 @@ pub struct RevokeCredential {
 
 /// Runs a `cluster credentials` command and returns its output.
 pub(super) async fn run_credentials_command(
-    client: &FleetClient,
+    context: &CommandContext,
     command: &CredentialsCommand,
-    format: Format,
 ) -> Result<String, CliError> {
     match command {
-        CredentialsCommand::Issue(args) => issue_credential(client, args, format).await,
-        CredentialsCommand::Get(of) => show_credentials(client, &of.name, format).await,
-        CredentialsCommand::Revoke(args) => revoke_credential(client, args, format).await,
+        CredentialsCommand::Issue(args) => issue_credential(context, args).await,
+        CredentialsCommand::Get(of) => show_credentials(&context.client, &of.name, context.format).await,
+        CredentialsCommand::Revoke(args) => revoke_credential(context, args).await,
     }
 }
 
@@ -183,11 +182,7 @@ async fn show_credentials(client: &FleetClient, name: &str, format: Format) -> R
     Ok(format_table(&head, &rows, terminal_width()))
 }
 
-async fn revoke_credential(
-    client: &FleetClient,
-    args: &RevokeCredential,
-    format: Format,
-) -> Result<String, CliError> {
+async fn revoke_credential(context: &CommandContext, args: &RevokeCredential) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let give = async |service, order| {
         let request = v1::RevokeClusterCredentialRequest {
@@ -197,9 +192,9 @@ async fn revoke_credential(
         };
         ClusterCredentialsClient::new(service).revoke(request).await
     };
-    let done = send_order(&mut client.clone(), &args.reason, give).await?;
+    let done = send_order(context, &args.reason, give).await?;
     let done = OrderOutcome { changed: done.changed, message: done.message };
-    format_outcome(&args.name, &done, format)
+    format_outcome(context, &args.name, &done)
 }
 
 /// Generates an Ed25519 key: the private key in PKCS #8, and the public key.
@@ -213,11 +208,7 @@ fn generate_key() -> Result<(SecretSlice<u8>, [u8; 32]), CliError> {
     Ok((SecretSlice::from([&PKCS8_PREFIX[..], &seed].concat()), public_key))
 }
 
-async fn issue_credential(
-    client: &FleetClient,
-    args: &IssueCredential,
-    format: Format,
-) -> Result<String, CliError> {
+async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let holder = args.holder.clone().unwrap_or_else(default_holder);
     check_holder(&holder).map_err(|reason| CliError::Invalid(format!("--holder: {reason}")))?;
@@ -233,12 +224,12 @@ async fn issue_credential(
         }
     }
     let (secret, public_key) = generate_key()?;
-    if !dry_run::is_active() {
+    if !context.order_flags.dry_run {
         // Written before the request: a certificate without its key is useless.
         write_file_atomic(&file("key"), encode_pem("PRIVATE KEY", secret.expose_secret()).as_bytes(), 0o600)?;
     }
     let public_key = hex::encode(public_key);
-    let done = match request_credential(client, args, &holder, &public_key).await {
+    let done = match request_credential(context, args, &holder, &public_key).await {
         Ok(done) => done,
         Err(error) => {
             // A rejected request is never signed, so its key is useless. If only the response was lost, the request
@@ -249,15 +240,15 @@ async fn issue_credential(
             return Err(error);
         }
     };
-    if dry_run::is_active() || !done.changed {
-        return format_outcome(&args.name, &done, format);
+    if context.order_flags.dry_run || !done.changed {
+        return format_outcome(context, &args.name, &done);
     }
-    let found = wait_until_signed(client, &args.name, &public_key, &file("key")).await?;
+    let found = wait_until_signed(&context.client, &args.name, &public_key, &file("key")).await?;
     let SignedCredential { credential, certificate, ca_certificate, curators } = found;
     write_file_atomic(&file("crt"), encode_pem("CERTIFICATE", &certificate).as_bytes(), 0o644)?;
     let authority = args.output_dir.join("ca.crt");
     write_file_atomic(&authority, encode_pem("CERTIFICATE", &ca_certificate).as_bytes(), 0o644)?;
-    if format == Format::Json {
+    if context.format == Format::Json {
         return format_json(&json!({
             "cluster": args.name, "changed": true, "credential": credential, "key": file("key"),
             "certificate": file("crt"), "authority": authority, "curators": curators,
@@ -279,7 +270,7 @@ async fn issue_credential(
 }
 
 async fn request_credential(
-    client: &FleetClient,
+    context: &CommandContext,
     args: &IssueCredential,
     holder: &str,
     public_key: &str,
@@ -294,7 +285,7 @@ async fn request_credential(
         };
         ClusterCredentialsClient::new(service).issue(request).await
     };
-    let done = send_order(&mut client.clone(), &args.reason, give).await?;
+    let done = send_order(context, &args.reason, give).await?;
     Ok(OrderOutcome { changed: done.changed, message: done.message })
 }
 

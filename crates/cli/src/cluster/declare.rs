@@ -4,13 +4,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::client::fleet_client::FleetClient;
 use crate::cluster::outcome::format_response;
 use crate::cluster::role_file::read_role_file;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
-use crate::output::Format;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;
 
@@ -74,9 +73,8 @@ pub struct UndeclareInCluster {
 }
 
 pub(super) async fn declare_role(
-    client: &FleetClient,
+    context: &CommandContext,
     args: &DeclareInCluster,
-    format: Format,
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let declaration = read_role_file(&args.file)?;
@@ -88,14 +86,13 @@ pub(super) async fn declare_role(
         };
         ClustersClient::new(service).declare_role(request).await
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
-    format_response(&args.name, response, format)
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, &args.name, response)
 }
 
 pub(super) async fn undeclare_role(
-    client: &FleetClient,
+    context: &CommandContext,
     args: &UndeclareInCluster,
-    format: Format,
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let give = async |service, order| {
@@ -103,6 +100,6 @@ pub(super) async fn undeclare_role(
             v1::UndeclareRoleRequest { name: args.name.clone(), order: Some(order), role: args.role.clone() };
         ClustersClient::new(service).undeclare_role(request).await
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
-    format_response(&args.name, response, format)
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, &args.name, response)
 }

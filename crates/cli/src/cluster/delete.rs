@@ -2,12 +2,11 @@
 
 use clap::Args;
 
-use crate::client::fleet_client::FleetClient;
 use crate::cluster::outcome::format_response;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
-use crate::output::Format;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;
 
@@ -30,15 +29,14 @@ pub struct DeleteCluster {
 }
 
 pub(super) async fn delete_cluster(
-    client: &FleetClient,
+    context: &CommandContext,
     args: &DeleteCluster,
-    format: Format,
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let give = async |service, order| {
         let request = v1::DeleteClusterRequest { name: args.name.clone(), order: Some(order) };
         ClustersClient::new(service).delete(request).await
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
-    format_response(&args.name, response, format)
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, &args.name, response)
 }

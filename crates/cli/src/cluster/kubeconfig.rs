@@ -21,8 +21,8 @@ use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::cluster::certificate::{POLL_INTERVAL, SIGNING_TIMEOUT, default_holder};
 use crate::cluster::outcome::format_outcome;
+use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::dry_run;
 use crate::order::expiry::parse_lifetime;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
@@ -80,9 +80,8 @@ pub struct KubeconfigArgs {
 }
 
 pub(super) async fn create_kubeconfig(
-    client: &FleetClient,
+    context: &CommandContext,
     args: &KubeconfigArgs,
-    format: Format,
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let holder = args.holder.clone().unwrap_or_else(default_holder);
@@ -91,16 +90,16 @@ pub(super) async fn create_kubeconfig(
         .map_err(|reason| CliError::Invalid(format!("--expires_after: {reason}")))?;
     let (secret, public_key) = generate_key()?;
     let public_key = hex::encode(public_key);
-    let done = request_user(client, args, &holder, &public_key).await?;
-    if dry_run::is_active() || !done.changed {
-        return format_outcome(&args.name, &done, format);
+    let done = request_user(context, args, &holder, &public_key).await?;
+    if context.order_flags.dry_run || !done.changed {
+        return format_outcome(context, &args.name, &done);
     }
-    let signed = wait_until_signed(client, &args.name, &public_key).await?;
+    let signed = wait_until_signed(&context.client, &args.name, &public_key).await?;
     let text = render_kubeconfig(&args.name, &signed, secret.expose_secret())?;
     let end = signed.expires_at.map(absolute_time).unwrap_or_default();
     let Some(file) = &args.output_file else { return Ok(text) };
     write_file_atomic(file, text.as_bytes(), 0o600)?;
-    match format {
+    match context.format {
         Format::Json => format_json(&json!({
             "cluster": args.name, "changed": true, "file": file, "holder": holder, "access": signed.access,
             "expires_at": signed.expires_at, "api_servers": signed.api_servers,
@@ -150,7 +149,7 @@ fn decode_user(user: v1::ClusterKubernetesUser) -> Result<KubernetesUserView, Cl
 }
 
 async fn request_user(
-    client: &FleetClient,
+    context: &CommandContext,
     args: &KubeconfigArgs,
     holder: &str,
     public_key: &str,
@@ -166,7 +165,7 @@ async fn request_user(
         };
         ClusterKubernetesClient::new(service).issue_user(request).await
     };
-    let done = send_order(&mut client.clone(), &args.reason, give).await?;
+    let done = send_order(context, &args.reason, give).await?;
     Ok(OrderOutcome { changed: done.changed, message: done.message })
 }
 

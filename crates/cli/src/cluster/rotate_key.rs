@@ -4,12 +4,11 @@ use std::fmt::Write as _;
 
 use clap::Args;
 
-use crate::client::fleet_client::FleetClient;
 use crate::cluster::outcome::format_response;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
-use crate::output::Format;
 use model::cluster::view::ClusterView;
 use model::humanize::humanize_duration;
 use model::time::{Timestamp, between};
@@ -37,17 +36,16 @@ pub struct RotateClusterKey {
 
 /// Orders the rotation of a cluster's owner key.
 pub(super) async fn rotate_cluster_key(
-    client: &FleetClient,
+    context: &CommandContext,
     args: &RotateClusterKey,
-    format: Format,
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let give = async |service, order| {
         let request = v1::RotateClusterKeyRequest { name: args.name.clone(), order: Some(order) };
         ClustersClient::new(service).rotate_key(request).await
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
-    format_response(&args.name, response, format)
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, &args.name, response)
 }
 
 /// Describes the age and rotation of the key for `cluster describe`; `None` until a cluster with this key exists.

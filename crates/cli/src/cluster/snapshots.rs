@@ -7,6 +7,7 @@ use serde_json::json;
 use crate::client::decode::require_timestamp;
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::cluster::outcome::format_response;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
@@ -72,24 +73,22 @@ pub struct RestoreCluster {
 
 /// Orders a snapshot of a cluster.
 pub(super) async fn request_snapshot(
-    client: &FleetClient,
+    context: &CommandContext,
     args: &SnapshotCluster,
-    format: Format,
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let give = async |service, order| {
         let request = v1::SnapshotClusterRequest { name: args.name.clone(), order: Some(order) };
         ClustersClient::new(service).snapshot(request).await
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
-    format_response(&args.name, response, format)
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, &args.name, response)
 }
 
 /// Orders the restoration of a cluster from a snapshot.
 pub(super) async fn restore_cluster(
-    client: &FleetClient,
+    context: &CommandContext,
     args: &RestoreCluster,
-    format: Format,
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let give = async |service, order| {
@@ -102,8 +101,8 @@ pub(super) async fn restore_cluster(
         };
         ClustersClient::new(service).restore(request).await
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
-    format_response(&args.name, response, format)
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, &args.name, response)
 }
 
 /// Lists the stored snapshots of a cluster.

@@ -3,12 +3,11 @@
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 
-use crate::client::fleet_client::FleetClient;
 use crate::cluster::outcome::format_response;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
-use crate::output::Format;
 use bmdb::cluster::upgrade::NewUpgrade;
 use bmdb::cluster::upgrade::orders::UpgradeChange;
 use model::time::Span;
@@ -71,9 +70,8 @@ pub struct UpgradeCluster {
 }
 
 pub(super) async fn run_upgrade_command(
-    client: &FleetClient,
+    context: &CommandContext,
     args: &UpgradeCluster,
-    format: Format,
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let change = match (args.rollback, args.pause, args.resume, args.abort) {
@@ -81,7 +79,7 @@ pub(super) async fn run_upgrade_command(
         (_, true, ..) => UpgradeChange::Pause,
         (_, _, true, _) => UpgradeChange::Resume,
         (.., true) => UpgradeChange::Abort,
-        _ => return create_upgrade(client, args, format).await,
+        _ => return create_upgrade(context, args).await,
     };
     let give = async |service, order| {
         let request = v1::ChangeClusterUpgradeRequest { name: args.name.clone(), order: Some(order) };
@@ -93,15 +91,11 @@ pub(super) async fn run_upgrade_command(
             UpgradeChange::Abort => upgrades.abort_upgrade(request).await,
         }
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
-    format_response(&args.name, response, format)
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, &args.name, response)
 }
 
-async fn create_upgrade(
-    client: &FleetClient,
-    args: &UpgradeCluster,
-    format: Format,
-) -> Result<String, CliError> {
+async fn create_upgrade(context: &CommandContext, args: &UpgradeCluster) -> Result<String, CliError> {
     let new = NewUpgrade {
         kubernetes: args.kubernetes_bundle.clone(),
         roleserver: args.roleserver_release.clone(),
@@ -120,6 +114,6 @@ async fn create_upgrade(
         };
         ClusterKubernetesClient::new(service).upgrade(request).await
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
-    format_response(&args.name, response, format)
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, &args.name, response)
 }

@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use crate::client::fleet_client::FleetClient;
 use crate::command::{Cli, Command};
+use crate::context::{CommandContext, OrderFlags};
 use crate::debug::DebugBundleArgs;
 use crate::debug::mask::{mask_json, mask_text};
 use crate::dispatch::run_fleet_command;
@@ -181,7 +182,10 @@ async fn run_query(client: &FleetClient, words: &[&str]) -> Result<Value, CliErr
     let Command::Fleet(command) = cli.command else {
         return Err(CliError::Failed("it is no question about a fleet".to_owned()));
     };
-    Ok(serde_json::from_str(&Box::pin(run_fleet_command(&command, Format::Json, client)).await?)?)
+    // Queries give no orders.
+    let context =
+        CommandContext { client: client.clone(), format: Format::Json, order_flags: OrderFlags::default() };
+    Ok(serde_json::from_str(&Box::pin(run_fleet_command(&command, &context)).await?)?)
 }
 
 /// UUIDs of the machines that issues name, at most [`MAX_MACHINES`].

@@ -2,12 +2,11 @@
 
 use clap::{Args, Subcommand};
 
-use crate::client::fleet_client::FleetClient;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::outcome::format_response;
 use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::send_order;
-use crate::output::Format;
 use proto::fleet::v1;
 use proto::fleet::v1::machines_client::MachinesClient;
 
@@ -38,11 +37,7 @@ pub struct AllowHostKey {
 }
 
 /// Runs `allow host-key M`: accepts another SSH host key.
-pub async fn allow_host_key(
-    client: &FleetClient,
-    arguments: &AllowHostKey,
-    format: Format,
-) -> Result<String, CliError> {
+pub async fn allow_host_key(context: &CommandContext, arguments: &AllowHostKey) -> Result<String, CliError> {
     let give = async |service, order| {
         let request = v1::AllowHostKeyRequest {
             machine: arguments.machine.clone(),
@@ -52,5 +47,5 @@ pub async fn allow_host_key(
         MachinesClient::new(service).allow_host_key(request).await
     };
     let reason = reason_or_placeholder(arguments.reason.as_deref());
-    format_response(send_order(&mut client.clone(), reason, give).await?, format)
+    format_response(context, send_order(context, reason, give).await?)
 }

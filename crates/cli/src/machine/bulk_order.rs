@@ -11,9 +11,9 @@ use serde::Serialize;
 
 use crate::client::decode::decode_machine_name;
 use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::selection::MachineFilters;
-use crate::order::dry_run;
 use crate::order::expiry::encode_timestamp;
 use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::send_order;
@@ -69,30 +69,30 @@ struct BulkPreview {
 
 /// Gives one order for all machines of a filter.
 pub async fn give_bulk_order(
-    client: &FleetClient,
+    context: &CommandContext,
     selection: &BulkSelection,
     each: MachineOrder,
     reason: Option<&str>,
-    format: Format,
 ) -> Result<String, CliError> {
-    if dry_run::is_active() {
-        return render_dry_run(preview_bulk_order(client, selection, &each, reason).await?, format);
+    if context.order_flags.dry_run {
+        let preview = preview_bulk_order(&context.client, selection, &each, reason).await?;
+        return render_dry_run(context, preview);
     }
     let expected = if let Some(expected) = selection.confirm_count {
         expected
     } else {
         let BulkPreview { names, rejection: refusal } =
-            preview_bulk_order(client, selection, &each, reason).await?;
+            preview_bulk_order(&context.client, selection, &each, reason).await?;
         if let Some(message) = refusal {
             return Err(CliError::Invalid(message));
         }
-        if names.is_empty() && format == Format::Table {
+        if names.is_empty() && context.format == Format::Table {
             return Ok("no machine is meant; nothing was changed\n".to_owned());
         }
         if names.is_empty() { 0 } else { confirm_machine_count(&names)? }
     };
-    let lines = send_bulk_order(client, selection, &each, reason, expected).await?;
-    if format == Format::Json {
+    let lines = send_bulk_order(context, selection, &each, reason, expected).await?;
+    if context.format == Format::Json {
         return format_json(&BulkOutput { machines: lines });
     }
     let mut text = String::new();
@@ -110,24 +110,21 @@ pub async fn give_bulk_order(
 }
 
 /// Output of a dry run: the machines, and whether the order would be accepted.
-fn render_dry_run(listed: BulkPreview, format: Format) -> Result<String, CliError> {
+fn render_dry_run(context: &CommandContext, listed: BulkPreview) -> Result<String, CliError> {
     let BulkPreview { names, rejection: refusal } = listed;
-    if format == Format::Json {
-        let mut answer = serde_json::json!({ "machines": names, "refusal": refusal });
-        dry_run::annotate_json(&mut answer);
-        return format_json(&answer);
+    let answer = serde_json::json!({ "machines": names, "refusal": refusal });
+    let given = refusal
+        .map_or_else(|| "the order would be given".to_owned(), |message| format!("refused: {message}"));
+    let sentence = format!("this is about {}; {given}", format_machine_count(names.len()));
+    let outcome = context.format_outcome(answer, &sentence)?;
+    if context.format == Format::Json {
+        return Ok(outcome);
     }
     let mut text = String::new();
     for name in &names {
         let _ = writeln!(text, "{}", name.short_name());
     }
-    let given = refusal
-        .map_or_else(|| "the order would be given".to_owned(), |message| format!("refused: {message}"));
-    let _ = writeln!(
-        text,
-        "{}",
-        dry_run::annotate_text(&format!("this is about {}; {given}", format_machine_count(names.len())))
-    );
+    text.push_str(&outcome);
     Ok(text)
 }
 
@@ -149,7 +146,7 @@ async fn preview_bulk_order(
 }
 
 async fn send_bulk_order(
-    client: &FleetClient,
+    context: &CommandContext,
     selection: &BulkSelection,
     each: &MachineOrder,
     reason: Option<&str>,
@@ -158,7 +155,7 @@ async fn send_bulk_order(
     let give = async |service, order| {
         BulkOrdersClient::new(service).submit(bulk_request(selection, each, order, Some(expected))).await
     };
-    let response = send_order(&mut client.clone(), reason_or_placeholder(reason), give).await?;
+    let response = send_order(context, reason_or_placeholder(reason), give).await?;
     let line = |one: v1::MachineOrderOutcome| {
         let done = OrderOutcome { changed: one.changed, message: one.message };
         Ok(BulkOutcome { name: decode_machine_name(one.name)?, outcome: done, rejected: one.rejected })

@@ -3,14 +3,13 @@
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::client::fleet_client::FleetClient;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::bulk_order::{BULK_GROUPS, BulkSelection, give_bulk_order};
 use crate::machine::outcome::format_response;
 use crate::order::expiry::{encode_timestamp, parse_until};
 use crate::order::reason::{reason_or_placeholder, require_why_reason};
 use crate::order::retry::send_order;
-use crate::output::Format;
 use bmdb::orders::machine_order::MachineOrder;
 use bmdb::orders::order::Expiry;
 use model::facts::HoldScope;
@@ -74,11 +73,7 @@ pub struct ReleaseArgs {
 }
 
 /// Runs `hold M`: puts a hold on a machine.
-pub async fn hold_machine(
-    client: &FleetClient,
-    arguments: &HoldArgs,
-    format: Format,
-) -> Result<String, CliError> {
+pub async fn hold_machine(context: &CommandContext, arguments: &HoldArgs) -> Result<String, CliError> {
     let until = match arguments.until.as_deref() {
         None => None,
         Some(text) => Some(parse_until(text)?),
@@ -88,7 +83,7 @@ pub async fn hold_machine(
     require_why_reason(&arguments.reason)?;
     let Some(machine) = arguments.machine.as_deref() else {
         let each = MachineOrder::Hold { scope, until };
-        return give_bulk_order(client, &arguments.selection, each, Some(&arguments.reason), format).await;
+        return give_bulk_order(context, &arguments.selection, each, Some(&arguments.reason)).await;
     };
     let until = until.map(|until| match until {
         Expiry::After(span) => v1::hold_request::Expiry::ExpiresAfter(span.to_string()),
@@ -103,23 +98,18 @@ pub async fn hold_machine(
         };
         MachinesClient::new(service).hold(request).await
     };
-    format_response(send_order(&mut client.clone(), &arguments.reason, give).await?, format)
+    format_response(context, send_order(context, &arguments.reason, give).await?)
 }
 
 /// Runs `release M`: removes a hold from a machine.
-pub async fn release_machine(
-    client: &FleetClient,
-    arguments: &ReleaseArgs,
-    format: Format,
-) -> Result<String, CliError> {
+pub async fn release_machine(context: &CommandContext, arguments: &ReleaseArgs) -> Result<String, CliError> {
     let Some(machine) = arguments.machine.as_deref() else {
         let reason = arguments.reason.as_deref();
         return give_bulk_order(
-            client,
+            context,
             &arguments.selection,
             MachineOrder::Release { quarantine: arguments.quarantine },
             reason,
-            format,
         )
         .await;
     };
@@ -132,5 +122,5 @@ pub async fn release_machine(
         MachinesClient::new(service).release(request).await
     };
     let reason = reason_or_placeholder(arguments.reason.as_deref());
-    format_response(send_order(&mut client.clone(), reason, give).await?, format)
+    format_response(context, send_order(context, reason, give).await?)
 }

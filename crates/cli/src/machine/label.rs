@@ -2,13 +2,12 @@
 
 use clap::Args;
 
-use crate::client::fleet_client::FleetClient;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::bulk_order::{BULK_GROUPS, BulkSelection, give_bulk_order};
 use crate::machine::outcome::format_response;
 use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::send_order;
-use crate::output::Format;
 use bmdb::orders::machine_order::MachineOrder;
 use model::label::{self, Labels};
 use proto::fleet::v1;
@@ -58,43 +57,34 @@ pub struct UnlabelArgs {
 }
 
 /// Runs `label`: sets labels on one machine or on many.
-pub async fn label_machines(
-    client: &FleetClient,
-    args: &LabelArgs,
-    format: Format,
-) -> Result<String, CliError> {
+pub async fn label_machines(context: &CommandContext, args: &LabelArgs) -> Result<String, CliError> {
     let set = args.set.iter().map(|text| label::parse_label(text)).collect::<Result<Labels, _>>();
     let change = (set.map_err(CliError::Invalid)?, Vec::new());
     let machine = args.machine.as_deref();
-    change_labels(client, machine, &args.selection, change, args.reason.as_deref(), format).await
+    change_labels(context, machine, &args.selection, change, args.reason.as_deref()).await
 }
 
 /// Runs `unlabel`: removes labels from one machine or from many.
-pub async fn unlabel_machines(
-    client: &FleetClient,
-    args: &UnlabelArgs,
-    format: Format,
-) -> Result<String, CliError> {
+pub async fn unlabel_machines(context: &CommandContext, args: &UnlabelArgs) -> Result<String, CliError> {
     for key in &args.key {
         label::check_label_key(key).map_err(CliError::Invalid)?;
     }
     let change = (Labels::new(), args.key.clone());
     let machine = args.machine.as_deref();
-    change_labels(client, machine, &args.selection, change, args.reason.as_deref(), format).await
+    change_labels(context, machine, &args.selection, change, args.reason.as_deref()).await
 }
 
 /// Sets and removes these labels, on one machine or on the selected ones.
 async fn change_labels(
-    client: &FleetClient,
+    context: &CommandContext,
     machine: Option<&str>,
     selection: &BulkSelection,
     (set, remove): (Labels, Vec<String>),
     reason: Option<&str>,
-    format: Format,
 ) -> Result<String, CliError> {
     let Some(machine) = machine else {
         let each = MachineOrder::Label { set, remove };
-        return give_bulk_order(client, selection, each, reason, format).await;
+        return give_bulk_order(context, selection, each, reason).await;
     };
     let give = async |service, order| {
         let request = v1::LabelRequest {
@@ -106,5 +96,5 @@ async fn change_labels(
         MachinesClient::new(service).label(request).await
     };
     let reason = reason_or_placeholder(reason);
-    format_response(send_order(&mut client.clone(), reason, give).await?, format)
+    format_response(context, send_order(context, reason, give).await?)
 }

@@ -15,12 +15,12 @@ use uuid::Uuid;
 
 use crate::client::decode::decode_machine_name;
 use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::outcome::format_outcome;
-use crate::order::dry_run;
 use crate::order::expiry::parse_lifetime;
 use crate::order::reason::reason_or_placeholder;
-use crate::order::retry::send_order;
+use crate::order::retry::send_order_through;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, Output, format_json, print_chunk, print_stderr};
 use bmdb::orders::order::OrderOutcome;
@@ -109,10 +109,10 @@ struct LogUpdate {
     note: Option<String>,
 }
 
-async fn request_log(client: &FleetClient, args: &LogsArgs) -> Result<LogRequestOutcome, CliError> {
+async fn request_log(context: &CommandContext, args: &LogsArgs) -> Result<LogRequestOutcome, CliError> {
     let query = args.query();
     query.validate().map_err(|(_, text)| CliError::Invalid(text))?;
-    let mut client = client.clone();
+    let mut client = context.client.clone();
     let give = async |service, order| {
         let request = v1::RequestLogRequest {
             machine: args.machine.clone(),
@@ -125,12 +125,12 @@ async fn request_log(client: &FleetClient, args: &LogsArgs) -> Result<LogRequest
         LogsClient::new(service).request(request).await
     };
     let reason = reason_or_placeholder(args.reason.as_deref());
-    let response = send_order(&mut client, reason, give).await?;
+    let response = send_order_through(&mut client, &context.order_flags, reason, give).await?;
     let order = response.order.unwrap_or_default();
     let name = decode_machine_name(order.name)?;
     let request: Option<Uuid> = response.request_id.parse().ok();
     let now = Instant::now();
-    Ok(match request.filter(|_| !dry_run::is_active()) {
+    Ok(match request.filter(|_| !context.order_flags.dry_run) {
         None => {
             let done = OrderOutcome { changed: order.changed, message: order.message };
             LogRequestOutcome::DryRun(name, done)
@@ -237,9 +237,9 @@ impl LogReader {
 }
 
 /// Runs `logs` without `--follow`: waits for the whole log and prints it.
-pub async fn show_log(client: &FleetClient, args: &LogsArgs, format: Format) -> Result<String, CliError> {
-    let mut reader = match request_log(client, args).await? {
-        LogRequestOutcome::DryRun(name, done) => return format_outcome(name, done, format),
+pub async fn show_log(context: &CommandContext, args: &LogsArgs) -> Result<String, CliError> {
+    let mut reader = match request_log(context, args).await? {
+        LogRequestOutcome::DryRun(name, done) => return format_outcome(context, name, done),
         LogRequestOutcome::Accepted(reader) => reader,
     };
     let (mut lines, mut last) = (Vec::new(), None);
@@ -253,14 +253,14 @@ pub async fn show_log(client: &FleetClient, args: &LogsArgs, format: Format) -> 
     reader.acknowledge().await;
     let Some((failed, came)) = last else { return Ok(String::new()) };
     if let Some(text) = failed {
-        if format == Format::Table {
+        if context.format == Format::Table {
             // Print the lines that arrived before the failure.
             print_chunk(&join_lines(&lines))?;
         }
         return Err(reader.failure(&text));
     }
     let named = &reader.name;
-    match (&args.log, format) {
+    match (&args.log, context.format) {
         (None, Format::Json) => format_json(&json!({
             "machine": named.machine, "provider": named.provider, "provider_id": named.provider_id, "logs": came.available_logs,
         })),
@@ -287,15 +287,15 @@ pub async fn show_log(client: &FleetClient, args: &LogsArgs, format: Format) -> 
 }
 
 /// Runs `logs M LOG --follow`: prints lines as they arrive.
-pub async fn follow_log(client: &FleetClient, args: &LogsArgs, output: Output) -> Result<(), CliError> {
+pub async fn follow_log(context: &CommandContext, args: &LogsArgs, output: Output) -> Result<(), CliError> {
     if output == Output::Yaml {
         return Err(CliError::Invalid(
             "what is followed has no end, and YAML needs one; say -o json".to_owned(),
         ));
     }
-    let mut reader = match request_log(client, args).await? {
+    let mut reader = match request_log(context, args).await? {
         LogRequestOutcome::DryRun(name, done) => {
-            print_chunk(&format_outcome(name, done, output.format())?)?;
+            print_chunk(&format_outcome(context, name, done)?)?;
             return Ok(());
         }
         LogRequestOutcome::Accepted(reader) => reader,

@@ -2,13 +2,12 @@
 
 use clap::{Args, Subcommand};
 
-use crate::client::fleet_client::FleetClient;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::bulk_order::{BULK_GROUPS, BulkSelection, give_bulk_order};
 use crate::machine::outcome::format_response;
 use crate::order::reason::{reason_or_placeholder, require_why_reason};
 use crate::order::retry::send_order;
-use crate::output::Format;
 use bmdb::orders::machine_order::MachineOrder;
 use model::power_order::PowerOrderKind;
 use model::process::UnknownName;
@@ -86,46 +85,31 @@ pub struct CancelPower {
 }
 
 /// Runs `reboot M`: orders a reboot of a machine.
-pub async fn reboot_machine(
-    client: &FleetClient,
-    arguments: &RebootArgs,
-    format: Format,
-) -> Result<String, CliError> {
+pub async fn reboot_machine(context: &CommandContext, arguments: &RebootArgs) -> Result<String, CliError> {
     let about = (arguments.machine.as_deref(), &arguments.selection);
-    order_power(client, about, PowerOrderKind::Reboot, require_why_reason(&arguments.reason)?, format).await
+    order_power(context, about, PowerOrderKind::Reboot, require_why_reason(&arguments.reason)?).await
 }
 
 /// Runs `power ...`: orders a power action, or cancels one.
-pub async fn switch_power(
-    client: &FleetClient,
-    arguments: &PowerArgs,
-    format: Format,
-) -> Result<String, CliError> {
+pub async fn switch_power(context: &CommandContext, arguments: &PowerArgs) -> Result<String, CliError> {
     if let Some(PowerCommand::Cancel(cancel)) = &arguments.command {
-        return cancel_power_order(client, cancel, format).await;
+        return cancel_power_order(context, cancel).await;
     }
     let action = arguments.action.as_deref().unwrap_or_default();
     let switch = action.parse().map_err(|error: UnknownName| CliError::Invalid(error.to_string()))?;
     let about = (arguments.machine.as_deref(), &arguments.selection);
-    order_power(
-        client,
-        about,
-        switch,
-        require_why_reason(arguments.reason.as_deref().unwrap_or_default())?,
-        format,
-    )
-    .await
+    order_power(context, about, switch, require_why_reason(arguments.reason.as_deref().unwrap_or_default())?)
+        .await
 }
 
 async fn order_power(
-    client: &FleetClient,
+    context: &CommandContext,
     (machine, selection): (Option<&str>, &BulkSelection),
     switch: PowerOrderKind,
     reason: &str,
-    format: Format,
 ) -> Result<String, CliError> {
     let Some(machine) = machine else {
-        return give_bulk_order(client, selection, MachineOrder::Power(switch), Some(reason), format).await;
+        return give_bulk_order(context, selection, MachineOrder::Power(switch), Some(reason)).await;
     };
     let give = async |service, order| {
         let (mut machines, machine, order) = (MachinesClient::new(service), machine.to_owned(), Some(order));
@@ -134,19 +118,15 @@ async fn order_power(
         }
         machines.power(v1::PowerRequest { machine, order, action: switch.as_str().to_owned() }).await
     };
-    format_response(send_order(&mut client.clone(), reason, give).await?, format)
+    format_response(context, send_order(context, reason, give).await?)
 }
 
 /// Runs `power cancel M`: cancels a power order.
-async fn cancel_power_order(
-    client: &FleetClient,
-    arguments: &CancelPower,
-    format: Format,
-) -> Result<String, CliError> {
+async fn cancel_power_order(context: &CommandContext, arguments: &CancelPower) -> Result<String, CliError> {
     let reason = reason_or_placeholder(arguments.reason.as_deref());
     let give = async |service, order| {
         let request = v1::CancelPowerRequest { machine: arguments.machine.clone(), order: Some(order) };
         MachinesClient::new(service).cancel_power(request).await
     };
-    format_response(send_order(&mut client.clone(), reason, give).await?, format)
+    format_response(context, send_order(context, reason, give).await?)
 }

@@ -3,14 +3,13 @@
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::client::fleet_client::FleetClient;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::bulk_order::{BULK_GROUPS, BulkSelection, give_bulk_order};
 use crate::machine::outcome::format_response;
 use crate::order::expiry::{encode_timestamp, parse_until};
 use crate::order::reason::require_why_reason;
 use crate::order::retry::send_order;
-use crate::output::Format;
 use bmdb::orders::machine_order::MachineOrder;
 use bmdb::orders::order::Expiry;
 use model::priority::PriorityLevel;
@@ -48,18 +47,14 @@ pub struct PrioritizeArgs {
 }
 
 /// Runs `prioritize M LEVEL`: sets the priority of a machine.
-pub async fn prioritize_machine(
-    client: &FleetClient,
-    args: &PrioritizeArgs,
-    format: Format,
-) -> Result<String, CliError> {
+pub async fn prioritize_machine(context: &CommandContext, args: &PrioritizeArgs) -> Result<String, CliError> {
     let level: PriorityLevel =
         args.level.parse().map_err(|error: UnknownName| CliError::Invalid(error.to_string()))?;
     require_why_reason(&args.reason)?;
     let until = args.until.as_deref().map(parse_until).transpose()?;
     let Some(machine) = args.machine.as_deref() else {
         let each = MachineOrder::Prioritize { level, until };
-        return give_bulk_order(client, &args.selection, each, Some(&args.reason), format).await;
+        return give_bulk_order(context, &args.selection, each, Some(&args.reason)).await;
     };
     let until = until.map(|until| match until {
         Expiry::After(span) => v1::prioritize_request::Expiry::ExpiresAfter(span.to_string()),
@@ -74,5 +69,5 @@ pub async fn prioritize_machine(
         };
         MachinesClient::new(service).prioritize(request).await
     };
-    format_response(send_order(&mut client.clone(), &args.reason, give).await?, format)
+    format_response(context, send_order(context, &args.reason, give).await?)
 }

@@ -2,13 +2,12 @@
 
 use clap::Args;
 
-use crate::client::fleet_client::FleetClient;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::bulk_order::{BULK_GROUPS, BulkSelection, give_bulk_order};
 use crate::machine::outcome::format_response;
 use crate::order::reason::require_why_reason;
 use crate::order::retry::send_order;
-use crate::output::Format;
 use bmdb::orders::machine_order::MachineOrder;
 use proto::fleet::v1;
 use proto::fleet::v1::machines_client::MachinesClient;
@@ -34,18 +33,16 @@ pub struct QuarantineArgs {
 
 /// Runs `quarantine` for one machine or for many.
 pub async fn quarantine_machines(
-    client: &FleetClient,
+    context: &CommandContext,
     args: &QuarantineArgs,
-    format: Format,
 ) -> Result<String, CliError> {
     let reason = require_why_reason(&args.reason)?;
     let Some(machine) = args.machine.as_deref() else {
-        return give_bulk_order(client, &args.selection, MachineOrder::Quarantine, Some(reason), format)
-            .await;
+        return give_bulk_order(context, &args.selection, MachineOrder::Quarantine, Some(reason)).await;
     };
     let give = async |service, order| {
         let request = v1::QuarantineRequest { machine: machine.to_owned(), order: Some(order) };
         MachinesClient::new(service).quarantine(request).await
     };
-    format_response(send_order(&mut client.clone(), reason, give).await?, format)
+    format_response(context, send_order(context, reason, give).await?)
 }

@@ -2,13 +2,12 @@
 
 use clap::{Args, Subcommand};
 
-use crate::client::fleet_client::FleetClient;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::bulk_order::{BULK_GROUPS, BulkSelection, give_bulk_order};
 use crate::machine::outcome::format_response;
 use crate::order::reason::{reason_or_placeholder, require_why_reason};
 use crate::order::retry::send_order;
-use crate::output::Format;
 use bmdb::orders::machine_order::MachineOrder;
 use model::process::UnknownName;
 use model::retirement::RetirementStage;
@@ -92,62 +91,43 @@ pub struct WaiveStage {
 
 /// Runs `retire` or one of its subcommands.
 pub async fn run_retire_command(
-    client: &FleetClient,
+    context: &CommandContext,
     arguments: &RetireArgs,
-    format: Format,
 ) -> Result<String, CliError> {
     match &arguments.command {
-        Some(RetireCommand::Cancel(cancel)) => cancel_retirement(client, cancel, format).await,
-        Some(RetireCommand::Waive(waive)) => waive_stage(client, waive, format).await,
-        None => retire_machine(client, arguments, format).await,
+        Some(RetireCommand::Cancel(cancel)) => cancel_retirement(context, cancel).await,
+        Some(RetireCommand::Waive(waive)) => waive_stage(context, waive).await,
+        None => retire_machine(context, arguments).await,
     }
 }
 
 /// Runs `retire M`: orders the retirement of a machine.
-async fn retire_machine(
-    client: &FleetClient,
-    arguments: &RetireArgs,
-    format: Format,
-) -> Result<String, CliError> {
+async fn retire_machine(context: &CommandContext, arguments: &RetireArgs) -> Result<String, CliError> {
     let reason = require_why_reason(arguments.reason.as_deref().unwrap_or_default())?;
     let wipe = arguments.wipe;
     let Some(machine) = arguments.machine.as_deref() else {
-        return give_bulk_order(
-            client,
-            &arguments.selection,
-            MachineOrder::Retire { wipe },
-            Some(reason),
-            format,
-        )
-        .await;
+        return give_bulk_order(context, &arguments.selection, MachineOrder::Retire { wipe }, Some(reason))
+            .await;
     };
     let give = async |service, order| {
         let request = v1::RetireRequest { machine: machine.to_owned(), order: Some(order), wipe };
         MachinesClient::new(service).retire(request).await
     };
-    format_response(send_order(&mut client.clone(), reason, give).await?, format)
+    format_response(context, send_order(context, reason, give).await?)
 }
 
 /// Runs `retire cancel M`: cancels the retirement of a machine.
-async fn cancel_retirement(
-    client: &FleetClient,
-    arguments: &CancelRetire,
-    format: Format,
-) -> Result<String, CliError> {
+async fn cancel_retirement(context: &CommandContext, arguments: &CancelRetire) -> Result<String, CliError> {
     let reason = reason_or_placeholder(arguments.reason.as_deref());
     let give = async |service, order| {
         let request = v1::CancelRetireRequest { machine: arguments.machine.clone(), order: Some(order) };
         MachinesClient::new(service).cancel_retire(request).await
     };
-    format_response(send_order(&mut client.clone(), reason, give).await?, format)
+    format_response(context, send_order(context, reason, give).await?)
 }
 
 /// Runs `retire waive M STAGE`: skips a stage of the retirement.
-async fn waive_stage(
-    client: &FleetClient,
-    arguments: &WaiveStage,
-    format: Format,
-) -> Result<String, CliError> {
+async fn waive_stage(context: &CommandContext, arguments: &WaiveStage) -> Result<String, CliError> {
     let reason = require_why_reason(&arguments.reason)?;
     let stage: RetirementStage =
         arguments.stage.parse().map_err(|error: UnknownName| CliError::Invalid(error.to_string()))?;
@@ -160,5 +140,5 @@ async fn waive_stage(
         };
         MachinesClient::new(service).waive_stage(request).await
     };
-    format_response(send_order(&mut client.clone(), reason, give).await?, format)
+    format_response(context, send_order(context, reason, give).await?)
 }

@@ -2,13 +2,12 @@
 
 use clap::Args;
 
-use crate::client::fleet_client::FleetClient;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::bulk_order::{BULK_GROUPS, BulkSelection, give_bulk_order};
 use crate::machine::outcome::format_response;
 use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::send_order;
-use crate::output::Format;
 use bmdb::orders::machine_order::MachineOrder;
 use proto::fleet::v1;
 use proto::fleet::v1::machines_client::MachinesClient;
@@ -32,19 +31,15 @@ pub struct RetryArgs {
 }
 
 /// Runs `retry M`: lets everything that failed on a machine be tried again at once.
-pub async fn retry_machine(
-    client: &FleetClient,
-    arguments: &RetryArgs,
-    format: Format,
-) -> Result<String, CliError> {
+pub async fn retry_machine(context: &CommandContext, arguments: &RetryArgs) -> Result<String, CliError> {
     let Some(machine) = arguments.machine.as_deref() else {
         let reason = arguments.reason.as_deref();
-        return give_bulk_order(client, &arguments.selection, MachineOrder::Retry, reason, format).await;
+        return give_bulk_order(context, &arguments.selection, MachineOrder::Retry, reason).await;
     };
     let give = async |service, order| {
         let request = v1::RetryRequest { machine: machine.to_owned(), order: Some(order) };
         MachinesClient::new(service).retry(request).await
     };
     let reason = reason_or_placeholder(arguments.reason.as_deref());
-    format_response(send_order(&mut client.clone(), reason, give).await?, format)
+    format_response(context, send_order(context, reason, give).await?)
 }

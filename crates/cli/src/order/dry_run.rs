@@ -10,10 +10,6 @@ const FLAG: &str = "dry_run";
 /// Commands without a dry run.
 pub const EXCLUDED_COMMANDS: [&str; 2] = ["declare", "tokens"];
 
-tokio::task_local! {
-    static IS_DRY_RUN: bool;
-}
-
 /// The definition of `--dry_run`.
 #[must_use]
 pub fn flag() -> Arg {
@@ -31,28 +27,19 @@ pub fn is_given(matches: &ArgMatches) -> bool {
     here || matches.subcommand().is_some_and(|(_, matches)| is_given(matches))
 }
 
-/// Runs `what`. If the dry run was requested, its orders change nothing.
-pub async fn with_dry_run<T>(requested: bool, what: impl Future<Output = T>) -> T {
-    IS_DRY_RUN.scope(requested, what).await
-}
-
-/// Whether the current orders are a dry run.
-#[must_use]
-pub fn is_active() -> bool {
-    IS_DRY_RUN.try_with(|requested| *requested).unwrap_or_default()
-}
-
 /// Formats the outcome of an order for people, and marks a dry run.
 #[must_use]
-pub fn annotate_text(text: &str) -> String {
-    if is_active() { format!("nothing was changed; without --dry_run: {text}") } else { text.to_owned() }
+pub fn annotate_text(dry_run: bool, text: &str) -> String {
+    if dry_run { format!("nothing was changed; without --dry_run: {text}") } else { text.to_owned() }
 }
 
 /// Marks a dry run in the JSON output.
-pub fn annotate_json(answer: &mut Value) {
-    if let (true, Value::Object(fields)) = (is_active(), answer) {
+#[must_use]
+pub fn annotate_json(dry_run: bool, mut answer: Value) -> Value {
+    if let (true, Value::Object(fields)) = (dry_run, &mut answer) {
         fields.insert(FLAG.to_owned(), Value::Bool(true));
     }
+    answer
 }
 
 #[cfg(test)]
@@ -76,9 +63,9 @@ mod tests {
         assert_eq!(found(&["get", "machines", "--dry_run"]), None);
     }
 
-    #[tokio::test]
-    async fn outcomes_say_that_nothing_was_changed() {
-        for (requested, text, marked) in [
+    #[test]
+    fn outcomes_say_that_nothing_was_changed() {
+        for (dry_run, text, marked) in [
             (false, "m is held", json!({ "changed": true })),
             (
                 true,
@@ -86,12 +73,8 @@ mod tests {
                 json!({ "changed": true, "dry_run": true }),
             ),
         ] {
-            with_dry_run(requested, async {
-                let mut answer = json!({ "changed": true });
-                annotate_json(&mut answer);
-                assert_eq!((annotate_text("m is held"), answer), (text.to_owned(), marked));
-            })
-            .await;
+            let answer = annotate_json(dry_run, json!({ "changed": true }));
+            assert_eq!((annotate_text(dry_run, "m is held"), answer), (text.to_owned(), marked));
         }
     }
 }

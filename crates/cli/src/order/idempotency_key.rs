@@ -4,17 +4,16 @@
 //! after the script itself was interrupted. The order is carried out once, and a repetition returns the first result.
 //!
 //! Every command that changes something has the flag, and none can be forgotten: the grammar adds it to each command
-//! with a `--reason`, and the code that makes the order reads it from a task-local, so it is not passed through each
-//! command. [`dry_run`] works the same way. `declare restored` is left out, because repeating it is how an interrupted
-//! run is resumed.
+//! with a `--reason`, and [`crate::run`] reads it into the [`OrderFlags`] of the context that each command gets, as it
+//! does with [`dry_run`]. `declare restored` is left out, because repeating it is how an interrupted run is resumed.
 //!
 //! [`retry`]: crate::order::retry
 //! [`dry_run`]: crate::order::dry_run
+//! [`OrderFlags`]: crate::context::OrderFlags
 
 use std::ffi::OsString;
 
 use clap::{Arg, ArgMatches};
-use uuid::Uuid;
 
 use model::shell_words;
 
@@ -23,11 +22,6 @@ const FLAG: &str = "idempotency_key";
 const MAX_CHARS: usize = 128;
 /// Commands that need no key, because repeating them is safe.
 pub(crate) const EXCLUDED_COMMANDS: [&str; 1] = ["declare"];
-
-tokio::task_local! {
-    /// The explicit key, if any.
-    static CURRENT_KEY: Option<String>;
-}
 
 /// The definition of `--idempotency_key`.
 pub(crate) fn flag() -> Arg {
@@ -58,27 +52,6 @@ fn parse_key(text: &str) -> Result<String, String> {
 pub fn find_key(matches: &ArgMatches) -> Option<String> {
     let here = matches.try_get_one::<String>(FLAG).ok().flatten().cloned();
     here.or_else(|| matches.subcommand().and_then(|(_, matches)| find_key(matches)))
-}
-
-/// Runs `what`. Its orders have this key if there is one.
-pub async fn with_key<T>(key: Option<String>, what: impl Future<Output = T>) -> T {
-    CURRENT_KEY.scope(key, what).await
-}
-
-fn current_key() -> Option<String> {
-    CURRENT_KEY.try_with(Clone::clone).ok().flatten()
-}
-
-/// Whether the operator gave a key.
-#[must_use]
-pub fn is_explicit() -> bool {
-    current_key().is_some()
-}
-
-/// Key of an order: the explicit one, or a random one.
-#[must_use]
-pub fn current_or_new_key() -> String {
-    current_key().unwrap_or_else(|| Uuid::new_v4().to_string())
 }
 
 /// The same command line with this key, for the operator to repeat.

@@ -7,7 +7,8 @@
 //!
 //! The flags `--idempotency_key` and `--dry_run` belong to every order, apart from the commands that
 //! [`idempotency_key`][] and [`dry_run`][] exclude. So the grammar adds them ([`crate::command::grammar`]), and
-//! [`retry::send_order`][] reads them from a task-local: a new command has them without any code of its own.
+//! [`retry::send_order`][] takes them from the context of the command ([`crate::context`]): a new command only passes
+//! its context on.
 
 pub mod dry_run;
 pub mod expiry;

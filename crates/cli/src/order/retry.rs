@@ -11,10 +11,11 @@ use backoff::ExponentialBackoff;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Response, Status};
 use tonic_types::StatusExt as _;
+use uuid::Uuid;
 
 use crate::client::fleet_client::{ApiChannel, FleetClient, status_to_error};
+use crate::context::{CommandContext, OrderFlags};
 use crate::error::CliError;
-use crate::order::{dry_run, idempotency_key};
 use crate::output::print_stderr;
 use proto::fleet::v1;
 use server::api::api_error::{ERROR_DOMAIN, OUTCOME_UNKNOWN};
@@ -54,19 +55,30 @@ fn decide_retry(code: Code, broken: bool, tries: u32, lost_for: Duration, roll: 
 }
 
 /// Sends an order with the explicit idempotency key or a new one, and repeats it with the same key while its response
-/// is lost. `remote` stays connected to the server that answered in the end.
+/// is lost.
 pub async fn send_order<A>(
-    remote: &mut FleetClient,
+    context: &CommandContext,
+    reason: &str,
+    give: impl AsyncFn(ApiChannel, v1::Order) -> Result<Response<A>, Status>,
+) -> Result<A, CliError> {
+    send_order_through(&mut context.client.clone(), &context.order_flags, reason, give).await
+}
+
+/// Sends an order as [`send_order`] does, for a command that makes more calls: `client` stays connected to the server
+/// that answered in the end.
+pub async fn send_order_through<A>(
+    client: &mut FleetClient,
+    flags: &OrderFlags,
     reason: &str,
     give: impl AsyncFn(ApiChannel, v1::Order) -> Result<Response<A>, Status>,
 ) -> Result<A, CliError> {
     let order = v1::Order {
         reason: reason.to_owned(),
-        idempotency_key: idempotency_key::current_or_new_key(),
-        dry_run: dry_run::is_active(),
+        idempotency_key: flags.idempotency_key.clone().unwrap_or_else(|| Uuid::new_v4().to_string()),
+        dry_run: flags.dry_run,
         expected_version: None,
     };
-    let mut result = give(remote.channel(), order.clone()).await;
+    let mut result = give(client.channel(), order.clone()).await;
     let lost_at = Instant::now();
     let mut tries = 1;
     let mut may_have_run = false;
@@ -87,7 +99,7 @@ pub async fn send_order<A>(
             RetryDecision::RetryAfter(wait) => {
                 print_stderr(&format!(
                     "shepherdctl: no answer from {} ({}); giving the same order again",
-                    remote.current_server(),
+                    client.current_server(),
                     status_text(&status)
                 ));
                 sleep(wait).await;
@@ -95,8 +107,8 @@ pub async fn send_order<A>(
         }
         tries += 1;
         let again = async {
-            remote.connect_to_next().await?;
-            give(remote.channel(), order.clone()).await
+            client.connect_to_next().await?;
+            give(client.channel(), order.clone()).await
         };
         result = timeout(RETRY_WINDOW.saturating_sub(lost_at.elapsed()), again)
             .await

@@ -10,12 +10,11 @@ use clap::builder::PossibleValuesParser;
 use secrecy::SecretString;
 
 use crate::client::contexts::check_token_writable;
-use crate::client::fleet_client::FleetClient;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::expiry::parse_lifetime;
-use crate::order::idempotency_key;
-use crate::order::retry::send_order;
-use crate::output::{Format, print_stderr};
+use crate::order::retry::send_order_through;
+use crate::output::print_stderr;
 use crate::tokens::delivery::deliver_token;
 use crate::tokens::revoke::revoke_credential;
 use bmdb::orders::order::request_digest;
@@ -59,26 +58,23 @@ pub struct CreateToken {
 }
 
 /// Runs `tokens create`: creates a token or pins a client certificate.
-pub async fn create_token(
-    client: &FleetClient,
-    arguments: &CreateToken,
-    format: Format,
-) -> Result<String, CliError> {
+pub async fn create_token(context: &CommandContext, arguments: &CreateToken) -> Result<String, CliError> {
     if let Some(file) = &arguments.output_file {
         check_token_writable(file)?;
     }
     let fingerprint = arguments.certificate.as_deref().map(certificate_fingerprint).transpose()?;
-    let (id, token) = create_credential(client, arguments, fingerprint).await?;
-    deliver_token(&id, token.as_ref(), arguments.output_file.as_deref(), format)
+    let (id, token) = create_credential(context, arguments, fingerprint).await?;
+    deliver_token(&id, token.as_ref(), arguments.output_file.as_deref(), context.format)
 }
 
 /// Creates the credential, and returns its id, and its token if it has one.
 async fn create_credential(
-    client: &FleetClient,
+    context: &CommandContext,
     arguments: &CreateToken,
     fingerprint: Option<[u8; 32]>,
 ) -> Result<(String, Option<SecretString>), CliError> {
-    let mut client = client.clone();
+    let mut client = context.client.clone();
+    let flags = &context.order_flags;
     for _ in 0..MAX_CREATE_ATTEMPTS {
         let give = async |service, order| {
             let request = v1::CreateCredentialRequest {
@@ -91,12 +87,12 @@ async fn create_credential(
             };
             CredentialsClient::new(service).create(request).await
         };
-        let made = send_order(&mut client, &arguments.reason, give).await?;
+        let made = send_order_through(&mut client, flags, &arguments.reason, give).await?;
         let lost = match create_outcome(made, fingerprint.is_some()) {
             CreateOutcome::Created(id, token) => return Ok((id, token)),
             CreateOutcome::Rejected(text) => return Err(CliError::Invalid(text)),
             // A repetition with the same key would get the same response.
-            CreateOutcome::TokenLost(id) if idempotency_key::is_explicit() => {
+            CreateOutcome::TokenLost(id) if flags.idempotency_key.is_some() => {
                 return Err(repeated_token(&id));
             }
             CreateOutcome::TokenLost(id) => id,
@@ -105,7 +101,8 @@ async fn create_credential(
             "shepherdctl: the token {lost} was made and lost on its way here; it is revoked, and another \
              one made"
         ));
-        revoke_credential(&mut client, &lost, "it was lost on its way to the requesting client").await?;
+        let reason = "it was lost on its way to the requesting client";
+        revoke_credential(&mut client, flags, &lost, reason).await?;
     }
     Err(CliError::Failed(format!(
         "{MAX_CREATE_ATTEMPTS} tokens were made, lost on their way here, and revoked; try again when the connection is \

@@ -4,8 +4,9 @@ use clap::Args;
 use uuid::Uuid;
 
 use crate::client::fleet_client::FleetClient;
+use crate::context::{CommandContext, OrderFlags};
 use crate::error::CliError;
-use crate::order::retry::send_order;
+use crate::order::retry::send_order_through;
 use crate::output::{Format, format_json};
 use proto::fleet::v1;
 use proto::fleet::v1::credentials_client::CredentialsClient;
@@ -26,14 +27,11 @@ pub struct RevokeToken {
 }
 
 /// Runs `tokens revoke`: revokes a credential.
-pub async fn revoke_token(
-    client: &FleetClient,
-    arguments: &RevokeToken,
-    format: Format,
-) -> Result<String, CliError> {
+pub async fn revoke_token(context: &CommandContext, arguments: &RevokeToken) -> Result<String, CliError> {
     let id = arguments.credential.to_string();
-    let done = revoke_credential(&mut client.clone(), &id, &arguments.reason).await?;
-    match format {
+    let done =
+        revoke_credential(&mut context.client.clone(), &context.order_flags, &id, &arguments.reason).await?;
+    match context.format {
         Format::Json => format_json(&serde_json::json!({
             "credential": id, "changed": done.changed, "message": done.message,
         })),
@@ -43,6 +41,7 @@ pub async fn revoke_token(
 
 pub(super) async fn revoke_credential(
     client: &mut FleetClient,
+    flags: &OrderFlags,
     id: &str,
     reason: &str,
 ) -> Result<v1::OrderResponse, CliError> {
@@ -50,5 +49,5 @@ pub(super) async fn revoke_credential(
         let request = v1::RevokeCredentialRequest { order: Some(order), credential_id: id.to_owned() };
         CredentialsClient::new(service).revoke(request).await
     };
-    send_order(client, reason, give).await
+    send_order_through(client, flags, reason, give).await
 }

@@ -3,13 +3,12 @@
 use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser};
 use clap::{Args, Subcommand};
 
-use crate::client::fleet_client::FleetClient;
 use crate::cluster::kubernetes::patch::{KubernetesFlags, encode_patch, parse_patch};
 use crate::cluster::outcome::format_response;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
-use crate::output::Format;
 use model::cluster::kubernetes::{RotatableKeys, VolumeDriver};
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
@@ -100,22 +99,17 @@ pub struct RotateKubernetes {
 
 /// Runs a `cluster kubernetes` command and returns its output.
 pub(crate) async fn run_kubernetes_command(
-    client: &FleetClient,
+    context: &CommandContext,
     command: &KubernetesCommand,
-    format: Format,
 ) -> Result<String, CliError> {
     match command {
-        KubernetesCommand::Set(args) => set_kubernetes(client, args, format).await,
-        KubernetesCommand::Remove(args) => remove_kubernetes(client, args, format).await,
-        KubernetesCommand::Rotate(args) => rotate_keys(client, args, format).await,
+        KubernetesCommand::Set(args) => set_kubernetes(context, args).await,
+        KubernetesCommand::Remove(args) => remove_kubernetes(context, args).await,
+        KubernetesCommand::Rotate(args) => rotate_keys(context, args).await,
     }
 }
 
-async fn set_kubernetes(
-    client: &FleetClient,
-    args: &SetKubernetes,
-    format: Format,
-) -> Result<String, CliError> {
+async fn set_kubernetes(context: &CommandContext, args: &SetKubernetes) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let mut wish = parse_patch(args.bundle.as_deref(), &args.flags)?;
     wish.remove_add_ons = args.remove_add_on.iter().cloned().collect();
@@ -130,29 +124,21 @@ async fn set_kubernetes(
         };
         ClusterKubernetesClient::new(service).set(request).await
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
-    format_response(&args.name, response, format)
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, &args.name, response)
 }
 
-async fn remove_kubernetes(
-    client: &FleetClient,
-    args: &RemoveKubernetes,
-    format: Format,
-) -> Result<String, CliError> {
+async fn remove_kubernetes(context: &CommandContext, args: &RemoveKubernetes) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let give = async |service, order| {
         let request = v1::RemoveClusterKubernetesRequest { name: args.name.clone(), order: Some(order) };
         ClusterKubernetesClient::new(service).remove(request).await
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
-    format_response(&args.name, response, format)
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, &args.name, response)
 }
 
-async fn rotate_keys(
-    client: &FleetClient,
-    args: &RotateKubernetes,
-    format: Format,
-) -> Result<String, CliError> {
+async fn rotate_keys(context: &CommandContext, args: &RotateKubernetes) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let give = async |service, order| {
         let request = v1::RotateClusterKubernetesRequest {
@@ -162,6 +148,6 @@ async fn rotate_keys(
         };
         ClusterKubernetesClient::new(service).rotate(request).await
     };
-    let response = send_order(&mut client.clone(), &args.reason, give).await?;
-    format_response(&args.name, response, format)
+    let response = send_order(context, &args.reason, give).await?;
+    format_response(context, &args.name, response)
 }
