@@ -2,8 +2,17 @@
 //!
 //! SSH carries a command as a single string that the remote user's login shell parses. Everything this project runs on
 //! a machine is an argument vector, so each word is quoted here and nowhere else: a device list's `RebootCommand` with
-//! a space or a `$(…)` in it stays the word it was. Only single quotes are used, because every login shell in use reads
-//! them alike.
+//! a space or a `$(…)` in it stays the word it was.
+//!
+//! Words for people are quoted by the library `shlex`. The two directions of an SSH command are not:
+//!
+//! * [`quote`] uses single quotes only, for every word, because every login shell in use reads them alike. `shlex`
+//!   writes double quotes with backslashes around a word that has a single quote or a backslash, and csh does not read
+//!   those.
+//! * [`split`] returns `None` for what a shell would expand. `shlex` returns `$HOME`, `;` and `|` as parts of words,
+//!   and takes a newline for a space.
+
+use std::borrow::Cow;
 
 /// A word that no shell command can carry.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,31 +31,15 @@ pub fn quote(word: &str) -> Result<String, NulInWord> {
     if word.contains('\0') {
         return Err(NulInWord { word: word.to_owned() });
     }
-    let mut quoted = String::with_capacity(word.len() + 2);
-    quoted.push('\'');
-    for part in word.split_inclusive('\'') {
-        match part.strip_suffix('\'') {
-            // The quote itself is outside the quoted run: 'it'\''s'.
-            Some(before) => {
-                quoted.push_str(before);
-                quoted.push_str("'\\''");
-            }
-            None => quoted.push_str(part),
-        }
-    }
-    quoted.push('\'');
-    Ok(quoted)
+    // The quote itself is outside the quoted run: 'it'\''s'.
+    Ok(format!("'{}'", word.replace('\'', "'\\''")))
 }
 
 /// Quotes a word as a person would: bare where that is safe, quoted elsewhere.
 #[must_use]
 pub fn quote_if_needed(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        return text.to_owned();
-    }
     // A word with a NUL cannot be typed. Without the NUL it can at least be read.
-    quote(text).unwrap_or_else(|_| text.replace('\0', ""))
+    shlex::try_quote(text).map_or_else(|_| text.replace('\0', ""), Cow::into_owned)
 }
 
 /// Quotes an argument vector into one command line.
@@ -108,7 +101,8 @@ mod tests {
         for (text, expected) in [
             ("sim/sim-0007", "sim/sim-0007"),
             ("rack a/1", "'rack a/1'"),
-            ("it's", r"'it'\''s'"),
+            ("it's", "\"it's\""),
+            ("+01:00", "+01:00"),
             ("$(reboot)", "'$(reboot)'"),
             ("", "''"),
         ] {

@@ -117,7 +117,7 @@ mod tests {
     fn command_is_repeated_as_it_was_typed_with_its_key() {
         let line = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
         let typed = ["shepherdctl", "budget", "set", "reboot", "--max_count", "5", "--reason", "it's due"];
-        let output = "shepherdctl budget set reboot --max_count 5 --reason 'it'\\''s due'";
+        let output = "shepherdctl budget set reboot --max_count 5 --reason \"it's due\"";
         assert_eq!(repeat_command(&line(&typed), "k 1"), format!("{output} --idempotency_key 'k 1'"));
         for (url, shown) in [
             ("postgres://kim@db/b", "postgres://kim@db/b"),
