@@ -18,13 +18,14 @@ use etcd::record;
 use proto::curator::v1 as wire;
 
 use crate::program::Program;
-use crate::release::{Release, Version};
+use crate::release::Version;
+use model::kubernetes::version::ReleaseVersion;
 
 /// What a record shows of a node that is a controller, or may be one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControllerRelease {
     /// It runs this release, or ran it when it last reported.
-    Known(Release),
+    Known(ReleaseVersion),
     /// It may run any release; the reason as a sentence.
     Unknown(String),
 }
@@ -33,9 +34,9 @@ pub enum ControllerRelease {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControllerReleases {
     /// The lowest known release.
-    pub lowest: Release,
+    pub lowest: ReleaseVersion,
     /// The highest known release.
-    pub highest: Release,
+    pub highest: ReleaseVersion,
     /// The reasons of the controllers that may run any release.
     pub unknown: Vec<String>,
     /// The store's revision at that moment.
@@ -50,16 +51,16 @@ pub enum ReleaseBlock {
     /// A controller is newer than this program, which leaves the objects to it.
     Newer {
         /// The highest release of a controller.
-        highest: Release,
+        highest: ReleaseVersion,
         /// The release of this program.
-        own: Release,
+        own: ReleaseVersion,
     },
     /// A controller is so old that the objects would break its API server.
     Older {
         /// The lowest release of a controller.
-        lowest: Release,
+        lowest: ReleaseVersion,
         /// The lowest release that the objects do not break.
-        required: Release,
+        required: ReleaseVersion,
     },
 }
 
@@ -158,9 +159,9 @@ mod tests {
 
     fn program(release: u32, breaks_below: u32) -> Program {
         Program {
-            version: Release::new(release, 0, 0).into(),
-            needs_objects_of: Release::new(1, 0, 0),
-            breaks_api_servers_below: Release::new(breaks_below, 0, 0),
+            version: ReleaseVersion::new(release, 0, 0).into(),
+            needs_objects_of: ReleaseVersion::new(1, 0, 0),
+            breaks_api_servers_below: ReleaseVersion::new(breaks_below, 0, 0),
         }
     }
 
@@ -203,8 +204,8 @@ mod tests {
         assert_eq!(
             seen,
             ControllerReleases {
-                lowest: Release::new(1, 5, 0),
-                highest: Release::new(3, 0, 1),
+                lowest: ReleaseVersion::new(1, 5, 0),
+                highest: ReleaseVersion::new(3, 0, 1),
                 unknown: vec![],
                 revision: 9,
             }
@@ -240,12 +241,15 @@ mod tests {
             releases(&own, versions.iter().map(|version| node(true, Some(version))).collect())
         };
         assert_eq!(of(&["3.0.0", "2.0.0"]).check_exclusion(&own), Ok(()));
-        let newer = ReleaseBlock::Newer { highest: Release::new(3, 0, 1), own: own.release() };
+        let newer = ReleaseBlock::Newer { highest: ReleaseVersion::new(3, 0, 1), own: own.release() };
         assert_eq!(of(&["3.0.0", "3.0.1", "1.0.0"]).check_candidacy(&own), Err(newer.clone()));
         assert_eq!(of(&["3.0.0", "3.0.1", "1.0.0"]).check_exclusion(&own), Err(newer));
         let old = of(&["1.9.9", "3.0.0"]);
         assert_eq!(old.check_candidacy(&own), Ok(()), "the newest controller is a candidate, and waits");
-        let older = ReleaseBlock::Older { lowest: Release::new(1, 9, 9), required: Release::new(2, 0, 0) };
+        let older = ReleaseBlock::Older {
+            lowest: ReleaseVersion::new(1, 9, 9),
+            required: ReleaseVersion::new(2, 0, 0),
+        };
         assert_eq!(old.check_exclusion(&own), Err(older));
     }
 }

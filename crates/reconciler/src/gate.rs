@@ -18,8 +18,8 @@ use std::fmt;
 
 use crate::controller_releases::ControllerRelease;
 use crate::program::Program;
-use crate::release::Release;
 use crate::status::ReconcilerStatus;
+use model::kubernetes::version::ReleaseVersion;
 
 /// What a controller waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub enum GateWait {
     /// Its record does not show yet that it runs this release.
     NotRecorded {
         /// The release of this program.
-        own: Release,
+        own: ReleaseVersion,
         /// What the record shows; `None` if the node is no controller or has no record.
         recorded: Option<ControllerRelease>,
     },
@@ -38,16 +38,16 @@ pub enum GateWait {
     /// The objects break this release's API server.
     ReleaseTooOld {
         /// The release of this program.
-        own: Release,
+        own: ReleaseVersion,
         /// The lowest release that may start.
-        required: Release,
+        required: ReleaseVersion,
     },
     /// The objects are older than this release needs.
     ObjectsTooOld {
         /// The release of the present objects.
-        current: Release,
+        current: ReleaseVersion,
         /// The lowest release whose objects would do.
-        required: Release,
+        required: ReleaseVersion,
     },
 }
 
@@ -109,8 +109,8 @@ mod tests {
     use super::*;
     use crate::status::ReconcilerState;
 
-    fn release(major: u32) -> Release {
-        Release::new(major, 0, 0)
+    fn release(major: u32) -> ReleaseVersion {
+        ReleaseVersion::new(major, 0, 0)
     }
 
     fn program() -> Program {

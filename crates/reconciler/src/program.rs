@@ -9,12 +9,13 @@
 //!
 //! Neither may exceed the release itself, or no node would ever start.
 
-use crate::release::{Release, Version};
+use crate::release::Version;
+use model::kubernetes::version::ReleaseVersion;
 
 /// The oldest release whose objects are sufficient for this release's components.
-pub const NEEDS_OBJECTS_OF: Release = Release::new(0, 1, 0);
+pub const NEEDS_OBJECTS_OF: ReleaseVersion = ReleaseVersion::new(0, 1, 0);
 /// The oldest release whose API servers can serve with this release's objects.
-pub const BREAKS_API_SERVERS_BELOW: Release = Release::new(0, 1, 0);
+pub const BREAKS_API_SERVERS_BELOW: ReleaseVersion = ReleaseVersion::new(0, 1, 0);
 
 /// The properties of a program that others have to agree with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,9 +23,9 @@ pub struct Program {
     /// Its full version, which its nodes report.
     pub version: Version,
     /// The oldest release whose objects are sufficient for its components.
-    pub needs_objects_of: Release,
+    pub needs_objects_of: ReleaseVersion,
     /// The oldest release whose API servers can serve with its objects.
-    pub breaks_api_servers_below: Release,
+    pub breaks_api_servers_below: ReleaseVersion,
 }
 
 impl Program {
@@ -40,14 +41,14 @@ impl Program {
 
     /// The three numbers of its version.
     #[must_use]
-    pub const fn release(&self) -> Release {
+    pub const fn release(&self) -> ReleaseVersion {
         self.version.release()
     }
 }
 
 /// The version that this program's nodes report.
 fn current_version() -> Version {
-    let numbers = Release::new(
+    let numbers = ReleaseVersion::new(
         parse_number(env!("CARGO_PKG_VERSION_MAJOR")),
         parse_number(env!("CARGO_PKG_VERSION_MINOR")),
         parse_number(env!("CARGO_PKG_VERSION_PATCH")),

@@ -1,24 +1,16 @@
-//! Release numbers and versions, and how they compare.
+//! Version of a program, and how versions compare.
 //!
 //! Only the three numbers of a release are compared. The rest of a version (a pre-release, a commit) identifies builds
 //! for people: two builds of one release need the same objects, or one of them should have had another number.
+//! So [`Version`] is not the type of the library `semver`, which orders a pre-release before its release.
 
 use std::fmt;
 use std::str::FromStr;
 
+use model::kubernetes::version::ReleaseVersion;
+
 /// The longest version that is accepted, in bytes.
 const MAX_VERSION_BYTES: usize = 1000;
-
-/// A release. Releases are ordered by their numbers, from the left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Release {
-    /// The first number, compared first.
-    pub major: u32,
-    /// The second number of the three.
-    pub minor: u32,
-    /// The third number, compared last.
-    pub patch: u32,
-}
 
 /// The error for a text that is no version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,48 +19,17 @@ pub struct Release {
 )]
 pub struct InvalidVersion(String);
 
-impl Release {
-    /// A release with these numbers.
-    #[must_use]
-    pub const fn new(major: u32, minor: u32, patch: u32) -> Self {
-        Self { major, minor, patch }
-    }
-}
-
-impl fmt::Display for Release {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
-    }
-}
-
-impl FromStr for Release {
-    type Err = InvalidVersion;
-
-    /// Parses exactly three numbers.
-    fn from_str(text: &str) -> Result<Self, InvalidVersion> {
-        let number = |word: Option<&str>| {
-            word.filter(|word| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit()))
-                .and_then(|word| word.parse().ok())
-        };
-        let mut words = text.split('.');
-        match (number(words.next()), number(words.next()), number(words.next()), words.next()) {
-            (Some(major), Some(minor), Some(patch), None) => Ok(Self { major, minor, patch }),
-            _ => Err(InvalidVersion(text.chars().take(100).collect())),
-        }
-    }
-}
-
 /// The version of a program: a release, and details for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
     text: String,
-    release: Release,
+    release: ReleaseVersion,
 }
 
 impl Version {
     /// The release, which is what gets compared.
     #[must_use]
-    pub const fn release(&self) -> Release {
+    pub const fn release(&self) -> ReleaseVersion {
         self.release
     }
 
@@ -79,8 +40,8 @@ impl Version {
     }
 }
 
-impl From<Release> for Version {
-    fn from(release: Release) -> Self {
+impl From<ReleaseVersion> for Version {
+    fn from(release: ReleaseVersion) -> Self {
         Self { text: release.to_string(), release }
     }
 }
@@ -97,7 +58,10 @@ impl FromStr for Version {
     fn from_str(text: &str) -> Result<Self, InvalidVersion> {
         let numbers = text.split(['-', '+']).next().unwrap_or_default();
         match numbers.parse() {
-            Ok(release) if text.len() <= MAX_VERSION_BYTES => Ok(Self { text: text.to_owned(), release }),
+            // Only programs of Kubernetes put a `v` before their version.
+            Ok(release) if text.len() <= MAX_VERSION_BYTES && !text.starts_with('v') => {
+                Ok(Self { text: text.to_owned(), release })
+            }
             _ => Err(InvalidVersion(text.chars().take(100).collect())),
         }
     }
@@ -110,7 +74,7 @@ mod tests {
     #[test]
     fn releases_are_compared_from_the_left_and_as_numbers() {
         let sorted = ["0.0.2", "0.0.10", "0.1.0", "0.10.0", "1.0.0", "10000.0.0"];
-        let releases: Vec<Release> = sorted.iter().map(|text| text.parse().unwrap()).collect();
+        let releases: Vec<ReleaseVersion> = sorted.iter().map(|text| text.parse().unwrap()).collect();
         assert!(releases.is_sorted_by(|one, other| one < other), "{releases:?}");
         for (release, text) in releases.iter().zip(sorted) {
             assert_eq!(release.to_string(), text);
@@ -121,7 +85,7 @@ mod tests {
     fn suffix_is_preserved_and_not_compared() {
         for text in ["1.2.3", "1.2.3-rc.1", "1.2.3+0f1e2d", "1.2.3-dev.4+0f1e2d-dirty"] {
             let version: Version = text.parse().unwrap();
-            assert_eq!(version.release(), Release::new(1, 2, 3), "{text}");
+            assert_eq!(version.release(), ReleaseVersion::new(1, 2, 3), "{text}");
             assert_eq!(version.to_string(), text);
         }
         let (one, other): (Version, Version) = ("1.2.3+a".parse().unwrap(), "1.2.3+b".parse().unwrap());

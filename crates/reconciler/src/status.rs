@@ -10,7 +10,8 @@ use prost::Message as _;
 use proto::curator::v1 as wire;
 
 use crate::program::Program;
-use crate::release::{Release, Version};
+use crate::release::Version;
+use model::kubernetes::version::ReleaseVersion;
 use wire::reconciler_status_record::State as WireState;
 
 /// What the reconciler is doing. It is shown to people; nothing is decided by it.
@@ -30,7 +31,7 @@ pub struct ReconcilerStatus {
     /// Objects are at least as this version wants them.
     pub version: Version,
     /// API servers of older releases than this must not run.
-    pub lowest_compatible: Release,
+    pub lowest_compatible: ReleaseVersion,
 }
 
 impl ReconcilerStatus {
@@ -93,7 +94,7 @@ mod tests {
             let status = ReconcilerStatus {
                 state,
                 version: "1.2.3-rc.1+abc".parse().unwrap(),
-                lowest_compatible: Release::new(1, 0, 7),
+                lowest_compatible: ReleaseVersion::new(1, 0, 7),
             };
             assert_eq!(ReconcilerStatus::decode(&status.encode()).unwrap(), status);
         }

@@ -10,11 +10,11 @@ use shepherd::etcd::client::Client;
 use shepherd::etcd::key_space::{NODES, RECONCILER_LEADER, RECONCILER_STATUS};
 use shepherd::etcd::namespace::KeySelector;
 use shepherd::etcd::record;
+use shepherd::model::kubernetes::version::ReleaseVersion;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::reconciler::leadership::ReconcileTiming;
 use shepherd::reconciler::objects::{ObjectReconciler, ReconcileError, ReconcileSummary};
 use shepherd::reconciler::program::Program;
-use shepherd::reconciler::release::Release;
 use shepherd::reconciler::service::{Reconciler, ReconcilerSettings};
 use shepherd::reconciler::status::{ReconcilerState, ReconcilerStatus};
 use tokio::sync::Notify;
@@ -26,7 +26,7 @@ use crate::harness::etcd_servers::{in_time, until};
 /// For what must not happen: long enough for a program that does it. No test is right because of it.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(300);
 
-pub(crate) fn release(text: &str) -> Result<Release> {
+pub(crate) fn release(text: &str) -> Result<ReleaseVersion> {
     Ok(text.parse()?)
 }
 

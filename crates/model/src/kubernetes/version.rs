@@ -2,9 +2,12 @@
 //!
 //! Kubernetes and the role server have such versions. Only releases do: a pre-release of Kubernetes promises no
 //! compatibility with the release before it, so there is no rule by which a cluster could change to it or come back.
+//! The syntax is that of semantic versions, and the library `semver` parses it.
 
 use std::fmt;
 use std::str::FromStr;
+
+use semver::Version;
 
 /// A version. Versions are ordered by their numbers, from the left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,16 +45,17 @@ impl FromStr for ReleaseVersion {
     /// Parses three numbers, with or without the `v` that Kubernetes' own programs put before them. Numbers have no
     /// leading zeros: a version is written in one way.
     fn from_str(text: &str) -> Result<Self, VersionError> {
-        let number = |word: Option<&str>| {
-            word.filter(|word| word.bytes().all(|byte| byte.is_ascii_digit()))
-                .filter(|word| *word == "0" || !word.starts_with('0'))
-                .and_then(|word| word.parse().ok())
-        };
-        let mut words = text.strip_prefix('v').unwrap_or(text).split('.');
-        match (number(words.next()), number(words.next()), number(words.next()), words.next()) {
-            (Some(major), Some(minor), Some(patch), None) => Ok(Self { major, minor, patch }),
-            _ => Err(VersionError(text.chars().take(100).collect())),
+        let invalid = || VersionError(text.chars().take(100).collect());
+        let version = Version::parse(text.strip_prefix('v').unwrap_or(text)).map_err(|_| invalid())?;
+        if !version.pre.is_empty() || !version.build.is_empty() {
+            return Err(invalid());
         }
+        let number = |number: u64| u32::try_from(number).map_err(|_| invalid());
+        Ok(Self {
+            major: number(version.major)?,
+            minor: number(version.minor)?,
+            patch: number(version.patch)?,
+        })
     }
 }
 

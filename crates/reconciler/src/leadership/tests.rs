@@ -1,7 +1,7 @@
 //! Tests of the leadership: one per row of its table, and one per branch beside it.
 
 use super::*;
-use crate::release::Release;
+use model::kubernetes::version::ReleaseVersion;
 
 const NOW: Duration = Duration::from_secs(1000);
 const QUIET: Duration = Duration::from_secs(5);
@@ -10,13 +10,13 @@ const EVERY: Duration = Duration::from_secs(30);
 fn program(release: &str, breaks_below: u32) -> Program {
     Program {
         version: release.parse().unwrap(),
-        needs_objects_of: Release::new(1, 0, 0),
-        breaks_api_servers_below: Release::new(breaks_below, 0, 0),
+        needs_objects_of: ReleaseVersion::new(1, 0, 0),
+        breaks_api_servers_below: ReleaseVersion::new(breaks_below, 0, 0),
     }
 }
 
 fn status(state: ReconcilerState, version: &str, lowest_compatible: u32) -> ReconcilerStatus {
-    let lowest_compatible = Release::new(lowest_compatible, 0, 0);
+    let lowest_compatible = ReleaseVersion::new(lowest_compatible, 0, 0);
     ReconcilerStatus { state, version: version.parse().unwrap(), lowest_compatible }
 }
 
@@ -38,7 +38,7 @@ fn elected_leadership(program: &Program, status: Option<ReconcilerStatus>) -> Le
 }
 
 fn releases(lowest: u32, highest: u32, revision: i64) -> ControllerReleases {
-    let (lowest, highest) = (Release::new(lowest, 0, 0), Release::new(highest, 0, 0));
+    let (lowest, highest) = (ReleaseVersion::new(lowest, 0, 0), ReleaseVersion::new(highest, 0, 0));
     ControllerReleases { lowest, highest, unknown: Vec::new(), revision }
 }
 

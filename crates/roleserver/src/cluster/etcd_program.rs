@@ -18,13 +18,13 @@
 //! Before each start of etcd, and never otherwise. That is usually once in the life of a machine. A cache of the
 //! version would save some milliseconds, and would be wrong if the program is a script that runs another file.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
+use semver::Version;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Command;
 
@@ -35,26 +35,9 @@ const VERSION_BYTES: u64 = 4096;
 /// Characters of the output that an error quotes at most.
 const QUOTED_CHARACTERS: usize = 120;
 /// The oldest version that has the flag that a peer with several addresses needs.
-const OLDEST: Version = Version { major: 3, minor: 4, patch: 16 };
+const OLDEST: Version = Version::new(3, 4, 16);
 /// The first version that no longer accepts the experimental name of that flag.
-const NO_EXPERIMENTAL_FLAGS: Version = Version { major: 3, minor: 7, patch: 0 };
-
-/// A version of etcd.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
-    /// Major version, 3 for all supported releases.
-    pub major: u64,
-    /// Minor version; a minor release may change flags.
-    pub minor: u64,
-    /// Number of the patch release.
-    pub patch: u64,
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
-    }
-}
+const NO_EXPERIMENTAL_FLAGS: Version = Version::new(3, 7, 0);
 
 /// Names of the flags that differ between versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,10 +125,10 @@ pub fn program() -> PathBuf {
 
 /// The flags for a version; `None` if the version is too old. A version newer than the last supported one gets the
 /// flags of that one.
-fn flags_of(version: Version) -> Option<Flags> {
-    if version < OLDEST {
+fn flags_of(version: &Version) -> Option<Flags> {
+    if *version < OLDEST {
         None
-    } else if version < NO_EXPERIMENTAL_FLAGS {
+    } else if *version < NO_EXPERIMENTAL_FLAGS {
         Some(Flags::Experimental)
     } else {
         Some(Flags::Stable)
@@ -163,19 +146,16 @@ pub fn running_flags(running: &str, digest: impl Fn(Flags) -> String) -> Option<
 }
 
 /// Parses the output of `etcd --version`: `etcd Version: 3.7.3` and further lines. A suffix such as `-rc.1` in
-/// `3.7.0-rc.1` is ignored.
+/// `3.7.0-rc.1` is ignored, because a pre-release has the flags of its release.
 fn parse_version(printed: &str) -> Option<Version> {
     let version = printed.lines().find_map(|line| line.strip_prefix("etcd Version:"))?.trim();
-    let numbers = version.split(['-', '+']).next()?;
-    let mut numbers = numbers.split('.').map(|number| number.parse().ok());
-    let version = Version { major: numbers.next()??, minor: numbers.next()??, patch: numbers.next()?? };
-    numbers.next().is_none().then_some(version)
+    Version::parse(version.split(['-', '+']).next()?).ok()
 }
 
 /// Reads the program's version and returns the flags for it.
 pub async fn ask_flags(program: &Path, deadline: Duration) -> Result<Flags, ProgramError> {
     let version = ask_version(program, deadline).await?;
-    let flags = flags_of(version);
+    let flags = flags_of(&version);
     tracing::info!(program = %program.display(), %version, ?flags, "the program etcd");
     flags.ok_or_else(|| ProgramError::TooOld { program: program.to_owned(), version })
 }
@@ -253,7 +233,7 @@ mod tests {
             ("3.10.0", Some(Flags::Stable)),
             ("4.0.0", Some(Flags::Stable)),
         ] {
-            assert_eq!(flags_of(version(text)), flags, "{text}");
+            assert_eq!(flags_of(&version(text)), flags, "{text}");
         }
     }
 

@@ -10,9 +10,9 @@ use shepherd::etcd::client::{Listing, Record};
 use shepherd::etcd::guard::LeaderGuard;
 use shepherd::etcd::key_space::{NODES, RECONCILER_STATUS};
 use shepherd::etcd::namespace::Namespace;
+use shepherd::model::kubernetes::version::ReleaseVersion;
 use shepherd::proto::etcdserverpb as wire;
 use shepherd::reconciler::program::Program;
-use shepherd::reconciler::release::Release;
 use shepherd::reconciler::status::ReconcilerStatus;
 use wire::request_op::Request;
 
@@ -94,7 +94,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(seed: u64) -> anyhow::Result<Self> {
         let sim = Sim::new(seed);
-        let release = |number: usize| Release::new(0, u32::try_from(number).unwrap_or_default(), 0);
+        let release = |number: usize| ReleaseVersion::new(0, u32::try_from(number).unwrap_or_default(), 0);
         let programs = (1..=RELEASES).map(|number| Program {
             version: release(number).into(),
             needs_objects_of: release(1 + sim.below(number)),
