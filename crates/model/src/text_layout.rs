@@ -1,15 +1,19 @@
 //! Text layout: labelled lines and word wrap.
 //!
-//! The width is a parameter, because the caller knows whether the output is a terminal.
+//! The width is a parameter, because the caller knows whether the output is a terminal. It is in columns of a terminal,
+//! of which a character may take two or none.
+
+use unicode_width::UnicodeWidthStr as _;
 
 /// Lines of labels and values, one below the other, with the values aligned and wrapped.
 #[must_use]
 pub fn format_labelled(indent: usize, lines: &[(String, String)], width: Option<usize>) -> String {
-    let widest = lines.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+    let widest = lines.iter().map(|(label, _)| label.width()).max().unwrap_or(0);
     let margin = indent + widest + 2;
     let mut text = String::new();
     for (label, value) in lines {
-        let mut left = format!("{:indent$}{label:<widest$}", "");
+        let padding = widest - label.width();
+        let mut left = format!("{:indent$}{label}{:padding$}", "", "");
         for line in wrap_text(value, width.map(|width| width.saturating_sub(margin))) {
             text.push_str(format!("{left}  {line}").trim_end());
             text.push('\n');
@@ -19,7 +23,7 @@ pub fn format_labelled(indent: usize, lines: &[(String, String)], width: Option<
     text
 }
 
-/// Wraps text at spaces into lines of at most `width` characters. A width below 20 is ignored.
+/// Wraps text at spaces into lines of at most `width` columns. A width below 20 is ignored.
 #[must_use]
 pub fn wrap_text(text: &str, width: Option<usize>) -> Vec<String> {
     let Some(width) = width.filter(|width| *width >= 20) else {
@@ -29,7 +33,7 @@ pub fn wrap_text(text: &str, width: Option<usize>) -> Vec<String> {
     for paragraph in text.lines() {
         let mut line = String::new();
         for word in paragraph.split(' ') {
-            if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+            if !line.is_empty() && line.width() + 1 + word.width() > width {
                 lines.push(std::mem::take(&mut line));
             }
             if !line.is_empty() {
@@ -54,5 +58,13 @@ mod tests {
             format_labelled(2, &lines, Some(28)),
             "  a     one two three four\n        five\n  long  x\n"
         );
+    }
+
+    #[test]
+    fn wide_characters_take_two_columns() {
+        let lines =
+            [("東京".to_owned(), "東京 東京 東京 東京 東京".to_owned()), ("a".to_owned(), "x".into())];
+        let expected = "東京  東京 東京 東京 東京\n      東京\na     x\n";
+        assert_eq!(format_labelled(0, &lines, Some(26)), expected);
     }
 }

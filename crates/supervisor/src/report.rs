@@ -67,6 +67,7 @@ impl TreeReport {
 impl fmt::Display for TreeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let drawn: Vec<_> = draw_branches(&self.entries);
+        // Names of runnables are ASCII, and a line of the tree takes a column per character.
         let widest = drawn.iter().map(|text| text.chars().count()).max().unwrap_or(0);
         for (entry, drawn) in self.entries.iter().zip(&drawn) {
             write!(

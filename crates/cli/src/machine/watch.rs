@@ -20,6 +20,7 @@ use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
 use crate::machine::selection::MachineFilters;
 use crate::machine::summary::decode_machine;
+use crate::output::table::pad_right;
 use crate::output::{Output, print_chunk, print_stderr, yaml};
 use bmdb::fleet::listing::MachineSummary;
 use proto::fleet::v1;
@@ -307,7 +308,8 @@ fn machine_row(line: &MachineSummary) -> String {
     let name = if line.name.provider_id.is_some() { line.name.short_name() } else { "-".to_owned() };
     let since = line.phase_since.format("%Y-%m-%d %H:%M:%S");
     let why = why.replace(['\n', '\r', '\t'], " ");
-    format!("{:.8}  {name:<24}  {:<16}  since {since}  {why}\n", line.name.machine.to_string(), line.phase)
+    let (id, name) = (line.name.machine.to_string(), pad_right(&name, 24));
+    format!("{id:.8}  {name}  {:<16}  since {since}  {why}\n", line.phase)
 }
 
 fn print_or_end(text: &str) -> Result<(), WatchEnd> {

@@ -1,9 +1,12 @@
 //! Tables, as wide as the terminal.
 //!
 //! A table is cut to the width of the terminal, at its last column first. It is never cut when standard output is no
-//! terminal, so piped output is complete.
+//! terminal, so piped output is complete. Widths are columns of a terminal and not characters: `unicode-width` knows
+//! which characters take two columns, and which none.
 
 use std::fmt::Write as _;
+
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 /// Columns of the terminal on standard output, or of `COLUMNS`; `None` if nothing needs to be cut.
 #[must_use]
@@ -17,24 +20,31 @@ pub fn terminal_width() -> Option<usize> {
 /// Formats rows under headers, as wide as necessary and as the terminal allows.
 #[must_use]
 pub fn format_table(headers: &[&str], rows: &[Vec<String>], width: Option<usize>) -> String {
-    let mut widths: Vec<usize> = headers.iter().map(|header| header.chars().count()).collect();
-    for row in rows {
+    let headers: Vec<String> = headers.iter().map(|header| (*header).to_owned()).collect();
+    let lines = std::iter::once(&headers).chain(rows);
+    let lines: Vec<Vec<String>> = lines.map(|row| row.iter().map(|cell| one_line(cell)).collect()).collect();
+    let mut widths = vec![0; headers.len()];
+    for row in &lines {
         for (column, cell) in row.iter().enumerate() {
-            widths[column] = widths[column].max(cell.chars().count());
+            widths[column] = widths[column].max(cell.width());
         }
     }
-    let headers = headers.iter().map(|header| (*header).to_owned()).collect::<Vec<_>>();
     let mut text = String::new();
-    for row in std::iter::once(&headers).chain(rows) {
+    for row in &lines {
         let mut line = String::new();
         for (column, cell) in row.iter().enumerate() {
             let gap = if column == 0 { "" } else { "  " };
-            let _ = write!(line, "{gap}{:<1$}", one_line(cell), widths[column]);
+            let _ = write!(line, "{gap}{}", pad_right(cell, widths[column]));
         }
         text.push_str(&truncate_line(line.trim_end(), width));
         text.push('\n');
     }
     text
+}
+
+/// The text, followed by spaces up to this number of columns.
+pub(crate) fn pad_right(text: &str, columns: usize) -> String {
+    format!("{text}{:1$}", "", columns.saturating_sub(text.width()))
 }
 
 pub(crate) fn or_dash(text: Option<&str>) -> String {
@@ -47,8 +57,15 @@ fn one_line(cell: &str) -> String {
 
 fn truncate_line(line: &str, width: Option<usize>) -> String {
     match width {
-        Some(width) if line.chars().count() > width => {
-            let kept: String = line.chars().take(width.saturating_sub(1)).collect();
+        Some(width) if line.width() > width => {
+            // The ellipsis takes one column.
+            let mut columns = 1;
+            let fits = |c: &char| {
+                // A control character counts as one, as it does in a text.
+                columns += c.width().unwrap_or(1);
+                columns <= width
+            };
+            let kept: String = line.chars().take_while(fits).collect();
             format!("{}…", kept.trim_end())
         }
         _ => line.to_owned(),
@@ -65,5 +82,16 @@ mod tests {
         let headers = ["NAME", "WHY"];
         assert_eq!(format_table(&headers, &rows, None), "NAME    WHY\na       some long reason\nlonger  b\n");
         assert_eq!(format_table(&headers, &rows, Some(16)), "NAME    WHY\na       some lo…\nlonger  b\n");
+    }
+
+    #[test]
+    fn columns_are_those_of_the_terminal() {
+        let rows = vec![vec!["東京".into(), "東京都".into()], vec!["e\u{301}".into(), "b".into()]];
+        let headers = ["AT", "WHY"];
+        assert_eq!(format_table(&headers, &rows, None), "AT    WHY\n東京  東京都\ne\u{301}     b\n");
+        for (width, cut) in [(12, "東京  東京都"), (11, "東京  東京…"), (10, "東京  東…"), (9, "東京  東…")]
+        {
+            assert_eq!(format_table(&headers, &rows, Some(width)).lines().nth(1), Some(cut), "{width}");
+        }
     }
 }
