@@ -87,7 +87,7 @@ async fn curators_get_the_settings_of_kubernetes_and_forget_them_when_no_node_ru
         let line = text.lines().find_map(|line| line.trim().strip_prefix(key)).context(key.to_owned())?;
         Ok(STANDARD.decode(line.trim())?)
     };
-    assert!(text.contains("current-context: \"ams\"") && text.contains(":6443\""), "{text}");
+    assert!(text.contains("current-context: ams\n") && text.contains(":6443\n"), "{text}");
     CertificateDer::from_pem_slice(&of("client-certificate-data:")?)?;
     CertificateDer::from_pem_slice(&of("certificate-authority-data:")?)?;
     let key = of("client-key-data:")?;

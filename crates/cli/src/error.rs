@@ -29,6 +29,9 @@ pub enum CliError {
     /// The response is not valid JSON.
     #[error("cannot write the answer as JSON: {0}")]
     Json(#[from] serde_json::Error),
+    /// The answer cannot be written as YAML.
+    #[error("cannot write the answer as YAML: {0}")]
+    Yaml(#[from] serde_saphyr::SerializeError),
 }
 
 impl CliError {
@@ -59,7 +62,7 @@ impl CliError {
                 | BmdbError::NewerSchema { .. }
                 | BmdbError::OlderSchema { .. },
             ) => 2,
-            Self::Bmdb(_) | Self::Failed(_) | Self::Output(_) | Self::Json(_) => 1,
+            Self::Bmdb(_) | Self::Failed(_) | Self::Output(_) | Self::Json(_) | Self::Yaml(_) => 1,
         }
     }
 }

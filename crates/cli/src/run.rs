@@ -115,7 +115,7 @@ async fn run_with_context(
     }
     let answer = run_fleet_command(command, context).await?;
     match cli.output {
-        Output::Yaml => Ok(yaml::format_document(&serde_json::from_str(&answer)?)),
+        Output::Yaml => yaml::format_document(&serde_json::from_str(&answer)?),
         Output::Table | Output::Json => Ok(answer),
     }
 }

@@ -4,7 +4,6 @@
 //! is written only into that file or to the terminal. Only its public half is sent. The curators sign it when the
 //! holder of the cluster's lease requests the signature from them.
 
-use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use base64::Engine as _;
@@ -28,6 +27,7 @@ use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::file::write_file_atomic;
 use crate::output::pem::encode_pem;
+use crate::output::yaml::format_document;
 use crate::output::{Format, format_json, print_stderr};
 use bmdb::cluster::lock::order_target;
 use bmdb::orders::order::OrderOutcome;
@@ -224,34 +224,34 @@ fn render_kubeconfig(name: &str, signed: &KubernetesUserView, key: &[u8]) -> Res
              describe {name})"
         )));
     }
-    // YAML reads a JSON string as the same text.
-    let quoted = |text: &str| json!(text).to_string();
-    let user = quoted(&format!("{}@{name}", signed.holder));
-    let context =
-        |number: usize| quoted(&if number == 0 { name.to_owned() } else { format!("{name}-{}", number + 1) });
-    let mut text = String::from("apiVersion: v1\nkind: Config\npreferences: {}\nclusters:\n");
-    for (number, server) in signed.api_servers.iter().enumerate() {
-        let _ = write!(
-            text,
-            "- name: {}\n  cluster:\n    server: {}\n    certificate-authority-data: {}\n",
-            context(number),
-            quoted(&format!("https://{server}")),
-            STANDARD.encode(&servers)
-        );
-    }
-    text.push_str("contexts:\n");
-    for number in 0..signed.api_servers.len() {
-        let name = context(number);
-        let _ = write!(text, "- name: {name}\n  context:\n    cluster: {name}\n    user: {user}\n");
-    }
-    let _ = write!(
-        text,
-        "current-context: {}\nusers:\n- name: {user}\n  user:\n    client-certificate-data: {}\n    client-key-data: {}\n",
-        context(0),
-        STANDARD.encode(encode_pem("CERTIFICATE", &certificate)),
-        STANDARD.encode(encode_pem("PRIVATE KEY", key))
-    );
-    Ok(text)
+    let user = format!("{}@{name}", signed.holder);
+    let context_name =
+        |number: usize| if number == 0 { name.to_owned() } else { format!("{name}-{}", number + 1) };
+    let authorities = STANDARD.encode(servers);
+    let cluster = |(number, server): (usize, &String)| {
+        json!({
+            "name": context_name(number),
+            "cluster": { "server": format!("https://{server}"), "certificate-authority-data": authorities },
+        })
+    };
+    let context = |number: usize| {
+        let name = context_name(number);
+        json!({ "name": name, "context": { "cluster": name, "user": user } })
+    };
+    let certificate = STANDARD.encode(encode_pem("CERTIFICATE", &certificate));
+    let key = STANDARD.encode(encode_pem("PRIVATE KEY", key));
+    format_document(&json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "preferences": {},
+        "clusters": signed.api_servers.iter().enumerate().map(cluster).collect::<Vec<_>>(),
+        "contexts": (0..signed.api_servers.len()).map(context).collect::<Vec<_>>(),
+        "current-context": context_name(0),
+        "users": [{
+            "name": user,
+            "user": { "client-certificate-data": certificate, "client-key-data": key },
+        }],
+    }))
 }
 
 #[cfg(test)]
@@ -282,11 +282,11 @@ mod tests {
     fn every_api_server_is_a_context_and_the_first_one_is_current() {
         let text = render_kubeconfig("ams", &signed_user(), &[7]).unwrap();
         for line in [
-            "current-context: \"ams\"",
-            "- name: \"ams-2\"",
-            "    server: \"https://10.0.0.1:6443\"",
-            "    server: \"https://10.0.0.2:6443\"",
-            "    user: \"kim@ams\"",
+            "current-context: ams",
+            "  name: ams-2",
+            "    server: https://10.0.0.1:6443",
+            "    server: https://10.0.0.2:6443",
+            "    user: kim@ams",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}: {text}");
         }

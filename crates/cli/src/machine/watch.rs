@@ -255,7 +255,7 @@ impl WatchSession {
 
     fn format_line(&self, line: &WatchLine<'_>) -> Result<String, CliError> {
         Ok(match self.output {
-            Output::Yaml => format!("---\n{}", yaml::format_document(&serde_json::to_value(line)?)),
+            Output::Yaml => format!("---\n{}", yaml::format_document(&serde_json::to_value(line)?)?),
             Output::Table | Output::Json => format!("{}\n", serde_json::to_string(line)?),
         })
     }

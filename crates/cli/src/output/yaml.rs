@@ -1,79 +1,17 @@
 //! YAML output: the same fields as in JSON, for operators who store it with other YAML.
 //!
-//! Text that YAML could read as anything but itself is quoted as in JSON, which YAML reads too.
-
-use std::fmt::Write as _;
+//! The library `serde-saphyr` writes it, as `kubectl` does: lists at the column of their key, and quotes around text
+//! that a reader of YAML 1.1 or 1.2 could take for anything but itself. Each value is on one line, however long it is,
+//! so that output can be searched line by line.
 
 use serde_json::Value;
-use uuid::Uuid;
+
+use crate::error::CliError;
 
 /// Formats a value as a YAML document.
-#[must_use]
-pub fn format_document(value: &Value) -> String {
-    let mut text = String::new();
-    match value {
-        Value::Object(_) | Value::Array(_) if !is_empty(value) => write_value(&mut text, value, 0),
-        _ => {
-            let _ = writeln!(text, "{}", format_scalar(value));
-        }
-    }
-    text
-}
-
-fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Object(fields) => fields.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        _ => false,
-    }
-}
-
-/// Writes an object or a list, each part on lines of its own.
-fn write_value(text: &mut String, value: &Value, indent: usize) {
-    match value {
-        Value::Object(fields) => {
-            for (key, part) in fields {
-                let _ = write!(text, "{:indent$}{}:", "", plain_or_quoted(key));
-                write_part(text, part, indent + 2);
-            }
-        }
-        Value::Array(items) => {
-            for item in items {
-                let _ = write!(text, "{:indent$}-", "");
-                write_part(text, item, indent + 2);
-            }
-        }
-        _ => {}
-    }
-}
-
-/// Writes one part after its key or dash.
-fn write_part(text: &mut String, part: &Value, indent: usize) {
-    if matches!(part, Value::Object(_) | Value::Array(_)) && !is_empty(part) {
-        text.push('\n');
-        write_value(text, part, indent);
-    } else {
-        let _ = writeln!(text, " {}", format_scalar(part));
-    }
-}
-
-fn format_scalar(value: &Value) -> String {
-    match value {
-        Value::String(text) => plain_or_quoted(text),
-        // Numbers, booleans, null and empty values have the same form in JSON and YAML.
-        other => other.to_string(),
-    }
-}
-
-fn plain_or_quoted(text: &str) -> String {
-    let word = text.starts_with(|c: char| c.is_ascii_alphabetic())
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '/' | '.'));
-    let means_more =
-        ["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_lowercase().as_str());
-    // Of all UUIDs, a third begin with a letter. All are written without quotes, because their dashes prevent a
-    // number.
-    let id = text.len() == 36 && Uuid::try_parse(text).is_ok();
-    if (word && !means_more) || id { text.to_owned() } else { Value::String(text.to_owned()).to_string() }
+pub fn format_document(value: &Value) -> Result<String, CliError> {
+    let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
+    Ok(serde_saphyr::to_string_with_options(value, options)?)
 }
 
 #[cfg(test)]
@@ -93,28 +31,33 @@ mod tests {
 at: null
 empty: \"\"
 ids:
-  - 0199f3a2-0000-7000-8000-000000000001
-  - \"00000000000000000000000000000001\"
-  - \"12e5\"
+- 0199f3a2-0000-7000-8000-000000000001
+- \"00000000000000000000000000000001\"
+- \"12e5\"
 issues:
-  -
-    about: \"a: b\"
-    id: brake
-    of: 3
-  - {}
-  -
-    - 1
-    -
-      - 2
-  - []
+- about: \"a: b\"
+  id: brake
+  of: 3
+- {}
+- - 1
+  - - 2
+- []
 note: \"- \\\"x\\\"\\n#\"
 \"on\": \"no\"
-\"é\": true
+é: true
 ";
-        assert_eq!(format_document(&value), expected);
+        assert_eq!(format_document(&value).unwrap(), expected);
         assert_eq!(
-            (format_document(&json!([])), format_document(&json!(7))),
+            (format_document(&json!([])).unwrap(), format_document(&json!(7)).unwrap()),
             ("[]\n".to_owned(), "7\n".to_owned())
         );
+    }
+
+    #[test]
+    fn each_value_is_on_one_line() {
+        let long = ["word"; 40].join(" ");
+        let value = json!({ "at": "2026-11-20T18:00:00Z", "long": long, "text": "one\ntwo\n" });
+        let expected = format!("at: \"2026-11-20T18:00:00Z\"\nlong: {long}\ntext: \"one\\ntwo\\n\"\n");
+        assert_eq!(format_document(&value).unwrap(), expected);
     }
 }
