@@ -18,6 +18,10 @@
 //!   sides exceeds the maximum.
 //! * *The spread grows with the delay.* Half of a long delay separates a whole fleet. A tenth of it does not.
 //!
+//! One kind of retry keeps its own rule, transactions of the database that lose against each other: see
+//! `connection/transaction.rs` of the crate `bmdb`. Their pauses are milliseconds, and only the spread separates two
+//! that lost together.
+//!
 //! The price is that a delay is three quarters of its nominal length on average. A policy whose shortest delay matters
 //! starts with twice that.
 //!
@@ -86,9 +90,11 @@ pub fn jitter(delay: Duration, roll: f64) -> Duration {
     scale(delay, 0.5 + clamp_roll(roll) / 2.0).min(delay)
 }
 
-/// Makes an interval shorter or longer by up to this fraction of it. A roll of 0.5 leaves it as it is.
+/// Makes an interval shorter or longer by up to this fraction of it. A roll of 0.5 leaves it as it is. A fraction outside
+/// of 0..1 counts as the nearer end, and one that is not a number as 0.
 #[must_use]
 pub fn spread_interval(interval: Duration, fraction: f64, roll: f64) -> Duration {
+    let fraction = if fraction.is_nan() { 0.0 } else { fraction.clamp(0.0, 1.0) };
     scale(interval, 1.0 - fraction + 2.0 * fraction * clamp_roll(roll))
 }
 
@@ -200,6 +206,12 @@ mod tests {
             assert_eq!(found, millis(expected), "{fraction} {roll}");
         }
         assert_eq!(spread_interval(Duration::MAX, 0.1, 1.0), Duration::MAX);
+        for (fraction, roll, expected) in
+            [(2.0, 0.0, 0), (2.0, 1.0, 60), (-1.0, 0.0, 30), (f64::NAN, 0.0, 30)]
+        {
+            let found = spread_interval(Duration::from_secs(30), fraction, roll);
+            assert_eq!(found, Duration::from_secs(expected), "{fraction} {roll}");
+        }
     }
 
     proptest! {

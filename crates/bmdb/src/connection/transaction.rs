@@ -29,7 +29,9 @@ use model::phase::Phase;
 /// a SERIALIZABLE one was observed to lose every second time: with twelve tries a busy host would fail a heartbeat
 /// every few thousand.
 const MAX_ATTEMPTS: u32 = 24;
-/// The delays before such a transaction is run again.
+/// The longest delays before such a transaction is run again. The delay is drawn from zero on, unlike that of other
+/// retries: two transactions that lost against each other are separated by the spread alone, and one that is repeated
+/// at once does no harm.
 const CONFLICT_BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_millis(2), factor: 2.0, max: Duration::from_millis(256) };
 /// How long the answer to one statement is waited for: a little longer than `statement_timeout`.
@@ -163,7 +165,8 @@ impl Bmdb {
         match remedy_for(&error, committing) {
             Remedy::Retry => {
                 self.metrics().count_transaction(what, "retried");
-                tokio::time::sleep(CONFLICT_BACKOFF.delay(attempt + 1, rand::random())).await;
+                let longest = CONFLICT_BACKOFF.nominal(attempt + 1);
+                tokio::time::sleep(longest.mul_f64(rand::random::<f64>())).await;
                 Ok(())
             }
             Remedy::ResolveOutcome => {

@@ -20,10 +20,11 @@ use crate::output::print_stderr;
 use proto::fleet::v1;
 use server::api::api_error::{ERROR_DOMAIN, OUTCOME_UNKNOWN};
 
-/// How long an order is retried after its first response was lost; `MAX_ATTEMPTS` limits the number of attempts.
+/// How long an order is retried after its first response was lost.
 const RETRY_WINDOW: Duration = Duration::from_secs(10);
-const MAX_ATTEMPTS: u32 = 6;
-/// The waits between attempts. The shortest is 200 ms, and all of them together are shorter than `RETRY_WINDOW`.
+/// Enough that no order is given up in the first six seconds, even if every wait is the shortest.
+const MAX_ATTEMPTS: u32 = 8;
+/// The waits between attempts. The shortest is 200 ms; how many fit into `RETRY_WINDOW` depends on their jitter.
 const RETRY_BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_millis(400), factor: 2.0, max: Duration::from_millis(3200) };
 
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn backoffs_stay_within_the_retry_window() {
+    fn order_is_retried_for_six_seconds_at_least_and_for_its_window_at_most() {
         for roll in [0.0, 0.5, 1.0] {
             let (mut lost_for, mut tries) = (Duration::ZERO, 1);
             while let RetryDecision::RetryAfter(wait) =
@@ -211,7 +212,8 @@ mod tests {
                 lost_for += wait;
                 tries += 1;
             }
-            assert!(tries == MAX_ATTEMPTS && lost_for < RETRY_WINDOW, "{roll}: {tries} tries, {lost_for:?}");
+            assert!(lost_for > Duration::from_secs(6) && lost_for < RETRY_WINDOW, "{roll}: {lost_for:?}");
+            assert!((6..=MAX_ATTEMPTS).contains(&tries), "{roll}: {tries} tries");
         }
     }
 
