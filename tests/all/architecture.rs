@@ -266,7 +266,8 @@ fn sql_in_a_string_is_distinguished_from_english() {
 fn only_transport_implements_certificate_verifiers() -> TestResult {
     let mut implementors = Vec::new();
     for path in source::rust_files()? {
-        if source::take_apart(&source::read(&path)?).code.contains("CertVerifier for ") {
+        let code = source::take_apart(&source::read(&path)?).code;
+        if implements_verifier(&code) {
             implementors.push(path);
         }
     }
@@ -276,6 +277,25 @@ fn only_transport_implements_certificate_verifiers() -> TestResult {
         "write a check for its verifiers"
     );
     Ok(())
+}
+
+/// Whether the code implements a certificate verifier, or gives the trait a name under which it could.
+fn implements_verifier(code: &str) -> bool {
+    let code = code.split_whitespace().collect::<Vec<_>>().join(" ");
+    code.contains("CertVerifier for ") || code.contains("CertVerifier as ")
+}
+
+#[test]
+fn verifier_is_found_however_it_is_written() {
+    for (code, found) in [
+        ("impl ServerCertVerifier for Any {", true),
+        ("impl<T: Check>\n    ServerCertVerifier\n    for Any<T>", true),
+        ("use rustls::client::danger::ServerCertVerifier as Verifier;", true),
+        ("fn verifier() -> Arc<dyn ServerCertVerifier> {", false),
+        ("impl ServerCertificateCheck for Any {", false),
+    ] {
+        assert_eq!(implements_verifier(code), found, "{code}");
+    }
 }
 
 /// What goes to the pool by itself is neither counted nor given up when the answer never comes.

@@ -57,7 +57,7 @@ pub fn client_config(
 mod tests {
     use rcgen::PKCS_ED25519;
     use rustls::HandshakeKind;
-    use rustls::version::TLS12;
+    use rustls::version::{TLS12, TLS13};
 
     use super::*;
     use crate::signature::AcceptedSignatures;
@@ -79,13 +79,25 @@ mod tests {
     async fn both_ends_agree_on_http_2_and_identify_the_client() {
         let own = Party::generate(&PKCS_ED25519);
         let (near, far) = (our_client(Some(&own)), our_server(ClientAuth::Required, &[HTTP_2, HTTP_1_1]));
-        // Twice, because only the second connection could resume a session.
-        for _ in 0..2 {
-            let ended = run_handshake(near.clone(), far.clone()).await;
-            assert_eq!((ended.client, ended.server), (Ok(()), Ok(())));
-            assert_eq!(ended.protocol.as_deref(), Some(HTTP_2));
-            assert_eq!(ended.client_certificate.as_deref(), Some(&own.certificate[..]));
-            assert_eq!(ended.kind, Some(HandshakeKind::Full));
+        let ended = run_handshake(near, far).await;
+        assert_eq!((ended.client, ended.server), (Ok(()), Ok(())));
+        assert_eq!(ended.protocol.as_deref(), Some(HTTP_2));
+        assert_eq!(ended.client_certificate.as_deref(), Some(&own.certificate[..]));
+    }
+
+    #[tokio::test]
+    async fn neither_end_resumes_a_session_of_a_peer_that_would() {
+        let (own, other) = (Party::generate(&PKCS_ED25519), Party::generate(&PKCS_ED25519));
+        let verifier = ServerVerifier::new(AnyCertificate, AcceptedSignatures::Tls12);
+        let resuming_client = client(Arc::new(verifier), Some(&own));
+        let resuming_server = server(None, &other, &TLS13);
+        for (near, far, second) in [
+            (resuming_client.clone(), resuming_server.clone(), HandshakeKind::Resumed),
+            (our_client(Some(&own)), resuming_server, HandshakeKind::Full),
+            (resuming_client, our_server(ClientAuth::Optional, &[HTTP_2]), HandshakeKind::Full),
+        ] {
+            run_handshake(near.clone(), far.clone()).await;
+            assert_eq!(run_handshake(near, far).await.kind, Some(second));
         }
     }
 

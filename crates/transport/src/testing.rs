@@ -14,6 +14,7 @@ use rustls::{
     ClientConfig, Error, HandshakeKind, ServerConfig, SignatureAlgorithm, SignatureScheme,
     SupportedProtocolVersion,
 };
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::verifier::{ClientCertificateCheck, ServerCertificateCheck};
@@ -127,8 +128,14 @@ pub(crate) struct Handshake {
 pub(crate) async fn run_handshake(client: Arc<ClientConfig>, server: Arc<ServerConfig>) -> Handshake {
     let (near, far) = tokio::io::duplex(64 << 10);
     let name = ServerName::try_from("server.example").unwrap();
-    let (client, server) =
+    let (mut client, mut server) =
         tokio::join!(TlsConnector::from(client).connect(name, near), TlsAcceptor::from(server).accept(far));
+    if let (Ok(client), Ok(server)) = (&mut client, &mut server) {
+        // The tickets of TLS 1.3 come after the handshake, and a client takes them when it reads.
+        server.write_all(b"!").await.unwrap();
+        server.flush().await.unwrap();
+        client.read_exact(&mut [0]).await.unwrap();
+    }
     let connection = server.as_ref().ok().map(|stream| stream.get_ref().1);
     let shown = connection.and_then(|connection| connection.peer_certificates()?.first());
     Handshake {
