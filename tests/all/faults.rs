@@ -41,6 +41,17 @@ fn every_planted_fault_applies_and_names_a_test_that_is_there() -> TestResult {
     Ok(())
 }
 
+/// The end-to-end test of Kubernetes builds its other release with this patch. Without this test it would fail after half
+/// an hour of building.
+#[test]
+fn other_release_of_the_kubernetes_test_can_be_made() -> TestResult {
+    let patch = "tests/e2e_kubernetes/next.patch";
+    let output =
+        Command::new("git").args(["apply", "--check", patch]).current_dir(source::root()).output()?;
+    assert!(output.status.success(), "{patch}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
 #[test]
 fn every_module_of_the_fire_stands_under_a_heading_of_its_long_form() -> TestResult {
     let modules = source::read("tests/all/fire/mod.rs".as_ref())?;

@@ -71,7 +71,7 @@ async fn command_line_says_what_to_type_again_through_the_api_and_directly() -> 
         );
         let output = give(&typed).err().context("it needs another admin")?.to_string();
         let again = output.lines().find(|line| line.contains("--idempotency_key")).context("the command")?;
-        assert!(again.contains("budget set") && again.contains("'it'\\''s due'"), "{again}");
+        assert!(again.contains("budget set") && again.contains("\"it's due\""), "{again}");
         let key = again.rsplit(' ').next().context("the key")?;
         let approval = output.split("shepherdctl approve ").nth(1).and_then(|rest| rest.split(' ').next());
         let approval = approval.context("the approval")?;
