@@ -111,7 +111,8 @@ fn take_varint(bytes: &mut &[u8]) -> Option<u64> {
     Some(number.iter().rev().fold(0, |sum, byte| sum << 7 | u64::from(byte & 0x7f)))
 }
 
-#[cfg(all(test, feature = "fleet"))]
+#[cfg(feature = "fleet")]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::agent::v1::HeartbeatRequest;
