@@ -736,7 +736,7 @@ async fn schema_of_another_release_is_refused() -> TestResult {
     assert!(older.starts_with("exit code 2\n") && older.contains("has schema version 1, and"), "{older}");
     sqlx::raw_sql("DROP TABLE _sqlx_migrations").execute(&pool).await?;
     let none = site.ask(&["get", "machines"])?;
-    assert!(none.starts_with("exit code 2\n") && none.contains("is no BMDB"), "{none}");
+    assert!(none.starts_with("exit code 2\n") && none.contains("is not a BMDB"), "{none}");
     Ok(())
 }
 

@@ -142,7 +142,8 @@ fn help_has_examples_that_are_commands_and_says_the_exit_codes() -> TestResult {
         }
     }
     let help = read_stdout(&["--help"])?;
-    assert!(help.contains("Exit code: 0 done, 1 something failed, 2 the command was wrong."), "{help}");
+    let codes = "Exit codes: 0 success, 1 the command failed, 2 the command or its arguments are wrong.";
+    assert!(help.contains(codes), "{help}");
     Ok(())
 }
 

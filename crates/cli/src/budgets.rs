@@ -34,14 +34,14 @@ Examples:
   shepherdctl budget set power-cycle --max_count 0 --reason 'the feed is repaired'
   shepherdctl budget set release --max_count 200 --window 1h --reason 'two rows go'
 
-It is kept in the policy of the database, and counts with the next step in every shepherd. No flag
-of a shepherd writes a budget, so that it stays when one is started again. Work that waits for a budget
+The budget is stored in the policy, and applies from the next step of every shepherd. No flag
+of a shepherd sets a budget, so a restart does not change it. Work that waits for a budget
 tries again at its scheduled time.";
 
 /// What can be done with budgets.
 #[derive(Debug, Subcommand)]
 pub enum BudgetCommand {
-    /// Change how many may begin, in every shepherd, from the next step on
+    /// Change a budget, for every shepherd, from its next step on
     #[command(after_help = BUDGET_SET_EXAMPLES)]
     Set(SetBudget),
 }
@@ -55,10 +55,10 @@ pub struct SetBudget {
         value_parser = PossibleValuesParser::new(BudgetKind::ALL.map(BudgetKind::as_str))
     )]
     pub kind: String,
-    /// Most that may begin within the window; 0 lets none begin
+    /// Maximum number that may start within the window; 0 allows none
     #[arg(long = "max_count", value_name = "N", required_unless_present = "window")]
     pub max_count: Option<u32>,
-    /// The window, from 1s to 30d
+    /// Length of the window, from 1s to 30d
     #[arg(long, value_name = "SPAN")]
     pub window: Option<Span>,
     /// Why, for the audit
@@ -118,7 +118,7 @@ fn budget_row(line: &BudgetStatus, now: Timestamp) -> Vec<String> {
         match line.available_at {
             _ if line.available => "now".to_owned(),
             Some(at) => relative_and_absolute_time(at, now),
-            None => "never: it allows none".to_owned(),
+            None => "never (limit 0)".to_owned(),
         },
     ]
 }

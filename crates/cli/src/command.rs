@@ -51,7 +51,7 @@ const GLOBAL_HEADING: &str = "Everywhere";
 #[command(
     name = "shepherdctl",
     version,
-    about = "Asks a Shepherd about its machines, and tells it what to do with them",
+    about = "Show the fleet of a Shepherd, and give it orders",
     after_help = "\
 M names a machine: its UUID or the beginning of it (4 digits or more), its provider's id (sim-0007), or
 PROVIDER/ID (rack-a/sim-0007). In a flag's name a dash works wherever an underscore does.
@@ -66,7 +66,8 @@ Examples:
   shepherdctl hold sim-0007 --reason 'changing a disk' --until 2h
   shepherdctl get machines -o json | jq -r '.machines[] | select(.heartbeat_at == null) | .machine'
 
-A password is read from ~/.pgpass. Exit code: 0 done, 1 something failed, 2 the command was wrong."
+A password is read from ~/.pgpass.
+Exit codes: 0 success, 1 the command failed, 2 the command or its arguments are wrong."
 )]
 pub struct Cli {
     /// Where the BMDB is
@@ -96,11 +97,11 @@ pub struct Cli {
     )]
     pub bmdb_dialect: Dialect,
 
-    /// Ask the database itself, and not a context's API
+    /// Use the database (--bmdb_url) instead of the API of a context
     #[arg(long, global = true, help_heading = GLOBAL_HEADING)]
     pub direct: bool,
 
-    /// Ask the API of this context instead of the current one
+    /// Use the API of this context instead of the current one
     #[arg(
         long,
         value_name = "NAME",
@@ -126,14 +127,14 @@ pub enum Command {
     #[command(flatten)]
     #[expect(missing_docs, reason = "its text would be taken for the program's")]
     Fleet(Box<FleetCommand>),
-    /// Print the script that makes a shell complete what you type
+    /// Print a completion script for a shell
     #[command(after_help = "\
 Examples:
   shepherdctl completions bash >/etc/bash_completion.d/shepherdctl
   shepherdctl completions zsh >\"${fpath[1]}/_shepherdctl\"
   shepherdctl completions fish >~/.config/fish/completions/shepherdctl.fish")]
     Completions(CompletionsArgs),
-    /// Write the pages of the manual, one a command
+    /// Write man pages, one for each command
     Manual(ManualArgs),
 }
 
@@ -148,7 +149,7 @@ pub struct CompletionsArgs {
 /// Directory that receives the manual pages.
 #[derive(Debug, Args)]
 pub struct ManualArgs {
-    /// The directory, as /usr/local/share/man/man1
+    /// Directory for the man pages, for example /usr/local/share/man/man1
     #[arg(value_name = "DIRECTORY")]
     pub directory: PathBuf,
 }
@@ -159,45 +160,46 @@ pub enum FleetCommand {
     /// List machines, sessions, live work or providers
     #[command(subcommand)]
     Get(GetCommand),
-    /// Show everything that is known
+    /// Show all details of one machine
     #[command(subcommand)]
     Describe(DescribeCommand),
-    /// Say why a machine is as it is, what it waits for, and what would help
+    /// Explain the state of a machine: why, what it waits for, and what would help
     #[command(after_help = WHY_EXAMPLES)]
     Why(MachineArg),
     /// Show what happened to a machine, newest first
     #[command(after_help = TIMELINE_EXAMPLES)]
     Timeline(TimelineArgs),
-    /// Show the last lines of a log of a machine, or which logs it has
+    /// Show the end of a machine's log, or list its logs
     #[command(after_help = LOGS_EXAMPLES)]
     Logs(LogsArgs),
-    /// Say what the loops would do next, and when, before they do it
+    /// Show what the control loops will do next, and when
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanArgs),
-    /// Say what is wrong, most urgent first
+    /// List problems of the fleet, most urgent first
     #[command(after_help = ISSUES_EXAMPLES)]
     Issues,
-    /// Print machines as they change, until you end it
+    /// Print machines as they change, until you stop it (Ctrl-C)
     #[command(
         after_help = WATCH_EXAMPLES,
         long_about = "\
-Print the machines there are, and then a line for each that changes, until you end it.
+Print all machines, then a line for each change, until you stop it (Ctrl-C).
 
 With a context, a shepherd sends the changes. When it stops or dies, the watch continues at the next server of the
 context. With --direct, shepherdctl reads the database itself."
     )]
     Watch(WatchArgs),
-    /// Show the fleet on one page: machines by phase, how the loops get on, what takes longest
+    /// Show the fleet on one page: machines by phase, throughput of the loops, longest running work
     #[command(
         after_help = TOP_EXAMPLES,
         long_about = "\
-Show the fleet on one page that is redrawn every few seconds, until you end it (q).
+Show the fleet on one page that is redrawn every few seconds, until you quit (q).
 
-It shows machines by phase, how the loops get on, what is under way for longest, and what somebody should look at:
-brakes, pauses, providers that fail. Where standard output is no terminal, or with --once, the page is printed once."
+It shows machines by phase, the throughput of the loops, the longest running work, and what needs attention:
+brakes, pauses, failing providers. With --once, or if standard output is not a terminal, the page is printed
+once."
     )]
     Top(TopArgs),
-    /// Show the rules that the fleet is run by
+    /// Show the policy of the fleet
     #[command(subcommand)]
     Policy(PolicyCommand),
     /// Stop work on a machine until it is released
@@ -206,31 +208,31 @@ brakes, pauses, providers that fail. Where standard output is no terminal, or wi
     /// End a hold on a machine, or its quarantine
     #[command(after_help = RELEASE_EXAMPLES)]
     Release(ReleaseArgs),
-    /// Try again at once: forget a machine's failures and that it needs a person
+    /// Clear the failures of a machine, and that it needs a person, so that work is retried at once
     #[command(after_help = RETRY_EXAMPLES)]
     Retry(RetryArgs),
     /// Leave a machine alone until its quarantine is released
     #[command(after_help = QUARANTINE_EXAMPLES)]
     Quarantine(QuarantineArgs),
-    /// Say something of a machine, as KEY=VALUE, for lists and filters
+    /// Set labels (KEY=VALUE) on machines
     #[command(after_help = LABEL_EXAMPLES)]
     Label(LabelArgs),
-    /// Take labels away from a machine
+    /// Remove labels from machines
     #[command(after_help = UNLABEL_EXAMPLES)]
     Unlabel(UnlabelArgs),
-    /// Put a machine's work before or behind that of the others
+    /// Set the scheduling priority of machines
     #[command(after_help = PRIORITIZE_EXAMPLES, allow_missing_positional = true)]
     Prioritize(PrioritizeArgs),
-    /// Pause a loop in every shepherd, and let it go on
+    /// Pause and resume control loops in every shepherd
     #[command(subcommand)]
     Loops(LoopsCommand),
-    /// Approve an order of somebody else that needs another admin
+    /// Approve an order of another admin (two-person rule)
     #[command(after_help = APPROVE_EXAMPLES)]
     Approve(ApproveArgs),
-    /// Change how many machines may be disturbed, and given back, within a while
+    /// Change budgets: how many machines may be disrupted or released within a time window
     #[command(subcommand)]
     Budget(BudgetCommand),
-    /// Make clusters of machines, and look after them
+    /// Create, change and delete clusters
     #[command(subcommand)]
     Cluster(ClusterCommand),
     /// Files that machines fetch from any shepherd
@@ -239,7 +241,7 @@ brakes, pauses, providers that fail. Where standard output is no terminal, or wi
     /// Roll a release of the role server out to machines, few at a time
     #[command(after_help = UPDATE_EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
     Update(UpdateArgs),
-    /// Retire a machine: its provider takes it back, and only the record of it stays
+    /// Retire machines: the provider takes them back, and only their records stay
     #[command(
         after_help = RETIRE_EXAMPLES,
         args_conflicts_with_subcommands = true,
@@ -255,9 +257,9 @@ brakes, pauses, providers that fail. Where standard output is no terminal, or wi
         long_about = "\
 Switch a machine's power, where its provider can.
 
-Who is switched off is held (recovery) until `release`, because the ladder would else switch it on again. An order that
-could not be carried out within the policy's power_order_timeout is given up. `power cancel` takes one back that was
-not begun; this also goes for `reboot`.",
+A machine that is switched off is held (scope recovery) until `release`; otherwise recovery would switch it on
+again. An order that is not carried out within power_order_timeout (policy) ends. `power cancel` cancels a power or
+reboot order that has not started.",
         args_conflicts_with_subcommands = true,
         subcommand_negates_reqs = true
     )]
@@ -265,13 +267,13 @@ not begun; this also goes for `reboot`.",
     /// Collect what helps to find a fault
     #[command(subcommand)]
     Debug(DebugCommand),
-    /// Allow what was refused for safety
+    /// Allow what was rejected for safety
     #[command(subcommand)]
     Allow(AllowCommand),
     /// Declare what the BMDB cannot know by itself
     #[command(subcommand)]
     Declare(DeclareCommand),
-    /// Make, list and revoke credentials for the API
+    /// Create, list and revoke credentials for the API
     #[command(subcommand)]
     Tokens(TokensCommand),
 }
@@ -282,25 +284,25 @@ pub enum GetCommand {
     /// Machines by phase, provider and id
     #[command(visible_alias = "machine", after_help = GET_MACHINES_EXAMPLES)]
     Machines(ListMachinesArgs),
-    /// Open sessions: who works
+    /// Open sessions of shepherds
     #[command(visible_alias = "session", after_help = GET_SESSIONS_EXAMPLES)]
     Sessions(LimitArgs),
-    /// Live work: what is being done now, longest running first
+    /// Work in progress, longest running first
     #[command(after_help = GET_WORK_EXAMPLES)]
     Work(LimitArgs),
-    /// Providers with what they answered last, and the brakes that are on
+    /// Providers with the result of their last call, and engaged brakes
     #[command(visible_alias = "provider", after_help = GET_PROVIDERS_EXAMPLES)]
     Providers,
-    /// The loops, and who paused which
+    /// Control loops, and their pauses
     #[command(visible_alias = "loop", after_help = GET_LOOPS_EXAMPLES)]
     Loops,
-    /// Orders that need another admin, and what became of them
+    /// Orders that need the approval of another admin, and their state
     #[command(visible_alias = "approval", after_help = GET_APPROVALS_EXAMPLES)]
     Approvals,
-    /// How many machines may be disturbed, how much of that is used, and when the next may be
+    /// Budgets: limits, use, and when the next machine may be disrupted
     #[command(visible_alias = "budget", after_help = GET_BUDGETS_EXAMPLES)]
     Budgets,
-    /// The brakes: which hold, since when and why, and what engages them
+    /// Brakes: which are engaged, since when, why, and what engages each
     #[command(visible_alias = "brake", after_help = GET_BRAKES_EXAMPLES)]
     Brakes,
 }

@@ -14,13 +14,14 @@ use model::unknown_fence::FENCE_LIFT;
 /// What can be declared.
 #[derive(Debug, Subcommand)]
 pub enum DeclareCommand {
-    /// The BMDB was restored from a backup, and counts from now on; with every shepherd stopped
+    /// Declare that the BMDB was restored from a backup; stop every shepherd first
     #[command(long_about = "\
 Declare that the BMDB was restored from a backup, and that this copy is the one that counts from now on.
 
 Machines remember what was ordered after the backup was taken, and refuse a database that has forgotten
-it. This lifts every fence beyond that, ends the sessions, work and steps that the backup holds, and
-writes a line into every machine's history. Stop every shepherd first; docs/backup.md says the rest.")]
+it. This raises every fence above those that machines remember, ends the sessions, work and steps in the
+backup, and writes a line into every machine's history. Stop every shepherd first; docs/backup.md has the
+whole procedure.")]
     Restored(DeclareRestoredArgs),
 }
 
@@ -89,7 +90,7 @@ fn active_sessions_message(live: &[LiveSession]) -> String {
     who.sort();
     who.dedup();
     format!(
-        "shepherds are working on this BMDB ({}): stop every one of them, then say this again; nothing was changed",
+        "shepherds are working on this BMDB ({}): stop all of them, then repeat the command; nothing was changed",
         who.join(", ")
     )
 }

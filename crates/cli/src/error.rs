@@ -24,13 +24,13 @@ pub enum CliError {
     #[error("{0}")]
     Failed(String),
     /// The output could not be written.
-    #[error("cannot write the answer: {0}")]
+    #[error("cannot write the output: {0}")]
     Output(#[from] std::io::Error),
     /// The response is not valid JSON.
-    #[error("cannot write the answer as JSON: {0}")]
+    #[error("cannot write the output as JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// The answer cannot be written as YAML.
-    #[error("cannot write the answer as YAML: {0}")]
+    /// The output cannot be written as YAML.
+    #[error("cannot write the output as YAML: {0}")]
     Yaml(#[from] serde_saphyr::SerializeError),
 }
 

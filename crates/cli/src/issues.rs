@@ -94,7 +94,7 @@ fn render_issues(issues: &[Issue], now: Timestamp) -> String {
     }
     let more = issues.len() - messages.len();
     if more > 0 {
-        let _ = writeln!(text, "\nof the {more} others of these kinds `-o json` says what to do");
+        let _ = writeln!(text, "\n{more} more issues are of these kinds; `-o json` has the remedy of each");
     }
     text
 }

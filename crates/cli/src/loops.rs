@@ -30,8 +30,8 @@ Examples:
   shepherdctl loops pause recoverer --provider rack-a --reason 'its switch is changed' --until 2h
   shepherdctl loops pause provisioner --reason 'no more machines before the audit'
 
-A paused loop claims no machine, and a paused provisioner makes no pass. Every shepherd heeds it within
-seconds, and after a restart as well. `why` of a machine that waits for it says so.";
+A paused loop claims no machine, and a paused provisioner makes no pass. The pause takes effect in every
+shepherd within seconds, and survives a restart. `why` shows the pause for a machine that waits for it.";
 
 const LOOPS_RESUME_EXAMPLES: &str = "\
 Example:
@@ -40,10 +40,10 @@ Example:
 /// What can be done with loops.
 #[derive(Debug, Subcommand)]
 pub enum LoopsCommand {
-    /// Let a loop begin nothing, in every shepherd, until it is resumed; what is under way goes on
+    /// Pause a loop in every shepherd until it is resumed; work in progress continues
     #[command(after_help = LOOPS_PAUSE_EXAMPLES)]
     Pause(PauseLoop),
-    /// Let a paused loop go on
+    /// Resume a paused loop
     #[command(after_help = LOOPS_RESUME_EXAMPLES)]
     Resume(ResumeLoop),
 }
@@ -60,7 +60,7 @@ pub struct PauseLoop {
     /// Why, for operators who run `why`
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
-    /// When it ends by itself: after a while (2h) or at a moment (2026-11-20T18:00:00Z)
+    /// When it ends by itself: a duration (2h) or a time (2026-11-20T18:00:00Z)
     #[arg(long, value_name = "WHEN")]
     pub until: Option<String>,
 }
@@ -71,7 +71,7 @@ pub struct ResumeLoop {
     /// Paused loop to resume, for example recoverer
     #[arg(value_name = "LOOP", value_parser = PossibleValuesParser::new(LoopKind::ALL.map(LoopKind::as_str)))]
     pub name: String,
-    /// The provider that was named when it was paused
+    /// Provider that was given when the loop was paused
     #[arg(long, value_name = "NAME")]
     pub provider: Option<String>,
     /// Why, for the audit
@@ -164,7 +164,9 @@ pub fn decode_loop(reported: v1::Loop) -> Result<LoopSummary, CliError> {
 /// Checks the name of the provider, if one is given. In a request, an empty name means all providers.
 fn parse_provider(named: Option<&str>) -> Result<Option<String>, CliError> {
     match named.map(str::trim) {
-        Some("" | "*") => Err(CliError::Invalid("leave --provider out to mean the machines of all".into())),
+        Some("" | "*") => Err(CliError::Invalid(
+            "--provider must name one provider; omit it for the machines of all".into(),
+        )),
         named => Ok(named.map(str::to_owned)),
     }
 }

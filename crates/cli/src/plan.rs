@@ -53,10 +53,10 @@ pub struct PlanArgs {
     /// How far to look ahead
     #[arg(long, value_name = "SPAN", default_value = "1h")]
     pub horizon: Span,
-    /// What this configuration file of a shepherd would change, by the policy in it
+    /// Configuration file of a shepherd: show what its policy would change
     #[arg(long, value_name = "NEW_CONFIG")]
     pub diff: Option<PathBuf>,
-    /// Most lines to show
+    /// Maximum number of lines
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: u32,
 }
@@ -210,11 +210,8 @@ fn render_plan(report: &PlanReport, rows: &[PlanRow], args: &PlanArgs) -> String
         let _ = writeln!(text, "\nthe first {limit} of {}: raise --limit", report.total);
     }
     if report.result.truncated {
-        let _ = writeln!(
-            text,
-            "\nthere is so much to do that this ends at {}",
-            absolute_time(report.result.until)
-        );
+        let _ =
+            writeln!(text, "\nthe forecast is too long and ends at {}", absolute_time(report.result.until));
     }
     text.push_str(&format_pauses(&report.result));
     text.push('\n');
@@ -226,7 +223,7 @@ fn render_plan(report: &PlanReport, rows: &[PlanRow], args: &PlanArgs) -> String
 fn format_pauses(forecast: &PlanResult) -> String {
     let mut text = String::new();
     for pause in &forecast.pauses {
-        let sentence = format!("{}; what it would begin is left out", pause.describe(forecast.at));
+        let sentence = format!("{}; the work of a paused loop is left out", pause.describe(forecast.at));
         let _ = write!(text, "\n{}\n", wrap_text(&sentence, terminal_width()).join("\n"));
     }
     text

@@ -41,7 +41,7 @@ pub async fn show_policy(client: &FleetClient, format: Format) -> Result<String,
     let response =
         PolicyClient::new(client.channel()).get(request).await.map_err(status_to_error)?.into_inner();
     let policy = response.policy.map(decode_struct).and_then(|policy| serde_json::from_value(policy).ok());
-    let policy = policy.ok_or_else(|| missing_field("a policy that is known here"))?;
+    let policy = policy.ok_or_else(|| missing_field("a policy that this release can read"))?;
     let answer = PolicyOutput { version: response.version, policy };
     match format {
         Format::Json => format_json(&answer),

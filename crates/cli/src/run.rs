@@ -148,7 +148,7 @@ async fn open_backend(cli: &Cli, flags: ExplicitFlags) -> Result<FleetClient, Cl
 async fn connect_bmdb(cli: &Cli) -> Result<Bmdb, CliError> {
     let url = cli.bmdb_url.as_deref().ok_or_else(|| {
         CliError::Invalid(
-            "no BMDB was named: give --bmdb_url postgres://USER@HOST:5432/DATABASE, or the same in the environment \
+            "no BMDB is named: give --bmdb_url postgres://USER@HOST:5432/DATABASE, or the same in the environment \
              as SHEPHERD_BMDB_URL"
                 .to_owned(),
         )
@@ -160,8 +160,8 @@ async fn connect_bmdb(cli: &Cli) -> Result<Bmdb, CliError> {
     match bmdb.require_schema().await {
         Ok(()) => Ok(bmdb),
         Err(BmdbError::OlderSchema { found: 0, .. }) => Err(CliError::Invalid(format!(
-            "{} is no BMDB: it has no schema of ours; give the database that `shepherd` uses, or start `shepherd` on \
-             this one first",
+            "{} is not a BMDB: it has no schema of Shepherd; give the database that `shepherd` uses, or start \
+             `shepherd` on this one first",
             bmdb.settings().address()
         ))),
         Err(error) => Err(error.into()),

@@ -44,7 +44,7 @@ Example:
 
 const UPDATE_RESUME_EXAMPLES: &str = "\
 Example:
-  shepherdctl update resume 3f9a12bc --reason 'its disk was full, and is not any more'
+  shepherdctl update resume 3f9a12bc --reason 'its disk is no longer full'
 
 Machines that failed stay as they are; another update may order them again.";
 
@@ -67,7 +67,7 @@ pub struct UpdateArgs {
     /// How many machines at a time
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub parallelism: u32,
-    /// Time limit for a machine to fetch the release; the same limit applies to its report that it runs it
+    /// Time limit for a machine to fetch the release, and again to report that it runs it
     #[arg(long = "machine_deadline", value_name = "SPAN", default_value = "2m")]
     pub machine_deadline: Span,
     /// Why, for the audit and for operators who run `why`
@@ -84,7 +84,7 @@ pub enum UpdateCommand {
     /// Show an update, its machines, and what each waits for
     #[command(after_help = UPDATE_DESCRIBE_EXAMPLES)]
     Describe(UpdateIdArg),
-    /// Order no more machines until it is resumed
+    /// Pause the update: send no more orders to machines until it is resumed
     #[command(after_help = UPDATE_PAUSE_EXAMPLES)]
     Pause(ChangeUpdate),
     /// Continue with the machines that have no order yet

@@ -90,7 +90,7 @@ pub fn roll_out_note(
         _ => "runs",
     };
     let text = text.map(|text| format!("; {text}")).unwrap_or_default();
-    let paused = paused.map(|why| format!("; the roll-out stands still: {why}")).unwrap_or_default();
+    let paused = paused.map(|why| format!("; the roll-out is paused: {why}")).unwrap_or_default();
     format!("it {part} the release {release} (update {id}){text}{paused}")
 }
 
@@ -112,7 +112,7 @@ mod tests {
                 "waiting",
                 Some("m1: no"),
                 None,
-                "it is to run the release 1.4 (update a1); the roll-out stands still: m1: no",
+                "it is to run the release 1.4 (update a1); the roll-out is paused: m1: no",
             ),
             ("done", None, None, "it runs the release 1.4 (update a1)"),
         ] {

@@ -79,8 +79,8 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
 
     for (arguments, part) in [
         (vec!["artefacts", "add", "/nowhere", "--reason", "r"], "cannot read /nowhere"),
-        (vec!["artefacts", "add", "/", "--name", "n", "--reason", "r"], "/ is no file"),
-        (vec!["artefacts", "add", "/dev/null", "--reason", "r"], "is no file"),
+        (vec!["artefacts", "add", "/", "--name", "n", "--reason", "r"], "/ is not a regular file"),
+        (vec!["artefacts", "add", "/dev/null", "--reason", "r"], "is not a regular file"),
         (vec!["artefacts", "delete", "nobody", "--reason", "r"], "artefacts get lists them"),
     ] {
         let refused = kim.ask(&arguments).err().with_context(|| format!("{arguments:?}"))?.to_string();

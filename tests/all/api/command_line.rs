@@ -274,8 +274,8 @@ async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> TestR
         kim.order_and_lose_the_answer(line, &["hold", &machine, "--reason", "a disk"], (holds, 1)).await?;
     let (text, progress) = (read_stdout(&held)?, String::from_utf8(held.stderr)?);
     assert!(text.contains("held"), "{text}");
-    let begun = format!("shepherdctl: no answer from {address} (");
-    assert!(progress.starts_with(&begun) && progress.contains("giving the same order again"), "{progress}");
+    let begun = format!("shepherdctl: no response from {address} (");
+    assert!(progress.starts_with(&begun) && progress.contains("repeating the order"), "{progress}");
     assert_eq!(api.count(holds).await?, 1);
 
     // A token that was in the lost answer is nobody's: it is ended, and there is another one.
@@ -286,7 +286,7 @@ async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> TestR
     let created = kim.order_and_lose_the_answer(line, &create, (made, 1)).await?;
     let token = read_stdout(&created)?;
     let progress = String::from_utf8(created.stderr)?;
-    assert!(progress.contains("lost on its way here; it is revoked, and another one made"), "{progress}");
+    assert!(progress.contains(" was lost; the token is revoked, and another one is created"), "{progress}");
     assert_eq!(api.call(Some(token.trim()), "Machines/List", serde_json::json!({})).await?.code, 200);
     assert_eq!(api.count(made).await?, 2);
     let good = "SELECT count(*) FROM access_credential WHERE name = 'lee' AND revoked_at IS NULL";
@@ -341,7 +341,7 @@ async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> TestResult {
     read_stdout(&direct(&[])?)?;
     let both = direct(&["--context", "home"])?;
     assert_eq!(both.status.code(), Some(2));
-    assert!(String::from_utf8(both.stderr)?.contains("give one of them"));
+    assert!(String::from_utf8(both.stderr)?.contains("give only one of them"));
 
     // Servers that publish no authority are verified against what the host trusts.
     let publish_none = "UPDATE session SET runtime_info = runtime_info || '{\"ca_certificates\": []}'::JSONB \

@@ -332,7 +332,7 @@ async fn order_with_a_typed_key_is_carried_out_once_and_answered_again() -> Test
         let give = |arguments: &[&str]| if through_api { kim.ask(arguments) } else { kim.direct(arguments) };
         give(&create(key))?;
         let again = give(&create(key)).err().context("a token is returned once")?.to_string();
-        assert!(again.contains("has made the token") && again.contains("tokens revoke"), "{again}");
+        assert!(again.contains("created the token") && again.contains("tokens revoke"), "{again}");
     }
     let good = "SELECT count(*) FROM access_credential WHERE name = 'lee' AND revoked_at IS NULL";
     assert_eq!(api.count(good).await?, 2, "one for each key");
@@ -372,7 +372,7 @@ async fn watch_of_the_command_line_survives_the_shepherd_that_served_it() -> Tes
     stop.cancel();
     other.wait_until_stopped().await;
     let text = timeout(PATIENCE, errors.next_line()).await??.context("it says so")?;
-    assert!(text.contains(&format!("going on at {}", api.server.local_addr)), "{text}");
+    assert!(text.contains(&format!("resuming at {}", api.server.local_addr)), "{text}");
     kim.direct(&["hold", &machine, "--reason", "while it moved"])?;
     let news = line(&mut lines, &["\"event\":\"machine\""]).await?;
     assert!(news.contains(&machine) && news.contains("held"), "and not {still}, which is as it was: {news}");

@@ -20,16 +20,16 @@ Examples:
   shepherdctl artefacts add ./server-1.4 --reason 'the new front'
   shepherdctl artefacts add roleserver --name 'roleserver 1.4' --reason 'the next release'
 
-It is known by its digest, which is printed. A service of a role that names it without a URL fetches it
-from a shepherd. Given again after it was cut off, it goes on where it ended.";
+The artefact is identified by its digest, which is printed. A service that names it without a URL fetches
+it from a shepherd. Repeat the command to resume an interrupted upload.";
 
 /// A file to add.
 #[derive(Debug, Args)]
 pub struct AddArtefact {
-    /// The file, 256 MiB at the most
+    /// File to add, at most 256 MiB
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// What people call it [default: the name of the file]
+    /// Name of the artefact [default: the name of the file]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// Why, for the audit

@@ -13,7 +13,7 @@ use proto::fleet::v1::artefacts_client::ArtefactsClient;
 
 pub(crate) const DELETE_EXAMPLES: &str = "\
 Example:
-  shepherdctl artefacts delete server-1.3 --reason 'nothing is made of it any more'";
+  shepherdctl artefacts delete server-1.3 --reason 'no service uses it any more'";
 
 /// An artefact to remove.
 #[derive(Debug, Args)]

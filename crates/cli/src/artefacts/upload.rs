@@ -40,7 +40,7 @@ impl LocalFile {
         let mut file = File::open(path).map_err(cannot)?;
         let data = file.metadata().map_err(cannot)?;
         if !data.is_file() {
-            return Err(CliError::Invalid(format!("{} is no file", path.display())));
+            return Err(CliError::Invalid(format!("{} is not a regular file", path.display())));
         }
         // Check the size before the whole file is read.
         let refuse = |text| CliError::Invalid(format!("{}: {text}", path.display()));
@@ -153,7 +153,7 @@ impl UploadProgress {
             self.reported_at = Instant::now();
             let percent = self.uploaded * 100 / self.total.max(1);
             print_stderr(&format!(
-                "shepherdctl: {percent} % is there ({} of {} pieces)",
+                "shepherdctl: {percent} % uploaded ({} of {} pieces)",
                 self.uploaded, self.total
             ));
         }

@@ -42,10 +42,10 @@ pub enum BackendKind {
 pub fn choose_backend(args: BackendFlags) -> Result<BackendKind, CliError> {
     match args {
         BackendFlags { direct: true, context: ContextSource::ByFlag, .. } => Err(CliError::Invalid(
-            "--direct asks the database, and --context an API; give one of them".to_owned(),
+            "--direct uses the database and --context an API; give only one of them".to_owned(),
         )),
         BackendFlags { direct: true, bmdb: false, .. } => Err(CliError::Invalid(
-            "--direct asks the database itself; name it by --bmdb_url postgres://USER@HOST:5432/DATABASE, or in the \
+            "--direct uses the database; name it by --bmdb_url postgres://USER@HOST:5432/DATABASE, or in the \
              environment as SHEPHERD_BMDB_URL"
                 .to_owned(),
         )),
@@ -54,8 +54,8 @@ pub fn choose_backend(args: BackendFlags) -> Result<BackendKind, CliError> {
         BackendFlags { bmdb: true, .. } => Ok(BackendKind::Direct),
         BackendFlags { has_current_context: true, .. } => Ok(BackendKind::Api),
         _ => Err(CliError::Invalid(
-            "no BMDB was named: give --bmdb_url postgres://USER@HOST:5432/DATABASE, or the same in the environment \
-             as SHEPHERD_BMDB_URL; nor is there a context, which `shepherdctl tokens bootstrap --save_context` makes"
+            "no BMDB is named: give --bmdb_url postgres://USER@HOST:5432/DATABASE, or the same in the environment \
+             as SHEPHERD_BMDB_URL, or create a context with `shepherdctl tokens bootstrap --save_context NAME`"
                 .to_owned(),
         )),
     }

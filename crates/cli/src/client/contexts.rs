@@ -69,8 +69,9 @@ impl Contexts {
                 )));
             }
         };
-        toml::from_str(&text)
-            .map_err(|error| CliError::Invalid(format!("{} holds no contexts: {error}", path.display())))
+        toml::from_str(&text).map_err(|error| {
+            CliError::Invalid(format!("{} is not a valid contexts file: {error}", path.display()))
+        })
     }
 
     /// Writes the contexts file, and creates its directory.
@@ -86,7 +87,10 @@ impl Contexts {
         self.contexts.get(name).map(Some).ok_or_else(|| {
             let known: Vec<&str> = self.contexts.keys().map(String::as_str).collect();
             CliError::Invalid(if known.is_empty() {
-                format!("there is no context {name:?}, nor any other; `shepherdctl tokens bootstrap --save_context {name}` makes it")
+                format!(
+                    "there is no context {name:?}; create it with `shepherdctl tokens bootstrap --save_context \
+                     {name}`"
+                )
             } else {
                 format!("there is no context {name:?}; there are {}", known.join(", "))
             })
@@ -113,7 +117,9 @@ impl Context {
             .map_err(|error| refuse(format!("cannot be read: {error}")))?;
         let token = text.trim();
         if token.is_empty() {
-            return Err(refuse("is empty; `shepherdctl tokens` makes one".to_owned()));
+            return Err(refuse(
+                "is empty; `shepherdctl tokens create` and `tokens bootstrap` create one".to_owned(),
+            ));
         }
         Ok(SecretString::from(token.to_owned()))
     }
@@ -124,7 +130,7 @@ pub fn check_context_name(name: &str) -> Result<(), CliError> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.starts_with('.') || !name.chars().all(fits) {
         return Err(CliError::Invalid(format!(
-            "{name:?} can be no name of a context; give it letters, digits, dashes, dots and underscores"
+            "{name:?} is not a valid context name; use letters, digits, dashes, dots and underscores"
         )));
     }
     Ok(())
@@ -133,7 +139,7 @@ pub fn check_context_name(name: &str) -> Result<(), CliError> {
 /// Writes a token into a new file that only its owner can read. Fails if the file exists.
 pub fn write_token(path: &Path, token: &SecretString) -> Result<(), CliError> {
     let failed = |error: std::io::Error| {
-        CliError::Failed(format!("cannot write the token to {}: {error}; it was not written", path.display()))
+        CliError::Failed(format!("cannot write the token to {}: {error}", path.display()))
     };
     create_parent_dir(path)?;
     let mut file = create_token_file(path).map_err(failed)?;
@@ -146,14 +152,17 @@ pub fn write_token(path: &Path, token: &SecretString) -> Result<(), CliError> {
 pub fn check_token_writable(path: &Path) -> Result<(), CliError> {
     if path.exists() {
         return Err(CliError::Invalid(format!(
-            "{} is there already, and may hold a token that is in use; name another file, or remove it first",
+            "{} exists, and may contain a token in use; name another file, or remove it first",
             path.display()
         )));
     }
     create_parent_dir(path)?;
     // The only way to know whether a file can be created in a directory is to create one.
     create_token_file(path).and_then(|_| std::fs::remove_file(path)).map_err(|error| {
-        CliError::Invalid(format!("cannot write a token to {}: {error}; none was made", path.display()))
+        CliError::Invalid(format!(
+            "cannot write a token to {}: {error}; no token was created",
+            path.display()
+        ))
     })
 }
 

@@ -20,7 +20,7 @@ pub fn decode_timestamp(time: prost_types::Timestamp) -> Option<Timestamp> {
 /// The error for a field that is missing or malformed in an API response.
 #[must_use]
 pub fn missing_field(what: &str) -> CliError {
-    CliError::Failed(format!("the answer lacks {what}; is the server of another release?"))
+    CliError::Failed(format!("the response lacks {what}; is the server of another release?"))
 }
 
 /// Decodes a timestamp that the response must contain; `what` names it in the error.

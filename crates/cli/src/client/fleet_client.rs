@@ -74,7 +74,8 @@ impl BearerToken {
         let mut value: MetadataValue<Ascii> =
             format!("Bearer {}", token.expose_secret()).parse().map_err(|_| {
                 CliError::Invalid(
-                    "the token holds what no token can; is it the whole of the right file?".to_owned(),
+                    "the token contains characters that no token has; is this the right file, and is it complete?"
+                        .to_owned(),
                 )
             })?;
         // Hide the token where a request is printed.
@@ -156,7 +157,8 @@ impl FleetClient {
         match &self.access {
             Access::Database { bmdb, .. } => Ok(bmdb),
             Access::Network(_) => Err(CliError::Invalid(format!(
-                "{what} works on the database itself, because {why}: give --direct and --bmdb_url postgres://USER@HOST:5432/DATABASE"
+                "{what} needs the database, because {why}: use --direct and --bmdb_url \
+                 postgres://USER@HOST:5432/DATABASE"
             ))),
         }
     }
@@ -209,7 +211,10 @@ impl FleetClient {
 fn server_endpoint(server: &str, tls: &ClientTlsConfig) -> Result<Endpoint, CliError> {
     let endpoint = Endpoint::from_shared(format!("https://{server}"))
         .and_then(|endpoint| endpoint.tls_config(tls.clone()))
-        .map_err(|error| CliError::Invalid(format!("{server:?} is no server: {}", error_chain(&error))))?;
+        .map_err(|error| {
+            let reason = error_chain(&error);
+            CliError::Invalid(format!("{server:?} is not the address of a server (HOST:PORT): {reason}"))
+        })?;
     Ok(endpoint.connect_timeout(CONNECT_TIMEOUT).timeout(CALL_TIMEOUT))
 }
 
@@ -233,12 +238,12 @@ fn trust_anchors(context: &Context) -> Result<RootCertStore, CliError> {
     let text = std::fs::read(path).map_err(|error| refuse(format!("cannot be read: {error}")))?;
     let authorities = CertificateDer::pem_slice_iter(&text)
         .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| refuse(format!("is no PEM: {error}")))?;
+        .map_err(|error| refuse(format!("is not PEM: {error}")))?;
     roots.add_parsable_certificates(authorities);
     if roots.is_empty() {
         return Err(refuse(
-            "holds no certificate; without a ca_certificate_path, servers are verified against what this \
-             host trusts"
+            "contains no certificate; without a ca_certificate_path, servers are verified by the trust store of \
+             this host"
                 .to_owned(),
         ));
     }

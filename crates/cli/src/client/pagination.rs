@@ -22,7 +22,7 @@ const CHUNK_TIMEOUT: Duration = Duration::from_mins(3);
 /// A list with an end.
 #[derive(Debug, Args)]
 pub struct LimitArgs {
-    /// Most lines to list
+    /// Maximum number of lines to list
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: u32,
 }

@@ -16,7 +16,7 @@ Examples:
   shepherdctl cluster scale ams --workers 8 --reason 'more load'
   shepherdctl cluster scale ams --control_plane 5 --reason 'to bear two losses'
 
-Machines that are too many leave: those that are not well first, then those that were chosen last;
+When a cluster shrinks, unhealthy machines leave first, then those that were chosen last;
 members of the control plane one at a time.";
 
 pub(crate) const ROLES_EXAMPLES: &str = "\
@@ -39,7 +39,7 @@ pub struct ScaleCluster {
         required_unless_present = "workers"
     )]
     pub control_plane: Option<u32>,
-    /// How many more machines it is to have
+    /// Number of workers
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
     /// Why, for the audit

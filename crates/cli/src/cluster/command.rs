@@ -31,7 +31,7 @@ use model::cluster::spec::ClusterSpecChange;
 /// What can be done with clusters.
 #[derive(Debug, Subcommand)]
 pub enum ClusterCommand {
-    /// Ask for a cluster of machines of the fleet
+    /// Create a cluster of machines of the fleet
     #[command(after_help = CREATE_EXAMPLES)]
     Create(CreateCluster),
     /// List clusters with their stage, size, health and votes
@@ -40,49 +40,49 @@ pub enum ClusterCommand {
     /// Show a cluster, its machines, and what each waits for
     #[command(after_help = DESCRIBE_EXAMPLES)]
     Describe(ClusterArg),
-    /// Show, step by step, what will be done to a cluster, or would be if it was created, changed or ended
+    /// Show the next steps for a cluster, or the steps if it were created, changed or deleted
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanCluster),
-    /// Change how many machines a cluster is to have
+    /// Change the size of a cluster
     #[command(after_help = SCALE_EXAMPLES)]
     Scale(ScaleCluster),
-    /// Declare a role to a cluster, as a file says: services that every node with the role runs
+    /// Declare a role of a cluster from a file: services that every node with the role runs
     #[command(after_help = DECLARE_EXAMPLES)]
     Declare(DeclareInCluster),
     /// Withdraw a role that was declared to a cluster
     #[command(after_help = UNDECLARE_EXAMPLES)]
     Undeclare(UndeclareInCluster),
-    /// Change what the workers of a cluster do
+    /// Change the roles of a cluster's workers
     #[command(after_help = ROLES_EXAMPLES)]
     Roles(ChangeClusterRoles),
-    /// Let a machine into a cluster whose approval is manual
+    /// Approve the join request of a machine, in a cluster with manual approval
     #[command(after_help = APPROVE_EXAMPLES)]
     Approve(ApproveInCluster),
-    /// Have a snapshot of a cluster's records taken now
+    /// Take a snapshot of a cluster's records now
     #[command(after_help = SNAPSHOT_EXAMPLES)]
     Snapshot(SnapshotCluster),
-    /// List the snapshots that are kept of a cluster
+    /// List the snapshots of a cluster
     #[command(after_help = SNAPSHOTS_EXAMPLES)]
     Snapshots(ClusterArg),
-    /// Bring a cluster back from a snapshot, when most of its control plane is lost for good
+    /// Restore a cluster from a snapshot, after the quorum of its control plane is permanently lost
     #[command(after_help = RESTORE_EXAMPLES)]
     Restore(RestoreCluster),
-    /// Certificates with which people speak to the curators of a cluster
+    /// Issue, list and revoke client certificates of people for the curators of a cluster
     #[command(subcommand)]
     Credentials(CredentialsCommand),
-    /// Have the shepherd's own key for a cluster replaced now
+    /// Rotate the shepherd's own key for a cluster now
     #[command(after_help = ROTATE_KEY_EXAMPLES)]
     RotateKey(RotateClusterKey),
-    /// What a cluster runs of Kubernetes
+    /// Manage Kubernetes of a cluster
     #[command(subcommand)]
     Kubernetes(KubernetesCommand),
-    /// Make a key here, and what kubectl needs to reach the API servers of a cluster with it
+    /// Create a kubeconfig for a cluster, with a new key
     #[command(after_help = KUBECONFIG_EXAMPLES)]
     Kubeconfig(KubeconfigArgs),
     /// Upgrade a cluster: its role servers, then its controllers one by one, then its workers; or go back
     #[command(after_help = UPGRADE_EXAMPLES)]
     Upgrade(UpgradeCluster),
-    /// End a cluster: its machines leave it, and what they keep of it is removed
+    /// Delete a cluster: its machines leave it, and its data on them is removed
     #[command(after_help = DELETE_EXAMPLES)]
     Delete(DeleteCluster),
 }

@@ -19,8 +19,8 @@ Examples:
   shepherdctl cluster create ams --workers 5 --reason 'the new hall'
   shepherdctl cluster create edge --selector 'location=ams,memory>=64GiB' --reason 'a trial'
 
-Machines are chosen that are Ready and that nobody has other plans for, at as many locations as can be.
-The first one founds the cluster; the others are let in by the key that each reported over its agent
+Machines are chosen that are Ready and have no other order, at as many locations as possible.
+The first machine founds the cluster. The others are admitted by the key that each reported over its agent
 channel. TERMS are provider=, location=, manufacturer=, product=, label.KEY=, memory>= and cpus>=,
 separated by commas; all of them must hold.";
 
@@ -33,16 +33,17 @@ pub struct CreateCluster {
     /// How many machines run its control plane: 1, 3, 5 or 7
     #[arg(long = "control_plane", alias = "control-plane", value_name = "N", default_value_t = 3)]
     pub control_plane: u32,
-    /// How many more machines it has
+    /// Number of workers
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub workers: u32,
     /// Which machines may be chosen, as location=ams,memory>=64GiB,label.rack=7 [default: any]
     #[arg(long, value_name = "TERMS", default_value = "", hide_default_value = true)]
     pub selector: String,
-    /// A role that every worker is to have, as it is declared to the cluster; may be given several times
+    /// Role of every worker, as declared to the cluster; may be given several times
     #[arg(long, value_name = "ROLE")]
     pub role: Vec<String>,
-    /// Who lets machines in: the shepherd, by the key that each reported over its agent channel, or a person
+    /// Who approves join requests: automatic (the shepherd, by the key that each machine reported over its agent
+    /// channel), or manual (an operator)
     #[arg(
         long,
         value_name = "WHO",
@@ -53,7 +54,7 @@ pub struct CreateCluster {
     /// The bundle of Kubernetes that it runs: an artefact's digest, the beginning of it, or its name [default: none]
     #[arg(long = "kubernetes_bundle", value_name = "BUNDLE")]
     pub kubernetes_bundle: Option<String>,
-    /// What Kubernetes is to be
+    /// Settings of Kubernetes
     #[command(flatten)]
     pub flags: KubernetesFlags,
     /// Why, for the audit

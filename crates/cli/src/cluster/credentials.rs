@@ -46,7 +46,7 @@ pub(crate) const GET_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster credentials get ams
 
-What is over is shown for a day; what was revoked, as long as it would have been good.";
+Expired certificates are shown for a day, revoked ones until they would have expired.";
 
 const REVOKE_EXAMPLES: &str = "\
 Example:
@@ -67,7 +67,7 @@ pub enum CredentialsCommand {
     /// List the certificates of people for a cluster
     #[command(after_help = GET_EXAMPLES)]
     Get(ClusterArg),
-    /// Have a cluster refuse a certificate from now on
+    /// Revoke a certificate
     #[command(after_help = REVOKE_EXAMPLES)]
     Revoke(RevokeCredential),
 }
@@ -78,10 +78,10 @@ pub struct IssueCredential {
     /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Where its files go: HOLDER.key, which only you may read, HOLDER.crt and ca.crt; made if it is not there
+    /// Directory for HOLDER.key (readable only by you), HOLDER.crt and ca.crt; created if missing
     #[arg(long = "output_dir", value_name = "PATH")]
     pub output_dir: PathBuf,
-    /// Whose it is: letters, digits, dots, dashes and underscores [default: who runs this]
+    /// Holder of the certificate: letters, digits, dots, dashes and underscores [default: the user who runs this]
     #[arg(long, value_name = "NAME")]
     pub holder: Option<String>,
     /// How long it is good: 1m to 30d
@@ -218,7 +218,7 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
     for there in [file("key"), file("crt")] {
         if there.exists() {
             return Err(CliError::Invalid(format!(
-                "{} is there already; say another --output_dir or --holder, or remove it",
+                "{} exists; use another --output_dir or --holder, or remove it",
                 there.display()
             )));
         }
@@ -316,8 +316,9 @@ async fn wait_until_signed(
         };
         match (credential.state.as_str(), &credential.certificate) {
             ("valid", Some(certificate)) => {
-                let certificate = hex::decode(certificate)
-                    .map_err(|error| CliError::Failed(format!("the certificate is none: {error}")))?;
+                let certificate = hex::decode(certificate).map_err(|error| {
+                    CliError::Failed(format!("the certificate cannot be decoded: {error}"))
+                })?;
                 let FetchedCredentials { ca_certificate, curators, .. } = found;
                 return Ok(SignedCredential { credential, certificate, ca_certificate, curators });
             }
@@ -330,9 +331,9 @@ async fn wait_until_signed(
             }
             ("requested", _) => {
                 return Err(CliError::Failed(format!(
-                    "no curator of {name} has signed it within {} s. It may still come: the key is in {}, and shepherdctl \
-                     cluster credentials get {name} -o json shows certificate {} once it is signed; what the cluster \
-                     waits for says: shepherdctl cluster describe {name}",
+                    "no curator of {name} signed the certificate within {} s. It may still be signed: the key is in {}, and \
+                     shepherdctl cluster credentials get {name} -o json shows certificate {} once it is signed; what the \
+                     cluster waits for says: shepherdctl cluster describe {name}",
                     SIGNING_TIMEOUT.as_secs(),
                     key.display(),
                     credential.id

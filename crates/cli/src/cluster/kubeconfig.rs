@@ -52,7 +52,7 @@ pub struct KubeconfigArgs {
     /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// What its holder may do: all, or look, but at no secret
+    /// Access of the holder: owner (everything), or viewer (read everything but secrets)
     #[arg(
         long,
         value_name = "ACCESS",
@@ -60,7 +60,7 @@ pub struct KubeconfigArgs {
         value_parser = PossibleValuesParser::new(KubernetesAccess::ALL.map(KubernetesAccess::as_str))
     )]
     pub access: String,
-    /// How long it is good: 1m to 7d
+    /// Lifetime of the certificate, from 1m to 7d
     #[arg(
         long = "expires_after",
         value_name = "SPAN",
@@ -68,10 +68,10 @@ pub struct KubeconfigArgs {
         default_value_t = DEFAULT_LIFETIME
     )]
     pub expires_after: Span,
-    /// Whose it is: letters, digits, dots, dashes and underscores [default: who runs this]
+    /// Holder of the certificate: letters, digits, dots, dashes and underscores [default: the user who runs this]
     #[arg(long, value_name = "NAME")]
     pub holder: Option<String>,
-    /// Where it goes; only you may read the file [default: the terminal]
+    /// File to write, readable only by you [default: standard output]
     #[arg(long = "output_file", alias = "output-file", value_name = "FILE")]
     pub output_file: Option<PathBuf>,
     /// Why, for the audit
@@ -196,8 +196,8 @@ async fn wait_until_signed(
             }
             "requested" => {
                 return Err(CliError::Failed(format!(
-                    "no curator of {name} has signed it within {} s, and its key is given up here; what the cluster waits for \
-                     says: shepherdctl cluster describe {name}",
+                    "no curator of {name} signed the certificate within {} s, and the key is discarded; what the cluster \
+                     waits for says: shepherdctl cluster describe {name}",
                     SIGNING_TIMEOUT.as_secs()
                 )));
             }
@@ -212,7 +212,8 @@ async fn wait_until_signed(
 /// Renders the kubeconfig. Each API server is a cluster and a context, and the first one is the current context.
 fn render_kubeconfig(name: &str, signed: &KubernetesUserView, key: &[u8]) -> Result<String, CliError> {
     let read = |message: &str| {
-        hex::decode(message).map_err(|error| CliError::Failed(format!("the certificate is none: {error}")))
+        hex::decode(message)
+            .map_err(|error| CliError::Failed(format!("the certificate cannot be decoded: {error}")))
     };
     let certificate = read(signed.certificate.as_deref().unwrap_or_default())?;
     let servers =

@@ -30,22 +30,22 @@ pub struct PlanCluster {
     /// Name of the cluster; with a size it may be one that does not exist yet
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// As if it was to have so many machines that run its control plane: 1, 3, 5 or 7
+    /// Assume this size of the control plane: 1, 3, 5 or 7
     #[arg(long = "control_plane", alias = "control-plane", value_name = "N")]
     pub control_plane: Option<u32>,
-    /// As if it was to have so many more machines
+    /// Assume this number of workers
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
-    /// As if every worker was to have this role; may be given several times
+    /// Assume that every worker has this role; may be given several times
     #[arg(long = "add_role", value_name = "ROLE")]
     pub add_roles: Vec<String>,
-    /// As if no worker was to have this role; may be given several times
+    /// Assume that no worker has this role; may be given several times
     #[arg(long = "remove_role", value_name = "ROLE")]
     pub remove_roles: Vec<String>,
-    /// As if it was to end
+    /// Assume that the cluster is deleted
     #[arg(long)]
     pub delete: bool,
-    /// Which machines could be chosen, of a cluster that there is not yet, as location=ams,memory>=64GiB
+    /// Selector of a cluster that does not exist yet, for example location=ams,memory>=64GiB
     #[arg(long, value_name = "TERMS")]
     pub selector: Option<String>,
 }
@@ -109,7 +109,7 @@ fn format_plan(name: &str, report: &ClusterPlanReport) -> String {
     let Forecast { steps, end, wait_reasons: waits, machine_waits: machines, .. } = &report.forecast;
     let mut text = String::new();
     if !report.exists {
-        let _ = writeln!(text, "there is no cluster {name} yet; this is what would become of it\n");
+        let _ = writeln!(text, "there is no cluster {name} yet; these would be its steps\n");
     }
     let number = |number: usize| (number + 1).to_string();
     let of = |step: &ForecastStep| step.name.clone().unwrap_or_else(|| "-".to_owned());
@@ -120,11 +120,11 @@ fn format_plan(name: &str, report: &ClusterPlanReport) -> String {
         text.push('\n');
     }
     let sentence = match (end, steps.is_empty()) {
-        (ForecastEnd::Converged, true) => "it is as it is to be; nothing is to be done",
-        (ForecastEnd::Converged, false) => "then it is as it is to be",
+        (ForecastEnd::Converged, true) => "the cluster matches its specification; there is nothing to do",
+        (ForecastEnd::Converged, false) => "then the cluster matches its specification",
         (ForecastEnd::Waiting, true) => "nothing can be done now; it waits:",
         (ForecastEnd::Waiting, false) => "then it waits:",
-        (ForecastEnd::Deleted, _) => "then nothing of it is left",
+        (ForecastEnd::Deleted, _) => "then the cluster is deleted",
         (ForecastEnd::Truncated, _) => "there are more steps than this forecast can show",
     };
     let _ = writeln!(text, "{sentence}");

@@ -126,8 +126,8 @@ impl ServiceTable {
                 wire::service::Run::RootFilesystem(wire::RootFilesystem { archive, program })
             }
             (_, _, Some(_)) => {
-                let text = "with an archive it has a program, by its absolute path in there, and neither an artefact nor a \
-                            url: nodes have archives from the shepherds (shepherdctl artefacts add)";
+                let text = "a service with an archive needs a program (absolute path in the archive), and neither an artefact \
+                            nor a url: nodes have archives from the shepherds (shepherdctl artefacts add)";
                 return Err(text.to_owned());
             }
             _ => {
@@ -240,10 +240,10 @@ fn parse_milliseconds(what: &str, text: Option<&str>) -> Result<u64, String> {
     let Some(text) = text else { return Ok(0) };
     let span: Span = text
         .parse()
-        .map_err(|_| format!("its {what} is {text:?}, which is no length of time; write for example 10s"))?;
+        .map_err(|_| format!("its {what} is {text:?}, which is not a duration; write for example 10s"))?;
     let span = Duration::from(span);
     if span.is_zero() {
-        return Err(format!("its {what} is {text:?}; leave it out for what is usual"));
+        return Err(format!("its {what} is {text:?}, which is too short; omit it for the default"));
     }
     u64::try_from(span.as_millis()).map_err(|_| format!("its {what} is {text:?}, which is too long"))
 }

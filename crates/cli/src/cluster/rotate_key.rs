@@ -19,8 +19,8 @@ pub(crate) const ROTATE_KEY_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster rotate-key ams --reason 'a backup of the database is lost'
 
-The curators take the next key before they refuse the one before, and every certificate for it. It is replaced every
-thirty days in any case, or as --cluster_key_rotation_interval says. People's certificates stay as they
+The curators accept the next key before they reject the previous one and its certificates. The key is also
+replaced every thirty days, or as --cluster_key_rotation_interval says. People's certificates stay as they
 are.";
 
 /// A cluster for which the shepherd is to have another key.

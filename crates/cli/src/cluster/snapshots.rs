@@ -24,7 +24,7 @@ pub(crate) const SNAPSHOT_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster snapshot ams --reason 'before the new release'
 
-One is taken every hour in any case, and when other machines are of the control plane than before.";
+A snapshot is also taken every hour, and when the members of the control plane change.";
 
 pub(crate) const SNAPSHOTS_EXAMPLES: &str = "\
 Example:
@@ -37,7 +37,7 @@ Examples:
   shepherdctl cluster restore ams --reason 'two of its three members burnt'
   shepherdctl cluster restore ams --target_machine rack-7-03 --reason 'the rest of the hall is dark'
 
-What was changed since the snapshot is lost. Workers go on with what they run, and follow the new
+Changes since the snapshot are lost. Workers continue what they run, and follow the new
 control plane. Machines of the old one leave; an unreachable one gets the order when it reports again.";
 
 /// A cluster to take a snapshot of.
@@ -60,10 +60,10 @@ pub struct RestoreCluster {
     /// The snapshot [default: the newest one]
     #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     pub snapshot: Option<String>,
-    /// The machine that it is brought back onto first: its id, or its provider's name for it [default: any that is free]
+    /// Machine to restore onto first: its id, or its provider's name for it [default: any free machine]
     #[arg(long = "target_machine", value_name = "MACHINE", value_parser = NonEmptyStringValueParser::new())]
     pub target_machine: Option<String>,
-    /// Do it though most of its control plane answers, and lose what was changed since the snapshot
+    /// Restore although the control plane still has a quorum; changes since the snapshot are lost
     #[arg(long = "bypass_quorum", alias = "bypass-quorum")]
     pub bypass_quorum: bool,
     /// Why, for the audit

@@ -20,7 +20,7 @@ Examples:
   shepherdctl cluster upgrade ams --roleserver_release roleserver-1.5 --parallelism 3 --reason fix
   shepherdctl cluster upgrade ams --rollback --reason 'pods do not start'
 
-The first node that is not well with the bundle in time pauses the upgrade: --resume orders it again,
+The first node that is not healthy in time pauses the upgrade: --resume orders it again,
 --rollback goes back, --abort ends it where it is.";
 
 /// A cluster to upgrade, or an upgrade to change.
@@ -49,16 +49,16 @@ pub struct UpgradeCluster {
     /// How many workers at a time; controllers go one by one
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub parallelism: u32,
-    /// How long a node may take until all of it is well
+    /// Time limit for a node to become healthy
     #[arg(long = "node_deadline", value_name = "SPAN", default_value = "15m")]
     pub node_deadline: Span,
-    /// Go back to the bundle of before: workers first, then controllers
+    /// Roll back to the previous bundle: workers first, then controllers
     #[arg(long, conflicts_with_all = ["pause", "resume", "abort"])]
     pub rollback: bool,
-    /// Order no more nodes until it is resumed
+    /// Pause: upgrade no more nodes until it is resumed
     #[arg(long, conflicts_with_all = ["resume", "abort"])]
     pub pause: bool,
-    /// Continue, and order the nodes again that are not done
+    /// Resume, and send the order again to nodes that are not done
     #[arg(long, conflicts_with = "abort")]
     pub resume: bool,
     /// End the upgrade where it is

@@ -119,7 +119,7 @@ impl BundleFiles {
     /// Runs one query, and records its response or its error.
     async fn collect(&mut self, client: &FleetClient, name: String, words: &[&str]) -> Option<Value> {
         let command = words.join(" ");
-        print_stderr(&format!("asking: {command}"));
+        print_stderr(&format!("running: {command}"));
         match run_query(client, words).await {
             Ok(mut answer) => {
                 mask_json(&mut answer);
@@ -180,7 +180,7 @@ async fn run_query(client: &FleetClient, words: &[&str]) -> Result<Value, CliErr
     let line = ["shepherdctl"].iter().chain(words);
     let cli = Cli::try_parse_from(line).map_err(|error| CliError::Failed(error.to_string()))?;
     let Command::Fleet(command) = cli.command else {
-        return Err(CliError::Failed("it is no question about a fleet".to_owned()));
+        return Err(CliError::Failed("it is not a command about a fleet".to_owned()));
     };
     // Queries give no orders.
     let context =

@@ -12,9 +12,9 @@ Examples:
   shepherdctl debug bundle
   shepherdctl debug bundle --direct --machine sim-0007 --output_file /tmp/for-help.tar.gz
 
-It has what the commands that read answer, as JSON: issues, machines, providers, sessions, work, loops, plan, policy; and
-why, facts and history of each machine that has an issue or is named. Passwords, tokens and keys in known forms are masked;
-read it before you send it.";
+The archive has the output of the commands that read, as JSON: issues, machines, providers, sessions, work,
+loops, plan, policy; and why, facts and history of each machine that has an issue or is named. Passwords,
+tokens and keys in known forms are masked; read it before you send it.";
 
 /// What helps to find a fault.
 #[derive(Debug, Subcommand)]
@@ -27,10 +27,10 @@ pub enum DebugCommand {
 /// Where the bundle is written, and which machines it adds.
 #[derive(Debug, Args)]
 pub struct DebugBundleArgs {
-    /// Where it is written; there must be no such file yet. [default: shepherd-debug-MOMENT.tar.gz, here]
+    /// File to write; it must not exist yet [default: shepherd-debug-TIME.tar.gz in this directory]
     #[arg(long = "output_file", value_name = "FILE")]
     pub output_file: Option<PathBuf>,
-    /// A machine to tell everything of, besides those with an issue; may be given several times
+    /// Machine to describe fully, in addition to those with an issue; may be given several times
     #[arg(long, value_name = "M")]
     pub machine: Vec<String>,
 }

@@ -17,7 +17,7 @@ Example:
 /// What can be allowed.
 #[derive(Debug, Subcommand)]
 pub enum AllowCommand {
-    /// Believe the SSH host key that was refused last, after you checked that it is the machine's own
+    /// Accept the SSH host key that was rejected last; check first that it is the machine's own
     #[command(after_help = ALLOW_HOST_KEY_EXAMPLES)]
     HostKey(AllowHostKey),
 }
@@ -28,7 +28,7 @@ pub struct AllowHostKey {
     /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
-    /// Fingerprint of the key as `why` shows it; nothing happens unless it is the one that was refused
+    /// Fingerprint of the key, as `why` shows it; only the key that was rejected last is accepted
     #[arg(long, value_name = "SHA256:…")]
     pub fingerprint: String,
     /// Why, for the history

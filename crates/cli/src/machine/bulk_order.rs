@@ -37,10 +37,10 @@ pub struct BulkSelection {
     /// Filters that select the machines of the order.
     #[command(flatten)]
     filters: MachineFilters,
-    /// Expected number of machines: with another number nothing is done; without it the terminal prompts for it
+    /// Expected number of machines: with another number nothing is done [default: prompt on the terminal]
     #[arg(long = "confirm_count", value_name = "N")]
     pub confirm_count: Option<u32>,
-    /// Go beyond the policy's limits, or order it of all machines; an admin may
+    /// Exceed the limits of the policy, or order it of all machines; admins only
     #[arg(long = "override_limits")]
     pub beyond_limits: bool,
 }
@@ -87,7 +87,7 @@ pub async fn give_bulk_order(
             return Err(CliError::Invalid(message));
         }
         if names.is_empty() && context.format == Format::Table {
-            return Ok("no machine is meant; nothing was changed\n".to_owned());
+            return Ok("no machine matches; nothing was changed\n".to_owned());
         }
         if names.is_empty() { 0 } else { confirm_machine_count(&names)? }
     };
@@ -218,15 +218,16 @@ fn confirm_machine_count(listed: &[MachineName]) -> Result<u32, CliError> {
     let machines = format_machine_count(listed.len());
     if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
         return Err(CliError::Invalid(format!(
-            "this is about {machines}, and nothing was ordered; if these are the ones, give --confirm_count {}",
+            "the filters match {machines}, and nothing was ordered; if these are the right ones, give \
+             --confirm_count {}",
             listed.len()
         )));
     }
     // Without a terminal nothing is read, and the number does not match.
-    let _ = write!(std::io::stderr().lock(), "This is about {machines}. Type their number to go on: ");
+    let _ = write!(std::io::stderr().lock(), "The filters match {machines}. Type their number to continue: ");
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
     line.trim()
         .parse()
-        .map_err(|_| CliError::Invalid(format!("{:?} is no number; nothing was ordered", line.trim())))
+        .map_err(|_| CliError::Invalid(format!("{:?} is not a number; nothing was ordered", line.trim())))
 }

@@ -32,10 +32,10 @@ pub struct ListMachinesArgs {
     /// Filters that select the machines to list.
     #[command(flatten)]
     pub filters: MachineFilters,
-    /// Most machines to list
+    /// Maximum number of machines to list
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: u32,
-    /// Go on where an earlier list ended (it says so)
+    /// Continue after an earlier list; its last lines show the cursor
     #[arg(long, value_name = "CURSOR")]
     pub cursor: Option<String>,
 }
@@ -76,8 +76,8 @@ pub async fn show_machines(
         let limit = filters.limit;
         let _ = write!(
             text,
-            "\nfirst {limit}, and there are more: raise --limit, narrow with --phase or --provider, or go on with\n  \
-             --cursor '{next}'\n"
+            "\nfirst {limit}, and there are more: raise --limit, narrow with --phase or --provider, or continue \
+             with\n  --cursor '{next}'\n"
         );
     }
     Ok(text)

@@ -22,7 +22,7 @@ Examples:
   shepherdctl hold sim-0007 --reason 'its console is in use' --scope power
   shepherdctl hold --label row=7 --reason 'the row is rewired' --until 4h
 
-An order about many machines lists them first, and asks for their number or takes it from --confirm_count.";
+An order for many machines lists them first. Confirm their number on the terminal or with --confirm_count.";
 
 pub(crate) const RELEASE_EXAMPLES: &str = "\
 Examples:
@@ -39,7 +39,7 @@ pub struct HoldArgs {
     /// Why, for operators who run `why`
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
-    /// What it stops: everything, power (no reboot, no power cut), or recovery
+    /// Scope of the hold: everything, power (no reboot, no power cycle), or recovery
     #[arg(
         long,
         value_name = "SCOPE",
@@ -47,7 +47,7 @@ pub struct HoldArgs {
         value_parser = PossibleValuesParser::new(HoldScope::ALL.map(HoldScope::as_str))
     )]
     pub scope: String,
-    /// When it ends by itself: after a while (2h) or at a moment (2026-11-20T18:00:00Z)
+    /// When it ends by itself: a duration (2h) or a time (2026-11-20T18:00:00Z)
     #[arg(long, value_name = "WHEN")]
     pub until: Option<String>,
     /// Filters that select many machines instead of one.

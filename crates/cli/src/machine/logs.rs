@@ -53,16 +53,16 @@ pub struct LogsArgs {
     /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
-    /// Which log: roleserver, etcd, or ROLE/SERVICE [default: list those that there are]
+    /// Log to show: roleserver, etcd, or ROLE/SERVICE [default: list the logs]
     #[arg(value_name = "LOG")]
     pub log: Option<String>,
-    /// Most lines to show: the last ones that there are
+    /// Maximum number of lines, from the end of the log
     #[arg(long, value_name = "N", default_value_t = DEFAULT_LINES, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LINES)))]
     pub lines: u32,
-    /// No line that is older than this, by the machine's clock: 10m, 2h
+    /// Only lines newer than this, by the machine's clock: 10m, 2h
     #[arg(long, value_name = "SPAN", value_parser = parse_lifetime)]
     pub since: Option<Span>,
-    /// Go on with what is added, for an hour at the most
+    /// Follow the log, for at most an hour
     #[arg(long, short, requires = "log")]
     pub follow: bool,
     /// Why, for the audit
@@ -207,7 +207,7 @@ impl LogReader {
             "ended" => LogRequestState::Ended(why),
             other => {
                 return Err(CliError::Failed(format!(
-                    "the API says that the request is {other:?}, which this shepherdctl does not know; update it"
+                    "the API reports the unknown request state {other:?}; update shepherdctl"
                 )));
             }
         };
@@ -290,7 +290,7 @@ pub async fn show_log(context: &CommandContext, args: &LogsArgs) -> Result<Strin
 pub async fn follow_log(context: &CommandContext, args: &LogsArgs, output: Output) -> Result<(), CliError> {
     if output == Output::Yaml {
         return Err(CliError::Invalid(
-            "what is followed has no end, and YAML needs one; say -o json".to_owned(),
+            "--follow cannot print YAML, because the output has no end; use -o json".to_owned(),
         ));
     }
     let mut reader = match request_log(context, args).await? {

@@ -68,7 +68,7 @@ pub struct PowerArgs {
 /// What can be done with an order about power.
 #[derive(Debug, Subcommand)]
 pub enum PowerCommand {
-    /// Take back an order to reboot or to switch that was not begun
+    /// Cancel a power or reboot order that has not started
     #[command(after_help = POWER_CANCEL_EXAMPLES)]
     Cancel(CancelPower),
 }

@@ -24,7 +24,8 @@ Examples:
   shepherdctl prioritize sim-0007 normal --reason 'the customer has it'
 
 Due work is taken by class, with the weights of the policy (priority_weights): urgent, normal, low.
-What a person says counts before the engine's own yielding of machines that fail again and again.";
+A priority that an operator sets overrides that of the engine, which is lower for machines that fail
+repeatedly.";
 
 /// A machine to put before or behind the others.
 #[derive(Debug, Args)]
@@ -32,13 +33,13 @@ pub struct PrioritizeArgs {
     /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
-    /// Before the others, as the engine decides, or behind them
+    /// Priority: urgent (before the others), normal (as the engine decides), or low (after the others)
     #[arg(value_name = "LEVEL", value_parser = PossibleValuesParser::new(PriorityLevel::ALL.map(PriorityLevel::as_str)))]
     pub level: String,
     /// Why, for operators who run `why`
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
-    /// When it ends by itself: after a while (2h) or at a moment (2026-11-20T18:00:00Z)
+    /// When it ends by itself: a duration (2h) or a time (2026-11-20T18:00:00Z)
     #[arg(long, value_name = "WHEN")]
     pub until: Option<String>,
     /// Selection of many machines, instead of one.

@@ -39,7 +39,7 @@ pub struct RetireArgs {
     /// Machine: its UUID, its provider's id (sim-0007) or PROVIDER/ID; omit it to select by filters
     #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
     pub machine: Option<String>,
-    /// Wipe it first; no agent and no provider of this release offers that yet
+    /// Wipe the machine first (not supported by any agent or provider of this release)
     #[arg(long)]
     pub wipe: bool,
     /// Why, for the audit and for operators who run `why`
@@ -53,10 +53,10 @@ pub struct RetireArgs {
 /// What can be done with a retirement that was begun.
 #[derive(Debug, Subcommand)]
 pub enum RetireCommand {
-    /// Let it stay; possible until its provider is ordered to take it back
+    /// Cancel a retirement; possible until the provider is called to take the machine back
     #[command(after_help = RETIRE_CANCEL_EXAMPLES)]
     Cancel(CancelRetire),
-    /// Leave out the stage that it is at, when that cannot be done
+    /// Skip the current stage of a retirement, if it cannot be completed
     #[command(after_help = RETIRE_WAIVE_EXAMPLES)]
     Waive(WaiveStage),
 }
@@ -81,7 +81,7 @@ pub struct WaiveStage {
     /// The stage: wipe or release
     #[arg(value_name = "STAGE")]
     pub stage: String,
-    /// Words that confirm what stays undone, exactly; without the right words the error shows them
+    /// Confirmation, word by word, of what stays undone; the error without it shows the words
     #[arg(long = "confirm", value_name = "WORDS", default_value = "")]
     pub confirm: String,
     /// Why, for the audit

@@ -28,7 +28,7 @@ pub struct TimelineArgs {
     /// Machine: its UUID or the start of it, its provider's id (sim-0007), or PROVIDER/ID
     #[arg(value_name = "M")]
     pub machine: String,
-    /// Most events to list
+    /// Maximum number of events to list
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: u32,
 }
@@ -55,7 +55,7 @@ pub async fn show_timeline(
     }
     if events.is_empty() {
         return Ok(format!(
-            "nothing has happened to {} yet, or longer ago than history is kept\n",
+            "no history of {}: nothing has happened, or it is older than the retention of history\n",
             name.short_name()
         ));
     }

@@ -175,7 +175,7 @@ pub async fn watch_machines(
             Err(WatchEnd::ReaderGone) => return Ok(()),
             Err(WatchEnd::Error(error)) => return Err(error),
             Err(WatchEnd::Status(status)) => status,
-            Ok(()) => Status::unavailable("it ended without a word"),
+            Ok(()) => Status::unavailable("the stream ended without a status"),
         };
         watching.handle_stream_end(status).await?;
     }
@@ -202,7 +202,7 @@ impl WatchSession {
         let mut stream = MachinesClient::new(self.client.channel()).watch(request).await?.into_inner();
         loop {
             let result = timeout(SILENCE_TIMEOUT, stream.message()).await;
-            let response = result.unwrap_or_else(|_| Err(Status::deadline_exceeded("it fell silent")))?;
+            let response = result.unwrap_or_else(|_| Err(Status::deadline_exceeded("no message in time")))?;
             let Some(response) = response else { return Ok(()) };
             (self.last_message_at, self.failures) = (Instant::now(), 0);
             match response.event {
@@ -245,7 +245,9 @@ impl WatchSession {
             return Ok(());
         }
         let text = match self.output {
-            Output::Table => format!("{:.8}  {:<24}  gone, or no longer meant\n", machine.to_string(), "-"),
+            Output::Table => {
+                format!("{:.8}  {:<24}  removed, or no longer matched\n", machine.to_string(), "-")
+            }
             Output::Json | Output::Yaml => {
                 self.format_line(&WatchLine { event: "removed", summary: None, removed: Some(machine) })?
             }
@@ -290,7 +292,7 @@ impl WatchSession {
                 let why =
                     went_on.err().map_or_else(|| status.message().to_owned(), |error| error.to_string());
                 print_stderr(&format!(
-                    "shepherdctl: the watch at {was} ended ({why}); going on at {}",
+                    "shepherdctl: the watch at {was} ended ({why}); resuming at {}",
                     self.client.current_server()
                 ));
             }

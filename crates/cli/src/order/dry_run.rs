@@ -17,7 +17,7 @@ pub fn flag() -> Arg {
         .long(FLAG)
         .action(ArgAction::SetTrue)
         .help_heading(None)
-        .help("Only say what would become of it: nothing is changed, and the audit has a line that says so")
+        .help("Show what the order would do, and change nothing; the audit records the dry run")
 }
 
 /// Whether the flag is given after some subcommand.

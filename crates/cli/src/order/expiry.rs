@@ -9,7 +9,7 @@ use model::time::{Span, Timestamp};
 pub(crate) fn parse_until(text: &str) -> Result<Expiry, CliError> {
     parse_expiry(text).ok_or_else(|| {
         CliError::Invalid(format!(
-            "--until {text:?} is neither a duration (2h, 30m, 1d) nor a moment (2026-11-20T18:00:00Z)"
+            "--until {text:?} is neither a duration (2h, 30m, 1d) nor a time (2026-11-20T18:00:00Z)"
         ))
     })
 }
@@ -17,9 +17,9 @@ pub(crate) fn parse_until(text: &str) -> Result<Expiry, CliError> {
 /// Parses a lifetime of at most ten years, for example `90d`.
 pub fn parse_lifetime(text: &str) -> Result<Span, String> {
     let span: Span =
-        text.parse().map_err(|_| format!("{text:?} is no length of time; write for example 90d or 12h"))?;
+        text.parse().map_err(|_| format!("{text:?} is not a duration; write for example 90d or 12h"))?;
     if span > MAX_LIFETIME {
-        return Err("that is longer than ten years; leave it out for no end".to_owned());
+        return Err("that is longer than ten years; omit it for no expiry".to_owned());
     }
     Ok(span)
 }

@@ -30,13 +30,13 @@ pub(crate) fn flag() -> Arg {
         .value_name("KEY")
         .help_heading(None)
         .value_parser(parse_key)
-        .help("Names this order: given again with the same KEY it is carried out once, and answered again")
+        .help("Idempotency key: an order repeated with the same KEY is carried out once, and answered again")
 }
 
 fn parse_key(text: &str) -> Result<String, String> {
     let key = text.trim();
     if key.is_empty() {
-        return Err("it is empty; give each order one of its own, for example a UUID".to_owned());
+        return Err("the key is empty; use a new one for each order, for example a UUID".to_owned());
     }
     if key.chars().count() > MAX_CHARS {
         return Err(format!("it is longer than {MAX_CHARS} characters"));

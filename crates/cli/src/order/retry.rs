@@ -99,7 +99,7 @@ pub async fn send_order_through<A>(
             RetryDecision::GiveUp => return Err(outcome_unknown(tries, &status, &order.idempotency_key)),
             RetryDecision::RetryAfter(wait) => {
                 print_stderr(&format!(
-                    "shepherdctl: no answer from {} ({}); giving the same order again",
+                    "shepherdctl: no response from {} ({}); repeating the order",
                     client.current_server(),
                     status_text(&status)
                 ));
@@ -136,8 +136,8 @@ fn status_text(status: &Status) -> String {
 /// The error for a rejection after an earlier attempt whose response was lost, and which may have been carried out.
 fn rejected_after_lost_response(status: &Status, key: &str) -> CliError {
     let text = format!(
-        "{}. The answer to an earlier try was lost, so the order may have been carried out then; the audit \
-         has it if so, with the idempotency key {key}",
+        "{}. The response to an earlier attempt was lost, so the order may have been carried out; if so, the \
+         audit has it with the idempotency key {key}",
         status_text(status)
     );
     status_to_error(Status::new(status.code(), text))
@@ -145,8 +145,8 @@ fn rejected_after_lost_response(status: &Status, key: &str) -> CliError {
 
 fn outcome_unknown(tries: u32, status: &Status, key: &str) -> CliError {
     CliError::Failed(format!(
-        "what became of this order is unknown: it was given {tries} times with the idempotency key {key}, \
-         and no answer came (the last time: {}). If it was carried out, the audit has it with that key",
+        "the outcome of this order is unknown: it was sent {tries} times with the idempotency key {key}, \
+         and no response came (last error: {}). If it was carried out, the audit has it with that key",
         status_text(status)
     ))
 }

@@ -28,16 +28,16 @@ Examples:
 /// Name, lifetime and destination of the first token.
 #[derive(Debug, Args)]
 pub struct BootstrapArgs {
-    /// Whose it is [default: you]
+    /// Owner of the token [default: you]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// How long it is good, as 90d [default: until it is revoked]
+    /// Lifetime, for example 90d [default: until it is revoked]
     #[arg(long = "expires_after", value_name = "SPAN", value_parser = parse_lifetime)]
     pub expires_after: Option<Span>,
-    /// Write it into this new file, which only you may read, and not to standard output
+    /// Write the token into this new file, readable only by you, instead of to standard output
     #[arg(long = "output_file", value_name = "FILE")]
     pub output_file: Option<PathBuf>,
-    /// Save a context of this name with it, and use that from now on
+    /// Save a context of this name with the token, and make it the current one
     #[arg(long = "save_context", value_name = "NAME")]
     pub save_context: Option<String>,
 }
@@ -87,8 +87,11 @@ pub async fn bootstrap_token(
         contexts.current = Some(name.clone());
         contexts.write(&path)?;
         if format == Format::Table {
-            let _ =
-                writeln!(printed, "The context {name} stands in {} and is used from now on.", path.display());
+            let _ = writeln!(
+                printed,
+                "The context {name} is saved in {}, and is the current one.",
+                path.display()
+            );
         }
     }
     Ok(printed)
@@ -97,7 +100,7 @@ pub async fn bootstrap_token(
 /// The path relative to the root, so that it is valid from every directory.
 fn absolute_path(path: &Path) -> Result<PathBuf, CliError> {
     std::path::absolute(path)
-        .map_err(|error| CliError::Invalid(format!("{}: this is no path: {error}", path.display())))
+        .map_err(|error| CliError::Invalid(format!("{} is not a valid path: {error}", path.display())))
 }
 
 /// The live API servers and the CA certificates that verify them, PEM. The certificates are `None` if the servers
@@ -113,8 +116,8 @@ async fn discover_api_servers(bmdb: &Bmdb) -> Result<(Vec<String>, Option<String
     authorities.dedup();
     if servers.is_empty() {
         return Err(CliError::Invalid(
-            "no shepherd answers operators at this moment, so there is nothing to save a context of; start one, or \
-             leave out --save_context"
+            "no shepherd serves the API now, so no context can be saved; start one, or \
+             omit --save_context"
                 .to_owned(),
         ));
     }

@@ -26,7 +26,7 @@ use proto::fleet::v1::credentials_client::CredentialsClient;
 pub(crate) const CREATE_EXAMPLES: &str = "\
 Examples:
   shepherdctl tokens create lee --role operator --provider rack-a --reason 'lee runs rack a'
-  shepherdctl tokens create ci --role viewer --certificate ci.pem --reason 'the pipeline looks'";
+  shepherdctl tokens create ci --role viewer --certificate ci.pem --reason 'the pipeline reads the fleet'";
 
 /// Most tokens to create when the responses with the earlier ones are lost.
 const MAX_CREATE_ATTEMPTS: u32 = 3;
@@ -34,22 +34,22 @@ const MAX_CREATE_ATTEMPTS: u32 = 3;
 /// A credential to make.
 #[derive(Debug, Args)]
 pub struct CreateToken {
-    /// Whose it is: a person or a program
+    /// Owner of the credential: a person or a program
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// What they may do
+    /// Role: what the credential permits
     #[arg(long, value_name = "ROLE", value_parser = PossibleValuesParser::new(AccessRole::ALL.map(AccessRole::as_str)))]
     pub role: String,
     /// Only the machines of this provider; may be given several times
     #[arg(long, value_name = "NAME")]
     pub provider: Vec<String>,
-    /// How long it is good, as 90d [default: until it is revoked]
+    /// Lifetime, for example 90d [default: until it is revoked]
     #[arg(long = "expires_after", value_name = "SPAN", value_parser = parse_lifetime)]
     pub expires_after: Option<Span>,
-    /// Pin this client certificate (PEM, Ed25519, signed by itself) instead of making a token
+    /// Pin this client certificate (PEM, Ed25519, self-signed) instead of creating a token
     #[arg(long, value_name = "FILE")]
     pub certificate: Option<PathBuf>,
-    /// Write the token into this new file, which only you may read, and not to standard output
+    /// Write the token into this new file, readable only by you, instead of to standard output
     #[arg(long = "output_file", value_name = "FILE")]
     pub output_file: Option<PathBuf>,
     /// Why, for the audit
@@ -98,15 +98,15 @@ async fn create_credential(
             CreateOutcome::TokenLost(id) => id,
         };
         print_stderr(&format!(
-            "shepherdctl: the token {lost} was made and lost on its way here; it is revoked, and another \
-             one made"
+            "shepherdctl: the response with the token {lost} was lost; the token is revoked, and another one is \
+             created"
         ));
         let reason = "it was lost on its way to the requesting client";
         revoke_credential(&mut client, flags, &lost, reason).await?;
     }
     Err(CliError::Failed(format!(
-        "{MAX_CREATE_ATTEMPTS} tokens were made, lost on their way here, and revoked; try again when the connection is \
-         better"
+        "{MAX_CREATE_ATTEMPTS} tokens were created, their responses were lost, and they were revoked; try again when the \
+         connection is better"
     )))
 }
 
@@ -144,8 +144,8 @@ fn create_outcome(made: v1::CreateCredentialResponse, pinned: bool) -> CreateOut
 /// The error for a token that an earlier order with the same key created.
 fn repeated_token(id: &str) -> CliError {
     CliError::Failed(format!(
-        "an earlier order with this idempotency key has made the token {id}, and a token is shown only once. If \
-         nobody has it, revoke it (shepherdctl tokens revoke {id} --reason 'was lost') and make another one with \
+        "an earlier order with this idempotency key created the token {id}, and a token is shown only once. If \
+         nobody has it, revoke it (shepherdctl tokens revoke {id} --reason 'was lost') and create another one with \
          another key"
     ))
 }

@@ -27,7 +27,7 @@ pub(super) fn deliver_token(
     if let (Some(token), Some(file)) = (token, file) {
         write_token(file, token).map_err(|error| {
             CliError::Failed(format!(
-                "{error}, and nobody has it; end it by: shepherdctl tokens revoke {id} --reason 'was lost'"
+                "{error}. Nobody has the token; revoke it with: shepherdctl tokens revoke {id} --reason 'was lost'"
             ))
         })?;
     }
@@ -44,6 +44,6 @@ pub(super) fn deliver_token(
         (None, Some(file)) if token.is_some() => {
             format!("The token {id} is in {}, which only you may read.\n", file.display())
         }
-        _ => format!("{id} is good from now on.\n"),
+        _ => format!("The credential {id} is valid from now on.\n"),
     })
 }

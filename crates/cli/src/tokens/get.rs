@@ -66,7 +66,7 @@ pub async fn show_tokens(client: &FleetClient, format: Format) -> Result<String,
     }
     if lines.is_empty() {
         return Ok(
-            "no credential was made yet; `shepherdctl tokens bootstrap` makes the first one\n".to_owned()
+            "no credential exists yet; `shepherdctl tokens bootstrap` creates the first one\n".to_owned()
         );
     }
     let rows: Vec<Vec<String>> = lines.iter().map(|line| credential_row(line, now)).collect();
@@ -82,10 +82,10 @@ fn credential_row(line: &CredentialLine, now: Timestamp) -> Vec<String> {
     let moment = |at: Timestamp| relative_time(at, now);
     let state = match (line.active, line.revoked_at, line.expires_at) {
         (_, Some(at), _) => format!("revoked {}", moment(at)),
-        (true, _, Some(at)) => format!("good, ends {}", moment(at)),
-        (true, _, None) => "good".to_owned(),
+        (true, _, Some(at)) => format!("active, expires {}", moment(at)),
+        (true, _, None) => "active".to_owned(),
         (false, _, Some(at)) => format!("expired {}", moment(at)),
-        (false, _, None) => "over".to_owned(),
+        (false, _, None) => "ended".to_owned(),
     };
     let providers = if line.providers.is_empty() { "all".to_owned() } else { line.providers.join(",") };
     vec![line.credential.clone(), line.kind.clone(), line.name.clone(), line.role.clone(), providers, state]

@@ -21,7 +21,7 @@ pub mod revoke;
 /// What can be done with credentials.
 #[derive(Debug, Subcommand)]
 pub enum TokensCommand {
-    /// Make the first token, an admin's, in the database itself
+    /// Create the first token, for an admin, in the database
     #[command(after_help = BOOTSTRAP_EXAMPLES)]
     Bootstrap(BootstrapArgs),
     /// Make a token, or pin a client certificate

@@ -53,7 +53,7 @@ fn screen_lines(
     lines.resize(height.saturating_sub(1), Line::default());
     lines.push(match &status.problem {
         Some(trouble) => Line::styled(to_single_line(trouble), look.alert_style()),
-        None => Line::styled(format!("q ends   space asks at once   {}", status.backend_name), DIM),
+        None => Line::styled(format!("q quit   space refresh   {}", status.backend_name), DIM),
     });
     lines
 }

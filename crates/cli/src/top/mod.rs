@@ -36,7 +36,7 @@ pub struct TopArgs {
     /// Interval between two refreshes of the page, from 1s to 1h
     #[arg(long, value_name = "SPAN", default_value = "2s", value_parser = parse_interval)]
     pub interval: Span,
-    /// Print the page once, whole; so it is wherever standard output is no terminal
+    /// Print the whole page once; the default if standard output is not a terminal
     #[arg(long)]
     pub once: bool,
 }
@@ -44,7 +44,7 @@ pub struct TopArgs {
 fn parse_interval(text: &str) -> Result<Span, String> {
     let span: Span = text.parse().map_err(|error| format!("{error}"))?;
     if span < Span::seconds(1) || span > Span::hours(1) {
-        return Err("it is from 1s to 1h".to_owned());
+        return Err("the interval must be from 1s to 1h".to_owned());
     }
     Ok(span)
 }

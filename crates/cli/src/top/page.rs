@@ -116,7 +116,7 @@ fn attention_section(view: &FleetSummary) -> Section {
     });
     Section {
         panel: Panel::Attention,
-        title: "To look at".to_owned(),
+        title: "Needs attention".to_owned(),
         headers: vec!["WHAT", "OF", "FOR", "WHY"],
         rows: brakes.chain(held).chain(failed).chain(pauses).collect(),
     }

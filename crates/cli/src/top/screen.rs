@@ -105,7 +105,7 @@ async fn event_loop(
                     let since = view.as_ref().map_or_else(String::new, |view| {
                         format!("this is of {}; ", view.at.format("%H:%M:%S UTC"))
                     });
-                    status.problem = Some(format!("{since}no answer: {why}; asking {query}"));
+                    status.problem = Some(format!("{since}no response: {why}; next query goes to {query}"));
                     status.backend_name = query;
                 }
                 Some(FetchEvent::Denied(error)) => return Err(error),

@@ -63,7 +63,7 @@ impl Bmdb {
             Box::pin(async move {
                 lock_named_lease(tx, lease).await?;
                 lock_due_rows(tx, machine).await?;
-                let stands = || Ok(Some("its cluster's upgrade stands still, or has ended".to_owned()));
+                let stands = || Ok(Some("its cluster's upgrade is paused, or has ended".to_owned()));
                 let Some((mut requests, paused)) = lock_requested_nodes(tx, id).await? else {
                     return stands();
                 };

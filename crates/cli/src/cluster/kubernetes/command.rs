@@ -25,8 +25,8 @@ const REMOVE_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster kubernetes remove ams --reason 'the trial is over'
 
-Its workers stop pods, then its controllers end, and its authorities are forgotten. What Kubernetes kept in
-etcd stays there.";
+The workers stop their pods, then the controllers stop, and the authorities are deleted. What Kubernetes
+stored in etcd stays there.";
 
 const ROTATE_EXAMPLES: &str = "\
 Example:
@@ -38,13 +38,13 @@ is, and for which nodes it waits, shows: shepherdctl cluster describe.";
 /// What can be done with Kubernetes of a cluster.
 #[derive(Debug, Subcommand)]
 pub enum KubernetesCommand {
-    /// Give a cluster Kubernetes, or change its add-ons and its storage
+    /// Install Kubernetes on a cluster, or change its add-ons and storage
     #[command(after_help = SET_EXAMPLES)]
     Set(SetKubernetes),
-    /// Take Kubernetes from a cluster
+    /// Remove Kubernetes from a cluster
     #[command(after_help = REMOVE_EXAMPLES)]
     Remove(RemoveKubernetes),
-    /// Have an authority or keys of Kubernetes replaced, in steps
+    /// Rotate a certificate authority or keys of Kubernetes, in steps
     #[command(after_help = ROTATE_EXAMPLES)]
     Rotate(RotateKubernetes),
 }
@@ -61,10 +61,10 @@ pub struct SetKubernetes {
     /// What it is to be
     #[command(flatten)]
     pub flags: KubernetesFlags,
-    /// An add-on that is not kept any more; may be given several times
+    /// Add-on to remove from the settings; may be given several times
     #[arg(long = "remove_add_on", alias = "remove-add-on", value_name = "NAME")]
     pub remove_add_on: Vec<String>,
-    /// Nobody makes volumes any more
+    /// Remove the storage driver
     #[arg(long = "remove_storage", conflicts_with = "storage_driver")]
     pub remove_storage: bool,
     /// Why, for the audit

@@ -11,7 +11,7 @@ use proto::fleet::v1;
 /// What Kubernetes is to be, beside its bundle.
 #[derive(Debug, Default, Args)]
 pub struct KubernetesFlags {
-    /// From which services get their addresses [default: 10.96.0.0/16]
+    /// Address range of services [default: 10.96.0.0/16]
     #[arg(
         long = "service_range",
         alias = "service-range",
@@ -19,7 +19,7 @@ pub struct KubernetesFlags {
         value_parser = NonEmptyStringValueParser::new()
     )]
     pub service_range: Option<String>,
-    /// From which nodes get theirs for pods [default: 10.128.0.0/12]
+    /// Address range of pods; each node gets a part of it [default: 10.128.0.0/12]
     #[arg(
         long = "pod_range",
         alias = "pod-range",
@@ -27,16 +27,16 @@ pub struct KubernetesFlags {
         value_parser = NonEmptyStringValueParser::new()
     )]
     pub pod_range: Option<String>,
-    /// How long the prefix of one node's range is [default: 24]
+    /// Prefix length of a node's pod range [default: 24]
     #[arg(long = "node_prefix", alias = "node-prefix", value_name = "BITS")]
     pub node_prefix: Option<u32>,
-    /// In which services have names [default: cluster.local]
+    /// DNS domain of services [default: cluster.local]
     #[arg(long = "cluster_domain", value_name = "DOMAIN", value_parser = NonEmptyStringValueParser::new())]
     pub cluster_domain: Option<String>,
-    /// Objects of yours that are kept as an artefact says; may be given several times
+    /// Add-on: an artefact with Kubernetes objects to apply and keep; may be given several times
     #[arg(long = "add_on", alias = "add-on", value_name = "NAME=ARTEFACT")]
     pub add_on: Vec<String>,
-    /// Who makes volumes, and the class of storage that asks it
+    /// Storage: name of the CSI driver, and the storage class that uses it
     #[arg(long = "storage_driver", value_name = "DRIVER=CLASS")]
     pub storage_driver: Option<String>,
 }
@@ -49,11 +49,13 @@ pub(crate) fn parse_patch(
     let pair = |flag: &str, text: &str| {
         let pair = text.split_once('=').filter(|(one, other)| !one.is_empty() && !other.is_empty());
         pair.map(|(one, other)| (one.to_owned(), other.to_owned()))
-            .ok_or_else(|| CliError::Invalid(format!("--{flag}: {text:?} has not the form NAME=…")))
+            .ok_or_else(|| CliError::Invalid(format!("--{flag}: {text:?} does not have the form NAME=…")))
     };
     // In a request, 0 leaves the prefix as it is.
     if flags.node_prefix == Some(0) {
-        return Err(CliError::Invalid("--node_prefix: 0 is no prefix of one node's range".to_owned()));
+        return Err(CliError::Invalid(
+            "--node_prefix: 0 is not a valid prefix length; give a length such as 24".to_owned(),
+        ));
     }
     let storage = flags.storage_driver.as_deref().map(|text| pair("storage_driver", text)).transpose()?;
     Ok(KubernetesPatch {

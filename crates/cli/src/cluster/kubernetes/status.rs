@@ -13,7 +13,7 @@ pub(crate) fn summary_lines(cluster: &ClusterView, now: Timestamp) -> Vec<(&'sta
     let mut lines = Vec::new();
     if let Some(kubernetes) = &cluster.kubernetes {
         let how = match &kubernetes.removal_requested_by {
-            Some(by) => format!("; goes, as {by} ordered"),
+            Some(by) => format!("; being removed, as {by} ordered"),
             None if kubernetes.status.in_sync => String::new(),
             None => "; its curators are not informed yet".to_owned(),
         };
@@ -47,7 +47,7 @@ pub(crate) fn summary_lines(cluster: &ClusterView, now: Timestamp) -> Vec<(&'sta
     if let Some(upgrade) = &cluster.upgrade {
         let how = match (&upgrade.outcome, upgrade.ended_at, &upgrade.pause_reason) {
             (Some(ended), Some(at), _) => format!("; {ended} {} ago", humanize_duration(between(at, now))),
-            (_, _, Some(why)) => format!("; stands still: {why}"),
+            (_, _, Some(why)) => format!("; paused: {why}"),
             _ => format!(
                 "; {} of {} nodes that got the order are done",
                 upgrade.completed_count, upgrade.requested_count

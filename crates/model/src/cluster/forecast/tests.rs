@@ -341,5 +341,5 @@ fn upgrade_goes_controllers_first_and_rolls_back_workers_first() {
 
     there.cluster.upgrade = Some(ClusterUpgrade { pause_reason: Some("kim paused it".to_owned()), ..back });
     let messages = step_lines(&forecast_cluster(there, now()));
-    assert_eq!(messages, ["waiting: its upgrade stands still: kim paused it"]);
+    assert_eq!(messages, ["waiting: its upgrade is paused: kim paused it"]);
 }

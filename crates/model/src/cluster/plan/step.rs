@@ -156,7 +156,7 @@ impl fmt::Display for ClusterPlanStep {
                 write!(f, "{node} is through with its upgrade")
             }
             Self::RecordUpgrade(UpgradeEvent::Pause { reason: why }) => {
-                write!(f, "its upgrade stands still: {why}")
+                write!(f, "its upgrade is paused: {why}")
             }
             Self::RecordUpgrade(UpgradeEvent::ReleaseDone) => f.write_str("its role servers are through"),
             Self::RecordUpgrade(UpgradeEvent::Finish) => f.write_str("its upgrade is done"),

@@ -71,7 +71,7 @@ pub fn plan_upgrade(
 ) -> UpgradePlan {
     let mut planning = UpgradePlanner { upgrade, observed: seen, now, plan: UpgradePlan::default() };
     if let Some(why) = &upgrade.pause_reason {
-        planning.plan.wait_reasons.push(format!("its upgrade stands still: {why}"));
+        planning.plan.wait_reasons.push(format!("its upgrade is paused: {why}"));
     } else if !planning.plan_release() {
         planning.plan_bundle(members);
     }
@@ -105,15 +105,19 @@ impl UpgradePlanner<'_> {
             (Some((how, failed)), _) if how == "finished" => {
                 // A person decides whether the upgrade continues with these machines as they are.
                 self.push_event(UpgradeEvent::ReleaseDone);
-                let why = format!("{failed} of its machines do not run the release; see: shepherdctl update describe {id}");
+                let why = format!(
+                    "{failed} of its machines do not run the release; see: shepherdctl update describe {id}"
+                );
                 self.push_event(UpgradeEvent::Pause { reason: why });
             }
             (Some((how, _)), _) => {
                 self.push_event(UpgradeEvent::ReleaseDone);
-                self.push_event(UpgradeEvent::Pause { reason: format!("the update {id} of its role servers was {how}") });
+                self.push_event(UpgradeEvent::Pause {
+                    reason: format!("the update {id} of its role servers was {how}"),
+                });
             }
             (None, Some(why)) => self.plan.wait_reasons.push(format!(
-                "the update {id} of its role servers stands still: {why}; see: shepherdctl update describe {id}"
+                "the update {id} of its role servers is paused: {why}; see: shepherdctl update describe {id}"
             )),
             (None, None) => self.plan.wait_reasons.push(format!(
                 "its role servers become another release first; see: shepherdctl update describe {id}"

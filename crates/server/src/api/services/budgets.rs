@@ -53,7 +53,7 @@ impl Budgets for BudgetsService {
             text => Some(text.parse().map_err(|_| {
                 invalid_argument(
                     "window",
-                    format!("{text:?} is no length of time; write for example 10m, 2h or 1d"),
+                    format!("{text:?} is not a duration; write for example 10m, 2h or 1d"),
                 )
             })?),
         };

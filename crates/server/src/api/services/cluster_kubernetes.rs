@@ -50,7 +50,7 @@ fn parse_user_request(
     let lifetime = match request.lifetime.as_str() {
         "" => DEFAULT_LIFETIME,
         text => text.parse::<Span>().map_err(|_| {
-            invalid_argument("lifetime", format!("{text:?} is no length of time; write for example 8h or 7d"))
+            invalid_argument("lifetime", format!("{text:?} is not a duration; write for example 8h or 7d"))
         })?,
     };
     check_lifetime(lifetime).map_err(|reason| invalid_argument("lifetime", reason))?;

@@ -134,13 +134,13 @@ fn parse_credential_request(request: &v1::CreateCredentialRequest) -> Result<New
             let span: Span = text.parse().map_err(|_| {
                 invalid_argument(
                     "expires_after",
-                    format!("{text:?} is no length of time; write for example 90d or 12h"),
+                    format!("{text:?} is not a duration; write for example 90d or 12h"),
                 )
             })?;
             if span > MAX_LIFETIME {
                 return Err(invalid_argument(
                     "expires_after",
-                    "that is longer than ten years; leave it out for no end",
+                    "that is longer than ten years; omit it for no expiry",
                 ));
             }
             Some(span)

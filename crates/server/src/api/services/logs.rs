@@ -28,7 +28,7 @@ fn parse_log_query(request: &v1::RequestLogRequest) -> Result<LogQuery, Status> 
     let since = match request.since.as_str() {
         "" => None,
         text => Some(text.parse::<Span>().map_err(|_| {
-            invalid_argument("since", format!("{text:?} is no length of time; write for example 10m or 2h"))
+            invalid_argument("since", format!("{text:?} is not a duration; write for example 10m or 2h"))
         })?),
     };
     let lines = if request.lines == 0 { DEFAULT_LINES } else { request.lines };

@@ -57,7 +57,7 @@ pub(super) fn parse_expiry_after(text: &str) -> Result<Expiry, Status> {
     let span = text.parse().map_err(|_| {
         invalid_argument(
             "expires_after",
-            format!("{text:?} is no length of time; write for example 2h, 30m or 1d"),
+            format!("{text:?} is not a duration; write for example 2h, 30m or 1d"),
         )
     })?;
     Ok(Expiry::After(span))
