@@ -66,7 +66,8 @@ async fn run_under_session(sessions: &Sessions, metrics: &ManagerMetrics, stop: 
         }
     }
     if !session.lost().is_cancelled()
-        && let Err(error) = sessions.close(&session, "no roll-out is in progress any more").await
+        && let Err(error) =
+            sessions.close(&session, "this shepherd does not work on roll-outs any more").await
     {
         tracing::warn!(%error, "cannot close a session; the reaper will");
     }

@@ -220,7 +220,7 @@ pub struct ServiceFlags {
     /// Longest time to connect.
     #[arg(long, value_name = "SPAN", default_value = "2s", help_heading = "SSH")]
     pub agent_ssh_connect_timeout: Span,
-    /// Longest time until a host that accepted the connection sends its SSH greeting.
+    /// Longest wait for the first byte of the SSH greeting; a host that hangs never sends it.
     #[arg(long, value_name = "SPAN", default_value = "5s", help_heading = "SSH")]
     pub agent_ssh_greeting_timeout: Span,
     /// Longest time to agree on keys, and to log in.

@@ -630,7 +630,10 @@ fn the_program_says_where_it_listens_and_ends_cleanly_on_sigterm() {
     let declined = strike("kill", "sim-0001");
     assert_eq!(declined.status.code(), Some(1));
     let text = String::from_utf8(declined.stderr).unwrap();
-    assert!(text.ends_with("sim-0001 was not struck: no agent runs on the machine\n"), "{text}");
+    assert!(
+        text.ends_with("the fault was not injected into sim-0001: no agent runs on the machine\n"),
+        "{text}"
+    );
     assert_eq!(strike("list-empty", "sim-0001").status.code(), Some(2));
     assert_eq!(strike("flood", "sim-0001").status.code(), Some(2));
     // A request that never ends keeps nobody.

@@ -42,10 +42,10 @@ pub struct Cluster {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OwnerKeyError {
     /// The key was an owner key once, and was removed.
-    #[error("key {0} was removed, and never comes back: make another one")]
+    #[error("key {0} was removed and cannot be added again: create another one")]
     Removed(PublicKey),
     /// The cluster has as many owner keys as it may have.
-    #[error("{MAX_OWNER_KEYS} keys are owners' already: remove one first")]
+    #[error("{MAX_OWNER_KEYS} keys are owner keys already, which is the maximum: remove one first")]
     TooMany,
     /// The call was made with this very key, so nothing shows that another one works.
     #[error(
@@ -54,7 +54,7 @@ pub enum OwnerKeyError {
     )]
     InUse(PublicKey),
     /// Without this key nobody could order anything any more.
-    #[error("key {0} is the last owner's: add another one first")]
+    #[error("key {0} is the last owner key: add another one first")]
     Last(PublicKey),
 }
 
@@ -84,7 +84,7 @@ pub fn validate_name(name: &str) -> Result<(), String> {
     if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
         let shown: String = name.chars().take(100).collect();
         return Err(format!(
-            "{shown:?} is no name of a cluster: it has 1 to {MAX_NAME_BYTES} bytes, all printable"
+            "{shown:?} is not a valid name of a cluster: a name has 1 to {MAX_NAME_BYTES} bytes, all printable"
         ));
     }
     Ok(())
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(Cluster::decode(&cluster_record_key().unwrap(), &stored).unwrap(), cluster());
         let odd = Cluster { name: String::new(), ..cluster() };
         let error = Cluster::decode("/a/b", &odd.encode()).unwrap_err().to_string();
-        assert!(error.contains("/a/b") && error.contains("no name of a cluster"), "{error}");
+        assert!(error.contains("/a/b") && error.contains("not a valid name of a cluster"), "{error}");
     }
 
     #[test]
@@ -231,7 +231,7 @@ mod tests {
             private_key: authority(2).pkcs8().to_vec(),
         };
         let error = decode_authority("/a", &other.encode_to_vec()).unwrap_err();
-        assert!(error.to_string().contains("one of both is of another cluster"), "{error}");
+        assert!(error.to_string().contains("one of the two is of another cluster"), "{error}");
         let secret = hex::encode(authority(2).pkcs8());
         assert!(!format!("{error} {error:?}").contains(&secret[40..]));
     }

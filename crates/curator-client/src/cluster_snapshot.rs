@@ -131,7 +131,7 @@ impl ClusterSnapshot {
             .map_err(|error| ClusterSnapshotError::Invalid(error.to_string()))?;
         match message.format {
             FORMAT => {}
-            0 => return Err(broken("it says no format, so it is none")),
+            0 => return Err(broken("it has no format number, so it is not a snapshot")),
             newer => return Err(ClusterSnapshotError::NewerFormat(newer)),
         }
         let taken_at =
@@ -144,7 +144,7 @@ impl ClusterSnapshot {
         }
         let (cluster, authority) = cluster_and_authority(&records)?;
         if cluster.id.to_string() != message.cluster_id || cluster.epoch != message.epoch {
-            return Err(broken("it says to be of another cluster than its records"));
+            return Err(broken("it names another cluster than its records do"));
         }
         if authority.anchor().cluster != cluster.id {
             return Err(broken("its authority is that of another cluster"));

@@ -89,7 +89,7 @@ impl Service<Uri> for CuratorConnector {
                 Err(_) => Err(io::Error::new(
                     io::ErrorKind::TimedOut,
                     format!(
-                        "the curator {address} took no connection within {} s",
+                        "the curator {address} accepted no connection within {} s",
                         CONNECT_TIMEOUT.as_secs()
                     ),
                 )),
@@ -112,7 +112,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for CancellableRead<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.cancelled.as_mut().poll(context).is_ready() {
-            let text = "the cluster was restored, and this curator is of before";
+            let text = "the cluster was restored, and this curator belongs to an earlier epoch";
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, text)));
         }
         Pin::new(&mut self.stream).poll_read(context, buffer)

@@ -29,7 +29,7 @@ pub fn validate_status(status: &wire::KubernetesStatus) -> Result<(), String> {
         }
         if component.kind() == wire::service_status::Kind::Unspecified {
             let kind = component.kind;
-            return Err(format!("kubernetes.components has {name:?} in state {kind}, which is none"));
+            return Err(format!("kubernetes.components has {name:?} in state {kind}, which does not exist"));
         }
         check_text(&format!("components.{name}.message"), &component.message)?;
     }

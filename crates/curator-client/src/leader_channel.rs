@@ -132,13 +132,13 @@ enum FollowError {
     Status(Status),
     #[error("it did not answer within {} s", RESPONSE_TIMEOUT.as_secs())]
     TimedOut,
-    #[error("it does not follow any more")]
+    #[error("it ended the stream")]
     StreamEnded,
     #[error("its answer is invalid: {0}")]
     InvalidResponse(String),
-    #[error("it is of epoch {received} of the cluster, which has been restored since ({highest})")]
+    #[error("it belongs to epoch {received} of the cluster, which was restored since then (epoch {highest})")]
     OutdatedEpoch { received: u64, highest: u64 },
-    #[error("that the cluster was restored could not be kept: {0}")]
+    #[error("the new epoch of the cluster could not be stored: {0}")]
     EpochNotPersisted(String),
     #[error(transparent)]
     Tls(#[from] rustls::Error),
@@ -232,7 +232,7 @@ impl LeaderTracker {
             for candidate in candidates {
                 let mut found = false;
                 let error = self.query_curator(&candidate, &mut found).await;
-                tracing::debug!(curator = candidate, leader = found, %error, "a curator leads nobody to the leader");
+                tracing::debug!(curator = candidate, leader = found, %error, "a curator did not lead to the leader");
                 last = Some(candidate);
                 if found {
                     failures = 1;
@@ -286,7 +286,7 @@ impl LeaderTracker {
             let response = answer.map_err(FollowError::Status)?.ok_or(FollowError::StreamEnded)?;
             if response.epoch.saturating_sub(self.highest_epoch()) > MAX_EPOCH_LEAD {
                 return Err(FollowError::InvalidResponse(format!(
-                    "epoch {} is no next one of {}",
+                    "epoch {} is too far beyond {}, the highest known one",
                     response.epoch,
                     self.highest_epoch()
                 )));
@@ -302,8 +302,9 @@ impl LeaderTracker {
                 .parse()
                 .map_err(|error| FollowError::InvalidResponse(format!("{error}")))?;
             let place = self.0.addresses().leader_address(node, &response, candidate);
-            let address =
-                place.ok_or_else(|| FollowError::InvalidResponse(format!("{node} leads, and is nowhere")))?;
+            let address = place.ok_or_else(|| {
+                FollowError::InvalidResponse(format!("{node} leads, and its address is not known"))
+            })?;
             let leader = LeaderEndpoint { node, address };
             *found = true;
             if self.leader().as_ref() != Some(&leader) {

@@ -66,7 +66,9 @@ impl NodeState {
             Ok(wire::NodeState::Standby) => Ok(Self::Standby),
             Ok(wire::NodeState::Up) => Ok(Self::Up),
             Ok(wire::NodeState::Decommissioned) => Ok(Self::Decommissioned),
-            Ok(wire::NodeState::Unspecified) | Err(_) => Err(format!("its state is {state}, which is none")),
+            Ok(wire::NodeState::Unspecified) | Err(_) => {
+                Err(format!("its state is {state}, which does not exist"))
+            }
         }
     }
 }

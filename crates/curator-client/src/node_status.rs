@@ -98,7 +98,7 @@ fn validate_service(service: &wire::ServiceStatus) -> Result<(), String> {
         return Err(format!("{}, which names no service", name(&service.service)));
     }
     if service.kind() == wire::service_status::Kind::Unspecified {
-        return Err(format!("{} in state {}, which is none", name(&service.service), service.kind));
+        return Err(format!("{} in state {}, which does not exist", name(&service.service), service.kind));
     }
     if service.message.len() > MAX_TEXT_BYTES {
         return Err(format!("{} with a message of more than {MAX_TEXT_BYTES} bytes", name(&service.service)));

@@ -59,8 +59,8 @@ impl fmt::Display for Peer {
         match self {
             Self::Node { id, .. } => write!(f, "node {id}"),
             Self::Owner { name, .. } => write!(f, "owner {name}"),
-            Self::Registering { key } => write!(f, "who proves key {key} alone"),
-            Self::Unauthenticated => f.write_str("who proves nothing"),
+            Self::Registering { key } => write!(f, "a peer that proves key {key} alone"),
+            Self::Unauthenticated => f.write_str("a peer without a certificate"),
         }
     }
 }
@@ -111,7 +111,7 @@ pub enum PeerError {
     #[error("the certificate is that of the authority itself, which connects to nobody")]
     AuthorityItself,
     /// The certificate is not valid yet.
-    #[error("the certificate is good from {0} on: is the clock of one of both wrong?")]
+    #[error("the certificate is not valid before {0}: is one of the two clocks wrong?")]
     NotYetValid(Timestamp),
     /// The certificate has expired.
     #[error("the certificate expired at {0}: a node joins again with its key, an owner claims another one")]
@@ -150,7 +150,7 @@ pub fn identify_peer(
     let (rest, certificate) = X509Certificate::from_der(der)
         .map_err(|_| PeerError::Malformed("it is no X.509 certificate in DER"))?;
     if !rest.is_empty() {
-        return Err(PeerError::Malformed("something stands behind it"));
+        return Err(PeerError::Malformed("there are bytes after its end"));
     }
     let key = ed25519_key(&certificate).ok_or(PeerError::Malformed("its key is not of Ed25519"))?;
     if key == anchor.key {
@@ -171,7 +171,7 @@ pub fn identify_peer(
         });
     }
     let serial = Serial::from_certificate(certificate.raw_serial());
-    let serial = serial.ok_or(PeerError::Malformed("its serial number is none of this cluster"))?;
+    let serial = serial.ok_or(PeerError::Malformed("its serial number is not one of this cluster"))?;
     let validity =
         Validity::from_x509(&certificate).ok_or(PeerError::Malformed("its time is out of range"))?;
     for validity in [validity, anchor.validity] {
@@ -225,7 +225,7 @@ fn classify_certificate(
             }
             let mut organisations = certificate.subject().iter_organization();
             let organisation = (organisations.next(), organisations.next());
-            let (Some(organisation), None) = organisation else { return Err("it does not say whose it is") };
+            let (Some(organisation), None) = organisation else { return Err("it names no holder") };
             if organisation.as_str() != Ok(OWNER_ORGANIZATION) || !is_owner_name(name) {
                 return Err("it is not an owner's");
             }

@@ -60,7 +60,9 @@ pub enum PkiError {
     #[error("this is no certificate of a cluster's authority: {0}")]
     InvalidAuthority(String),
     /// Key and certificate belong to different authorities.
-    #[error("the key is not that of the certificate of cluster {0}: one of both is of another cluster")]
+    #[error(
+        "the key does not belong to the certificate of cluster {0}: one of the two is of another cluster"
+    )]
     KeyMismatch(Uuid),
     /// The request is invalid: nobody could use such a certificate.
     #[error("no certificate was issued: {0}")]
@@ -90,12 +92,12 @@ impl TrustAnchor {
         let (rest, certificate) =
             X509Certificate::from_der(der).map_err(|_| refused("it is no X.509 certificate in DER"))?;
         if !rest.is_empty() {
-            return Err(refused("something stands behind it"));
+            return Err(refused("there are bytes after its end"));
         }
         let key = ed25519_key(&certificate).ok_or_else(|| refused("its key is not of Ed25519"))?;
         let constraints = certificate.basic_constraints().ok().flatten();
         if !constraints.is_some_and(|constraints| constraints.value.ca) {
-            return Err(refused("it may sign no others"));
+            return Err(refused("it is not the certificate of an authority"));
         }
         if certificate.issuer() != certificate.subject() || !is_signed_by(&certificate, &key) {
             return Err(refused("it did not sign itself"));
@@ -355,8 +357,8 @@ mod tests {
         let mut broken = authority.anchor().certificate.clone();
         *broken.last_mut().unwrap() ^= 1;
         for (der, text) in [
-            (leaf, "may sign no others"),
-            (longer, "stands behind"),
+            (leaf, "not the certificate of an authority"),
+            (longer, "bytes after its end"),
             (broken, "did not sign itself"),
             (vec![], "no X.509"),
         ] {

@@ -67,9 +67,9 @@ impl ClientCertificateCheck for AnyClient {
 enum WrongServer {
     #[error(transparent)]
     InvalidCertificate(#[from] crate::peer_identity::PeerError),
-    #[error("the other end is {0}, and a node of the cluster was meant")]
+    #[error("the other end is {0}, and a node of the cluster was expected")]
     NotANode(Peer),
-    #[error("the other end is node {found}, and {expected} was meant")]
+    #[error("the other end is node {found}, and {expected} was expected")]
     OtherNode { found: NodeId, expected: NodeId },
 }
 

@@ -102,7 +102,7 @@ pub enum BootstrapError {
         existing: u64,
     },
     /// The cluster exists, and this node does not belong to it.
-    #[error("the cluster is there, and this node is no part of it: {0}")]
+    #[error("the cluster exists, and this node is not part of it: {0}")]
     NodeNotInCluster(#[from] node_lifecycle::LifecycleError),
     /// The system's random source failed.
     #[error("no key could be made for the authority of the cluster: the system's random source failed")]
@@ -136,7 +136,7 @@ pub async fn bootstrap_cluster(
     cluster::validate_name(&founding.name).map_err(BootstrapError::Rejected)?;
     node_labels::validate_labels(&founding.labels).map_err(BootstrapError::Rejected)?;
     if founding.owner_keys.is_empty() {
-        let sentence = "it would have no owner, and nobody could ever order anything";
+        let sentence = "it would have no owner, so nobody could give orders";
         return Err(BootstrapError::Rejected(sentence.to_owned()));
     }
     let (cluster_key, authority_key) = (cluster::cluster_record_key()?, cluster::authority_record_key()?);

@@ -93,12 +93,12 @@ impl Credential {
         }
         let holder = match kept.holder {
             Some(wire::credential::Holder::NodeId(id)) => {
-                CredentialHolder::Node(id.parse().map_err(|_| fault("its node is none".to_owned()))?)
+                CredentialHolder::Node(id.parse().map_err(|_| fault("its node id is invalid".to_owned()))?)
             }
             Some(wire::credential::Holder::Owner(name)) if is_owner_name(&name) => {
                 CredentialHolder::Owner(name)
             }
-            _ => return Err(fault("it does not say whose it is".to_owned())),
+            _ => return Err(fault("it names no holder".to_owned())),
         };
         Ok(Self {
             serial,
@@ -228,7 +228,7 @@ mod tests {
         let nobodys = credential(CredentialHolder::Owner("../kim".to_owned()));
         let place = Credential::etcd_key(nobodys.serial).unwrap();
         let error = Credential::decode(&place, &nobodys.encode()).unwrap_err().to_string();
-        assert!(error.contains("whose it is"), "{error}");
+        assert!(error.contains("names no holder"), "{error}");
     }
 
     #[test]

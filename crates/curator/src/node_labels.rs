@@ -12,10 +12,10 @@ use tonic::Code;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LabelError {
     /// A key is both set and removed.
-    #[error("no label was changed: {0:?} would be both set and taken away")]
+    #[error("no label was changed: {0:?} would be both set and removed")]
     SetAndRemoved(String),
     /// A key is removed twice.
-    #[error("no label was changed: {0:?} would be taken away twice")]
+    #[error("no label was changed: {0:?} would be removed twice")]
     RemovedTwice(String),
     /// A key or a value is malformed.
     #[error("no label was changed: {0}")]

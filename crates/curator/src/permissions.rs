@@ -132,7 +132,7 @@ pub const PERMISSIONS: &[MethodPermission] = &[
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PermissionError {
     /// The method has no row in the table.
-    #[error("{method} is no call of this curator: does its release know what the caller's knows?")]
+    #[error("this curator has no call {method}: is its release older than the caller's?")]
     UnknownMethod {
         /// Path of the call, truncated.
         method: String,

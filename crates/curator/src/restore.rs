@@ -147,8 +147,7 @@ pub(super) async fn restore_cluster(
     // The last part is written last, so its records exist only if all others do.
     for part in split_into_writes(records).into_iter().chain([last]) {
         if !client.create_unguarded("records of a snapshot", &part).await? {
-            let sentence =
-                "somebody else writes into this etcd, which is to hold what is restored and nothing else";
+            let sentence = "another client writes into this etcd, which must have the restored records alone";
             return Err(BootstrapError::Rejected(sentence.to_owned()));
         }
     }

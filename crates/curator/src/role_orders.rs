@@ -68,7 +68,7 @@ pub enum NextStep {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RoleOrderError {
     /// The order adds and removes the same role.
-    #[error("no role of {node} was changed: {roles} would be both given and taken")]
+    #[error("no role of {node} was changed: {roles} would be both added and removed")]
     AddedAndRemoved {
         /// The node of the order.
         node: NodeId,
@@ -94,7 +94,7 @@ pub enum RoleOrderError {
     /// The node would be a Kubernetes controller without etcd.
     #[error(
         "no role of {node} was changed: it would be a kubernetes-controller and no consensus-member, and the one needs \
-         the other; give or take both"
+         the other; add or remove both"
     )]
     ControllerWithoutConsensus {
         /// The node of the order.
@@ -120,7 +120,8 @@ pub enum RoleOrderError {
     },
     /// A member matches no node, so the new member's list of peers would have an unknown one.
     #[error(
-        "no role of {node} was changed: nobody can tell whose member {member:x} of etcd is; it is being removed, ask again"
+        "no role of {node} was changed: member {member:x} of etcd belongs to no known node; it is being \
+         removed, try again"
     )]
     StrayMember {
         /// The node of the order.

@@ -36,7 +36,8 @@ pub enum EtcdError {
     InvalidName(#[from] NameError),
     /// No response within the deadline. A write may have been made.
     #[error(
-        "{operation} got no answer from etcd within {} ms, and may have been done; look again before it is repeated",
+        "{operation} got no response from etcd within {} ms and may have been carried out; read again \
+         before you repeat it",
         within.as_millis()
     )]
     Deadline {
@@ -236,7 +237,7 @@ impl Client {
     /// Reads the status of the connected member. It responds without a quorum.
     pub async fn status(&self) -> Result<MemberStatus, EtcdError> {
         let mut maintenance = self.maintenance();
-        let doing = "asking etcd how it is".to_owned();
+        let doing = "reading the status of etcd".to_owned();
         let status = self
             .call_unary(doing, wire::StatusRequest {}, async |request| maintenance.status(request).await)
             .await?;
@@ -427,7 +428,8 @@ mod tests {
         };
         assert_eq!(
             reported(Code::DeadlineExceeded, "context deadline exceeded"),
-            "reading /a got no answer from etcd within 5000 ms, and may have been done; look again before it is repeated"
+            "reading /a got no response from etcd within 5000 ms and may have been carried out; read again \
+             before you repeat it"
         );
         assert_eq!(
             reported(Code::Unavailable, "etcdserver: no leader"),

@@ -20,7 +20,7 @@ const ACTIVE_PEERS_METRIC: &str = "etcd_network_active_peers{";
 impl Client {
     /// The ids of all members that the responding member exchanges messages with, without its own id.
     pub async fn connected_peers(&self) -> Result<BTreeSet<u64>, EtcdError> {
-        let doing = || "asking etcd which members it is connected to".to_owned();
+        let doing = || "reading from etcd which members it is connected to".to_owned();
         let mut failure = io::Error::from(io::ErrorKind::NotFound);
         for endpoint in self.endpoints() {
             let requested = async {
@@ -50,7 +50,7 @@ fn parse_metrics(answer: &str) -> Result<BTreeSet<u64>, String> {
     let status = head.lines().next().unwrap_or_default();
     if status.split(' ').nth(1) != Some("200") {
         return Err(format!(
-            "its metrics were answered with {:?}",
+            "the request for its metrics was answered with {:?}",
             status.chars().take(100).collect::<String>()
         ));
     }

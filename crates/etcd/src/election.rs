@@ -152,13 +152,16 @@ async fn delete_stale_keys(client: &Client, candidate: &Candidate) -> Result<(),
         let delete = client.delete_operation(&KeySelector::One(record.key.clone()))?;
         client
             .transact(
-                format!("deleting {} of a former life", record.key),
+                format!("deleting {}, which an earlier process of this candidate left", record.key),
                 vec![compare],
                 vec![delete],
                 vec![],
             )
             .await?;
-        tracing::info!(key = record.key, "removed what a former life of this candidate left in the election");
+        tracing::info!(
+            key = record.key,
+            "deleted a key that an earlier process of this candidate left in the election"
+        );
     }
     Ok(())
 }
@@ -176,7 +179,7 @@ async fn create_candidate_key(
     let doing = format!("standing for election with {key}");
     let done = client.transact(doing.clone(), vec![compare], vec![put], vec![]).await?;
     if !done.succeeded {
-        return Err(EtcdError::Rejected { operation: doing, message: "the key is there already".to_owned() });
+        return Err(EtcdError::Rejected { operation: doing, message: "the key exists already".to_owned() });
     }
     Ok(LeaderGuard { key, create_revision: done.revision })
 }
@@ -276,7 +279,7 @@ impl CandidateLease {
                 }
             }
             failures = failures.saturating_add(1);
-            tracing::debug!(lease = self.id, failures, "a lease was not confirmed, and is tried again");
+            tracing::debug!(lease = self.id, failures, "a lease was not confirmed; the renewal is retried");
             let pause = RETRY_BACKOFF.delay(failures, rand::random()).min(self.renewal_interval());
             let over = confirmed + self.ttl;
             tokio::time::sleep_until(over.min(Instant::now() + pause)).await;
@@ -293,14 +296,14 @@ impl CandidateLease {
     /// Revokes the lease and thereby deletes the key, so that the next candidate need not wait.
     async fn revoke(&self, client: &Client) {
         let mut lease = client.lease();
-        let doing = format!("giving back the lease {:x}", self.id);
+        let doing = format!("revoking the lease {:x}", self.id);
         let request = wire::LeaseRevokeRequest { id: self.id };
         let revoke = client.call_unary(doing, request, async |request| lease.lease_revoke(request).await);
         match tokio::time::timeout(REVOKE_TIMEOUT, revoke).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "a lease was not given back; it ends by itself"),
+            Ok(Err(error)) => tracing::debug!(%error, "a lease was not revoked; it expires by itself"),
             Err(_) => {
-                tracing::debug!(lease = self.id, "a lease was not given back in time; it ends by itself");
+                tracing::debug!(lease = self.id, "a lease was not revoked in time; it expires by itself");
             }
         }
     }

@@ -56,7 +56,9 @@ pub struct KeyRange {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// The prefix is malformed.
-    #[error("{0:?} is no prefix of keys: it begins and ends with a slash and has a word between every two")]
+    #[error(
+        "{0:?} is not a key prefix: a prefix begins and ends with a slash, and has a word between each two slashes"
+    )]
     InvalidPrefix(String),
     /// The id cannot be the last word of a key.
     #[error("{id:?} cannot be a key below {prefix}: it must not be empty, nor have a slash in it")]

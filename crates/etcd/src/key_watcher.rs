@@ -91,7 +91,7 @@ pub enum KeyEvent<T> {
 
 /// A value that could not be decoded. The next event and this key's next value are delivered all the same.
 #[derive(Debug, thiserror::Error)]
-#[error("the value of {key} in etcd at revision {mod_revision} cannot be understood: {source}")]
+#[error("the value of {key} in etcd at revision {mod_revision} cannot be decoded: {source}")]
 pub struct ValueDecodeError<E: std::error::Error + 'static> {
     /// The key within its namespace.
     pub key: String,
@@ -212,7 +212,7 @@ async fn run_watch(
             keys = keys.display_name(),
             failures,
             reason = why,
-            "etcd is not followed, and will be tried again"
+            "the watch on etcd failed, and is started again"
         );
         sight.send_modify(|sight| {
             let since = match sight {

@@ -51,7 +51,7 @@ pub fn decode<M: Message + Default>(
     let message = M::decode(bytes).map_err(|error| RecordError::new(key, error.to_string()))?;
     match format(&message) {
         // A message of another kind, or an empty value, decodes to zero.
-        0 => Err(RecordError::new(key, "it says no format, so it is no record of ours")),
+        0 => Err(RecordError::new(key, "it has no format number, so it is not a record of ours")),
         known if known <= FORMAT => Ok(message),
         newer => Err(RecordError::new(
             key,

@@ -61,7 +61,7 @@ pub enum SnapshotFileError {
         source: io::Error,
     },
     /// The file is cut off, changed, or not a snapshot.
-    #[error("{} is no whole snapshot of etcd: {flaw}; take another", path.display())]
+    #[error("{} is not a complete snapshot of etcd: {flaw}; take another", path.display())]
     Corrupt {
         /// The file that was checked.
         path: PathBuf,
@@ -74,10 +74,10 @@ pub enum SnapshotFileError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotFlaw {
     /// Cut off, or a database file without a digest. The value is the size in bytes.
-    #[error("its {0} bytes are not whole sectors and a digest")]
+    #[error("its size of {0} bytes is not that of whole sectors and a digest")]
     Size(u64),
     /// The content does not match its digest.
-    #[error("the digest at its end is not that of what stands before")]
+    #[error("the digest at its end does not match the data before it")]
     Digest,
 }
 

@@ -69,7 +69,7 @@ impl fmt::Display for ReleaseBlock {
         match self {
             Self::Unknown(why) => write!(
                 f,
-                "nobody knows the release of every controller of Kubernetes: {}; repair or remove these nodes",
+                "the release of some controllers of Kubernetes is not known: {}; repair or remove these nodes",
                 why.join("; ")
             ),
             Self::Newer { highest, own } => write!(
@@ -78,8 +78,8 @@ impl fmt::Display for ReleaseBlock {
             ),
             Self::Older { lowest, required: wanted } => write!(
                 f,
-                "a controller has release {lowest}, and with the objects of this one API servers need {wanted} or later: \
-                 update it, or take its role"
+                "a controller has release {lowest}, and the objects of this release need API servers of \
+                 {wanted} or later: update it, or take its role"
             ),
         }
     }
@@ -219,7 +219,7 @@ mod tests {
         let newer = wire::NodeRecord { format: record::FORMAT + 1, ..empty.clone() };
         for (unreadable, text) in [
             (record("/nodes/a", b"\xff".to_vec()), "/nodes/a"),
-            (record("/nodes/a", vec![]), "no record of ours"),
+            (record("/nodes/a", vec![]), "not a record of ours"),
             (record("/nodes/a", empty.encode_to_vec()), "has no node"),
             (record("/nodes/a", newer.encode_to_vec()), "update the role server"),
             (node(true, None), "has not reported"),

@@ -63,11 +63,13 @@ impl fmt::Display for GateWait {
             }
             Self::NotRecorded { recorded: Some(ControllerRelease::Unknown(why)), .. }
             | Self::StatusUnreadable(why) => f.write_str(why),
-            Self::NeverReconciled => write!(f, "the built-in objects of Kubernetes were never made"),
+            Self::NeverReconciled => {
+                write!(f, "no release has created the built-in objects of Kubernetes yet")
+            }
             Self::ReleaseTooOld { own, required: wanted } => write!(
                 f,
-                "the built-in objects of Kubernetes are those of a newer release: this node has {own}, and {wanted} is \
-                 wanted; update it"
+                "the built-in objects of Kubernetes are those of a newer release: this node has {own}, and \
+                 {wanted} or later is required; update it"
             ),
             Self::ObjectsTooOld { current: done, required: wanted } => write!(
                 f,

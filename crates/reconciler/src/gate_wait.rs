@@ -40,7 +40,7 @@ pub async fn wait_until_ready(
             Ok(Err(waits)) => waits,
             Err(error) => {
                 failures += 1;
-                tracing::debug!(%error, failures, "it is not known whether the controller of Kubernetes may begin");
+                tracing::debug!(%error, failures, "it could not be decided whether the controller of Kubernetes may start");
                 tokio::time::sleep(RETRY_BACKOFF.delay(failures, rand::random())).await;
                 continue;
             }

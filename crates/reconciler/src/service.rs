@@ -225,7 +225,7 @@ impl<O: ObjectReconciler> Reconciler<O> {
             let leading = async {
                 let _leading = LeadingFlag::set(&self.is_leading);
                 let Err(lost) = self.run_leadership(guard, releases.clone()).await;
-                tracing::info!(leadership_loss = %lost, "the built-in objects of Kubernetes are left to the next");
+                tracing::info!(leadership_loss = %lost, "the built-in objects of Kubernetes are left to the next leader");
                 // The election reports the loss, too.
                 std::future::pending::<()>().await;
             };
@@ -246,7 +246,7 @@ impl<O: ObjectReconciler> Reconciler<O> {
     ) -> Result<Infallible, LostLeadership> {
         let settings = &self.settings;
         let version = &settings.program.version;
-        tracing::info!(%version, lock = guard.key, "this node keeps the built-in objects of Kubernetes");
+        tracing::info!(%version, lock = guard.key, "this node reconciles the built-in objects of Kubernetes now");
         let began = Instant::now();
         let mut leadership = Leadership::new(settings.program.clone(), settings.timing);
         let mut block = None;
@@ -316,8 +316,8 @@ impl<O: ObjectReconciler> Reconciler<O> {
             (Ok(passed), _) => {
                 tracing::info!(summary = %passed, "the built-in objects of Kubernetes were changed");
             }
-            (Err(error), FailureLogLevel::Debug) => tracing::debug!(%error, "a pass is tried again"),
-            (Err(error), FailureLogLevel::Warn) => tracing::warn!(%error, "a pass is tried again"),
+            (Err(error), FailureLogLevel::Debug) => tracing::debug!(%error, "a pass failed, and is retried"),
+            (Err(error), FailureLogLevel::Warn) => tracing::warn!(%error, "a pass failed, and is retried"),
         }
     }
 }

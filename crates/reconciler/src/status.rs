@@ -70,7 +70,7 @@ impl ReconcilerStatus {
             WireState::Working => ReconcilerState::Working,
             WireState::Done => ReconcilerState::Done,
             WireState::Unspecified => {
-                return Err(fault(format!("its state is {}, which is none", record.state)));
+                return Err(fault(format!("its state is {}, which does not exist", record.state)));
             }
         };
         Ok(Self {
@@ -109,7 +109,7 @@ mod tests {
             minimum_compatible_release: "1.2.0".to_owned(),
         };
         for (record, text) in [
-            (wire::ReconcilerStatusRecord { format: 0, ..whole.clone() }, "says no format"),
+            (wire::ReconcilerStatusRecord { format: 0, ..whole.clone() }, "has no format number"),
             (
                 wire::ReconcilerStatusRecord { format: record::FORMAT + 1, ..whole.clone() },
                 "update the role server",

@@ -68,13 +68,13 @@ impl FromStr for Endpoint {
         let (host, port) = text.rsplit_once(':').ok_or_else(|| error("it names no port"))?;
         let host = if let Some(rest) = host.strip_prefix('[') {
             let address = rest.strip_suffix(']').ok_or_else(|| error("its bracket is not closed"))?;
-            Host::V6(address.parse().map_err(|_| error("what stands in brackets is no IPv6 address"))?)
+            Host::V6(address.parse().map_err(|_| error("the text in brackets is not an IPv6 address"))?)
         } else if host.contains(':') {
             return Err(error("an IPv6 address needs brackets"));
         } else if let Ok(address) = host.parse() {
             Host::V4(address)
         } else {
-            Host::Name(host_name(host).ok_or_else(|| error("its host is no host name"))?)
+            Host::Name(host_name(host).ok_or_else(|| error("its host is not a valid host name"))?)
         };
         // `u16::from_str` accepts a leading plus, which no port has.
         let port = Some(port)
@@ -116,18 +116,18 @@ mod tests {
         for (text, reason) in [
             ("", "it names no port"),
             ("host", "it names no port"),
-            (":80", "its host is no host name"),
+            (":80", "its host is not a valid host name"),
             ("::1:80", "an IPv6 address needs brackets"),
             ("[::1:80", "its bracket is not closed"),
-            ("[nothing]:80", "what stands in brackets is no IPv6 address"),
+            ("[nothing]:80", "the text in brackets is not an IPv6 address"),
             ("host:0", "its port is no number from 1 to 65535"),
             ("host:65536", "its port is no number from 1 to 65535"),
             ("host:+80", "its port is no number from 1 to 65535"),
             ("host:", "its port is no number from 1 to 65535"),
-            ("1.2.3.400:80", "its host is no host name"),
+            ("1.2.3.400:80", "its host is not a valid host name"),
             ("https://host:80", "an IPv6 address needs brackets"),
-            ("ho st:80", "its host is no host name"),
-            ("-host:80", "its host is no host name"),
+            ("ho st:80", "its host is not a valid host name"),
+            ("-host:80", "its host is not a valid host name"),
         ] {
             assert_eq!(text.parse::<Endpoint>().unwrap_err().reason, reason, "{text:?}");
         }

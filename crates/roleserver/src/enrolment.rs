@@ -187,7 +187,7 @@ fn parse_lane(text: &str) -> Result<Lane, EnrollError> {
 fn parse_uuid(field: &str, text: &str) -> Result<Uuid, EnrollError> {
     let invalid = || {
         let shown: String = text.chars().take(100).collect();
-        EnrollError::Invalid(format!("{field} is {shown:?}; a hyphenated lower-case UUID is wanted"))
+        EnrollError::Invalid(format!("{field} is {shown:?}; give a hyphenated lower-case UUID"))
     };
     let id = Uuid::parse_str(text).map_err(|_| invalid())?;
     // Only one spelling is valid, because the response is compared with the request byte by byte.

@@ -33,7 +33,7 @@ pub async fn fetch_file(url: &str, path: &Path) -> Result<u64, String> {
     let in_time = |what: &'static str| format!("fetching {url} failed: {what} for {} s", TIMEOUT.as_secs());
     let stream = tokio::time::timeout(TIMEOUT, TcpStream::connect(&at))
         .await
-        .map_err(|_| in_time("nobody took the connection"))?
+        .map_err(|_| in_time("the connection was not accepted"))?
         .map_err(|error| failed(&error.to_string()))?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
@@ -60,7 +60,7 @@ pub async fn fetch_file(url: &str, path: &Path) -> Result<u64, String> {
         // The server has no more bytes than the file.
         StatusCode::RANGE_NOT_SATISFIABLE if there > 0 => return Ok(there),
         StatusCode::OK => there = 0,
-        status => return Err(failed(&format!("it was answered with {status}"))),
+        status => return Err(failed(&format!("the server answered {status}"))),
     }
     let mut file = open_at_offset(path, there).await.map_err(|error| failed(&error.to_string()))?;
     let received = receive_body(answer.into_body(), &mut file, &mut there).await;

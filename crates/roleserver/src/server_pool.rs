@@ -129,7 +129,7 @@ async fn fetch_from_server(
     let connecting = tokio::time::timeout(TIMEOUT, connection::connect_server(&server.endpoint, config));
     let mut client = connecting
         .await
-        .map_err(|_| in_time("nobody took the connection"))?
+        .map_err(|_| in_time("the connection was not accepted"))?
         .map_err(|error| failed(&error))?;
     let mut there = tokio::fs::metadata(path).await.map_or(0, |data| data.len());
     let request = FetchArtefactRequest {
@@ -182,7 +182,7 @@ fn status_error(status: &Status) -> FetchError {
     match status.code() {
         Code::NotFound => FetchError::Absent,
         // The shepherd is of a release before this one.
-        Code::Unimplemented => FetchError::Failed("it is of a release that sends no files".to_owned()),
+        Code::Unimplemented => FetchError::Failed("its release cannot send files".to_owned()),
         code if status.message().is_empty() => FetchError::Failed(code.description().to_owned()),
         _ => FetchError::Failed(status.message().chars().take(500).collect()),
     }

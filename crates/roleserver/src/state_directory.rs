@@ -105,7 +105,7 @@ pub struct LastHeartbeat {
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// The user has no home directory to store it in.
-    #[error("no home directory is known to keep the state in; give --state_dir")]
+    #[error("no home directory for the state is known; give --state_dir")]
     NoHomeDirectory,
     /// An operation on the file system failed.
     #[error("{operation} {path} failed: {source}", path = path.display())]

@@ -51,7 +51,7 @@ pub fn serve_report(
                 match bind_socket(&directory, name) {
                     Ok(listener) => scope.until_cancelled(answer_clients(&listener, scope, &*page)).await?,
                     Err(error) if !complained => {
-                        tracing::warn!(%error, name, "a status socket cannot be opened; going on without it");
+                        tracing::warn!(%error, name, "a status socket cannot be opened; the agent continues without it");
                         complained = true;
                     }
                     Err(_) => {}

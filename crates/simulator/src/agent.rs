@@ -35,7 +35,7 @@ const AGENT_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+simulated");
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AgentError {
     /// The machine was never enrolled.
-    #[error("nobody enrolled this machine")]
+    #[error("this machine was never enrolled")]
     NotEnrolled,
     /// The stored key is not a valid identity.
     #[error(transparent)]
@@ -195,7 +195,8 @@ fn handle_event(fleet: &Arc<SimulatedFleet>, index: usize, id: &str, event: &Age
         AgentEvent::ClusterOrder { .. } => {
             tracing::warn!(
                 machine = id,
-                "an order about a cluster is passed over: give --roleserver_path FILE to the simulator, and machines can be nodes"
+                "an order about a cluster is ignored: start the simulator with --roleserver_path FILE, and \
+                 machines can be nodes"
             );
             Ok(())
         }

@@ -95,7 +95,7 @@ pub enum FaultError {
         source: reqwest::Error,
     },
     /// The simulator rejected the fault.
-    #[error("{machine} was not struck: {message}")]
+    #[error("the fault was not injected into {machine}: {message}")]
     Declined {
         /// The machine or provider that the fault was for.
         machine: String,
@@ -146,7 +146,7 @@ pub async fn send_fault(args: &FaultArgs) -> Result<String, FaultError> {
         .map_err(unreachable)?;
     let status = response.status();
     if status.is_success() {
-        return Ok(format!("{name} struck {machine}"));
+        return Ok(format!("{name} was injected into {machine}"));
     }
     let sentence = match response.json::<ErrorBody>().await {
         Ok(body) => body.error,

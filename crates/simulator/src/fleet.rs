@@ -109,7 +109,7 @@ pub(crate) struct ApiCondition {
 
 /// The error of a change that could not be written to disk.
 #[derive(Debug, thiserror::Error)]
-#[error("the simulator could not keep what it did: {0}")]
+#[error("the simulator could not store what it did: {0}")]
 pub(crate) struct NotDurable(String);
 
 impl SimulatedFleet {

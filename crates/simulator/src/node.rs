@@ -86,7 +86,7 @@ impl MachineNode {
             return;
         }
         if let Err(error) = std::fs::create_dir_all(&self.disk) {
-            tracing::error!(disk = %self.disk.display(), %error, "a simulated machine has no disk, and can be no node");
+            tracing::error!(disk = %self.disk.display(), %error, "the disk of a simulated machine cannot be created, so it cannot be a node");
             return;
         }
         let settings = ClusterNodeSettings {

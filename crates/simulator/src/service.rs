@@ -127,7 +127,7 @@ pub enum SimulatorError {
     #[error("the simulator's API stopped serving: {0}")]
     Serve(std::io::Error),
     /// The reader of standard output is gone.
-    #[error("the simulator cannot say where it listens: {0}")]
+    #[error("the simulator cannot print its address: {0}")]
     Announce(std::io::Error),
 }
 

@@ -345,7 +345,7 @@ impl ClusterWorker<'_> {
                 Ok(CuratorAnswer::Observed(seen))
             }
             Err(error) => {
-                tracing::info!(cluster = self.name, %error, "no curator of a cluster answers");
+                tracing::info!(cluster = self.name, %error, "the curators of a cluster cannot be queried");
                 self.curators = None;
                 Ok(CuratorAnswer::Unreachable(error.to_string()))
             }

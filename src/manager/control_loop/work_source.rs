@@ -109,7 +109,7 @@ impl WorkSource {
                 .await?;
             if left.len() != self.unpaused {
                 let (of, providers) = (LoopKind::for_process(self.process), self.providers.len());
-                tracing::info!(loop_name = %of, scopes = left.len(), providers, "operators paused or resumed the loop");
+                tracing::info!(loop_name = %of, scopes = left.len(), providers, "pauses of the loop began or ended");
             }
             self.unpaused = left.len();
             self.claimer.set_providers(left);

@@ -86,7 +86,7 @@ async fn page_on_a_terminal_stays_with_who_answers_and_leaves_the_terminal_as_it
 
     let top = || Screen::start(&kim.command(&["top", "--interval", "1s"]), 40, 110);
     let mut screen = top()?;
-    let page = screen.until(&["Machines by phase", "Under way", "q ends", &servers[0]]).await?;
+    let page = screen.until(&["Machines by phase", "Under way", "q quit", &servers[0]]).await?;
     golden("page", &page, &servers);
 
     // A change appears on the page by itself.
@@ -95,7 +95,7 @@ async fn page_on_a_terminal_stays_with_who_answers_and_leaves_the_terminal_as_it
     // So it does after the server that it queried has stopped.
     stop.cancel();
     other.wait_until_stopped().await;
-    screen.until(&[&servers[1], "q ends", "6 machines"]).await?;
+    screen.until(&[&servers[1], "q quit", "6 machines"]).await?;
     provided(&api.pool).await?;
     screen.until(&["7 machines"]).await?;
 

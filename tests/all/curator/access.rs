@@ -170,7 +170,11 @@ async fn certificate_that_is_worth_nothing_opens_nothing() -> TestResult {
     let unknown = Holder::new()?;
     let cases: Vec<(&str, Arc<CertifiedKey>, &str)> = vec![
         ("expired", node.with(&issue(&cluster.authority, now - hour * 2, now - hour)?)?, "expired at"),
-        ("not yet good", node.with(&issue(&cluster.authority, now + hour, now + hour * 2)?)?, "is good from"),
+        (
+            "not yet good",
+            node.with(&issue(&cluster.authority, now + hour, now + hour * 2)?)?,
+            "is not valid before",
+        ),
         (
             "of another cluster",
             node.with(&certificate(&authority_of(Uuid::new_v4())?, &node, now)?)?,

@@ -231,7 +231,7 @@ async fn call_goes_to_the_node_that_leads_and_to_nobody_in_its_place() -> TestRe
     let status =
         asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await.err().context("it was believed")?;
     let text = format!("{status:?}");
-    assert!(text.contains("was meant"), "{text}");
+    assert!(text.contains("was expected"), "{text}");
     // Nor is a curator of another cluster believed.
     let other = Cluster::start().await?;
     let config =

@@ -417,7 +417,7 @@ async fn cluster_is_founded_once_however_often_it_is_tried() -> TestResult {
     let stranger =
         shepherd::curator::bootstrap::BootstrapRequest { node_key: Holder::new()?.key, ..founding.clone() };
     let error = bootstrap_cluster(&client, &stranger, now).await.map_err(|error| error.to_string());
-    assert!(error.as_ref().is_err_and(|error| error.contains("no part of it")), "{error:?}");
+    assert!(error.as_ref().is_err_and(|error| error.contains("not part of it")), "{error:?}");
     let ownerless = shepherd::curator::bootstrap::BootstrapRequest { owner_keys: Vec::new(), ..founding };
     assert!(bootstrap_cluster(&client, &ownerless, now).await.is_err());
     Ok(())

@@ -88,7 +88,7 @@ async fn key_that_was_replaced_claims_nothing_and_its_certificates_open_nothing(
 
     // Nor does it come back: not as a key, not by a certificate that another owner hands on.
     let (code, text) = refusal(credentials.add_owner_key(add(old)).await)?;
-    assert_eq!((code, text.contains("never comes back")), (Code::FailedPrecondition, true), "{text}");
+    assert_eq!((code, text.contains("cannot be added again")), (Code::FailedPrecondition, true), "{text}");
     let handed_on = wire::IssueOwnerRequest {
         public_key: old.key.0.to_vec(),
         name: "kim".to_owned(),
@@ -111,7 +111,7 @@ async fn key_that_was_replaced_claims_nothing_and_its_certificates_open_nothing(
     let issued = credentials.issue_owner(issued).await?.into_inner();
     let mut by_kim = CredentialsClient::new(cluster.channel(0, Some(kim.with(&issued.certificate)?))?);
     let (code, text) = refusal(by_kim.remove_owner_key(remove(&new)).await)?;
-    assert_eq!((code, text.contains("the last owner's")), (Code::FailedPrecondition, true), "{text}");
+    assert_eq!((code, text.contains("the last owner key")), (Code::FailedPrecondition, true), "{text}");
     for odd in [vec![], vec![7; 31]] {
         let request = wire::AddOwnerKeyRequest { public_key: odd };
         assert_eq!(refusal(credentials.add_owner_key(request).await)?.0, Code::InvalidArgument);

@@ -86,7 +86,7 @@ async fn call_ends_at_its_deadline_when_etcd_is_silent() -> TestResult {
     etcd.silence(0)?;
     let error = client.put_unguarded("/a", b"two").await.unwrap_err();
     assert!(matches!(error, EtcdError::Deadline { .. }), "{error:?}");
-    assert!(error.to_string().starts_with("writing /a got no answer from etcd within 500 ms"), "{error}");
+    assert!(error.to_string().starts_with("writing /a got no response from etcd within 500 ms"), "{error}");
     etcd.let_speak(0)?;
     Ok(until("etcd answers again", async || Ok(client.get("/a").await.is_ok())).await?)
 }

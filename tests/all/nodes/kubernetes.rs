@@ -230,7 +230,7 @@ async fn controllers_start_behind_the_gate_outlive_their_role_server_and_go_with
     let (owner, mut node, bundle) = controlled().await?;
     let before = wait_for_kubernetes_status(&owner, &node, "the API server is ready", |status| {
         kinds(status).get("kube-apiserver") == Some(&Kind::Healthy)
-            && status.wait_reason.contains("never made")
+            && status.wait_reason.contains("no release has created")
     })
     .await?;
     assert_eq!(kinds(&before)["kube-scheduler"], Kind::Waiting, "{before:?}");
@@ -282,8 +282,10 @@ async fn controllers_start_behind_the_gate_outlive_their_role_server_and_go_with
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_keys_start_all_components_again_before_the_node_says_that_it_acts_on_them() -> TestResult {
     let (owner, node, _) = controlled().await?;
-    wait_for_kubernetes_status(&owner, &node, "the gate", |status| status.wait_reason.contains("never made"))
-        .await?;
+    wait_for_kubernetes_status(&owner, &node, "the gate", |status| {
+        status.wait_reason.contains("no release has created")
+    })
+    .await?;
     open_gate(&node).await?;
     let well = wait_for_kubernetes_status(&owner, &node, "all are well", all_well).await?;
     let of_first = instances(&node)?;
@@ -302,8 +304,10 @@ async fn other_keys_start_all_components_again_before_the_node_says_that_it_acts
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bundle_that_does_not_run_is_taken_back_and_another_one_is_run() -> TestResult {
     let (owner, node, first) = controlled().await?;
-    wait_for_kubernetes_status(&owner, &node, "the gate", |status| status.wait_reason.contains("never made"))
-        .await?;
+    wait_for_kubernetes_status(&owner, &node, "the gate", |status| {
+        status.wait_reason.contains("no release has created")
+    })
+    .await?;
     open_gate(&node).await?;
     let well = wait_for_kubernetes_status(&owner, &node, "all are well", all_well).await?;
 
@@ -367,7 +371,7 @@ async fn real_controllers_make_their_objects_and_begin() -> TestResult {
     let plan = tokio::task::spawn_blocking(move || {
         status_page::read_page_within(MINUTE, &directory, status_page::PLAN_SOCKET)
     });
-    assert_eq!(plan.await??, "nothing: all objects are as this release wants them\n");
+    assert_eq!(plan.await??, "no changes: all objects are as this release needs them\n");
     assert_eq!((well.bundle, well.version.as_str()), (bundle.0, version));
     Ok(())
 }

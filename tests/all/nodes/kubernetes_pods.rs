@@ -304,7 +304,7 @@ async fn enclosed() -> Result<()> {
     .with_context(|| node.report())?;
     assert_eq!(kubectl.pods("guarded")?, [(guarded, "Running".to_owned())], "there would be none left");
     wait_for_kubernetes_status(&owner, &node, "what the node waits for is reported", |status| {
-        status.wait_reason.contains("its pods go to other nodes")
+        status.wait_reason.contains("its pods are moved to other nodes")
     })
     .await?;
     kubectl.run(&["delete", "poddisruptionbudget", "guarded"])?;

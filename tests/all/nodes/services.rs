@@ -329,7 +329,7 @@ async fn services_start_when_those_they_depend_on_are_well_and_stop_in_the_oppos
     let waits = until_status(&owner, &node, "a-top", |_| true).await?;
     assert_eq!(
         (waits.kind(), waits.message.as_str()),
-        (Kind::Waiting, "it waits until and-middle, base are well")
+        (Kind::Waiting, "it waits until and-middle, base are healthy")
     );
     assert_eq!(lines(), ["start base a"]);
     std::fs::write(&gate, "")?;
@@ -387,7 +387,7 @@ async fn service_that_does_not_run_says_why_and_disturbs_no_other() -> TestResul
     );
     let ended = |status: &wire::ServiceStatus| status.kind() == Kind::Ended;
     let once = until_status(&owner, &node, "once", ended).await?;
-    assert!(once.message.contains("which means success"), "{}", once.message);
+    assert!(once.message.contains("(success)"), "{}", once.message);
     let never = until_status(&owner, &node, "never", ended).await?;
     assert!(never.message.contains("with status 7"), "{}", never.message);
     until_well(&owner, &node, "after", declared).await?;
@@ -495,7 +495,7 @@ async fn program_is_fetched_to_the_end_and_run_only_if_it_is_the_right_one() -> 
         Ok(std::fs::read_to_string(&log).is_ok_and(|text| text == "it runs as 65533\n"))
     })
     .await?;
-    for (name, part) in [("wrong", "is another file"), ("absent", "says no URL to fetch it from")] {
+    for (name, part) in [("wrong", "serves another file"), ("absent", "its declaration has no URL")] {
         let waits = until_status(&owner, &node, name, |status| status.message.contains(part)).await?;
         assert_eq!(waits.kind(), Kind::Waiting);
     }

@@ -127,7 +127,7 @@ async fn clash(server: &Server) -> Result<()> {
     let kept = ManagedObjects::new(server, everything());
     let planned = kept.objects.describe_plan().await?;
     assert!(
-        planned.contains("cannot clusterroles.rbac.authorization.k8s.io shepherd:storage-provisioner"),
+        planned.contains("problem: clusterroles.rbac.authorization.k8s.io shepherd:storage-provisioner"),
         "{planned}"
     );
     for created in [EVERYTHING - 1, 0] {
@@ -207,7 +207,7 @@ async fn nothing_is_done_before_it_is_known_what_the_cluster_wishes() -> TestRes
     let objects =
         shepherd::reconciler::objects::reconcile::KubernetesObjects::new(server.connection(), receiver);
     let error = objects.reconcile().await.unwrap_err().to_string();
-    assert!(error.contains("not known yet what the cluster wishes"), "{error}");
+    assert!(error.contains("the configuration of the cluster is not known yet"), "{error}");
     assert_eq!(kept.pass().await?, NOTHING, "it has taken nothing away");
     wishes.send_replace(Some(everything()));
     assert!(objects.reconcile().await?.is_unchanged());

@@ -309,7 +309,7 @@ mod tests {
         for text in ["", "no certificate", odd] {
             std::fs::write(&path, text).unwrap();
             assert!(
-                reported().contains("holds no certificate; without a ca_certificate_path"),
+                reported().contains("contains no certificate; without a ca_certificate_path"),
                 "{}",
                 reported()
             );

@@ -331,9 +331,9 @@ async fn wait_until_signed(
             }
             ("requested", _) => {
                 return Err(CliError::Failed(format!(
-                    "no curator of {name} signed the certificate within {} s. It may still be signed: the key is in {}, and \
-                     shepherdctl cluster credentials get {name} -o json shows certificate {} once it is signed; what the \
-                     cluster waits for says: shepherdctl cluster describe {name}",
+                    "no curator of {name} signed the certificate within {} s. It may still be signed: the key is in {}, \
+                     and shepherdctl cluster credentials get {name} -o json shows certificate {} once it is signed; \
+                     what the cluster waits for says: shepherdctl cluster describe {name}",
                     SIGNING_TIMEOUT.as_secs(),
                     key.display(),
                     credential.id

@@ -196,8 +196,8 @@ async fn wait_until_signed(
             }
             "requested" => {
                 return Err(CliError::Failed(format!(
-                    "no curator of {name} signed the certificate within {} s, and the key is discarded; what the cluster \
-                     waits for says: shepherdctl cluster describe {name}",
+                    "no curator of {name} signed the certificate within {} s, and the key is discarded; \
+                     what the cluster waits for says: shepherdctl cluster describe {name}",
                     SIGNING_TIMEOUT.as_secs()
                 )));
             }

@@ -320,7 +320,7 @@ health = { tcp = 53 }
         assert_eq!((root.program.as_str(), root.archive.len()), ("/bin/server", 64));
         for wrong in ["", "artefact = \"x\"\n", "program = \"/bin/server\"\nurl = \"http://10.0.0.1/x\"\n"] {
             let output = read_text(&text(wrong)).unwrap_err();
-            assert!(output.contains("with an archive it has a program"), "{wrong}: {output}");
+            assert!(output.contains("a service with an archive needs a program"), "{wrong}: {output}");
         }
     }
 

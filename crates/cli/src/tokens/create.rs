@@ -105,8 +105,8 @@ async fn create_credential(
         revoke_credential(&mut client, flags, &lost, reason).await?;
     }
     Err(CliError::Failed(format!(
-        "{MAX_CREATE_ATTEMPTS} tokens were created, their responses were lost, and they were revoked; try again when the \
-         connection is better"
+        "{MAX_CREATE_ATTEMPTS} tokens were created, their responses were lost, and they were revoked; try \
+         again when the connection is better"
     )))
 }
 

@@ -12,11 +12,11 @@ use crate::kubernetes::signer::SignerError;
 #[derive(Debug, thiserror::Error)]
 pub enum KubernetesError {
     /// The cluster has no Kubernetes settings; the response to a reader.
-    #[error("the cluster has no Kubernetes: say what it is to be first")]
+    #[error("the cluster has no Kubernetes: configure it first")]
     NotConfigured,
     /// The cluster has no Kubernetes settings, and the order adds a Kubernetes role.
     #[error(
-        "no role of {node} was changed: {role} is a role of Kubernetes, and the cluster has none; say what it is to be first"
+        "no role of {node} was changed: {role} is a role of Kubernetes, and the cluster has none; configure it first"
     )]
     RoleNeedsKubernetes {
         /// The node whose roles would have changed.
@@ -25,7 +25,7 @@ pub enum KubernetesError {
         role: NodeRole,
     },
     /// The cluster has no Kubernetes settings, and a node requests something of its own.
-    #[error("{node} was given nothing: the cluster has no Kubernetes")]
+    #[error("{node} gets nothing: the cluster has no Kubernetes")]
     NotConfiguredForNode {
         /// The node that made the request.
         node: NodeId,
@@ -57,7 +57,7 @@ pub enum KubernetesError {
         expected: u64,
     },
     /// Settings cannot be deleted while nodes have Kubernetes roles.
-    #[error("Kubernetes was not forgotten: {nodes} have roles of it; take them from them first")]
+    #[error("Kubernetes was not deleted: {nodes} have roles of it; remove these roles first")]
     InUse {
         /// Ids of these nodes, as text.
         nodes: String,
@@ -79,7 +79,7 @@ pub enum KubernetesError {
     #[error("{0} is unknown: it never registered, or was deleted")]
     UnknownNode(NodeId),
     /// The node is not up: not approved yet, or decommissioned.
-    #[error("{node} was given nothing: it is {}", state.as_str())]
+    #[error("{node} gets nothing: it is {}", state.as_str())]
     NotUp {
         /// The node that made the request.
         node: NodeId,
@@ -87,10 +87,10 @@ pub enum KubernetesError {
         state: NodeState,
     },
     /// The node's certificates are revoked.
-    #[error("{0} was given nothing: its certificates are revoked")]
+    #[error("{0} gets nothing: its certificates are revoked")]
     Revoked(NodeId),
     /// The node lacks the role that the request is for.
-    #[error("{node} was given nothing: it is no {role}, and what it asks for is for those alone")]
+    #[error("{node} gets nothing: it is no {role}, and only those get what it requested")]
     MissingRole {
         /// The node that made the request.
         node: NodeId,
@@ -98,15 +98,13 @@ pub enum KubernetesError {
         role: NodeRole,
     },
     /// The node has not reported its address yet.
-    #[error("{0} was given nothing: it has not reported its address yet, which the certificate names")]
+    #[error("{0} gets nothing: it has not reported its address yet, which the certificate names")]
     NoAddress(NodeId),
     /// The number is none of a Kubernetes component.
     #[error("no certificate was issued: {0} is no component of Kubernetes that this curator knows")]
     UnknownComponent(i32),
     /// The number is none of a key purpose.
-    #[error(
-        "nothing was begun: {0} is neither an authority of Kubernetes nor the keys of its service accounts"
-    )]
+    #[error("no rotation was begun: {0} is neither an authority of Kubernetes nor its service-account keys")]
     UnknownKeyPurpose(i32),
     /// The name, access or lifetime of the requested user certificate is invalid.
     #[error("no certificate was issued: {0}")]

@@ -249,7 +249,7 @@ impl KubernetesKeys {
                 let signer = signer.map_err(|error| fault(format!("{which}: {error}")))?;
                 if signer.certificate().is_empty() == which.is_authority() {
                     return Err(fault(format!(
-                        "{which}: a certificate is there or not, and should not or should be"
+                        "{which}: a certificate is missing, or is present where none belongs"
                     )));
                 }
                 Ok(signer)
@@ -274,7 +274,7 @@ impl KubernetesKeys {
             return Err(fault("keys of some purposes are missing".to_owned()));
         }
         if record.generation == 0 {
-            return Err(fault("it says no generation".to_owned()));
+            return Err(fault("it has no generation".to_owned()));
         }
         let former = record
             .former_trust_bundles

@@ -91,7 +91,7 @@ impl NodeAllocation {
         let record = record::decode(key, bytes, |record: &wire::KubernetesNodeRecord| record.format)?;
         let part = match record.pod_range.as_str() {
             "" => None,
-            text => Some(text.parse().map_err(|_| RecordError::new(key, "its range for pods is none"))?),
+            text => Some(text.parse().map_err(|_| RecordError::new(key, "its pod range is invalid"))?),
         };
         let bundle = BundleRef { digest: record.bundle, url: record.bundle_url };
         let assigned_generation = match record.notified_generation {
@@ -228,7 +228,7 @@ mod tests {
         let broken =
             wire::KubernetesNodeRecord { format: 1, pod_range: "x".to_owned(), ..Default::default() };
         let error = NodeAllocation::decode(&key, &broken.encode_to_vec()).unwrap_err().to_string();
-        assert!(error.contains(&key) && error.contains("range for pods"), "{error}");
+        assert!(error.contains(&key) && error.contains("pod range"), "{error}");
     }
 
     #[test]

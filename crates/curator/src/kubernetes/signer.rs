@@ -47,7 +47,7 @@ impl From<PkiError> for SignerError {
             PkiError::InvalidRequest(why) => Self::InvalidRequest(why),
             PkiError::Signing(error) => Self::Signing(error),
             PkiError::InvalidKey | PkiError::InvalidAuthority(_) | PkiError::KeyMismatch(_) => {
-                Self::InvalidKey("it is one of something else")
+                Self::InvalidKey("it belongs to something else")
             }
         }
     }
@@ -166,10 +166,10 @@ impl Signer {
         let (rest, parsed) = X509Certificate::from_der(certificate)
             .map_err(|_| SignerError::InvalidKey("its certificate is no X.509 certificate in DER"))?;
         if !rest.is_empty() {
-            return Err(SignerError::InvalidKey("something stands behind its certificate"));
+            return Err(SignerError::InvalidKey("there are bytes after its certificate"));
         }
         if !parsed.basic_constraints().ok().flatten().is_some_and(|constraints| constraints.value.ca) {
-            return Err(SignerError::InvalidKey("its certificate may sign no others"));
+            return Err(SignerError::InvalidKey("its certificate is not that of an authority"));
         }
         if parsed.public_key().raw != bare.public_key.to_spki() {
             return Err(SignerError::InvalidKey("its certificate is that of another key"));
@@ -375,8 +375,8 @@ pub(crate) mod tests {
         for (certificate, pkcs8, text) in [
             (one.certificate(), other.pkcs8(), "of another key"),
             (one.certificate(), &ed25519(1)[..], "no key of ECDSA P-256"),
-            (&leaf, one.pkcs8(), "may sign no others"),
-            (&longer, one.pkcs8(), "stands behind"),
+            (&leaf, one.pkcs8(), "not that of an authority"),
+            (&longer, one.pkcs8(), "bytes after its certificate"),
             (b"x", one.pkcs8(), "no X.509"),
             (b"", b"", "no key of ECDSA P-256"),
         ] {

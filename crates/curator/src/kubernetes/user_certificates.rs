@@ -30,7 +30,7 @@ pub fn plan_user_certificate(
         Access::Owner => "shepherd:owners",
         Access::Viewer => "shepherd:viewers",
         Access::Unspecified => {
-            return refused(format!("it does not say what {} may do: all, or look", request.name));
+            return refused(format!("it does not say which access {} gets: owner or viewer", request.name));
         }
     };
     let lifetime = Duration::from_millis(request.lifetime_ms);

@@ -81,7 +81,7 @@ fn order_is_evaluated_by_the_resulting_roles() {
 fn impossible_order_is_rejected_with_a_reason() {
     let three = || vec![voter(1), voter(2), voter(3)];
     for (node, give, take, members, text, code) in [
-        (with(3, &[]), vec![W], vec![W], three(), "both given and taken", Code::InvalidArgument),
+        (with(3, &[]), vec![W], vec![W], three(), "both added and removed", Code::InvalidArgument),
         (with(3, &[]), vec!["other"], vec![], three(), "not declared", Code::NotFound),
         (with(3, &[]), vec![K], vec![], vec![voter(1)], "the one needs", Code::FailedPrecondition),
         (with(3, &[C, K]), vec![], vec![C], three(), "the one needs", Code::FailedPrecondition),
@@ -101,7 +101,7 @@ fn impossible_order_is_rejected_with_a_reason() {
             vec![C],
             vec![],
             vec![voter(1), EtcdMember { name: "stranger".to_owned(), ..voter(9) }],
-            "whose member 9",
+            "member 9 of etcd belongs to no known node",
             Code::Unavailable,
         ),
         (

@@ -80,7 +80,7 @@ pub enum CuratorError {
     #[error("the curator cannot be reached by TLS: {0}")]
     Tls(#[from] rustls::Error),
     /// The curator was elected, but the cluster's records cannot be used.
-    #[error("the curator leads and cannot: {0}")]
+    #[error("the curator was elected and cannot lead: {0}")]
     CannotLead(ServiceError),
     /// The election task ended, which must never happen.
     #[error("the curator's election ended by itself: please report it")]
@@ -272,12 +272,12 @@ impl Curator {
                     }
                 },
                 _ = kubernetes.tick() => if let Err(error) = leading.reconcile_kubernetes().await {
-                    tracing::warn!(%error, "Kubernetes of the cluster was not looked after");
+                    tracing::warn!(%error, "the Kubernetes of the cluster could not be reconciled");
                 },
                 _ = clear.tick() => match leading.delete_expired().await {
                     Ok(0) => {}
-                    Ok(count) => tracing::info!(deleted = count, "cleared away what had ended"),
-                    Err(error) => tracing::warn!(%error, "what has ended was not cleared away"),
+                    Ok(count) => tracing::info!(deleted = count, "deleted expired records"),
+                    Err(error) => tracing::warn!(%error, "expired records were not deleted"),
                 },
             }
         }
@@ -328,7 +328,7 @@ impl Curator {
                 match read.await {
                     Ok(Some(known)) => return known,
                     Ok(None) => tracing::debug!("this etcd holds no cluster yet"),
-                    Err(error) => tracing::info!(%error, "what the cluster is cannot be read yet"),
+                    Err(error) => tracing::info!(%error, "the records of the cluster cannot be read yet"),
                 }
                 failures += 1;
                 tokio::time::sleep(RETRY_BACKOFF.delay(failures, rand::random())).await;

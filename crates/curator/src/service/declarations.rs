@@ -92,7 +92,7 @@ impl declarations_server::Declarations for DeclarationsService {
                 .collect();
             if !with.is_empty() {
                 let sentence = format!(
-                    "role {role} was not forgotten: {} have it; take it from them first",
+                    "role {role} was not deleted: {} have it; remove it from them first",
                     join_names(with)
                 );
                 return Err(ServiceError::rejected(Code::FailedPrecondition, sentence));
@@ -101,7 +101,7 @@ impl declarations_server::Declarations for DeclarationsService {
             leading.store.write(&[KeyChange::Delete { key: DECLARATIONS.key(&role)?, expected }]).await
         });
         deleted.await?;
-        tracing::info!(%role, actor = %caller.peer, "a role was forgotten");
+        tracing::info!(%role, actor = %caller.peer, "a role declaration was deleted");
         Ok(Response::new(wire::DeleteDeclarationResponse {}))
     }
 

@@ -27,7 +27,7 @@ pub enum ServiceError {
     #[error(transparent)]
     Members(#[from] MemberError),
     /// A record changed between read and write, too many times.
-    #[error("{0} changed while it was being written, again and again; ask again")]
+    #[error("{0} changed during each attempt to write it; try again")]
     Conflict(String),
     /// A record cannot be decoded.
     #[error(transparent)]

@@ -168,7 +168,7 @@ impl kubernetes_server::Kubernetes for KubernetesService {
             Ok(true)
         });
         if deleted.await? {
-            tracing::warn!(actor = %caller.peer, "Kubernetes of the cluster was forgotten, with its authorities and keys");
+            tracing::warn!(actor = %caller.peer, "the Kubernetes of the cluster was deleted, with its authorities and keys");
         }
         leading.delete_allocations().await?;
         Ok(Response::new(wire::DeleteKubernetesResponse {}))

@@ -105,7 +105,7 @@ impl LeaderContext {
             Inconsistency::Missing(node, wanted) => allotments.allocation_change(node, wanted)?,
         };
         self.store.write_if_unchanged(&[change], &allotments.unchanged_keys()).await?;
-        tracing::info!(?inconsistency, "what a node has of Kubernetes was put right");
+        tracing::info!(?inconsistency, "a node's Kubernetes allocation was repaired");
         Ok(true)
     }
 
@@ -122,7 +122,7 @@ impl LeaderContext {
         // No node is without an assignment: each of them has reported since it was assigned one.
         let after = after.retain_bundles(self.store.allocations().await?.assigned_generations());
         self.store.write(&[record_change(keys_record_key()?, after.encode(), Some(&known))]).await?;
-        tracing::info!(keys = %which, ?step, generation = after.generation, "the replacement of keys of Kubernetes goes on");
+        tracing::info!(keys = %which, ?step, generation = after.generation, "a rotation of Kubernetes keys took its next step");
         Ok(true)
     }
 

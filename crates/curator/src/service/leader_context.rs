@@ -60,7 +60,7 @@ impl Caller {
     /// The caller of this request, as the auth router stored it.
     pub(super) fn from_request<T>(request: &Request<T>) -> Result<Self, Status> {
         let caller = request.extensions().get::<Self>();
-        caller.cloned().ok_or_else(|| Status::internal("this call came past the door: please report it"))
+        caller.cloned().ok_or_else(|| Status::internal("this call bypassed authorization: please report it"))
     }
 
     /// The calling node; an error for other peers.
@@ -206,7 +206,7 @@ impl LeaderContext {
                     Ok(_) => {}
                     Err(failure) if failure.code() == Code::Unauthenticated => return failure.into(),
                     // etcd is unavailable: the leadership ends because of that, or continues.
-                    Err(error) => tracing::debug!(%error, "a certificate could not be looked at again"),
+                    Err(error) => tracing::debug!(%error, "a certificate could not be checked again"),
                 }
             }
         };
@@ -230,7 +230,7 @@ impl LeaderContext {
         holds: impl Fn(&CachedRecords) -> bool,
     ) -> Result<(), ServiceError> {
         tokio::time::timeout(CACHE_WAIT_TIMEOUT, self.cache.wait_until(holds)).await.map_err(|_| {
-            let sentence = "it is written, and this curator does not see it yet; ask again";
+            let sentence = "it is written, and this curator has not received it from etcd yet; try again";
             ServiceError::rejected(Code::Unavailable, sentence)
         })
     }

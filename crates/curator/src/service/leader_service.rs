@@ -121,7 +121,7 @@ fn watch_curator_address(
                     Ok(KeyEvent::BacklogDone) if !notified => None,
                     Ok(KeyEvent::BacklogDone) => continue,
                     Err(error) => {
-                        tracing::error!(%error, "where the leader is to be found cannot be read");
+                        tracing::error!(%error, "the address of the leader cannot be read");
                         None
                     }
                 };

@@ -169,7 +169,7 @@ impl RecordCache {
                 }
                 // The cache keeps the former value of the record, and writes to the record fail with its name.
                 Err(error) => {
-                    tracing::error!(%error, "a record of the cluster is not seen as it is");
+                    tracing::error!(%error, "a record of the cluster cannot be decoded; the cache keeps the former one");
                     if [&KUBERNETES, &KUBERNETES_NODES].iter().any(|prefix| prefix.id_of(&error.key).is_ok())
                     {
                         self.records_mut().kubernetes.unreadable.insert(error.key);
@@ -265,7 +265,7 @@ fn decode_kubernetes(key: &str, value: &[u8]) -> Result<CacheUpdate, RecordError
     } else if at(keys_record_key()) {
         KubernetesKeys::decode(key, value).map(|keys| CacheUpdate::KubernetesKeys(Arc::new(keys)))
     } else {
-        Err(RecordError::new(key, "this release knows of no such thing"))
+        Err(RecordError::new(key, "this release does not know such a record"))
     }
 }
 

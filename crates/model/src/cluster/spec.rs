@@ -177,8 +177,8 @@ pub struct ClusterSpecChange {
 pub fn check_cluster_name(name: &str) -> Result<(), String> {
     is_dns_label(name).then_some(()).ok_or_else(|| {
         format!(
-            "{name:?} is no name of a cluster: it has 1 to {MAX_NAME_CHARS} lower-case letters, digits and dashes, and \
-             begins and ends with a letter or a digit"
+            "{name:?} is not a valid name of a cluster: a name has 1 to {MAX_NAME_CHARS} lower-case \
+             letters, digits and dashes, and begins and ends with a letter or a digit"
         )
     })
 }
@@ -240,8 +240,11 @@ pub(crate) mod tests {
             (roles(&["consensus-member"]), "consensus-member is given to the control plane by itself"),
             (roles(&["Web"]), "\"Web\" is no role"),
             (roles(&["kubernetes-worker"]), "kubernetes-worker is given by itself"),
-            (ClusterSpec { name: "Ams".to_owned(), ..spec(3, 1) }, "\"Ams\" is no name of a cluster"),
-            (ClusterSpec { name: String::new(), ..spec(3, 1) }, "\"\" is no name of a cluster"),
+            (
+                ClusterSpec { name: "Ams".to_owned(), ..spec(3, 1) },
+                "\"Ams\" is not a valid name of a cluster",
+            ),
+            (ClusterSpec { name: String::new(), ..spec(3, 1) }, "\"\" is not a valid name of a cluster"),
             (ClusterSpec { name: "-a".to_owned(), ..spec(3, 1) }, "\"-a\" is no name"),
         ] {
             let output = cluster_spec.validate().err().unwrap_or_default();

@@ -52,7 +52,7 @@ pub(super) async fn reconcile_nodes(
                     NodeObjectChange::Delete(_) => summary.deleted += 1,
                     NodeObjectChange::Patch(_) => summary.updated += 1,
                 }
-                tracing::info!(kind = %resource, object = %key, difference = what, "an object of Kubernetes was not as it should be");
+                tracing::info!(kind = %resource, object = %key, difference = what, "an object of Kubernetes was corrected");
             }
             // The next pass reads its new state.
             (Err(ApiError::Rejected(status)), _)

@@ -154,7 +154,7 @@ async fn run_watch(
         match watch_once(kubernetes, shared, kind, &mut version).await {
             Ok(notified) => failures = if notified { 0 } else { failures + 1 },
             Err(ApiError::Rejected(status)) if status.code == 410 || status.reason == "Expired" => {
-                tracing::debug!(kind = %resource, version, "what happened since is forgotten");
+                tracing::debug!(kind = %resource, version, "the server no longer has the events since then");
                 return true;
             }
             Err(error) => {
@@ -167,7 +167,7 @@ async fn run_watch(
         }
     }
     // The next leader lists again.
-    tracing::debug!(kind = %resource, "nobody asks what changes");
+    tracing::debug!(kind = %resource, "no pass was made for a while, so the watch ends");
     false
 }
 

@@ -165,7 +165,7 @@ impl KubernetesObjects {
             node_reconcile::describe_changes(&api, records, &mut text).await;
         }
         for problem in problems {
-            let _ = writeln!(text, "cannot {problem}");
+            let _ = writeln!(text, "problem: {problem}");
         }
         Ok(text)
     }
@@ -184,10 +184,11 @@ impl KubernetesObjects {
     async fn prepare_pass(&self) -> Result<ReconcileInputs, ReconcileError> {
         let config = self.config.borrow().clone();
         let config = config
-            .ok_or_else(|| ReconcileError("it is not known yet what the cluster wishes for".to_owned()))?;
+            .ok_or_else(|| ReconcileError("the configuration of the cluster is not known yet".to_owned()))?;
         let api = self.client.client().await.map_err(|error| ReconcileError(error.to_string()))?;
-        let discovery_error =
-            |error: ApiError| ReconcileError(format!("it is not known which kinds there are: {error}"));
+        let discovery_error = |error: ApiError| {
+            ReconcileError(format!("the kinds that the API server serves are not known: {error}"))
+        };
         let mut cache = self.cache().clone();
         let is_full_scan = cache.passes_until_full_scan == 0 || cache.config.as_ref() != Some(&config);
         if is_full_scan {
@@ -302,10 +303,10 @@ impl KubernetesObjects {
                         return;
                     }
                 };
-                tracing::info!(kind = %resource, object = %key, difference = what, "an object of Kubernetes was not as it should be");
+                tracing::info!(kind = %resource, object = %key, difference = what, "an object of Kubernetes was corrected");
             }
             Err(error) => {
-                tracing::debug!(kind = %resource, object = %key, %error, "an object of Kubernetes is not as it should be");
+                tracing::debug!(kind = %resource, object = %key, %error, "an object of Kubernetes could not be corrected");
                 if plan.is_built_in && add_on.is_none() {
                     outcome.failures.push(format!("{resource} {key}: {error}"));
                 } else {
@@ -322,10 +323,10 @@ impl KubernetesObjects {
         self.problems.send_if_modified(|published| {
             for problem in problems.iter().filter(|problem| !published.contains(problem)) {
                 let Problem { subject, reason: why, remedy } = problem;
-                tracing::error!(%subject, reason = why, remedy, "something in Kubernetes cannot be put right from here");
+                tracing::error!(%subject, reason = why, remedy, "a problem in Kubernetes needs an operator");
             }
             for problem in published.iter().filter(|problem| !problems.contains(problem)) {
-                tracing::info!(subject = %problem.subject, "it no longer stands in the way");
+                tracing::info!(subject = %problem.subject, "a problem in Kubernetes is solved");
             }
             let changed = *published != problems;
             *published = problems;

@@ -315,7 +315,7 @@ fn error_message(status: &Status) -> String {
     match status.code() {
         Code::Unauthenticated => {
             "the shepherd does not know this machine id with this key; it may have been \
-                                  retired or enrolled again elsewhere; trying on"
+                                  retired or enrolled again elsewhere; retrying"
                 .to_owned()
         }
         code => {

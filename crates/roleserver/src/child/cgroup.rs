@@ -198,12 +198,14 @@ fn enable_controllers(own: &Path, above: &Path) -> Result<(), CgroupError> {
         if let Err(error) = fs::write(&file, wanted.join(" ")) {
             // The group has processes in it, at least this one.
             if error.kind() != ErrorKind::ResourceBusy {
-                return Err(io_error("handing controllers on from", group)(error));
+                return Err(io_error("delegating controllers to the children of", group)(error));
             }
             let moved = own.join(AGENT_GROUP);
             create_directory(&moved)?;
-            fs::write(moved.join("cgroup.procs"), "0").map_err(io_error("moving to", &moved))?;
-            fs::write(&file, wanted.join(" ")).map_err(io_error("handing controllers on from", group))?;
+            fs::write(moved.join("cgroup.procs"), "0")
+                .map_err(io_error("moving the role server into the control group", &moved))?;
+            fs::write(&file, wanted.join(" "))
+                .map_err(io_error("delegating controllers to the children of", group))?;
         }
     }
     Ok(())

@@ -25,12 +25,12 @@ pub enum ChildExit {
 impl fmt::Display for ChildExit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Exited(0) => f.write_str("it ended by itself with status 0, which means success"),
+            Self::Exited(0) => f.write_str("it ended by itself with status 0 (success)"),
             Self::Exited(status) => write!(f, "it ended by itself with status {status}"),
             Self::Killed(signal) => write!(f, "signal {signal} ended it"),
-            Self::Unknown => {
-                f.write_str("it ended; it was no child of this role server, so its exit status is unknown")
-            }
+            Self::Unknown => f.write_str(
+                "it ended; its exit status is unknown, because it was not a child of this role server",
+            ),
         }
     }
 }

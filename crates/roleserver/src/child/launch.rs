@@ -191,7 +191,7 @@ fn mark_inherited_cloexec() {
         unsafe { libc::syscall(libc::SYS_close_range, 3_u32, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     if done != 0 {
         // The kernel is older than Linux 5.11.
-        tracing::debug!("what was inherited stays open in the program that is started");
+        tracing::debug!("inherited descriptors stay open in the started program");
     }
 }
 
@@ -201,7 +201,9 @@ fn mark_inherited_cloexec() {
 pub fn read_record(path: &Path) -> Option<ChildRecord> {
     let bytes = std::fs::read(path).ok()?;
     serde_json::from_slice(&bytes)
-        .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "a damaged record"))
+        .inspect_err(
+            |error| tracing::warn!(%error, path = %path.display(), "a damaged process record is ignored"),
+        )
         .ok()
 }
 
@@ -226,7 +228,7 @@ pub fn stop_process_group(
     }
     let rest = group.kill_except(spared).map_err(std::io::Error::other)?;
     if rest > 0 {
-        tracing::warn!(remaining = rest, "processes did not end when requested, and were killed");
+        tracing::warn!(remaining = rest, "processes did not exit after SIGTERM and were killed");
     }
     // For hosts without groups.
     if let Some(ChildRecord { instance, .. }) = record {

@@ -174,22 +174,22 @@ pub fn adopt_or_start(
     };
     if let Some((record, handle)) = alive {
         if record.spec_sha256 == spec.digest() {
-            tracing::info!(name, pid = record.instance.pid, "a program that runs already was adopted");
+            tracing::info!(name, pid = record.instance.pid, "a running program was adopted");
             return Ok((record.clone(), handle));
         }
         tracing::info!(
             name,
             pid = record.instance.pid,
-            "a program is to be run otherwise, and is ended first"
+            "a program runs with another specification and is stopped first"
         );
     }
     // This also ends what is left of a program that is gone itself, and processes that were never recorded.
     launch::stop_process_group(there.as_ref(), &group, spec.stop_time, spec.survivor_prefix.as_deref())
-        .map_err(io_error(format!("ending what is left of {name}")))?;
+        .map_err(io_error(format!("stopping leftover processes of {name}")))?;
     for stale in &spec.stale_files {
         match std::fs::remove_file(stale) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(io_error(format!("removing {}, which {name} left behind,", stale.display()))(
+                return Err(io_error(format!("removing the stale file {} of {name}", stale.display()))(
                     error,
                 ));
             }
@@ -201,7 +201,7 @@ pub fn adopt_or_start(
         &LaunchOrder { spec: spec.clone(), group, record: Some(path.clone()), log: children.log_path(name) },
     )?;
     let record = launch::read_record(&path).ok_or_else(|| {
-        io_error(format!("reading what {name} was written down as"))(std::io::ErrorKind::NotFound.into())
+        io_error(format!("reading the process record of {name}"))(std::io::ErrorKind::NotFound.into())
     })?;
     Ok((record, handle))
 }
@@ -236,7 +236,7 @@ pub fn stop_child_except(
     let path = children.record_path(name);
     let record = launch::read_record(&path);
     let group = children.mounts.create_cgroup(&children.instance_name(), name, &ResourceLimits::default())?;
-    let doing = || io_error(format!("ending what is left of {name}"));
+    let doing = || io_error(format!("stopping leftover processes of {name}"));
     launch::stop_process_group(record.as_ref(), &group, patience, spared).map_err(doing())?;
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(doing()(error)),
@@ -274,7 +274,7 @@ async fn watch_child(
             }
             () = tokio::time::sleep(LOG_CHECK_INTERVAL) => {
                 if let Err(error) = log::truncate_if_large(&children.log_path(&spec.name)) {
-                    tracing::warn!(%error, name = spec.name, "what a program wrote could not be cut short");
+                    tracing::warn!(%error, name = spec.name, "the output log of a program could not be truncated");
                 }
             }
         }
@@ -298,7 +298,7 @@ async fn stop_watched_child(
             _ => {}
         }
         group.remove();
-        tracing::info!(name = spec.name, pid = record.instance.pid, "a program was ended");
+        tracing::info!(name = spec.name, pid = record.instance.pid, "a program was stopped");
         Ok(())
     })
     .await

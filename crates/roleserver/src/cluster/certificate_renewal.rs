@@ -93,7 +93,7 @@ pub fn renew_certificate(files: ClusterFiles, facts: NodeFacts, clock: Clock) ->
                             // The node may have been removed from etcd without knowing it: it learns nothing without a
                             // valid certificate.
                             Err(error) => {
-                                tracing::info!(%error, "this node got no other certificate from its own etcd");
+                                tracing::info!(%error, "this node's certificate was not renewed from its own etcd");
                                 scope.until_cancelled(request_by_key(&files, &connection, &clock)).await?
                             }
                         }
@@ -107,7 +107,7 @@ pub fn renew_certificate(files: ClusterFiles, facts: NodeFacts, clock: Clock) ->
                     ca_certificate: hex::encode(&connection.anchor.certificate),
                 })?;
                 connection.certificate.replace(next);
-                tracing::info!("this node has another certificate");
+                tracing::info!("the certificate of this node was renewed");
             }
         }
     })
@@ -118,7 +118,7 @@ fn node_key(files: &ClusterFiles) -> Result<Identity, RunnableError> {
 }
 
 fn status_error(status: &tonic::Status) -> RunnableError {
-    RunnableError::msg(format!("this node got no other certificate: {}", status.message()))
+    RunnableError::msg(format!("the certificate of this node was not renewed: {}", status.message()))
 }
 
 async fn request_certificate(connection: &CuratorConnection) -> Result<Vec<u8>, RunnableError> {
@@ -142,8 +142,9 @@ async fn request_by_key(
         never = leaders.track_leader() => match never {},
     };
     let membership = answer.into_inner().membership;
-    let membership =
-        membership.ok_or_else(|| RunnableError::msg("the curator answered nothing to coming back"))?;
+    let membership = membership.ok_or_else(|| {
+        RunnableError::msg("the curator answered the request to rejoin without a membership")
+    })?;
     Ok(membership.certificate)
 }
 

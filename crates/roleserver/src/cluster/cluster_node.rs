@@ -113,7 +113,7 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
                     // A timeout and a changed order both lead to another check.
                     let _ = healthy.scope().until_cancelled(look).await?;
                 }
-                return Err(RunnableError::msg("this machine was ordered to be a node, and becomes one"));
+                return Err(RunnableError::msg("this machine was ordered to become a node of a cluster"));
             }
             for (name, part) in parts {
                 starting.start(name, part)?;
@@ -123,7 +123,7 @@ pub fn run_cluster_node(settings: &ClusterNodeSettings, facts: &NodeFacts) -> Ru
                 healthy.scope().until_cancelled(ordered.next()).await?;
                 if should_leave(&files)? {
                     return Err(RunnableError::msg(
-                        "this machine was ordered to leave its cluster, and ends what it runs",
+                        "this machine was ordered to leave its cluster; it stops what it runs",
                     ));
                 }
             }

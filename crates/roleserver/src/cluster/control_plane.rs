@@ -100,7 +100,7 @@ fn launch_control_plane(
             }
             // etcd may have created its data until it stopped, so decide again.
             if let Some(last) = last.filter(over) {
-                tracing::info!(member = ?last.member, data = last.data, "a membership of etcd is over, or never began; its data is removed");
+                tracing::info!(member = ?last.member, data = last.data, "an etcd membership has ended or never began; its data is removed");
                 host.files.remove_membership(&last)?;
             }
             let beginning = async {
@@ -155,7 +155,7 @@ fn stop_for_restart(facts: &NodeFacts) -> RunnableError {
     if let Some(connection) = facts.connection.latest() {
         connection.curators.set_local(None);
     }
-    RunnableError::msg("what the control plane of this node has to run has changed, so it restarts")
+    RunnableError::msg("the roles of this node's control plane have changed, so it restarts")
 }
 
 /// Stops an etcd that an earlier role server started and that is no longer needed.
@@ -253,7 +253,7 @@ async fn run_member(
         let mut nodes = NodesClient::new(connection.curators.channel());
         let asking = nodes.issue_peer_certificate(wire::IssuePeerCertificateRequest {});
         let issued = scope.until_cancelled(asking).await?.map_err(|status| {
-            RunnableError::msg(format!("asking for a certificate for etcd failed: {}", status.message()))
+            RunnableError::msg(format!("requesting a certificate for etcd failed: {}", status.message()))
         })?;
         let certificate = issued.into_inner().certificate;
         etcd_member::write_peer_certificate(&host.files, &key, &certificate, &connection.anchor.certificate)?;
@@ -294,7 +294,7 @@ async fn start_etcd(
             };
             match requested.await {
                 Ok(false) => return,
-                Ok(true) => tracing::debug!("this node's member of etcd learns"),
+                Ok(true) => tracing::debug!("the etcd member of this node is still a learner"),
                 Err(error) if !complained => {
                     tracing::info!(%error, "waiting for etcd");
                     complained = true;
@@ -360,7 +360,7 @@ async fn renew_expired_certificate(
         ca_certificate: hex::encode(&connection.anchor.certificate),
     })?;
     connection.certificate.replace(certified_key(&certificate, key.pkcs8())?);
-    tracing::info!(node = %connection.id, "this node has another certificate, from its own etcd");
+    tracing::info!(node = %connection.id, "the certificate of this node was renewed, from its own etcd");
     Ok(())
 }
 

@@ -128,7 +128,7 @@ impl NodeEnroller {
         if let Some(order) = &order {
             order
                 .validate()
-                .map_err(|error| RunnableError::msg(format!("the order to this node cannot be: {error}")))?;
+                .map_err(|error| RunnableError::msg(format!("the order of this node is invalid: {error}")))?;
         }
         let credentials = self.files.read_credentials()?;
         let validity = credentials
@@ -231,9 +231,7 @@ impl NodeEnroller {
                 self.files.remove_snapshot()?;
             }
         }
-        Err(RunnableError::msg(
-            "what shepherds send is another snapshot than the one that the cluster is to be restored from",
-        ))
+        Err(RunnableError::msg("shepherds send another snapshot than the one to restore from"))
     }
 
     async fn join_cluster(&self, order: &NodeOrder) -> Result<EnrolmentResult, RunnableError> {
@@ -274,7 +272,9 @@ impl NodeEnroller {
                             .await;
                     }
                     None => {
-                        return Err(RunnableError::msg("the curator answered nothing to becoming a node"));
+                        return Err(RunnableError::msg(
+                            "the curator answered the request to join without a result",
+                        ));
                     }
                 }
             }
@@ -443,7 +443,8 @@ fn detect_address(curators: impl IntoIterator<Item = String>) -> Result<IpAddr, 
         }
     }
     Err(RunnableError::msg(
-        "no address is known at which other nodes would reach this one: it has no route to a curator; say one in the order",
+        "no address is known at which other nodes can reach this one: it has no route to a curator; set the \
+         address in the order",
     ))
 }
 

@@ -113,7 +113,7 @@ impl NodeOrder {
                 parse_ticket(ticket)?;
                 parse_anchor(ca_certificate)?;
                 if curators.is_empty() {
-                    return Err(OrderError("it says no curator to register with".to_owned()));
+                    return Err(OrderError("it names no curator to register with".to_owned()));
                 }
                 Ok(())
             }

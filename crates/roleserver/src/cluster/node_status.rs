@@ -80,7 +80,10 @@ pub fn report_node_status(facts: NodeFacts, boot_id: String) -> Runnable {
                 };
                 let answer = scope.until_cancelled(nodes.update_status(request)).await?;
                 answer.map_err(|status| {
-                    RunnableError::msg(format!("saying how this node is was refused: {}", status.message()))
+                    RunnableError::msg(format!(
+                        "reporting the status of this node failed: {}",
+                        status.message()
+                    ))
                 })?;
                 node_status = Some(now);
                 if let Some(starting) = starting.take() {

@@ -41,7 +41,7 @@ pub fn decide_order(present: &InboxState, order: &NodeOrder) -> OrderDecision {
         return OrderDecision::Ignore;
     }
     if let Err(error) = order.validate() {
-        return OrderDecision::Reject(format!("the order cannot be: {error}"));
+        return OrderDecision::Reject(format!("the order is invalid: {error}"));
     }
     let Some(id) = order_cluster(order) else { return OrderDecision::Accept };
     if let Some(epoch) =

@@ -29,7 +29,9 @@ use crate::cluster::order_decision::{InboxState, OrderDecision, ca_cluster, deci
 fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrder, OrderError> {
     let address = match order.address.as_str() {
         "" => None,
-        text => Some(text.parse().map_err(|_| OrderError(format!("the address {text:?} is none")))?),
+        text => {
+            Some(text.parse().map_err(|_| OrderError(format!("the address {text:?} is not an IP address")))?)
+        }
     };
     let what = match order.operation.as_ref() {
         Some(Wanted::Found(found)) => OrderKind::Found {
@@ -50,7 +52,7 @@ fn parse_order(machine: MachineId, order: &wire::ClusterOrder) -> Result<NodeOrd
         },
         Some(Wanted::Leave(_)) => OrderKind::Leave {},
         None => {
-            return Err(OrderError("it asks for something that this release does not know".to_owned()));
+            return Err(OrderError("its operation is not known to this release".to_owned()));
         }
     };
     let labels = order.labels.clone().into_iter().collect();
@@ -123,7 +125,7 @@ impl OrderInbox {
                     tracing::warn!(
                         generation = order.generation,
                         reason = why,
-                        "an order about a cluster was not taken"
+                        "a cluster order was not accepted"
                     );
                 }
                 *refused = Some(RejectedOrder { generation: order.generation, why });
@@ -251,7 +253,7 @@ mod tests {
         order_inbox.accept(&founding(3, ""));
         let report = order_inbox.report();
         assert_eq!(report.generation, 3);
-        assert!(report.error.contains("the order cannot be"), "{}", report.error);
+        assert!(report.error.contains("the order is invalid"), "{}", report.error);
         assert_eq!(
             ClusterFiles::in_state_directory(directory.path()).read_order().unwrap().unwrap().generation,
             2
@@ -259,7 +261,11 @@ mod tests {
         order_inbox.accept(&founding(4, "ams"));
         assert_eq!((order_inbox.report().generation, order_inbox.report().error.as_str()), (4, ""));
         order_inbox.accept(&wire::ClusterOrder { generation: 5, ..Default::default() });
-        assert!(order_inbox.report().error.contains("does not know"), "{}", order_inbox.report().error);
+        assert!(
+            order_inbox.report().error.contains("not known to this release"),
+            "{}",
+            order_inbox.report().error
+        );
     }
 
     #[test]

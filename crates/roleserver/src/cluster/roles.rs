@@ -30,7 +30,7 @@ pub fn watch_roles(files: ClusterFiles, facts: NodeFacts) -> Runnable {
                 && let Some(roles) =
                     restore_roles(files.read_roles(), files.read_membership().ok().flatten().as_ref())
             {
-                tracing::info!(roles = ?roles.names(), "what this node was last to do");
+                tracing::info!(roles = ?roles.names(), "this node starts with its stored roles");
                 facts.roles.set(roles);
             }
             starting.start("follow", follow_roles(files, facts))?;
@@ -47,7 +47,7 @@ pub fn watch_roles(files: ClusterFiles, facts: NodeFacts) -> Runnable {
 pub fn restore_roles(roles: Option<NodeRoles>, membership: Option<&EtcdMembership>) -> Option<NodeRoles> {
     roles.or_else(|| {
         let member = membership?.member?;
-        tracing::warn!("what this node is to do is lost; it goes on as the member of etcd that it was");
+        tracing::warn!("the stored roles of this node are lost; it continues as the etcd member that it was");
         let role = ConsensusMember { member_id: member, peers: BTreeMap::new() };
         Some(NodeRoles { consensus_member: Some(role), ..NodeRoles::default() })
     })
@@ -59,7 +59,7 @@ pub fn roles_from_event(own: NodeId, event: Option<wire::NodeEvent>) -> Result<O
         Some(Event::Present(node)) => {
             let node = Node::from_wire(node, None)?;
             if node.id != own {
-                return Err(format!("the curator speaks of {}, which is another node", node.id));
+                return Err(format!("the curator sent the record of another node, {}", node.id));
             }
             Ok(Some(node.roles))
         }
@@ -82,7 +82,7 @@ fn follow_roles(files: ClusterFiles, facts: NodeFacts) -> Runnable {
             let mut nodes = NodesClient::new(connection.curators.channel());
             let request = wire::WatchRequest { node_id: connection.id.to_string() };
             let failed = |status: tonic::Status| {
-                RunnableError::msg(format!("following what this node is to do ended: {}", status.message()))
+                RunnableError::msg(format!("the watch of this node's roles ended: {}", status.message()))
             };
             let mut streaming =
                 scope.until_cancelled(nodes.watch(request)).await?.map_err(failed)?.into_inner();
@@ -90,7 +90,7 @@ fn follow_roles(files: ClusterFiles, facts: NodeFacts) -> Runnable {
             loop {
                 let event = scope.until_cancelled(streaming.message()).await?.map_err(failed)?;
                 let event =
-                    event.ok_or_else(|| RunnableError::msg("following what this node is to do ended"))?;
+                    event.ok_or_else(|| RunnableError::msg("the watch of this node's roles ended"))?;
                 let event = event.event;
                 let (about, deleted) = match &event {
                     Some(wire::NodeEvent { event: Some(Event::Present(node)) }) => {
@@ -107,7 +107,7 @@ fn follow_roles(files: ClusterFiles, facts: NodeFacts) -> Runnable {
                     facts.node_info.set(about);
                 }
                 if deleted {
-                    tracing::warn!("this node was deleted from its cluster, and does nothing from now on");
+                    tracing::warn!("this node was deleted from its cluster; it stops what it ran for it");
                     // No curator will send it declarations again.
                     write_declarations(&files, &DeclarationMap::new())?;
                     facts.declarations.set(DeclarationMap::new());
@@ -118,7 +118,7 @@ fn follow_roles(files: ClusterFiles, facts: NodeFacts) -> Runnable {
                     files.write_roles(&now)?;
                 }
                 if facts.roles.latest().as_ref() != Some(&now) {
-                    tracing::info!(roles = ?now.names(), "what this node is to do has changed");
+                    tracing::info!(roles = ?now.names(), "the roles of this node have changed");
                     facts.roles.set(now);
                 }
             }

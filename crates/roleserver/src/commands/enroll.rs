@@ -47,7 +47,7 @@ pub fn execute(
     let answer = decode_request(&bytes)
         .and_then(|request| enroll_machine(state_directory, home, mode, request))
         .unwrap_or_else(|error| {
-            tracing::error!(%error, "not enrolled");
+            tracing::error!(%error, "the machine was not enrolled");
             error.to_response()
         });
     let mut output = std::io::stdout();
@@ -113,7 +113,7 @@ fn enroll_machine(
     let unkept = TimeSample::from_server_time(&clock, request.shepherd_time_ms)
         .and_then(|sample| state.write_time_sample(&sample).err())
         .map(|error| {
-            format!("what time it is could not be kept, this machine's own clock has to be right: {error}")
+            format!("the time of the shepherd could not be stored, so this machine's own clock has to be right: {error}")
         });
     let identity = state.read_or_create_identity().map_err(|error| failed(&error))?;
 

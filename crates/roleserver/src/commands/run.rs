@@ -66,7 +66,7 @@ pub fn execute(state_directory: &Path) -> Result<(), CommandError> {
     let (settings, fallback) = load_settings(&state, &enrolment);
     let clock = HostClock::read().map_err(CommandError::from_error)?;
     let sample = state.read_time_sample().unwrap_or_else(|error| {
-        tracing::warn!(%error, "going on with this machine's own clock");
+        tracing::warn!(%error, "the stored time cannot be read; using this machine's own clock");
         None
     });
     let time = Arc::new(TrustedTime::new(Arc::new(clock.clone()), sample));
@@ -206,7 +206,7 @@ fn root_runnable(
 /// The settings learned last for this enrolment, and those to fall back to.
 fn load_settings(state: &StateDirectory, enrolment: &Enrolment) -> (AgentSettings, Option<AgentSettings>) {
     let learned = state.read_learned_settings(enrolment.revision).unwrap_or_else(|error| {
-        tracing::warn!(%error, "going on with what the enrolment says");
+        tracing::warn!(%error, "the learned settings cannot be read; using those of the enrolment");
         None
     });
     learned.map_or_else(
@@ -307,7 +307,8 @@ impl AgentEventHandler {
                 if let Some(generation) = delivered.rejected_installation {
                     tracing::error!(
                         generation,
-                        "the shepherd asks for an operating system; this release of the role server cannot install"
+                        "the shepherd requests the installation of an operating system, which this release \
+                         of the role server cannot do"
                     );
                 }
                 memory.delivered_at = Some(self.clock.milliseconds());
@@ -358,6 +359,6 @@ impl AgentEventHandler {
 /// Logs a failure to write. It ends nothing: a machine with a full disk still sends heartbeats.
 fn log_failure(written: Result<(), StateError>) {
     if let Err(error) = written {
-        tracing::warn!(%error, "going on without");
+        tracing::warn!(%error, "a state file could not be written; the agent continues");
     }
 }

@@ -70,8 +70,7 @@ pub fn parse_table(table: &[u8], warnings: &mut Warnings) -> Dmi {
     let mut rest = table;
     while !rest.is_empty() {
         let Some((structure, after)) = Structure::split(rest) else {
-            warnings
-                .add_warning("the DMI table is cut off or damaged; what stands before the damage is used");
+            warnings.add_warning("the DMI table is truncated or damaged; the part before the damage is used");
             break;
         };
         rest = after;

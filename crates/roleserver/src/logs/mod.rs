@@ -138,7 +138,7 @@ impl LogUploads {
                         }
                         Some(ended) = running.join_next() => {
                             if let Err(error) = ended {
-                                tracing::error!(%error, "bringing a log ended in the middle");
+                                tracing::error!(%error, "the upload of a log ended abnormally");
                             }
                         }
                     }

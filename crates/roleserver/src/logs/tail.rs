@@ -122,9 +122,7 @@ pub fn select_lines(
             let first = times.iter().position(|time| time.is_some_and(|time| time >= from));
             let first = first.unwrap_or(lines.len());
             if first == 0 && cut {
-                notes.push(
-                    "there are older lines of that time, which are too far back to be brought".to_owned(),
-                );
+                notes.push("older lines of that time exist, but are too far back to be uploaded".to_owned());
             }
             lines.drain(..first);
         }
@@ -137,7 +135,7 @@ pub fn select_lines(
     });
     let fit = fit.count();
     if fit < lines.len() || (cut && since.is_none() && lines.len() < most) {
-        notes.push(format!("of the requested lines, only the last {fit} can be brought"));
+        notes.push(format!("of the requested lines, only the last {fit} can be uploaded"));
         lines.drain(..lines.len() - fit);
     }
     LogTail { lines, note: Some(notes.join("; ")).filter(|note| !note.is_empty()) }
@@ -263,7 +261,7 @@ mod tests {
         assert!(untimed.note.unwrap().starts_with("no line says when it was written"));
         let long = select_lines(vec!["x".repeat(MAX_ANSWER_BYTES / 2); 3], 9, None, false, at(NOW));
         assert_eq!(long.lines.len(), 1);
-        assert!(long.note.unwrap().contains("only the last 1 can be brought"));
+        assert!(long.note.unwrap().contains("only the last 1 can be uploaded"));
     }
 
     #[test]

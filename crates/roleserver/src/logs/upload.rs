@@ -66,7 +66,7 @@ impl LogUploader {
                         tracing::warn!(
                             request = self.request,
                             reason,
-                            "a log could not be brought to a shepherd"
+                            "a log could not be uploaded to a shepherd"
                         );
                         return Err(NoLongerWanted);
                     }
@@ -119,7 +119,7 @@ impl LogUploader {
 /// Uploads the requested log to its end.
 pub async fn upload_log(request: &LogRequest, source: &LogSources, mut to: LogUploader) {
     to.request.clone_from(&request.request_id);
-    tracing::info!(request = request.request_id, log = request.log, "a log is brought to a shepherd");
+    tracing::info!(request = request.request_id, log = request.log, "a log is uploaded to a shepherd");
     // If no client wants the log any more, no last part has to be sent.
     let _ = upload_requested(request, source, &mut to).await;
 }

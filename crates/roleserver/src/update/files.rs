@@ -101,7 +101,10 @@ impl UpdateFiles {
                 let _ = remove_file(&self.part_path());
                 Ok(candidate)
             }
-            Ok(_) => Err(format!("{} is another file by now", candidate.display())),
+            Ok(_) => Err(format!(
+                "{} has changed meanwhile: its digest is not that of the order",
+                candidate.display()
+            )),
             Err(error) => Err(format!("putting the release at {} failed: {error}", candidate.display())),
         }
     }
@@ -127,7 +130,7 @@ pub fn promote_candidate(trial: &Trial) -> std::io::Result<()> {
     remove_file(&previous)?;
     // A filesystem without hard links keeps no former program; that is no reason to stay with it.
     if let Err(error) = std::fs::hard_link(&trial.stable, &previous) {
-        tracing::warn!(%error, "the former release is not kept");
+        tracing::warn!(%error, "the former release could not be kept for a rollback");
     }
     std::fs::rename(&trial.candidate, &trial.stable)?;
     File::open(directory)?.sync_all()
@@ -143,7 +146,7 @@ fn remove_file(path: &Path) -> std::io::Result<()> {
 fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
     let bytes = std::fs::read(path).ok()?;
     serde_json::from_slice(&bytes)
-        .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "a damaged file is passed over"))
+        .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "a damaged file is ignored"))
         .ok()
 }
 
@@ -171,7 +174,9 @@ mod tests {
             "nothing was fetched"
         );
         std::fs::write(files.part_path(), "odd").unwrap();
-        assert!(files.stage_candidate(&stable, &digest(b"new")).unwrap_err().contains("another file"));
+        assert!(
+            files.stage_candidate(&stable, &digest(b"new")).unwrap_err().contains("has changed meanwhile")
+        );
         std::fs::write(files.part_path(), "new").unwrap();
         let candidate = files.stage_candidate(&stable, &digest(b"new")).unwrap();
         assert_eq!(std::fs::metadata(&candidate).unwrap().permissions().mode() & 0o777, 0o755);

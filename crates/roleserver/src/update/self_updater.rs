@@ -149,7 +149,7 @@ impl SelfUpdater {
                 self.finish_order(trial.generation, None);
             }
             Err(error) => {
-                tracing::error!(%error, "this release could not take its place; the former one comes back");
+                tracing::error!(%error, "this release could not take the stable path; the former one is started again");
                 self.request_handover(Handover::RollBack(trial.stable));
             }
         }
@@ -158,13 +158,13 @@ impl SelfUpdater {
     /// Writes the outcome of an order, and ends the trial.
     fn finish_order(&self, generation: i64, error: Option<String>) {
         if let Some(why) = &error {
-            tracing::error!(generation, reason = why, "a release was given up");
+            tracing::error!(generation, reason = why, "an update was given up");
         }
         let concluded = UpdateResult { generation, error };
         // What cannot be written is found again at the next start, and ends there in the same way.
         let written = self.files.write_result(&concluded).and_then(|()| self.files.remove_trial());
         if let Err(error) = written {
-            tracing::warn!(%error, "how an update ended could not be written down");
+            tracing::warn!(%error, "the outcome of an update could not be stored");
         }
         self.with_state(|state| state.result = concluded);
     }
@@ -335,7 +335,7 @@ impl SelfUpdater {
                 exec_program(stable)
             }
         };
-        tracing::error!(error = %tried, "this program goes on as it was");
+        tracing::error!(error = %tried, "the handover failed; this release is started again");
         exec_program(Path::new("/proc/self/exe"))
     }
 

@@ -31,7 +31,7 @@ impl ClusterFiles {
             .read_json::<StoredRoles>("roles.json")
             .and_then(|kept| kept.map(|kept| self.parse_roles(kept)).transpose());
         read.unwrap_or_else(|error| {
-            tracing::warn!(%error, "what this node is to do is not known until a curator says it");
+            tracing::warn!(%error, "the stored roles of this node cannot be read; waiting for a curator to send them");
             None
         })
     }

@@ -63,7 +63,7 @@ pub fn install_bundle(
                 };
                 let here = |text| InstalledBundle { bundle: before.clone(), message: Some(text) };
                 let name = hex::encode(wanted.0);
-                output.set(here(format!("bundle {}… is being brought here", &name[..12])));
+                output.set(here(format!("bundle {}… is being fetched", &name[..12])));
                 let having = async {
                     let bundle = bundles.ensure_bundle(&wanted).await.map_err(|error| error.to_string())?;
                     check_bundle(&bundle, &now)?;
@@ -80,14 +80,14 @@ pub fn install_bundle(
                         let mut keep = vec![bundle.digest];
                         keep.extend(before.as_ref().map(|before| before.digest));
                         if let Err(error) = bundles.remove_unneeded(&keep).await {
-                            tracing::warn!(%error, "bundles of Kubernetes that nobody needs any more stay");
+                            tracing::warn!(%error, "unneeded Kubernetes bundles could not be removed");
                         }
                         output.set(InstalledBundle { bundle: Some(bundle), message: None });
                         continue;
                     }
                     Err(reason) => {
                         failures += 1;
-                        tracing::warn!(reason, "the Kubernetes bundle of this node is not to be had");
+                        tracing::warn!(reason, "the Kubernetes bundle of this node is not available");
                         output.set(here(reason));
                         RETRY_BACKOFF.delay(failures, rand::random()).max(Duration::from_secs(1))
                     }

@@ -62,14 +62,14 @@ pub fn watch_cluster_config(
                             tracing::warn!(
                                 name = add_on.name,
                                 reason = why,
-                                "an add-on of Kubernetes is not to be had"
+                                "an add-on of Kubernetes is not available"
                             );
                             unreadable_manifest(&why)
                         });
                         add_ons.push(AddOn { name: add_on.name.clone(), manifest });
                     }
                     if let Err(error) = remove_unneeded(&store, needed).await {
-                        tracing::warn!(%error, "files of add-ons that nobody needs any more stay");
+                        tracing::warn!(%error, "unneeded files of add-ons could not be removed");
                     }
                     let storage_driver = settings.storage.as_ref().map(|storage| StorageDriver {
                         name: storage.driver.clone(),
@@ -153,7 +153,7 @@ async fn read_manifest(
     let path = store.path(digest);
     let size = tokio::fs::metadata(&path).await.map_err(|error| error.to_string())?.len();
     if size > MAX_ADD_ON_BYTES {
-        return Err(format!("it has {size} bytes, and {MAX_ADD_ON_BYTES} are the most"));
+        return Err(format!("it has {size} bytes; the limit is {MAX_ADD_ON_BYTES}"));
     }
     tokio::fs::read(&path).await.map_err(|error| error.to_string())
 }

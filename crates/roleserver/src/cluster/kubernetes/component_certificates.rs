@@ -164,7 +164,7 @@ async fn remove_unused(
             return Ok(false);
         }
         std::fs::remove_dir_all(&directory)?;
-        tracing::info!(path = %directory.display(), "keys and certificates of a role that is gone are removed");
+        tracing::info!(path = %directory.display(), "the keys and certificates of a former role are removed");
         Ok::<_, std::io::Error>(true)
     };
     Ok(tokio::task::spawn_blocking(removing).await??)
@@ -226,7 +226,7 @@ impl CertificateIssuer<'_> {
         tracing::info!(
             role = role_directory(self.duty),
             generation,
-            "keys and certificates of Kubernetes are as they should be"
+            "the keys and certificates of Kubernetes are up to date"
         );
         Ok(())
     }
@@ -263,7 +263,7 @@ impl CertificateIssuer<'_> {
         let generation = self.setup.generation();
         let of_before = |what: &str, of: u64| {
             RunnableError::msg(format!(
-                "{what} was answered of generation {of}, and {generation} is in force"
+                "{what} is of generation {of}, but generation {generation} is current"
             ))
         };
         match need {

@@ -19,7 +19,7 @@ pub fn watch_setup(files: ClusterFiles, facts: NodeFacts) -> Runnable {
             let connection = scope.until_cancelled(facts.connection.watch().next()).await?;
             let mut kubernetes = KubernetesClient::new(connection.curators.channel());
             let failed = |status: tonic::Status| {
-                let why = format!("following what is to run of Kubernetes ended: {}", status.message());
+                let why = format!("the watch of this node's Kubernetes setup ended: {}", status.message());
                 RunnableError::msg(why)
             };
             let asking = kubernetes.watch_own(wire::WatchOwnKubernetesRequest {});
@@ -28,13 +28,13 @@ pub fn watch_setup(files: ClusterFiles, facts: NodeFacts) -> Runnable {
             loop {
                 let message = scope.until_cancelled(streaming.message()).await?.map_err(failed)?;
                 let message = message
-                    .ok_or_else(|| RunnableError::msg("following what is to run of Kubernetes ended"))?;
+                    .ok_or_else(|| RunnableError::msg("the watch of this node's Kubernetes setup ended"))?;
                 let now = match message.setup.map(NodeSetup::new).transpose() {
                     Ok(now) => now,
                     Err(why) => {
                         tracing::error!(
                             reason = why,
-                            "what is to run of Kubernetes cannot be carried out; what runs goes on"
+                            "the Kubernetes setup of this node cannot be used; running components continue"
                         );
                         continue;
                     }
@@ -42,7 +42,7 @@ pub fn watch_setup(files: ClusterFiles, facts: NodeFacts) -> Runnable {
                 if facts.setup.latest().as_ref() != Some(&now) {
                     let generation = now.as_ref().map(NodeSetup::generation);
                     let bundle = now.as_ref().map(|setup| hex::encode(setup.bundle().0));
-                    tracing::info!(generation, bundle, "what is to run of Kubernetes has changed");
+                    tracing::info!(generation, bundle, "the Kubernetes setup of this node has changed");
                     write_setup(&files, now.as_ref())?;
                     facts.setup.set(now);
                 }

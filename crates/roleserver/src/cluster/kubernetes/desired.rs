@@ -202,21 +202,20 @@ fn component_context<'k>(
     duty: KubernetesDuty,
 ) -> Result<ComponentContext<'k>, String> {
     let setup = known.startup.setup.as_ref().ok_or("no curator has sent this node's Kubernetes setup yet")?;
-    let missing =
-        || known.bundle.message.clone().unwrap_or_else(|| "its bundle is being looked for".to_owned());
+    let missing = || known.bundle.message.clone().unwrap_or_else(|| "its bundle is being checked".to_owned());
     let material = known.materials.for_duty(duty).ok_or("its keys and certificates are being requested")?;
     let bundle = known.bundle.bundle.as_ref().ok_or_else(missing)?;
     if duty == KubernetesDuty::Worker && known.node.is_empty() {
         return Err("this node has no key yet".to_owned());
     }
     if duty == KubernetesDuty::Worker && known.drain.allowed_bundle != Some(bundle.digest) {
-        return Err("its pods go to other nodes before its bundle is another one".to_owned());
+        return Err("its pods are moved to other nodes before its bundle changes".to_owned());
     }
     Ok(ComponentContext {
         setup,
         material,
         bundle,
-        address: known.address.ok_or("it is not known where other nodes reach this one")?,
+        address: known.address.ok_or("the address at which other nodes reach this one is unknown")?,
         ports: known.ports,
         etcd: known.etcd,
         directory: known.directory,

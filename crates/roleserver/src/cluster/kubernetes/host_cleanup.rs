@@ -94,7 +94,7 @@ fn unmount_below(directory: &Path) -> std::io::Result<()> {
         }
         // The last mount may lie on an earlier one, so it goes first.
         for point in all.iter().rev() {
-            tracing::info!(path = %point.display(), "what a worker mounted is unmounted");
+            tracing::info!(path = %point.display(), "a mount of a worker is unmounted");
             let done = unmount(point, UnmountFlags::NOFOLLOW)
                 // Processes that have files open in it keep them; no other process can reach it any more.
                 .or_else(|_| unmount(point, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH));
@@ -125,7 +125,7 @@ fn remove_bridge(name: &str) {
     let devices = std::fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
     let is_there = devices.lines().any(|line| line.trim_start().starts_with(&format!("{name}:")));
     if is_there && let Err(why) = run_command(Path::new("ip"), &["link", "delete", "dev", name]) {
-        tracing::warn!(name, reason = why, "the bridge of pods stays");
+        tracing::warn!(name, reason = why, "the bridge of pods could not be removed");
     }
 }
 
@@ -138,11 +138,7 @@ fn remove_rules(directory: &Path) {
     let Some((program, arguments)) = words.split_first() else { return };
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     if let Err(why) = run_command(Path::new(program), &arguments) {
-        tracing::warn!(
-            program,
-            reason = why,
-            "rules of iptables that kube-proxy made stay until the node starts again"
-        );
+        tracing::warn!(program, reason = why, "iptables rules of kube-proxy stay until the node reboots");
     }
 }
 

@@ -57,7 +57,7 @@ pub fn run_load_balancer(address: SocketAddr, servers: WatchCell<Option<ApiServe
                         "listening at {address}, where a worker finds its API servers, failed: {error}"
                     ))
                 })?;
-                tracing::info!(%address, servers = ?first, "a worker's components find API servers here");
+                tracing::info!(%address, servers = ?first, "the load balancer for API servers is listening");
                 let (sender, current) = watch::channel(first);
                 let mut connections = JoinSet::new();
                 let turn = Arc::new(Mutex::new(RoundRobin::default()));
@@ -142,7 +142,7 @@ async fn forward_connection(
     tokio::select! {
         // The result needs no report: closing the streams tells both sides.
         _ = tokio::io::copy_bidirectional(&mut stream, &mut upstream) => {}
-        () = gone => tracing::info!(%server, "a connection to what is no API server any more is closed"),
+        () = gone => tracing::info!(%server, "a connection to a removed API server is closed"),
     }
 }
 

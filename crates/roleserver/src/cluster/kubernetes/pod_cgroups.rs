@@ -98,7 +98,7 @@ impl PodCgroups {
         let group = Cgroup::from_directories(&all);
         let ended = group.terminate(patience).map_err(Error::other)?;
         if ended > 0 {
-            tracing::warn!(processes = ended, "what was left of pods was ended");
+            tracing::warn!(processes = ended, "leftover processes of pods were stopped");
         }
         group.remove();
         Ok(())

@@ -60,7 +60,7 @@ impl ControllerReadiness {
     pub fn wait_message(&self) -> String {
         self.waiting_for
             .clone()
-            .unwrap_or_else(|| "it is being looked whether this controller may begin".to_owned())
+            .unwrap_or_else(|| "it is being checked whether this controller may start".to_owned())
     }
 }
 
@@ -175,7 +175,7 @@ async fn run_session(
         let result =
             status_socket::serve_page(&files.kubernetes_directory(), status_socket::PLAN_SOCKET, page).await;
         if let Err(error) = result {
-            tracing::warn!(%error, "the page of the Kubernetes plan cannot be served; going on without it");
+            tracing::warn!(%error, "the page of the Kubernetes plan cannot be served; the reconciler continues without it");
         }
         std::future::pending::<()>().await;
     };
@@ -216,7 +216,7 @@ async fn run_session(
 
 /// A plan as text for the person who requested it.
 fn plan_page(plan: String) -> String {
-    if plan.is_empty() { "nothing: all objects are as this release wants them\n".to_owned() } else { plan }
+    if plan.is_empty() { "no changes: all objects are as this release needs them\n".to_owned() } else { plan }
 }
 
 /// Problems with objects in the form that is sent to a curator.

@@ -45,13 +45,13 @@ struct StoredSetup {
 impl NodeSetup {
     /// Validates a setup as far as components depend on it; the error is a sentence.
     pub fn new(kubernetes_setup: wire::KubernetesSetup) -> Result<Self, String> {
-        let settings = kubernetes_setup.settings.clone().ok_or("it says no settings")?;
+        let settings = kubernetes_setup.settings.clone().ok_or("it has no settings")?;
         let bundle =
             hex::decode(&kubernetes_setup.bundle).ok().and_then(|digest| digest.try_into().ok()).map(Sha256);
         let bundle =
             bundle.ok_or_else(|| format!("its bundle {:?} is no digest", kubernetes_setup.bundle))?;
         if kubernetes_setup.generation == 0 {
-            return Err("it is of no generation of authorities and keys".to_owned());
+            return Err("it has no generation of authorities and keys".to_owned());
         }
         if settings.service_range.is_empty() || settings.pod_range.is_empty() || settings.domain.is_empty() {
             return Err("it lacks a range or the domain".to_owned());
@@ -141,7 +141,7 @@ fn read_stored(files: &ClusterFiles) -> Option<(NodeSetup, bool)> {
             .map_err(|reason| files.damaged_error(NAME, reason))
     });
     read.unwrap_or_else(|error| {
-        tracing::warn!(%error, "what is to run of Kubernetes is not known until a curator says it");
+        tracing::warn!(%error, "the stored Kubernetes setup cannot be read; waiting for a curator to send it");
         None
     })
 }
@@ -149,7 +149,7 @@ fn read_stored(files: &ClusterFiles) -> Option<(NodeSetup, bool)> {
 fn decode_setup(kept: &StoredSetup) -> Result<NodeSetup, String> {
     let bytes = STANDARD.decode(&kept.setup).map_err(|_| "it is no base64 text".to_owned())?;
     if sha256(&bytes, kept.over) != kept.sha256 {
-        return Err("its digest is another one".to_owned());
+        return Err("its digest does not match".to_owned());
     }
     NodeSetup::new(wire::KubernetesSetup::decode(bytes.as_slice()).map_err(|error| error.to_string())?)
 }

@@ -102,7 +102,7 @@ pub fn decide_startup(known: &KubernetesInputs) -> Option<KubernetesStartup> {
             "no curator has given this node its part of the pods' addresses yet".to_owned(),
         ),
         RoleStartup::Off(_) if !handed_over => {
-            RoleStartup::Draining("its pods go to other nodes before it stops running any".to_owned())
+            RoleStartup::Draining("its pods are moved to other nodes before it stops".to_owned())
         }
         part => part,
     };

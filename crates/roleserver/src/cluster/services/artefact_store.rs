@@ -60,7 +60,7 @@ impl ArtefactStore {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
             if !names.contains(name.strip_suffix(PART_SUFFIX).unwrap_or(&name)) {
-                tracing::info!(name, "an artefact that nothing is made of any more is removed");
+                tracing::info!(name, "an unneeded artefact is removed");
                 std::fs::remove_file(entry.path())?;
             }
         }
@@ -110,9 +110,8 @@ impl ArtefactStore {
         if !url.is_empty() {
             match fetch_file(url, &self.part_path(artefact)).await {
                 Ok(_) if self.commit_fetched(artefact).await? => return Ok(()),
-                Ok(_) => messages.push(format!(
-                    "what {url} answers is another file: its digest is not that of the artefact"
-                )),
+                Ok(_) => messages
+                    .push(format!("{url} serves another file: its digest is not that of the artefact")),
                 Err(error) => messages.push(error),
             }
         }
@@ -129,7 +128,7 @@ impl ArtefactStore {
                 Err(FetchError::Absent) => return Err(messages.join("; ")),
                 Err(FetchError::Failed(error)) => {
                     messages.push(if messages.is_empty() {
-                        format!("its declaration says no URL to fetch it from, and {error}")
+                        format!("its declaration has no URL, and {error}")
                     } else {
                         error
                     });
@@ -137,15 +136,14 @@ impl ArtefactStore {
                 }
             }
         }
-        messages
-            .push("what a shepherd sends is another file: its digest is not that of the artefact".to_owned());
+        messages.push("a shepherd sent another file: its digest is not that of the artefact".to_owned());
         Err(messages.join("; "))
     }
 
     async fn commit_fetched(&self, artefact: Sha256) -> Result<bool, String> {
         let store = self.clone();
         let taken = run_blocking(move || store.commit_part(artefact)).await;
-        taken.map_err(|error| format!("keeping it failed: {error}"))
+        taken.map_err(|error| format!("storing it failed: {error}"))
     }
 }
 
@@ -226,7 +224,7 @@ pub fn fetch_artefacts(
                             }
                             Err(why) => {
                                 failed = true;
-                                tracing::warn!(reason = why, "an artefact is not here yet");
+                                tracing::warn!(reason = why, "an artefact could not be fetched yet");
                                 now.messages.insert(*artefact, why);
                             }
                         }
@@ -260,7 +258,7 @@ pub fn fetch_artefacts(
 
 fn not_found_message(path: &Path) -> String {
     format!(
-        "its declaration says no URL to fetch it from, and no shepherd has it; add it with shepherdctl artefacts add, say \
+        "its declaration has no URL, and no shepherd has it; add it with shepherdctl artefacts add, declare \
          a URL, or put it at {}",
         path.display()
     )
@@ -300,7 +298,7 @@ mod tests {
 
         let (url, _) = serve_file(content, 1000).await;
         let error = store.fetch_artefact(other, &url, &nobody).await.unwrap_err();
-        assert!(error.contains("is another file"), "{error}");
+        assert!(error.contains("serves another file"), "{error}");
         assert_eq!(std::fs::read_dir(&store.0).unwrap().count(), 1, "nothing of it stays");
 
         std::fs::remove_file(store.path(wanted)).unwrap();

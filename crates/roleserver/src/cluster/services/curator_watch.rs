@@ -31,7 +31,7 @@ pub fn watch_declarations(files: ClusterFiles, facts: NodeFacts) -> Runnable {
             let mut declarations = DeclarationsClient::new(connection.curators.channel())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES);
             let failed = |status: tonic::Status| {
-                let why = format!("following which services are to run ended: {}", status.message());
+                let why = format!("the watch of declarations ended: {}", status.message());
                 RunnableError::msg(why)
             };
             let asking = declarations.watch_own(wire::WatchOwnDeclarationsRequest {});
@@ -39,13 +39,12 @@ pub fn watch_declarations(files: ClusterFiles, facts: NodeFacts) -> Runnable {
             let _healthy = starting.mark_healthy();
             loop {
                 let message = scope.until_cancelled(streaming.message()).await?.map_err(failed)?;
-                let message =
-                    message.ok_or_else(|| RunnableError::msg("following which services are to run ended"))?;
+                let message = message.ok_or_else(|| RunnableError::msg("the watch of declarations ended"))?;
                 let before = facts.declarations.latest().unwrap_or_default();
                 let now = merge_declarations(message, &before);
                 if facts.declarations.latest().as_ref() != Some(&now) {
                     let roles: Vec<String> = now.keys().map(ToString::to_string).collect();
-                    tracing::info!(?roles, "which services this node is to run has changed");
+                    tracing::info!(?roles, "the declarations of this node have changed");
                     persisted::write_declarations(&files, &now)?;
                     facts.declarations.set(now);
                 }
@@ -65,7 +64,7 @@ fn merge_declarations(
         match RoleDeclaration::new(declared) {
             Ok(declaration) => drop(now.insert(declaration.role().clone(), Arc::new(declaration))),
             Err(error) => {
-                tracing::error!(%error, "a declaration cannot be carried out; what ran by the last one goes on");
+                tracing::error!(%error, "a declaration is invalid; the previous one stays in force");
                 unread.push(role);
             }
         }

@@ -99,7 +99,7 @@ pub fn run_services(
                 && let Some(declared) = persisted::read_declarations(&files)
             {
                 let roles: Vec<String> = declared.keys().map(ToString::to_string).collect();
-                tracing::info!(?roles, "whose services this node was last to run");
+                tracing::info!(?roles, "this node starts with the stored declarations of these roles");
                 facts.declarations.set(declared);
             }
             let wanted = WatchCell::new();

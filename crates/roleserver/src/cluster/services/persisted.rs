@@ -63,7 +63,7 @@ pub fn read_declarations(files: &ClusterFiles) -> Option<DeclarationMap> {
         },
     );
     read.unwrap_or_else(|error| {
-        tracing::warn!(%error, "which services are to run is not known until a curator says it");
+        tracing::warn!(%error, "the stored declarations cannot be read; waiting for a curator to send them");
         None
     })
 }
@@ -71,7 +71,7 @@ pub fn read_declarations(files: &ClusterFiles) -> Option<DeclarationMap> {
 fn decode_declarations(kept: &PersistedDeclarations) -> Result<DeclarationMap, String> {
     let bytes = STANDARD.decode(&kept.declarations).map_err(|_| "it is no base64 text".to_owned())?;
     if sha256(&bytes) != kept.sha256 {
-        return Err("its digest is another one".to_owned());
+        return Err("its digest does not match".to_owned());
     }
     let response =
         wire::WatchOwnDeclarationsResponse::decode(bytes.as_slice()).map_err(|error| error.to_string())?;
@@ -97,7 +97,7 @@ pub fn write_declarations(files: &ClusterFiles, declared: &DeclarationMap) -> Re
 #[must_use]
 pub fn read_node_info(files: &ClusterFiles) -> PersistedNodeInfo {
     let read = files.read_json_limited(NODE_INFO_FILE, MAX_FILE_BYTES).unwrap_or_else(|error| {
-        tracing::warn!(%error, "what is known of this node is not known until a curator says it");
+        tracing::warn!(%error, "the stored facts of this node cannot be read; waiting for a curator to send them");
         None
     });
     read.unwrap_or_default()

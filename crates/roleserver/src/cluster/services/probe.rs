@@ -119,7 +119,7 @@ async fn run_probe(
         }
     };
     tokio::select! {
-        () = end.cancelled() => Err("it is to end".to_owned()),
+        () = end.cancelled() => Err("it is being stopped".to_owned()),
         result = tokio::time::timeout(check.timeout, asking) => result.unwrap_or_else(|_| Err(timeout_message(check.timeout))),
     }
 }
@@ -207,12 +207,12 @@ async fn probe_http_stream(
     loop {
         match parse_status(&head) {
             Ok(Some(status @ 200..=399)) => {
-                tracing::trace!(status, path, "a service is well");
+                tracing::trace!(status, path, "a health probe succeeded");
                 return Ok(());
             }
             Ok(Some(status)) => return Err(format!("{path} was answered with status {status}")),
             Ok(None) if head.len() > MAX_HEAD_BYTES => {
-                return Err(format!("the answer to {path} has no end"));
+                return Err(format!("the response head of {path} is too long"));
             }
             Ok(None) => {}
             Err(()) => return Err(format!("{path} was answered, but not in HTTP/1")),
@@ -259,7 +259,7 @@ async fn run_exec_probe(
     };
     let how = tokio::select! {
         how = wait_for_exit(&handle) => Ok(how),
-        () = end.cancelled() => Err("it is to end".to_owned()),
+        () = end.cancelled() => Err("it is being stopped".to_owned()),
         () = tokio::time::sleep(timeout) => Err(timeout_message(timeout)),
     };
     match how {

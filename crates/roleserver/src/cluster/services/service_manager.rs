@@ -288,10 +288,10 @@ impl ServiceManager {
         let wanted = self.desired.as_ref().and_then(|all| all.get(id));
         let Some((wanted, present)) = wanted.zip(self.observed.get_mut(id)) else { return };
         present.record = present.record.adjusted(wanted);
-        tracing::info!(service = %id, revision = present.record.revision, "a service goes on as it is declared now");
+        tracing::info!(service = %id, revision = present.record.revision, "a changed declaration is applied to a running service");
         // In this loop: in a task of its own it could overlap with the next operation on the service.
         if let Err(error) = self.runtime.apply_record(&present.record) {
-            tracing::error!(%error, service = %id, "what is newly declared of a service does not hold for it yet");
+            tracing::error!(%error, service = %id, "a changed declaration could not be applied to a running service");
         }
     }
 
@@ -361,7 +361,7 @@ impl ServiceManager {
                         phase: ServicePhase::Running { health: known, .. }, ..
                     }) = self.observed.get_mut(&id)
                 {
-                    tracing::info!(service = %id, ?health, "how a service does has changed");
+                    tracing::info!(service = %id, ?health, "the health of a service has changed");
                     *known = health;
                 }
             }
@@ -374,11 +374,11 @@ impl ServiceManager {
                 };
             }
             ServiceEvent::Removed(id, Ok(())) => {
-                tracing::info!(service = %id, "a service is gone");
+                tracing::info!(service = %id, "a service was removed");
                 self.observed.remove(&id);
             }
             ServiceEvent::Removed(id, Err(reason)) => {
-                tracing::error!(service = %id, reason, "what a service left could not be removed");
+                tracing::error!(service = %id, reason, "the files of a service could not be removed");
                 if let Some(present) = self.observed.get_mut(&id) {
                     present.phase = ServicePhase::Stuck { message: reason, at: now };
                 }
@@ -412,7 +412,7 @@ impl ServiceManager {
         present.record.ended =
             Some(ExitRecord { boot_id: self.boot_id.clone(), exit: ending.into(), message: text });
         if let Err(error) = self.runtime.write_record(&present.record, Durability::UntilPowerLoss) {
-            tracing::warn!(%error, "that a service ended is not written down");
+            tracing::warn!(%error, "the exit of a service could not be recorded");
         }
     }
 

@@ -145,7 +145,7 @@ impl ServiceRuntime {
             }
             let Some(note) = self.read_record(&name) else {
                 // The service is unknown, so its process is stopped; if it is desired, it is started again.
-                tracing::warn!(name, "a service of which nothing is written down is ended");
+                tracing::warn!(name, "a service without a run record is stopped");
                 stop_child(&name, &self.children, DEFAULT_STOP_TIMEOUT)?;
                 remove_tree(&directory.join(&name))?;
                 continue;
@@ -162,7 +162,7 @@ impl ServiceRuntime {
         let read =
             std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<RunRecord>(&bytes).ok());
         read.filter(|note| note.id.child_name() == name).or_else(|| {
-            tracing::warn!(path = %path.display(), "what was written down of a service is lost");
+            tracing::warn!(path = %path.display(), "the run record of a service is lost");
             ServiceId::from_child_name(name).map(RunRecord::missing)
         })
     }
@@ -200,7 +200,7 @@ impl ServiceRuntime {
         let (rendered, _) = wanted.rendered.as_ref().map_err(|why| RuntimeError::Rendering(why.clone()))?;
         let files = before.map(|before| before.files.clone()).unwrap_or_default();
         (self.hooks.prepare)(&wanted.id, &self.children).map_err(|source| RuntimeError::Io {
-            operation: "preparing what is needed beside",
+            operation: "preparing the host for",
             path: self.service_directory(&wanted.id),
             source,
         })?;
@@ -240,7 +240,7 @@ impl ServiceRuntime {
         let (rendered, digest) =
             wanted.rendered.as_ref().map_err(|why| RuntimeError::Rendering(why.clone()))?;
         if !rustix::process::geteuid().is_root() {
-            let why = "a root filesystem is run by a role server that runs as root, and this one does not";
+            let why = "a service with a root filesystem needs a role server that runs as root, and this one does not";
             return Err(RuntimeError::Rendering(why.to_owned()));
         }
         let runc = rootfs::find_runc().map_err(RuntimeError::Rendering)?;
@@ -312,7 +312,7 @@ impl ServiceRuntime {
 
     /// Starts a probe command of a running service: as its user, in its directory, within its limits.
     pub fn start_probe(&self, wanted: &DesiredService, command: &[String]) -> Result<OwnedFd, RuntimeError> {
-        let missing = || RuntimeError::Rendering("the check says no program".to_owned());
+        let missing = || RuntimeError::Rendering("the health check has no program".to_owned());
         let (program, arguments) = command.split_first().ok_or_else(missing)?;
         let spec =
             ChildSpec { arguments: arguments.to_vec(), ..self.child_spec(wanted, Path::new(program))? };
@@ -380,7 +380,7 @@ impl ServiceRuntime {
         stop_child(&name, &self.children, DEFAULT_STOP_TIMEOUT)?;
         let own = self.service_directory(id);
         (self.hooks.clean_up)(id, &own, &self.children).map_err(|source| RuntimeError::Io {
-            operation: "undoing what was done beside",
+            operation: "cleaning up the host after",
             path: own.clone(),
             source,
         })?;

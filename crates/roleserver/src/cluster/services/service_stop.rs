@@ -51,7 +51,7 @@ impl ServiceStop {
                     Err(error) => return Some(Err(format!("waiting for its end failed: {error}"))),
                 },
                 () = tokio::time::sleep(self.timeout) => {
-                    tracing::warn!(service = %self.id, "a service did not end in its time, and is killed");
+                    tracing::warn!(service = %self.id, "a service did not exit within its stop time and is killed");
                 }
             }
         }

@@ -85,7 +85,7 @@ fn desired_condition(
             }
         }
         ServicePhase::Stopping => {
-            (Kind::Stopping, "it is to be started otherwise, and is stopped first".to_owned())
+            (Kind::Stopping, "it is being stopped, to start with other settings".to_owned())
         }
         ServicePhase::Stuck { message: text, .. } => (Kind::Stopping, text.clone()),
         ServicePhase::Removing => (Kind::Waiting, "what it left is being removed first".to_owned()),
@@ -96,14 +96,14 @@ fn unknown_condition(present: &ObservedService) -> (Kind, String) {
     match &present.phase {
         ServicePhase::Running { .. } => (Kind::Healthy, String::new()),
         ServicePhase::Ended { message: text, .. } => (Kind::Ended, text.clone()),
-        doing => (Kind::Waiting, format!("it {doing}, and what is to run is not known yet")),
+        doing => (Kind::Waiting, format!("it {doing}; the desired services are not known yet")),
     }
 }
 
 fn removal_message(present: &ObservedService) -> String {
     match &present.phase {
         ServicePhase::Stuck { message: text, .. } => text.clone(),
-        doing => format!("its role is taken from this node, or it is in it no more; it {doing}"),
+        doing => format!("its role was removed from this node, or the service from its role; it {doing}"),
     }
 }
 
@@ -122,7 +122,11 @@ fn waiting_message(
         }
         Some(WaitReason::Services(ids)) => {
             let names: Vec<&str> = ids.iter().map(|id| id.service.as_str()).collect();
-            format!("it waits until {} {} well", names.join(", "), if ids.len() == 1 { "is" } else { "are" })
+            format!(
+                "it waits until {} {} healthy",
+                names.join(", "),
+                if ids.len() == 1 { "is" } else { "are" }
+            )
         }
     })
 }
@@ -277,9 +281,9 @@ mod tests {
                 &desired("web", "d", &["base", "disk"]),
                 ServicePhase::Stopped,
                 Kind::Waiting,
-                "until base, disk are well",
+                "until base, disk are healthy",
             ),
-            (&web, ServicePhase::Stopping, Kind::Stopping, "stopped first"),
+            (&web, ServicePhase::Stopping, Kind::Stopping, "to start with other settings"),
             (
                 &web,
                 ServicePhase::Stuck { message: "hangs".to_owned(), at: Duration::ZERO },

@@ -180,7 +180,7 @@ impl BundleStore {
         match unpacked {
             Ok(bundle) => {
                 let (name, kubernetes) = (&bundle.manifest.name, bundle.manifest.kubernetes);
-                tracing::info!(name, %kubernetes, "a Kubernetes bundle is here");
+                tracing::info!(name, %kubernetes, "a Kubernetes bundle was unpacked");
                 known.complete.insert(digest, bundle.clone());
                 Ok(bundle)
             }
@@ -272,7 +272,7 @@ impl BundleStore {
     /// Fetches the archive unless it is here. The error is a sentence.
     async fn fetch_archive(&self, digest: Sha256) -> Result<(), String> {
         let store = self.archive_store();
-        let kept = |error: std::io::Error| format!("keeping its archive failed: {error}");
+        let kept = |error: std::io::Error| format!("storing its archive failed: {error}");
         let held = store.clone();
         let looking = move || {
             create_directory(&held.0, 0o700)?;
@@ -299,7 +299,7 @@ impl BundleStore {
                 return Ok(());
             }
         }
-        Err("what a shepherd sends is another file: its digest is not that of the bundle".to_owned())
+        Err("a shepherd sent another file: its digest is not that of the bundle".to_owned())
     }
 
     /// Unpacks the local archive, and removes the archive. Blocks.

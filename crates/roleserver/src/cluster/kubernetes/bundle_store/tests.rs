@@ -235,7 +235,7 @@ fn nothing_is_written_where_the_disk_has_no_room_for_all_of_it() {
     let Err(UnpackError::Failed(text)) = unpack_archive(&file, &into, |_| Ok(RESERVE + size - 1)) else {
         panic!("it was unpacked")
     };
-    assert!(text.contains("has 256 MiB left, of which 256 MiB stay free; make room"), "{text}");
+    assert!(text.contains("has 256 MiB left, and 256 MiB must stay free: make room"), "{text}");
     assert_eq!(fs::read_dir(&into).unwrap().count(), 0);
     fs::remove_dir(&into).unwrap();
     unpack_archive(&file, &into, |_| Ok(RESERVE + size)).unwrap();

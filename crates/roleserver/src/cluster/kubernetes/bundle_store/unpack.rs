@@ -49,7 +49,7 @@ pub(super) fn unpack_archive(
     let (wanted, left) = (manifest.total_bytes(), free(into)?);
     if left < wanted.saturating_add(RESERVE) {
         return Err(UnpackError::Failed(format!(
-            "it takes {} MiB, and the disk of {} has {} MiB left, of which {} MiB stay free; make room there",
+            "it needs {} MiB; the disk of {} has {} MiB left, and {} MiB must stay free: make room there",
             wanted >> 20,
             into.display(),
             left >> 20,

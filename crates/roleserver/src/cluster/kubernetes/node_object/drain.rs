@@ -47,27 +47,27 @@ pub(super) async fn drain_node(
     let since = kept.map(|kept| kept.milliseconds).filter(|since| *since <= now()).unwrap_or_else(now);
     context.files.write_json(DRAIN_FILE, &DrainStart { milliseconds: since })?;
     if setup::read_last(&context.files).is_none_or(|setup| setup.api_servers().is_empty()) {
-        tracing::info!("no API server is known, so that pods of this node go nowhere else");
+        tracing::info!("no API server is known, so the pods of this node are not evicted");
         return Ok(context.files.remove_file(DRAIN_FILE)?);
     }
-    tracing::info!("pods of this node go elsewhere before it goes on");
+    tracing::info!("the pods of this node are evicted before it continues");
     let mut answered = now();
     loop {
         let requested = async { evict_pods(&kubernetes.client().await?, &name, version).await };
         match tokio::time::timeout(API_TIMEOUT, requested).await {
             Ok(Ok(0)) => {
-                tracing::info!("no pod of this node has to go elsewhere any more");
+                tracing::info!("no pod of this node is left to evict");
                 break;
             }
             Ok(Ok(left)) => {
                 answered = now();
-                tracing::debug!(remaining_pods = left, "pods of this node are still to go");
+                tracing::debug!(remaining_pods = left, "some pods of this node are not evicted yet");
             }
             Ok(Err(error)) => tracing::warn!(%error, "pods of this node are not evicted yet"),
             Err(_) => tracing::warn!("pods of this node are not evicted yet: no API server answers"),
         }
         if is_drain_timed_out(since, answered, now()) {
-            tracing::error!("pods of this node are not elsewhere in time, and end with it");
+            tracing::error!("the time to evict pods is over; the remaining pods stop with the node");
             break;
         }
         tokio::time::sleep(POLL_INTERVAL).await;

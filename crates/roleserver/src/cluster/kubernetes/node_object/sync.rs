@@ -33,7 +33,7 @@ pub(super) async fn sync_node(context: &NodeContext, setup: Option<&NodeSetup>) 
             let api = kubernetes.client().await?;
             let Some(node) = api.read_node(&name).await? else { return Ok(false) };
             if let Some(change) = node_patch(&node, &labels) {
-                tracing::info!(patch = %change, "this node's object in Kubernetes is amended");
+                tracing::info!(patch = %change, "the Node object of this node is patched");
                 api.patch_node(&name, &change).await?;
             }
             Ok::<_, ApiError>(true)
