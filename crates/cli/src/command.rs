@@ -226,7 +226,7 @@ once."
     /// Pause and resume control loops in every shepherd
     #[command(subcommand)]
     Loops(LoopsCommand),
-    /// Approve an order of another admin (two-person rule)
+    /// Approve an order that needs a second admin (two-person rule)
     #[command(after_help = APPROVE_EXAMPLES)]
     Approve(ApproveArgs),
     /// Change budgets: how many machines may be disrupted or released within a time window

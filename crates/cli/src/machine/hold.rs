@@ -39,7 +39,7 @@ pub struct HoldArgs {
     /// Why, for operators who run `why`
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
-    /// Scope of the hold: everything, power (no reboot, no power cycle), or recovery
+    /// Scope of the hold: everything, power (no reboot, no power action), or recovery
     #[arg(
         long,
         value_name = "SCOPE",
