@@ -29,6 +29,7 @@ use crate::curator_client::leader_channel::{LeaderChannel, LeaderTracker};
 use crate::curator_client::pki::{PkiError, TrustAnchor};
 use crate::curator_client::tls::{certified_key, client_config};
 use crate::manager::cluster::curator_responses::parse_node;
+use crate::model::cluster::certificate_request::SignedCertificate;
 use crate::model::cluster::credential::IssuedCertificate;
 use crate::model::cluster::declaration::digests_by_role;
 use crate::model::cluster::kubernetes::ObservedKubernetes;
@@ -321,7 +322,7 @@ impl CuratorClient {
     pub async fn issue_owner_certificate(
         &self,
         name: &str,
-        public_key: [u8; 32],
+        public_key: &[u8],
         lifetime: Duration,
     ) -> Result<IssuedCertificate, CuratorCallError> {
         let request = wire::IssueOwnerRequest {
@@ -334,17 +335,15 @@ impl CuratorClient {
         let invalid =
             || CuratorCallError::InvalidResponse("a certificate without a number or an end".to_owned());
         let credential = response.credential.ok_or_else(invalid)?;
-        Ok(IssuedCertificate {
-            certificate: response.certificate,
-            serial: credential.serial,
-            expires_at: DateTime::from_timestamp_millis(credential.not_after_ms).ok_or_else(invalid)?,
-        })
+        let expires_at = DateTime::from_timestamp_millis(credential.not_after_ms).ok_or_else(invalid)?;
+        let signed = SignedCertificate { certificate: response.certificate, expires_at };
+        Ok(IssuedCertificate { signed, serial: credential.serial })
     }
 
     /// Revokes every certificate for that key, and the one with that serial number even if the curators do not know it.
     pub async fn revoke_owner_certificates(
         &self,
-        public_key: [u8; 32],
+        public_key: &[u8],
         serial: Option<&str>,
     ) -> Result<(), CuratorCallError> {
         use wire::revoke_credentials_request::Target;

@@ -4,13 +4,12 @@ use chrono::DateTime;
 use tonic::Code;
 
 use crate::manager::cluster::curator_responses::parse_kubernetes;
-use crate::manager::cluster::curators::{CURATOR_TIMEOUT, CuratorCallError, CuratorClient, call_curator};
+use crate::manager::cluster::curators::{CuratorCallError, CuratorClient, call_curator};
 use crate::manager::cluster::{COMPONENT, ClusterPassError, ClusterWorker};
 use crate::manager::failpoint;
+use crate::model::cluster::certificate_request::SignedCertificate;
 use crate::model::cluster::kubernetes::{KubernetesSpec, ObservedKubernetes, RotatableKeys};
-use crate::model::cluster::kubernetes_user::{
-    IssuedUserCertificate, KubernetesAccess, KubernetesUser, users_to_sign,
-};
+use crate::model::cluster::kubernetes_user::{IssuedUserCertificate, KubernetesAccess, KubernetesUser};
 use crate::model::cluster::plan::ClusterPlan;
 use crate::model::cluster::plan::step::ClusterPlanStep;
 use crate::model::cluster::state::{Cluster, CuratorAnswer, ObservedCluster};
@@ -71,7 +70,7 @@ impl CuratorClient {
     }
 
     /// Has a person's client certificate for API servers signed.
-    async fn issue_user_certificate(
+    pub(super) async fn issue_user_certificate(
         &self,
         user: &KubernetesUser,
     ) -> Result<IssuedUserCertificate, CuratorCallError> {
@@ -81,21 +80,21 @@ impl CuratorClient {
             KubernetesAccess::Viewer => WireAccess::Viewer,
         };
         let request = wire::IssueKubernetesUserRequest {
-            public_key: user.public_key.clone(),
-            name: user.holder.clone(),
+            public_key: user.request.public_key.clone(),
+            name: user.request.holder.clone(),
             access: access.into(),
-            lifetime_ms: u64::try_from(user.lifetime.0.as_millis()).unwrap_or(u64::MAX),
+            lifetime_ms: u64::try_from(user.request.lifetime.0.as_millis()).unwrap_or(u64::MAX),
         };
         let mut kubernetes = KubernetesClient::new(self.channel());
         let response =
             call_curator("having a certificate for API servers signed", kubernetes.issue_user(request))
                 .await?;
         let invalid = || CuratorCallError::InvalidResponse("a certificate without an end".to_owned());
+        let expires_at = DateTime::from_timestamp_millis(response.not_after_ms).ok_or_else(invalid)?;
         Ok(IssuedUserCertificate {
-            certificate: response.certificate,
+            signed: SignedCertificate { certificate: response.certificate, expires_at },
             server_authorities: response.server_authorities,
             api_servers: response.api_servers,
-            expires_at: DateTime::from_timestamp_millis(response.not_after_ms).ok_or_else(invalid)?,
         })
     }
 }
@@ -172,33 +171,6 @@ impl ClusterWorker<'_> {
             UpgradeEvent::Finish => bmdb.complete_upgrade(lease, self.cluster, upgrade).await?,
         }
         Ok(())
-    }
-
-    /// Has the requested certificates for API servers signed. The inner error is what prevents that for now.
-    pub(super) async fn sign_kubernetes_users(
-        &self,
-    ) -> Result<Result<(), CuratorCallError>, ClusterPassError> {
-        let Some(client) = &self.curators else { return Ok(Ok(())) };
-        let (users, now) = self.bmdb.cluster_kubernetes_users(self.cluster).await?;
-        for user in users_to_sign(&users, now) {
-            // The session is renewed soon, or it has ended. The remaining certificates are due in the next pass.
-            if self.session.remaining() <= CURATOR_TIMEOUT {
-                return Ok(Ok(()));
-            }
-            match client.issue_user_certificate(user).await {
-                Ok(issued) => {
-                    let (id, holder, access) = (user.id, &user.holder, user.access.as_str());
-                    tracing::info!(cluster = self.name, user = %id, holder, access, "a certificate for API servers is signed");
-                    self.bmdb.record_kubernetes_user_issued(&self.lease, user.id, issued).await?;
-                }
-                // The curators would reject the same request again, so the rejection is final.
-                Err(CuratorCallError::Rejected { status, .. }) if status.code() == Code::InvalidArgument => {
-                    self.bmdb.record_kubernetes_user_rejected(&self.lease, user.id, status.message()).await?;
-                }
-                Err(error) => return Ok(Err(error)),
-            }
-        }
-        Ok(Ok(()))
     }
 }
 

@@ -26,7 +26,7 @@
 //! state. Curators know no fence, but their leader guards each change with what it knows, and each change can be
 //! repeated.
 
-mod credentials;
+mod certificate_requests;
 mod curator_responses;
 pub mod curators;
 mod kubernetes;
@@ -292,7 +292,7 @@ impl ClusterWorker<'_> {
             planned.wait_reasons.push(format!("certificates of people have to wait: {error}"));
         }
         if let CuratorAnswer::Observed(_) = &cluster.observed
-            && let Err(error) = self.sign_kubernetes_users().await?
+            && let Err(error) = self.process_kubernetes_users().await?
         {
             planned.wait_reasons.push(format!("certificates for API servers have to wait: {error}"));
         }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use crate::cluster::certificate_request::admit_request;
 use crate::cluster::lock::{lock_cluster, no_such_cluster};
 use crate::cluster::reading::list_clusters;
 use crate::connection::error::{BmdbError, order_rejected};
@@ -15,10 +16,12 @@ use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::named_lease::{NamedLease, lock_named_lease};
 use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
-use model::cluster::credential::{
-    ClusterCredential, ClusterCredentialView, IssuedCertificate, MAX_CREDENTIALS, check_holder,
-    check_lifetime, credential_state, credential_view, credentials_to_delete,
+use model::cluster::certificate_request::{
+    CertificateRequest, RequestState, Revocation, SignedCertificate, check_holder,
 };
+#[cfg(feature = "sealing")]
+use model::cluster::credential::IssuedCertificate;
+use model::cluster::credential::{ClusterCredential, check_lifetime};
 use model::cluster::state::ClusterIdentity;
 use model::time::{Span, Timestamp};
 
@@ -41,7 +44,7 @@ pub struct ClusterCredentialRequest {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClusterCredentials {
     /// The certificates, newest first.
-    pub credentials: Vec<ClusterCredentialView>,
+    pub credentials: Vec<ClusterCredential>,
     /// The cluster's identity; `None` until it is founded.
     pub founded: Option<ClusterIdentity>,
     /// The database's clock when they were read.
@@ -54,29 +57,30 @@ async fn read_credentials(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Cl
         .await
         .context(OPERATION)?;
     let read = rows.into_iter().map(|row| {
-        let issued = match (row.certificate, row.serial, row.expires_at) {
+        let (issued, serial) = match (row.certificate, row.serial, row.expires_at) {
             (Some(certificate), Some(serial), Some(expires_at)) => {
-                Some(IssuedCertificate { certificate, serial, expires_at })
+                (Some(SignedCertificate { certificate, expires_at }), Some(serial))
             }
-            _ => None,
+            _ => (None, None),
         };
-        Ok(ClusterCredential {
+        let revoked_at = row.revoked_at;
+        let revocation = row
+            .revocation_requested_by
+            .map(|requested_by| Revocation { requested_by, recorded_at: revoked_at });
+        let request = CertificateRequest {
             id: row.credential_id,
-            public_key: row
-                .public_key
-                .try_into()
-                .map_err(|_| BmdbError::Corrupt("a key of a certificate that has not 32 bytes".to_owned()))?,
+            public_key: row.public_key,
             holder: row.holder,
             lifetime: Span::seconds(row.lifetime_seconds.try_into().unwrap_or(0)),
             requested_at: row.requested_at,
             requested_by: row.requested_by,
             issued,
             rejection: row.refused,
-            revoked_by: row.revocation_requested_by,
-            revoked_at: row.revoked_at,
-        })
+            revocation,
+        };
+        ClusterCredential { request, serial }
     });
-    read.collect()
+    Ok(read.collect())
 }
 
 /// The certificates of the cluster of that name.
@@ -85,9 +89,8 @@ pub async fn list_cluster_credentials(
     name: &str,
 ) -> Result<ClusterCredentials, BmdbError> {
     let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
-    let found = read_credentials(tx, cluster.id).await?;
+    let credentials = read_credentials(tx, cluster.id).await?;
     let at = database_now(tx).await?;
-    let credentials = found.iter().map(|credential| credential_view(credential, at)).collect();
     Ok(ClusterCredentials { credentials, founded: cluster.founded, at })
 }
 
@@ -168,9 +171,9 @@ impl Bmdb {
                 sqlx::query_file!(
                     "../../sql/cluster/record_credential_issued.sql",
                     credential,
-                    issued.certificate,
+                    issued.signed.certificate,
                     issued.serial,
-                    issued.expires_at
+                    issued.signed.expires_at
                 )
                 .execute(tx)
                 .await
@@ -236,21 +239,8 @@ async fn request_credential_in_tx(
     check_lifetime(new.lifetime).map_err(|reason| order_rejected("NO_LIFETIME", reason))?;
     let (cluster, _) = lock_cluster(tx, name).await?;
     let known = read_credentials(tx, cluster).await?;
-    if let Some(known) = known.iter().find(|known| known.public_key == new.public_key) {
-        let text = format!(
-            "certificate {} was requested with the same key; make another key for another certificate",
-            known.id
-        );
-        return Err(order_rejected("KEY_IN_USE", text));
-    }
-    let old = credentials_to_delete(&known, database_now(tx).await?);
-    if known.len() - old.len() >= MAX_CREDENTIALS {
-        let text = format!(
-            "the cluster {name} has {MAX_CREDENTIALS} certificates that are not forgotten yet, and can have no more; each is \
-             forgotten a day after its end"
-        );
-        return Err(order_rejected("TOO_MANY_CREDENTIALS", text));
-    }
+    let now = database_now(tx).await?;
+    let old = admit_request(&known, &new.public_key, (name, "certificates"), now)?;
     begin_dry_run(tx, order).await?;
     if !old.is_empty() {
         sqlx::query_file!("../../sql/cluster/delete_credentials_by_id.sql", &old)
@@ -293,7 +283,7 @@ async fn revoke_cluster_credential_in_tx(
     let now = database_now(tx).await?;
     let known = read_credentials(tx, cluster).await?;
     let id: Option<Uuid> = credential.parse().ok();
-    let Some(found) = known.iter().find(|known| Some(known.id) == id) else {
+    let Some(found) = known.iter().map(|known| &known.request).find(|known| Some(known.id) == id) else {
         let text = format!(
             "the cluster {name} has no certificate {credential:?}; see which there are with: shepherdctl cluster \
              credentials get {name}"
@@ -301,8 +291,9 @@ async fn revoke_cluster_credential_in_tx(
         return Err(order_rejected("NO_SUCH_CREDENTIAL", text));
     };
     let before = audit_json(found, now);
-    let is = credential_state(found, now);
-    if !matches!(is, "requested" | "valid") {
+    let state = found.state(now);
+    if !matches!(state, RequestState::Requested | RequestState::Valid) {
+        let is = state.as_str();
         let text = format!("has nothing to end: the certificate {credential} of {} is {is}", found.holder);
         let same = Some(before);
         return Ok(OrderEffect::unchanged(text, same));
@@ -317,15 +308,16 @@ async fn revoke_cluster_credential_in_tx(
         "refuses the certificate {credential} of {} once its curators have received the revocation",
         found.holder
     );
-    let ended = ClusterCredential { revoked_by: Some(order.actor.name.clone()), ..found.clone() };
+    let revocation = Revocation { requested_by: order.actor.name.clone(), recorded_at: None };
+    let ended = CertificateRequest { revocation: Some(revocation), ..found.clone() };
     let after = audit_json(&ended, now);
     Ok(OrderEffect::changed(text, Some(before), Some(after)))
 }
 
 /// A certificate as the audit stores it.
-fn audit_json(credential: &ClusterCredential, now: Timestamp) -> Value {
+fn audit_json(request: &CertificateRequest, now: Timestamp) -> Value {
     json!({
-        "credential": credential.id, "holder": credential.holder,
-        "public_key": hex::encode(credential.public_key), "state": credential_state(credential, now),
+        "credential": request.id, "holder": request.holder,
+        "public_key": hex::encode(&request.public_key), "state": request.state(now).as_str(),
     })
 }

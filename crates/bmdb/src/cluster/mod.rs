@@ -13,7 +13,8 @@
 //!   `transitions`, or in the file of the order that is completed.
 //! * [`reading`] reads the records, [`view`] makes of them what people see, and [`forecast`] plans all steps to come
 //!   without taking one. `candidates` are the machines that can be chosen.
-//! * [`lock`] finds and locks the cluster that an order names.
+//! * [`lock`] finds and locks the cluster that an order names. `certificate_request` has the rules of both kinds of
+//!   certificates.
 //!
 //! # Invariants
 //!
@@ -33,6 +34,7 @@
 //! * Code that writes under the lease needs the feature `sealing`, which only the service has.
 
 mod candidates;
+mod certificate_request;
 pub mod credential;
 pub mod declaration;
 pub mod forecast;

@@ -4,19 +4,18 @@
 //! before the signature of its public half is requested. So an operator whose wait is interrupted still has the key,
 //! and finds the certificate in the list.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use rand::Rng as _;
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use secrecy::{ExposeSecret as _, SecretSlice};
-use serde_json::json;
-use tokio::time::{Instant, sleep};
+use serde_json::{Value, json};
 
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::cluster::ClusterArg;
-use crate::cluster::certificate::{POLL_INTERVAL, SIGNING_TIMEOUT, default_holder};
+use crate::cluster::certificate::{SIGNING_TIMEOUT, decode_certificate, resolve_holder, wait_until_signed};
 use crate::cluster::outcome::format_outcome;
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -26,12 +25,13 @@ use crate::order::retry::send_order;
 use crate::output::file::write_file_atomic;
 use crate::output::pem::encode_pem;
 use crate::output::table::{format_table, terminal_width};
-use crate::output::{Format, format_json, print_stderr};
+use crate::output::{Format, format_json};
 use bmdb::cluster::lock::order_target;
 use bmdb::orders::order::OrderOutcome;
-use model::cluster::credential::{ClusterCredentialView, DEFAULT_LIFETIME, check_holder, check_lifetime};
+use model::cluster::certificate_request::DEFAULT_LIFETIME;
+use model::cluster::credential::check_lifetime;
 use model::humanize::{absolute_time, relative_time};
-use model::time::{Span, Timestamp};
+use model::time::Span;
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_credentials_client::ClusterCredentialsClient;
 
@@ -118,62 +118,55 @@ pub(super) async fn run_credentials_command(
     }
 }
 
-/// The certificates of a cluster, and how to reach and verify its curators.
-struct FetchedCredentials {
-    credentials: Vec<ClusterCredentialView>,
-    ca_certificate: Vec<u8>,
-    curators: Vec<String>,
-    now: Timestamp,
-}
-
-async fn fetch_credentials(client: &FleetClient, name: &str) -> Result<FetchedCredentials, CliError> {
+async fn fetch_credentials(
+    client: &FleetClient,
+    name: &str,
+) -> Result<v1::ListClusterCredentialsResponse, CliError> {
     let request = v1::ListClusterCredentialsRequest { name: name.to_owned() };
     let result = ClusterCredentialsClient::new(client.channel()).list(request).await;
-    let response = result.map_err(status_to_error)?.into_inner();
-    Ok(FetchedCredentials {
-        credentials: response.credentials.into_iter().map(decode_credential).collect::<Result<_, _>>()?,
-        ca_certificate: response.ca_certificate,
-        curators: response.curators,
-        now: require_timestamp(response.read_at, "its read time")?,
-    })
+    Ok(result.map_err(status_to_error)?.into_inner())
 }
 
-fn decode_credential(credential: v1::ClusterCredential) -> Result<ClusterCredentialView, CliError> {
-    Ok(ClusterCredentialView {
-        id: credential.id,
-        holder: credential.holder,
-        public_key: credential.public_key,
-        state: credential.state,
-        requested_at: require_timestamp(
-            credential.requested_at,
-            "the time when a certificate was requested",
-        )?,
-        requested_by: credential.requested_by,
-        serial: credential.serial,
-        expires_at: credential.expires_at.and_then(decode_timestamp),
-        rejection: credential.rejection,
-        revoked_by: credential.revoked_by,
-        certificate: credential.certificate,
-    })
+/// A certificate as JSON output has it.
+fn credential_json(credential: &v1::ClusterCredential) -> Result<Value, CliError> {
+    let requested_at =
+        require_timestamp(credential.requested_at, "the time when a certificate was requested")?;
+    Ok(json!({
+        "id": credential.id,
+        "holder": credential.holder,
+        "public_key": credential.public_key,
+        "state": credential.state,
+        "requested_at": requested_at,
+        "requested_by": credential.requested_by,
+        "serial": credential.serial,
+        "expires_at": credential.expires_at.and_then(decode_timestamp),
+        "rejection": credential.rejection,
+        "revoked_by": credential.revoked_by,
+        "certificate": credential.certificate,
+    }))
 }
 
 async fn show_credentials(client: &FleetClient, name: &str, format: Format) -> Result<String, CliError> {
     let found = fetch_credentials(client, name).await?;
     if format == Format::Json {
-        return format_json(&json!({ "credentials": found.credentials, "curators": found.curators }));
+        let credentials: Vec<Value> =
+            found.credentials.iter().map(credential_json).collect::<Result<_, _>>()?;
+        return format_json(&json!({ "credentials": credentials, "curators": found.curators }));
     }
     if found.credentials.is_empty() {
         return Ok(format!("nobody has a certificate for {}\n", order_target(name)));
     }
+    let now = require_timestamp(found.read_at, "its read time")?;
     let rows: Vec<Vec<String>> = found
         .credentials
         .iter()
         .map(|credential| {
+            let end = credential.expires_at.and_then(decode_timestamp);
             vec![
                 credential.id.clone(),
                 credential.holder.clone(),
                 credential.state.clone(),
-                credential.expires_at.map_or_else(|| "-".to_owned(), |end| relative_time(end, found.now)),
+                end.map_or_else(|| "-".to_owned(), |end| relative_time(end, now)),
                 credential.requested_by.clone(),
             ]
         })
@@ -210,8 +203,7 @@ fn generate_key() -> Result<(SecretSlice<u8>, [u8; 32]), CliError> {
 
 async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
-    let holder = args.holder.clone().unwrap_or_else(default_holder);
-    check_holder(&holder).map_err(|reason| CliError::Invalid(format!("--holder: {reason}")))?;
+    let holder = resolve_holder(args.holder.as_deref())?;
     check_lifetime(args.expires_after)
         .map_err(|reason| CliError::Invalid(format!("--expires_after: {reason}")))?;
     let file = |ending: &str| args.output_dir.join(format!("{holder}.{ending}"));
@@ -243,18 +235,33 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
     if context.order_flags.dry_run || !done.changed {
         return format_outcome(context, &args.name, &done);
     }
-    let found = wait_until_signed(&context.client, &args.name, &public_key, &file("key")).await?;
-    let SignedCredential { credential, certificate, ca_certificate, curators } = found;
+    let list = async || {
+        let mut found = fetch_credentials(&context.client, &args.name).await?;
+        Ok::<_, CliError>((std::mem::take(&mut found.credentials), found))
+    };
+    let name = &args.name;
+    let unsigned = |credential: &v1::ClusterCredential| {
+        format!(
+            "no curator of {name} signed the certificate within {} s. It may still be signed: the key is in {}, and \
+             shepherdctl cluster credentials get {name} -o json shows certificate {} once it is signed; what the \
+             cluster waits for says: shepherdctl cluster describe {name}",
+            SIGNING_TIMEOUT.as_secs(),
+            file("key").display(),
+            credential.id
+        )
+    };
+    let (credential, found) = wait_until_signed(name, &public_key, list, unsigned).await?;
+    let certificate = decode_certificate(credential.certificate.as_deref().unwrap_or_default())?;
     write_file_atomic(&file("crt"), encode_pem("CERTIFICATE", &certificate).as_bytes(), 0o644)?;
     let authority = args.output_dir.join("ca.crt");
-    write_file_atomic(&authority, encode_pem("CERTIFICATE", &ca_certificate).as_bytes(), 0o644)?;
+    write_file_atomic(&authority, encode_pem("CERTIFICATE", &found.ca_certificate).as_bytes(), 0o644)?;
     if context.format == Format::Json {
         return format_json(&json!({
-            "cluster": args.name, "changed": true, "credential": credential, "key": file("key"),
-            "certificate": file("crt"), "authority": authority, "curators": curators,
+            "cluster": args.name, "changed": true, "credential": credential_json(&credential)?, "key": file("key"),
+            "certificate": file("crt"), "authority": authority, "curators": found.curators,
         }));
     }
-    let end = credential.expires_at.map(absolute_time).unwrap_or_default();
+    let end = credential.expires_at.and_then(decode_timestamp).map(absolute_time).unwrap_or_default();
     Ok(format!(
         "{holder} has a certificate for {}, good until {end}:\n  key          {} (only you may read it)\n  certificate  \
          {}\n  authority    {}\n  curators     {}\nend it sooner with: shepherdctl cluster credentials revoke {} {} \
@@ -263,7 +270,7 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
         file("key").display(),
         file("crt").display(),
         authority.display(),
-        curators.join(", "),
+        found.curators.join(", "),
         args.name,
         credential.id,
     ))
@@ -287,67 +294,6 @@ async fn request_credential(
     };
     let done = send_order(context, &args.reason, give).await?;
     Ok(OrderOutcome { changed: done.changed, message: done.message })
-}
-
-struct SignedCredential {
-    credential: ClusterCredentialView,
-    certificate: Vec<u8>,
-    ca_certificate: Vec<u8>,
-    curators: Vec<String>,
-}
-
-/// Waits until the curators have signed the certificate for this public key.
-async fn wait_until_signed(
-    client: &FleetClient,
-    name: &str,
-    public_key: &str,
-    key: &Path,
-) -> Result<SignedCredential, CliError> {
-    let end = Instant::now() + SIGNING_TIMEOUT;
-    let mut waiting = false;
-    loop {
-        let found = fetch_credentials(client, name).await?;
-        let credential = found.credentials.into_iter().find(|credential| credential.public_key == public_key);
-        let Some(credential) = credential else {
-            return Err(CliError::Failed(format!(
-                "{} has no record of the requested certificate any more",
-                order_target(name)
-            )));
-        };
-        match (credential.state.as_str(), &credential.certificate) {
-            ("valid", Some(certificate)) => {
-                let certificate = hex::decode(certificate).map_err(|error| {
-                    CliError::Failed(format!("the certificate cannot be decoded: {error}"))
-                })?;
-                let FetchedCredentials { ca_certificate, curators, .. } = found;
-                return Ok(SignedCredential { credential, certificate, ca_certificate, curators });
-            }
-            ("requested", _) if Instant::now() < end => {
-                if !waiting {
-                    print_stderr(&format!("shepherdctl: waiting for the curators of {name} to sign it"));
-                    waiting = true;
-                }
-                sleep(POLL_INTERVAL).await;
-            }
-            ("requested", _) => {
-                return Err(CliError::Failed(format!(
-                    "no curator of {name} signed the certificate within {} s. It may still be signed: the key is in {}, \
-                     and shepherdctl cluster credentials get {name} -o json shows certificate {} once it is signed; \
-                     what the cluster waits for says: shepherdctl cluster describe {name}",
-                    SIGNING_TIMEOUT.as_secs(),
-                    key.display(),
-                    credential.id
-                )));
-            }
-            (state, _) => {
-                let why = credential.rejection.map(|text| format!(": {text}")).unwrap_or_default();
-                return Err(CliError::Invalid(format!(
-                    "the requested certificate {} is {state}{why}",
-                    credential.id
-                )));
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -20,8 +20,8 @@
 //! * [`disruption`][]: a cluster's objection to disrupting one of its machines.
 //! * [`restore`][]: whether a cluster may be restored from a snapshot. [`snapshot`][]: when a cluster's records are
 //!   copied elsewhere, and which of these copies are kept.
-//! * [`credential`][] and [`kubernetes_user`][]: certificates of people. [`owner_key`][]: the shepherd's own key and
-//!   its rotation.
+//! * [`certificate_request`][]: the life of a request for a person's certificate, with its two kinds [`credential`][]
+//!   and [`kubernetes_user`][]. [`owner_key`][]: the shepherd's own key and its rotation.
 //! * `quorum`: majority and tolerated failures.
 //!
 //! # Invariants
@@ -30,6 +30,7 @@
 //! * No step relies on another step of the same pass. A pass may end after any step.
 //! * A voting member of etcd is removed only while the other members keep a majority.
 
+pub mod certificate_request;
 pub mod credential;
 pub mod declaration;
 pub mod disruption;

@@ -7,6 +7,7 @@ use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use crate::cluster::certificate_request::admit_request;
 use crate::cluster::kubernetes::require_kubernetes;
 use crate::cluster::lock::{lock_cluster, no_such_cluster};
 use crate::cluster::reading::list_clusters;
@@ -16,11 +17,10 @@ use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::named_lease::{NamedLease, lock_named_lease};
 use crate::orders::audit::{begin_dry_run, end_dry_run};
 use crate::orders::order::{Order, OrderEffect, OrderResult};
-use model::cluster::credential::check_holder;
-use model::cluster::kubernetes_user::{
-    IssuedUserCertificate, KubernetesAccess, KubernetesUser, KubernetesUserView, MAX_USERS, check_lifetime,
-    check_public_key, user_view, users_to_delete,
-};
+use model::cluster::certificate_request::{CertificateRequest, SignedCertificate, check_holder};
+#[cfg(feature = "sealing")]
+use model::cluster::kubernetes_user::IssuedUserCertificate;
+use model::cluster::kubernetes_user::{KubernetesAccess, KubernetesUser, check_lifetime, check_public_key};
 use model::time::{Span, Timestamp};
 
 const OPERATION: &str = "reading certificates for API servers";
@@ -48,30 +48,32 @@ async fn read_users(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Kubernet
         let odd = |error: &dyn std::fmt::Display| {
             BmdbError::Corrupt(format!("the certificate {} for API servers: {error}", row.user_id))
         };
-        let issued = match (row.certificate, row.servers, row.api_servers, row.expires_at) {
-            (Some(certificate), Some(servers), Some(api_servers), Some(expires_at)) => {
-                let servers: Vec<String> = serde_json::from_value(servers).map_err(|error| odd(&error))?;
-                let servers = servers.iter().map(hex::decode).collect::<Result<_, _>>();
-                Some(IssuedUserCertificate {
-                    certificate,
-                    server_authorities: servers.map_err(|error| odd(&error))?,
-                    api_servers: serde_json::from_value(api_servers).map_err(|error| odd(&error))?,
-                    expires_at,
-                })
-            }
-            _ => None,
-        };
-        Ok(KubernetesUser {
+        let access: KubernetesAccess = row.access.parse().map_err(|error| odd(&error))?;
+        let (issued, server_authorities, api_servers) =
+            match (row.certificate, row.servers, row.api_servers, row.expires_at) {
+                (Some(certificate), Some(servers), Some(api_servers), Some(expires_at)) => {
+                    let servers: Vec<String> =
+                        serde_json::from_value(servers).map_err(|error| odd(&error))?;
+                    let servers: Result<Vec<_>, _> = servers.iter().map(hex::decode).collect();
+                    let issued = SignedCertificate { certificate, expires_at };
+                    let api_servers = serde_json::from_value(api_servers).map_err(|error| odd(&error))?;
+                    (Some(issued), servers.map_err(|error| odd(&error))?, api_servers)
+                }
+                _ => (None, Vec::new(), Vec::new()),
+            };
+        let request = CertificateRequest {
             id: row.user_id,
             public_key: row.public_key,
             holder: row.holder,
-            access: row.access.parse().map_err(|error| odd(&error))?,
             lifetime: Span::seconds(row.lifetime_seconds.try_into().unwrap_or(0)),
             requested_at: row.requested_at,
             requested_by: row.requested_by,
             issued,
             rejection: row.refused,
-        })
+            // No API server could check it.
+            revocation: None,
+        };
+        Ok(KubernetesUser { request, access, server_authorities, api_servers })
     });
     read.collect()
 }
@@ -80,11 +82,9 @@ async fn read_users(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<Kubernet
 pub async fn list_kubernetes_users(
     tx: &mut PgConnection,
     name: &str,
-) -> Result<(Vec<KubernetesUserView>, Timestamp), BmdbError> {
+) -> Result<(Vec<KubernetesUser>, Timestamp), BmdbError> {
     let cluster = list_clusters(tx, Some(name)).await?.pop().ok_or_else(|| no_such_cluster(name))?;
-    let found = read_users(tx, cluster.id).await?;
-    let at = database_now(tx).await?;
-    Ok((found.iter().map(|user| user_view(user, at)).collect(), at))
+    Ok((read_users(tx, cluster.id).await?, database_now(tx).await?))
 }
 
 impl Bmdb {
@@ -129,10 +129,10 @@ impl Bmdb {
                 sqlx::query_file!(
                     "../../sql/kubernetes/record_user_issued.sql",
                     user,
-                    issued.certificate,
+                    issued.signed.certificate,
                     json!(servers),
                     json!(issued.api_servers),
-                    issued.expires_at
+                    issued.signed.expires_at
                 )
                 .execute(tx)
                 .await
@@ -179,21 +179,8 @@ async fn request_user_in_tx(
     let (cluster, _) = lock_cluster(tx, name).await?;
     require_kubernetes(tx, cluster, name).await?;
     let known = read_users(tx, cluster).await?;
-    if let Some(known) = known.iter().find(|known| known.public_key == new.public_key) {
-        let text = format!(
-            "certificate {} was requested with the same key; make another key for another certificate",
-            known.id
-        );
-        return Err(order_rejected("KEY_IN_USE", text));
-    }
-    let old = users_to_delete(&known, database_now(tx).await?);
-    if known.len() - old.len() >= MAX_USERS {
-        let text = format!(
-            "the cluster {name} has {MAX_USERS} certificates for its API servers that are not forgotten yet, and can have no more; \
-             each is forgotten a day after its end"
-        );
-        return Err(order_rejected("TOO_MANY_CREDENTIALS", text));
-    }
+    let now = database_now(tx).await?;
+    let old = admit_request(&known, &new.public_key, (name, "certificates for its API servers"), now)?;
     begin_dry_run(tx, order).await?;
     if !old.is_empty() {
         sqlx::query_file!("../../sql/kubernetes/delete_users_by_id.sql", &old)

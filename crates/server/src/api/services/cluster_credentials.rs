@@ -8,8 +8,9 @@ use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::IncomingOrder;
 use bmdb::cluster::credential::{ClusterCredentialRequest, list_cluster_credentials};
 use bmdb::cluster::lock::order_target;
-use model::cluster::credential::{ClusterCredentialView, DEFAULT_LIFETIME, check_holder, check_lifetime};
-use model::time::Span;
+use model::cluster::certificate_request::{DEFAULT_LIFETIME, check_holder};
+use model::cluster::credential::{ClusterCredential, check_lifetime};
+use model::time::{Span, Timestamp};
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_credentials_server::ClusterCredentials;
 
@@ -50,13 +51,15 @@ impl ClusterCredentials for ClusterCredentialsService {
         let look =
             self.context.read_pool.read_with(name, |tx, name| Box::pin(list_cluster_credentials(tx, name)));
         let found = look.await.map_err(bmdb_status)?;
+        let now = found.at;
+        let credentials = found.credentials.into_iter().map(|credential| encode_credential(credential, now));
         let (ca_certificate, curators) =
             found.founded.map(|founded| (founded.ca_certificate, founded.curators)).unwrap_or_default();
         Ok(Response::new(v1::ListClusterCredentialsResponse {
-            credentials: found.credentials.into_iter().map(encode_credential).collect(),
+            credentials: credentials.collect(),
             ca_certificate,
             curators,
-            read_at: Some(encode_timestamp(found.at)),
+            read_at: Some(encode_timestamp(now)),
         }))
     }
 
@@ -90,18 +93,20 @@ impl ClusterCredentials for ClusterCredentialsService {
     }
 }
 
-fn encode_credential(view: ClusterCredentialView) -> v1::ClusterCredential {
+fn encode_credential(credential: ClusterCredential, now: Timestamp) -> v1::ClusterCredential {
+    let ClusterCredential { request, serial } = credential;
+    let (state, issued) = (request.state(now), request.issued.as_ref());
     v1::ClusterCredential {
-        id: view.id,
-        holder: view.holder,
-        public_key: view.public_key,
-        state: view.state,
-        requested_at: Some(encode_timestamp(view.requested_at)),
-        requested_by: view.requested_by,
-        serial: view.serial,
-        expires_at: view.expires_at.map(encode_timestamp),
-        rejection: view.rejection,
-        revoked_by: view.revoked_by,
-        certificate: view.certificate,
+        id: request.id.to_string(),
+        public_key: hex::encode(&request.public_key),
+        state: state.as_str().to_owned(),
+        requested_at: Some(encode_timestamp(request.requested_at)),
+        serial,
+        expires_at: issued.map(|issued| encode_timestamp(issued.expires_at)),
+        certificate: issued.map(|issued| hex::encode(&issued.certificate)),
+        holder: request.holder,
+        requested_by: request.requested_by,
+        rejection: request.rejection,
+        revoked_by: request.revocation.map(|revocation| revocation.requested_by),
     }
 }

@@ -11,14 +11,12 @@ use bmdb::cluster::kubernetes::user::{KubernetesUserRequest, list_kubernetes_use
 use bmdb::cluster::lock::order_target;
 use bmdb::cluster::upgrade::NewUpgrade;
 use bmdb::cluster::upgrade::orders::UpgradeChange;
-use model::cluster::credential::{DEFAULT_LIFETIME, check_holder};
+use model::cluster::certificate_request::{DEFAULT_LIFETIME, check_holder};
 use model::cluster::kubernetes::RotatableKeys;
-use model::cluster::kubernetes_user::{
-    KubernetesAccess, KubernetesUserView, check_lifetime, check_public_key,
-};
+use model::cluster::kubernetes_user::{KubernetesAccess, KubernetesUser, check_lifetime, check_public_key};
 use model::cluster::upgrade::DEFAULT_NODE_DEADLINE_SECONDS;
 use model::process::UnknownName;
-use model::time::Span;
+use model::time::{Span, Timestamp};
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_kubernetes_server::ClusterKubernetes;
 
@@ -121,7 +119,7 @@ impl ClusterKubernetes for ClusterKubernetesService {
         let look =
             self.context.read_pool.read_with(name, |tx, name| Box::pin(list_kubernetes_users(tx, name)));
         let (found, now) = look.await.map_err(bmdb_status)?;
-        let users = found.into_iter().map(encode_user).collect();
+        let users = found.into_iter().map(|user| encode_user(user, now)).collect();
         Ok(Response::new(v1::ListClusterKubernetesUsersResponse {
             users,
             read_at: Some(encode_timestamp(now)),
@@ -192,19 +190,59 @@ impl ClusterKubernetes for ClusterKubernetesService {
     }
 }
 
-fn encode_user(view: KubernetesUserView) -> v1::ClusterKubernetesUser {
+fn encode_user(user: KubernetesUser, now: Timestamp) -> v1::ClusterKubernetesUser {
+    let KubernetesUser { request, access, server_authorities, api_servers } = user;
+    let (state, issued) = (request.state(now), request.issued.as_ref());
     v1::ClusterKubernetesUser {
-        id: view.id,
-        holder: view.holder,
-        access: view.access,
-        public_key: view.public_key,
-        state: view.state,
-        requested_at: Some(encode_timestamp(view.requested_at)),
-        requested_by: view.requested_by,
-        expires_at: view.expires_at.map(encode_timestamp),
-        rejection: view.rejection,
-        certificate: view.certificate,
-        server_authorities: view.server_authorities,
-        api_servers: view.api_servers,
+        id: request.id.to_string(),
+        access: access.to_string(),
+        public_key: hex::encode(&request.public_key),
+        state: state.as_str().to_owned(),
+        requested_at: Some(encode_timestamp(request.requested_at)),
+        expires_at: issued.map(|issued| encode_timestamp(issued.expires_at)),
+        certificate: issued.map(|issued| hex::encode(&issued.certificate)),
+        server_authorities: server_authorities.iter().map(hex::encode).collect(),
+        api_servers,
+        holder: request.holder,
+        requested_by: request.requested_by,
+        rejection: request.rejection,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use model::cluster::certificate_request::{CertificateRequest, SignedCertificate};
+    use uuid::Uuid;
+
+    #[test]
+    fn state_of_a_certificate_is_that_of_its_request() {
+        let at = |seconds: i64| Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
+        let user = |end: Option<i64>, rejection: Option<&str>| KubernetesUser {
+            request: CertificateRequest {
+                id: Uuid::from_u128(1),
+                public_key: Vec::new(),
+                holder: "kim".to_owned(),
+                lifetime: Span::hours(8),
+                requested_at: at(0),
+                requested_by: "kim".to_owned(),
+                issued: end.map(|end| SignedCertificate { certificate: vec![1], expires_at: at(end) }),
+                rejection: rejection.map(str::to_owned),
+                revocation: None,
+            },
+            access: KubernetesAccess::Viewer,
+            server_authorities: vec![vec![2]],
+            api_servers: vec!["10.0.0.1:6443".to_owned()],
+        };
+        for (user, now, expected) in [
+            (user(None, None), 3_599, "requested"),
+            (user(None, None), 3_600, "timed-out"),
+            (user(None, Some("no")), 1, "rejected"),
+            (user(Some(100), None), 99, "valid"),
+            (user(Some(100), None), 100, "expired"),
+        ] {
+            assert_eq!(encode_user(user, at(now)).state, expected);
+        }
     }
 }
