@@ -5,6 +5,23 @@
 //! curator's authorities for Kubernetes use these definitions, too.
 //!
 //! Time comes from the caller, and so do random numbers.
+//!
+//! # Renewal
+//!
+//! Three kinds of holders renew certificates, each by [`decide_renewal`]. They differ in when that is due, in what they
+//! store, and in what they do after the end:
+//!
+//! * A node's certificate is renewed when a third of its validity is left, ten days. The key is stored first and the
+//!   certificate last. After the end the node proves its key alone, or signs from its own etcd.
+//! * A certificate of a component of Kubernetes is renewed when half of its validity is left. The key is stored first,
+//!   then the certificate, and last a record of all of them. After the end nothing changes, because the node makes the
+//!   request.
+//! * A shepherd's certificate as an owner is renewed when a third of its validity is left, twenty minutes. It is in
+//!   memory only, and each one is claimed with the key alone. If the curators reject that key, the shepherd tries its
+//!   next or former one.
+//!
+//! A request that failed is repeated with the same key. A role server checks again after [`Renewal::pause`], because
+//! its clock may be corrected meanwhile; a shepherd checks in each pass.
 
 use std::fmt;
 use std::str::FromStr;
@@ -93,6 +110,12 @@ impl Validity {
         self.not_before <= now && now <= self.not_after
     }
 
+    /// Whether the certificate is past its end at `now`.
+    #[must_use]
+    pub fn has_ended(&self, now: Timestamp) -> bool {
+        now > self.not_after
+    }
+
     /// The validity of a certificate in DER; `None` if it cannot be parsed.
     #[must_use]
     pub fn from_der(certificate: &[u8]) -> Option<Self> {
@@ -109,22 +132,64 @@ impl Validity {
     }
 }
 
+/// Shortest pause between two checks of a certificate.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause between two checks of a certificate, because the clock may be corrected meanwhile.
+pub const MAX_PAUSE: Duration = Duration::from_hours(1);
+
+/// How much of its validity a certificate has left when its renewal is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenewalPoint {
+    /// A third of the validity.
+    ThirdLeft,
+    /// Half of the validity.
+    HalfLeft,
+}
+
+impl RenewalPoint {
+    fn moment(self, validity: Validity) -> Timestamp {
+        let lifetime = between(validity.not_before, validity.not_after);
+        let used = match self {
+            Self::ThirdLeft => lifetime / 3 * 2,
+            Self::HalfLeft => lifetime / 2,
+        };
+        after(validity.not_before, used)
+    }
+}
+
 /// What the holder of a certificate must do about its expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
     /// Nothing before this moment.
     NotBefore(Timestamp),
-    /// Request a new one, with the present certificate.
+    /// Request a new one. The present certificate is still accepted.
     Due,
-    /// Join again with the key alone; the certificate is rejected.
+    /// Request a new one without the present certificate, which is rejected.
     Expired,
 }
 
-/// Decides about a renewal: it is due when a third of the lifetime is left.
+impl Renewal {
+    /// Whether another certificate must be requested now.
+    #[must_use]
+    pub const fn is_due(self) -> bool {
+        matches!(self, Self::Due | Self::Expired)
+    }
+
+    /// Time from `now` until the next check, between a second and [`MAX_PAUSE`].
+    #[must_use]
+    pub fn pause(self, now: Timestamp) -> Duration {
+        match self {
+            Self::NotBefore(due) => between(now, due).clamp(MIN_PAUSE, MAX_PAUSE),
+            Self::Due | Self::Expired => MIN_PAUSE,
+        }
+    }
+}
+
+/// Decides about the renewal of a certificate that is due at this point of its validity.
 #[must_use]
-pub fn decide_renewal(validity: Validity, now: Timestamp) -> Renewal {
-    let due = after(validity.not_before, between(validity.not_before, validity.not_after) / 3 * 2);
-    if now > validity.not_after {
+pub fn decide_renewal(validity: Validity, point: RenewalPoint, now: Timestamp) -> Renewal {
+    let due = point.moment(validity);
+    if validity.has_ended(now) {
         Renewal::Expired
     } else if now >= due {
         Renewal::Due
@@ -170,18 +235,39 @@ mod tests {
     use crate::testing::{at, serial};
 
     #[test]
-    fn renewal_is_due_when_a_third_of_the_time_is_left() {
+    fn renewal_is_due_when_a_third_or_half_of_the_time_is_left() {
         let validity = Validity { not_before: at(0), not_after: at(900) };
-        for (second, expected) in [
-            (-5, Renewal::NotBefore(at(600))),
-            (0, Renewal::NotBefore(at(600))),
-            (599, Renewal::NotBefore(at(600))),
-            (600, Renewal::Due),
-            (900, Renewal::Due),
-            (901, Renewal::Expired),
-        ] {
-            assert_eq!(decide_renewal(validity, at(second)), expected, "{second}");
+        for (point, due) in [(RenewalPoint::ThirdLeft, 600), (RenewalPoint::HalfLeft, 450)] {
+            for (second, expected) in [
+                // The clock was set back.
+                (-5, Renewal::NotBefore(at(due))),
+                (0, Renewal::NotBefore(at(due))),
+                (due - 1, Renewal::NotBefore(at(due))),
+                (due, Renewal::Due),
+                (900, Renewal::Due),
+                (901, Renewal::Expired),
+            ] {
+                let renewal = decide_renewal(validity, point, at(second));
+                assert_eq!(renewal, expected, "{point:?} {second}");
+                assert_eq!(renewal.is_due(), second >= due, "{point:?} {second}");
+                assert_eq!(validity.has_ended(at(second)), second > 900, "{second}");
+            }
         }
+    }
+
+    #[test]
+    fn next_check_is_after_a_second_to_an_hour() {
+        for (renewal, seconds) in [
+            (Renewal::NotBefore(at(0)), 1),
+            (Renewal::NotBefore(at(60)), 60),
+            (Renewal::NotBefore(at(3_600)), 3_600),
+            (Renewal::NotBefore(at(3_601)), 3_600),
+            (Renewal::Due, 1),
+            (Renewal::Expired, 1),
+        ] {
+            assert_eq!(renewal.pause(at(0)), Duration::from_secs(seconds), "{renewal:?}");
+        }
+        assert_eq!(Renewal::NotBefore(at(0)).pause(at(5)), MIN_PAUSE, "the clock went on");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::bmdb::cluster::owner_key::current_secret_name;
 use crate::bmdb::connection::Bmdb;
 use crate::bmdb::connection::error::BmdbError;
 use crate::bmdb::fleet::secret::{SecretError, SecretsKey};
-use crate::curator_client::certificate::{Renewal, Validity, decide_renewal};
+use crate::curator_client::certificate::{RenewalPoint, Validity, decide_renewal};
 use crate::curator_client::clock::Clock;
 use crate::curator_client::cluster_snapshot::{
     ClusterSnapshot, ClusterSnapshotError, MAX_SNAPSHOT_BYTES, snapshot_digest,
@@ -172,7 +172,7 @@ impl CuratorClient {
     #[must_use]
     pub fn needs_renewal(&self) -> bool {
         let now = Clock::system().now();
-        self.validity.is_none_or(|validity| !matches!(decide_renewal(validity, now), Renewal::NotBefore(_)))
+        self.validity.is_none_or(|validity| decide_renewal(validity, RenewalPoint::ThirdLeft, now).is_due())
     }
 
     /// The highest epoch that the curators have reported.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use shepherd::curator::node_lifecycle;
 use shepherd::curator::service::error::ServiceError;
-use shepherd::curator_client::certificate::{Renewal, Validity, decide_renewal};
+use shepherd::curator_client::certificate::Validity;
 use shepherd::curator_client::node::{ConsensusMember, Node, NodeRoles, NodeState};
 use shepherd::curator_client::node_id::{NodeId, PublicKey};
 use shepherd::curator_client::node_status::NodeStatus;
@@ -250,7 +250,7 @@ impl NodeLife {
 
     pub(crate) async fn renew_beside_etcd(&self, key: &PublicKey) -> Result<(), ServiceError> {
         let now = self.world.time();
-        let over = |validity| decide_renewal(validity, now) == Renewal::Expired;
+        let over = |validity: Validity| validity.has_ended(now);
         if !self.disk().credentials.is_none_or(over) {
             return Ok(());
         }

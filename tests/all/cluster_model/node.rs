@@ -9,7 +9,7 @@ use shepherd::curator::node_health::HEARTBEAT_INTERVAL;
 use shepherd::curator::node_lifecycle;
 use shepherd::curator::service::error::ServiceError;
 use shepherd::curator::service::node_watch_cache::NodeEvent;
-use shepherd::curator_client::certificate::{Serial, decide_renewal};
+use shepherd::curator_client::certificate::{RenewalPoint, Serial, decide_renewal};
 use shepherd::curator_client::node_id::{NodeId, PublicKey};
 use shepherd::curator_client::peer_identity::Peer;
 use shepherd::proto::curator::v1 as wire;
@@ -153,7 +153,9 @@ impl NodeLife {
         let disk = self.disk();
         let kept = EnrolmentState {
             to_found: disk.order.map(|requested| requested == StartupOrder::Found),
-            certificate: disk.credentials.map(|validity| decide_renewal(validity, self.world.time())),
+            certificate: disk
+                .credentials
+                .map(|validity| decide_renewal(validity, RenewalPoint::ThirdLeft, self.world.time())),
         };
         match node_enrolment::decide_step(&kept) {
             EnrolmentStep::Wait => return Ok(()),

@@ -8,14 +8,14 @@
 use std::time::Duration;
 
 use curator::bootstrap::renew_from_local_etcd;
-use curator_client::certificate::{Renewal, Validity, decide_renewal};
+use curator_client::certificate::{Renewal, RenewalPoint, Validity, decide_renewal};
 use curator_client::clock::Clock;
 use curator_client::identity::Identity;
 use curator_client::node_id::PublicKey;
 use curator_client::tls::certified_key;
 use etcd::client::Client;
 use etcd::namespace::Namespace;
-use model::time::{Timestamp, between};
+use model::time::Timestamp;
 use proto::curator::v1 as wire;
 use proto::curator::v1::nodes_client::NodesClient;
 use proto::curator::v1::registration_client::RegistrationClient;
@@ -24,11 +24,8 @@ use supervisor::exit_reason::RunnableError;
 
 use crate::cluster::control_plane::CURATOR_NAMESPACE;
 use crate::cluster::etcd_member;
-use crate::cluster::files::{ClusterFiles, Credentials};
+use crate::cluster::files::ClusterFiles;
 use crate::cluster::node_facts::{CuratorConnection, CurrentCertificate, NodeFacts, curator_channel};
-
-/// Longest sleep between two checks, because the machine's clock may be corrected meanwhile.
-const MAX_SLEEP: Duration = Duration::from_hours(1);
 
 /// What to do about the expiry of the node's certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,10 +43,9 @@ pub enum RenewalAction {
 /// Decides what to do. `control_plane` is whether etcd and the curator run on this node.
 #[must_use]
 pub fn decide_renewal_action(validity: Validity, now: Timestamp, control_plane: bool) -> RenewalAction {
-    match decide_renewal(validity, now) {
-        Renewal::NotBefore(due) => {
-            RenewalAction::Wait(between(now, due).clamp(Duration::from_secs(1), MAX_SLEEP))
-        }
+    let renewal = decide_renewal(validity, RenewalPoint::ThirdLeft, now);
+    match renewal {
+        Renewal::NotBefore(_) => RenewalAction::Wait(renewal.pause(now)),
         Renewal::Due => RenewalAction::RequestFromCurator,
         Renewal::Expired if control_plane => RenewalAction::IssueFromEtcd,
         Renewal::Expired => RenewalAction::RequestByKey,
@@ -100,13 +96,7 @@ pub fn renew_certificate(files: ClusterFiles, facts: NodeFacts, clock: Clock) ->
                     }
                 };
                 let certificate = result?;
-                let key = node_key(&files)?;
-                let next = certified_key(&certificate, key.pkcs8())?;
-                files.write_credentials(&Credentials {
-                    certificate: hex::encode(&certificate),
-                    ca_certificate: hex::encode(&connection.anchor.certificate),
-                })?;
-                connection.certificate.replace(next);
+                connection.replace_certificate(&files, &node_key(&files)?, &certificate)?;
                 tracing::info!("the certificate of this node was renewed");
             }
         }
@@ -155,6 +145,7 @@ async fn issue_from_etcd(files: &ClusterFiles, clock: &Clock) -> Result<Vec<u8>,
 
 #[cfg(test)]
 mod tests {
+    use curator_client::certificate::MAX_PAUSE;
     use model::time::after;
 
     use super::*;
@@ -165,8 +156,8 @@ mod tests {
         let day = Duration::from_hours(24);
         let validity = Validity { not_before: from, not_after: after(from, day * 30) };
         for (days, control_plane, expected) in [
-            (0, false, RenewalAction::Wait(MAX_SLEEP)),
-            (0, true, RenewalAction::Wait(MAX_SLEEP)),
+            (0, false, RenewalAction::Wait(MAX_PAUSE)),
+            (0, true, RenewalAction::Wait(MAX_PAUSE)),
             (20, false, RenewalAction::RequestFromCurator),
             (30, true, RenewalAction::RequestFromCurator),
             (31, false, RenewalAction::RequestByKey),

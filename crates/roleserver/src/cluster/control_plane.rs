@@ -16,12 +16,11 @@ use std::time::Duration;
 use curator::bootstrap::{bootstrap_cluster, renew_from_local_etcd};
 use curator::kubernetes::key_rotation::TOKEN_OVERLAP;
 use curator::service::curator_server::{Curator, CuratorSettings, LEADER_TTL, SYNC_INTERVAL};
-use curator_client::certificate::{Renewal, Serial, Validity, decide_renewal};
+use curator_client::certificate::{Serial, Validity};
 use curator_client::clock::Clock;
 use curator_client::node::{ConsensusMember, NodeRoles};
 use curator_client::node_id::PublicKey;
 use curator_client::pki::PEER_LIFETIME;
-use curator_client::tls::certified_key;
 use etcd::client::Client;
 use etcd::namespace::Namespace;
 use proto::curator::v1 as wire;
@@ -349,17 +348,13 @@ async fn renew_expired_certificate(
 ) -> Result<(), RunnableError> {
     let current = connection.certificate.current();
     let validity = current.cert.first().and_then(|certificate| Validity::from_der(certificate));
-    if !validity.is_none_or(|validity| decide_renewal(validity, host.clock.now()) == Renewal::Expired) {
+    if !validity.is_none_or(|validity| validity.has_ended(host.clock.now())) {
         return Ok(());
     }
     let key = host.files.read_key()?.ok_or_else(|| RunnableError::msg("this node has no key"))?;
     let renewing = renew_from_local_etcd(client, PublicKey(key.public_key()), host.clock.now());
     let certificate = scope.until_cancelled(renewing).await??;
-    host.files.write_credentials(&Credentials {
-        certificate: hex::encode(&certificate),
-        ca_certificate: hex::encode(&connection.anchor.certificate),
-    })?;
-    connection.certificate.replace(certified_key(&certificate, key.pkcs8())?);
+    connection.replace_certificate(&host.files, &key, &certificate)?;
     tracing::info!(node = %connection.id, "the certificate of this node was renewed, from its own etcd");
     Ok(())
 }

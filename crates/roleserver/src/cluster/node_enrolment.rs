@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use curator::bootstrap::{BootstrapRequest, create_authority};
 use curator::restore::RestoreSource;
-use curator_client::certificate::{Renewal, Validity, decide_renewal};
+use curator_client::certificate::{Renewal, RenewalPoint, Validity, decide_renewal};
 use curator_client::clock::Clock;
 use curator_client::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
 use curator_client::identity::Identity;
@@ -140,7 +140,8 @@ impl NodeEnroller {
                 OrderKind::Join { .. } => Some(false),
                 OrderKind::Leave {} => None,
             }),
-            certificate: validity.map(|validity| decide_renewal(validity, self.clock.now())),
+            certificate: validity
+                .map(|validity| decide_renewal(validity, RenewalPoint::ThirdLeft, self.clock.now())),
         };
         let step = decide_step(&kept);
         tracing::info!(?step, "this node's part in a cluster");

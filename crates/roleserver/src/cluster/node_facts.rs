@@ -82,7 +82,7 @@ pub enum CredentialsError {
     /// The authority's certificate is invalid.
     #[error(transparent)]
     Authority(#[from] PkiError),
-    /// The stored epoch of the cluster cannot be read.
+    /// A file of the cluster cannot be read or written.
     #[error(transparent)]
     Files(#[from] ClusterFilesError),
     /// Key and certificate do not match, or TLS cannot use them.
@@ -104,6 +104,23 @@ impl CuratorConnection {
         let curators = curator_channel(&anchor, &shown, files, clock)?;
         curators.set_directory(files.read_curators());
         Ok(Self { id: node_id_of_key(key), anchor, curators, certificate: shown })
+    }
+
+    /// Replaces the certificate of this node. The new one is durable before any peer sees it, so a node that is
+    /// interrupted has one of the two. A certificate that does not match the key replaces nothing.
+    pub fn replace_certificate(
+        &self,
+        files: &ClusterFiles,
+        key: &Identity,
+        certificate: &[u8],
+    ) -> Result<(), CredentialsError> {
+        let next = certified_key(certificate, key.pkcs8())?;
+        files.write_credentials(&Credentials {
+            certificate: hex::encode(certificate),
+            ca_certificate: hex::encode(&self.anchor.certificate),
+        })?;
+        self.certificate.replace(next);
+        Ok(())
     }
 }
 

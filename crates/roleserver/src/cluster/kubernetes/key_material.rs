@@ -17,9 +17,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use curator_client::certificate::Validity;
+use curator_client::certificate::{MAX_PAUSE, Renewal, RenewalPoint, Validity, decide_renewal};
 use model::kubernetes::bundle_manifest::KubernetesDuty;
-use model::time::{Timestamp, between};
+use model::time::Timestamp;
 use proto::curator::v1::KubernetesComponent as Component;
 use ring::digest;
 use serde::{Deserialize, Serialize};
@@ -38,9 +38,6 @@ pub const TOKEN_KEYS: &str = "service-accounts.pub";
 pub const SIGNING_KEY: &str = "service-accounts.key";
 /// The record of all these files, written last.
 const RECORD_FILE: &str = "material.json";
-
-/// Longest sleep between two checks of certificates, because the clock may be corrected meanwhile.
-const MAX_SLEEP: Duration = Duration::from_hours(1);
 
 /// Names of a role's certificate files, without extension, and the component of each.
 #[must_use]
@@ -175,7 +172,7 @@ pub fn missing_material(
 ) -> Vec<MaterialRequest> {
     let is_good = |name: &str| {
         note.certificates.get(name).is_some_and(|of| *of >= generation)
-            && validity(name).is_some_and(|validity| now < renewal_time(validity))
+            && validity(name).is_some_and(|validity| !renewal(validity, now).is_due())
     };
     let mut needs: Vec<MaterialRequest> = certificate_names(duty)
         .iter()
@@ -188,16 +185,17 @@ pub fn missing_material(
     needs
 }
 
-/// A certificate is renewed at half of its validity.
-fn renewal_time(validity: Validity) -> Timestamp {
-    validity.not_before + (validity.not_after - validity.not_before) / 2
+/// A certificate is renewed at half of its validity. One that has expired is requested like one that is due, because
+/// the node and not the component makes the request.
+fn renewal(validity: Validity, now: Timestamp) -> Renewal {
+    decide_renewal(validity, RenewalPoint::HalfLeft, now)
 }
 
 /// Time until the first renewal is due, between one second and one hour.
 #[must_use]
 pub fn time_until_renewal(validities: impl IntoIterator<Item = Validity>, now: Timestamp) -> Duration {
-    let first = validities.into_iter().map(renewal_time).min();
-    first.map_or(MAX_SLEEP, |first| between(now, first)).clamp(Duration::from_secs(1), MAX_SLEEP)
+    let pauses = validities.into_iter().map(|validity| renewal(validity, now).pause(now));
+    pauses.min().unwrap_or(MAX_PAUSE)
 }
 
 #[cfg(test)]
@@ -260,7 +258,7 @@ pub(super) mod tests {
     fn sleep_ends_before_the_first_renewal_is_due() {
         let soon = Validity { not_before: now(), not_after: after(now(), Duration::from_mins(2)) };
         assert_eq!(time_until_renewal([week(), soon], now()), Duration::from_mins(1));
-        assert_eq!(time_until_renewal([week()], now()), MAX_SLEEP);
+        assert_eq!(time_until_renewal([week()], now()), MAX_PAUSE);
         assert_eq!(time_until_renewal([soon], after(now(), Duration::from_hours(1))), Duration::from_secs(1));
     }
 
