@@ -11,8 +11,8 @@
 //! * One shepherd at a time has the cluster's **lease** ([`crate::engine::named_lease`]). It reads the [`record`], has
 //!   the next steps planned ([`model::cluster::plan`]), executes them, and writes what it did and saw: in
 //!   `transitions`, or in the file of the order that is completed.
-//! * [`reading`] reads the records, [`view`] makes of them what people see, and [`forecast`] plans all steps to come
-//!   without taking one. `candidates` are the machines that can be chosen.
+//! * [`reading`] reads the records, and [`forecast`] plans all steps to come without taking one. `candidates` are the
+//!   machines that can be chosen.
 //! * [`lock`] finds and locks the cluster that an order names. `certificate_request` has the rules of both kinds of
 //!   certificates.
 //!
@@ -51,4 +51,3 @@ pub mod spec_orders;
 #[cfg(feature = "sealing")]
 pub mod transitions;
 pub mod upgrade;
-pub mod view;

@@ -9,10 +9,10 @@ use crate::cluster::fetch::fetch_clusters;
 use crate::cluster::get::format_votes;
 use crate::cluster::kubernetes::status::{format_components, summary_lines};
 use crate::cluster::rotate_key::format_key_status;
+use crate::cluster::view::{ClusterMachineView, ClusterView};
 use crate::error::CliError;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
-use model::cluster::view::{ClusterMachineView, ClusterView};
 use model::humanize::{absolute_time, humanize_duration};
 use model::time::{Timestamp, between};
 

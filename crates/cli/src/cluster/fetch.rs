@@ -3,9 +3,9 @@
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::cluster::kubernetes::decode::{decode_kubernetes, decode_node_kubernetes, decode_upgrade};
+use crate::cluster::view::{ClusterMachineView, ClusterView};
 use crate::error::CliError;
 use model::cluster::declaration::{DeclarationView, ServiceView};
-use model::cluster::view::{ClusterMachineView, ClusterView};
 use model::time::Timestamp;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;

@@ -4,10 +4,10 @@ use serde_json::json;
 
 use crate::client::fleet_client::FleetClient;
 use crate::cluster::fetch::fetch_clusters;
+use crate::cluster::view::ClusterView;
 use crate::error::CliError;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
-use model::cluster::view::ClusterView;
 use model::humanize::humanize_duration;
 use model::time::between;
 

@@ -1,9 +1,9 @@
 //! `cluster ...`: clusters of machines, their credentials, their snapshots, and Kubernetes on them.
 //!
 //! [`command`][] is the grammar and runs each verb. A verb has a file, or shares it with verbs that belong to it. What
-//! several verbs need is below them: the description of a cluster as the API returns it ([`fetch`][]), the outcome of
-//! an order ([`outcome`][]), what the two kinds of certificates for people share ([`certificate`][]), and the settings
-//! and the state of Kubernetes ([`kubernetes`][]).
+//! several verbs need is below them: a cluster as commands print it ([`view`][], [`fetch`][]), the outcome of an order
+//! ([`outcome`][]), what the two kinds of certificates for people share ([`certificate`][]), and the settings and the
+//! state of Kubernetes ([`kubernetes`][]).
 //!
 //! A private key for a cluster is generated on this host, and only its public half is sent. The curators sign that as
 //! soon as the holder of the cluster's lease asks them to, so these commands wait.
@@ -29,6 +29,7 @@ pub mod role_file;
 pub mod rotate_key;
 pub mod snapshots;
 pub mod upgrade;
+pub mod view;
 
 /// A cluster to show.
 #[derive(Debug, Args)]

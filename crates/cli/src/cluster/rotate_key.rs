@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 use clap::Args;
 
 use crate::cluster::outcome::format_response;
+use crate::cluster::view::ClusterView;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
-use model::cluster::view::ClusterView;
 use model::humanize::humanize_duration;
 use model::time::{Timestamp, between};
 use proto::fleet::v1;

@@ -10,8 +10,8 @@
 //!   selector reads and that become labels. [`node_labels`][]: labels that a node gets when it joins.
 //! * [`declaration`][]: roles that operators declare to a cluster. [`kubernetes`][]: desired and observed Kubernetes.
 //!   [`upgrade`][]: an upgrade that is under way.
-//! * [`state`][]: spec, members and nodes of a cluster at one time. [`view`][] and [`kubernetes_view`][]: the cluster
-//!   as shown.
+//! * [`state`][]: spec, members and nodes of a cluster at one time. [`view`][] and [`kubernetes_view`][]: what people
+//!   see of it.
 //!
 //! # What follows
 //!

@@ -1,11 +1,12 @@
 //! Decode the Kubernetes state of a cluster and of its nodes.
 
 use crate::client::decode::{decode_timestamp, require_timestamp};
+use crate::cluster::view::{BundleView, KubernetesView, UpgradeView};
 use crate::error::CliError;
 use model::cluster::kubernetes::{
     ComponentStatus, KubernetesKeyRotation, NodeKubernetes, ObjectConflict, VolumeDriver,
 };
-use model::cluster::kubernetes_view::{BundleView, KubernetesStatusView, KubernetesView, UpgradeView};
+use model::cluster::kubernetes_view::KubernetesStatusView;
 use proto::fleet::v1;
 
 /// Decodes the Kubernetes state of a cluster.

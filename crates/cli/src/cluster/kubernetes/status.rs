@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
+use crate::cluster::view::ClusterView;
 use crate::output::table::{format_table, terminal_width};
 use model::cluster::kubernetes::KubernetesKeyRotation;
-use model::cluster::view::ClusterView;
 use model::humanize::{absolute_time, humanize_duration, relative_time};
 use model::time::{Timestamp, between};
 

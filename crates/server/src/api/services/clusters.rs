@@ -6,20 +6,16 @@ use crate::api::api_error::{bmdb_status, invalid_argument};
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::{IncomingOrder, encode_order_response};
-use crate::api::services::kubernetes_messages::{
-    encode_kubernetes, encode_node_kubernetes, encode_upgrade, parse_patch,
-};
+use crate::api::services::cluster_messages::encode_cluster;
+use crate::api::services::kubernetes_messages::parse_patch;
 use bmdb::cluster::forecast::{ForecastResult, Hypothesis};
 use bmdb::cluster::lock::{no_such_cluster, order_target};
 use bmdb::cluster::reading::list_cluster_details;
 use bmdb::cluster::restore::RestoreRequest;
 use bmdb::cluster::snapshot::list_cluster_snapshots;
-use bmdb::cluster::view::cluster_view;
-use model::cluster::declaration::{DeclarationView, ServiceView};
 use model::cluster::forecast::{ASSUMPTIONS, Forecast};
 use model::cluster::snapshot::SnapshotView;
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange, JoinApproval};
-use model::cluster::view::{ClusterMachineView, ClusterView};
 use model::process::UnknownName;
 use model::role_declaration::RoleDeclaration;
 use proto::fleet::v1;
@@ -53,7 +49,7 @@ impl Clusters for ClustersService {
             .read_pool
             .read_with(name, |tx, name| Box::pin(list_cluster_details(tx, name.as_deref())));
         let (found, now) = look.await.map_err(bmdb_status)?;
-        let clusters = found.iter().map(|found| encode_cluster(cluster_view(found))).collect();
+        let clusters = found.into_iter().map(encode_cluster).collect();
         Ok(Response::new(v1::ListClustersResponse { clusters, read_at: Some(encode_timestamp(now)) }))
     }
 
@@ -254,39 +250,6 @@ fn encode_forecast(forecast: Forecast, exists: bool) -> v1::PlanClusterResponse 
     }
 }
 
-fn encode_cluster(view: ClusterView) -> v1::Cluster {
-    v1::Cluster {
-        name: view.name,
-        id: view.id,
-        stage: view.stage,
-        control_plane: view.control_plane,
-        workers: view.workers,
-        selector: view.selector,
-        roles: view.roles,
-        approval: view.approval,
-        created_at: Some(encode_timestamp(view.created_at)),
-        created_by: view.created_by,
-        deletion_requested_by: view.deletion_requested_by,
-        curators: view.curators,
-        observed_at: view.observed_at.map(encode_timestamp),
-        voters: view.voters,
-        voters_reached: view.voters_reached,
-        wait_reasons: view.wait_reasons,
-        machines: view.machines.into_iter().map(encode_machine).collect(),
-        declarations: view.declarations.into_iter().map(encode_declaration).collect(),
-        snapshot_at: view.snapshot_at.map(encode_timestamp),
-        epoch: view.epoch,
-        restored_at: view.restored_at.map(encode_timestamp),
-        restoring_from: view.restoring_from,
-        restore_requested_by: view.restore_requested_by,
-        key_since: view.key_since.map(encode_timestamp),
-        key_rotation_requested_by: view.key_rotation_requested_by,
-        keys_rejected_since: view.keys_rejected_since.map(encode_timestamp),
-        kubernetes: view.kubernetes.map(encode_kubernetes),
-        upgrade: view.upgrade.map(encode_upgrade),
-    }
-}
-
 fn snapshot(view: SnapshotView) -> v1::ClusterSnapshot {
     v1::ClusterSnapshot {
         id: view.id,
@@ -298,45 +261,5 @@ fn snapshot(view: SnapshotView) -> v1::ClusterSnapshot {
         nodes: view.nodes,
         members: view.members,
         digest: view.digest,
-    }
-}
-
-fn encode_declaration(view: DeclarationView) -> v1::ClusterDeclaration {
-    v1::ClusterDeclaration {
-        role: view.role,
-        services: view.services,
-        digest: view.digest,
-        declared_at: Some(encode_timestamp(view.declared_at)),
-        declared_by: view.declared_by,
-        withdrawn: view.withdrawn,
-    }
-}
-
-fn encode_service(view: ServiceView) -> v1::ClusterServiceStatus {
-    v1::ClusterServiceStatus {
-        role: view.role,
-        service: view.service,
-        state: view.state,
-        since: view.since.map(encode_timestamp),
-        restarts: view.restarts,
-        message: view.message,
-    }
-}
-
-fn encode_machine(view: ClusterMachineView) -> v1::ClusterMachine {
-    v1::ClusterMachine {
-        machine: view.machine,
-        name: view.name,
-        part: view.part,
-        location: view.location,
-        phase: view.phase,
-        node: view.node,
-        state: view.state,
-        health: view.health,
-        roles: view.roles,
-        leave_reason: view.leave_reason,
-        wait_reason: view.wait_reason,
-        services: view.services.into_iter().map(encode_service).collect(),
-        kubernetes: view.kubernetes.map(encode_node_kubernetes),
     }
 }

@@ -6,11 +6,13 @@ use tonic::Status;
 
 use crate::api::convert::encode_timestamp;
 use crate::api::validate::single_line;
+use bmdb::cluster::kubernetes::KubernetesRecord;
 use bmdb::cluster::kubernetes::desired::KubernetesPatch;
+use bmdb::cluster::upgrade::UpgradeRecord;
 use model::cluster::kubernetes::{
-    ComponentStatus, KubernetesKeyRotation, NodeKubernetes, ObjectConflict, VolumeDriver,
+    ComponentStatus, KubernetesKeyRotation, KubernetesSpec, NodeKubernetes, ObjectConflict, VolumeDriver,
 };
-use model::cluster::kubernetes_view::{BundleView, KubernetesView, UpgradeView};
+use model::cluster::upgrade::BundleRef;
 use proto::fleet::v1;
 
 /// Longest name of an artefact in a request, in characters.
@@ -48,61 +50,74 @@ pub(super) fn parse_patch(patch: &v1::KubernetesPatch) -> Result<KubernetesPatch
 }
 
 /// Encodes the Kubernetes state of a cluster.
-pub(super) fn encode_kubernetes(view: KubernetesView) -> v1::ClusterKubernetesState {
-    let rotation = |rotation: KubernetesKeyRotation| v1::ClusterKeyRotation {
+pub(super) fn encode_kubernetes(record: KubernetesRecord) -> v1::ClusterKubernetesState {
+    let KubernetesSpec { bundle, version, service_range, pod_range, node_prefix, domain, add_ons, storage } =
+        record.desired.spec;
+    let pending = record.desired.pending_rotations.iter();
+    let status = record.observed.unwrap_or_default();
+    v1::ClusterKubernetesState {
+        bundle,
+        version,
+        service_range,
+        pod_range,
+        node_prefix,
+        domain,
+        add_ons: add_ons.into_iter().collect(),
+        storage: storage.map(|storage| v1::ClusterStorage { driver: storage.driver, class: storage.class }),
+        requested_at: Some(encode_timestamp(record.requested_at)),
+        requested_by: record.requested_by,
+        removal_requested_by: record.removing_by,
+        pending_rotations: pending.map(|keys| keys.as_str().to_owned()).collect(),
+        in_sync: status.in_sync,
+        assigned_bundles: status.assigned_bundles.into_iter().collect(),
+        rotations: status.rotations.into_iter().map(encode_rotation).collect(),
+        api_servers: status.api_servers,
+    }
+}
+
+fn encode_rotation(rotation: KubernetesKeyRotation) -> v1::ClusterKeyRotation {
+    // Stored under the name that the curators' contract has for it.
+    let stage = if rotation.stage == "signs" { "signing".to_owned() } else { rotation.stage };
+    v1::ClusterKeyRotation {
         keys: rotation.keys,
-        stage: rotation.stage,
+        stage,
         since: rotation.since.map(encode_timestamp),
         waits_for: rotation.waits_for,
         until: rotation.until.map(encode_timestamp),
         blocked_by: rotation.blocked_by,
         notified_at: rotation.notified_at.map(encode_timestamp),
-    };
-    v1::ClusterKubernetesState {
-        bundle: view.bundle,
-        version: view.version,
-        service_range: view.service_range,
-        pod_range: view.pod_range,
-        node_prefix: view.node_prefix,
-        domain: view.domain,
-        add_ons: view.add_ons.into_iter().collect(),
-        storage: (view.storage)
-            .map(|storage| v1::ClusterStorage { driver: storage.driver, class: storage.class }),
-        requested_at: Some(encode_timestamp(view.requested_at)),
-        requested_by: view.requested_by,
-        removal_requested_by: view.removal_requested_by,
-        pending_rotations: view.pending_rotations,
-        in_sync: view.status.in_sync,
-        assigned_bundles: view.status.assigned_bundles.into_iter().collect(),
-        rotations: view.status.rotations.into_iter().map(rotation).collect(),
-        api_servers: view.status.api_servers,
     }
 }
 
 /// Encodes an upgrade of a cluster.
-pub(super) fn encode_upgrade(view: UpgradeView) -> v1::ClusterUpgrade {
-    let named = |bundle: Option<BundleView>| bundle.map(|b| (b.sha256, b.version)).unwrap_or_default();
-    let (from, to) = (named(view.from), named(view.to));
+pub(super) fn encode_upgrade(record: UpgradeRecord) -> v1::ClusterUpgrade {
+    let upgrade = record.upgrade;
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let completed = upgrade.requested_nodes.values().filter(|node_upgrade| node_upgrade.is_done).count();
+    let (from, to) = upgrade.bundles.unzip();
+    let named = |bundle: Option<BundleRef>| bundle.map(|b| (b.digest, b.version)).unwrap_or_default();
+    let ((from_sha256, from_version), (to_sha256, to_version)) = (named(from), named(to));
+    let (ended_at, outcome) = record.ended.unzip();
     v1::ClusterUpgrade {
-        id: view.id,
-        from_sha256: from.0,
-        from_version: from.1,
-        to_sha256: to.0,
-        to_version: to.1,
-        release: view.release,
-        roll_out: view.roll_out,
-        release_done: view.release_done,
-        rolling_back: view.rolling_back,
-        parallelism: view.parallelism,
-        deadline_seconds: view.deadline_seconds,
-        created_at: Some(encode_timestamp(view.created_at)),
-        created_by: view.created_by,
-        reason: view.reason,
-        pause_reason: view.pause_reason,
-        ended_at: view.ended_at.map(encode_timestamp),
-        outcome: view.outcome,
-        requested_count: view.requested_count,
-        completed_count: view.completed_count,
+        id: upgrade.id,
+        from_sha256,
+        from_version,
+        to_sha256,
+        to_version,
+        release: record.release,
+        roll_out: record.roll_out,
+        release_done: record.roll_out_done,
+        rolling_back: upgrade.rolling_back,
+        parallelism: count(upgrade.parallelism),
+        deadline_seconds: u32::try_from(upgrade.node_deadline.as_secs()).unwrap_or(u32::MAX),
+        created_at: Some(encode_timestamp(record.created_at)),
+        created_by: record.created_by,
+        reason: record.reason,
+        pause_reason: upgrade.pause_reason,
+        ended_at: ended_at.map(encode_timestamp),
+        outcome,
+        requested_count: count(upgrade.requested_nodes.len()),
+        completed_count: count(completed),
     }
 }
 

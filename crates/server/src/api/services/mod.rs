@@ -9,7 +9,7 @@
 //! [`IncomingOrder`](crate::api::incoming_order::IncomingOrder), which checks its reason and its idempotency key, has
 //! it carried out and encodes its result.
 //! Fields and messages that several services have are in `order_fields`, `machine_filter` and `kubernetes_messages`, so
-//! that they have the same errors everywhere.
+//! that they have the same errors everywhere. `cluster_messages` encodes a cluster.
 
 pub mod approvals;
 pub mod artefacts;
@@ -18,6 +18,7 @@ pub mod budgets;
 pub mod bulk_orders;
 pub mod cluster_credentials;
 pub mod cluster_kubernetes;
+mod cluster_messages;
 pub mod clusters;
 pub mod credentials;
 pub mod fleet;
