@@ -20,8 +20,8 @@ use crate::report::{Report, Target, progress};
 use crate::server::Server;
 
 /// The tests' scripts, by which a child ends with us, however we end.
-const GUARDED: &str = include_str!("../../tests/all/harness/guarded.sh");
-const WATCHER: &str = include_str!("../../tests/all/harness/watcher.sh");
+const GUARDED: &str = include_str!("../../crates/testkit/src/guarded.sh");
+const WATCHER: &str = include_str!("../../crates/testkit/src/watcher.sh");
 /// Size of the agent's program in the uploads, in KiB.
 const PROGRAM: u16 = 8 << 10;
 /// Longest time until every machine is Ready.

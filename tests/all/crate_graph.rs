@@ -32,7 +32,7 @@ const IMPLIED: &[(&str, &[&str])] = &[
     ("simulator", &["curator-client", "model", "proto", "roleserver", "supervisor"]),
     ("supervisor", &[]),
     ("takeover", &["model", "proto"]),
-    ("testkit", &[]),
+    ("testkit", &["bmdb", "etcd"]),
     ("transport", &[]),
 ];
 

@@ -1,11 +1,11 @@
 //! The faults that `tools/faults` plants: each of them still applies to the engine as it is, and names a test
-//! that is there. Whether that test turns red takes a build for each, and is not looked at here.
+//! that is there, by its package, its test program and its name there. Whether that test turns red takes a build for each, and is not looked at here.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 
 use crate::harness::aloud::TestResult;
 use crate::harness::source;
@@ -30,8 +30,14 @@ fn every_planted_fault_applies_and_names_a_test_that_is_there() -> TestResult {
         let place = path.display();
         items.push(field(&text, "item").context(place.to_string())?.to_owned());
         let test = field(&text, "test").context(place.to_string())?;
+        let words: Vec<&str> = test.split(' ').collect();
+        let [package, program, test] = words[..] else {
+            return Err(anyhow!("{place}: not a package, a test program and a test: {test}").into());
+        };
+        let folder =
+            package.strip_prefix("shepherd-").map_or_else(String::new, |name| format!("crates/{name}/"));
         let (module, name) = test.rsplit_once("::").context(place.to_string())?;
-        let file = format!("tests/all/{}.rs", module.replace("::", "/"));
+        let file = format!("{folder}tests/{program}/{}.rs", module.replace("::", "/"));
         let tests = source::read(file.as_ref())?;
         assert!(tests.contains(&format!("fn {name}(")), "{place} names {test}, which {file} has not");
     }
@@ -90,7 +96,7 @@ fn patches_are_made_again_after_their_code_has_moved_and_conflicts_are_left() ->
             "fn {first}() {{}}\n\nfn limit() -> u32 {{\n    {limit}\n}}\n\nfn last() -> u32 {{\n    limit() + 1\n}}\n"
         )
     };
-    let patch = "breaks: The limit is wrong.\nitem: x\ntest: x::y\nsays: 4\n\n--- a/src/old.rs\n+++ b/src/old.rs\n\
+    let patch = "breaks: The limit is wrong.\nitem: x\ntest: x all x::y\nsays: 4\n\n--- a/src/old.rs\n+++ b/src/old.rs\n\
                  @@ -1,5 +1,5 @@\n fn first() {}\n \n fn limit() -> u32 {\n-    3\n+    4\n }\n";
     let rebase = || -> Result<std::process::Output> {
         let tool = source::root().join("tools/rebase-faults");
@@ -112,7 +118,9 @@ fn patches_are_made_again_after_their_code_has_moved_and_conflicts_are_left() ->
     git(tree, &["apply", "--check", "tests/faults/limit.patch"])?;
     let made = fs::read_to_string(tree.join("tests/faults/limit.patch"))?;
     assert!(
-        made.starts_with("breaks: The limit is wrong.\nitem: x\ntest: x::y\nsays: 4\n\n--- a/src/new.rs\n"),
+        made.starts_with(
+            "breaks: The limit is wrong.\nitem: x\ntest: x all x::y\nsays: 4\n\n--- a/src/new.rs\n"
+        ),
         "{made}"
     );
     assert!(made.contains("\n-    3\n+    4\n"), "{made}");

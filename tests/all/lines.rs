@@ -25,6 +25,8 @@ fn comments_blank_lines_and_tests_are_not_counted() -> TestResult {
     write("src/room/tests.rs", "fn left_out() {}\n")?;
     write("crates/one/src/lib.rs", "fn one() {\n    // Nothing.\n}\n")?;
     write("crates/one/build.rs", "fn main() {}\n")?;
+    write("crates/one/tests/all/main.rs", "fn left_out() {}\n")?;
+    write("crates/testkit/src/lib.rs", "fn left_out() {}\n")?;
     for arguments in [["init", "-q"], ["add", "-A"]] {
         let status = Command::new("git").args(arguments).current_dir(tree.path()).status()?;
         assert!(status.success(), "git {arguments:?}: {status}");

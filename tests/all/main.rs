@@ -1,5 +1,5 @@
-//! The integration tests: one binary, because each further one is linked against everything, and a
-//! module per capability.
+//! The integration tests that need the programs, or several crates: one binary, because each further one is linked
+//! against everything, and a module per capability. Tests that need one crate are in `crates/NAME/tests`.
 
 mod api;
 mod architecture;
@@ -21,6 +21,7 @@ mod budgets;
 mod bundles;
 mod callback;
 mod checker;
+mod children;
 mod cli;
 mod cluster_credentials;
 mod cluster_keys;
@@ -38,7 +39,6 @@ mod database_login;
 mod demo;
 mod dependencies;
 mod end_to_end;
-mod etcd;
 mod faults;
 mod fire;
 mod full_log;
@@ -78,7 +78,6 @@ mod small_memory;
 mod snapshot_fetch;
 mod sshd;
 mod stuck;
-mod supervisor;
 mod takeover;
 mod test_database;
 mod traces;

@@ -1,7 +1,7 @@
 //! What tests of the database rest on: the run's dialect is what it says, the test clock moves, databases are apart,
 //! and every test is in a list.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, thread};
 
@@ -12,8 +12,9 @@ use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
 
 use crate::harness::aloud::TestResult;
-use crate::harness::dialect::{self, Listed, entries, listed};
+use crate::harness::dialect::{self, Listed, entries, full_name, listed};
 use crate::harness::postgres::TestDatabase;
+use crate::harness::source;
 
 #[tokio::test]
 async fn address_carries_the_dialect_and_the_clock() -> TestResult {
@@ -155,7 +156,7 @@ async fn the_server_counts_statements() -> TestResult {
     Ok(())
 }
 
-/// All tests of a module of the suite, by their full names.
+/// All tests of a module of a test program, by their names in that program.
 fn tests_of(path: &Path, module: &str, found: &mut Vec<String>) -> anyhow::Result<()> {
     let mut source = fs::read_to_string(path.with_extension("rs")).unwrap_or_default();
     for entry in fs::read_dir(path).into_iter().flatten() {
@@ -184,17 +185,35 @@ fn tests_of(path: &Path, module: &str, found: &mut Vec<String>) -> anyhow::Resul
     Ok(())
 }
 
+/// The packages with integration tests, each with the folder that has them.
+fn programs() -> anyhow::Result<Vec<(String, PathBuf)>> {
+    let mut programs = vec![("shepherd".to_owned(), source::root().join("tests/all"))];
+    for entry in fs::read_dir(source::root().join("crates"))? {
+        let folder = entry?.path();
+        let tests = folder.join("tests/all");
+        if tests.is_dir() {
+            let name = folder.file_name().context("no name")?.to_string_lossy();
+            programs.push((format!("shepherd-{name}"), tests));
+        }
+    }
+    Ok(programs)
+}
+
 #[test]
-fn every_test_is_in_one_list() {
-    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/all");
-    let mains = fs::read_to_string(all.join("main.rs")).unwrap();
-    let modules: Vec<&str> =
-        mains.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';')).collect();
+fn every_test_is_in_one_list() -> TestResult {
     let mut tests = Vec::new();
-    for module in &modules {
-        tests_of(&all.join(module), module, &mut tests).unwrap();
+    for (package, folder) in programs()? {
+        let main = fs::read_to_string(folder.join("main.rs"))?;
+        let modules = main.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+        let mut found = Vec::new();
+        for module in modules {
+            tests_of(&folder.join(module), module, &mut found)?;
+        }
+        assert!(!found.is_empty(), "{package} has no tests in {}", folder.display());
+        tests.extend(found.iter().map(|test| full_name(&package, test)));
     }
     assert!(tests.len() > 500, "the tests are not found: {}", tests.len());
+    assert!(tests.iter().any(|test| test.starts_with("supervisor/tree::")), "those of crates are not found");
     let unlisted: Vec<&String> = tests.iter().filter(|test| listed(test).is_none()).collect();
     assert!(
         unlisted.is_empty(),
@@ -204,30 +223,45 @@ fn every_test_is_in_one_list() {
     let entries = entries();
     for (entry, list) in &entries {
         assert_eq!(entries.iter().filter(|(other, _)| other == entry).count(), 1, "{entry} is listed twice");
-        assert!(tests.iter().any(|test| listed_by(entry, test)), "{entry} in {list:?} names no test");
-        let is_module = entry.ends_with("::");
+        assert!(tests.iter().any(|test| dialect::names(entry, test)), "{entry} in {list:?} names no test");
+        let is_module = entry.ends_with("::") || entry.ends_with('/');
         assert!(
             *list != Listed::WithoutDatabase || is_module,
             "{entry}: only whole modules run without a database"
         );
     }
-}
-
-fn listed_by(entry: &str, test: &str) -> bool {
-    if entry.ends_with("::") { test.starts_with(entry) } else { test == entry }
+    Ok(())
 }
 
 #[test]
 fn modules_without_a_database_name_nothing_that_gives_one() {
-    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/all");
     for (entry, list) in entries() {
-        let module = entry.trim_end_matches("::");
-        if list != Listed::WithoutDatabase || module == "harness" {
+        if list != Listed::WithoutDatabase || entry == "harness::" {
             continue;
         }
+        // Without its feature `postgres`, the kit has no database.
+        if let Some(name) = entry.strip_suffix('/') {
+            let manifest = source::read(&Path::new("crates").join(name).join("Cargo.toml")).unwrap();
+            assert!(!manifest.contains("\"postgres\""), "the tests of {name} can use a database");
+            continue;
+        }
+        let (folder, module) = match entry.split_once('/') {
+            Some((name, module)) => (format!("crates/{name}/tests/all"), module),
+            None => ("tests/all".to_owned(), entry),
+        };
+        let all = source::root().join(folder);
+        let module = module.trim_end_matches("::");
         let source = fs::read_to_string(all.join(module).with_extension("rs"));
         let source = source.or_else(|_| fs::read_to_string(all.join(module).join("mod.rs"))).unwrap();
-        for kit in ["bmdb_kit", "harness::fleet", "harness::postgres", "harness::rack", "harness::dialect"] {
+        for kit in [
+            "bmdb_kit",
+            "harness::fleet",
+            "harness::postgres",
+            "harness::rack",
+            "harness::dialect",
+            "testkit::postgres",
+            "testkit::dialect",
+        ] {
             assert!(!source.contains(kit), "{module} names {kit}");
         }
     }
@@ -236,14 +270,31 @@ fn modules_without_a_database_name_nothing_that_gives_one() {
 /// Whatever its source looks like, a test that asks for a database is refused unless a list of the database has it.
 #[test]
 fn database_is_refused_to_a_test_that_no_list_has() {
-    for (test, refusal) in [
-        ("fuzz::asks", "fuzz::asks uses the database, and tests/all/without_database.txt has its module"),
-        ("planted::asks", "planted::asks uses the database: add it or its module to"),
+    let dialect_for = |package: &'static str, test: &str| {
+        let thread = thread::Builder::new().name(test.to_owned());
+        thread.spawn(move || dialect::of_run_in(Some(package))).unwrap().join().unwrap()
+    };
+    for (package, test, refusal) in [
+        (
+            "shepherd",
+            "fuzz::asks",
+            "fuzz::asks uses the database, and tests/all/without_database.txt has its module",
+        ),
+        (
+            "shepherd-supervisor",
+            "tree::asks",
+            "supervisor/tree::asks uses the database, and tests/all/without_database.txt has its module",
+        ),
+        ("shepherd", "planted::asks", "planted::asks uses the database: add it or its module to"),
+        // The list has the module of that name in the root package.
+        (
+            "shepherd-model",
+            "bmdb_work::asks",
+            "model/bmdb_work::asks uses the database: add it or its module to",
+        ),
     ] {
-        let handle = thread::Builder::new().name(test.to_owned()).spawn(dialect::of_this_run).unwrap();
-        let error = handle.join().unwrap().unwrap_err().to_string();
+        let error = dialect_for(package, test).unwrap_err().to_string();
         assert!(error.starts_with(refusal), "{error}");
     }
-    let listed = thread::Builder::new().name("bmdb_work::asks".to_owned()).spawn(dialect::of_this_run);
-    assert!(listed.unwrap().join().unwrap().is_ok());
+    assert!(dialect_for("shepherd", "bmdb_work::asks").is_ok());
 }

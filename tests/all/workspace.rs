@@ -1,16 +1,19 @@
-//! The packages of the workspace, as `cargo metadata` lists them: each has the settings of the workspace, and no check
-//! leaves one out.
+//! The packages of the workspace, as `cargo metadata` lists them: each has the settings of the workspace, no check leaves
+//! one out, and the tests of each have run.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::{env, fs};
 
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
 use crate::harness::aloud::TestResult;
 use crate::harness::source;
+
+/// What tests of several packages share.
+const KIT: &str = "shepherd-testkit";
 
 /// What each package inherits, besides its lints.
 const INHERITED: &[&str] = &["version", "edition", "rust-version", "license", "publish"];
@@ -33,11 +36,17 @@ struct Dependency {
 
 #[derive(Debug, Deserialize)]
 struct Target {
+    name: String,
     kind: Vec<String>,
     test: bool,
 }
 
 impl Package {
+    /// Targets of a kind: `lib`, `test`.
+    fn targets(&self, kind: &str) -> impl Iterator<Item = &Target> {
+        self.targets.iter().filter(move |target| target.kind.iter().any(|found| found == kind))
+    }
+
     /// Packages of the workspace that it depends on, without those of its tests, by their short names.
     pub(crate) fn our_dependencies(&self) -> BTreeSet<&str> {
         let ours = self.dependencies.iter().filter(|found| found.path.is_some());
@@ -103,23 +112,62 @@ fn setting_that_is_not_inherited_is_found() -> TestResult {
     Ok(())
 }
 
-/// `tools/test` runs the tests of each library that `cargo test --workspace` builds, and fails when a package has none.
+/// `tools/test` runs the tests of each library, and the integration tests of each package, that `cargo test --workspace`
+/// builds. It fails when a package has none.
 #[test]
 fn tests_of_each_package_are_built() -> TestResult {
     for package in packages()? {
-        let mut libraries =
-            package.targets.iter().filter(|target| target.kind.iter().any(|kind| kind == "lib"));
+        let mut libraries = package.targets("lib");
         assert!(
             libraries.next().is_some_and(|library| library.test),
             "{} builds no unit tests",
             package.name
         );
+        let folder = package.manifest_path.parent().context("a folder")?.join("tests");
+        let expected = if folder.is_dir() { vec![("all", true)] } else { Vec::new() };
+        let programs: Vec<(&str, bool)> =
+            package.targets("test").map(|target| (target.name.as_str(), target.test)).collect();
+        assert_eq!(programs, expected, "{}: the tests of {} are one program", package.name, folder.display());
     }
     let script = source::read(Path::new("tools/test"))?;
     assert!(
         script.contains("\ncargo test --workspace --no-run\n"),
         "tools/test builds a part of the workspace"
     );
+    Ok(())
+}
+
+/// A package that `tools/test` left out would be missed by nobody: `tools/test` writes down which tests it starts, and
+/// starts these last.
+#[test]
+fn tests_of_each_package_have_run() -> TestResult {
+    // Without it, somebody runs only these tests.
+    let Some(path) = env::var_os("SHEPHERD_TEST_RAN") else { return Ok(()) };
+    let ran = fs::read_to_string(path)?;
+    let ran: BTreeSet<&str> = ran.lines().collect();
+    let mut expected = BTreeSet::new();
+    for package in packages()? {
+        expected.insert(format!("{} unit", package.name));
+        expected.extend(package.targets("test").map(|target| format!("{} {}", package.name, target.name)));
+    }
+    assert!(expected.len() > 20, "{expected:?}");
+    let missing: Vec<&String> = expected.iter().filter(|name| !ran.contains(name.as_str())).collect();
+    assert!(missing.is_empty(), "tools/test did not run {missing:?}");
+    Ok(())
+}
+
+/// Only tests link what tests share.
+#[test]
+fn testkit_is_a_dependency_of_tests_only() -> TestResult {
+    let packages = packages()?;
+    let uses_kit = |package: &Package| {
+        let dependencies = &package.dependencies;
+        dependencies.iter().any(|found| found.name == KIT && found.kind.as_deref() == Some("dev"))
+    };
+    assert!(packages.iter().any(uses_kit), "no package names {KIT}");
+    for package in &packages {
+        assert!(!package.our_dependencies().contains("testkit"), "{} links {KIT}", package.name);
+    }
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 mod crashes;
 mod etcd_flags;
+mod etcd_version;
 mod forming;
 mod kubernetes;
 mod kubernetes_pods;

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::etcd::key_watcher::KeyEvent;
-use shepherd::etcd::namespace::KeySelector;
+use shepherd_etcd::key_watcher::KeyEvent;
+use shepherd_etcd::namespace::KeySelector;
 use tokio::time::timeout;
 
 use super::lossy_etcd::{Delivery, LossyEtcd};
 use super::value::{follow_listing, next, nothing_comes, short, under, up_to};
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::{Cluster, in_time, until};
+use testkit::aloud::TestResult;
+use testkit::etcd_servers::{Cluster, in_time, until};
 
 /// No listing comes for its time.
 const NEVER: Duration = Duration::from_hours(24);

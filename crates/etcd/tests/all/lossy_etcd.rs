@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use anyhow::Result;
-use shepherd::etcd::client::Client;
-use shepherd::etcd::namespace::Namespace;
-use shepherd::etcd::transport::Endpoint;
-use shepherd::proto::etcdserverpb as wire;
+use proto::etcdserverpb as wire;
+use shepherd_etcd::client::Client;
+use shepherd_etcd::namespace::Namespace;
+use shepherd_etcd::transport::Endpoint;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;

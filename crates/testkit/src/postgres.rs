@@ -2,7 +2,7 @@
 //!
 //! `tools/test` starts the server, gives its address in `SHEPHERD_TEST_POSTGRES`, and ends it. If there is no such
 //! server, the first test that wants a database starts one, which ends with this process, however it ends: see
-//! `shepherd::bmdb::connection::private_postgres`. The first test also makes the template with the test clock and all migrations,
+//! `bmdb::connection::private_postgres`. The first test also makes the template with the test clock and all migrations,
 //! unless an earlier process of the same run has made it, and every test gets a copy (about 30 ms).
 //!
 //! A thread of its own, the keeper, makes and drops the databases one after the other. PostgreSQL
@@ -14,17 +14,17 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
-use shepherd::bmdb::connection::Bmdb;
-use shepherd::bmdb::connection::dialect::Dialect;
-use shepherd::bmdb::connection::private_postgres::PrivatePostgres;
-use shepherd::bmdb::connection::private_postgres::options::{PrivatePostgresOptions, ServerStorage};
-use shepherd::bmdb::connection::settings::ConnectionSettings;
+use bmdb::connection::Bmdb;
+use bmdb::connection::dialect::Dialect;
+use bmdb::connection::private_postgres::PrivatePostgres;
+use bmdb::connection::private_postgres::options::{PrivatePostgresOptions, ServerStorage};
+use bmdb::connection::settings::ConnectionSettings;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgPool};
 use tokio::sync::oneshot;
 
-use crate::harness::aloud::assertions_aloud;
-use crate::harness::dialect;
+use crate::aloud::assertions_aloud;
+use crate::dialect;
 
 /// How many connections each test that runs beside others may count on.
 const CONNECTIONS_PER_TEST: usize = 60;
@@ -67,7 +67,7 @@ struct Urls {
 }
 
 /// A migrated database that belongs to one test. Dropping it drops the database.
-pub(crate) struct TestDatabase {
+pub struct TestDatabase {
     name: String,
     url: String,
     dialect: Dialect,
@@ -76,7 +76,7 @@ pub(crate) struct TestDatabase {
 
 impl TestDatabase {
     /// Copies the template. `test_name` makes the database recognisable to a person with `psql`.
-    pub(crate) async fn create(test_name: &str) -> anyhow::Result<Self> {
+    pub async fn create(test_name: &str) -> anyhow::Result<Self> {
         assertions_aloud();
         let dialect = dialect::of_this_run()?;
         let name = database_name(test_name);
@@ -89,22 +89,25 @@ impl TestDatabase {
 
     /// The address, which carries the run's dialect and the test clock with it: any process that
     /// connects with it, in this one or a child, has both.
-    pub(crate) fn url(&self) -> &str {
+    #[must_use]
+    pub fn url(&self) -> &str {
         &self.url
     }
 
     /// The dialect of this run.
-    pub(crate) fn dialect(&self) -> Dialect {
+    #[must_use]
+    pub fn dialect(&self) -> Dialect {
         self.dialect
     }
 
     /// The address of the server's maintenance database, for tests that look at the server.
-    pub(crate) fn server_url(&self) -> &str {
+    #[must_use]
+    pub fn server_url(&self) -> &str {
         &self.server
     }
 
     /// The BMDB as a program has it, with the policy read.
-    pub(crate) async fn bmdb(&self) -> anyhow::Result<Bmdb> {
+    pub async fn bmdb(&self) -> anyhow::Result<Bmdb> {
         let mut settings = ConnectionSettings::from_url(&self.url, "shepherd tests")?;
         settings.dialect = self.dialect;
         settings.search_path = Some("shim, public, pg_catalog".to_owned());
@@ -116,14 +119,14 @@ impl TestDatabase {
     /// A pool for a test's own looking and preparing. It ends with the test's runtime.
     ///
     /// What prepares must not fail because of what the engine does at that moment, whatever the dialect.
-    pub(crate) async fn pool(&self) -> anyhow::Result<PgPool> {
+    pub async fn pool(&self) -> anyhow::Result<PgPool> {
         let options: PgConnectOptions = self.url.parse()?;
         let options = options.options([("default_transaction_isolation", "read committed")]);
         Ok(PgPoolOptions::new().max_connections(10).connect_with(options).await?)
     }
 
     /// Moves the database's clock forward for everyone connected to it.
-    pub(crate) async fn advance(&self, by: Duration) -> anyhow::Result<()> {
+    pub async fn advance(&self, by: Duration) -> anyhow::Result<()> {
         let options: PgConnectOptions = self.url.parse()?;
         let mut connection = options.connect().await?;
         sqlx::query(

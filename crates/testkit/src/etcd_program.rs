@@ -10,23 +10,26 @@ use std::sync::LazyLock;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 
-use crate::harness::source;
+use crate::source;
 
 /// Names the program etcd that the tests use.
-pub(crate) const VARIABLE: &str = "SHEPHERD_TEST_ETCD";
+pub const VARIABLE: &str = "SHEPHERD_TEST_ETCD";
 
 static CHOSEN: LazyLock<Result<PathBuf, String>> =
     LazyLock::new(|| Candidates::of_this_host().and_then(choose).map_err(|error| format!("{error:#}")));
 
 /// The program etcd that the tests use.
-pub(crate) fn etcd_program() -> Result<PathBuf> {
+pub fn etcd_program() -> Result<PathBuf> {
     CHOSEN.clone().map_err(|error| anyhow!(error))
 }
 
 /// The search path by which a child finds the same etcd; none where it finds that one anyway, or where there is none.
 ///
+/// # Panics
+///
 /// A program that was named and does not exist fails the test at once: another one must not be used in its place.
-pub(crate) fn search_path() -> Option<OsString> {
+#[must_use]
+pub fn search_path() -> Option<OsString> {
     let own = std::env::var_os("PATH").unwrap_or_default();
     match etcd_program() {
         Ok(program) => search_path_for(&program, &own),
@@ -38,7 +41,7 @@ pub(crate) fn search_path() -> Option<OsString> {
 }
 
 /// The version that the tests are made for: `ETCD_VERSION` of `tools/lib/kubernetes-versions.sh`.
-pub(crate) fn pinned_version() -> Result<String> {
+pub fn pinned_version() -> Result<String> {
     let text = source::read(Path::new("tools/lib/kubernetes-versions.sh"))?;
     let version = text.lines().find_map(|line| line.strip_prefix("ETCD_VERSION="));
     Ok(version.context("tools/lib/kubernetes-versions.sh has no line ETCD_VERSION=…")?.trim().to_owned())
@@ -101,7 +104,7 @@ fn search_path_for(program: &Path, own: &OsStr) -> Option<OsString> {
 mod tests {
     use super::*;
 
-    use crate::harness::aloud::TestResult;
+    use crate::aloud::TestResult;
 
     #[test]
     fn etcd_is_the_named_one_or_the_cached_one_or_that_of_the_search_path() -> TestResult {

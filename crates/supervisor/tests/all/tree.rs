@@ -5,18 +5,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use shepherd::backoff::ExponentialBackoff;
-use shepherd::supervisor::combine::{CombinedInputs, derive_value};
-use shepherd::supervisor::context::{Healthy, Runnable, Starting};
-use shepherd::supervisor::exit_reason::{Cancelled, Done, RunnableError};
-use shepherd::supervisor::report::TreeReport;
-use shepherd::supervisor::state::{RunnableState, Transition};
-use shepherd::supervisor::supervise::{Supervisor, SupervisorSettings};
-use shepherd::supervisor::watch_cell::WatchCell;
+use backoff::ExponentialBackoff;
+use shepherd_supervisor::combine::{CombinedInputs, derive_value};
+use shepherd_supervisor::context::{Healthy, Runnable, Starting};
+use shepherd_supervisor::exit_reason::{Cancelled, Done, RunnableError};
+use shepherd_supervisor::report::TreeReport;
+use shepherd_supervisor::state::{RunnableState, Transition};
+use shepherd_supervisor::supervise::{Supervisor, SupervisorSettings};
+use shepherd_supervisor::watch_cell::WatchCell;
 use tokio::sync::{Notify, mpsc};
 
-use crate::harness::aloud::TestResult;
-use crate::harness::memory::peak_of;
+use testkit::aloud::TestResult;
+use testkit::memory::peak_of;
 
 /// A tree that has not come so far by then never will.
 const PATIENCE: Duration = Duration::from_mins(5);

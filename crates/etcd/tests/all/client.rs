@@ -6,15 +6,15 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, PKCS_ED25519};
 use rustls::pki_types::{PrivateKeyDer, ServerName};
-use shepherd::etcd::client::{Client, EtcdError};
-use shepherd::etcd::namespace::{KeySelector, Namespace};
-use shepherd::etcd::transport::{Endpoint, client_tls_config};
+use shepherd_etcd::client::{Client, EtcdError};
+use shepherd_etcd::namespace::{KeySelector, Namespace};
+use shepherd_etcd::transport::{Endpoint, client_tls_config};
 
-use crate::harness::aloud::TestResult;
-use crate::harness::child::{Program, guarded};
-use crate::harness::etcd_program::etcd_program;
-use crate::harness::etcd_servers::{Cluster, until};
-use crate::harness::port::reserved;
+use testkit::aloud::TestResult;
+use testkit::child::{Program, guarded};
+use testkit::etcd_program::etcd_program;
+use testkit::etcd_servers::{Cluster, until};
+use testkit::port::reserved;
 
 #[tokio::test]
 async fn what_is_written_is_read_in_its_own_namespace_alone() -> TestResult {

@@ -3,17 +3,17 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::etcd::client::Client;
-use shepherd::etcd::election::{Candidate, campaign};
-use shepherd::etcd::election_view::CandidateRole;
-use shepherd::etcd::guard::{ExpectedRevision, KeyChange, LeaderGuard, WriteError};
-use shepherd::etcd::namespace::KeySelector;
+use shepherd_etcd::client::Client;
+use shepherd_etcd::election::{Candidate, campaign};
+use shepherd_etcd::election_view::CandidateRole;
+use shepherd_etcd::guard::{ExpectedRevision, KeyChange, LeaderGuard, WriteError};
+use shepherd_etcd::namespace::KeySelector;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::{Cluster, PATIENCE, in_time};
+use testkit::aloud::TestResult;
+use testkit::etcd_servers::{Cluster, PATIENCE, in_time};
 
 /// Longer than any test: what happens within a test does not happen by its end.
 const NEVER: Duration = Duration::from_hours(1);

@@ -1,13 +1,13 @@
 //! Writes that only the leader can make.
 
 use anyhow::Context as _;
-use shepherd::etcd::client::Client;
-use shepherd::etcd::guard::{ExpectedRevision, KeyChange, LeaderGuard, WriteError};
-use shepherd::etcd::namespace::KeySelector;
+use shepherd_etcd::client::Client;
+use shepherd_etcd::guard::{ExpectedRevision, KeyChange, LeaderGuard, WriteError};
+use shepherd_etcd::namespace::KeySelector;
 use tokio::task::JoinSet;
 
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::Cluster;
+use testkit::aloud::TestResult;
+use testkit::etcd_servers::Cluster;
 
 async fn lock(client: &Client) -> anyhow::Result<LeaderGuard> {
     let create_revision = client.put_unguarded("/leader/1", b"").await?;

@@ -4,10 +4,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use shepherd::etcd::snapshot_file::{SnapshotFileError, SnapshotFlaw, verify_snapshot};
+use shepherd_etcd::snapshot_file::{SnapshotFileError, SnapshotFlaw, verify_snapshot};
 
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::Cluster;
+use testkit::aloud::TestResult;
+use testkit::etcd_servers::Cluster;
 
 #[tokio::test]
 async fn snapshot_is_whole_ours_alone_and_of_the_revision_it_says() -> TestResult {

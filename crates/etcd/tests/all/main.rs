@@ -8,4 +8,3 @@ mod lost_events;
 mod members;
 mod snapshot;
 mod value;
-mod version;

@@ -51,7 +51,7 @@ unsafe impl GlobalAlloc for Metered {
 }
 
 /// What `work` returns, and the most bytes that it held on this thread at one time.
-pub(crate) fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
+pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = NOW.get();
     PEAK.set(before);
     let result = work();

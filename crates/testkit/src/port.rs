@@ -14,7 +14,7 @@ use tokio::net::TcpSocket;
 static HELD: Mutex<Vec<TcpSocket>> = Mutex::new(Vec::new());
 
 /// `127.0.0.1:PORT`, which is reserved for the servers that a test starts there.
-pub(crate) fn reserved() -> Result<SocketAddr> {
+pub fn reserved() -> Result<SocketAddr> {
     let socket = reserve_port(0).context("no port is free")?;
     let address = socket.local_addr()?;
     HELD.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(socket);
@@ -23,7 +23,7 @@ pub(crate) fn reserved() -> Result<SocketAddr> {
 
 /// Keeps a port, or any for 0, from everybody but servers that come and go there. It can begin only while nobody
 /// listens on it.
-pub(crate) fn reserve_port(port: u16) -> Result<TcpSocket> {
+pub fn reserve_port(port: u16) -> Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
     socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))?;

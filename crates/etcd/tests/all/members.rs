@@ -1,10 +1,10 @@
 //! A cluster that grows and shrinks by one member at a time.
 
 use anyhow::Context as _;
-use shepherd::etcd::members::{MemberError, MemberId};
+use shepherd_etcd::members::{MemberError, MemberId};
 
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::{Cluster, peer_url, until};
+use testkit::aloud::TestResult;
+use testkit::etcd_servers::{Cluster, peer_url, until};
 
 #[tokio::test]
 async fn learner_is_added_catches_up_votes_and_is_removed() -> TestResult {

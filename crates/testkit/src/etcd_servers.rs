@@ -9,22 +9,22 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use etcd::client::Client;
+use etcd::namespace::Namespace;
+use etcd::transport::Endpoint;
 use rustix::process::Signal;
-use shepherd::etcd::client::Client;
-use shepherd::etcd::namespace::Namespace;
-use shepherd::etcd::transport::Endpoint;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
-use crate::harness::aloud::assertions_aloud;
-use crate::harness::child::{Program, guarded};
-use crate::harness::etcd_program::etcd_program;
+use crate::aloud::assertions_aloud;
+use crate::child::{Program, guarded};
+use crate::etcd_program::etcd_program;
 
 /// How long anything may take before a test gives up on it.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(5);
+pub const PATIENCE: Duration = Duration::from_mins(5);
 
 /// A cluster whose members end with it.
-pub(crate) struct Cluster {
+pub struct Cluster {
     /// Before the directory, so that none writes there while it is removed.
     members: Vec<Member>,
     directory: tempfile::TempDir,
@@ -38,12 +38,12 @@ struct Member {
 
 impl Cluster {
     /// Starts a cluster and waits until it answers.
-    pub(crate) async fn start(size: usize) -> Result<Self> {
+    pub async fn start(size: usize) -> Result<Self> {
         Self::start_named((0..size).map(|number| format!("m{number}")).collect()).await
     }
 
     /// Starts a cluster whose members have these names.
-    pub(crate) async fn start_named(names: Vec<String>) -> Result<Self> {
+    pub async fn start_named(names: Vec<String>) -> Result<Self> {
         assertions_aloud();
         let size = names.len();
         let all = names.iter().map(|name| format!("{name}={}", peer_url(name))).collect::<Vec<_>>().join(",");
@@ -86,28 +86,33 @@ impl Cluster {
     }
 
     /// A file in the cluster's directory.
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    pub(crate) fn endpoint(&self, member: usize) -> Endpoint {
+    /// The socket at which a member listens for clients.
+    #[must_use]
+    pub fn endpoint(&self, member: usize) -> Endpoint {
         Endpoint::Socket(self.path(&socket_name(&self.members[member].name)))
     }
 
     /// A client of one member, or of several in turn.
-    pub(crate) fn client_of(&self, members: &[usize]) -> Client {
+    #[must_use]
+    pub fn client_of(&self, members: &[usize]) -> Client {
         let endpoints = members.iter().map(|member| self.endpoint(*member)).collect();
         // A host that runs hundreds of tests is slow; tests of silence set a deadline of their own.
         Client::new(endpoints, self.namespace.clone()).with_deadline(Duration::from_secs(30))
     }
 
     /// A client of the first member.
-    pub(crate) fn client(&self) -> Client {
+    #[must_use]
+    pub fn client(&self) -> Client {
         self.client_of(&[0])
     }
 
     /// Stops a member as `SIGSTOP` does: it holds its connections and says nothing.
-    pub(crate) fn silence(&self, member: usize) -> Result<()> {
+    pub fn silence(&self, member: usize) -> Result<()> {
         let program = self.program(member)?;
         program.signal(Signal::STOP)?;
         // The signal is sent when this returns, and threads that run on another processor go on for a moment.
@@ -120,17 +125,17 @@ impl Cluster {
     }
 
     /// Lets it go on.
-    pub(crate) fn let_speak(&self, member: usize) -> Result<()> {
+    pub fn let_speak(&self, member: usize) -> Result<()> {
         self.program(member)?.signal(Signal::CONT)
     }
 
     /// Kills a member as a power cut does.
-    pub(crate) fn kill(&mut self, member: usize) -> Result<()> {
+    pub fn kill(&mut self, member: usize) -> Result<()> {
         self.members[member].program.take().context("it does not run")?.kill()
     }
 
     /// Starts a member again that was killed, with what it has on its disk. Does not wait until it answers.
-    pub(crate) fn restart(&mut self, member: usize) -> Result<()> {
+    pub fn restart(&mut self, member: usize) -> Result<()> {
         let name = &self.members[member].name;
         // A killed etcd leaves its socket behind, and etcd does not listen on an existing one.
         std::fs::remove_file(self.path(&socket_name(name)))?;
@@ -140,7 +145,7 @@ impl Cluster {
     }
 
     /// Starts one more member, which was added to the cluster before. `all` names each member with its peer address.
-    pub(crate) fn join(&mut self, name: &str, all: &[(String, String)]) -> Result<usize> {
+    pub fn join(&mut self, name: &str, all: &[(String, String)]) -> Result<usize> {
         let all = all.iter().map(|(name, url)| format!("{name}={url}")).collect::<Vec<_>>().join(",");
         let program =
             self.spawn(name, &["--initial-cluster", &all, "--initial-cluster-state", "existing"])?;
@@ -149,7 +154,7 @@ impl Cluster {
     }
 
     /// What a member counts under this name, all labels together.
-    pub(crate) async fn metric(&self, member: usize, name: &str) -> Result<f64> {
+    pub async fn metric(&self, member: usize, name: &str) -> Result<f64> {
         let mut stream = UnixStream::connect(self.path(&socket_name(&self.members[member].name))).await?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n").await?;
         let mut answer = String::new();
@@ -168,7 +173,7 @@ impl Cluster {
     }
 
     /// Waits until a member answers what needs a quorum.
-    pub(crate) async fn wait_until_it_answers(&mut self, member: usize) -> Result<()> {
+    pub async fn wait_until_it_answers(&mut self, member: usize) -> Result<()> {
         let client = self.client_of(&[member]).with_deadline(Duration::from_secs(3));
         let end = Instant::now() + PATIENCE;
         loop {
@@ -199,7 +204,8 @@ fn every_thread_is_stopped(pid: u32) -> Result<bool> {
 }
 
 /// Where a member listens for others.
-pub(crate) fn peer_url(name: &str) -> String {
+#[must_use]
+pub fn peer_url(name: &str) -> String {
     format!("unix://{name}-peer:1")
 }
 
@@ -208,7 +214,7 @@ fn socket_name(member: &str) -> String {
 }
 
 /// Waits until this is so.
-pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     while !condition().await? {
         ensure!(Instant::now() < end, "waited in vain until {what}");
@@ -218,6 +224,6 @@ pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> Result
 }
 
 /// Waits for this for as long as anything may take.
-pub(crate) async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> Result<T> {
+pub async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> Result<T> {
     tokio::time::timeout(PATIENCE, work).await.with_context(|| format!("waited in vain for {what}"))
 }

@@ -11,7 +11,7 @@ use crate::harness::etcd_program::etcd_program;
 use crate::harness::etcd_servers::Cluster;
 use crate::harness::source;
 
-/// A server of the harness says its version, and the run shows it: `-- etcd::version::…: etcd 3.7.3 serves the tests …`.
+/// A server of the harness says its version, and the run shows it: `-- nodes::etcd_version::…: etcd 3.7.3 serves the tests …`.
 #[tokio::test]
 async fn server_is_the_etcd_that_was_chosen_for_the_tests() -> TestResult {
     let program = etcd_program()?;
@@ -31,7 +31,12 @@ fn filters_of_the_run_on_the_oldest_etcd_fit_tests() -> TestResult {
     assert!(filters.peek().is_some());
     for filter in filters {
         let (module, test) = filter.rsplit_once("::").with_context(|| format!("{filter} names no module"))?;
-        let tests = source::read(Path::new(&format!("tests/all/{}.rs", module.replace("::", "/"))))?;
+        // `etcd/members::` is in crates/etcd/tests/all, and `nodes::roles::` in tests/all.
+        let (folder, module) = match module.split_once('/') {
+            Some((name, module)) => (format!("crates/{name}/tests/all"), module),
+            None => ("tests/all".to_owned(), module),
+        };
+        let tests = source::read(Path::new(&format!("{folder}/{}.rs", module.replace("::", "/"))))?;
         let fits = if test.is_empty() { "#[tokio::test".to_owned() } else { format!("fn {test}(") };
         assert!(tests.contains(&fits), "{filter}");
     }

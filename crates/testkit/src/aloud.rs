@@ -16,10 +16,10 @@ thread_local! {
 }
 
 /// The result of a test that may end with an error.
-pub(crate) type TestResult = Result<(), TestFailure>;
+pub type TestResult = Result<(), TestFailure>;
 
 /// An error that ends a test: written to standard error when the test returns it.
-pub(crate) struct TestFailure(anyhow::Error);
+pub struct TestFailure(anyhow::Error);
 
 impl<E: Into<anyhow::Error>> From<E> for TestFailure {
     #[track_caller]
@@ -37,7 +37,7 @@ impl fmt::Debug for TestFailure {
 }
 
 /// Writes `text` under the name of the test on this thread, to the standard error of the whole run.
-pub(crate) fn aloud(text: &str) {
+pub fn aloud(text: &str) {
     let thread = thread::current();
     // If this write fails, there is nobody left to report it to.
     let _ = writeln!(std::io::stderr().lock(), "-- {}: {text}", thread.name().unwrap_or("a test"));
@@ -45,7 +45,7 @@ pub(crate) fn aloud(text: &str) {
 
 /// From now on a failed assertion is written to standard error. Only on the threads of tests: a panic elsewhere may
 /// be what a test is about.
-pub(crate) fn assertions_aloud() {
+pub fn assertions_aloud() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = std::panic::take_hook();

@@ -3,27 +3,30 @@
 //! This is a small lexer and no parser: its questions ("which rooms does this file name", "does a string
 //! hold SQL") need no more, and a syntax tree would be one more dependency.
 
+use std::ffi::OsStr;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::Context as _;
 
 /// One file's text, taken apart.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Source {
+pub struct Source {
     /// The code, with every comment and string blanked; lines keep their numbers.
-    pub(crate) code: String,
+    pub code: String,
     /// Every string literal with the number of the line on which it begins.
-    pub(crate) strings: Vec<(usize, String)>,
+    pub strings: Vec<(usize, String)>,
 }
 
 /// The root of the checkout.
-pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+#[must_use]
+pub fn root() -> &'static Path {
+    // This crate is `crates/testkit`.
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("/"))
 }
 
 /// Every file below a folder of the checkout with this extension, sorted, as paths from the root.
-pub(crate) fn files(folder: &str, extension: &str) -> anyhow::Result<Vec<PathBuf>> {
+pub fn files(folder: &str, extension: &str) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![root().join(folder)];
     while let Some(folder) = folders.pop() {
@@ -40,18 +43,26 @@ pub(crate) fn files(folder: &str, extension: &str) -> anyhow::Result<Vec<PathBuf
     Ok(found)
 }
 
-/// Every Rust file of the root package's `src` and of each crate.
-pub(crate) fn rust_files() -> anyhow::Result<Vec<PathBuf>> {
-    Ok([files("crates", "rs")?, files("src", "rs")?].concat())
+/// Every Rust file of what programs consist of: of the root package's `src` and of each crate, without integration tests
+/// and this kit.
+pub fn rust_files() -> anyhow::Result<Vec<PathBuf>> {
+    let mut crates = files("crates", "rs")?;
+    crates.retain(|path| {
+        // `crates/NAME/FOLDER/…`
+        let part = |number: usize| path.components().nth(number).map(Component::as_os_str);
+        part(1) != Some(OsStr::new("testkit")) && part(2) != Some(OsStr::new("tests"))
+    });
+    Ok([crates, files("src", "rs")?].concat())
 }
 
 /// The text of a file of the checkout.
-pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
+pub fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(root().join(path)).with_context(|| path.display().to_string())
 }
 
 /// Takes Rust text apart.
-pub(crate) fn take_apart(text: &str) -> Source {
+#[must_use]
+pub fn take_apart(text: &str) -> Source {
     let characters: Vec<char> = text.chars().collect();
     let mut source = Source::default();
     let (mut at, mut line) = (0, 1);

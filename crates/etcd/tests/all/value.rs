@@ -6,13 +6,13 @@ use std::str::Utf8Error;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use shepherd::etcd::client::Client;
-use shepherd::etcd::key_watcher::{KeyEvent, KeyWatcher, ValueDecodeError, WatchStatus};
-use shepherd::etcd::namespace::KeySelector;
+use shepherd_etcd::client::Client;
+use shepherd_etcd::key_watcher::{KeyEvent, KeyWatcher, ValueDecodeError, WatchStatus};
+use shepherd_etcd::namespace::KeySelector;
 use tokio::time::timeout;
 
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::{Cluster, PATIENCE, in_time, until};
+use testkit::aloud::TestResult;
+use testkit::etcd_servers::{Cluster, PATIENCE, in_time, until};
 
 /// Long enough for what comes to have come, where a test expects nothing. It may only miss a fault, never invent one.
 const QUIET: Duration = Duration::from_millis(300);

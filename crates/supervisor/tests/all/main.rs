@@ -1,0 +1,3 @@
+//! Trees of tasks, run by a real supervisor.
+
+mod tree;

@@ -1,0 +1,41 @@
+//! What tests of several crates share: a private PostgreSQL and etcd, child processes, ports, reading sources.
+//!
+//! Only `[dev-dependencies]` may name this crate. No program links it.
+//!
+//! # How it works
+//!
+//! * [`aloud`][]: the result of a test, and reports of failures that do not wait for the end of the run.
+//! * [`child`][]: programs that end with the test process, however that ends.
+//! * [`port`][]: ports that stay reserved while nothing listens on them.
+//! * [`memory`][]: how many bytes a piece of code allocates. A test program that links this crate has its allocator.
+//! * [`source`][]: the files of the checkout, and Rust code apart from its comments and strings.
+//! * [`etcd_program`][]: which etcd the tests use. `etcd_servers`: clusters of real etcd servers, and waiting.
+//! * `postgres`: one PostgreSQL server for the run, and a database for each test. `dialect`: the dialects of the
+//!   database, and the lists of the tests that run in them.
+//!
+//! # Features
+//!
+//! A test program links only what its crate needs. `etcd` adds the module `etcd_servers`, which needs the crate `etcd`.
+//! `postgres` adds `postgres` and `dialect`, which need the crate `bmdb`.
+//!
+//! # Tests of a crate
+//!
+//! * Tests that need one crate are one program, `crates/NAME/tests/all/main.rs`, with a module per subject: each further
+//!   program would be linked against the same libraries again. Such a program names its own crate `shepherd_NAME`. Tests
+//!   that need programs, or several crates that do not depend on each other, are in `tests/all`.
+//! * Unit tests in `src` of a crate below this one (`bmdb`, `etcd`) cannot use the features of this crate that name it:
+//!   they would link their crate a second time, with types of its own.
+//! * Each test is on a list in `tests/all`: see `dialect`.
+
+pub mod aloud;
+pub mod child;
+#[cfg(feature = "postgres")]
+pub mod dialect;
+pub mod etcd_program;
+#[cfg(feature = "etcd")]
+pub mod etcd_servers;
+pub mod memory;
+pub mod port;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+pub mod source;
