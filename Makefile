@@ -12,7 +12,7 @@ demo: ## run a simulated fleet until it is healthy (ARGS='--machines 50 --faults
 test: ## run every test on PostgreSQL, and in both database dialects those that can differ (SHEPHERD_TEST_DIALECT=cockroachdb: all in that one)
 	@tools/test
 
-check: ## check before a commit: format, lints, unit tests of the changed modules (SINCE=HEAD)
+check: ## check before a commit: format, lints, unit tests of the changed modules, integration tests of the changed crates (SINCE=HEAD)
 	@tools/check $(SINCE)
 
 test-all: ## run every test in both database dialects

@@ -54,8 +54,8 @@
 //!   `Client::call_unary` or `Client::open_stream`, which limit the wait and classify errors.
 //! * etcd 3.4 is the oldest version that is supported. Its watches can lose events ([`key_watcher`][]), and its list of
 //!   members may be outdated ([`members`][]).
-//! * `tests/all/etcd` runs this crate against real etcd servers, and `tests/all/on_etcd_3_4.txt` names the tests that
-//!   also run on etcd 3.4.
+//! * `tests` of this crate runs it against real etcd servers, and `tests/all/on_etcd_3_4.txt` of the checkout names the
+//!   tests that also run on etcd 3.4.
 
 pub mod client;
 mod connected_peers;
