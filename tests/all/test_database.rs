@@ -287,14 +287,11 @@ fn database_is_refused_to_a_test_that_no_list_has() {
         ),
         ("shepherd", "planted::asks", "planted::asks uses the database: add it or its module to"),
         // The list has the module of that name in the root package.
-        (
-            "shepherd-model",
-            "bmdb_work::asks",
-            "model/bmdb_work::asks uses the database: add it or its module to",
-        ),
+        ("shepherd-model", "api::asks", "model/api::asks uses the database: add it or its module to"),
     ] {
         let error = dialect_for(package, test).unwrap_err().to_string();
         assert!(error.starts_with(refusal), "{error}");
     }
-    assert!(dialect_for("shepherd", "bmdb_work::asks").is_ok());
+    assert!(dialect_for("shepherd", "api::asks").is_ok());
+    assert!(dialect_for("shepherd-bmdb", "work::asks").is_ok());
 }

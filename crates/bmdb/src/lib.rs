@@ -32,6 +32,11 @@
 //! * Values that a newer release wrote are tolerated: two releases share the database during an upgrade.
 //! * Statements are in `sql/`, one per file, and are checked at compile time.
 //!
+//! # Tests
+//!
+//! `tests` of this crate has races, failures and invariants, against a real PostgreSQL. The tests in `tests/all` of the
+//! checkout use a database as whole programs do, or bound the buffers of statements.
+//!
 //! # Features
 //!
 //! `sealing` is what only the service does: it has the key of sealed secrets, stores heartbeats, and writes the state

@@ -11,12 +11,13 @@
 //! * [`source`][]: the files of the checkout, and Rust code apart from its comments and strings.
 //! * [`etcd_program`][]: which etcd the tests use. `etcd_servers`: clusters of real etcd servers, and waiting.
 //! * `postgres`: one PostgreSQL server for the run, and a database for each test. `dialect`: the dialects of the
-//!   database, and the lists of the tests that run in them.
+//!   database, and the lists of the tests that run in them. `bmdb_kit`: a fleet in a database, and processes that share
+//!   the engine without any loop.
 //!
 //! # Features
 //!
 //! A test program links only what its crate needs. `etcd` adds the module `etcd_servers`, which needs the crate `etcd`.
-//! `postgres` adds `postgres` and `dialect`, which need the crate `bmdb`.
+//! `postgres` adds `postgres`, `dialect` and `bmdb_kit`, which need the crate `bmdb`.
 //!
 //! # Tests of a crate
 //!
@@ -28,6 +29,8 @@
 //! * Each test is on a list in `tests/all`: see `dialect`.
 
 pub mod aloud;
+#[cfg(feature = "postgres")]
+pub mod bmdb_kit;
 pub mod child;
 #[cfg(feature = "postgres")]
 pub mod dialect;

@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::postgres::TestDatabase;
+use testkit::postgres::TestDatabase;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Network {

@@ -4,19 +4,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use chrono::TimeDelta;
-use shepherd::bmdb::connection::error::BmdbError;
-use shepherd::bmdb::engine::claim::{Claimed, NextDue};
-use shepherd::bmdb::engine::fact_change::{FactChange, ProviderDetails};
-use shepherd::bmdb::metrics::Metrics;
-use shepherd::model::backoff::BackoffPolicy;
-use shepherd::model::process::Process;
-use shepherd::model::provider_status::ProviderStatus;
-use shepherd::model::time::Span;
+use model::backoff::BackoffPolicy;
+use model::process::Process;
+use model::provider_status::ProviderStatus;
+use model::time::Span;
+use shepherd_bmdb::connection::error::BmdbError;
+use shepherd_bmdb::engine::claim::{Claimed, NextDue};
+use shepherd_bmdb::engine::fact_change::{FactChange, ProviderDetails};
+use shepherd_bmdb::metrics::Metrics;
 use sqlx::Connection as _;
 use sqlx::postgres::PgListener;
 
-use crate::bmdb_kit::{Kit, LONG, PATIENCE, SOON, Shepherd, ended, hold, needs_human, surely, until};
-use crate::harness::aloud::TestResult;
+use testkit::aloud::TestResult;
+use testkit::bmdb_kit::{Kit, LONG, PATIENCE, SOON, Shepherd, ended, hold, needs_human, surely, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn backoff_grows_with_each_failure_survives_a_cancel_and_ends_with_a_finish() -> TestResult {
@@ -103,7 +103,7 @@ async fn work_put_off_is_due_again_at_its_time_without_a_failure() -> TestResult
             .await?;
     assert_eq!((reason.as_str(), exact), ("the brake is on", true));
     let facts = kit.bmdb.read_machine_snapshot(machine).await?.facts;
-    assert!(facts.postponements[&Process::AgentStart].decided_at.contains("bmdb_work.rs:"));
+    assert!(facts.postponements[&Process::AgentStart].decided_at.contains("tests/all/work.rs:"));
     assert!(facts.backoffs.is_empty());
     kit.database.advance(Duration::from_secs(301)).await?;
     let session = shepherd.session().await?;
@@ -168,7 +168,7 @@ async fn ending_that_the_database_refuses_is_given_up_and_the_machine_is_free() 
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
     let machine = work.machine();
     // A key of the wrong length breaks a constraint, now and for ever.
-    let agent = shepherd::bmdb::engine::fact_change::NewAgent {
+    let agent = shepherd_bmdb::engine::fact_change::NewAgent {
         public_key: vec![1; 31],
         boot_id: None,
         version: "1".into(),
@@ -247,8 +247,8 @@ async fn priorities_share_by_weight_and_the_oldest_of_a_class_goes_first() -> Te
     Ok(shepherd.stop().await?)
 }
 
-fn kit_machine(taken: &[uuid::Uuid]) -> shepherd::model::ids::MachineId {
-    shepherd::model::ids::MachineId(taken.last().copied().unwrap_or_default())
+fn kit_machine(taken: &[uuid::Uuid]) -> model::ids::MachineId {
+    model::ids::MachineId(taken.last().copied().unwrap_or_default())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

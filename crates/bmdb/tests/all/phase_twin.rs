@@ -6,25 +6,25 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use chrono::TimeDelta;
+use model::facts::{
+    AgentStarted, HeartbeatFact, InstallationReport, InstallationRequest, MachineFacts, NeedsHuman,
+    ProviderRecord, Quarantine, Recovery, Retirement,
+};
+use model::ids::MachineId;
+use model::needs_human::Obstacle;
+use model::phase::{Phase, phase_of};
+use model::policy::Policy;
+use model::provider_status::ProviderStatus;
+use model::time::Timestamp;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
-use shepherd::model::facts::{
-    AgentStarted, HeartbeatFact, InstallationReport, InstallationRequest, MachineFacts, NeedsHuman,
-    ProviderRecord, Quarantine, Recovery, Retirement,
-};
-use shepherd::model::ids::MachineId;
-use shepherd::model::needs_human::Obstacle;
-use shepherd::model::phase::{Phase, phase_of};
-use shepherd::model::policy::Policy;
-use shepherd::model::provider_status::ProviderStatus;
-use shepherd::model::time::Timestamp;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use uuid::Uuid;
 
-use crate::bmdb_kit::Kit;
-use crate::harness::aloud::TestResult;
+use testkit::aloud::TestResult;
+use testkit::bmdb_kit::Kit;
 
 const SETS: usize = 10_000;
 
@@ -133,7 +133,7 @@ async fn facts_are_read_as_they_were_stored_and_counted_and_indexed_by_their_pha
 
 /// The twin's inner statement, by machine.
 async fn phases_by_sql(connection: &mut PgConnection) -> anyhow::Result<BTreeMap<Uuid, String>> {
-    let text = include_str!("../../sql/fleet/count_phases.sql");
+    let text = include_str!("../../../../sql/fleet/count_phases.sql");
     let (_, rest) = text.split_once("FROM (\n").context("the beginning of the inner statement")?;
     let (inner, _) = rest.rsplit_once(") each").context("its end")?;
     let statement = format!("SELECT machine_id, phase FROM ({inner}) each");

@@ -5,25 +5,25 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use shepherd::bmdb::connection::error::BmdbError;
-use shepherd::bmdb::connection::settings::ConnectionSettings;
-use shepherd::bmdb::engine::claim::{Claimed, Claimer};
-use shepherd::bmdb::engine::intent::{DisruptionRequest, Permission};
-use shepherd::bmdb::engine::session::{Session, Sessions};
-use shepherd::bmdb::engine::work::Work;
-use shepherd::bmdb::metrics::labels::ByResult;
-use shepherd::model::ids::ProcessId;
-use shepherd::model::policy::DisruptionKind;
-use shepherd::model::process::Process;
-use shepherd::model::time::Span;
+use model::ids::ProcessId;
+use model::policy::DisruptionKind;
+use model::process::Process;
+use model::time::Span;
+use shepherd_bmdb::connection::error::BmdbError;
+use shepherd_bmdb::connection::settings::ConnectionSettings;
+use shepherd_bmdb::engine::claim::{Claimed, Claimer};
+use shepherd_bmdb::engine::intent::{DisruptionRequest, Permission};
+use shepherd_bmdb::engine::session::{Session, Sessions};
+use shepherd_bmdb::engine::work::Work;
+use shepherd_bmdb::metrics::labels::ByResult;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::bmdb_kit::{Kit, LONG, PATIENCE, SOON, Shepherd, ended, needs_human, until};
-use crate::bmdb_proxy::Proxy;
-use crate::harness::aloud::TestResult;
+use crate::proxy::Proxy;
+use testkit::aloud::TestResult;
+use testkit::bmdb_kit::{Kit, LONG, PATIENCE, SOON, Shepherd, ended, needs_human, until};
 
 async fn behind(proxy: &Proxy, kit: &Kit, interval: Duration) -> anyhow::Result<Shepherd> {
     let mut settings = ConnectionSettings::from_url(proxy.url(), "behind")?;
@@ -432,7 +432,7 @@ async fn connection_that_falls_silent_on_its_way_back_holds_up_nobody() -> TestR
     let mut settings = ConnectionSettings::from_url(proxy.url(), "behind")?;
     settings.dialect = kit.database.dialect();
     settings.max_connections = 1;
-    let bmdb = shepherd::bmdb::connection::Bmdb::connect(settings).await?;
+    let bmdb = shepherd_bmdb::connection::Bmdb::connect(settings).await?;
     // Its only connection is out when the network begins to swallow the next test of one: that is the
     // pool's, of the connection on its way back, and not ours of one that was idle for long.
     let (out, back) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -557,8 +557,8 @@ async fn expired_session_never_revives_and_writes_nothing() -> TestResult {
     let work = shepherd.claim_one(&session, Process::AgentStart).await?;
     kit.overdue(&session).await?;
     // Past its deadline and not closed yet: over all the same.
-    let record = work.record_changes(|_| shepherd::bmdb::engine::change_machine::Decision {
-        changes: vec![crate::bmdb_kit::hold("late")],
+    let record = work.record_changes(|_| shepherd_bmdb::engine::change_machine::Decision {
+        changes: vec![testkit::bmdb_kit::hold("late")],
         ..Default::default()
     });
     let record: Result<(), _> = record.await;
@@ -571,13 +571,14 @@ async fn expired_session_never_revives_and_writes_nothing() -> TestResult {
         .await?;
     let finish = work.finish(Vec::new(), "done").await;
     assert!(matches!(finish, Err(BmdbError::LeaseLost | BmdbError::SessionEnded)), "{finish:?}");
-    for statement in
-        [include_str!("../../sql/session/renew_one.sql"), include_str!("../../sql/session/guard.sql")]
-    {
+    for statement in [
+        include_str!("../../../../sql/session/renew_one.sql"),
+        include_str!("../../../../sql/session/guard.sql"),
+    ] {
         let answer = sqlx::query(statement).bind(session.id().0).fetch_optional(&kit.pool).await?;
         assert!(answer.is_none(), "a closed session answered");
     }
-    let locked = sqlx::query(include_str!("../../sql/schedule/lock_due_rows_for_session.sql"))
+    let locked = sqlx::query(include_str!("../../../../sql/schedule/lock_due_rows_for_session.sql"))
         .bind(session.id().0)
         .bind(machine.0)
         .fetch_optional(&kit.pool)

@@ -2,18 +2,18 @@
 //! shows which words were used.
 
 use anyhow::Context as _;
-use shepherd::bmdb::connection::Bmdb;
-use shepherd::bmdb::connection::dialect::Dialect;
-use shepherd::bmdb::connection::settings::ConnectionSettings;
-use shepherd::bmdb::engine::claim::Claimed;
-use shepherd::model::process::Process;
+use model::process::Process;
+use shepherd_bmdb::connection::Bmdb;
+use shepherd_bmdb::connection::dialect::Dialect;
+use shepherd_bmdb::connection::settings::ConnectionSettings;
+use shepherd_bmdb::engine::claim::Claimed;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _};
 
-use crate::bmdb_kit::{Kit, SOON, Shepherd, hold, until};
-use crate::bmdb_proxy::Proxy;
-use crate::harness::aloud::TestResult;
-use crate::harness::dialect;
+use crate::proxy::Proxy;
+use testkit::aloud::TestResult;
+use testkit::bmdb_kit::{Kit, SOON, Shepherd, hold, until};
+use testkit::dialect;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dialect_of_this_run_is_what_the_server_was_sent() -> TestResult {
@@ -42,7 +42,7 @@ async fn dialect_of_this_run_is_what_the_server_was_sent() -> TestResult {
         }
     }
     kit.change(machines[0], vec![hold("disk swap")]).await?;
-    kit.change(machines[0], vec![shepherd::bmdb::engine::fact_change::FactChange::HoldCleared]).await?;
+    kit.change(machines[0], vec![shepherd_bmdb::engine::fact_change::FactChange::HoldCleared]).await?;
     until("the sessions are renewed", async || {
         Ok(kit
             .count("SELECT count(*) FROM session WHERE deadline > started_at + INTERVAL '20.5 seconds'")

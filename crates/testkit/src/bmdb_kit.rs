@@ -8,42 +8,46 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use shepherd::bmdb::connection::Bmdb;
-use shepherd::bmdb::connection::dialect::Dialect;
-use shepherd::bmdb::connection::settings::ConnectionSettings;
-use shepherd::bmdb::engine::change_machine::Decision;
-use shepherd::bmdb::engine::claim::{Claimed, Claimer};
-use shepherd::bmdb::engine::fact_change::FactChange;
-use shepherd::bmdb::engine::session::{Session, Sessions};
-use shepherd::bmdb::engine::work::Work;
-use shepherd::model::facts::{Hold, HoldScope};
-use shepherd::model::ids::{MachineId, ProcessId};
-use shepherd::model::needs_human::Obstacle;
-use shepherd::model::process::Process;
+use bmdb::connection::Bmdb;
+use bmdb::connection::dialect::Dialect;
+use bmdb::connection::settings::ConnectionSettings;
+use bmdb::engine::change_machine::Decision;
+use bmdb::engine::claim::{Claimed, Claimer};
+use bmdb::engine::fact_change::FactChange;
+use bmdb::engine::session::{Session, Sessions};
+use bmdb::engine::work::Work;
+use model::facts::{Hold, HoldScope};
+use model::ids::{MachineId, ProcessId};
+use model::needs_human::Obstacle;
+use model::process::Process;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, PgConnection, PgPool};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::harness::postgres::TestDatabase;
+use crate::postgres::TestDatabase;
 
 /// How long a condition may take on a busy host before the test is red.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(5);
+pub const PATIENCE: Duration = Duration::from_mins(5);
 /// An interval of sessions that no test outlives by accident.
-pub(crate) const LONG: Duration = Duration::from_mins(2);
+pub const LONG: Duration = Duration::from_mins(2);
 /// One for tests that wait for a renewal or for the end of a session, and that no busy host lets run out.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+pub const SOON: Duration = Duration::from_secs(20);
 
 /// A database with the first rows, and an engine to look at it with.
-pub(crate) struct Kit {
-    pub(crate) database: TestDatabase,
-    pub(crate) bmdb: Bmdb,
-    pub(crate) pool: PgPool,
+pub struct Kit {
+    /// The database, which goes with the kit.
+    pub database: TestDatabase,
+    /// A process that uses it as ours do, without loops.
+    pub bmdb: Bmdb,
+    /// Connections for what the test itself reads and prepares.
+    pub pool: PgPool,
 }
 
 impl Kit {
-    pub(crate) async fn new(test_name: &str) -> anyhow::Result<Self> {
+    /// A database of its own, with all migrations.
+    pub async fn new(test_name: &str) -> anyhow::Result<Self> {
         let database = TestDatabase::create(test_name).await?;
         let bmdb = Bmdb::connect(settings(&database, "kit", 4)?).await?;
         bmdb.migrate().await?;
@@ -52,26 +56,28 @@ impl Kit {
         Ok(Self { database, bmdb, pool })
     }
 
-    pub(crate) fn is_serializable(&self) -> bool {
+    /// Whether the transactions of this run are SERIALIZABLE.
+    #[must_use]
+    pub fn is_serializable(&self) -> bool {
         self.database.dialect() == Dialect::Cockroachdb
     }
 
     /// A connection of the test's own, outside any pool, for transactions that stay open.
-    pub(crate) async fn connection(&self) -> anyhow::Result<PgConnection> {
+    pub async fn connection(&self) -> anyhow::Result<PgConnection> {
         let options: PgConnectOptions = self.database.url().parse()?;
         Ok(options.application_name("by hand").connect().await?)
     }
 
     /// The same at READ COMMITTED whatever the mode: a person's locks are no part of what is tried, and must not
     /// fail because of what the engine changes at that moment.
-    pub(crate) async fn by_hand(&self) -> anyhow::Result<PgConnection> {
+    pub async fn by_hand(&self) -> anyhow::Result<PgConnection> {
         let options: PgConnectOptions = self.database.url().parse()?;
         let options = options.options([("default_transaction_isolation", "read committed")]);
         Ok(options.application_name("by hand").connect().await?)
     }
 
     /// Adds machines of a provider that nobody has touched, scheduled by the engine.
-    pub(crate) async fn provided(&self, count: i64, provider: &str) -> anyhow::Result<Vec<MachineId>> {
+    pub async fn provided(&self, count: i64, provider: &str) -> anyhow::Result<Vec<MachineId>> {
         let ids: Vec<Uuid> = sqlx::query_scalar(
             "WITH m AS (INSERT INTO machine (machine_id, created_at)
                         SELECT gen_random_uuid(), clock_timestamp() FROM generate_series(1, $1)
@@ -98,7 +104,7 @@ impl Kit {
 
     /// Gives every machine an agent whose last heartbeat is eleven minutes old, and a listener (shard 3) that has
     /// been there all the while. Nobody has noticed yet: the timers are due.
-    pub(crate) async fn fall_silent(&self) -> anyhow::Result<()> {
+    pub async fn fall_silent(&self) -> anyhow::Result<()> {
         sqlx::raw_sql(
             "INSERT INTO machine_agent_started (machine_id, started_at, public_key, fence)
              SELECT machine_id, clock_timestamp() - INTERVAL '1 hour', decode(repeat('00', 32), 'hex'), 1 FROM machine;
@@ -114,7 +120,7 @@ impl Kit {
     }
 
     /// As [`Kit::fall_silent`], and it was noticed.
-    pub(crate) async fn silent(&self) -> anyhow::Result<()> {
+    pub async fn silent(&self) -> anyhow::Result<()> {
         self.fall_silent().await?;
         self.sweep().await?;
         ensure!(self.count("SELECT count(*) FROM machine_due WHERE phase_index = 'Ready'").await? == 0);
@@ -122,7 +128,7 @@ impl Kit {
     }
 
     /// Sweeps the fleet; says how many lanes had drifted.
-    pub(crate) async fn sweep(&self) -> anyhow::Result<usize> {
+    pub async fn sweep(&self) -> anyhow::Result<usize> {
         let (mut after, mut drifted) = (MachineId(Uuid::nil()), 0);
         loop {
             let swept = self.bmdb.sweep_page(after, 500).await?;
@@ -134,7 +140,8 @@ impl Kit {
         }
     }
 
-    pub(crate) async fn change(&self, machine: MachineId, changes: Vec<FactChange>) -> anyhow::Result<()> {
+    /// Changes facts about a machine, as the engine does.
+    pub async fn change(&self, machine: MachineId, changes: Vec<FactChange>) -> anyhow::Result<()> {
         self.bmdb
             .change_machine(machine, move |_| Decision {
                 changes: changes.clone(),
@@ -146,7 +153,7 @@ impl Kit {
     }
 
     /// Waits until `count` statements of that application wait for a lock.
-    pub(crate) async fn until_blocked(&self, application: &str, count: i64) -> anyhow::Result<()> {
+    pub async fn until_blocked(&self, application: &str, count: i64) -> anyhow::Result<()> {
         until(&format!("{count} statements of {application} wait for a lock"), async || {
             let waiting: i64 = sqlx::query_scalar(
                 "SELECT count(*) FROM pg_stat_activity
@@ -161,7 +168,7 @@ impl Kit {
     }
 
     /// Waits until a statement that ends with these words waits for a lock.
-    pub(crate) async fn until_blocked_in(&self, ending: &str) -> anyhow::Result<()> {
+    pub async fn until_blocked_in(&self, ending: &str) -> anyhow::Result<()> {
         until(&format!("a statement ending with {ending} waits for a lock"), async || {
             let waiting: i64 = sqlx::query_scalar(
                 "SELECT count(*) FROM pg_stat_activity
@@ -177,7 +184,7 @@ impl Kit {
     }
 
     /// Lets a session's deadline pass without waiting for it.
-    pub(crate) async fn overdue(&self, session: &Session) -> anyhow::Result<()> {
+    pub async fn overdue(&self, session: &Session) -> anyhow::Result<()> {
         sqlx::query(
             "UPDATE session SET deadline = clock_timestamp() - INTERVAL '1 second' WHERE session_id = $1",
         )
@@ -187,12 +194,13 @@ impl Kit {
         Ok(())
     }
 
-    pub(crate) async fn count(&self, statement: &'static str) -> anyhow::Result<i64> {
+    /// The one number that a statement returns.
+    pub async fn count(&self, statement: &'static str) -> anyhow::Result<i64> {
         sqlx::query_scalar(statement).fetch_one(&self.pool).await.context(statement)
     }
 
     /// The events that ended work on a machine, by fence.
-    pub(crate) async fn ends(&self, machine: MachineId) -> anyhow::Result<Vec<String>> {
+    pub async fn ends(&self, machine: MachineId) -> anyhow::Result<Vec<String>> {
         Ok(sqlx::query_scalar(
             "SELECT event FROM history WHERE machine_id = $1 AND edge = 'end' ORDER BY fence",
         )
@@ -203,7 +211,7 @@ impl Kit {
 }
 
 /// Settings of one more process that uses the test's database.
-pub(crate) fn settings(
+pub fn settings(
     database: &TestDatabase,
     application: &str,
     connections: u32,
@@ -215,7 +223,8 @@ pub(crate) fn settings(
 }
 
 /// A hold on everything, without end.
-pub(crate) fn hold(reason: &str) -> FactChange {
+#[must_use]
+pub fn hold(reason: &str) -> FactChange {
     FactChange::HoldSet(Hold {
         scope: HoldScope::Everything,
         reason: reason.into(),
@@ -225,24 +234,29 @@ pub(crate) fn hold(reason: &str) -> FactChange {
 }
 
 /// A call for a person, after which nothing is due.
-pub(crate) fn needs_human(reason: &str) -> FactChange {
+#[must_use]
+pub fn needs_human(reason: &str) -> FactChange {
     FactChange::NeedsHuman { obstacle: Obstacle::Unknown, reason: reason.into() }
 }
 
 /// One process's share of the engine, without any loop.
-pub(crate) struct Shepherd {
-    pub(crate) bmdb: Bmdb,
-    pub(crate) sessions: Sessions,
+pub struct Shepherd {
+    /// Its handle on the database.
+    pub bmdb: Bmdb,
+    /// Its sessions, which are renewed.
+    pub sessions: Sessions,
     stop: CancellationToken,
     keeper: JoinHandle<()>,
 }
 
 impl Shepherd {
-    pub(crate) async fn start(kit: &Kit, application: &str, interval: Duration) -> anyhow::Result<Self> {
+    /// One that uses the database of a kit, with this interval of renewals.
+    pub async fn start(kit: &Kit, application: &str, interval: Duration) -> anyhow::Result<Self> {
         Self::with(settings(&kit.database, application, 6)?, interval).await
     }
 
-    pub(crate) async fn with(settings: ConnectionSettings, interval: Duration) -> anyhow::Result<Self> {
+    /// One with settings of its own.
+    pub async fn with(settings: ConnectionSettings, interval: Duration) -> anyhow::Result<Self> {
         let bmdb = Bmdb::connect(settings).await?;
         bmdb.read_policy().await?;
         let (sessions, keeper) = Sessions::new(bmdb.clone(), ProcessId::generate(), interval);
@@ -253,7 +267,7 @@ impl Shepherd {
 
     /// Lets the server be as patient as the engine is, which waits for an answer for longer: a host that is away
     /// for some seconds is no part of what is tried.
-    pub(crate) async fn patient(self) -> anyhow::Result<Self> {
+    pub async fn patient(self) -> anyhow::Result<Self> {
         // All that the pool may have, at once, so that each is one of its own.
         let mut connections = Vec::new();
         for _ in 0..self.bmdb.settings().max_connections {
@@ -268,16 +282,19 @@ impl Shepherd {
         Ok(self)
     }
 
-    pub(crate) async fn session(&self) -> anyhow::Result<Session> {
+    /// Opens a session.
+    pub async fn session(&self) -> anyhow::Result<Session> {
         Ok(self.sessions.start("test", serde_json::json!({})).await?)
     }
 
-    pub(crate) fn claimer(&self, process: Process, provider: &str) -> Claimer {
+    /// Claims work of a process at a provider.
+    #[must_use]
+    pub fn claimer(&self, process: Process, provider: &str) -> Claimer {
         Claimer::new(self.sessions.clone(), process, vec![provider.to_owned()])
     }
 
     /// Claims one machine for that session.
-    pub(crate) async fn claim_one(&self, session: &Session, process: Process) -> anyhow::Result<Work> {
+    pub async fn claim_one(&self, session: &Session, process: Process) -> anyhow::Result<Work> {
         let mut claimer = self.claimer(process, "rack");
         let claimed = claimer.claim(std::slice::from_ref(session)).await?;
         let Claimed::Work(mut work) = claimed else { anyhow::bail!("expected work, got {claimed:?}") };
@@ -285,7 +302,8 @@ impl Shepherd {
         work.pop().context("no work")
     }
 
-    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+    /// Ends the renewals and closes the connections.
+    pub async fn stop(self) -> anyhow::Result<()> {
         self.stop.cancel();
         self.keeper.await?;
         self.bmdb.close().await;
@@ -294,7 +312,7 @@ impl Shepherd {
 }
 
 /// What a claim comes back with once it has looked everywhere, if it must.
-pub(crate) async fn surely(claimer: &mut Claimer, session: &Session) -> anyhow::Result<Claimed> {
+pub async fn surely(claimer: &mut Claimer, session: &Session) -> anyhow::Result<Claimed> {
     loop {
         match claimer.claim(std::slice::from_ref(session)).await? {
             Claimed::FullScanDeferred(rests) => tokio::time::sleep(rests).await,
@@ -304,7 +322,7 @@ pub(crate) async fn surely(claimer: &mut Claimer, session: &Session) -> anyhow::
 }
 
 /// Polls until a condition holds; red with its name when it does not within [`PATIENCE`].
-pub(crate) async fn until(
+pub async fn until(
     what: &str,
     mut condition: impl AsyncFnMut() -> anyhow::Result<bool>,
 ) -> anyhow::Result<()> {
@@ -317,7 +335,7 @@ pub(crate) async fn until(
 }
 
 /// Waits for a task with a deadline, so that a deadlock is a red test and not a hanging one.
-pub(crate) async fn ended<T>(what: &str, task: JoinHandle<T>) -> anyhow::Result<T> {
+pub async fn ended<T>(what: &str, task: JoinHandle<T>) -> anyhow::Result<T> {
     tokio::time::timeout(PATIENCE, task)
         .await
         .with_context(|| format!("{what} did not end"))?

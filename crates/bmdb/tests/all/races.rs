@@ -7,20 +7,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use shepherd::bmdb::connection::error::BmdbError;
-use shepherd::bmdb::engine::change_machine::Decision;
-use shepherd::bmdb::engine::claim::Claimed;
-use shepherd::bmdb::engine::fact_change::{FactChange, NewHeartbeat};
-use shepherd::bmdb::machine::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
-use shepherd::bmdb::metrics::database::ByOperation;
-use shepherd::model::ids::MachineId;
-use shepherd::model::process::Process;
-use shepherd::model::schedule::RULES_VERSION;
+use model::ids::MachineId;
+use model::process::Process;
+use model::schedule::RULES_VERSION;
+use shepherd_bmdb::connection::error::BmdbError;
+use shepherd_bmdb::engine::change_machine::Decision;
+use shepherd_bmdb::engine::claim::Claimed;
+use shepherd_bmdb::engine::fact_change::{FactChange, NewHeartbeat};
+use shepherd_bmdb::machine::heartbeat::{HeartbeatOutcome, ReceivedHeartbeat};
+use shepherd_bmdb::metrics::database::ByOperation;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
 
-use crate::bmdb_kit::{Kit, LONG, PATIENCE, SOON, Shepherd, ended, hold, needs_human, surely, until};
-use crate::harness::aloud::TestResult;
+use testkit::aloud::TestResult;
+use testkit::bmdb_kit::{Kit, LONG, PATIENCE, SOON, Shepherd, ended, hold, needs_human, surely, until};
 
 const LOCK_DUE: &str = "SELECT fence FROM machine_due WHERE machine_id = $1 FOR UPDATE";
 
@@ -132,7 +132,7 @@ async fn renewal_that_stalls_before_its_commit_keeps_its_work() -> TestResult {
     sqlx::query("UPDATE session SET interval_ms = 4 * 3600 * 1000").execute(&kit.pool).await?;
     let mut by_hand = kit.by_hand().await?;
     let mut renewal = by_hand.begin().await?;
-    sqlx::query(include_str!("../../sql/session/renew_one.sql"))
+    sqlx::query(include_str!("../../../../sql/session/renew_one.sql"))
         .bind(session.id().0)
         .fetch_one(&mut *renewal)
         .await?;
@@ -418,7 +418,7 @@ async fn locked_heartbeat_is_passed_over_by_a_group() -> TestResult {
     let lock = "SELECT at FROM machine_agent_heartbeat WHERE machine_id = $1 FOR UPDATE NOWAIT";
     sqlx::query(lock).bind(machines[0].0).execute(&mut *writer).await?;
 
-    let statement = include_str!("../../sql/heartbeat/lock_batch.sql");
+    let statement = include_str!("../../../../sql/heartbeat/lock_batch.sql");
     let arrived: Vec<uuid::Uuid> = machines.iter().rev().map(|machine| machine.0).collect();
     let bmdb = listener.bmdb.clone();
     let batch =
@@ -552,7 +552,7 @@ async fn nothing_is_armed_in_the_past_of_its_transaction() -> TestResult {
     let before: chrono::DateTime<chrono::Utc> =
         sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&kit.pool).await?;
     // What became due an hour ago by its facts is armed at the time of the writing.
-    kit.change(machine, vec![shepherd::bmdb::engine::fact_change::FactChange::HoldCleared]).await?;
+    kit.change(machine, vec![shepherd_bmdb::engine::fact_change::FactChange::HoldCleared]).await?;
     let ready_at: chrono::DateTime<chrono::Utc> =
         sqlx::query_scalar("SELECT ready_at FROM machine_due WHERE lane = 'access'")
             .fetch_one(&kit.pool)
@@ -604,7 +604,7 @@ async fn session_is_not_closed_under_a_claim_that_has_not_committed() -> TestRes
     // In the mode's own isolation: this is the engine's claim, step by step.
     let mut by_hand = kit.connection().await?;
     let mut claim = by_hand.begin().await?;
-    sqlx::query(include_str!("../../sql/session/guard.sql"))
+    sqlx::query(include_str!("../../../../sql/session/guard.sql"))
         .bind(session.id().0)
         .fetch_one(&mut *claim)
         .await?;
@@ -706,7 +706,7 @@ async fn heartbeat_that_comes_as_its_machine_is_found_silent_is_no_plain_one() -
     let kit = Kit::new("silence_first").await?;
     let machine = kit.provided(1, "rack").await?[0];
     kit.fall_silent().await?;
-    let rearm = include_str!("../../sql/claim/rearm_timers.sql");
+    let rearm = include_str!("../../../../sql/claim/rearm_timers.sql");
     let listener = Shepherd::start(&kit, "listener", LONG).await?.patient().await?;
     let mut by_hand = kit.connection().await?;
     let mut timer = by_hand.begin().await?;

@@ -8,30 +8,30 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use chrono::TimeDelta;
+use model::backoff::BackoffPolicy;
+use model::ids::{IntentId, MachineId};
+use model::needs_human::Obstacle;
+use model::policy::Policy;
+use model::power_order::PowerOrderKind;
+use model::process::{Lane, Process};
+use model::provider_status::ProviderStatus;
+use model::schedule::next_due;
+use model::time::{Span, Timestamp};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
-use shepherd::bmdb::connection::error::BmdbError;
-use shepherd::bmdb::engine::claim::Claimed;
-use shepherd::bmdb::engine::fact_change::power::PowerChange;
-use shepherd::bmdb::engine::fact_change::retirement::RetirementChange;
-use shepherd::bmdb::engine::fact_change::{FactChange, NewAgent, NewHeartbeat, ProviderDetails};
-use shepherd::bmdb::engine::session::Session;
-use shepherd::bmdb::engine::work::Work;
-use shepherd::model::backoff::BackoffPolicy;
-use shepherd::model::ids::{IntentId, MachineId};
-use shepherd::model::needs_human::Obstacle;
-use shepherd::model::policy::Policy;
-use shepherd::model::power_order::PowerOrderKind;
-use shepherd::model::process::{Lane, Process};
-use shepherd::model::provider_status::ProviderStatus;
-use shepherd::model::schedule::next_due;
-use shepherd::model::time::{Span, Timestamp};
+use shepherd_bmdb::connection::error::BmdbError;
+use shepherd_bmdb::engine::claim::Claimed;
+use shepherd_bmdb::engine::fact_change::power::PowerChange;
+use shepherd_bmdb::engine::fact_change::retirement::RetirementChange;
+use shepherd_bmdb::engine::fact_change::{FactChange, NewAgent, NewHeartbeat, ProviderDetails};
+use shepherd_bmdb::engine::session::Session;
+use shepherd_bmdb::engine::work::Work;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::bmdb_kit::{Kit, Shepherd, hold};
-use crate::harness::aloud::TestResult;
+use testkit::aloud::TestResult;
+use testkit::bmdb_kit::{Kit, Shepherd, hold};
 
 const MACHINES: i64 = 24;
 const SHEPHERDS: usize = 3;
@@ -106,8 +106,8 @@ async fn invariants_hold_over_random_interleavings() -> TestResult {
 
 struct Worker {
     random: StdRng,
-    sessions: shepherd::bmdb::engine::session::Sessions,
-    bmdb: shepherd::bmdb::connection::Bmdb,
+    sessions: shepherd_bmdb::engine::session::Sessions,
+    bmdb: shepherd_bmdb::connection::Bmdb,
     pool: sqlx::PgPool,
     machines: Vec<MachineId>,
     mine: Vec<Session>,
@@ -123,7 +123,7 @@ impl Worker {
                 10..=13 => tolerate(self.write_a_fact().await)?,
                 14 => tolerate(self.bmdb.reap().await.map(drop))?,
                 15 => {
-                    let claimer = shepherd::bmdb::engine::claim::Claimer::new(
+                    let claimer = shepherd_bmdb::engine::claim::Claimer::new(
                         self.sessions.clone(),
                         Process::Recovery,
                         vec!["rack".into()],
@@ -160,7 +160,7 @@ impl Worker {
         }
         let process = *Process::ALL.choose(&mut self.random).unwrap_or(&Process::Update);
         let mut claimer =
-            shepherd::bmdb::engine::claim::Claimer::new(self.sessions.clone(), process, vec!["rack".into()]);
+            shepherd_bmdb::engine::claim::Claimer::new(self.sessions.clone(), process, vec!["rack".into()]);
         let count = self.random.random_range(1..=3);
         match claimer.claim(&self.mine[..count]).await {
             Ok(Claimed::Work(work)) => {
@@ -265,7 +265,7 @@ impl Worker {
         };
         let machine = self.some_machine();
         self.bmdb
-            .change_machine(machine, move |_| shepherd::bmdb::engine::change_machine::Decision {
+            .change_machine(machine, move |_| shepherd_bmdb::engine::change_machine::Decision {
                 changes: vec![change.clone()],
                 events: vec![("Reported".into(), "by the test".into())],
                 output: (),
