@@ -3,7 +3,7 @@
 //! A test process that is killed outright runs no destructor, and what it started would run on: a
 //! shepherd against a database that is gone, a simulator on its ports. Each child therefore has a
 //! watcher, a small shell that holds the other end of a pipe from us and kills its child when the pipe
-//! ends, even one that is stopped. `crates/bmdb/src/connection/private_postgres/mod.rs` says why a pipe and not the kernel's
+//! ends, even one that is stopped. `private_postgres` of `bmdb` says why a pipe and not the kernel's
 //! parent-death signal: that one fires when the *thread* that forked ends, and each test is a thread.
 //!
 //! What a program of ours detaches on purpose, as the role server does, is no child of anybody. It is

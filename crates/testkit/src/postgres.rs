@@ -18,7 +18,9 @@ use bmdb::connection::Bmdb;
 use bmdb::connection::dialect::Dialect;
 use bmdb::connection::private_postgres::PrivatePostgres;
 use bmdb::connection::private_postgres::options::{PrivatePostgresOptions, ServerStorage};
+use bmdb::connection::schema::MIGRATIONS;
 use bmdb::connection::settings::ConnectionSettings;
+use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, PgPool};
 use tokio::sync::oneshot;
@@ -296,6 +298,14 @@ fn with_session_settings(url: &str, dialect: Dialect) -> String {
     let settings =
         format!("-c search_path=shim,public,pg_catalog -c default_transaction_isolation={isolation}");
     format!("{url}&options={}", settings.replace('\\', "%5C").replace(' ', "%20"))
+}
+
+/// Every migration, without sqlx's own lock.
+#[must_use]
+pub fn migrator() -> Migrator {
+    let mut migrator = Migrator { migrations: MIGRATIONS.migrations.clone(), ..Migrator::DEFAULT };
+    migrator.set_locking(false);
+    migrator
 }
 
 /// A unique plain identifier within PostgreSQL's 63 bytes that begins with the test's name.

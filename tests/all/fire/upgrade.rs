@@ -13,12 +13,12 @@ use shepherd::bmdb::connection::schema::supported_version;
 use shepherd::model::schedule::RULES_VERSION;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
 
-use crate::bmdb_migrations::migrator;
 use crate::checker::{Records, check};
 use crate::fire::{ALL_KNOWN_READY, BRAKES, DISTURBED, Form, RECOVERED, count, counted, end};
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, Otherwise, PATIENCE, Program, endpoint};
 use crate::harness::postgres::TestDatabase;
+use crate::harness::postgres::migrator;
 
 const FLAGS: [&str; 4] = [
     "--heartbeat_interval=1s",

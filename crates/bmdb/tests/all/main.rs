@@ -1,9 +1,16 @@
-//! The engine and the connection to the database, tested against a real PostgreSQL: races, failures, invariants.
+//! The engine, orders and the connection to the database, tested against a real PostgreSQL.
 
+mod cluster_upgrades;
 mod dialects;
 mod invariants;
+mod many;
+mod migrations;
+mod newer_fence;
 mod outages;
 mod phase_twin;
+mod priority;
 mod proxy;
 mod races;
+mod restore_orders;
+mod second_person;
 mod work;

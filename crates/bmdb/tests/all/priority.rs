@@ -4,21 +4,21 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use model::access::AccessScope;
+use model::ids::MachineId;
+use model::plan::plan_fleet;
+use model::priority::PriorityLevel;
+use model::process::Process;
+use model::time::Span;
+use model::why::explain_machine;
 use serde_json::Value;
-use shepherd::bmdb::fleet::listing::{Filter, list_machines};
-use shepherd::bmdb::orders::bulk_orders::{MachineSelection, RPC};
-use shepherd::bmdb::orders::machine_order::MachineOrder;
-use shepherd::bmdb::orders::order::{Actor, Expiry, Order, request_digest};
-use shepherd::model::access::AccessScope;
-use shepherd::model::ids::MachineId;
-use shepherd::model::plan::plan_fleet;
-use shepherd::model::priority::PriorityLevel;
-use shepherd::model::process::Process;
-use shepherd::model::time::Span;
-use shepherd::model::why::explain_machine;
+use shepherd_bmdb::fleet::listing::{Filter, list_machines};
+use shepherd_bmdb::orders::bulk_orders::{MachineSelection, RPC};
+use shepherd_bmdb::orders::machine_order::MachineOrder;
+use shepherd_bmdb::orders::order::{Actor, Expiry, Order, request_digest};
 
-use crate::bmdb_kit::{Kit, LONG, Shepherd};
-use crate::harness::aloud::TestResult;
+use testkit::aloud::TestResult;
+use testkit::bmdb_kit::{Kit, LONG, Shepherd};
 
 fn order(key: Option<&str>, dry_run: bool) -> Order {
     Order {

@@ -7,32 +7,32 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail};
-use shepherd::bmdb::cluster::kubernetes::desired::KubernetesPatch;
-use shepherd::bmdb::cluster::transitions::LEASE_KIND;
-use shepherd::bmdb::cluster::upgrade::NewUpgrade;
-use shepherd::bmdb::cluster::upgrade::orders::UpgradeChange;
-use shepherd::bmdb::connection::error::BmdbError;
-use shepherd::bmdb::engine::named_lease::NamedLease;
-use shepherd::bmdb::engine::session::Session;
-use shepherd::bmdb::fleet::artefact::upload::UploadState;
-use shepherd::bmdb::orders::order::{Actor, Order, request_digest};
-use shepherd::model::cluster::kubernetes::{
+use model::cluster::kubernetes::{
     CONTROLLER_ROLE, ComponentStatus, CuratorKubernetes, KubernetesSpec, NodeKubernetes, ObservedKubernetes,
     WORKER_ROLE,
 };
-use shepherd::model::cluster::plan::step::ClusterPlanStep;
-use shepherd::model::cluster::plan::upgrade::plan_upgrade;
-use shepherd::model::cluster::selector::Selector;
-use shepherd::model::cluster::spec::{ClusterSpec, JoinApproval};
-use shepherd::model::cluster::state::{
+use model::cluster::plan::step::ClusterPlanStep;
+use model::cluster::plan::upgrade::plan_upgrade;
+use model::cluster::selector::Selector;
+use model::cluster::spec::{ClusterSpec, JoinApproval};
+use model::cluster::state::{
     CONSENSUS_MEMBER_ROLE, ClusterNode, EtcdMember, NodeHealth, NodeState, ObservedCluster,
 };
-use shepherd::model::cluster::upgrade::UpgradeEvent;
-use shepherd::model::ids::MachineId;
-use shepherd::model::role_declaration::Sha256;
+use model::cluster::upgrade::UpgradeEvent;
+use model::ids::MachineId;
+use model::role_declaration::Sha256;
+use shepherd_bmdb::cluster::kubernetes::desired::KubernetesPatch;
+use shepherd_bmdb::cluster::transitions::LEASE_KIND;
+use shepherd_bmdb::cluster::upgrade::NewUpgrade;
+use shepherd_bmdb::cluster::upgrade::orders::UpgradeChange;
+use shepherd_bmdb::connection::error::BmdbError;
+use shepherd_bmdb::engine::named_lease::NamedLease;
+use shepherd_bmdb::engine::session::Session;
+use shepherd_bmdb::fleet::artefact::upload::UploadState;
+use shepherd_bmdb::orders::order::{Actor, Order, request_digest};
 
-use crate::bmdb_kit::{Kit, LONG, Shepherd};
-use crate::harness::aloud::TestResult;
+use testkit::aloud::TestResult;
+use testkit::bmdb_kit::{Kit, LONG, Shepherd};
 
 fn order(rpc: &str) -> Order {
     Order {
@@ -396,7 +396,7 @@ async fn held_machine_is_not_upgraded_and_names_who_holds_it() -> TestResult {
     let new = bundle(&world.kit, 'b', "1.31.0").await?;
     world.kit.bmdb.upgrade_cluster(order("Upgrade"), name(), to("k-1.31.0")).await?;
     for machine in &world.machines {
-        world.kit.change(*machine, vec![crate::bmdb_kit::hold("a new disk")]).await?;
+        world.kit.change(*machine, vec![testkit::bmdb_kit::hold("a new disk")]).await?;
     }
     let (found, _) = world.kit.bmdb.read_cluster("ams").await?.context("a cluster")?;
     let upgrade = found.upgrade.context("an upgrade")?.upgrade;

@@ -4,26 +4,26 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
-use shepherd::bmdb::connection::error::BmdbError;
-use shepherd::bmdb::fleet::listing::Filter;
-use shepherd::bmdb::orders::approval::{RPC as APPROVE, list_approvals};
-use shepherd::bmdb::orders::budget::read_budgets_and_brakes;
-use shepherd::bmdb::orders::bulk_orders::{MachineSelection, RPC};
-use shepherd::bmdb::orders::loop_pause::NewPause;
-use shepherd::bmdb::orders::machine_order::MachineOrder;
-use shepherd::bmdb::orders::order::{Actor, Order, OrderResult, request_digest};
-use shepherd::bmdb::orders::retirement;
-use shepherd::model::access::AccessScope;
-use shepherd::model::budget::{BudgetChange, BudgetKind};
-use shepherd::model::order_limits::OrderLimits;
-use shepherd::model::pause::LoopKind;
-use shepherd::model::policy::Policy;
-use shepherd::model::retirement::RetirementStage;
-use shepherd::model::two_person_rule::{Principal, WAIVE_RPC};
+use model::access::AccessScope;
+use model::budget::{BudgetChange, BudgetKind};
+use model::order_limits::OrderLimits;
+use model::pause::LoopKind;
+use model::policy::Policy;
+use model::retirement::RetirementStage;
+use model::two_person_rule::{Principal, WAIVE_RPC};
+use shepherd_bmdb::connection::error::BmdbError;
+use shepherd_bmdb::fleet::listing::Filter;
+use shepherd_bmdb::orders::approval::{RPC as APPROVE, list_approvals};
+use shepherd_bmdb::orders::budget::read_budgets_and_brakes;
+use shepherd_bmdb::orders::bulk_orders::{MachineSelection, RPC};
+use shepherd_bmdb::orders::loop_pause::NewPause;
+use shepherd_bmdb::orders::machine_order::MachineOrder;
+use shepherd_bmdb::orders::order::{Actor, Order, OrderResult, request_digest};
+use shepherd_bmdb::orders::retirement;
 use uuid::Uuid;
 
-use crate::bmdb_kit::Kit;
-use crate::harness::aloud::TestResult;
+use testkit::aloud::TestResult;
+use testkit::bmdb_kit::Kit;
 
 const SET: &str = "shepherd.fleet.v1.Budgets/Set";
 

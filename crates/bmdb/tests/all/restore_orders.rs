@@ -1,13 +1,13 @@
 //! Orders to restore a cluster: accepted when its control plane is known to be lost, and replace the one before.
 
 use anyhow::{Result, bail};
-use shepherd::bmdb::cluster::restore::RestoreRequest;
-use shepherd::bmdb::connection::error::BmdbError;
-use shepherd::bmdb::orders::order::{Actor, Order, request_digest};
+use shepherd_bmdb::cluster::restore::RestoreRequest;
+use shepherd_bmdb::connection::error::BmdbError;
+use shepherd_bmdb::orders::order::{Actor, Order, request_digest};
 use uuid::Uuid;
 
-use crate::bmdb_kit::Kit;
-use crate::harness::aloud::TestResult;
+use testkit::aloud::TestResult;
+use testkit::bmdb_kit::Kit;
 
 const FIRST: &str = "00000000-0000-0000-0000-000000000001";
 const SECOND: &str = "00000000-0000-0000-0000-000000000002";

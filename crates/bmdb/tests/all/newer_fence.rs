@@ -1,18 +1,18 @@
 //! What a machine has seen and this database never gave holds every order to it back, however often it is
 //! tried, until a restoration is declared.
 
-use shepherd::bmdb::connection::error::BmdbError;
-use shepherd::bmdb::engine::intent::{DisruptionRequest, Permission};
-use shepherd::bmdb::engine::work::Work;
-use shepherd::bmdb::fleet::retention::RetainedKind;
-use shepherd::bmdb::orders::order::{Actor, Order, request_digest};
-use shepherd::model::policy::DisruptionKind;
-use shepherd::model::process::Process;
-use shepherd::model::time::Span;
-use shepherd::model::why::explain_machine;
+use model::policy::DisruptionKind;
+use model::process::Process;
+use model::time::Span;
+use model::why::explain_machine;
+use shepherd_bmdb::connection::error::BmdbError;
+use shepherd_bmdb::engine::intent::{DisruptionRequest, Permission};
+use shepherd_bmdb::engine::work::Work;
+use shepherd_bmdb::fleet::retention::RetainedKind;
+use shepherd_bmdb::orders::order::{Actor, Order, request_digest};
 
-use crate::bmdb_kit::{Kit, LONG, Shepherd};
-use crate::harness::aloud::TestResult;
+use testkit::aloud::TestResult;
+use testkit::bmdb_kit::{Kit, LONG, Shepherd};
 
 const NEWER_FENCE_EVENT_COUNT: &str = "SELECT count(*) FROM history WHERE event = 'NewerFence'";
 

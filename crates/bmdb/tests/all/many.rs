@@ -1,22 +1,22 @@
 //! Orders about the machines that a filter means, and labels: through the API and in the database.
 
 use anyhow::{Context as _, Result};
+use model::access::AccessScope;
+use model::facts::HoldScope;
+use model::label::{LabelFilter, Labels};
+use model::order_limits::OrderLimits;
 use serde_json::{Value, json};
-use shepherd::bmdb::connection::error::BmdbError;
-use shepherd::bmdb::engine::fact_change::FactChange;
-use shepherd::bmdb::engine::fact_change::retirement::RetirementChange;
-use shepherd::bmdb::fleet::listing::Filter;
-use shepherd::bmdb::machine::tags::list_tags;
-use shepherd::bmdb::orders::bulk_orders::{BulkOrderResult, MachineSelection, RPC};
-use shepherd::bmdb::orders::machine_order::MachineOrder;
-use shepherd::bmdb::orders::order::{Actor, Order, request_digest};
-use shepherd::model::access::AccessScope;
-use shepherd::model::facts::HoldScope;
-use shepherd::model::label::{LabelFilter, Labels};
-use shepherd::model::order_limits::OrderLimits;
+use shepherd_bmdb::connection::error::BmdbError;
+use shepherd_bmdb::engine::fact_change::FactChange;
+use shepherd_bmdb::engine::fact_change::retirement::RetirementChange;
+use shepherd_bmdb::fleet::listing::Filter;
+use shepherd_bmdb::machine::tags::list_tags;
+use shepherd_bmdb::orders::bulk_orders::{BulkOrderResult, MachineSelection, RPC};
+use shepherd_bmdb::orders::machine_order::MachineOrder;
+use shepherd_bmdb::orders::order::{Actor, Order, request_digest};
 
-use crate::bmdb_kit::Kit;
-use crate::harness::aloud::TestResult;
+use testkit::aloud::TestResult;
+use testkit::bmdb_kit::Kit;
 
 fn order(key: &str, dry_run: bool) -> Order {
     Order {

@@ -4,19 +4,17 @@
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
-use shepherd::bmdb::connection::Bmdb;
-use shepherd::bmdb::connection::error::BmdbError;
-use shepherd::bmdb::connection::schema::{MIGRATIONS, supported_version};
-use shepherd::bmdb::connection::settings::ConnectionSettings;
-use sqlx::migrate::Migrator;
+use shepherd_bmdb::connection::Bmdb;
+use shepherd_bmdb::connection::error::BmdbError;
+use shepherd_bmdb::connection::schema::{MIGRATIONS, supported_version};
+use shepherd_bmdb::connection::settings::ConnectionSettings;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
 
-use crate::bmdb_kit::Kit;
-use crate::harness::aloud::TestResult;
-use crate::harness::postgres::TestDatabase;
-use crate::harness::program::PATIENCE;
-use crate::harness::source;
+use testkit::aloud::TestResult;
+use testkit::bmdb_kit::{Kit, PATIENCE};
+use testkit::postgres::{TestDatabase, migrator};
+use testkit::source;
 
 /// An empty database in the test's own server, without shim: migrations as in earnest.
 async fn empty(database: &TestDatabase) -> anyhow::Result<PgConnection> {
@@ -42,13 +40,6 @@ async fn tables(connection: &mut PgConnection) -> anyhow::Result<Vec<String>> {
     )
     .fetch_all(connection)
     .await?)
-}
-
-/// Every migration, without sqlx's own lock.
-pub(crate) fn migrator() -> Migrator {
-    let mut migrator = Migrator { migrations: MIGRATIONS.migrations.clone(), ..Migrator::DEFAULT };
-    migrator.set_locking(false);
-    migrator
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
