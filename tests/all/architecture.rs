@@ -44,7 +44,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("supervisor", &["backoff"]),
     ("takeover", &["model", "proto"]),
     // Only tests depend on it.
-    ("testkit", &["bmdb", "etcd", "model"]),
+    ("testkit", &["bmdb", "curator", "curator-client", "etcd", "model", "proto"]),
     ("transport", &[]),
 ];
 

@@ -21,8 +21,8 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::clusters::{FLAGS, Field, settled};
-use crate::curator::leading::found_no_leader;
 use crate::harness::aloud::TestResult;
+use crate::harness::curators::found_no_leader;
 use crate::harness::fleet::{PATIENCE, endpoint};
 
 /// Holder of a present or former key of the shepherd, with the certificate that was claimed with it then.

@@ -32,7 +32,7 @@ const IMPLIED: &[(&str, &[&str])] = &[
     ("simulator", &["curator-client", "model", "proto", "roleserver", "supervisor"]),
     ("supervisor", &[]),
     ("takeover", &["model", "proto"]),
-    ("testkit", &["bmdb", "etcd", "model"]),
+    ("testkit", &["bmdb", "curator", "curator-client", "etcd", "model", "proto"]),
     ("transport", &[]),
 ];
 

@@ -10,13 +10,15 @@
 //! * [`memory`][]: how many bytes a piece of code allocates. A test program that links this crate has its allocator.
 //! * [`source`][]: the files of the checkout, and Rust code apart from its comments and strings.
 //! * [`etcd_program`][]: which etcd the tests use. `etcd_servers`: clusters of real etcd servers, and waiting.
+//!   `curators`: a cluster of curators beside such servers, and its clients.
 //! * `postgres`: one PostgreSQL server for the run, and a database for each test. `dialect`: the dialects of the
 //!   database, and the lists of the tests that run in them. `bmdb_kit`: a fleet in a database, and processes that share
 //!   the engine without any loop.
 //!
 //! # Features
 //!
-//! A test program links only what its crate needs. `etcd` adds the module `etcd_servers`, which needs the crate `etcd`.
+//! A test program links only what its crate needs. `etcd` adds the module `etcd_servers`, which needs the crate `etcd`,
+//! and `curator` also adds `curators`, which needs the crate of that name.
 //! `postgres` adds `postgres`, `dialect` and `bmdb_kit`, which need the crate `bmdb`.
 //!
 //! # Tests of a crate
@@ -24,7 +26,7 @@
 //! * Tests that need one crate are one program, `crates/NAME/tests/all/main.rs`, with a module per subject: each further
 //!   program would be linked against the same libraries again. Such a program names its own crate `shepherd_NAME`. Tests
 //!   that need programs, or several crates that do not depend on each other, are in `tests/all`.
-//! * Unit tests in `src` of a crate below this one (`bmdb`, `etcd`) cannot use the features of this crate that name it:
+//! * Unit tests in `src` of a crate below this one (`bmdb`, `curator`, `etcd`) cannot use the features of this crate that name it:
 //!   they would link their crate a second time, with types of its own.
 //! * Each test is on a list in `tests/all`: see `dialect`.
 
@@ -32,6 +34,8 @@ pub mod aloud;
 #[cfg(feature = "postgres")]
 pub mod bmdb_kit;
 pub mod child;
+#[cfg(feature = "curator")]
+pub mod curators;
 #[cfg(feature = "postgres")]
 pub mod dialect;
 pub mod etcd_program;

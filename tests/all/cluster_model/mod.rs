@@ -41,14 +41,14 @@
 //! | V7 reports | `report_is_complete`, and that the record equals the last one. "Ordered" means that one worker sends them one after the other, which the model repeats | `nothing_is_reported_before_the_address_is_known`, `status_report_is_accepted_while_up_and_only_when_changed`, [`arrival`] |
 //! | V8 a controller without consensus waits | no Kubernetes runs on a node of the model; the part that it can check is I-a below | `impossible_order_is_rejected_with_a_reason` |
 //! | V9 other roles change nothing | `restarts_for_a_reason`, with orders that mix all roles | `order_about_other_roles_keeps_membership` |
-//! | V10 no write of a former leader | `only_the_leader_writes`, with processes that stop for longer than their lease | `etcd::guard::former_leader_writes_and_reads_nothing`, `curator::leading::…` |
+//! | V10 no write of a former leader | `only_the_leader_writes`, with processes that stop for longer than their lease | `etcd/guard::former_leader_writes_and_reads_nothing`, `curator/leading::…` |
 //! | V11 I-a | `roles_are_of_nodes_that_are_up` | `record_that_breaks_an_invariant_is_not_written` |
-//! | V11 I-b | `removal_leaves_a_living_quorum`, `voters_keep_a_quorum` | `removal_leaves_a_quorum_of_living_members`, `curator::consensus::member_out_of_reach…` |
-//! | V11 I-c | `what_is_still_to_be_done` | `repeated_syncs_resolve_every_disagreement`, `curator::consensus::members_and_records_come_to_agree…` |
-//! | V11 I-d | `membership_goes_first` | `record_follows_only_once_membership_is_changed`, `curator::life::node_goes_only…` |
-//! | V11 life cycle | `life_cycle_is_kept` | `curator::life::machine_becomes_a_node_step_by_step…` |
-//! | V12 one end of the backlog | not expressible: how events are divided into messages is not a decision by itself, and the model has no messages | `curator::watches::watch_of_all_nodes_ends_its_backlog_once…`, `backlog_ends_once_and_what_comes_later_is_not_in_it` |
-//! | V13 health | `health_is_what_the_leader_can_know`, with leaders that have just begun | `health_follows_the_table`, `curator::heartbeats::…` |
+//! | V11 I-b | `removal_leaves_a_living_quorum`, `voters_keep_a_quorum` | `removal_leaves_a_quorum_of_living_members`, `curator/consensus::member_out_of_reach…` |
+//! | V11 I-c | `what_is_still_to_be_done` | `repeated_syncs_resolve_every_disagreement`, `curator/consensus::members_and_records_come_to_agree…` |
+//! | V11 I-d | `membership_goes_first` | `record_follows_only_once_membership_is_changed`, `curator/life::node_goes_only…` |
+//! | V11 life cycle | `life_cycle_is_kept` | `curator/life::machine_becomes_a_node_step_by_step…` |
+//! | V12 one end of the backlog | not expressible: how events are divided into messages is not a decision by itself, and the model has no messages | `curator/watches::watch_of_all_nodes_ends_its_backlog_once…`, `backlog_ends_once_and_what_comes_later_is_not_in_it` |
+//! | V13 health | `health_is_what_the_leader_can_know`, with leaders that have just begun | `health_follows_the_table`, `curator/heartbeats::…` |
 //!
 //! # What the original had no test for
 //!
@@ -58,12 +58,12 @@
 //! | a launcher that crashes after it has reported | [`runs`]; `nodes::forming::three_nodes_form_a_cluster_that_outlives…` |
 //! | founding cut off at any step | [`runs`]; `nodes::crashes::founding_that_was_cut_off_after_any_step…` |
 //! | damaged roles | [`runs`]; `nodes::crashes::only_member_whose_roles_are_damaged…` |
-//! | the end of its own node | `node_takes_its_own_roles_and_none_once_it_is_deleted`, `curator::watches::watch_of_one_node_tells_each_of_its_lives` |
-//! | heartbeats over a change of leaders | [`runs`]; `health_is_unknown_until_a_new_leader_receives_heartbeats`, `curator::heartbeats::…` |
+//! | the end of its own node | `node_takes_its_own_roles_and_none_once_it_is_deleted`, `curator/watches::watch_of_one_node_tells_each_of_its_lives` |
+//! | heartbeats over a change of leaders | [`runs`]; `health_is_unknown_until_a_new_leader_receives_heartbeats`, `curator/heartbeats::…` |
 //! | status reported again after a failed call | [`runs`], as a part of `what_is_still_to_be_done` |
 //! | orders in which inputs arrive | [`arrival`] |
-//! | a record that changes between the read and the write | [`runs`]; `etcd::guard::tasks_of_one_leader_do_not_undo_one_another` |
-//! | deletions while etcd was out of reach | `etcd::value::deletion_while_etcd_was_unreachable_is_reported_and_the_rest_is_not_repeated` |
+//! | a record that changes between the read and the write | [`runs`]; `etcd/guard::tasks_of_one_leader_do_not_undo_one_another` |
+//! | deletions while etcd was out of reach | `etcd/value::deletion_while_etcd_was_unreachable_is_reported_and_the_rest_is_not_repeated` |
 //! | branches of the reconciler's leader; its status key; nodes that come back to it | `reconciler::rows::…`, `reconciler::leading::…`, and a model of its own: `reconciler::model` |
 //! | name clashes; immutable objects | with the objects of the reconciler, which are not there yet |
 

@@ -32,8 +32,8 @@ use shepherd::proto::curator::v1::issue_kubernetes_user_request::Access;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use uuid::Uuid;
 
-use super::cluster::{Holder, kubernetes_settings, status};
 use crate::harness::aloud::TestResult;
+use crate::harness::curators::{Holder, kubernetes_settings, status};
 use crate::harness::etcd_servers::in_time;
 use crate::objects::real::{Files, Real};
 

@@ -1,15 +1,3 @@
-//! Curators beside real etcd servers, called over TLS as nodes and owners call them.
+//! Keys and certificates of a curator, used by real Kubernetes programs. `crates/curator/tests` has its other tests.
 
-mod access;
-pub(crate) mod cluster;
-mod consensus;
-mod heartbeats;
-mod kubernetes;
 mod kubernetes_kinds;
-mod kubernetes_turns;
-pub(crate) mod leading;
-mod life;
-mod owner_keys;
-mod restoring;
-mod snapshots;
-mod watches;

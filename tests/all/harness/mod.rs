@@ -12,4 +12,6 @@ pub(crate) mod rack;
 pub(crate) mod screen;
 
 // What these tests share with those of crates.
-pub(crate) use testkit::{aloud, child, dialect, etcd_program, etcd_servers, memory, port, postgres, source};
+pub(crate) use testkit::{
+    aloud, child, curators, dialect, etcd_program, etcd_servers, memory, port, postgres, source,
+};

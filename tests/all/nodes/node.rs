@@ -398,7 +398,7 @@ impl Owner {
     /// Sets the desired Kubernetes of the cluster: without it no node can get a Kubernetes role.
     pub(crate) async fn put_kubernetes(&self) -> Result<()> {
         let mut kubernetes = KubernetesClient::new(self.curators()?.channel());
-        let settings = Some(crate::curator::cluster::kubernetes_settings());
+        let settings = Some(crate::harness::curators::kubernetes_settings());
         let request = wire::PutKubernetesRequest { settings, expected_revision: None };
         patiently(async || kubernetes.put(request.clone()).await).await?;
         Ok(())

@@ -4,22 +4,22 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use shepherd::curator::bootstrap::bootstrap_cluster;
-use shepherd::curator_client::pki::TrustAnchor;
-use shepherd::proto::curator::v1 as wire;
-use shepherd::proto::curator::v1::commit_response::Result as Committed;
-use shepherd::proto::curator::v1::leader_client::LeaderClient;
-use shepherd::proto::curator::v1::management_client::ManagementClient;
-use shepherd::proto::curator::v1::nodes_client::NodesClient;
-use shepherd::proto::curator::v1::registration_client::RegistrationClient;
-use shepherd::proto::curator::v1::tickets_client::TicketsClient;
+use curator_client::pki::TrustAnchor;
+use proto::curator::v1 as wire;
+use proto::curator::v1::commit_response::Result as Committed;
+use proto::curator::v1::leader_client::LeaderClient;
+use proto::curator::v1::management_client::ManagementClient;
+use proto::curator::v1::nodes_client::NodesClient;
+use proto::curator::v1::registration_client::RegistrationClient;
+use proto::curator::v1::tickets_client::TicketsClient;
+use shepherd_curator::bootstrap::bootstrap_cluster;
 use tonic::Code;
 use tonic::transport::Channel;
 use uuid::Uuid;
 
-use super::cluster::{Cluster, Holder, founding, refusal, ticket};
-use crate::curator::leading::found_no_leader;
-use crate::harness::aloud::TestResult;
+use testkit::aloud::TestResult;
+use testkit::curators::found_no_leader;
+use testkit::curators::{Cluster, Holder, founding, refusal, ticket};
 
 fn register(ticket: &[u8]) -> wire::RegisterRequest {
     wire::RegisterRequest {
@@ -228,7 +228,7 @@ async fn node_goes_only_when_nothing_protects_it_and_its_key_with_it() -> TestRe
         "{}",
         refused.1
     );
-    super::cluster::put_kubernetes(owner.clone()).await?;
+    testkit::curators::put_kubernetes(owner.clone()).await?;
     management.update_roles(roles(&["kubernetes-worker"], &[])).await?;
     let decommission = || wire::DecommissionRequest { node_id: one.id.to_string() };
     let (code, text) = refusal(management.decommission(decommission()).await)?;
@@ -395,7 +395,7 @@ async fn cluster_and_its_nodes_are_listed_as_requested() -> TestResult {
 /// What was done before is found, and what is somebody else's is left alone.
 #[tokio::test]
 async fn cluster_is_founded_once_however_often_it_is_tried() -> TestResult {
-    let etcd = crate::harness::etcd_servers::Cluster::start(1).await?;
+    let etcd = testkit::etcd_servers::Cluster::start(1).await?;
     let (client, node, owner) = (etcd.client(), Holder::new()?, Holder::new()?);
     let now = std::time::SystemTime::now().into();
     let founding = founding(Uuid::new_v4(), &node, &owner, now)?;
@@ -408,17 +408,17 @@ async fn cluster_is_founded_once_however_often_it_is_tried() -> TestResult {
     assert_eq!(again.ca_certificate, first.ca_certificate);
     assert_ne!(again.certificate, first.certificate);
 
-    let another = shepherd::curator::bootstrap::BootstrapRequest {
-        authority: std::sync::Arc::new(shepherd::curator::bootstrap::create_authority(Uuid::new_v4(), now)?),
+    let another = shepherd_curator::bootstrap::BootstrapRequest {
+        authority: std::sync::Arc::new(shepherd_curator::bootstrap::create_authority(Uuid::new_v4(), now)?),
         ..founding.clone()
     };
     let error = bootstrap_cluster(&client, &another, now).await.map_err(|error| error.to_string());
     assert!(error.as_ref().is_err_and(|error| error.contains("holds cluster")), "{error:?}");
     let stranger =
-        shepherd::curator::bootstrap::BootstrapRequest { node_key: Holder::new()?.key, ..founding.clone() };
+        shepherd_curator::bootstrap::BootstrapRequest { node_key: Holder::new()?.key, ..founding.clone() };
     let error = bootstrap_cluster(&client, &stranger, now).await.map_err(|error| error.to_string());
     assert!(error.as_ref().is_err_and(|error| error.contains("not part of it")), "{error:?}");
-    let ownerless = shepherd::curator::bootstrap::BootstrapRequest { owner_keys: Vec::new(), ..founding };
+    let ownerless = shepherd_curator::bootstrap::BootstrapRequest { owner_keys: Vec::new(), ..founding };
     assert!(bootstrap_cluster(&client, &ownerless, now).await.is_err());
     Ok(())
 }

@@ -1,19 +1,19 @@
 //! Snapshots as an owner takes them: whole, and of one moment.
 
 use anyhow::Result;
-use shepherd::curator_client::cluster::authority_record_key;
-use shepherd::curator_client::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
-use shepherd::curator_client::node::NodeState;
-use shepherd::etcd::key_space::{LEADER, ROOT};
-use shepherd::etcd::namespace::KeySelector;
-use shepherd::proto::curator::v1 as wire;
-use shepherd::proto::curator::v1::snapshots_client::SnapshotsClient;
+use curator_client::cluster::authority_record_key;
+use curator_client::cluster_snapshot::{ClusterSnapshot, snapshot_digest};
+use curator_client::node::NodeState;
+use etcd::key_space::{LEADER, ROOT};
+use etcd::namespace::KeySelector;
+use proto::curator::v1 as wire;
+use proto::curator::v1::snapshots_client::SnapshotsClient;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use super::cluster::{Cluster, Holder, refusal};
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::in_time;
+use testkit::aloud::TestResult;
+use testkit::curators::{Cluster, Holder, refusal};
+use testkit::etcd_servers::in_time;
 
 async fn take(channel: Channel) -> Result<Vec<wire::TakeSnapshotResponse>> {
     let taking = async {

@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
-use shepherd::curator_client::cluster::cluster_record_key;
-use shepherd::curator_client::node::{ConsensusMember, Node};
-use shepherd::etcd::members::MemberId;
-use shepherd::model::node_role::NodeRole;
-use shepherd::proto::curator::v1 as wire;
-use shepherd::proto::curator::v1::management_client::ManagementClient;
-use shepherd::proto::curator::v1::nodes_client::NodesClient;
+use curator_client::cluster::cluster_record_key;
+use curator_client::node::{ConsensusMember, Node};
+use etcd::members::MemberId;
+use model::node_role::NodeRole;
+use proto::curator::v1 as wire;
+use proto::curator::v1::management_client::ManagementClient;
+use proto::curator::v1::nodes_client::NodesClient;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use super::cluster::{Cluster, ClusterOptions, Holder, peer_url_of, refusal, status};
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::until;
+use testkit::aloud::TestResult;
+use testkit::curators::{Cluster, ClusterOptions, Holder, peer_url_of, refusal, status};
+use testkit::etcd_servers::until;
 
 fn roles(node: &Holder, give: &[&str], take: &[&str]) -> wire::UpdateRolesRequest {
     wire::UpdateRolesRequest {
@@ -64,7 +64,7 @@ async fn order_about_roles_is_judged_by_what_the_node_would_have() -> TestResult
     let refused = refusal(management.update_roles(roles(&node, &["consensus-member"], &[])).await)?;
     assert_eq!((refused.0, refused.1.contains("address")), (Code::FailedPrecondition, true), "{}", refused.1);
     say_address(&cluster, &node, &certificate, 1).await?;
-    super::cluster::put_kubernetes(owner.clone()).await?;
+    testkit::curators::put_kubernetes(owner.clone()).await?;
     management.update_roles(roles(&node, &["kubernetes-worker"], &[])).await?;
     assert_eq!(roles_of(&cluster, &node).await?, ["kubernetes-worker"]);
 
@@ -125,8 +125,8 @@ async fn node_that_nobody_approved_is_given_no_role() -> TestResult {
     let cluster = Cluster::start().await?;
     let owner = cluster.as_owner().await?;
     let node = Holder::new()?;
-    let ticket = super::cluster::ticket(owner.clone(), None).await?;
-    let mut registration = shepherd::proto::curator::v1::registration_client::RegistrationClient::new(
+    let ticket = testkit::curators::ticket(owner.clone(), None).await?;
+    let mut registration = proto::curator::v1::registration_client::RegistrationClient::new(
         cluster.channel(0, Some(node.itself()?))?,
     );
     registration.register(wire::RegisterRequest { ticket, ..Default::default() }).await?;
@@ -206,11 +206,11 @@ async fn member_out_of_reach_is_seen_and_protects_the_others() -> TestResult {
     // The dead one may have led etcd: nothing can be read until another one does.
     until("etcd has a leader", async || Ok(client.get(&cluster_record_key()?).await.is_ok())).await?;
     // Two of three answer: neither of those may go.
-    let owner = shepherd::curator_client::certificate::Validity::starting(
+    let owner = curator_client::certificate::Validity::starting(
         cluster.time.now(),
         std::time::Duration::from_mins(5),
     );
-    let serial = shepherd::curator_client::certificate::Serial::new(rand::random());
+    let serial = curator_client::certificate::Serial::new(rand::random());
     let issued = cluster.authority.issue_owner_certificate("kim", &cluster.owner.key, serial, owner)?;
     let owner = cluster.channel(leader, Some(cluster.owner.with(&issued.certificate)?))?;
     let mut management = ManagementClient::new(owner);

@@ -4,25 +4,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use curator_client::certificate::{Serial, Validity};
+use curator_client::identity::Identity;
+use curator_client::pki::Authority;
+use proto::curator::v1 as wire;
+use proto::curator::v1::credentials_client::CredentialsClient;
+use proto::curator::v1::management_client::ManagementClient;
+use proto::curator::v1::nodes_client::NodesClient;
+use proto::curator::v1::revoke_credentials_request::Target;
 use rustls::sign::CertifiedKey;
-use shepherd::curator::permissions::{NodeAccess, PERMISSIONS, ServedBy};
-use shepherd::curator_client::certificate::{Serial, Validity};
-use shepherd::curator_client::identity::Identity;
-use shepherd::curator_client::pki::Authority;
-use shepherd::proto::curator::v1 as wire;
-use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
-use shepherd::proto::curator::v1::management_client::ManagementClient;
-use shepherd::proto::curator::v1::nodes_client::NodesClient;
-use shepherd::proto::curator::v1::revoke_credentials_request::Target;
+use shepherd_curator::permissions::{NodeAccess, PERMISSIONS, ServedBy};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 use uuid::Uuid;
 
-use super::cluster::{AN_HOUR_MS, Cluster, Holder, certificate, refusal, status};
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::in_time;
+use testkit::aloud::TestResult;
+use testkit::curators::{AN_HOUR_MS, Cluster, Holder, certificate, refusal, status};
+use testkit::etcd_servers::in_time;
 
 /// Makes a call by its name with an empty request, and returns the code of the first response.
 async fn call(channel: &Channel, method: &str) -> Result<Code> {

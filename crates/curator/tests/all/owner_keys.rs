@@ -1,16 +1,16 @@
 //! Owners' keys: one comes beside another, and the other goes for ever.
 
 use anyhow::Result;
-use shepherd::proto::curator::v1 as wire;
-use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
-use shepherd::proto::curator::v1::management_client::ManagementClient;
-use shepherd::proto::curator::v1::tickets_client::TicketsClient;
+use proto::curator::v1 as wire;
+use proto::curator::v1::credentials_client::CredentialsClient;
+use proto::curator::v1::management_client::ManagementClient;
+use proto::curator::v1::tickets_client::TicketsClient;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
-use super::cluster::{AN_HOUR_MS, Cluster, ClusterOptions, Holder, refusal};
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::in_time;
+use testkit::aloud::TestResult;
+use testkit::curators::{AN_HOUR_MS, Cluster, ClusterOptions, Holder, refusal};
+use testkit::etcd_servers::in_time;
 
 const CLAIM: wire::ClaimOwnerRequest = wire::ClaimOwnerRequest { lifetime_ms: AN_HOUR_MS };
 
@@ -62,7 +62,7 @@ async fn key_that_was_replaced_claims_nothing_and_its_certificates_open_nothing(
     claimed(&cluster, 0, old).await?;
 
     // Something that stands on the old one is cut, and nothing is left to it.
-    let mut open = shepherd::proto::curator::v1::nodes_client::NodesClient::new(by_old.clone())
+    let mut open = proto::curator::v1::nodes_client::NodesClient::new(by_old.clone())
         .watch_all(wire::WatchAllRequest {})
         .await?
         .into_inner();

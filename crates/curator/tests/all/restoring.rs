@@ -4,25 +4,25 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use shepherd::curator::bootstrap::{BootstrapRequest, bootstrap_cluster};
-use shepherd::curator::kubernetes::keys::{KeyPurpose, KubernetesKeys, keys_record_key};
-use shepherd::curator::kubernetes::node_allocation::{AssignedGeneration, NodeAllocation};
-use shepherd::curator::kubernetes::settings::{KubernetesSettings, settings_record_key};
-use shepherd::curator::kubernetes::signer::{Signer, generate_key};
-use shepherd::curator::restore::RestoreSource;
-use shepherd::curator_client::certificate::{Serial, Validity};
-use shepherd::curator_client::cluster::{Cluster, cluster_record_key};
-use shepherd::curator_client::cluster_snapshot::ClusterSnapshot;
-use shepherd::curator_client::node::{ConsensusMember, Node, NodeState};
-use shepherd::curator_client::pki::Authority;
-use shepherd::etcd::client::Client;
-use shepherd::etcd::key_space::{CERTIFICATES, NODES, ROOT};
-use shepherd::etcd::namespace::KeySelector;
+use curator_client::certificate::{Serial, Validity};
+use curator_client::cluster::{Cluster, cluster_record_key};
+use curator_client::cluster_snapshot::ClusterSnapshot;
+use curator_client::node::{ConsensusMember, Node, NodeState};
+use curator_client::pki::Authority;
+use etcd::client::Client;
+use etcd::key_space::{CERTIFICATES, NODES, ROOT};
+use etcd::namespace::KeySelector;
+use shepherd_curator::bootstrap::{BootstrapRequest, bootstrap_cluster};
+use shepherd_curator::kubernetes::keys::{KeyPurpose, KubernetesKeys, keys_record_key};
+use shepherd_curator::kubernetes::node_allocation::{AssignedGeneration, NodeAllocation};
+use shepherd_curator::kubernetes::settings::{KubernetesSettings, settings_record_key};
+use shepherd_curator::kubernetes::signer::{Signer, generate_key};
+use shepherd_curator::restore::RestoreSource;
 use uuid::Uuid;
 
-use super::cluster::{Holder, founding, kubernetes_settings};
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers;
+use testkit::aloud::TestResult;
+use testkit::curators::{Holder, founding, kubernetes_settings};
+use testkit::etcd_servers;
 
 async fn all(client: &Client) -> Result<BTreeMap<String, Vec<u8>>> {
     let listing = client.list(&KeySelector::Prefix(ROOT.to_owned())).await?;
@@ -41,7 +41,7 @@ async fn take_snapshot(
     also: &[(String, Vec<u8>)],
 ) -> Result<(ClusterSnapshot, BootstrapRequest)> {
     let (first, second, worker) = (Holder::new()?, Holder::new()?, Holder::new()?);
-    let now = shepherd::model::time::Timestamp::from(std::time::SystemTime::now());
+    let now = model::time::Timestamp::from(std::time::SystemTime::now());
     let etcd = etcd_servers::Cluster::start_named(vec![first.id.to_string()]).await?;
     let client = etcd.client();
     let before = founding(Uuid::new_v4(), &first, owner, now)?;
@@ -123,7 +123,7 @@ async fn restored_cluster_has_all_records_and_no_member_of_before_however_often_
 #[tokio::test]
 async fn restored_cluster_has_its_kubernetes_in_a_generation_of_its_own() -> TestResult {
     let (owner, restorer, worker, gone) = (Holder::new()?, Holder::new()?, Holder::new()?, Holder::new()?);
-    let now = shepherd::model::time::Timestamp::from(std::time::SystemTime::now());
+    let now = model::time::Timestamp::from(std::time::SystemTime::now());
     let signer = |which: KeyPurpose| {
         let key = generate_key()?;
         if !which.is_authority() {
@@ -168,7 +168,7 @@ async fn restored_cluster_has_its_kubernetes_in_a_generation_of_its_own() -> Tes
     for which in KeyPurpose::ALL {
         let (before, now) = (under_way.key_ring(which)?, keys.key_ring(which)?);
         assert_eq!(now.signer, before.signer, "{which}: what signs is another one");
-        let trusted = |ring: &shepherd::curator::kubernetes::keys::KeyRing| {
+        let trusted = |ring: &shepherd_curator::kubernetes::keys::KeyRing| {
             ring.replacement.as_ref().map(|replacement| (replacement.trusted.clone(), replacement.stage))
         };
         assert_eq!(trusted(now), trusted(before), "{which}: what is trusted beside it is another one");

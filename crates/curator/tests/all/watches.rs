@@ -1,17 +1,17 @@
 //! What nodes follow: one node, all nodes, the declarations of their own roles.
 
 use anyhow::{Context as _, Result, ensure};
-use shepherd::curator_client::node::{Node, NodeState};
-use shepherd::proto::curator::v1 as wire;
-use shepherd::proto::curator::v1::declarations_client::DeclarationsClient;
-use shepherd::proto::curator::v1::management_client::ManagementClient;
-use shepherd::proto::curator::v1::node_event::Event;
-use shepherd::proto::curator::v1::nodes_client::NodesClient;
+use curator_client::node::{Node, NodeState};
+use proto::curator::v1 as wire;
+use proto::curator::v1::declarations_client::DeclarationsClient;
+use proto::curator::v1::management_client::ManagementClient;
+use proto::curator::v1::node_event::Event;
+use proto::curator::v1::nodes_client::NodesClient;
 use tonic::{Code, Streaming};
 
-use super::cluster::{Cluster, Holder, refusal, status};
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::in_time;
+use testkit::aloud::TestResult;
+use testkit::curators::{Cluster, Holder, refusal, status};
+use testkit::etcd_servers::in_time;
 
 async fn one(watching: &mut Streaming<wire::WatchResponse>) -> Result<Event> {
     let response = in_time("news of the node", watching.message()).await??.context("it ended")?;

@@ -4,22 +4,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use curator_client::certificate::{Serial, Validity};
+use curator_client::leader_channel::LeaderTracker;
+use etcd::key_space::TICKETS;
+use etcd::namespace::KeySelector;
+use proto::curator::v1 as wire;
+use proto::curator::v1::leader_client::LeaderClient;
+use proto::curator::v1::management_client::ManagementClient;
+use proto::curator::v1::nodes_client::NodesClient;
+use proto::curator::v1::tickets_client::TicketsClient;
 use rustls::sign::CertifiedKey;
-use shepherd::curator_client::certificate::{Serial, Validity};
-use shepherd::curator_client::leader_channel::LeaderTracker;
-use shepherd::etcd::key_space::TICKETS;
-use shepherd::etcd::namespace::KeySelector;
-use shepherd::proto::curator::v1 as wire;
-use shepherd::proto::curator::v1::leader_client::LeaderClient;
-use shepherd::proto::curator::v1::management_client::ManagementClient;
-use shepherd::proto::curator::v1::nodes_client::NodesClient;
-use shepherd::proto::curator::v1::tickets_client::TicketsClient;
 use tokio::task::JoinSet;
 use tonic::{Code, Status, Streaming};
 
-use super::cluster::{AN_HOUR_MS, Cluster, ClusterOptions, Holder, certificate, refusal};
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::{in_time, until};
+use testkit::aloud::TestResult;
+use testkit::curators::{AN_HOUR_MS, Cluster, ClusterOptions, Holder, certificate, found_no_leader, refusal};
+use testkit::etcd_servers::{in_time, until};
 
 pub(super) fn three() -> ClusterOptions {
     ClusterOptions {
@@ -51,16 +51,6 @@ pub(super) fn way_of(cluster: &Cluster, own: Arc<CertifiedKey>) -> (LeaderTracke
         async move { match curators.track_leader().await {} }
     });
     (curators, following)
-}
-
-/// Whether another try may find a leader: the curator knows of none, or was the leader until a moment ago and no longer
-/// is. The second case is always possible: a leadership may end between the answer to `Leader/Watch` and the call.
-pub(crate) fn found_no_leader(status: &Status) -> bool {
-    match status.code() {
-        Code::Unavailable => true,
-        Code::Unimplemented => status.message().starts_with("this curator does not lead"),
-        _ => false,
-    }
 }
 
 /// Makes a call to the leader, and again while none is found.
@@ -224,8 +214,8 @@ async fn call_goes_to_the_node_that_leads_and_to_nobody_in_its_place() -> TestRe
     // The name of another node under the address of the leader: the certificate distinguishes them.
     let channel = {
         let (anchor, clock) = (cluster.anchor.clone(), cluster.time.clock());
-        let config = shepherd::curator_client::tls::client_config(anchor, Some(impostor.id), None, clock)?;
-        shepherd::curator_client::curator_channel::open_channel(&cluster.address(0)?, config)
+        let config = curator_client::tls::client_config(anchor, Some(impostor.id), None, clock)?;
+        curator_client::curator_channel::open_channel(&cluster.address(0)?, config)
     };
     let mut asking = LeaderClient::new(channel);
     let status =
@@ -234,12 +224,9 @@ async fn call_goes_to_the_node_that_leads_and_to_nobody_in_its_place() -> TestRe
     assert!(text.contains("was expected"), "{text}");
     // Nor is a curator of another cluster believed.
     let other = Cluster::start().await?;
-    let config =
-        shepherd::curator_client::tls::client_config(other.anchor.clone(), None, None, cluster.time.clock())?;
-    let mut asking = LeaderClient::new(shepherd::curator_client::curator_channel::open_channel(
-        &cluster.address(0)?,
-        config,
-    ));
+    let config = curator_client::tls::client_config(other.anchor.clone(), None, None, cluster.time.clock())?;
+    let mut asking =
+        LeaderClient::new(curator_client::curator_channel::open_channel(&cluster.address(0)?, config));
     assert!(asking.get_ca_certificate(wire::GetCaCertificateRequest {}).await.is_err());
     assert_eq!(curators.leader(), None, "nobody follows");
     Ok(())

@@ -1,18 +1,18 @@
 //! What silence means to the leader that hears it.
 
 use anyhow::{Context as _, Result};
-use shepherd::proto::curator::v1 as wire;
-use shepherd::proto::curator::v1::management_client::ManagementClient;
-use shepherd::proto::curator::v1::node_health::Kind;
-use shepherd::proto::curator::v1::nodes_client::NodesClient;
-use shepherd::proto::curator::v1::registration_client::RegistrationClient;
+use proto::curator::v1 as wire;
+use proto::curator::v1::management_client::ManagementClient;
+use proto::curator::v1::node_health::Kind;
+use proto::curator::v1::nodes_client::NodesClient;
+use proto::curator::v1::registration_client::RegistrationClient;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 
-use super::cluster::{Cluster, Holder, ticket};
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::in_time;
+use testkit::aloud::TestResult;
+use testkit::curators::{Cluster, Holder, ticket};
+use testkit::etcd_servers::in_time;
 
 async fn health(owner: &Channel, node: &Holder) -> Result<Kind> {
     let listed = ManagementClient::new(owner.clone()).list_nodes(wire::ListNodesRequest::default()).await?;

@@ -4,22 +4,22 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use proto::curator::v1 as wire;
+use proto::curator::v1::credentials_client::CredentialsClient;
+use proto::curator::v1::issue_kubernetes_user_request::Access;
+use proto::curator::v1::kubernetes_client::KubernetesClient;
+use proto::curator::v1::kubernetes_rotation::Stage;
+use proto::curator::v1::management_client::ManagementClient;
+use proto::curator::v1::nodes_client::NodesClient;
 use rcgen::{KeyPair, PublicKeyData as _};
-use shepherd::curator::kubernetes::key_rotation::TOKEN_OVERLAP;
-use shepherd::proto::curator::v1 as wire;
-use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
-use shepherd::proto::curator::v1::issue_kubernetes_user_request::Access;
-use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
-use shepherd::proto::curator::v1::kubernetes_rotation::Stage;
-use shepherd::proto::curator::v1::management_client::ManagementClient;
-use shepherd::proto::curator::v1::nodes_client::NodesClient;
+use shepherd_curator::kubernetes::key_rotation::TOKEN_OVERLAP;
 use tonic::transport::Channel;
 use tonic::{Code, Streaming};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use super::cluster::{AN_HOUR_MS, Cluster, Holder, kubernetes_settings, put_kubernetes, refusal, status};
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::{in_time, until};
+use testkit::aloud::TestResult;
+use testkit::curators::{AN_HOUR_MS, Cluster, Holder, kubernetes_settings, put_kubernetes, refusal, status};
+use testkit::etcd_servers::{in_time, until};
 
 const WORKER: &str = "kubernetes-worker";
 
@@ -388,7 +388,7 @@ async fn replacement_goes_on_under_another_leader() -> TestResult {
     cluster.run(0).await?;
     cluster.until_one_leads(None).await?;
     let owner = cluster.as_owner().await?;
-    let certificate = super::cluster::certificate(&cluster.authority, &node.holder, cluster.time.now())?;
+    let certificate = testkit::curators::certificate(&cluster.authority, &node.holder, cluster.time.now())?;
     let node = Caller { channel: cluster.channel(0, Some(node.holder.with(&certificate)?))?, ..node };
     let mut watching = node.watch().await?;
     let mut now = wait_for_setup(&mut watching, |_| true).await?;
@@ -424,7 +424,7 @@ async fn revoked_node_gets_no_certificate_and_no_settings() -> TestResult {
     let ended = in_time("the end of what it follows", watching.message()).await?;
     assert_eq!(ended.map_err(|status| status.code()), Err(Code::Unauthenticated));
     // Nor over a new connection, for any component that it requests.
-    let certificate = super::cluster::certificate(&cluster.authority, &node.holder, cluster.time.now())?;
+    let certificate = testkit::curators::certificate(&cluster.authority, &node.holder, cluster.time.now())?;
     let node = Caller { channel: cluster.channel(0, Some(node.holder.with(&certificate)?))?, ..node };
     for component in [Component::Kubelet, Component::KubeletServer, Component::Proxy, Component::ApiServer] {
         let refused = node.certificate(component).await.err().context("it was given one")?;

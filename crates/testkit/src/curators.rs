@@ -1,4 +1,4 @@
-//! A cluster of curators for one test, and its clients.
+//! A cluster of curators for one test, each beside a real etcd server, and its clients.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -8,40 +8,41 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use chrono::TimeDelta;
+use curator::bootstrap::{BootstrapRequest, BootstrapResult, bootstrap_cluster, create_authority};
+use curator::kubernetes::key_rotation::TOKEN_OVERLAP;
+use curator::membership::peer_url;
+use curator::service::curator_server::{Curator, CuratorError, CuratorSettings};
+use curator_client::certificate::{Serial, Validity};
+use curator_client::clock::Clock;
+use curator_client::cluster::{authority_record_key, decode_authority};
+use curator_client::curator_channel::open_channel;
+use curator_client::identity::Identity;
+use curator_client::leader_channel::LeaderTracker;
+use curator_client::node::{Node, NodeState};
+use curator_client::node_id::{NodeId, PublicKey};
+use curator_client::node_status::NodeStatus;
+use curator_client::pki::{Authority, NODE_LIFETIME, TrustAnchor};
+use curator_client::tls::{certified_key, client_config};
+use etcd::client::Client;
+use model::time::Timestamp;
+use proto::curator::v1 as wire;
+use proto::curator::v1::credentials_client::CredentialsClient;
+use proto::curator::v1::kubernetes_client::KubernetesClient;
+use proto::curator::v1::management_client::ManagementClient;
+use proto::curator::v1::registration_client::RegistrationClient;
+use proto::curator::v1::tickets_client::TicketsClient;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use shepherd::curator::bootstrap::{BootstrapRequest, BootstrapResult, bootstrap_cluster, create_authority};
-use shepherd::curator::kubernetes::key_rotation::TOKEN_OVERLAP;
-use shepherd::curator::membership::peer_url;
-use shepherd::curator::service::curator_server::{Curator, CuratorError, CuratorSettings};
-use shepherd::curator_client::certificate::{Serial, Validity};
-use shepherd::curator_client::clock::Clock;
-use shepherd::curator_client::cluster::{authority_record_key, decode_authority};
-use shepherd::curator_client::curator_channel::open_channel;
-use shepherd::curator_client::identity::Identity;
-use shepherd::curator_client::leader_channel::LeaderTracker;
-use shepherd::curator_client::node::{Node, NodeState};
-use shepherd::curator_client::node_id::{NodeId, PublicKey};
-use shepherd::curator_client::node_status::NodeStatus;
-use shepherd::curator_client::pki::{Authority, NODE_LIFETIME, TrustAnchor};
-use shepherd::curator_client::tls::{certified_key, client_config};
-use shepherd::etcd::client::Client;
-use shepherd::model::time::Timestamp;
-use shepherd::proto::curator::v1 as wire;
-use shepherd::proto::curator::v1::credentials_client::CredentialsClient;
-use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
-use shepherd::proto::curator::v1::management_client::ManagementClient;
-use shepherd::proto::curator::v1::registration_client::RegistrationClient;
-use shepherd::proto::curator::v1::tickets_client::TicketsClient;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 use uuid::Uuid;
 
-use crate::harness::etcd_servers::{self, PATIENCE, in_time};
+use crate::etcd_servers::{self, PATIENCE, in_time};
 
 /// The desired Kubernetes settings of a test's cluster.
-pub(crate) fn kubernetes_settings() -> wire::KubernetesSettings {
+#[must_use]
+pub fn kubernetes_settings() -> wire::KubernetesSettings {
     wire::KubernetesSettings {
         bundle: "ab".repeat(32),
         service_range: "10.96.0.0/16".to_owned(),
@@ -53,7 +54,7 @@ pub(crate) fn kubernetes_settings() -> wire::KubernetesSettings {
 }
 
 /// Sets the desired Kubernetes settings of a cluster.
-pub(crate) async fn put_kubernetes(owner: Channel) -> Result<()> {
+pub async fn put_kubernetes(owner: Channel) -> Result<()> {
     let request =
         wire::PutKubernetesRequest { settings: Some(kubernetes_settings()), expected_revision: Some(0) };
     KubernetesClient::new(owner).put(request).await?;
@@ -61,11 +62,11 @@ pub(crate) async fn put_kubernetes(owner: Channel) -> Result<()> {
 }
 
 /// Lifetime that a certificate request has by default.
-pub(crate) const AN_HOUR_MS: u64 = 3_600_000;
+pub const AN_HOUR_MS: u64 = 3_600_000;
 
 /// A clock that a test moves.
 #[derive(Clone)]
-pub(crate) struct Shifted {
+pub struct Shifted {
     by_seconds: Arc<AtomicU32>,
     began: Instant,
 }
@@ -75,16 +76,20 @@ impl Shifted {
         Self { by_seconds: Arc::default(), began: Instant::now() }
     }
 
-    pub(crate) fn now(&self) -> Timestamp {
+    /// The time on this clock.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
         Timestamp::from(SystemTime::now()) + TimeDelta::seconds(self.by_seconds.load(Ordering::SeqCst).into())
     }
 
     /// Moves the clock forward by this many seconds at once.
-    pub(crate) fn pass(&self, seconds: u32) {
+    pub fn pass(&self, seconds: u32) {
         self.by_seconds.fetch_add(seconds, Ordering::SeqCst);
     }
 
-    pub(crate) fn clock(&self) -> Clock {
+    /// The clock as a curator or a client takes it.
+    #[must_use]
+    pub fn clock(&self) -> Clock {
         let (wall, running) = (self.clone(), self.clone());
         Clock::new(
             move || wall.now(),
@@ -97,36 +102,44 @@ impl Shifted {
 }
 
 /// A key with its node id.
-pub(crate) struct Holder {
-    pub(crate) identity: Identity,
-    pub(crate) key: PublicKey,
-    pub(crate) id: NodeId,
+pub struct Holder {
+    /// The private key.
+    pub identity: Identity,
+    /// The public key.
+    pub key: PublicKey,
+    /// The id of a node with this key.
+    pub id: NodeId,
 }
 
 impl Holder {
-    pub(crate) fn new() -> Result<Self> {
+    /// One with a new key.
+    pub fn new() -> Result<Self> {
         let identity = Identity::generate()?;
         let key = PublicKey(identity.public_key());
         Ok(Self { identity, key, id: NodeId::from_key(&key) })
     }
 
     /// With the certificate that this key signed for itself.
-    pub(crate) fn itself(&self) -> Result<Arc<CertifiedKey>> {
+    pub fn itself(&self) -> Result<Arc<CertifiedKey>> {
         Ok(certified_key(self.identity.certificate_der(), self.identity.pkcs8())?)
     }
 
     /// With a certificate that somebody gave it.
-    pub(crate) fn with(&self, certificate: &[u8]) -> Result<Arc<CertifiedKey>> {
+    pub fn with(&self, certificate: &[u8]) -> Result<Arc<CertifiedKey>> {
         Ok(certified_key(certificate, self.identity.pkcs8())?)
     }
 }
 
 /// How a test wants its curators.
-pub(crate) struct ClusterOptions {
-    pub(crate) size: usize,
-    pub(crate) ttl: Duration,
-    pub(crate) sync_interval: Duration,
-    pub(crate) deadline: Duration,
+pub struct ClusterOptions {
+    /// The number of curators.
+    pub size: usize,
+    /// The lease of a leader.
+    pub ttl: Duration,
+    /// The time between two comparisons with the members of etcd.
+    pub sync_interval: Duration,
+    /// The deadline of calls to etcd.
+    pub deadline: Duration,
 }
 
 impl Default for ClusterOptions {
@@ -143,17 +156,24 @@ impl Default for ClusterOptions {
 }
 
 /// Curators, each beside its own etcd. They end with it.
-pub(crate) struct Cluster {
+pub struct Cluster {
     running: Vec<Option<Running>>,
-    pub(crate) nodes: Vec<Holder>,
-    pub(crate) owner: Holder,
-    pub(crate) id: Uuid,
-    pub(crate) anchor: TrustAnchor,
-    pub(crate) authority: Authority,
-    pub(crate) time: Shifted,
+    /// The nodes that the curators run on.
+    pub nodes: Vec<Holder>,
+    /// The one owner.
+    pub owner: Holder,
+    /// The id of the cluster.
+    pub id: Uuid,
+    /// The certificate of its authority, as a client trusts it.
+    pub anchor: TrustAnchor,
+    /// Its authority.
+    pub authority: Authority,
+    /// The clock of curators and clients.
+    pub time: Shifted,
     certificates: Vec<Vec<u8>>,
     wanted: ClusterOptions,
-    pub(crate) etcd: etcd_servers::Cluster,
+    /// The members of etcd, one for each curator.
+    pub etcd: etcd_servers::Cluster,
 }
 
 struct Running {
@@ -164,14 +184,14 @@ struct Running {
 
 impl Cluster {
     /// One curator, which leads.
-    pub(crate) async fn start() -> Result<Self> {
+    pub async fn start() -> Result<Self> {
         let cluster = Self::start_with(ClusterOptions::default()).await?;
         cluster.until_one_leads(None).await?;
         Ok(cluster)
     }
 
     /// Founds a cluster and starts its curators.
-    pub(crate) async fn start_with(wanted: ClusterOptions) -> Result<Self> {
+    pub async fn start_with(wanted: ClusterOptions) -> Result<Self> {
         let nodes = (0..wanted.size).map(|_| Holder::new()).collect::<Result<Vec<_>>>()?;
         let etcd = etcd_servers::Cluster::start_named(nodes.iter().map(|node| node.id.to_string()).collect())
             .await?;
@@ -199,7 +219,7 @@ impl Cluster {
     }
 
     /// Starts the curator of a node, on another port than before; its node says where.
-    pub(crate) async fn run(&mut self, number: usize) -> Result<()> {
+    pub async fn run(&mut self, number: usize) -> Result<()> {
         let node = &self.nodes[number];
         let client = self.client_of(number);
         let shown = SingleCertAndKey::from(node.with(&self.certificates[number])?);
@@ -229,7 +249,7 @@ impl Cluster {
     }
 
     /// Stops a curator as its role server would, and says what it ended with.
-    pub(crate) async fn stop(&mut self, number: usize) -> Result<()> {
+    pub async fn stop(&mut self, number: usize) -> Result<()> {
         let mut running = self.running[number].take().context("it does not run")?;
         running.cancel.cancel();
         in_time("its end", running.task.join_next()).await?.context("it ran")???;
@@ -237,26 +257,30 @@ impl Cluster {
     }
 
     /// Ends a curator as a crash does: nothing is given back.
-    pub(crate) fn kill(&mut self, number: usize) {
+    pub fn kill(&mut self, number: usize) {
         self.running[number] = None;
     }
 
-    pub(crate) fn client_of(&self, number: usize) -> Client {
+    /// A client of the etcd beside a curator.
+    #[must_use]
+    pub fn client_of(&self, number: usize) -> Client {
         self.etcd.client_of(&[number]).with_deadline(self.wanted.deadline)
     }
 
-    pub(crate) fn address(&self, number: usize) -> Result<String> {
+    /// The address at which a curator listens.
+    pub fn address(&self, number: usize) -> Result<String> {
         Ok(self.running[number].as_ref().context("it does not run")?.address.to_string())
     }
 
     /// Opens a channel to one curator, as the client with this certificate.
-    pub(crate) fn channel(&self, number: usize, own: Option<Arc<CertifiedKey>>) -> Result<Channel> {
+    pub fn channel(&self, number: usize, own: Option<Arc<CertifiedKey>>) -> Result<Channel> {
         let config = client_config(self.anchor.clone(), None, own, self.time.clock())?;
         Ok(open_channel(&self.address(number)?, config))
     }
 
     /// Tracks the leader, as the client with this certificate.
-    pub(crate) fn curators(&self, own: Option<Arc<CertifiedKey>>) -> LeaderTracker {
+    #[must_use]
+    pub fn curators(&self, own: Option<Arc<CertifiedKey>>) -> LeaderTracker {
         let (anchor, clock) = (self.anchor.clone(), self.time.clock());
         let configure = move |expected| client_config(anchor.clone(), expected, own.clone(), clock.clone());
         let curators = LeaderTracker::new(Arc::new(configure));
@@ -266,7 +290,7 @@ impl Cluster {
     }
 
     /// An owner's channel to the first curator, with a certificate that was claimed there.
-    pub(crate) async fn as_owner(&self) -> Result<Channel> {
+    pub async fn as_owner(&self) -> Result<Channel> {
         let mut claiming = CredentialsClient::new(self.channel(0, Some(self.owner.itself()?))?);
         let claimed =
             claiming.claim_owner(wire::ClaimOwnerRequest { lifetime_ms: AN_HOUR_MS }).await?.into_inner();
@@ -274,7 +298,7 @@ impl Cluster {
     }
 
     /// Waits until one of the curators that run leads, other than the one that is left out: which.
-    pub(crate) async fn until_one_leads(&self, left_out: Option<usize>) -> Result<usize> {
+    pub async fn until_one_leads(&self, left_out: Option<usize>) -> Result<usize> {
         let end = Instant::now() + PATIENCE;
         loop {
             for number in 0..self.nodes.len() {
@@ -299,7 +323,7 @@ impl Cluster {
     }
 
     /// Takes a machine in as a node, with all that this takes; its certificate.
-    pub(crate) async fn take_in(&self, node: &Holder) -> Result<Vec<u8>> {
+    pub async fn take_in(&self, node: &Holder) -> Result<Vec<u8>> {
         let owner = self.as_owner().await?;
         let ticket = ticket(owner.clone(), Some(1)).await?;
         let mut registration = RegistrationClient::new(self.channel(0, Some(node.itself()?))?);
@@ -314,7 +338,7 @@ impl Cluster {
 }
 
 /// What a test's cluster is founded with.
-pub(crate) fn founding(id: Uuid, node: &Holder, owner: &Holder, now: Timestamp) -> Result<BootstrapRequest> {
+pub fn founding(id: Uuid, node: &Holder, owner: &Holder, now: Timestamp) -> Result<BootstrapRequest> {
     Ok(BootstrapRequest {
         authority: Arc::new(create_authority(id, now)?),
         name: "of a test".to_owned(),
@@ -328,20 +352,21 @@ pub(crate) fn founding(id: Uuid, node: &Holder, owner: &Holder, now: Timestamp) 
 }
 
 /// A certificate of a node, as a curator would issue it now.
-pub(crate) fn certificate(authority: &Authority, node: &Holder, now: Timestamp) -> Result<Vec<u8>> {
+pub fn certificate(authority: &Authority, node: &Holder, now: Timestamp) -> Result<Vec<u8>> {
     let validity = Validity::starting(now, NODE_LIFETIME);
     Ok(authority.issue_node_certificate(&node.key, Serial::new(rand::random()), validity)?.certificate)
 }
 
 /// A new ticket's secret.
-pub(crate) async fn ticket(owner: Channel, uses: Option<u32>) -> Result<Vec<u8>> {
+pub async fn ticket(owner: Channel, uses: Option<u32>) -> Result<Vec<u8>> {
     let request =
         wire::CreateTicketRequest { lifetime_ms: AN_HOUR_MS, max_uses: uses, purpose: "a test".to_owned() };
     Ok(TicketsClient::new(owner).create(request).await?.into_inner().secret)
 }
 
 /// What a node says of itself whose curator listens there.
-pub(crate) fn status(address: SocketAddr) -> wire::NodeStatus {
+#[must_use]
+pub fn status(address: SocketAddr) -> wire::NodeStatus {
     wire::NodeStatus {
         external_address: address.ip().to_string(),
         curator_port: address.port().into(),
@@ -352,16 +377,25 @@ pub(crate) fn status(address: SocketAddr) -> wire::NodeStatus {
 }
 
 /// The peer URL of a member at this address.
-pub(crate) fn peer_url_of(address: &str) -> Result<String> {
+pub fn peer_url_of(address: &str) -> Result<String> {
     Ok(peer_url(address.parse()?))
 }
 
 /// What a call was refused with.
-pub(crate) fn refusal<T: std::fmt::Debug>(
-    answer: Result<tonic::Response<T>, Status>,
-) -> Result<(Code, String)> {
+pub fn refusal<T: std::fmt::Debug>(answer: Result<tonic::Response<T>, Status>) -> Result<(Code, String)> {
     match answer {
         Ok(answer) => bail!("it was let through: {:?}", answer.into_inner()),
         Err(status) => Ok((status.code(), status.message().to_owned())),
+    }
+}
+
+/// Whether another try may find a leader: the curator knows of none, or was the leader until a moment ago and no longer
+/// is. The second case is always possible: a leadership may end between the answer to `Leader/Watch` and the call.
+#[must_use]
+pub fn found_no_leader(status: &Status) -> bool {
+    match status.code() {
+        Code::Unavailable => true,
+        Code::Unimplemented => status.message().starts_with("this curator does not lead"),
+        _ => false,
     }
 }

@@ -8,21 +8,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use shepherd::curator_client::leader_channel::LeaderTracker;
-use shepherd::curator_client::node::{Node, NodeState};
-use shepherd::proto::curator::v1 as wire;
-use shepherd::proto::curator::v1::kubernetes_client::KubernetesClient;
-use shepherd::proto::curator::v1::management_client::ManagementClient;
-use shepherd::proto::curator::v1::nodes_client::NodesClient;
-use shepherd::proto::curator::v1::service_status::Kind;
+use curator_client::leader_channel::LeaderTracker;
+use curator_client::node::{Node, NodeState};
+use proto::curator::v1 as wire;
+use proto::curator::v1::kubernetes_client::KubernetesClient;
+use proto::curator::v1::management_client::ManagementClient;
+use proto::curator::v1::nodes_client::NodesClient;
+use proto::curator::v1::service_status::Kind;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::cluster::{Cluster, Holder, certificate, kubernetes_settings, status};
 use super::leading::{call_leader, three, way, way_of};
-use crate::harness::aloud::TestResult;
-use crate::harness::etcd_servers::{in_time, until};
+use testkit::aloud::TestResult;
+use testkit::curators::{Cluster, Holder, certificate, kubernetes_settings, status};
+use testkit::etcd_servers::{in_time, until};
 
 const CONTROLLER: &str = "kubernetes-controller";
 const WORKER: &str = "kubernetes-worker";

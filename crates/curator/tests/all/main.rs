@@ -1,0 +1,13 @@
+//! Curators beside real etcd servers, called over TLS as nodes and owners call them.
+
+mod access;
+mod consensus;
+mod heartbeats;
+mod kubernetes;
+mod kubernetes_turns;
+mod leading;
+mod life;
+mod owner_keys;
+mod restoring;
+mod snapshots;
+mod watches;
