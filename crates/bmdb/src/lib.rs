@@ -34,8 +34,8 @@
 //!
 //! # Tests
 //!
-//! `tests` of this crate has races, failures, invariants and orders, against a real PostgreSQL. The tests in `tests/all` of the
-//! checkout use a database as whole programs do, or bound the buffers of statements.
+//! `tests` of this crate has races, failures, invariants and orders, against a real PostgreSQL. The tests in `tests/all`
+//! of the checkout use a database as whole programs do, or bound the buffers of statements.
 //!
 //! # Features
 //!

@@ -43,8 +43,8 @@
 //!   cluster. If watches or authorization need it, the leader's cache watches its prefix.
 //! * During an update a curator of an older release may lead. It deletes a node without the records that it does not
 //!   know, so the leader repairs such leftovers in the background, as it does with allocations of Kubernetes.
-//! * `tests/all/cluster_model` runs the decisions with everything else simulated, and `tests` of this crate runs curators
-//!   against a real etcd.
+//! * `tests/all/cluster_model` runs the decisions with everything else simulated, and `tests` of this crate runs
+//!   curators against a real etcd.
 
 pub mod bootstrap;
 mod credential;

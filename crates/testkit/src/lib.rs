@@ -23,11 +23,11 @@
 //!
 //! # Tests of a crate
 //!
-//! * Tests that need one crate are one program, `crates/NAME/tests/all/main.rs`, with a module per subject: each further
-//!   program would be linked against the same libraries again. Such a program names its own crate `shepherd_NAME`. Tests
-//!   that need programs, or several crates that do not depend on each other, are in `tests/all`.
-//! * Unit tests in `src` of a crate below this one (`bmdb`, `curator`, `etcd`) cannot use the features of this crate that name it:
-//!   they would link their crate a second time, with types of its own.
+//! * Tests that need one crate are one program, `crates/NAME/tests/all/main.rs`, with a module per subject: each
+//!   further program would be linked against the same libraries again. Such a program names its own crate
+//!   `shepherd_NAME`. Tests that need programs, or several crates that do not depend on each other, are in `tests/all`.
+//! * Unit tests in `src` of a crate below this one (`bmdb`, `curator`, `etcd`) cannot use the features of this crate
+//!   that name it: they would link their crate a second time, with types of its own.
 //! * Each test is on a list in `tests/all`: see `dialect`.
 
 pub mod aloud;
