@@ -9,6 +9,7 @@
 //! * [`port`][]: ports that stay reserved while nothing listens on them.
 //! * [`memory`][]: how many bytes a piece of code allocates. A test program that links this crate has its allocator.
 //! * [`source`][]: the files of the checkout, and Rust code apart from its comments and strings.
+//! * [`statement`][]: the SQL statements of the checkout, those of files and those in Rust code.
 //! * [`etcd_program`][]: which etcd the tests use. `etcd_servers`: clusters of real etcd servers, and waiting.
 //!   `curators`: a cluster of curators beside such servers, and its clients.
 //! * `postgres`: one PostgreSQL server for the run, and a database for each test. `dialect`: the dialects of the
@@ -46,3 +47,4 @@ pub mod port;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 pub mod source;
+pub mod statement;

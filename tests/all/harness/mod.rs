@@ -13,5 +13,5 @@ pub(crate) mod screen;
 
 // What these tests share with those of crates.
 pub(crate) use testkit::{
-    aloud, child, curators, dialect, etcd_program, etcd_servers, memory, port, postgres, source,
+    aloud, child, curators, dialect, etcd_program, etcd_servers, memory, port, postgres, source, statement,
 };

@@ -15,6 +15,7 @@ use testkit::aloud::TestResult;
 use testkit::bmdb_kit::{Kit, PATIENCE};
 use testkit::postgres::{TestDatabase, migrator};
 use testkit::source;
+use testkit::statement::{self, Statement};
 
 /// An empty database in the test's own server, without shim: migrations as in earnest.
 async fn empty(database: &TestDatabase) -> anyhow::Result<PgConnection> {
@@ -219,11 +220,12 @@ async fn lock_of_a_process_that_died_migrating_is_taken_over() -> TestResult {
     Ok(())
 }
 
-/// A statement as words, without comments and layout.
-fn words(path: &str) -> anyhow::Result<String> {
-    let text = source::read(path.as_ref())?;
-    let code: Vec<&str> = text.lines().map(|line| line.split("--").next().unwrap_or_default()).collect();
-    Ok(code.join(" ").split_whitespace().collect::<Vec<_>>().join(" "))
+/// The places of the statements that skip locked rows.
+fn places_that_skip(statements: &[Statement]) -> Vec<&str> {
+    let skipping = statements.iter().filter(|statement| statement.words().contains("SKIP LOCKED"));
+    let mut places: Vec<&str> = skipping.map(|statement| statement.place.as_str()).collect();
+    places.sort_unstable();
+    places
 }
 
 /// `SKIP LOCKED` may pass over a row too many where transactions are SERIALIZABLE on a distributed database, so each
@@ -232,23 +234,21 @@ fn words(path: &str) -> anyhow::Result<String> {
 fn statements_that_skip_locked_rows_lose_nothing_by_it() -> TestResult {
     let harmless = [
         (
-            "claim/claim.sql",
+            "sql/claim/claim.sql",
             "candidates are counted without locks, so that the claim is Contended and tried again",
         ),
-        ("claim/rearm_timers.sql", "the timer stays due, and the next look finds it"),
-        ("heartbeat/lock_batch.sql", "what is not locked is stored alone"),
-        ("reap/close_expired_sessions.sql", "the session stays overdue, and the next pass closes it"),
-        ("reap/free_leases.sql", "the lease stays with a closed session, and the next pass frees it"),
-        ("reap/free_work.sql", "the work stays with a closed session, and the next pass frees it"),
-        ("session/renew.sql", "what is not renewed is renewed alone"),
+        ("sql/claim/rearm_timers.sql", "the timer stays due, and the next look finds it"),
+        ("sql/heartbeat/lock_batch.sql", "what is not locked is stored alone"),
+        ("sql/reap/close_expired_sessions.sql", "the session stays overdue, and the next pass closes it"),
+        ("sql/reap/free_leases.sql", "the lease stays with a closed session, and the next pass frees it"),
+        ("sql/reap/free_work.sql", "the work stays with a closed session, and the next pass frees it"),
+        ("sql/session/renew.sql", "what is not renewed is renewed alone"),
     ];
-    let mut skipping = Vec::new();
-    for path in source::files("sql", "sql")? {
-        if words(&path.to_string_lossy())?.contains("SKIP LOCKED") {
-            skipping.push(path.to_string_lossy().trim_start_matches("sql/").to_owned());
-        }
-    }
-    skipping.sort();
-    assert_eq!(skipping, harmless.map(|(file, _)| file));
+    let mut statements = statement::all()?;
+    assert_eq!(places_that_skip(&statements), harmless.map(|(place, _)| place));
+    // Wherever one is added, it is found.
+    let planted = "fn f() { sqlx::query!(\"SELECT 1 FROM work FOR UPDATE SKIP\n LOCKED\") }";
+    statements.extend(statement::in_code("crates/bmdb/src/a.rs".as_ref(), &source::take_apart(planted)));
+    assert_eq!(places_that_skip(&statements).first(), Some(&"crates/bmdb/src/a.rs:1"));
     Ok(())
 }
