@@ -100,7 +100,7 @@ pub(crate) async fn delete_cluster_credentials(
     tx: &mut PgConnection,
     cluster: Uuid,
 ) -> Result<(), BmdbError> {
-    sqlx::query_file!("../../sql/cluster/delete_credentials.sql", cluster)
+    sqlx::query!("DELETE FROM cluster_credential WHERE cluster_id = $1", cluster)
         .execute(tx)
         .await
         .context("forgetting the certificates for a cluster")?;
@@ -110,10 +110,14 @@ pub(crate) async fn delete_cluster_credentials(
 /// Queues every revocation again, so that the curators receive all of them.
 #[cfg(feature = "sealing")]
 pub(crate) async fn requeue_revocations(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
-    sqlx::query_file!("../../sql/cluster/requeue_revocations.sql", cluster)
-        .execute(tx)
-        .await
-        .context(REVOKING)?;
+    // A cluster that was restored from a snapshot knows of no revocation since.
+    sqlx::query!(
+        "UPDATE cluster_credential SET revoked_at = NULL WHERE cluster_id = $1 AND revoked_at IS NOT NULL",
+        cluster
+    )
+    .execute(tx)
+    .await
+    .context(REVOKING)?;
     Ok(())
 }
 
@@ -168,8 +172,11 @@ impl Bmdb {
         self.transact_with(doing, (lease, issued), move |tx, (lease, issued)| {
             Box::pin(async move {
                 lock_named_lease(tx, lease).await?;
-                sqlx::query_file!(
-                    "../../sql/cluster/record_credential_issued.sql",
+                // A certificate whose revocation is requested by now is recorded all the same, because the
+                // revocation uses its serial number.
+                sqlx::query!(
+                    "UPDATE cluster_credential SET certificate = $2, serial = $3, expires_at = $4
+                     WHERE credential_id = $1 AND certificate IS NULL",
                     credential,
                     issued.signed.certificate,
                     issued.serial,
@@ -197,10 +204,15 @@ impl Bmdb {
         self.transact_with(doing, (lease, text), move |tx, (lease, text)| {
             Box::pin(async move {
                 lock_named_lease(tx, lease).await?;
-                sqlx::query_file!("../../sql/cluster/record_credential_rejected.sql", credential, text)
-                    .execute(tx)
-                    .await
-                    .context(doing)?;
+                sqlx::query!(
+                    "UPDATE cluster_credential SET refused = $2
+                     WHERE credential_id = $1 AND certificate IS NULL",
+                    credential,
+                    text
+                )
+                .execute(tx)
+                .await
+                .context(doing)?;
                 Ok(())
             })
         })
@@ -218,10 +230,14 @@ impl Bmdb {
         self.transact_with(doing, lease, move |tx, lease| {
             Box::pin(async move {
                 lock_named_lease(tx, lease).await?;
-                sqlx::query_file!("../../sql/cluster/record_credential_revoked.sql", credential)
-                    .execute(tx)
-                    .await
-                    .context(doing)?;
+                sqlx::query!(
+                    "UPDATE cluster_credential SET revoked_at = clock_timestamp()
+                     WHERE credential_id = $1 AND revocation_requested_at IS NOT NULL",
+                    credential
+                )
+                .execute(tx)
+                .await
+                .context(doing)?;
                 Ok(())
             })
         })
@@ -243,14 +259,17 @@ async fn request_credential_in_tx(
     let old = admit_request(&known, &new.public_key, (name, "certificates"), now)?;
     begin_dry_run(tx, order).await?;
     if !old.is_empty() {
-        sqlx::query_file!("../../sql/cluster/delete_credentials_by_id.sql", &old)
+        sqlx::query!("DELETE FROM cluster_credential WHERE credential_id = ANY ($1)", &old)
             .execute(&mut *tx)
             .await
             .context(REQUESTING)?;
     }
     let id = Uuid::now_v7();
-    sqlx::query_file!(
-        "../../sql/cluster/insert_credential.sql",
+    // The caller has locked the cluster.
+    sqlx::query!(
+        "INSERT INTO cluster_credential (credential_id, cluster_id, public_key, holder, lifetime_seconds,
+             requested_at, requested_by)
+         VALUES ($1, $2, $3, $4, $5, clock_timestamp(), $6)",
         id,
         cluster,
         new.public_key.as_slice(),
@@ -299,10 +318,16 @@ async fn revoke_cluster_credential_in_tx(
         return Ok(OrderEffect::unchanged(text, same));
     }
     begin_dry_run(tx, order).await?;
-    sqlx::query_file!("../../sql/cluster/request_credential_revocation.sql", found.id, order.actor.name)
-        .execute(&mut *tx)
-        .await
-        .context(REVOKING)?;
+    sqlx::query!(
+        "UPDATE cluster_credential
+         SET revocation_requested_at = clock_timestamp(), revocation_requested_by = $2
+         WHERE credential_id = $1 AND revocation_requested_at IS NULL",
+        found.id,
+        order.actor.name
+    )
+    .execute(&mut *tx)
+    .await
+    .context(REVOKING)?;
     end_dry_run(tx, order).await?;
     let text = format!(
         "refuses the certificate {credential} of {} once its curators have received the revocation",

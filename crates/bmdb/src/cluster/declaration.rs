@@ -26,10 +26,15 @@ pub(crate) async fn list_declarations(
     tx: &mut PgConnection,
     cluster: Uuid,
 ) -> Result<Vec<DeclarationView>, BmdbError> {
-    let rows = sqlx::query_file!("../../sql/cluster/list_declarations.sql", cluster)
-        .fetch_all(tx)
-        .await
-        .context(OPERATION)?;
+    let rows = sqlx::query!(
+        "SELECT role, digest, services, declared_at, declared_by, withdrawn_at
+         FROM cluster_declaration WHERE cluster_id = $1
+         ORDER BY role",
+        cluster
+    )
+    .fetch_all(tx)
+    .await
+    .context(OPERATION)?;
     Ok(rows
         .into_iter()
         .map(|row| DeclarationView {
@@ -75,9 +80,14 @@ impl Bmdb {
     pub async fn encoded_declaration(&self, cluster: Uuid, role: &str) -> Result<Option<Vec<u8>>, BmdbError> {
         self.statement_with(OPERATION, role.to_owned(), move |pool, role| {
             Box::pin(async move {
-                sqlx::query_file_scalar!("../../sql/cluster/read_declaration.sql", cluster, role)
-                    .fetch_optional(pool)
-                    .await
+                sqlx::query_scalar!(
+                    "SELECT declaration FROM cluster_declaration
+                     WHERE cluster_id = $1 AND role = $2 AND withdrawn_at IS NULL",
+                    cluster,
+                    role
+                )
+                .fetch_optional(pool)
+                .await
             })
         })
         .await
@@ -94,10 +104,15 @@ impl Bmdb {
         self.transact_with(doing, (lease, role), move |tx, (lease, role)| {
             Box::pin(async move {
                 lock_named_lease(tx, lease).await?;
-                sqlx::query_file!("../../sql/cluster/delete_withdrawn_declaration.sql", cluster, role)
-                    .execute(tx)
-                    .await
-                    .context(doing)?;
+                sqlx::query!(
+                    "DELETE FROM cluster_declaration
+                     WHERE cluster_id = $1 AND role = $2 AND withdrawn_at IS NOT NULL",
+                    cluster,
+                    role
+                )
+                .execute(tx)
+                .await
+                .context(doing)?;
                 Ok(())
             })
         })
@@ -183,10 +198,16 @@ async fn undeclare_role_in_tx(
         return Ok(OrderEffect::unchanged(text, None));
     };
     begin_dry_run(tx, order).await?;
-    sqlx::query_file_scalar!("../../sql/cluster/withdraw_declaration.sql", id, role)
-        .fetch_optional(&mut *tx)
-        .await
-        .context("withdrawing a role")?;
+    sqlx::query_scalar!(
+        "UPDATE cluster_declaration SET withdrawn_at = clock_timestamp()
+         WHERE cluster_id = $1 AND role = $2 AND withdrawn_at IS NULL
+         RETURNING role",
+        id,
+        role
+    )
+    .fetch_optional(&mut *tx)
+    .await
+    .context("withdrawing a role")?;
     sqlx::query_file!("../../sql/cluster/increment_version.sql", id)
         .execute(&mut *tx)
         .await

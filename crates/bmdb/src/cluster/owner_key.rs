@@ -58,10 +58,14 @@ async fn read_keys(tx: &mut PgConnection, cluster: Uuid) -> Result<Option<OwnerK
         .await
         .context(OPERATION)?;
     let Some(row) = row else { return Ok(None) };
-    let former = sqlx::query_file!("../../sql/cluster/list_former_keys.sql", cluster)
-        .fetch_all(tx)
-        .await
-        .context(OPERATION)?;
+    let former = sqlx::query!(
+        "SELECT public_key, replaced_at, removed_at FROM cluster_former_key WHERE cluster_id = $1
+         ORDER BY replaced_at DESC, public_key",
+        cluster
+    )
+    .fetch_all(tx)
+    .await
+    .context(OPERATION)?;
     let former = former.into_iter().map(|row| {
         Ok(FormerKey {
             key: parse_public_key(row.public_key)?,
@@ -86,10 +90,14 @@ async fn read_keys(tx: &mut PgConnection, cluster: Uuid) -> Result<Option<OwnerK
 #[cfg(feature = "sealing")]
 pub(crate) async fn requeue_key_removals(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
     let doing = "having former keys refused again";
-    sqlx::query_file!("../../sql/cluster/requeue_key_removals.sql", cluster)
-        .execute(tx)
-        .await
-        .context(doing)?;
+    // A cluster that was restored from a snapshot knows of no removal since.
+    sqlx::query!(
+        "UPDATE cluster_former_key SET removed_at = NULL WHERE cluster_id = $1 AND removed_at IS NOT NULL",
+        cluster
+    )
+    .execute(tx)
+    .await
+    .context(doing)?;
     Ok(())
 }
 
@@ -98,7 +106,7 @@ pub(crate) async fn requeue_key_removals(tx: &mut PgConnection, cluster: Uuid) -
 #[cfg(feature = "sealing")]
 pub(crate) async fn delete_former_keys(tx: &mut PgConnection, cluster: Uuid) -> Result<(), BmdbError> {
     let doing = "forgetting the former keys for a cluster";
-    sqlx::query_file!("../../sql/cluster/delete_former_keys.sql", cluster)
+    sqlx::query!("DELETE FROM cluster_former_key WHERE cluster_id = $1", cluster)
         .execute(tx)
         .await
         .context(doing)?;
@@ -139,17 +147,30 @@ impl Bmdb {
         self.transact_with(doing, (lease, sealed), move |tx, (lease, sealed)| {
             Box::pin(async move {
                 lock_named_lease(tx, lease).await?;
-                let kept =
-                    sqlx::query_file_scalar!("../../sql/cluster/store_next_key.sql", cluster, key.as_slice())
-                        .fetch_optional(&mut *tx)
-                        .await
-                        .context(doing)?;
+                // A rotation that is under way is completed first.
+                let kept = sqlx::query_scalar!(
+                    "UPDATE cluster SET key_next = $2, key_next_at = clock_timestamp()
+                     WHERE cluster_id = $1 AND key_next IS NULL AND deleting_at IS NULL
+                     RETURNING cluster_id",
+                    cluster,
+                    key.as_slice()
+                )
+                .fetch_optional(&mut *tx)
+                .await
+                .context(doing)?;
                 if kept.is_some() {
                     let name = next_secret_name(cluster);
-                    sqlx::query_file!("../../sql/secret/upsert.sql", name, sealed)
-                        .execute(tx)
-                        .await
-                        .context(doing)?;
+                    // The secret that is replaced was never used.
+                    sqlx::query!(
+                        "INSERT INTO sealed_secret (name, sealed, created_at)
+                         VALUES ($1, $2, clock_timestamp()) ON CONFLICT (name)
+                         DO UPDATE SET sealed = excluded.sealed, created_at = excluded.created_at",
+                        name,
+                        sealed
+                    )
+                    .execute(tx)
+                    .await
+                    .context(doing)?;
                 }
                 Ok(())
             })
@@ -181,15 +202,21 @@ impl Bmdb {
                 if switched.is_none() {
                     return Ok(());
                 }
-                sqlx::query_file!("../../sql/cluster/insert_former_key.sql", cluster, before.as_slice())
-                    .execute(&mut *tx)
-                    .await
-                    .context(doing)?;
+                sqlx::query!(
+                    "INSERT INTO cluster_former_key (cluster_id, public_key, replaced_at)
+                     VALUES ($1, $2, clock_timestamp())
+                     ON CONFLICT (cluster_id, public_key) DO NOTHING",
+                    cluster,
+                    before.as_slice()
+                )
+                .execute(&mut *tx)
+                .await
+                .context(doing)?;
                 for (from, to) in [
                     (current_secret_name(cluster), former_secret_name(cluster, before)),
                     (next_secret_name(cluster), current_secret_name(cluster)),
                 ] {
-                    sqlx::query_file!("../../sql/secret/rename.sql", from, to)
+                    sqlx::query!("UPDATE sealed_secret SET name = $2 WHERE name = $1", from, to)
                         .execute(&mut *tx)
                         .await
                         .context(doing)?;
@@ -212,10 +239,15 @@ impl Bmdb {
         self.transact_with(doing, lease, move |tx, lease| {
             Box::pin(async move {
                 lock_named_lease(tx, lease).await?;
-                sqlx::query_file!("../../sql/cluster/record_former_key_removed.sql", cluster, key.as_slice())
-                    .execute(tx)
-                    .await
-                    .context(doing)?;
+                sqlx::query!(
+                    "UPDATE cluster_former_key SET removed_at = clock_timestamp()
+                     WHERE cluster_id = $1 AND public_key = $2 AND removed_at IS NULL",
+                    cluster,
+                    key.as_slice()
+                )
+                .execute(tx)
+                .await
+                .context(doing)?;
                 Ok(())
             })
         })
@@ -234,8 +266,10 @@ impl Bmdb {
         self.transact_with(doing, lease, move |tx, lease| {
             Box::pin(async move {
                 lock_named_lease(tx, lease).await?;
-                let gone = sqlx::query_file_scalar!(
-                    "../../sql/cluster/delete_former_key.sql",
+                let gone = sqlx::query_scalar!(
+                    "DELETE FROM cluster_former_key
+                     WHERE cluster_id = $1 AND public_key = $2 AND removed_at IS NOT NULL
+                     RETURNING cluster_id",
                     cluster,
                     key.as_slice()
                 )
@@ -244,7 +278,7 @@ impl Bmdb {
                 .context(doing)?;
                 if gone.is_some() {
                     let name = former_secret_name(cluster, key);
-                    sqlx::query_file!("../../sql/secret/delete.sql", name)
+                    sqlx::query!("DELETE FROM sealed_secret WHERE name = $1", name)
                         .execute(tx)
                         .await
                         .context(doing)?;
@@ -299,10 +333,16 @@ async fn request_key_rotation_in_tx(
         return Ok(OrderEffect::unchanged(text, None));
     }
     begin_dry_run(tx, order).await?;
-    sqlx::query_file!("../../sql/cluster/request_key_rotation.sql", id, order.actor.name)
-        .execute(&mut *tx)
-        .await
-        .context(REQUESTING)?;
+    sqlx::query!(
+        "UPDATE cluster SET key_rotation_requested_at = clock_timestamp(), key_rotation_requested_by = $2,
+             version = version + 1
+         WHERE cluster_id = $1",
+        id,
+        order.actor.name
+    )
+    .execute(&mut *tx)
+    .await
+    .context(REQUESTING)?;
     end_dry_run(tx, order).await?;
     let text = format!(
         "has the shepherd's key for it replaced as soon as its curators answer; watch it with: shepherdctl cluster \

@@ -180,10 +180,11 @@ pub(crate) async fn read_cluster_details(
 ) -> Result<ClusterDetails, BmdbError> {
     let machines = list_cluster_machines(tx, cluster.id).await?;
     let declarations = list_declarations(tx, cluster.id).await?;
-    let keys = sqlx::query_file_scalar!("../../sql/cluster/list_left_node_keys.sql", cluster.id)
-        .fetch_all(&mut *tx)
-        .await
-        .context(OPERATION)?;
+    let keys =
+        sqlx::query_scalar!("SELECT node_key FROM cluster_left_node WHERE cluster_id = $1", cluster.id)
+            .fetch_all(&mut *tx)
+            .await
+            .context(OPERATION)?;
     let left = keys.into_iter().filter_map(|key| key.try_into().ok()).collect();
     let kubernetes = read_kubernetes(tx, cluster.id).await?;
     let upgrade = read_upgrade(tx, cluster.id).await?;
@@ -195,10 +196,15 @@ pub(crate) async fn membership_of_machine(
     tx: &mut PgConnection,
     machine: MachineId,
 ) -> Result<Option<ClusterMembership>, BmdbError> {
-    let row = sqlx::query_file!("../../sql/cluster/read_membership_of_machine.sql", machine.0)
-        .fetch_optional(tx)
-        .await
-        .context(OPERATION)?;
+    let row = sqlx::query!(
+        "SELECT k.name, c.part, c.leaving, c.wait_reason, c.health, c.kubernetes
+         FROM machine_cluster c JOIN cluster k ON k.cluster_id = c.cluster_id
+         WHERE c.machine_id = $1",
+        machine.0
+    )
+    .fetch_optional(tx)
+    .await
+    .context(OPERATION)?;
     Ok(row.map(|row| ClusterMembership {
         name: row.name,
         part: row.part,

@@ -169,10 +169,18 @@ async fn restore_cluster_in_tx(
     begin_dry_run(tx, order).await?;
     let from: Uuid = snapshot.id.parse().map_err(|_| BmdbError::Corrupt("a snapshot's id".to_owned()))?;
     let machine = onto.as_ref().map(|(machine, _)| *machine);
-    sqlx::query_file!("../../sql/cluster/start_restore.sql", id, from, machine, order.actor.name)
-        .execute(&mut *tx)
-        .await
-        .context(RESTORING_CLUSTER)?;
+    sqlx::query!(
+        "UPDATE cluster SET restoring_since = clock_timestamp(), restoring_from = $2, restoring_onto = $3,
+             restoring_by = $4, settled = FALSE, version = version + 1
+         WHERE cluster_id = $1",
+        id,
+        from,
+        machine,
+        order.actor.name
+    )
+    .execute(&mut *tx)
+    .await
+    .context(RESTORING_CLUSTER)?;
     end_dry_run(tx, order).await?;
     let place =
         onto.map_or_else(|| "onto a machine that is free".to_owned(), |(_, name)| format!("onto {name}"));

@@ -105,11 +105,14 @@ async fn delete_snapshots(tx: &mut PgConnection, ids: &[Uuid]) -> Result<(), Bmd
         return Ok(());
     }
     let doing = "forgetting old snapshots of a cluster";
-    sqlx::query_file!("../../sql/cluster/delete_snapshot_chunks.sql", ids)
+    sqlx::query!("DELETE FROM cluster_snapshot_chunk WHERE snapshot_id = ANY($1)", ids)
         .execute(&mut *tx)
         .await
         .context(doing)?;
-    sqlx::query_file!("../../sql/cluster/delete_snapshots.sql", ids).execute(tx).await.context(doing)?;
+    sqlx::query!("DELETE FROM cluster_snapshot WHERE snapshot_id = ANY($1)", ids)
+        .execute(tx)
+        .await
+        .context(doing)?;
     Ok(())
 }
 
@@ -140,13 +143,19 @@ impl Bmdb {
             Box::pin(async move {
                 lock_named_lease(tx, lease).await?;
                 // A snapshot that a restore is ordered from stays, whatever its age.
-                let needed = sqlx::query_file_scalar!("../../sql/cluster/lock_by_id.sql", cluster)
-                    .fetch_optional(&mut *tx)
-                    .await
-                    .context(doing)?
-                    .flatten();
-                sqlx::query_file!(
-                    "../../sql/cluster/insert_snapshot.sql",
+                // The lock keeps a restore from being ordered meanwhile.
+                let needed = sqlx::query_scalar!(
+                    "SELECT restoring_from FROM cluster WHERE cluster_id = $1 FOR UPDATE",
+                    cluster
+                )
+                .fetch_optional(&mut *tx)
+                .await
+                .context(doing)?
+                .flatten();
+                sqlx::query!(
+                    "INSERT INTO cluster_snapshot (snapshot_id, cluster_id, taken_at, why, revision, epoch,
+                         bytes, nodes, members, voters, digest)
+                     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
                     new.id,
                     cluster,
                     new.taken_at,
@@ -163,8 +172,9 @@ impl Bmdb {
                 .await
                 .context(doing)?;
                 for (place, chunk) in new.sealed.chunks(CHUNK_BYTES).enumerate() {
-                    sqlx::query_file!(
-                        "../../sql/cluster/insert_snapshot_chunk.sql",
+                    sqlx::query!(
+                        "INSERT INTO cluster_snapshot_chunk (snapshot_id, number, sealed)
+                         VALUES ($1, $2, $3)",
                         new.id,
                         to_i64(place),
                         chunk
@@ -197,9 +207,12 @@ impl Bmdb {
         let chunks = self
             .statement("reading a snapshot of a cluster", move |pool| {
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("../../sql/cluster/list_snapshot_chunks.sql", id)
-                        .fetch_all(pool)
-                        .await
+                    sqlx::query_scalar!(
+                        "SELECT sealed FROM cluster_snapshot_chunk WHERE snapshot_id = $1 ORDER BY number",
+                        id
+                    )
+                    .fetch_all(pool)
+                    .await
                 })
             })
             .await?;
@@ -222,10 +235,14 @@ async fn request_snapshot_in_tx(
         return Err(BmdbError::OrderRejected { reason: "NOT_FOUNDED", message: text });
     }
     begin_dry_run(tx, order).await?;
-    sqlx::query_file!("../../sql/cluster/request_snapshot.sql", id)
-        .execute(&mut *tx)
-        .await
-        .context("asking for a snapshot of a cluster")?;
+    sqlx::query!(
+        "UPDATE cluster SET snapshot_requested_at = clock_timestamp(), version = version + 1
+         WHERE cluster_id = $1",
+        id
+    )
+    .execute(&mut *tx)
+    .await
+    .context("asking for a snapshot of a cluster")?;
     end_dry_run(tx, order).await?;
     let text = format!(
         "has a snapshot taken as soon as its curators answer; see it with: shepherdctl cluster snapshots {name}"

@@ -138,8 +138,10 @@ async fn change_cluster_in_tx(
         return Ok(OrderEffect::unchanged(text, Some(audit_json(&spec))));
     }
     begin_dry_run(tx, order).await?;
-    sqlx::query_file!(
-        "../../sql/cluster/update_spec.sql",
+    sqlx::query!(
+        "UPDATE cluster
+         SET control_plane = $2, workers = $3, roles = $4, settled = FALSE, version = version + 1
+         WHERE cluster_id = $1",
         id,
         i64::from(wanted.control_plane),
         i64::from(wanted.workers),
@@ -216,10 +218,15 @@ async fn delete_cluster_in_tx(
         return Ok(OrderEffect::unchanged(text, None));
     }
     begin_dry_run(tx, order).await?;
-    sqlx::query_file!("../../sql/cluster/mark_deleting.sql", found.cluster_id, order.actor.name)
-        .execute(&mut *tx)
-        .await
-        .context("ending a cluster")?;
+    sqlx::query!(
+        "UPDATE cluster SET deleting_at = clock_timestamp(), deleting_by = $2, version = version + 1
+         WHERE cluster_id = $1",
+        found.cluster_id,
+        order.actor.name
+    )
+    .execute(&mut *tx)
+    .await
+    .context("ending a cluster")?;
     end_dry_run(tx, order).await?;
     let output = "ends: its machines are ordered to leave it, and what they keep of it is removed".to_owned();
     Ok(OrderEffect::changed(output, None, None))

@@ -72,7 +72,9 @@ impl Bmdb {
         let rows = self
             .statement("looking for clusters", |pool| {
                 Box::pin(async move {
-                    sqlx::query_file!("../../sql/cluster/list_names.sql").fetch_all(pool).await
+                    sqlx::query!("SELECT cluster_id, name FROM cluster ORDER BY cluster_id")
+                        .fetch_all(pool)
+                        .await
                 })
             })
             .await?;
@@ -180,8 +182,10 @@ impl Bmdb {
         let arguments = (ca_certificate.to_vec(), json!(curators));
         self.transact_for_machine(lease, machine, doing, arguments, move |tx, (ca_certificate, curators)| {
             Box::pin(async move {
-                let founded = sqlx::query_file_scalar!(
-                    "../../sql/cluster/record_founded.sql",
+                let founded = sqlx::query_scalar!(
+                    "UPDATE cluster SET founded_at = clock_timestamp(), ca_certificate = $2, curators = $3
+                     WHERE cluster_id = $1 AND founded_at IS NULL
+                     RETURNING cluster_id",
                     cluster,
                     ca_certificate,
                     curators
@@ -208,11 +212,17 @@ impl Bmdb {
         let arguments = (why.to_owned(), format!("cluster {name}: {why}"));
         self.transact_for_machine(lease, machine, doing, arguments, move |tx, (why, detail)| {
             Box::pin(async move {
-                let changed =
-                    sqlx::query_file_scalar!("../../sql/cluster/mark_leaving.sql", machine.0, cluster, why)
-                        .fetch_optional(&mut *tx)
-                        .await
-                        .context(doing)?;
+                let changed = sqlx::query_scalar!(
+                    "UPDATE machine_cluster SET leaving = $3
+                     WHERE machine_id = $1 AND cluster_id = $2 AND leaving IS NULL
+                     RETURNING machine_id",
+                    machine.0,
+                    cluster,
+                    why
+                )
+                .fetch_optional(&mut *tx)
+                .await
+                .context(doing)?;
                 if changed.is_none() {
                     return Ok(());
                 }
@@ -246,15 +256,25 @@ impl Bmdb {
                     .execute(&mut *tx)
                     .await
                     .context(doing)?;
-                sqlx::query_file!("../../sql/cluster/update_left_time.sql", machine.0, cluster)
-                    .execute(&mut *tx)
-                    .await
-                    .context(doing)?;
-                let gone =
-                    sqlx::query_file_scalar!("../../sql/cluster/delete_member.sql", machine.0, cluster)
-                        .fetch_optional(&mut *tx)
-                        .await
-                        .context(doing)?;
+                // The machine is no longer a member of the cluster.
+                sqlx::query!(
+                    "UPDATE cluster_left_node SET left_at = clock_timestamp()
+                     WHERE machine_id = $1 AND cluster_id = $2",
+                    machine.0,
+                    cluster
+                )
+                .execute(&mut *tx)
+                .await
+                .context(doing)?;
+                let gone = sqlx::query_scalar!(
+                    "DELETE FROM machine_cluster
+                     WHERE machine_id = $1 AND cluster_id = $2 RETURNING machine_id",
+                    machine.0,
+                    cluster
+                )
+                .fetch_optional(&mut *tx)
+                .await
+                .context(doing)?;
                 match gone {
                     Some(_) => record_event(tx, machine, "ClusterLeft", detail).await,
                     None => Ok(()),
@@ -279,27 +299,35 @@ impl Bmdb {
                 delete_cluster_credentials(tx, cluster).await?;
                 delete_former_keys(tx, cluster).await?;
                 delete_cluster_kubernetes(tx, cluster).await?;
-                sqlx::query_file!("../../sql/cluster/delete_left_nodes.sql", cluster)
+                sqlx::query!("DELETE FROM cluster_left_node WHERE cluster_id = $1", cluster)
                     .execute(&mut *tx)
                     .await
                     .context(doing)?;
-                sqlx::query_file!("../../sql/cluster/delete_declarations.sql", cluster)
+                sqlx::query!("DELETE FROM cluster_declaration WHERE cluster_id = $1", cluster)
                     .execute(&mut *tx)
                     .await
                     .context(doing)?;
-                sqlx::query_file!("../../sql/cluster/delete.sql", cluster)
-                    .fetch_optional(&mut *tx)
-                    .await
-                    .context(doing)?;
-                sqlx::query_file!("../../sql/cluster/delete_lease.sql", lease.kind, lease.name)
+                sqlx::query!(
+                    "DELETE FROM cluster
+                     WHERE cluster_id = $1 AND deleting_at IS NOT NULL RETURNING cluster_id",
+                    cluster
+                )
+                .fetch_optional(&mut *tx)
+                .await
+                .context(doing)?;
+                // Nothing acquires the named lease of a deleted cluster again.
+                sqlx::query!("DELETE FROM named_lease WHERE kind = $1 AND name = $2", lease.kind, lease.name)
                     .execute(&mut *tx)
                     .await
                     .context(doing)?;
                 for name in secrets {
-                    sqlx::query_file!("../../sql/cluster/delete_secrets.sql", name)
-                        .execute(&mut *tx)
-                        .await
-                        .context(doing)?;
+                    sqlx::query!(
+                        "DELETE FROM sealed_secret WHERE name = $1 OR starts_with(name, $1 || '/')",
+                        name
+                    )
+                    .execute(&mut *tx)
+                    .await
+                    .context(doing)?;
                 }
                 Ok(())
             })
@@ -319,10 +347,16 @@ impl Bmdb {
         self.transact_with(doing, (lease, curators), move |tx, (lease, curators)| {
             Box::pin(async move {
                 lock_named_lease(tx, lease).await?;
-                sqlx::query_file!("../../sql/cluster/update_curators.sql", cluster, curators, epoch)
-                    .execute(tx)
-                    .await
-                    .context(doing)?;
+                sqlx::query!(
+                    "UPDATE cluster SET curators = $2, epoch = GREATEST(epoch, $3)
+                     WHERE cluster_id = $1 AND (curators IS DISTINCT FROM $2 OR epoch < $3)",
+                    cluster,
+                    curators,
+                    epoch
+                )
+                .execute(tx)
+                .await
+                .context(doing)?;
                 Ok(())
             })
         })
@@ -405,7 +439,8 @@ pub(super) async fn withdraw_cluster_order(
     reported: Option<(&str, &str)>,
     doing: &'static str,
 ) -> Result<(), BmdbError> {
-    sqlx::query_file!("../../sql/cluster/withdraw_order.sql", machine.0)
+    // The order is withdrawn whatever the machine reports.
+    sqlx::query!("UPDATE cluster_order SET sealed = NULL WHERE machine_id = $1", machine.0)
         .execute(&mut *tx)
         .await
         .context(doing)?;

@@ -94,9 +94,12 @@ impl Bmdb {
         let first = tokio::time::timeout(Duration::from_secs(10), options.connect()).await;
         let reason = match first {
             Ok(Ok(mut connection)) => {
-                let isolation = sqlx::query_file_scalar!("../../sql/schema/read_isolation.sql")
-                    .fetch_one(&mut connection)
-                    .await;
+                // The level is requested as a connection option, which a pooler may drop and a server may
+                // replace by another level.
+                let isolation =
+                    sqlx::query_scalar!(r#"SELECT current_setting('transaction_isolation') AS "isolation!""#)
+                        .fetch_one(&mut connection)
+                        .await;
                 let isolation = isolation.context("asking for the isolation level")?;
                 drop(connection.close().await);
                 if isolation != settings.dialect.isolation() {

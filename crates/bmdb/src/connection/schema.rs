@@ -162,20 +162,30 @@ impl Bmdb {
         let id = uuid::Uuid::new_v4();
         self.statement("naming the BMDB", move |connection| {
             Box::pin(async move {
-                sqlx::query_file!("../../sql/schema/insert_identity.sql", id)
-                    .execute(connection)
-                    .await
-                    .map(drop)
+                sqlx::query!(
+                    "INSERT INTO bmdb_identity (singleton, bmdb_id, created_at)
+                     VALUES (TRUE, $1, clock_timestamp())
+                     ON CONFLICT (singleton) DO NOTHING",
+                    id
+                )
+                .execute(connection)
+                .await
+                .map(drop)
             })
         })
         .await?;
         for kind in DisruptionKind::ALL.map(DisruptionKind::as_str).into_iter().chain([RELEASE_KIND]) {
             self.statement("preparing budgets", move |connection| {
                 Box::pin(async move {
-                    sqlx::query_file!("../../sql/schema/insert_budget_lease.sql", kind)
-                        .execute(connection)
-                        .await
-                        .map(drop)
+                    // The row is locked while a budget is counted and used.
+                    sqlx::query!(
+                        "INSERT INTO named_lease (kind, name, fence)
+                         VALUES ('budget', $1, 0) ON CONFLICT (kind, name) DO NOTHING",
+                        kind
+                    )
+                    .execute(connection)
+                    .await
+                    .map(drop)
                 })
             })
             .await?;
@@ -197,8 +207,7 @@ impl Bmdb {
     pub async fn read_identity(&self) -> Result<uuid::Uuid, BmdbError> {
         self.statement("reading the BMDB's identity", |connection| {
             Box::pin(async move {
-                let row =
-                    sqlx::query_file!("../../sql/schema/read_identity.sql").fetch_one(connection).await?;
+                let row = sqlx::query!("SELECT bmdb_id FROM bmdb_identity").fetch_one(connection).await?;
                 Ok(row.bmdb_id)
             })
         })

@@ -158,10 +158,17 @@ async fn lock_cluster_context(
     machine: MachineId,
 ) -> Result<Option<ClusterContext>, BmdbError> {
     let what = "asking what a machine's cluster goes through";
-    let locked = sqlx::query_file!("../../sql/cluster/lock_cluster_of_machine.sql", machine.0)
-        .fetch_optional(&mut *tx)
-        .await
-        .context(what)?;
+    // Of two machines of one cluster only one is disrupted. The due rows of the machine are locked before
+    // this.
+    let locked = sqlx::query!(
+        "SELECT k.cluster_id, k.name FROM machine_cluster c JOIN cluster k ON k.cluster_id = c.cluster_id
+         WHERE c.machine_id = $1
+         FOR UPDATE OF k",
+        machine.0
+    )
+    .fetch_optional(&mut *tx)
+    .await
+    .context(what)?;
     let Some(cluster) = locked else { return Ok(None) };
     let row = sqlx::query_file!("../../sql/cluster/read_disruption_state.sql", machine.0)
         .fetch_optional(&mut *tx)
@@ -273,8 +280,15 @@ pub(crate) async fn resolve_intent_in_tx(
     intent: IntentId,
     outcome: &str,
 ) -> Result<bool, BmdbError> {
-    let settled =
-        sqlx::query_file!("../../sql/intent/resolve.sql", intent.0, outcome).fetch_optional(tx).await;
+    let settled = sqlx::query!(
+        "UPDATE intent SET settled_at = clock_timestamp(), outcome = $2
+         WHERE intent_id = $1 AND settled_at IS NULL
+         RETURNING intent_id",
+        intent.0,
+        outcome
+    )
+    .fetch_optional(tx)
+    .await;
     Ok(settled.context(RESOLVING)?.is_some())
 }
 

@@ -54,8 +54,10 @@ impl Bmdb {
         let given = self
             .statement_with("giving back a named lease", lease.clone(), move |pool, lease| {
                 Box::pin(async move {
-                    sqlx::query_file!(
-                        "../../sql/named_lease/release.sql",
+                    sqlx::query!(
+                        "UPDATE named_lease SET lease_session = NULL
+                         WHERE kind = $2 AND name = $3 AND lease_session = $1 AND fence = $4
+                         RETURNING name",
                         lease.session.0,
                         lease.kind,
                         lease.name,
@@ -73,10 +75,18 @@ impl Bmdb {
 /// Guards a transaction by a named lease: fails when the lease is not held any more.
 pub(crate) async fn lock_named_lease(tx: &mut PgConnection, lease: &NamedLease) -> Result<(), BmdbError> {
     guard_session(tx, lease.session).await?;
-    sqlx::query_file!("../../sql/named_lease/lock.sql", lease.session.0, lease.kind, lease.name, lease.fence)
-        .fetch_optional(tx)
-        .await
-        .context("checking a named lease")?
-        .map(drop)
-        .ok_or(BmdbError::LeaseLost)
+    sqlx::query!(
+        "SELECT fence FROM named_lease
+         WHERE kind = $2 AND name = $3 AND lease_session = $1 AND fence = $4
+         FOR UPDATE",
+        lease.session.0,
+        lease.kind,
+        lease.name,
+        lease.fence
+    )
+    .fetch_optional(tx)
+    .await
+    .context("checking a named lease")?
+    .map(drop)
+    .ok_or(BmdbError::LeaseLost)
 }

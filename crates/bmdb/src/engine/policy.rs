@@ -84,7 +84,10 @@ pub(crate) async fn read_policy_in_tx(tx: &mut PgConnection) -> Result<Policy, B
 
 /// Reads the policy and locks its row, to change it.
 pub(crate) async fn lock_policy(tx: &mut PgConnection) -> Result<Policy, BmdbError> {
-    let row = sqlx::query_file!("../../sql/policy/lock.sql").fetch_one(tx).await.context(CHANGING)?;
+    let row = sqlx::query!("SELECT version, document FROM policy FOR UPDATE")
+        .fetch_one(tx)
+        .await
+        .context(CHANGING)?;
     parse_policy(row.document)
 }
 

@@ -224,7 +224,7 @@ fn apply_renewal(
 
 async fn set_statement_timeout(connection: &mut PgConnection, limit: Duration) -> Result<(), BmdbError> {
     let limit = limit.as_millis().max(1).to_string();
-    sqlx::query_file!("../../sql/session/set_statement_timeout.sql", limit)
+    sqlx::query!("SELECT set_config('statement_timeout', $1, false)", limit)
         .fetch_one(connection)
         .await
         .context(RENEWING)?;

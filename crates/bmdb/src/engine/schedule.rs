@@ -210,7 +210,7 @@ pub(crate) async fn reschedule_after_work(
 async fn notify_due(bmdb: &Bmdb, tx: &mut PgConnection, armed: &[Process]) -> Result<(), BmdbError> {
     if bmdb.dialect().notifies() {
         for process in armed {
-            sqlx::query_file!("../../sql/schedule/notify.sql", process.as_str())
+            sqlx::query!("SELECT pg_notify('shepherd_due', $1)", process.as_str())
                 .fetch_one(&mut *tx)
                 .await
                 .context("announcing due work")?;
@@ -233,10 +233,15 @@ async fn write_schedule(
     if falls_silent(rows, &snapshot, &policy) {
         // A heartbeat that is being stored at this moment is not in the facts that were read, and its group has read
         // the machine's row as it was: the two would miss each other.
-        sqlx::query_file!("../../sql/heartbeat/lock_one.sql", machine.0)
-            .fetch_optional(&mut *tx)
-            .await
-            .context("keeping heartbeats out")?;
+        // This keeps the heartbeats of a machine that is about to be found silent out first, and the caller
+        // then reads the facts again.
+        sqlx::query!(
+            "SELECT machine_id FROM machine_agent_heartbeat WHERE machine_id = $1 FOR NO KEY UPDATE",
+            machine.0
+        )
+        .fetch_optional(&mut *tx)
+        .await
+        .context("keeping heartbeats out")?;
         snapshot = read_snapshot(tx, machine).await?;
     }
     let mut result = Rescheduled { snapshot, phase_change: None, armed_now: Vec::new(), drifted: Vec::new() };
@@ -382,18 +387,26 @@ pub(crate) async fn record_event(
     event: &str,
     detail: &str,
 ) -> Result<(), BmdbError> {
-    sqlx::query_file!("../../sql/history/insert.sql", machine.0, event, detail)
-        .execute(tx)
-        .await
-        .context("writing history")?;
+    sqlx::query!(
+        "INSERT INTO history (machine_id, at, event, detail) VALUES ($1, clock_timestamp(), $2, $3)",
+        machine.0,
+        event,
+        detail
+    )
+    .execute(tx)
+    .await
+    .context("writing history")?;
     Ok(())
 }
 
 /// The version of a machine's schedule.
 pub async fn read_machine_version(tx: &mut PgConnection, machine: MachineId) -> Result<i64, BmdbError> {
-    sqlx::query_file_scalar!("../../sql/inspect/read_machine_version.sql", machine.0)
-        .fetch_optional(tx)
-        .await
-        .context("reading a machine's version")?
-        .ok_or_else(|| BmdbError::NoSuchMachine(machine.to_string()))
+    sqlx::query_scalar!(
+        "SELECT version FROM machine_due WHERE machine_id = $1 AND lane = 'access'",
+        machine.0
+    )
+    .fetch_optional(tx)
+    .await
+    .context("reading a machine's version")?
+    .ok_or_else(|| BmdbError::NoSuchMachine(machine.to_string()))
 }

@@ -244,7 +244,9 @@ impl Sessions {
             .transact_with("closing a session", why, move |tx, why| {
                 Box::pin(async move {
                     let what = "closing a session";
-                    sqlx::query_file!("../../sql/session/lock.sql", id.0)
+                    // This waits for every transaction that acts for the session. Each one locks the row FOR
+                    // KEY SHARE, for which an UPDATE of closed_at alone would not wait.
+                    sqlx::query!("SELECT session_id FROM session WHERE session_id = $1 FOR UPDATE", id.0)
                         .fetch_optional(&mut *tx)
                         .await
                         .context(what)?;
@@ -287,10 +289,15 @@ impl Sessions {
             .bmdb
             .statement_with("telling what a session is for", details, move |pool, details| {
                 Box::pin(async move {
-                    sqlx::query_file!("../../sql/session/merge_runtime_info.sql", id, details)
-                        .execute(pool)
-                        .await
-                        .map(drop)
+                    sqlx::query!(
+                        "UPDATE session SET runtime_info = runtime_info || $2
+                         WHERE session_id = $1 AND closed_at IS NULL",
+                        id,
+                        details
+                    )
+                    .execute(pool)
+                    .await
+                    .map(drop)
                 })
             })
             .await

@@ -55,10 +55,13 @@ impl Bmdb {
                             .await?;
                         Ok(false)
                     }
-                    None => Ok(sqlx::query_file!("../../sql/recovery/release_brake.sql", scope)
-                        .fetch_optional(pool)
-                        .await?
-                        .is_some()),
+                    None => Ok(sqlx::query!(
+                        "DELETE FROM brake WHERE kind = 'recovery' AND scope = $1 RETURNING scope",
+                        scope
+                    )
+                    .fetch_optional(pool)
+                    .await?
+                    .is_some()),
                 }
             })
         })
@@ -68,8 +71,11 @@ impl Bmdb {
 
 /// Brakes that are engaged.
 pub async fn list_brakes(tx: &mut PgConnection) -> Result<Vec<EngagedBrake>, BmdbError> {
-    sqlx::query_file_as!(EngagedBrake, "../../sql/inspect/list_brakes.sql")
-        .fetch_all(tx)
-        .await
-        .context(OPERATION)
+    sqlx::query_as!(
+        EngagedBrake,
+        "SELECT kind, scope, reason, engaged_at, seen_at AS confirmed_at FROM brake ORDER BY kind, scope"
+    )
+    .fetch_all(tx)
+    .await
+    .context(OPERATION)
 }

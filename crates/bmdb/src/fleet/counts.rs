@@ -88,9 +88,14 @@ impl Bmdb {
     pub async fn live_counts(&self) -> Result<LiveCounts, BmdbError> {
         let row = self
             .statement("counting live work", |pool| {
-                Box::pin(
-                    async move { sqlx::query_file!("../../sql/fleet/count_live.sql").fetch_one(pool).await },
-                )
+                Box::pin(async move {
+                    sqlx::query!(
+                        r#"SELECT (SELECT count(*) FROM work) AS "work!",
+                                  (SELECT count(*) FROM session WHERE closed_at IS NULL) AS "sessions!""#
+                    )
+                    .fetch_one(pool)
+                    .await
+                })
             })
             .await?;
         Ok(LiveCounts { work: row.work, sessions: row.sessions })
@@ -101,7 +106,14 @@ impl Bmdb {
         let rows = self
             .statement("counting machines by phase", |pool| {
                 Box::pin(async move {
-                    sqlx::query_file!("../../sql/fleet/count_indexed_phases.sql").fetch_all(pool).await
+                    // These counts are for progress and lists. The facts are authoritative
+                    // (`sql/fleet/count_phases.sql`).
+                    sqlx::query!(
+                        r#"SELECT phase_index AS phase, count(*) AS "count!" FROM machine_due
+                           WHERE lane = 'access' GROUP BY phase_index"#
+                    )
+                    .fetch_all(pool)
+                    .await
                 })
             })
             .await?;

@@ -18,9 +18,13 @@ impl Bmdb {
         let found = self
             .statement("looking for servers of the API", |connection| {
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("../../sql/session/list_api_servers.sql")
-                        .fetch_all(connection)
-                        .await
+                    sqlx::query_scalar!(
+                        "SELECT runtime_info FROM session
+                         WHERE component = 'api' AND closed_at IS NULL AND deadline > clock_timestamp()
+                         ORDER BY session_id DESC"
+                    )
+                    .fetch_all(connection)
+                    .await
                 })
             })
             .await?;
@@ -44,9 +48,12 @@ impl Bmdb {
         let found = self
             .statement("looking for callback servers", |pool| {
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("../../sql/session/list_callback_servers.sql")
-                        .fetch_all(pool)
-                        .await
+                    sqlx::query_scalar!(
+                        "SELECT runtime_info FROM session
+                         WHERE component = 'callback' AND closed_at IS NULL AND deadline > clock_timestamp()"
+                    )
+                    .fetch_all(pool)
+                    .await
                 })
             })
             .await?;

@@ -87,8 +87,8 @@ impl Bmdb {
             Box::pin(async move {
                 lock_named_lease(tx, lease).await?;
                 let what = "recording a machine";
-                let found = sqlx::query_file_scalar!(
-                    "../../sql/provision/find_machine.sql",
+                let found = sqlx::query_scalar!(
+                    "SELECT machine_id FROM machine_provided WHERE provider = $1 AND provider_id = $2",
                     lease.name,
                     new.provider_id
                 )
@@ -142,10 +142,17 @@ impl Bmdb {
         self.transact_with(what, (lease, kind, error), move |tx, (lease, kind, error)| {
             Box::pin(async move {
                 lock_named_lease(tx, lease).await?;
-                sqlx::query_file!("../../sql/provision/record_list_failure.sql", lease.name, kind, error)
-                    .execute(tx)
-                    .await
-                    .context(what)?;
+                sqlx::query!(
+                    "INSERT INTO provider_state (provider, kind, error, error_at)
+                     VALUES ($1, $2, $3, clock_timestamp()) ON CONFLICT (provider) DO UPDATE
+                     SET kind = EXCLUDED.kind, error = EXCLUDED.error, error_at = EXCLUDED.error_at",
+                    lease.name,
+                    kind,
+                    error
+                )
+                .execute(tx)
+                .await
+                .context(what)?;
                 Ok(())
             })
         })
@@ -157,7 +164,7 @@ impl Bmdb {
         let brake = self
             .statement_with("reading a provider's brake", provider.to_owned(), move |pool, provider| {
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("../../sql/provision/read_brake.sql", provider)
+                    sqlx::query_scalar!("SELECT brake FROM provider_state WHERE provider = $1", provider)
                         .fetch_optional(pool)
                         .await
                 })
@@ -185,9 +192,13 @@ impl Bmdb {
                             .await
                     }
                     None => {
-                        sqlx::query_file!("../../sql/provision/release_brake.sql", lease.name)
-                            .execute(tx)
-                            .await
+                        sqlx::query!(
+                            "UPDATE provider_state SET brake = NULL, brake_since = NULL
+                             WHERE provider = $1 AND brake IS NOT NULL",
+                            lease.name
+                        )
+                        .execute(tx)
+                        .await
                     }
                 };
                 Ok(done.context(what)?.rows_affected() > 0)
@@ -205,7 +216,7 @@ async fn insert_machine(
 ) -> Result<MachineId, BmdbError> {
     let what = "recording a machine";
     let machine = MachineId::generate();
-    sqlx::query_file!("../../sql/provision/insert_machine.sql", machine.0)
+    sqlx::query!("INSERT INTO machine (machine_id, created_at) VALUES ($1, clock_timestamp())", machine.0)
         .execute(&mut *tx)
         .await
         .context(what)?;
@@ -266,8 +277,12 @@ pub struct ProviderSummary {
 
 /// The last answers of every provider.
 pub async fn list_providers(tx: &mut PgConnection) -> Result<Vec<ProviderSummary>, BmdbError> {
-    sqlx::query_file_as!(ProviderSummary, "../../sql/inspect/list_providers.sql")
-        .fetch_all(tx)
-        .await
-        .context(OPERATION)
+    sqlx::query_as!(
+        ProviderSummary,
+        "SELECT provider, kind, listed_at, machines, error, error_at, brake, brake_since
+         FROM provider_state ORDER BY provider"
+    )
+    .fetch_all(tx)
+    .await
+    .context(OPERATION)
 }

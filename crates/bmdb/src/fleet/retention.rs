@@ -315,9 +315,14 @@ impl Bmdb {
     async fn delete_unfinished_artefacts(&self) -> Result<PgQueryResult, BmdbError> {
         self.statement("deleting artefacts that are not whole", move |connection| {
             Box::pin(async move {
-                sqlx::query_file!("../../sql/retention/delete_unfinished_artefacts.sql", UPLOAD_RETENTION_MS)
-                    .execute(connection)
-                    .await
+                sqlx::query!(
+                    "DELETE FROM artefact a
+                     WHERE a.added_at IS NULL AND a.begun_at < now() - $1::INT8 * INTERVAL '1 millisecond'
+                       AND NOT EXISTS (SELECT 1 FROM artefact_chunk c WHERE c.sha256 = a.sha256)",
+                    UPLOAD_RETENTION_MS
+                )
+                .execute(connection)
+                .await
             })
         })
         .await

@@ -149,7 +149,8 @@ impl Bmdb {
     pub async fn read_work_and_brakes(&self) -> Result<(Vec<(String, u64)>, Vec<SampledBrake>), BmdbError> {
         self.transact_read_only(|tx| {
             Box::pin(async move {
-                let work = sqlx::query_file!("../../sql/fleet_sample/count_work.sql")
+                // The table `work` has at most one row per worker.
+                let work = sqlx::query!(r#"SELECT process, count(*) AS "count!" FROM work GROUP BY process"#)
                     .fetch_all(&mut *tx)
                     .await
                     .context(OPERATION)?;
@@ -183,8 +184,10 @@ impl Bmdb {
                 lock_named_lease(tx, lease).await?;
                 let now = database_now(tx).await?;
                 let took = i64::try_from(between(began, now).as_millis()).unwrap_or(i64::MAX);
-                let stored = sqlx::query_file!(
-                    "../../sql/fleet_sample/insert.sql",
+                // The first sample of a minute stays.
+                let stored = sqlx::query!(
+                    "INSERT INTO fleet_sample (minute, taken_at, took_ms, counts) VALUES ($1, $2, $3, $4)
+                     ON CONFLICT (minute) DO NOTHING",
                     truncate_to_minute(began),
                     now,
                     took,

@@ -135,10 +135,16 @@ impl SecretsKey {
         let (row, what) = (name.to_owned(), "keeping a sealed secret");
         bmdb.transact_with(what, (row, sealed), move |tx, (row, sealed)| {
             Box::pin(async move {
-                sqlx::query_file!("../../sql/secret/insert.sql", row, sealed)
-                    .execute(tx)
-                    .await
-                    .context(what)?;
+                // The first writer wins.
+                sqlx::query!(
+                    "INSERT INTO sealed_secret (name, sealed, created_at) VALUES ($1, $2, clock_timestamp())
+                     ON CONFLICT (name) DO NOTHING",
+                    row,
+                    sealed
+                )
+                .execute(tx)
+                .await
+                .context(what)?;
                 Ok(())
             })
         })
@@ -152,7 +158,9 @@ impl SecretsKey {
         let sealed = bmdb
             .statement_with("reading a sealed secret", name.to_owned(), move |pool, row| {
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("../../sql/secret/read.sql", row).fetch_optional(pool).await
+                    sqlx::query_scalar!("SELECT sealed FROM sealed_secret WHERE name = $1", row)
+                        .fetch_optional(pool)
+                        .await
                 })
             })
             .await?;

@@ -33,9 +33,16 @@ impl Bmdb {
         let rows = self
             .statement_with(what, TABLES.map(str::to_owned), move |connection, tables| {
                 Box::pin(async move {
-                    sqlx::query_file!("../../sql/vacuum_stats/list_dead_rows.sql", tables)
-                        .fetch_all(connection)
-                        .await
+                    // Dead rows are row versions that no transaction needs any more and that vacuum has not
+                    // removed yet.
+                    sqlx::query!(
+                        r#"SELECT t.relname::TEXT AS "name!", t.n_dead_tup AS "dead!"
+                           FROM pg_stat_user_tables t
+                           WHERE t.relname = ANY ($1::TEXT[]) AND pg_table_is_visible(t.relid)"#,
+                        tables
+                    )
+                    .fetch_all(connection)
+                    .await
                 })
             })
             .await?;

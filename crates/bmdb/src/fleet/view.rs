@@ -94,7 +94,15 @@ impl Bmdb {
         let window = window.float_milliseconds();
         self.statement("reading what was given back", move |pool| {
             Box::pin(async move {
-                sqlx::query_file_scalar!("../../sql/plan/list_releases.sql", window).fetch_all(pool).await
+                // The releases within the window of the release budget.
+                sqlx::query_scalar!(
+                    "SELECT begun_at FROM intent
+                     WHERE kind = 'release' AND begun_at > clock_timestamp() - $1 * INTERVAL '1 millisecond'
+                     ORDER BY begun_at",
+                    window
+                )
+                .fetch_all(pool)
+                .await
             })
         })
         .await

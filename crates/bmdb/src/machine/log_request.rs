@@ -127,14 +127,29 @@ async fn lock_request(
     machine: MachineId,
     id: Uuid,
 ) -> Result<Option<LogRequestRow>, BmdbError> {
-    sqlx::query_file_as!(LogRequestRow, "../../sql/log/lock_request.sql", id, machine.0)
-        .fetch_optional(tx)
-        .await
-        .context(READING)
+    sqlx::query_as!(
+        LogRequestRow,
+        "SELECT request_id, log, most_lines, since_seconds, follow, requested_at, requested_by, read_at,
+             delivered_at, delivered_to, last_part_at, parts, bytes, available_logs, note, ended_at, failed
+         FROM log_request WHERE request_id = $1 AND machine_id = $2 FOR UPDATE",
+        id,
+        machine.0
+    )
+    .fetch_optional(tx)
+    .await
+    .context(READING)
 }
 
 async fn end_request(tx: &mut PgConnection, id: Uuid, failed: Option<&str>) -> Result<(), BmdbError> {
-    sqlx::query_file!("../../sql/log/end_request.sql", id, failed).execute(tx).await.context(DELIVERING)?;
+    sqlx::query!(
+        "UPDATE log_request SET ended_at = clock_timestamp(), failed = $2
+         WHERE request_id = $1 AND ended_at IS NULL",
+        id,
+        failed
+    )
+    .execute(tx)
+    .await
+    .context(DELIVERING)?;
     Ok(())
 }
 
@@ -197,8 +212,9 @@ impl Bmdb {
                             handed.push(DeliveredLogRequest { id: row.request_id, query: request.query });
                         }
                         Delivery::First => {
-                            sqlx::query_file!(
-                                "../../sql/log/mark_delivered.sql",
+                            sqlx::query!(
+                                "UPDATE log_request SET delivered_at = clock_timestamp(), delivered_to = $2
+                                 WHERE request_id = $1",
                                 row.request_id,
                                 incarnation
                             )
@@ -253,10 +269,14 @@ async fn request_log_in_tx(
         .execute(&mut *tx)
         .await
         .context(REQUESTING)?;
-    let counts = sqlx::query_file!("../../sql/log/count_open_requests.sql", machine.0)
-        .fetch_one(&mut *tx)
-        .await
-        .context(REQUESTING)?;
+    let counts = sqlx::query!(
+        r#"SELECT count(*) AS "all!", count(*) FILTER (WHERE machine_id = $1) AS "of_machine!"
+           FROM log_request WHERE ended_at IS NULL"#,
+        machine.0
+    )
+    .fetch_one(&mut *tx)
+    .await
+    .context(REQUESTING)?;
     if counts.of_machine >= MAX_REQUESTS_PER_MACHINE {
         let text = format!(
             "{name} has {MAX_REQUESTS_PER_MACHINE} log requests at this moment, and accepts no more; try \
@@ -272,8 +292,11 @@ async fn request_log_in_tx(
     }
     begin_dry_run(tx, order).await?;
     let id = Uuid::now_v7();
-    sqlx::query_file!(
-        "../../sql/log/insert_request.sql",
+    // The caller has locked the machine.
+    sqlx::query!(
+        "INSERT INTO log_request (request_id, machine_id, log, most_lines, since_seconds, follow,
+             requested_at, requested_by, read_at, parts, bytes)
+         VALUES ($1, $2, $3, $4, $5, $6, clock_timestamp(), $7, clock_timestamp(), 0, 0)",
         id,
         machine.0,
         wanted.log,
@@ -307,30 +330,45 @@ async fn read_log_in_tx(
         .ok_or_else(no_such_request)?;
     let request = row.to_request();
     let now = database_now(tx).await?;
-    let record = sqlx::query_file!("../../sql/log/read_last_heartbeat.sql", machine.0)
-        .fetch_one(&mut *tx)
-        .await
-        .context(READING)?;
+    let record = sqlx::query!(
+        r#"SELECT (SELECT h.at FROM machine_agent_heartbeat h
+               WHERE h.machine_id = $1) AS "last_heartbeat_at?""#,
+        machine.0
+    )
+    .fetch_one(&mut *tx)
+    .await
+    .context(READING)?;
     let is = request_state(&request, record.last_heartbeat_at, bmdb.policy().1.heartbeat_interval.0, now);
     if let (LogRequestState::Ended(failed), None) = (&is, &request.outcome) {
         // So that the machine learns of the end, too.
         end_request(tx, id, failed.as_deref()).await?;
     }
     let taken = taken.clamp(0, request.parts);
-    sqlx::query_file!("../../sql/log/delete_read_parts.sql", id, taken)
+    sqlx::query!("DELETE FROM log_part WHERE request_id = $1 AND number < $2", id, taken)
         .execute(&mut *tx)
         .await
         .context(READING)?;
-    let parts = sqlx::query_file!("../../sql/log/list_parts.sql", id, taken, MAX_PARTS_PER_READ)
-        .fetch_all(&mut *tx)
-        .await
-        .context(READING)?;
+    let parts = sqlx::query!(
+        "SELECT number, lines FROM log_part WHERE request_id = $1 AND number >= $2 ORDER BY number LIMIT $3",
+        id,
+        taken,
+        MAX_PARTS_PER_READ
+    )
+    .fetch_all(&mut *tx)
+    .await
+    .context(READING)?;
     let number = parts.last().map_or(taken, |part| part.number + 1);
     if matches!(is, LogRequestState::Ended(_)) && taken >= request.parts && taken > 0 {
         // The client has confirmed that it has everything.
-        sqlx::query_file!("../../sql/log/delete_request.sql", id).execute(&mut *tx).await.context(READING)?;
+        sqlx::query!("DELETE FROM log_request WHERE request_id = $1", id)
+            .execute(&mut *tx)
+            .await
+            .context(READING)?;
     } else {
-        sqlx::query_file!("../../sql/log/touch_request.sql", id).execute(&mut *tx).await.context(READING)?;
+        sqlx::query!("UPDATE log_request SET read_at = clock_timestamp() WHERE request_id = $1", id)
+            .execute(&mut *tx)
+            .await
+            .context(READING)?;
     }
     let is = if number < request.parts { LogRequestState::Receiving } else { is };
     Ok(LogReadResult {
@@ -355,11 +393,15 @@ async fn store_log_part_in_tx(
     let Some(row) = lock_request(tx, machine, id).await? else { return Ok(PartDecision::Discard) };
     let (request, now) = (row.to_request(), database_now(tx).await?);
     let unread = if request.query.follow {
-        sqlx::query_file!("../../sql/log/count_unread_bytes.sql", id)
-            .fetch_one(&mut *tx)
-            .await
-            .context(STORING)?
-            .bytes
+        sqlx::query!(
+            r#"SELECT COALESCE(sum(octet_length(lines)), 0)::INT8 AS "bytes!" FROM log_part
+               WHERE request_id = $1"#,
+            id
+        )
+        .fetch_one(&mut *tx)
+        .await
+        .context(STORING)?
+        .bytes
     } else {
         0
     };
@@ -368,10 +410,15 @@ async fn store_log_part_in_tx(
         PartDecision::Store => {
             let some = !brought.lines.is_empty();
             if some {
-                sqlx::query_file!("../../sql/log/insert_part.sql", id, brought.number, brought.lines)
-                    .execute(&mut *tx)
-                    .await
-                    .context(STORING)?;
+                sqlx::query!(
+                    "INSERT INTO log_part (request_id, number, lines) VALUES ($1, $2, $3)",
+                    id,
+                    brought.number,
+                    brought.lines
+                )
+                .execute(&mut *tx)
+                .await
+                .context(STORING)?;
             }
             let there = Some(&brought.available).filter(|there| !there.is_empty());
             let there = there.and_then(|there| serde_json::to_value(there).ok());

@@ -11,7 +11,7 @@ use model::label::Labels;
 
 /// Reads a machine's labels; empty if it has none.
 pub(crate) async fn read_labels(tx: &mut PgConnection, machine: MachineId) -> Result<Labels, BmdbError> {
-    let stored = sqlx::query_file_scalar!("../../sql/facts/read_labels.sql", machine.0)
+    let stored = sqlx::query_scalar!("SELECT labels FROM machine_labels WHERE machine_id = $1", machine.0)
         .fetch_optional(tx)
         .await
         .context("reading a machine's labels")?;

@@ -44,10 +44,12 @@ pub async fn read_machine_view(
     let host_keys = read_host_keys(tx, machine).await?;
     let brakes = list_brakes(tx).await?;
     let pauses = list_pauses(tx).await?;
-    let open_sessions = sqlx::query_file_scalar!("../../sql/inspect/count_open_sessions.sql")
-        .fetch_one(&mut *tx)
-        .await
-        .context(OPERATION)?;
+    let open_sessions = sqlx::query_scalar!(
+        r#"SELECT count(*) AS "count!" FROM (SELECT 1 FROM session WHERE closed_at IS NULL LIMIT 1000) s"#
+    )
+    .fetch_one(&mut *tx)
+    .await
+    .context(OPERATION)?;
     let newer_fence = read_unknown_fence(tx, machine).await?;
     let cluster = membership_of_machine(tx, machine).await?;
     let release = read_roll_out_note(tx, machine).await?;

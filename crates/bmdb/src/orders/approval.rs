@@ -152,10 +152,13 @@ pub(crate) async fn require_second_approval(
     match decide_approval(policy, order.dry_run, requested, now) {
         ApprovalDecision::NotRequired => Ok(None),
         ApprovalDecision::Approved(by) => {
-            sqlx::query_file!("../../sql/approval/mark_used.sql", approval)
-                .execute(tx)
-                .await
-                .context("using an approval")?;
+            sqlx::query!(
+                "UPDATE approval SET used_at = clock_timestamp() WHERE approval_id = $1 AND used_at IS NULL",
+                approval
+            )
+            .execute(tx)
+            .await
+            .context("using an approval")?;
             Ok(Some(by))
         }
         ApprovalDecision::Required => {

@@ -63,10 +63,16 @@ pub(crate) async fn find_by_idempotency_key(
     order: &Order,
 ) -> Result<Option<OrderResult>, BmdbError> {
     let Some(key) = order.idempotency_key.as_ref().filter(|_| !order.dry_run) else { return Ok(None) };
-    let found = sqlx::query_file!("../../sql/audit/find_by_idempotency_key.sql", order.actor.name, key)
-        .fetch_optional(tx)
-        .await
-        .context("looking for an order in the audit")?;
+    let found = sqlx::query!(
+        "SELECT audit_id, request, outcome, message, before, after
+         FROM audit
+         WHERE actor = $1 AND idempotency_key = $2 AND NOT dry_run",
+        order.actor.name,
+        key
+    )
+    .fetch_optional(tx)
+    .await
+    .context("looking for an order in the audit")?;
     let Some(row) = found else { return Ok(None) };
     if row.request != order.request_digest {
         return Err(BmdbError::IdempotencyKeyReused { key: key.clone() });

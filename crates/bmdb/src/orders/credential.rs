@@ -295,7 +295,7 @@ async fn revoke_credential_in_tx(
     order: &Order,
     id: Uuid,
 ) -> Result<OrderEffect, BmdbError> {
-    sqlx::query_file!("../../sql/credential/lock.sql", id)
+    sqlx::query!("SELECT revoked_at FROM access_credential WHERE credential_id = $1 FOR UPDATE", id)
         .fetch_optional(&mut *tx)
         .await
         .context(OPERATION)?;
@@ -305,10 +305,15 @@ async fn revoke_credential_in_tx(
     let outcome = if before.revoked_at.is_some() {
         OrderOutcome { changed: false, message: "is revoked already; nothing was changed".into() }
     } else {
-        sqlx::query_file!("../../sql/credential/revoke.sql", id, order.actor.name)
-            .execute(&mut *tx)
-            .await
-            .context("revoking a credential")?;
+        sqlx::query!(
+            "UPDATE access_credential SET revoked_at = clock_timestamp(), revoked_by = $2
+             WHERE credential_id = $1 AND revoked_at IS NULL",
+            id,
+            order.actor.name
+        )
+        .execute(&mut *tx)
+        .await
+        .context("revoking a credential")?;
         OrderOutcome { changed: true, message: "is good for nothing any more".into() }
     };
     let after = find_by_id(tx, id).await?.ok_or_else(unknown)?;

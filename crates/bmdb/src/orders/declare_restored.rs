@@ -79,34 +79,56 @@ impl Bmdb {
                     let effect = OrderEffect::changed("is declared to be a restored backup", None, None);
                     record_audit(tx, order, None, effect).await?;
                     let what = "ending what the backup holds";
-                    let sessions = sqlx::query_file!("../../sql/declare_restored/close_sessions.sql")
-                        .fetch_all(&mut *tx)
-                        .await;
-                    let steps = sqlx::query_file!("../../sql/declare_restored/resolve_intents.sql")
-                        .fetch_all(&mut *tx)
-                        .await;
+                    // The processes of the sessions in the backup have exited, or have newer state than the
+                    // backup.
+                    let sessions = sqlx::query!(
+                        "UPDATE session SET closed_at = clock_timestamp(),
+                             close_reason = 'the database was restored from a backup'
+                         WHERE closed_at IS NULL RETURNING session_id"
+                    )
+                    .fetch_all(&mut *tx)
+                    .await;
+                    // Creations stay open: the provider is queried for what it made under them.
+                    let steps = sqlx::query!(
+                        "UPDATE intent SET settled_at = clock_timestamp(),
+                             outcome = 'unknown: the database was restored from a backup'
+                         WHERE settled_at IS NULL AND kind <> 'create' RETURNING intent_id"
+                    )
+                    .fetch_all(&mut *tx)
+                    .await;
                     let (sessions, steps) = (sessions.context(what)?.len(), steps.context(what)?.len());
-                    sqlx::query_file!("../../sql/declare_restored/raise_lease_fences.sql", FENCE_LIFT)
+                    sqlx::query!("UPDATE named_lease SET fence = fence + $1 RETURNING name", FENCE_LIFT)
                         .fetch_all(&mut *tx)
                         .await
                         .context(what)?;
-                    sqlx::query_file!("../../sql/declare_restored/pause_roll_outs.sql")
+                    // A roll-out may have ended since the backup, or be bad, so an operator reviews it first.
+                    sqlx::query!(
+                        "UPDATE roll_out SET paused = 'the database was restored from a backup'
+                         WHERE ended_at IS NULL AND paused IS NULL"
+                    )
+                    .execute(&mut *tx)
+                    .await
+                    .context(what)?;
+                    // An upgrade may have ended or been rolled back since the backup, so an operator reviews
+                    // it first.
+                    sqlx::query!(
+                        "UPDATE cluster_upgrade SET paused = 'the database was restored from a backup'
+                         WHERE ended_at IS NULL AND paused IS NULL"
+                    )
+                    .execute(&mut *tx)
+                    .await
+                    .context(what)?;
+                    // The rotations may have been carried out since the backup.
+                    sqlx::query!("UPDATE cluster_kubernetes SET rotate = '[]' WHERE rotate <> '[]'")
                         .execute(&mut *tx)
                         .await
                         .context(what)?;
-                    sqlx::query_file!("../../sql/declare_restored/pause_upgrades.sql")
+                    sqlx::query!("UPDATE release_order SET withdrawn = TRUE WHERE NOT withdrawn")
                         .execute(&mut *tx)
                         .await
                         .context(what)?;
-                    sqlx::query_file!("../../sql/declare_restored/clear_rotations.sql")
-                        .execute(&mut *tx)
-                        .await
-                        .context(what)?;
-                    sqlx::query_file!("../../sql/declare_restored/withdraw_release_orders.sql")
-                        .execute(&mut *tx)
-                        .await
-                        .context(what)?;
-                    sqlx::query_file!("../../sql/declare_restored/delete_listening.sql")
+                    // The records of listening in the backup are of another time.
+                    sqlx::query!("DELETE FROM fleet_listening RETURNING shard")
                         .fetch_all(tx)
                         .await
                         .context(what)?;
@@ -172,9 +194,13 @@ impl Bmdb {
         let refused = self
             .statement("listing machines that refused us", |pool| {
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("../../sql/declare_restored/list_fence_rejections.sql")
-                        .fetch_all(pool)
-                        .await
+                    // These machines had seen newer fences than this database had issued.
+                    sqlx::query_scalar!(
+                        "SELECT machine_id FROM machine_needs_human
+                         WHERE obstacle = 'stale-fence' ORDER BY machine_id"
+                    )
+                    .fetch_all(pool)
+                    .await
                 })
             })
             .await?;
@@ -196,23 +222,44 @@ impl Bmdb {
         let what = "lifting fences";
         self.transact_with(what, detail, move |tx, detail| {
             Box::pin(async move {
-                let page: Vec<Uuid> =
-                    sqlx::query_file_scalar!("../../sql/declare_restored/list_page.sql", after.0, PAGE_SIZE)
-                        .fetch_all(&mut *tx)
-                        .await
-                        .context(what)?;
-                sqlx::query_file!("../../sql/declare_restored/lock_page.sql", &page)
-                    .fetch_all(&mut *tx)
-                    .await
-                    .context(what)?;
-                sqlx::query_file!("../../sql/declare_restored/raise_work_fences.sql", &page, FENCE_LIFT)
-                    .fetch_all(&mut *tx)
-                    .await
-                    .context(what)?;
-                sqlx::query_file!("../../sql/declare_restored/insert_history.sql", &page, detail)
-                    .execute(tx)
-                    .await
-                    .context(what)?;
+                let page: Vec<Uuid> = sqlx::query_scalar!(
+                    "SELECT machine_id FROM machine WHERE machine_id > $1 ORDER BY machine_id LIMIT $2",
+                    after.0,
+                    PAGE_SIZE
+                )
+                .fetch_all(&mut *tx)
+                .await
+                .context(what)?;
+                sqlx::query!(
+                    "SELECT machine_id, lane FROM machine_due
+                     WHERE machine_id = ANY ($1) ORDER BY machine_id, lane FOR UPDATE",
+                    &page
+                )
+                .fetch_all(&mut *tx)
+                .await
+                .context(what)?;
+                // The fences rise beyond anything that was claimed after the backup was taken. The pauses
+                // after losses are cleared, because they are of another time too.
+                sqlx::query!(
+                    "UPDATE machine_due SET fence = fence + $2, losses = 0, not_before = NULL
+                     WHERE machine_id = ANY ($1)
+                     RETURNING machine_id",
+                    &page,
+                    FENCE_LIFT
+                )
+                .fetch_all(&mut *tx)
+                .await
+                .context(what)?;
+                sqlx::query!(
+                    "INSERT INTO history (machine_id, at, event, detail)
+                     SELECT machine_id, clock_timestamp(), 'Restored', $2
+                     FROM unnest($1::UUID[]) AS named (machine_id)",
+                    &page,
+                    detail
+                )
+                .execute(tx)
+                .await
+                .context(what)?;
                 Ok(page.into_iter().map(MachineId).collect())
             })
         })

@@ -241,10 +241,15 @@ async fn pause_loop_in_tx(
     };
     let stranger = match provider {
         None => false,
-        Some(provider) => !sqlx::query_file_scalar!("../../sql/loop_pause/provider_exists.sql", provider)
-            .fetch_one(&mut *tx)
-            .await
-            .context(OPERATION)?,
+        // A provider is known if it was queried once, or has a machine.
+        Some(provider) => !sqlx::query_scalar!(
+            r#"SELECT EXISTS (SELECT 1 FROM provider_state WHERE provider = $1)
+                   OR EXISTS (SELECT 1 FROM machine_provided WHERE provider = $1) AS "exists!""#,
+            provider
+        )
+        .fetch_one(&mut *tx)
+        .await
+        .context(OPERATION)?,
     };
     let approved = if provider.is_none() {
         let policy = read_policy_in_tx(tx).await?;
@@ -278,8 +283,9 @@ async fn store_pause(tx: &mut PgConnection, pause: &Pause, replaces: bool) -> Re
     let (reason, by) = (pause.reason.as_str(), pause.by.as_str());
     let what = "pausing a loop";
     if replaces {
-        sqlx::query_file!(
-            "../../sql/loop_pause/update.sql",
+        sqlx::query!(
+            "UPDATE loop_pause SET reason = $3, paused_by = $4, since = $5, until = $6
+             WHERE loop_name = $1 AND provider = $2",
             of,
             provider,
             reason,
@@ -308,10 +314,14 @@ async fn resume_loop_in_tx(
 ) -> Result<OrderEffect, BmdbError> {
     let before = lock_pause(tx, of, provider).await?.filter(|(_, holds)| *holds).map(|(pause, _)| pause);
     begin_dry_run(tx, order).await?;
-    sqlx::query_file!("../../sql/loop_pause/delete.sql", of.as_str(), provider.unwrap_or(ALL_PROVIDERS))
-        .execute(&mut *tx)
-        .await
-        .context("resuming a loop")?;
+    sqlx::query!(
+        "DELETE FROM loop_pause WHERE loop_name = $1 AND provider = $2",
+        of.as_str(),
+        provider.unwrap_or(ALL_PROVIDERS)
+    )
+    .execute(&mut *tx)
+    .await
+    .context("resuming a loop")?;
     let others: Vec<Pause> =
         list_pauses(tx).await?.into_iter().filter(|pause| pause.loop_kind == of).collect();
     end_dry_run(tx, order).await?;

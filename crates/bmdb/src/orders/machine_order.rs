@@ -254,10 +254,13 @@ async fn execute_decision_in_tx(
         if read_machine_version(tx, machine).await? == found {
             // The schedule is unchanged, but the order's target is not: clients that read it before must see a new
             // version.
-            sqlx::query_file!("../../sql/schedule/increment_version.sql", machine.0)
-                .execute(&mut *tx)
-                .await
-                .context(OPERATION)?;
+            sqlx::query!(
+                "UPDATE machine_due SET version = version + 1 WHERE machine_id = $1 AND lane = 'access'",
+                machine.0
+            )
+            .execute(&mut *tx)
+            .await
+            .context(OPERATION)?;
         }
         let (keys, labels) = (read_host_keys(tx, machine).await?, read_labels(tx, machine).await?);
         after = audit_state(&rescheduled.snapshot.facts, keys.as_ref(), &labels);

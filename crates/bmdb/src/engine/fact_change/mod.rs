@@ -232,8 +232,10 @@ pub(crate) async fn apply_fact_change(
     let id = machine.0;
     match change {
         FactChange::Provided { provider, provider_id, details } => {
-            sqlx::query_file!(
-                "../../sql/facts/insert_provided.sql",
+            sqlx::query!(
+                "INSERT INTO machine_provided (machine_id, provider, provider_id, reservation, address,
+                     ssh_port, ssh_user, location, status, provided_at, looked_at, unchanged)
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, clock_timestamp(), NULL, FALSE)",
                 id,
                 provider,
                 provider_id,
@@ -276,11 +278,11 @@ pub(crate) async fn apply_fact_change(
             .await
         }
         FactChange::AgentCleared => {
-            sqlx::query_file!("../../sql/facts/delete_agent_started.sql", id)
+            sqlx::query!("DELETE FROM machine_agent_started WHERE machine_id = $1", id)
                 .execute(&mut *tx)
                 .await
                 .context(OPERATION)?;
-            sqlx::query_file!("../../sql/facts/delete_heartbeat.sql", id).execute(tx).await
+            sqlx::query!("DELETE FROM machine_agent_heartbeat WHERE machine_id = $1", id).execute(tx).await
         }
         FactChange::HostKeyPinned { algorithm, public_key, source } => {
             sqlx::query_file!(
@@ -294,41 +296,80 @@ pub(crate) async fn apply_fact_change(
             .await
         }
         FactChange::HostKeyRefused { algorithm, public_key } => {
-            sqlx::query_file!("../../sql/facts/set_refused_host_key.sql", id, algorithm, public_key)
-                .execute(tx)
-                .await
+            sqlx::query!(
+                "UPDATE machine_ssh_host_key
+                 SET refused_algorithm = $2, refused_key = $3, refused_at = clock_timestamp()
+                 WHERE machine_id = $1",
+                id,
+                algorithm,
+                public_key
+            )
+            .execute(tx)
+            .await
         }
         FactChange::HostKeyVerified => {
-            sqlx::query_file!("../../sql/facts/clear_refused_host_key.sql", id).execute(tx).await
+            sqlx::query!(
+                "UPDATE machine_ssh_host_key
+                 SET refused_algorithm = NULL, refused_key = NULL, refused_at = NULL
+                 WHERE machine_id = $1",
+                id
+            )
+            .execute(tx)
+            .await
         }
         FactChange::Recovery(recovery) => return set_recovery(tx, machine, recovery).await,
         FactChange::RecoveryCleared => {
-            sqlx::query_file!("../../sql/facts/delete_recovery.sql", id).execute(tx).await
+            sqlx::query!("DELETE FROM machine_recovery WHERE machine_id = $1", id).execute(tx).await
         }
         FactChange::NeedsHuman { obstacle, reason } => {
-            sqlx::query_file!("../../sql/facts/upsert_needs_human.sql", id, obstacle.as_str(), reason)
-                .execute(tx)
-                .await
+            sqlx::query!(
+                "INSERT INTO machine_needs_human (machine_id, since, obstacle, reason)
+                 VALUES ($1, clock_timestamp(), $2, $3) ON CONFLICT (machine_id) DO UPDATE
+                 SET obstacle = EXCLUDED.obstacle, reason = EXCLUDED.reason, reporting_since = NULL",
+                id,
+                obstacle.as_str(),
+                reason
+            )
+            .execute(tx)
+            .await
         }
         FactChange::NeedsHumanReporting => {
-            sqlx::query_file!("../../sql/facts/mark_needs_human_reporting.sql", id).execute(tx).await
+            sqlx::query!(
+                "UPDATE machine_needs_human SET reporting_since = clock_timestamp() WHERE machine_id = $1",
+                id
+            )
+            .execute(tx)
+            .await
         }
         FactChange::NeedsHumanCleared => {
-            sqlx::query_file!("../../sql/facts/delete_needs_human.sql", id).execute(tx).await
+            sqlx::query!("DELETE FROM machine_needs_human WHERE machine_id = $1", id).execute(tx).await
         }
         FactChange::Quarantined(reason) => {
-            sqlx::query_file!("../../sql/facts/upsert_quarantine.sql", id, reason).execute(tx).await
+            sqlx::query!(
+                "INSERT INTO machine_quarantine (machine_id, since, reason)
+                 VALUES ($1, clock_timestamp(), $2)
+                 ON CONFLICT (machine_id) DO UPDATE SET reason = EXCLUDED.reason",
+                id,
+                reason
+            )
+            .execute(tx)
+            .await
         }
         FactChange::QuarantineCleared => {
-            sqlx::query_file!("../../sql/facts/delete_quarantine.sql", id).execute(tx).await
+            sqlx::query!("DELETE FROM machine_quarantine WHERE machine_id = $1", id).execute(tx).await
         }
         FactChange::LabelsSet(labels) if labels.is_empty() => {
-            sqlx::query_file!("../../sql/facts/delete_labels.sql", id).execute(tx).await
+            sqlx::query!("DELETE FROM machine_labels WHERE machine_id = $1", id).execute(tx).await
         }
         FactChange::LabelsSet(labels) => {
-            sqlx::query_file!("../../sql/facts/upsert_labels.sql", id, serde_json::json!(labels))
-                .execute(tx)
-                .await
+            sqlx::query!(
+                "INSERT INTO machine_labels (machine_id, labels) VALUES ($1, $2)
+                 ON CONFLICT (machine_id) DO UPDATE SET labels = EXCLUDED.labels",
+                id,
+                serde_json::json!(labels)
+            )
+            .execute(tx)
+            .await
         }
         FactChange::Prioritized { level, reason, by, until } => {
             sqlx::query_file!("../../sql/facts/upsert_priority.sql", id, level.as_str(), reason, by, *until)
@@ -336,7 +377,7 @@ pub(crate) async fn apply_fact_change(
                 .await
         }
         FactChange::PriorityCleared => {
-            sqlx::query_file!("../../sql/facts/delete_priority.sql", id).execute(tx).await
+            sqlx::query!("DELETE FROM machine_priority WHERE machine_id = $1", id).execute(tx).await
         }
         FactChange::HoldSet(hold) => {
             sqlx::query_file!(
@@ -350,10 +391,14 @@ pub(crate) async fn apply_fact_change(
             .execute(tx)
             .await
         }
-        FactChange::HoldCleared => sqlx::query_file!("../../sql/facts/delete_hold.sql", id).execute(tx).await,
+        FactChange::HoldCleared => {
+            sqlx::query!("DELETE FROM machine_hold WHERE machine_id = $1", id).execute(tx).await
+        }
         FactChange::Postponed(process, wait) => {
-            sqlx::query_file!(
-                "../../sql/facts/upsert_postponement.sql",
+            sqlx::query!(
+                "INSERT INTO work_postponed (machine_id, process, until, reason, decided_at)
+                 VALUES ($1, $2, $3, $4, $5) ON CONFLICT (machine_id, process) DO UPDATE
+                 SET until = EXCLUDED.until, reason = EXCLUDED.reason, decided_at = EXCLUDED.decided_at",
                 id,
                 process.as_str(),
                 wait.until,
@@ -364,9 +409,13 @@ pub(crate) async fn apply_fact_change(
             .await
         }
         FactChange::PostponementCleared(process) => {
-            sqlx::query_file!("../../sql/facts/delete_postponement.sql", id, process.as_str())
-                .execute(tx)
-                .await
+            sqlx::query!(
+                "DELETE FROM work_postponed WHERE machine_id = $1 AND process = $2",
+                id,
+                process.as_str()
+            )
+            .execute(tx)
+            .await
         }
         FactChange::Backoff(process, backoff) => {
             sqlx::query_file!(
@@ -382,7 +431,13 @@ pub(crate) async fn apply_fact_change(
             .await
         }
         FactChange::BackoffCleared(process) => {
-            sqlx::query_file!("../../sql/facts/delete_backoff.sql", id, process.as_str()).execute(tx).await
+            sqlx::query!(
+                "DELETE FROM work_backoff WHERE machine_id = $1 AND process = $2",
+                id,
+                process.as_str()
+            )
+            .execute(tx)
+            .await
         }
         FactChange::Retirement(change) => {
             return apply_retirement_change(tx, machine, change).await;

@@ -36,14 +36,32 @@ pub(crate) async fn apply_power_change(
     let id = machine.0;
     match change {
         PowerChange::Ordered { switch, reason, by } => {
-            sqlx::query_file!("../../sql/power_order/insert.sql", id, switch.as_str(), reason, by)
-                .execute(tx)
-                .await
+            sqlx::query!(
+                "INSERT INTO machine_power_order (machine_id, switch, reason, ordered_by, ordered_at)
+                 VALUES ($1, $2, $3, $4, clock_timestamp())
+                 ON CONFLICT (machine_id) DO NOTHING",
+                id,
+                switch.as_str(),
+                reason,
+                by
+            )
+            .execute(tx)
+            .await
         }
         PowerChange::Started(intent) => {
-            sqlx::query_file!("../../sql/power_order/mark_started.sql", id, intent.0).execute(tx).await
+            // The first intent stays: it may have been carried out already.
+            sqlx::query!(
+                "UPDATE machine_power_order SET intent_id = $2, begun_at = clock_timestamp()
+                 WHERE machine_id = $1 AND intent_id IS NULL",
+                id,
+                intent.0
+            )
+            .execute(tx)
+            .await
         }
-        PowerChange::Ended => sqlx::query_file!("../../sql/power_order/delete.sql", id).execute(tx).await,
+        PowerChange::Ended => {
+            sqlx::query!("DELETE FROM machine_power_order WHERE machine_id = $1", id).execute(tx).await
+        }
     }
     .context(OPERATION)?;
     Ok(())

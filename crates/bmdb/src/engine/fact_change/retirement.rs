@@ -41,22 +41,68 @@ pub(crate) async fn apply_retirement_change(
     let id = machine.0;
     match change {
         RetirementChange::Requested { reason, by, wipe } => {
-            sqlx::query_file!("../../sql/retirement/insert.sql", id, reason, by, wipe).execute(tx).await
+            sqlx::query!(
+                "INSERT INTO machine_retirement (machine_id, reason, requested_by, requested_at, wipe)
+                 VALUES ($1, $2, $3, clock_timestamp(), $4)
+                 ON CONFLICT (machine_id) DO NOTHING",
+                id,
+                reason,
+                by,
+                wipe
+            )
+            .execute(tx)
+            .await
         }
         RetirementChange::Cleared => {
-            sqlx::query_file!("../../sql/retirement/delete.sql", id).execute(tx).await
+            // A retirement whose release was ordered from the provider, or that is finished, stays.
+            sqlx::query!(
+                "DELETE FROM machine_retirement
+                 WHERE machine_id = $1 AND release_ordered_at IS NULL AND finished_at IS NULL",
+                id
+            )
+            .execute(tx)
+            .await
         }
         RetirementChange::WipeWaived(by) => {
-            sqlx::query_file!("../../sql/retirement/waive_wipe.sql", id, by).execute(tx).await
+            sqlx::query!(
+                "UPDATE machine_retirement SET wipe_waived_at = clock_timestamp(), wipe_waived_by = $2
+                 WHERE machine_id = $1 AND wipe_waived_at IS NULL AND finished_at IS NULL",
+                id,
+                by
+            )
+            .execute(tx)
+            .await
         }
         RetirementChange::ReleaseOrdered(intent) => {
-            sqlx::query_file!("../../sql/retirement/mark_release_ordered.sql", id, intent.0).execute(tx).await
+            sqlx::query!(
+                "UPDATE machine_retirement SET release_ordered_at = clock_timestamp(), release_intent = $2
+                 WHERE machine_id = $1 AND release_ordered_at IS NULL AND finished_at IS NULL",
+                id,
+                intent.0
+            )
+            .execute(tx)
+            .await
         }
         RetirementChange::Finished(outcome) => {
-            sqlx::query_file!("../../sql/retirement/mark_finished.sql", id, outcome).execute(tx).await
+            // The first outcome stays, because a later one finds the retirement finished.
+            sqlx::query!(
+                "UPDATE machine_retirement SET finished_at = clock_timestamp(), outcome = $2
+                 WHERE machine_id = $1 AND finished_at IS NULL",
+                id,
+                outcome
+            )
+            .execute(tx)
+            .await
         }
         RetirementChange::ListedByProvider(listed) => {
-            sqlx::query_file!("../../sql/retirement/set_listed.sql", id, listed).execute(tx).await
+            sqlx::query!(
+                "UPDATE machine_retirement SET listed_since = CASE WHEN $2 THEN clock_timestamp() END
+                 WHERE machine_id = $1 AND finished_at IS NOT NULL AND (listed_since IS NOT NULL) <> $2",
+                id,
+                listed
+            )
+            .execute(tx)
+            .await
         }
     }
     .context(OPERATION)?;

@@ -142,8 +142,9 @@ impl Work {
             .bmdb()
             .statement(what, move |pool| {
                 Box::pin(async move {
-                    sqlx::query_file!(
-                        "../../sql/work/read_end.sql",
+                    sqlx::query!(
+                        "SELECT event, session_id FROM history
+                         WHERE machine_id = $1 AND lane = $2 AND fence = $3 AND edge = 'end'",
                         machine,
                         lease.lane.as_str(),
                         lease.fence
@@ -248,8 +249,10 @@ async fn complete_work(
             let last = reschedule_after_work(process, bmdb, tx, &rows, snapshot).await?;
             if matches!(process, Process::Recovery | Process::Retirement | Process::Power) {
                 // Workers that take steps resolve them themselves, unless that failed.
-                sqlx::query_file!(
-                    "../../sql/intent/resolve_unknown.sql",
+                sqlx::query!(
+                    "UPDATE intent
+                     SET settled_at = clock_timestamp(), outcome = 'unknown: it was not written down'
+                     WHERE machine_id = $1 AND session_id = $2 AND fence = $3 AND settled_at IS NULL",
                     machine.0,
                     lease.session.0,
                     lease.fence

@@ -78,9 +78,13 @@ impl Bmdb {
         let number = i64::try_from(number).unwrap_or(i64::MAX);
         self.statement("reading a piece of an artefact", move |connection| {
             Box::pin(async move {
-                sqlx::query_file_scalar!("../../sql/artefact/read_piece.sql", sha256.0.as_slice(), number)
-                    .fetch_optional(connection)
-                    .await
+                sqlx::query_scalar!(
+                    "SELECT bytes FROM artefact_chunk WHERE sha256 = $1 AND number = $2",
+                    sha256.0.as_slice(),
+                    number
+                )
+                .fetch_optional(connection)
+                .await
             })
         })
         .await

@@ -96,10 +96,14 @@ async fn add_artefact_in_tx(
             return Ok(OrderEffect::unchanged("is there; nothing was changed", Some(reported(name))));
         }
         begin_dry_run(tx, order).await?;
-        sqlx::query_file!("../../sql/artefact/rename.sql", digest, name)
-            .execute(&mut *tx)
-            .await
-            .context(UPLOADING)?;
+        sqlx::query!(
+            "UPDATE artefact SET name = $2 WHERE sha256 = $1 AND added_at IS NOT NULL",
+            digest,
+            name
+        )
+        .execute(&mut *tx)
+        .await
+        .context(UPLOADING)?;
         end_dry_run(tx, order).await?;
         let text = format!("is there, and was called {before} before");
         return Ok(OrderEffect::changed(text, Some(reported(before)), Some(reported(name))));
@@ -125,8 +129,10 @@ async fn add_artefact_in_tx(
         }
     };
     begin_dry_run(tx, order).await?;
-    sqlx::query_file_scalar!(
-        "../../sql/artefact/mark_added.sql",
+    sqlx::query_scalar!(
+        "UPDATE artefact SET name = $3, added_at = clock_timestamp(), added_by = $4, kubernetes = $5
+         WHERE sha256 = $1 AND upload = $2 AND added_at IS NULL
+         RETURNING added_at",
         digest,
         upload,
         name,
@@ -155,10 +161,13 @@ async fn delete_artefact_in_tx(
         .fetch_optional(&mut *tx)
         .await
         .context("removing an artefact")?;
-    let used = sqlx::query_file_scalar!("../../sql/roll_out/find_active_by_digest.sql", sha256.0.as_slice())
-        .fetch_optional(&mut *tx)
-        .await
-        .context("removing an artefact")?;
+    let used = sqlx::query_scalar!(
+        "SELECT roll_out_id FROM roll_out WHERE ended_at IS NULL AND sha256 = $1 LIMIT 1",
+        sha256.0.as_slice()
+    )
+    .fetch_optional(&mut *tx)
+    .await
+    .context("removing an artefact")?;
     if let Some(update) = used {
         let text = format!(
             "{artefact} was not removed: the update {update} rolls it out; wait for its end, or: shepherdctl update \

@@ -137,10 +137,14 @@ async fn begin_upload_in_tx(
         // One of the two sizes was wrong, and so is every piece uploaded for it.
         Some(known) if known.size != bytes => delete_artefact_rows(tx, sha256).await?,
         Some(_) => {
-            sqlx::query_file!("../../sql/artefact/touch_upload.sql", digest)
-                .execute(&mut *tx)
-                .await
-                .context(UPLOADING)?;
+            // An upload that is still in progress must not count as too old.
+            sqlx::query!(
+                "UPDATE artefact SET begun_at = clock_timestamp() WHERE sha256 = $1 AND added_at IS NULL",
+                digest
+            )
+            .execute(&mut *tx)
+            .await
+            .context(UPLOADING)?;
             let there = sqlx::query_file_scalar!("../../sql/artefact/list_piece_numbers.sql", digest)
                 .fetch_all(&mut *tx)
                 .await
@@ -149,10 +153,13 @@ async fn begin_upload_in_tx(
         }
         None => {}
     }
-    let counts = sqlx::query_file!("../../sql/artefact/count_artefacts.sql")
-        .fetch_one(&mut *tx)
-        .await
-        .context(UPLOADING)?;
+    let counts = sqlx::query!(
+        r#"SELECT count(*) AS "artefacts!", count(*) FILTER (WHERE added_at IS NULL) AS "begun!"
+           FROM artefact"#
+    )
+    .fetch_one(&mut *tx)
+    .await
+    .context(UPLOADING)?;
     if counts.artefacts >= MAX_ARTEFACTS {
         let text = format!(
             "there are {MAX_ARTEFACTS} artefacts, and can be no more; shepherdctl artefacts delete removes one"
@@ -166,10 +173,16 @@ async fn begin_upload_in_tx(
         );
         return Err(order_rejected("TOO_MANY_ARTEFACTS", text));
     }
-    sqlx::query_file!("../../sql/artefact/insert_upload.sql", digest, bytes, Uuid::new_v4())
-        .execute(&mut *tx)
-        .await
-        .context(UPLOADING)?;
+    sqlx::query!(
+        "INSERT INTO artefact (sha256, size, upload, begun_at) VALUES ($1, $2, $3, clock_timestamp())
+         ON CONFLICT (sha256) DO NOTHING",
+        digest,
+        bytes,
+        Uuid::new_v4()
+    )
+    .execute(&mut *tx)
+    .await
+    .context(UPLOADING)?;
     Ok(UploadState::Missing(missing_pieces(size, &[])))
 }
 
@@ -196,20 +209,27 @@ async fn store_piece_in_tx(
         return Err(order_rejected("WRONG_PIECE", text));
     }
     let number = i64::try_from(number).unwrap_or(i64::MAX);
-    sqlx::query_file!("../../sql/artefact/insert_piece.sql", digest, number, piece)
-        .execute(tx)
-        .await
-        .context(UPLOADING)?;
+    sqlx::query!(
+        "INSERT INTO artefact_chunk (sha256, number, bytes)
+         SELECT a.sha256, $2, $3 FROM artefact a WHERE a.sha256 = $1 AND a.added_at IS NULL
+         ON CONFLICT (sha256, number) DO NOTHING",
+        digest,
+        number,
+        piece
+    )
+    .execute(tx)
+    .await
+    .context(UPLOADING)?;
     Ok(())
 }
 
 pub(super) async fn delete_artefact_rows(tx: &mut PgConnection, sha256: Sha256) -> Result<(), BmdbError> {
     let digest = sha256.0.as_slice();
-    sqlx::query_file!("../../sql/artefact/delete_pieces.sql", digest)
+    sqlx::query!("DELETE FROM artefact_chunk WHERE sha256 = $1", digest)
         .execute(&mut *tx)
         .await
         .context(UPLOADING)?;
-    sqlx::query_file!("../../sql/artefact/delete.sql", digest).execute(tx).await.context(UPLOADING)?;
+    sqlx::query!("DELETE FROM artefact WHERE sha256 = $1", digest).execute(tx).await.context(UPLOADING)?;
     Ok(())
 }
 

@@ -86,10 +86,15 @@ pub async fn list_roll_outs(
     let rows =
         sqlx::query_file!("../../sql/roll_out/list.sql", id).fetch_all(&mut *tx).await.context(OPERATION)?;
     let mut counts: BTreeMap<String, BTreeMap<String, u32>> = BTreeMap::new();
-    for row in sqlx::query_file!("../../sql/roll_out/count_machine_states.sql", id)
-        .fetch_all(&mut *tx)
-        .await
-        .context(OPERATION)?
+    for row in sqlx::query!(
+        r#"SELECT roll_out_id, state, count(*) AS "count!" FROM roll_out_machine
+           WHERE $1::TEXT IS NULL OR roll_out_id = $1
+           GROUP BY roll_out_id, state"#,
+        id
+    )
+    .fetch_all(&mut *tx)
+    .await
+    .context(OPERATION)?
     {
         let count = u32::try_from(row.count).unwrap_or(u32::MAX);
         counts.entry(row.roll_out_id).or_default().insert(row.state, count);
@@ -137,10 +142,15 @@ pub(crate) async fn read_roll_out_note(
     tx: &mut PgConnection,
     machine: MachineId,
 ) -> Result<Option<String>, BmdbError> {
-    let row = sqlx::query_file!("../../sql/roll_out/find_by_machine.sql", machine.0)
-        .fetch_optional(tx)
-        .await
-        .context(OPERATION)?;
+    let row = sqlx::query!(
+        "SELECT o.roll_out_id, o.release, o.paused, m.state, m.message
+         FROM roll_out_machine m JOIN roll_out o ON o.roll_out_id = m.roll_out_id
+         WHERE m.machine_id = $1 AND m.active",
+        machine.0
+    )
+    .fetch_optional(tx)
+    .await
+    .context(OPERATION)?;
     Ok(row.map(|row| {
         roll_out_note(
             &row.roll_out_id,
@@ -238,10 +248,15 @@ pub(crate) async fn reject_machines_in_roll_outs(
     machines: &[(Uuid, String)],
 ) -> Result<(), BmdbError> {
     let ids: Vec<Uuid> = machines.iter().map(|(machine, _)| *machine).collect();
-    let busy = sqlx::query_file!("../../sql/roll_out/list_machines_in_other_roll_outs.sql", &ids)
-        .fetch_all(tx)
-        .await
-        .context(ORDERING)?;
+    let busy = sqlx::query!(
+        "SELECT m.machine_id, m.roll_out_id FROM roll_out_machine m
+         WHERE m.active AND m.machine_id = ANY ($1)
+         ORDER BY m.machine_id LIMIT 5",
+        &ids
+    )
+    .fetch_all(tx)
+    .await
+    .context(ORDERING)?;
     let Some(first) = busy.first() else { return Ok(()) };
     let text = format!(
         "{} is in the update {}, which has not ended; wait for it, or: shepherdctl update abort {}",
@@ -302,16 +317,26 @@ async fn insert_roll_out(
     machines: &[Uuid],
 ) -> Result<String, BmdbError> {
     let id: String = Uuid::new_v4().simple().to_string().chars().take(8).collect();
-    sqlx::query_file!("../../sql/roll_out/delete_old_machines.sql", MAX_ENDED_ROLL_OUTS)
-        .execute(&mut *tx)
-        .await
-        .context(ORDERING)?;
-    sqlx::query_file!("../../sql/roll_out/delete_old.sql", MAX_ENDED_ROLL_OUTS)
-        .execute(&mut *tx)
-        .await
-        .context(ORDERING)?;
-    sqlx::query_file!(
-        "../../sql/roll_out/insert.sql",
+    sqlx::query!(
+        "DELETE FROM roll_out_machine WHERE roll_out_id IN (SELECT roll_out_id FROM roll_out
+             WHERE ended_at IS NOT NULL ORDER BY ended_at DESC, roll_out_id OFFSET $1)",
+        MAX_ENDED_ROLL_OUTS
+    )
+    .execute(&mut *tx)
+    .await
+    .context(ORDERING)?;
+    sqlx::query!(
+        "DELETE FROM roll_out WHERE roll_out_id IN (SELECT roll_out_id FROM roll_out
+             WHERE ended_at IS NOT NULL ORDER BY ended_at DESC, roll_out_id OFFSET $1)",
+        MAX_ENDED_ROLL_OUTS
+    )
+    .execute(&mut *tx)
+    .await
+    .context(ORDERING)?;
+    sqlx::query!(
+        "INSERT INTO roll_out (roll_out_id, sha256, release, selector, parallelism, deadline_seconds,
+             created_at, created_by, reason)
+         VALUES ($1, $2, $3, $4, $5, $6, clock_timestamp(), $7, $8)",
         id,
         digest.0.as_slice(),
         name,
@@ -324,10 +349,15 @@ async fn insert_roll_out(
     .execute(&mut *tx)
     .await
     .context(ORDERING)?;
-    sqlx::query_file!("../../sql/roll_out/insert_machines.sql", id, machines)
-        .execute(tx)
-        .await
-        .context(ORDERING)?;
+    sqlx::query!(
+        "INSERT INTO roll_out_machine (roll_out_id, machine_id, state, changed_at, active)
+         SELECT $1, machine_id, 'waiting', clock_timestamp(), TRUE FROM unnest($2::UUID[]) AS n (machine_id)",
+        id,
+        machines
+    )
+    .execute(tx)
+    .await
+    .context(ORDERING)?;
     Ok(id)
 }
 

@@ -47,7 +47,12 @@ impl Bmdb {
     pub async fn list_active_roll_outs(&self) -> Result<Vec<String>, BmdbError> {
         self.statement("looking for roll-outs", |connection| {
             Box::pin(async move {
-                sqlx::query_file_scalar!("../../sql/roll_out/list_active.sql").fetch_all(connection).await
+                sqlx::query_scalar!(
+                    "SELECT roll_out_id FROM roll_out
+                     WHERE ended_at IS NULL ORDER BY created_at, roll_out_id"
+                )
+                .fetch_all(connection)
+                .await
             })
         })
         .await
@@ -59,9 +64,14 @@ impl Bmdb {
         let digest = self
             .statement("looking which release a machine was updated to", move |connection| {
                 Box::pin(async move {
-                    sqlx::query_file_scalar!("../../sql/roll_out/read_updated_release.sql", machine.0)
-                        .fetch_optional(connection)
-                        .await
+                    // An agent that was updated by an order reports that it still runs that release.
+                    sqlx::query_scalar!(
+                        "SELECT sha256 FROM machine_release_report
+                         WHERE machine_id = $1 AND updated_to = sha256",
+                        machine.0
+                    )
+                    .fetch_optional(connection)
+                    .await
                 })
             })
             .await?;
@@ -262,8 +272,10 @@ impl Bmdb {
             Box::pin(async move {
                 lock_named_lease(tx, lease).await?;
                 lock_due_rows(tx, machine).await?;
-                let changed = sqlx::query_file_scalar!(
-                    "../../sql/roll_out/record_result.sql",
+                let changed = sqlx::query_scalar!(
+                    "UPDATE roll_out_machine SET state = $3, message = $4, changed_at = clock_timestamp()
+                     WHERE roll_out_id = $1 AND machine_id = $2 AND state <> $3 AND active
+                     RETURNING state",
                     id,
                     machine.0,
                     state.as_str(),
@@ -274,10 +286,16 @@ impl Bmdb {
                 .context(OPERATION)?;
                 if matches!(state, RollOutMachineState::Failed | RollOutMachineState::Skipped) {
                     // If the machine reports again later, nothing waits for it any more.
-                    sqlx::query_file!("../../sql/roll_out/withdraw_order.sql", id, machine.0)
-                        .execute(&mut *tx)
-                        .await
-                        .context(OPERATION)?;
+                    sqlx::query!(
+                        "UPDATE release_order o SET withdrawn = TRUE FROM roll_out_machine m
+                         WHERE m.roll_out_id = $1 AND m.machine_id = $2
+                           AND o.machine_id = m.machine_id AND o.generation = m.generation",
+                        id,
+                        machine.0
+                    )
+                    .execute(&mut *tx)
+                    .await
+                    .context(OPERATION)?;
                 }
                 let event = match state {
                     RollOutMachineState::Done => "ReleaseRuns",

@@ -1,1 +1,0 @@
-DELETE FROM artefact WHERE sha256 = $1

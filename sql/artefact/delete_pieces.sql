@@ -1,1 +1,0 @@
-DELETE FROM artefact_chunk WHERE sha256 = $1

@@ -1,3 +1,0 @@
-UPDATE artefact SET name = $3, added_at = clock_timestamp(), added_by = $4, kubernetes = $5
-WHERE sha256 = $1 AND upload = $2 AND added_at IS NULL
-RETURNING added_at

@@ -1,1 +1,0 @@
-SELECT bytes FROM artefact_chunk WHERE sha256 = $1 AND number = $2

@@ -1,1 +1,0 @@
-DELETE FROM cluster_credential WHERE credential_id = ANY ($1)

@@ -1,1 +1,0 @@
-DELETE FROM cluster_left_node WHERE cluster_id = $1

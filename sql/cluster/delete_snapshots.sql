@@ -1,1 +1,0 @@
-DELETE FROM cluster_snapshot WHERE snapshot_id = ANY($1)

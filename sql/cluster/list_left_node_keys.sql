@@ -1,1 +1,0 @@
-SELECT node_key FROM cluster_left_node WHERE cluster_id = $1

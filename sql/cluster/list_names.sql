@@ -1,1 +1,0 @@
-SELECT cluster_id, name FROM cluster ORDER BY cluster_id

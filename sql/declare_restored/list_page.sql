@@ -1,1 +1,0 @@
-SELECT machine_id FROM machine WHERE machine_id > $1 ORDER BY machine_id LIMIT $2

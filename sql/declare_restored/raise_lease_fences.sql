@@ -1,1 +1,0 @@
-UPDATE named_lease SET fence = fence + $1 RETURNING name

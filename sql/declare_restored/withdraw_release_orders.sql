@@ -1,1 +1,0 @@
-UPDATE release_order SET withdrawn = TRUE WHERE NOT withdrawn

@@ -1,1 +1,0 @@
-DELETE FROM work_backoff WHERE machine_id = $1 AND process = $2

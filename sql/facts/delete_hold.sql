@@ -1,1 +1,0 @@
-DELETE FROM machine_hold WHERE machine_id = $1

@@ -1,1 +1,0 @@
-DELETE FROM machine_labels WHERE machine_id = $1

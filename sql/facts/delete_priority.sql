@@ -1,1 +1,0 @@
-DELETE FROM machine_priority WHERE machine_id = $1

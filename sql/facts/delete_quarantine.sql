@@ -1,1 +1,0 @@
-DELETE FROM machine_quarantine WHERE machine_id = $1

@@ -1,1 +1,0 @@
-DELETE FROM machine_recovery WHERE machine_id = $1

@@ -1,1 +1,0 @@
-UPDATE machine_needs_human SET reporting_since = clock_timestamp() WHERE machine_id = $1

@@ -1,1 +1,0 @@
-SELECT labels FROM machine_labels WHERE machine_id = $1

@@ -1,2 +1,0 @@
-SELECT (SELECT count(*) FROM work) AS "work!",
-       (SELECT count(*) FROM session WHERE closed_at IS NULL) AS "sessions!"

@@ -1,1 +1,0 @@
-SELECT version FROM machine_due WHERE machine_id = $1 AND lane = 'access'

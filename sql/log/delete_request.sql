@@ -1,1 +1,0 @@
-DELETE FROM log_request WHERE request_id = $1

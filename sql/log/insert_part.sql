@@ -1,1 +1,0 @@
-INSERT INTO log_part (request_id, number, lines) VALUES ($1, $2, $3)

@@ -1,1 +1,0 @@
-DELETE FROM brake WHERE kind = 'recovery' AND scope = $1 RETURNING scope

@@ -1,1 +1,0 @@
-SELECT pg_notify('shepherd_due', $1)

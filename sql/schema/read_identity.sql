@@ -1,1 +1,0 @@
-SELECT bmdb_id FROM bmdb_identity

@@ -1,1 +1,0 @@
-DELETE FROM sealed_secret WHERE name = $1

@@ -1,1 +1,0 @@
-SELECT sealed FROM sealed_secret WHERE name = $1

@@ -1,1 +1,0 @@
-UPDATE sealed_secret SET name = $2 WHERE name = $1
