@@ -30,7 +30,9 @@
 //!   ([`connection::Bmdb::transact`]).
 //! * Nothing is decided here that a pure function can decide: `model` decides, this crate reads and writes.
 //! * Values that a newer release wrote are tolerated: two releases share the database during an upgrade.
-//! * Statements are in `sql/`, one per file, and are checked at compile time.
+//! * Statements are checked at compile time. Those of up to three lines are the text of `sqlx::query!`, `query_as!` or
+//!   `query_scalar!`. Longer ones are in `sql/`, one per file, and so is a short one that several places send, that a
+//!   test explains, or that is sent unchecked.
 //!
 //! # Tests
 //!

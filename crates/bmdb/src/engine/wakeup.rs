@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::connection::Bmdb;
 use model::process::Process;
 
-/// The channel that `sql/schedule/notify.sql` sends on.
+/// The channel that `notify_due` in `schedule.rs` sends on.
 const CHANNEL: &str = "shepherd_due";
 
 /// Wakes loops by process.
