@@ -58,15 +58,11 @@ fn one_line(cell: &str) -> String {
 fn truncate_line(line: &str, width: Option<usize>) -> String {
     match width {
         Some(width) if line.width() > width => {
-            // The ellipsis takes one column.
-            let mut columns = 1;
-            let fits = |c: &char| {
-                // A control character counts as one, as it does in a text.
-                columns += c.width().unwrap_or(1);
-                columns <= width
-            };
-            let kept: String = line.chars().take_while(fits).collect();
-            format!("{}…", kept.trim_end())
+            // The ellipsis takes one column. What is kept is measured as a text, because some characters change the
+            // width of the one before them; those without a width stay with it.
+            let ends = line.char_indices().take_while(|(end, _)| line[..*end].width() < width);
+            let end = ends.filter(|(_, next)| next.width() != Some(0)).last().map_or(0, |(end, _)| end);
+            format!("{}…", line[..end].trim_end())
         }
         _ => line.to_owned(),
     }
@@ -92,6 +88,13 @@ mod tests {
         for (width, cut) in [(12, "東京  東京都"), (11, "東京  東京…"), (10, "東京  東…"), (9, "東京  東…")]
         {
             assert_eq!(format_table(&headers, &rows, Some(width)).lines().nth(1), Some(cut), "{width}");
+        }
+        // A heart takes one column, and two with the selector of the coloured form.
+        let heart = "\u{2764}\u{fe0f}";
+        let rows = vec![vec![heart.repeat(10)]];
+        for (width, hearts) in [(20, 10), (19, 9), (15, 7), (14, 6), (2, 0)] {
+            let cut = heart.repeat(hearts) + if hearts < 10 { "…" } else { "" };
+            assert_eq!(format_table(&["A"], &rows, Some(width)).lines().nth(1), Some(&*cut), "{width}");
         }
     }
 }
