@@ -73,6 +73,12 @@ impl ReconcilerStatus {
                 return Err(fault(format!("its state is {}, which does not exist", record.state)));
             }
         };
+        // Only programs of Kubernetes put a `v` before their version.
+        if record.minimum_compatible_release.starts_with('v') {
+            return Err(fault(
+                "its lowest compatible release begins with a v, as only versions of Kubernetes do".to_owned(),
+            ));
+        }
         Ok(Self {
             state,
             version: record.version.parse().map_err(|error| fault(format!("its version {error}")))?,
@@ -120,6 +126,13 @@ mod tests {
             (
                 wire::ReconcilerStatusRecord { minimum_compatible_release: String::new(), ..whole.clone() },
                 "its lowest compatible release \"\"",
+            ),
+            (
+                wire::ReconcilerStatusRecord {
+                    minimum_compatible_release: "v1.2.0".to_owned(),
+                    ..whole.clone()
+                },
+                "its lowest compatible release begins with a v",
             ),
         ] {
             let error = ReconcilerStatus::decode(&record.encode_to_vec()).unwrap_err().to_string();
