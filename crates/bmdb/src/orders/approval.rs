@@ -1,9 +1,9 @@
 //! Two-person rule: orders that wait for a second admin's approval.
 //!
 //! [`model::two_person_rule`] decides; this module stores the requests. `require_second_approval` rejects an
-//! order that needs a second admin in the order's own transaction, which is rolled back. [`crate::orders::audit`] then
-//! stores the request together with its line of the audit. The id of its row is derived from the actor and the
-//! idempotency key, so an order that is repeated meanwhile makes no second request.
+//! order that needs a second admin in the order's own transaction, which is rolled back. `audit_rejection` in
+//! `execution.rs` then stores the request together with its line of the audit. The id of its row is derived from the
+//! actor and the idempotency key, so an order that is repeated meanwhile makes no second request.
 //!
 //! When the approved order is given again, it finds its row under a lock and uses it up in the transaction that carries
 //! it out. Of two that come at once the second one waits, and then finds the order in the audit.
