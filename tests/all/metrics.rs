@@ -294,7 +294,8 @@ fn demo_shows(entries: &[MetricDescriptor]) -> Result<()> {
     let place = Place::new()?;
     let mut demo = Demo::spawn(place.program(["demo", "--machines", "8"]))?;
     demo.until("Ctrl-C ends the demo")?;
-    // Until a machine was brought back, and the fleet counted after that.
+    // Until a machine was brought back, and the fleet counted after that. The machine is Ready as soon as it is recovered,
+    // and counted as heartbeating after the next heartbeat of its new agent.
     demo.pasted(&place, "simulator fault sim-0007 kill")?;
     demo.until("sim-0007  Ready → ")?;
     let line =
@@ -308,11 +309,14 @@ fn demo_shows(entries: &[MetricDescriptor]) -> Result<()> {
         let samples = samples(&text)?;
         let ready = sum(&samples, "shepherd_fleet_machines", "Ready");
         let recovered = sum(&samples, "shepherd_phase_duration_seconds_count", "Recovering");
-        if ready >= 8.0 && recovered >= 1.0 {
+        let heartbeating = sum(&samples, "shepherd_fleet_machines_by_fact", "heartbeating");
+        if ready >= 8.0 && recovered >= 1.0 && heartbeating >= 8.0 {
             break text;
         }
         if Instant::now() > deadline {
-            bail!("{ready} machines are counted as Ready, {recovered} as recovered:\n{text}");
+            bail!(
+                "Ready: {ready}, recovered: {recovered}, heartbeating: {heartbeating}, and 8, 1 and 8 at least:\n{text}"
+            );
         }
         std::thread::sleep(Duration::from_millis(500));
     };
@@ -328,7 +332,6 @@ fn demo_shows(entries: &[MetricDescriptor]) -> Result<()> {
         ("shepherd_fleet_location_machines", "sim", 8.0),
         ("shepherd_fleet_location_memory_bytes", "sim", 8.0 * 1e9),
         ("shepherd_fleet_location_cpu_threads", "sim", 8.0),
-        ("shepherd_fleet_machines_by_fact", "heartbeating", 8.0),
         ("shepherd_fleet_heartbeat_age_seconds_count", "", 8.0),
         ("shepherd_provider_call_seconds_count", "list", 1.0),
         ("shepherd_work_wait_seconds_count", "AgentStart", 8.0),

@@ -97,8 +97,13 @@ pub struct Cli {
     )]
     pub bmdb_dialect: Dialect,
 
-    /// Use the database (--bmdb_url) instead of the API of a context
-    #[arg(long, global = true, help_heading = GLOBAL_HEADING)]
+    /// Use the database instead of the API of a context.
+    #[arg(
+        long,
+        global = true,
+        help = "Use the database (--bmdb_url) instead of the API of a context",
+        help_heading = GLOBAL_HEADING
+    )]
     pub direct: bool,
 
     /// Use the API of this context instead of the current one
