@@ -31,7 +31,7 @@ approval the requester gives the same order again, with the idempotency key of t
 /// An order to approve.
 #[derive(Debug, Args)]
 pub struct ApproveArgs {
-    /// Its UUID, as `get approvals` lists it
+    /// UUID of the request, as `get approvals` lists it
     #[arg(value_name = "APPROVAL")]
     pub approval: Uuid,
     /// Why, for the audit

@@ -66,7 +66,8 @@ Examples:
   shepherdctl hold sim-0007 --reason 'changing a disk' --until 2h
   shepherdctl get machines -o json | jq -r '.machines[] | select(.heartbeat_at == null) | .machine'
 
-A password is read from ~/.pgpass.
+A context names the servers of an API and a token: ~/.config/shepherd/contexts.toml, docs/api.md.
+The password of the database is read from ~/.pgpass.
 Exit codes: 0 success, 1 the command failed, 2 the command or its arguments are wrong."
 )]
 pub struct Cli {
@@ -162,7 +163,7 @@ pub struct ManualArgs {
 /// A verb on a fleet.
 #[derive(Debug, Subcommand)]
 pub enum FleetCommand {
-    /// List machines, sessions, live work or providers
+    /// List machines, sessions, work, providers, loops, approvals, budgets or brakes
     #[command(subcommand)]
     Get(GetCommand),
     /// Show all details of one machine
@@ -213,7 +214,7 @@ once."
     /// End a hold on a machine, or its quarantine
     #[command(after_help = RELEASE_EXAMPLES)]
     Release(ReleaseArgs),
-    /// Clear the failures of a machine, and that it needs a person, so that work is retried at once
+    /// Retry work on a machine at once: clear its failures, and that it needs a person
     #[command(after_help = RETRY_EXAMPLES)]
     Retry(RetryArgs),
     /// Leave a machine alone until its quarantine is released
@@ -240,7 +241,7 @@ once."
     /// Create, change and delete clusters
     #[command(subcommand)]
     Cluster(ClusterCommand),
-    /// Files that machines fetch from any shepherd
+    /// Add, list and delete files that machines fetch from any shepherd
     #[command(subcommand)]
     Artefacts(ArtefactsCommand),
     /// Roll a release of the role server out to machines, few at a time

@@ -58,7 +58,7 @@ pub struct UpdateArgs {
     /// What to do with one that was ordered
     #[command(subcommand)]
     pub command: Option<UpdateCommand>,
-    /// Which machines, as location=ams,memory>=64GiB,label.rack=7; '' for every machine
+    /// Which machines, for example location=ams,memory>=64GiB,label.rack=7; '' for every machine
     #[arg(long, value_name = "TERMS", required = true)]
     pub selector: Option<String>,
     /// The release: an artefact's digest, the beginning of it, or its name
@@ -98,7 +98,7 @@ pub enum UpdateCommand {
 /// An update to show.
 #[derive(Debug, Args)]
 pub struct UpdateIdArg {
-    /// Its id, as `update get` lists it
+    /// Id of the update, as `update get` lists it
     #[arg(value_name = "UPDATE")]
     pub id: String,
 }
@@ -106,7 +106,7 @@ pub struct UpdateIdArg {
 /// An update to change.
 #[derive(Debug, Args)]
 pub struct ChangeUpdate {
-    /// Its id, as `update get` lists it
+    /// Id of the update, as `update get` lists it
     #[arg(value_name = "UPDATE")]
     pub id: String,
     /// Why, for the audit

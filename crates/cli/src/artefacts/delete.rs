@@ -18,7 +18,7 @@ Example:
 /// An artefact to remove.
 #[derive(Debug, Args)]
 pub struct DeleteArtefact {
-    /// Its digest, the beginning of it (8 digits or more), or its name
+    /// Artefact: its digest, the beginning of it (8 digits or more), or its name
     #[arg(value_name = "ARTEFACT")]
     pub artefact: String,
     /// Why, for the audit

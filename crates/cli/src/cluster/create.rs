@@ -19,7 +19,8 @@ Examples:
   shepherdctl cluster create ams --workers 5 --reason 'the new hall'
   shepherdctl cluster create edge --selector 'location=ams,memory>=64GiB' --reason 'a trial'
 
-Machines are chosen that are Ready and have no other order, at as many locations as possible.
+Machines are chosen that are Ready or Installed, in no cluster, and not held, quarantined or retiring, at as
+many locations as possible.
 The first machine founds the cluster. The others are admitted by the key that each reported over its agent
 channel. TERMS are provider=, location=, manufacturer=, product=, label.KEY=, memory>= and cpus>=,
 separated by commas; all of them must hold.";
@@ -27,7 +28,7 @@ separated by commas; all of them must hold.";
 /// A cluster to ask for.
 #[derive(Debug, Args)]
 pub struct CreateCluster {
-    /// Its name: lower-case letters, digits and dashes
+    /// Name of the cluster: lower-case letters, digits and dashes
     #[arg(value_name = "NAME")]
     pub name: String,
     /// How many machines run its control plane: 1, 3, 5 or 7
@@ -36,7 +37,7 @@ pub struct CreateCluster {
     /// Number of workers
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub workers: u32,
-    /// Which machines may be chosen, as location=ams,memory>=64GiB,label.rack=7 [default: any]
+    /// Which machines may be chosen, for example location=ams,memory>=64GiB,label.rack=7 [default: any]
     #[arg(long, value_name = "TERMS", default_value = "", hide_default_value = true)]
     pub selector: String,
     /// Role of every worker, as declared to the cluster; may be given several times

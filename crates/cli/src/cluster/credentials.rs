@@ -52,7 +52,8 @@ const REVOKE_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster credentials revoke ams 0199d0a2-4f5e-7cc1-9d52-5b1f0a1c2d3e --reason 'left'
 
-The curators refuse it as soon as they receive the revocation, and again after a restore from a snapshot.";
+The curators reject the certificate as soon as they receive the revocation. After a restore from a snapshot,
+which may be older than it, they receive it again.";
 
 /// The PKCS #8 prefix of the 32 bytes of an Ed25519 private key, RFC 8410.
 const PKCS8_PREFIX: [u8; 16] =
@@ -61,7 +62,7 @@ const PKCS8_PREFIX: [u8; 16] =
 /// What can be done with certificates of people.
 #[derive(Debug, Subcommand)]
 pub enum CredentialsCommand {
-    /// Make a key here, and have its certificate signed by the cluster
+    /// Create a key here, and have the cluster sign its certificate
     #[command(after_help = ISSUE_EXAMPLES)]
     Issue(IssueCredential),
     /// List the certificates of people for a cluster
@@ -84,7 +85,7 @@ pub struct IssueCredential {
     /// Holder of the certificate: letters, digits, dots, dashes and underscores [default: the user who runs this]
     #[arg(long, value_name = "NAME")]
     pub holder: Option<String>,
-    /// How long it is good: 1m to 30d
+    /// Lifetime of the certificate, from 1m to 30d
     #[arg(long = "expires_after", alias = "expires-after", value_name = "SPAN", value_parser = parse_lifetime, default_value_t = DEFAULT_LIFETIME)]
     pub expires_after: Span,
     /// Why, for the audit
@@ -98,7 +99,7 @@ pub struct RevokeCredential {
     /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Its id, as cluster credentials get shows it
+    /// Id of the certificate, as `cluster credentials get` lists it
     #[arg(value_name = "ID")]
     pub credential: String,
     /// Why, for the audit

@@ -42,7 +42,8 @@ pub(crate) const UNDECLARE_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster undeclare ams web --reason 'the front moved'
 
-A role that workers are to have is not withdrawn; shepherdctl cluster roles ams --remove_role web comes first.";
+A role that workers are to have cannot be withdrawn. First remove it from them:
+  shepherdctl cluster roles ams --remove_role web --reason 'the front moved'";
 
 /// A role to declare.
 #[derive(Debug, Args)]
@@ -50,7 +51,7 @@ pub struct DeclareInCluster {
     /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// The file that says what the role is, TOML
+    /// TOML file with the declaration of the role
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Why, for the audit

@@ -40,7 +40,7 @@ pub struct BulkSelection {
     /// Expected number of machines: with another number nothing is done [default: prompt on the terminal]
     #[arg(long = "confirm_count", value_name = "N")]
     pub confirm_count: Option<u32>,
-    /// Exceed the limits of the policy, or order it of all machines; admins only
+    /// Exceed the limits of the policy, or select all machines without a filter; admins only
     #[arg(long = "override_limits")]
     pub beyond_limits: bool,
 }

@@ -81,7 +81,7 @@ pub struct WaiveStage {
     /// The stage: wipe or release
     #[arg(value_name = "STAGE")]
     pub stage: String,
-    /// Confirmation, word by word, of what stays undone; the error without it shows the words
+    /// Words that confirm what stays undone, exactly as the error without this flag shows them
     #[arg(long = "confirm", value_name = "WORDS", default_value = "")]
     pub confirm: String,
     /// Why, for the audit

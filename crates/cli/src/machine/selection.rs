@@ -28,7 +28,7 @@ pub struct MachineFilters {
     /// Only machines of this provider; may be given several times
     #[arg(long, value_name = "NAME")]
     provider: Vec<String>,
-    /// Only machines whose location begins so; may be given several times
+    /// Only machines whose location begins with TEXT; may be given several times
     #[arg(long, value_name = "TEXT")]
     location: Vec<String>,
     /// Only machines of this manufacturer, as their hardware report says; may be given several times

@@ -24,13 +24,13 @@ pub enum TokensCommand {
     /// Create the first token, for an admin, in the database
     #[command(after_help = BOOTSTRAP_EXAMPLES)]
     Bootstrap(BootstrapArgs),
-    /// Make a token, or pin a client certificate
+    /// Create a token, or pin a client certificate
     #[command(after_help = CREATE_EXAMPLES)]
     Create(CreateToken),
     /// List credentials, newest first
     #[command(after_help = GET_EXAMPLES)]
     Get,
-    /// End a credential at once
+    /// Revoke a credential at once
     #[command(after_help = REVOKE_EXAMPLES)]
     Revoke(RevokeToken),
 }

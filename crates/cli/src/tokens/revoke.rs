@@ -18,7 +18,7 @@ Example:
 /// A credential to end.
 #[derive(Debug, Args)]
 pub struct RevokeToken {
-    /// Its UUID, as `tokens get` lists it
+    /// UUID of the credential, as `tokens get` lists it
     #[arg(value_name = "CREDENTIAL")]
     pub credential: Uuid,
     /// Why, for the audit

@@ -32,8 +32,8 @@ const ROTATE_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster kubernetes rotate ams --keys clients --reason 'a laptop was stolen'
 
-The new one is trusted everywhere before it signs, and the old one until what it signed has ended. How far it
-is, and for which nodes it waits, shows: shepherdctl cluster describe.";
+The new authority or key is trusted everywhere before it signs. The old one stays trusted until what it signed
+has expired. `shepherdctl cluster describe` shows how far the rotation is, and the nodes that it waits for.";
 
 /// What can be done with Kubernetes of a cluster.
 #[derive(Debug, Subcommand)]
