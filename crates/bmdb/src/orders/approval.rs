@@ -280,7 +280,7 @@ async fn approve_order_in_tx(
     let refuse = |reason, text: String| BmdbError::OrderRejected { reason, message: text };
     let Some(found) = lock_approval(tx, approval).await? else {
         let output = format!(
-            "no approval was requested as {approval}; `shepherdctl get approvals` lists the requests"
+            "there is no request for approval {approval}; `shepherdctl get approvals` lists those that exist"
         );
         return Err(refuse("NO_SUCH_APPROVAL", output));
     };

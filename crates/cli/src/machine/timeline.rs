@@ -55,7 +55,8 @@ pub async fn show_timeline(
     }
     if events.is_empty() {
         return Ok(format!(
-            "no history of {}: nothing has happened, or it is older than the retention of history\n",
+            "no history of {}: nothing has happened to it yet, or all of it is older than the policy's \
+             history_retention\n",
             name.short_name()
         ));
     }
