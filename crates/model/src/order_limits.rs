@@ -59,13 +59,13 @@ pub fn check_order_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), 
     if order.matched > MAX_MACHINES {
         return refuse(
             "TOO_MANY",
-            format!("the filter means {found}, and no order is about more than {MAX_MACHINES}; narrow it"),
+            format!("the filter selects {found}, and no order is about more than {MAX_MACHINES}; narrow it"),
         );
     }
     if order.overrides_limits && !order.is_admin {
         return refuse(
             "NOT_AN_ADMIN",
-            "only an admin may order beyond the limits; order without that, or ask one".to_owned(),
+            "only an admin may exceed the limits; order without override_limits, or ask an admin".to_owned(),
         );
     }
     if !order.overrides_limits {
@@ -74,12 +74,14 @@ pub fn check_order_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), 
     match order.expected {
         None => refuse(
             "NOT_COUNTED",
-            format!("the filter means {found}; say how many you expect, so that no wrong filter is obeyed"),
+            format!(
+                "the filter selects {found}; give the number that you expect, so that no wrong filter is obeyed"
+            ),
         ),
         Some(expected) if expected != order.matched => refuse(
             "OTHER_COUNT",
             format!(
-                "the filter means {found}, and {expected} were expected; look again. Nothing was changed"
+                "the filter selects {found}, and {expected} were expected; look again. Nothing was changed"
             ),
         ),
         Some(_) => Ok(()),
@@ -98,7 +100,8 @@ fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimit
     if order.matches_all {
         return refuse(
             "EVERYBODY",
-            "the filter leaves out nobody; an order about all machines goes beyond the limits, which an admin may"
+            "the filter selects every machine, which exceeds the limits; narrow it, or let an admin order it with \
+             override_limits"
                 .to_owned(),
         );
     }
@@ -107,8 +110,8 @@ fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimit
         return refuse(
             "TOO_MANY",
             format!(
-                "the filter means {found}, and one order may be about {most}; narrow it, or let an admin order beyond \
-                 the limits (the policy's order_limits)"
+                "the filter selects {found}, and the policy's order_limits permit {most} in one order; narrow it, or \
+                 let an admin order it with override_limits"
             ),
         );
     }
@@ -117,8 +120,8 @@ fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimit
         return refuse(
             "TOO_MANY_IN_AN_HOUR",
             format!(
-                "the filter means {found}, and such orders were about {} within the last hour, of {per_hour} that \
-                 may be; wait, or let an admin order beyond the limits (the policy's order_limits)",
+                "the filter selects {found}; orders of the last hour were about {}, and the policy's order_limits \
+                 permit {per_hour} within an hour; wait, or let an admin order it with override_limits",
                 order.ordered_last_hour
             ),
         );
