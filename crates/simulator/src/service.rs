@@ -60,10 +60,10 @@ pub struct RunArgs {
     /// File that keeps the fleet; made if absent. Calls are journalled beside it.
     #[arg(long = "state_path", value_name = "FILE")]
     pub state_path: PathBuf,
-    /// How many machines there are. A kept fleet grows, and never shrinks.
+    /// Number of machines. A fleet in the state file grows to this number, and never shrinks.
     #[arg(long = "machine_count", value_name = "N", default_value_t = 50)]
     pub machine_count: u32,
-    /// The number that all chance comes from; a kept fleet keeps its own. [default: 1]
+    /// Seed of all random numbers. [default: that of the fleet in the state file, or 1]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
     /// Faults that occur by themselves.
