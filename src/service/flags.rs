@@ -101,7 +101,7 @@ pub enum ServiceComponent {
     Retirer,
     /// Reboots machines and switches their power, as people order.
     Switcher,
-    /// Makes clusters of machines, and keeps them.
+    /// Creates clusters of machines, and maintains them.
     Cluster,
     /// Receives the heartbeats of agents.
     Callback,
@@ -203,8 +203,8 @@ pub struct ServiceFlags {
     /// Listen address of the fleet API, gRPC and JSON over TLS.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8444", help_heading = "API")]
     pub api_listen_address: SocketAddr,
-    /// host:port that operators call, for the certificate; may be given several times. [default: the address
-    /// listened on, if it is one]
+    /// host:port that operators call, for the certificate; may be given several times. [default: the listen
+    /// address, unless that is 0.0.0.0]
     #[arg(long, value_name = "HOST:PORT", help_heading = "API")]
     pub api_endpoint: Vec<String>,
 

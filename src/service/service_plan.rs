@@ -336,7 +336,7 @@ fn describe_component(component: ServiceComponent, flags: &ServiceFlags) -> Stri
             None if flags.agent_tls_certificate_path.is_some() => {
                 "cluster: tends no clusters without --secrets_key_path".to_owned()
             }
-            _ => "cluster: makes clusters of machines, and keeps them".to_owned(),
+            _ => "cluster: creates clusters of machines, and maintains them".to_owned(),
         },
         ServiceComponent::Callback => {
             format!("callback: receives heartbeats on {}", flags.agent_listen_address)

@@ -44,34 +44,35 @@ pub struct PolicyFlags {
     /// Longest wait after a failure to start an agent. [default: 4h]
     #[arg(long, value_name = "SPAN")]
     pub agent_start_backoff_maximum: Option<Span>,
-    /// Look at a machine again when its provider reported no change. [default: 30m]
+    /// Interval between looks at a machine whose provider reported no change. [default: 30m]
     #[arg(long, value_name = "SPAN")]
     pub update_interval_stable: Option<Span>,
-    /// Look at a machine again whose status is incomplete, unstable or just changed. [default: 1m]
+    /// Interval between looks at a machine whose status is incomplete, unstable or just changed. [default: 1m]
     #[arg(long, value_name = "SPAN")]
     pub update_interval_unstable: Option<Span>,
-    /// A machine that is to be wiped on its way out is overdue after this. [default: 4h]
+    /// Time after which the wipe of a retiring machine is overdue. [default: 4h]
     #[arg(long, value_name = "SPAN")]
     pub retirement_wipe_timeout: Option<Span>,
-    /// A machine that its provider is to take back is overdue after this. [default: 1h]
+    /// Time after which the release of a retiring machine to its provider is overdue. [default: 1h]
     #[arg(long, value_name = "SPAN")]
     pub retirement_release_timeout: Option<Span>,
-    /// Give up what a person ordered of a machine's power when it could not be done for so long. [default: 30m]
+    /// Time after which a reboot or power order that could not be carried out is given up. [default: 30m]
     #[arg(long, value_name = "SPAN")]
     pub power_order_timeout: Option<Span>,
     /// Longest time an outward call may outlive its session. [default: 1m]
     #[arg(long, value_name = "SPAN")]
     pub outward_call_timeout: Option<Span>,
-    /// How long what happened is kept, a day at least. [default: 180d]
+    /// How long history and audit are kept, a day at least. [default: 180d]
     #[arg(long, value_name = "SPAN")]
     pub history_retention: Option<Span>,
-    /// Most machines that one order may be about. [default: 50]
+    /// Most machines of one order. [default: 50]
     #[arg(long, value_name = "COUNT")]
     pub order_max_machines: Option<u32>,
-    /// Most machines that orders about several may be about within an hour. [default: 200]
+    /// Most machines within an hour of all orders for several machines. [default: 200]
     #[arg(long, value_name = "COUNT")]
     pub order_max_machines_per_hour: Option<u32>,
-    /// Whether orders that reach far need another admin: true or false. [default: false]
+    /// Whether orders beyond these limits, new budgets, waived stages of a retirement and pauses for all providers need
+    /// another admin: true or false. [default: false]
     #[arg(long, value_name = "TRUTH")]
     pub require_second_admin: Option<bool>,
     /// How long such an order waits for approval, and how long its approval is valid. [default: 1h]
@@ -83,7 +84,7 @@ pub struct PolicyFlags {
     /// How many of a cluster's newest snapshots are kept. [default: 24]
     #[arg(long, value_name = "COUNT")]
     pub cluster_snapshots_retained: Option<u32>,
-    /// Of how many days one snapshot of each cluster is kept besides. [default: 7]
+    /// For how many days at least one snapshot of each day and cluster is kept. [default: 7]
     #[arg(long, value_name = "COUNT")]
     pub cluster_snapshots_retained_daily: Option<u32>,
     /// How old the shepherd's key for a cluster becomes before it is replaced; 0s: never by itself. [default: 30d]
