@@ -38,6 +38,6 @@ mod tests {
     #[test]
     fn response_with_a_missing_field_is_an_error() {
         let text = decode_machine(v1::Machine::default()).unwrap_err().to_string();
-        assert!(text.starts_with("the answer lacks a machine's name"), "{text}");
+        assert!(text.starts_with("the response lacks a machine's name"), "{text}");
     }
 }

@@ -88,7 +88,7 @@ mod tests {
             (user_request("kim@example", Access::Owner, 1), "names no user"),
             (user_request(&"k".repeat(64), Access::Owner, 1), "names no user"),
             (user_request(&node_id(1).to_string(), Access::Owner, 1), "names no user"),
-            (user_request("kim", Access::Unspecified, 1), "may do"),
+            (user_request("kim", Access::Unspecified, 1), "does not say which access kim gets"),
             (user_request("kim", Access::Viewer, 0), "expire at once"),
             (user_request("kim", Access::Viewer, week + 1), "7 days at the most"),
             (user_request("kim", Access::Viewer, u64::MAX), "7 days at the most"),

@@ -245,7 +245,7 @@ pub(crate) mod tests {
                 "\"Ams\" is not a valid name of a cluster",
             ),
             (ClusterSpec { name: String::new(), ..spec(3, 1) }, "\"\" is not a valid name of a cluster"),
-            (ClusterSpec { name: "-a".to_owned(), ..spec(3, 1) }, "\"-a\" is no name"),
+            (ClusterSpec { name: "-a".to_owned(), ..spec(3, 1) }, "\"-a\" is not a valid name of a cluster"),
         ] {
             let output = cluster_spec.validate().err().unwrap_or_default();
             assert!(output.starts_with(expected) && output.is_empty() == expected.is_empty(), "{output}");
