@@ -1,6 +1,7 @@
 //! The objects of Kubernetes as the reconciler keeps them: against a server in this process, and against the real one.
 
 mod add_ons;
+mod discovery;
 mod keeping;
 mod kit;
 mod leading;

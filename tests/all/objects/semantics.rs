@@ -248,11 +248,14 @@ async fn amending(server: &Server) -> Result<()> {
 
 async fn kinds(server: &Server) -> Result<()> {
     let served = ApiDiscovery::fetch(&server.api().await?).await?;
-    for wanted in shepherd::reconciler::objects::built_in::built_in_kinds().into_iter().chain([config_maps()])
-    {
+    let wanted = shepherd::reconciler::objects::built_in::built_in_kinds();
+    for wanted in wanted.into_iter().chain([config_maps(), nodes()]) {
         assert_eq!(served.find(&wanted.api_version(), &wanted.kind), Some(&wanted));
         assert!(served.preferred_kinds().iter().any(|kind| kind.resource() == wanted.resource()));
     }
     assert_eq!(served.find("example.com/v1", "Thing"), None);
+    assert_eq!(served.find("authorization.k8s.io/v1", "SubjectAccessReview"), None, "it has no objects");
+    assert!(!served.preferred_kinds().iter().any(|kind| kind.plural.contains('/')), "subresources are none");
+    assert!(served.failed_versions.is_empty(), "{:?}", served.failed_versions);
     Ok(())
 }

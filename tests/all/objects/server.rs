@@ -1,8 +1,8 @@
 //! An API server of Kubernetes in this process, for the requests that tests make of one.
 //!
 //! It answers on loopback as the real one does: versions, preconditions, defaults, immutable fields, labels, field
-//! ownership, watches with bookmarks, and compaction. `semantics.rs` checks both in the same way. A test can also see
-//! each request, and break off watches.
+//! ownership, watches with bookmarks, compaction, and discovery. `semantics.rs` checks both in the same way. A test can
+//! also see each request, break off watches, and add groups that another server answers for.
 
 mod fields;
 mod kinds;
@@ -38,6 +38,8 @@ struct Shared {
     /// As what those who ask are known.
     agents: Mutex<BTreeSet<String>>,
     pulse: watch::Sender<Pulse>,
+    /// Groups of other servers, with what these answer; `None` if they do not.
+    aggregated: Mutex<BTreeMap<String, Option<Value>>>,
 }
 
 /// State that running watches follow.
@@ -56,6 +58,10 @@ impl Shared {
     fn lock_requests(&self) -> MutexGuard<'_, Vec<String>> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn aggregated(&self) -> MutexGuard<'_, BTreeMap<String, Option<Value>>> {
+        self.aggregated.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Simulated {
@@ -65,6 +71,7 @@ impl Simulated {
             requests: Mutex::default(),
             agents: Mutex::default(),
             pulse: watch::Sender::default(),
+            aggregated: Mutex::default(),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://{}", listener.local_addr()?);
@@ -104,6 +111,11 @@ impl Simulated {
         self.shared.pulse.send_modify(|pulse| pulse.broken += 1);
     }
 
+    /// Adds a group that another server answers for, with this or not at all.
+    pub(crate) fn aggregate(&self, group: &str, answer: Option<Value>) {
+        self.shared.aggregated().insert(group.to_owned(), answer);
+    }
+
     /// Forgets what has happened.
     pub(crate) fn forget(&self) {
         let mut store = self.shared.store();
@@ -134,9 +146,13 @@ async fn answer(
     ));
     let media = headers.get("content-type").and_then(|media| media.to_str().ok()).unwrap_or_default();
     let answered = match uri.path() {
-        "/apis" => Ok(groups()),
-        path => match place(path) {
+        "/apis" => Ok(groups(&shared.aggregated())),
+        path => match place(path, &shared.aggregated()) {
             Some(Place::Version(group)) => Ok(resources(&group)),
+            Some(Place::Aggregated(answer)) => answer.ok_or_else(|| {
+                let message = "the server is currently unable to handle the request";
+                (503, "ServiceUnavailable", message.to_owned(), Vec::new())
+            }),
             Some(Place::Objects(kind, namespace)) if watches => {
                 return watched(&shared, &kind, namespace.as_deref(), &query);
             }
@@ -176,13 +192,17 @@ fn status((code, reason, message, causes): Refused) -> Value {
 
 enum Place {
     Version(String),
+    Aggregated(Option<Value>),
     Objects(ObjectKind, Option<String>),
     Object(ObjectKind, ObjectKey),
 }
 
-fn place(path: &str) -> Option<Place> {
+fn place(path: &str, aggregated: &BTreeMap<String, Option<Value>>) -> Option<Place> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     let (group, rest) = match parts.as_slice() {
+        ["apis", group, "v1", ..] if aggregated.contains_key(*group) => {
+            return Some(Place::Aggregated(aggregated[*group].clone()));
+        }
         ["api", "v1", rest @ ..] => ("", rest),
         ["apis", group, "v1", rest @ ..] => (*group, rest),
         _ => return None,
@@ -193,7 +213,7 @@ fn place(path: &str) -> Option<Place> {
         name: name.to_owned(),
     };
     match rest {
-        [] => kinds::kinds().any(|kind| kind.group == group).then(|| Place::Version(group.to_owned())),
+        [] => groups_served().any(|served| served == group).then(|| Place::Version(group.to_owned())),
         [plural] => Some(Place::Objects(kind(plural)?, None)),
         [plural, name] => Some(Place::Object(kind(plural)?, named(None, name))),
         ["namespaces", namespace, plural] => {
@@ -206,10 +226,14 @@ fn place(path: &str) -> Option<Place> {
     }
 }
 
-fn groups() -> Value {
-    let mut names: Vec<String> =
-        kinds::kinds().map(|kind| kind.group).filter(|group| !group.is_empty()).collect();
+fn groups_served() -> impl Iterator<Item = String> {
+    kinds::kinds().map(|kind| kind.group).chain([kinds::REVIEWS.0.to_owned()])
+}
+
+fn groups(aggregated: &BTreeMap<String, Option<Value>>) -> Value {
+    let mut names: Vec<String> = groups_served().filter(|group| !group.is_empty()).collect();
     names.dedup();
+    names.extend(aggregated.keys().cloned());
     let groups: Vec<Value> = names
         .into_iter()
         .map(|name| {
@@ -220,12 +244,24 @@ fn groups() -> Value {
     json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
 }
 
+/// The kinds of a group, with a subresource each.
 fn resources(group: &str) -> Value {
-    let of_it = kinds::kinds().filter(|kind| kind.group == group).map(|kind| {
-        json!({"name": kind.plural, "kind": kind.kind, "namespaced": kind.namespaced,
-            "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"]})
-    });
-    json!({"kind": "APIResourceList", "resources": of_it.collect::<Vec<_>>()})
+    let verbs = json!(["create", "delete", "get", "list", "patch", "update", "watch"]);
+    let resource = |kind: &ObjectKind, name: &str| {
+        let (kind, namespaced) = (kind.kind.as_str(), kind.namespaced);
+        json!({"name": name, "singularName": "", "kind": kind, "namespaced": namespaced, "verbs": verbs})
+    };
+    let of_it = kinds::kinds().filter(|kind| kind.group == group);
+    let mut resources: Vec<Value> = of_it
+        .flat_map(|kind| [resource(&kind, &kind.plural), resource(&kind, &format!("{}/status", kind.plural))])
+        .collect();
+    let (reviews, kind, plural) = kinds::REVIEWS;
+    if group == reviews {
+        resources.push(json!({"name": plural, "singularName": "", "kind": kind, "namespaced": false,
+            "verbs": ["create"]}));
+    }
+    let version = if group.is_empty() { "v1".to_owned() } else { format!("{group}/v1") };
+    json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources})
 }
 
 /// Whether an object has the labels of the query's `labelSelector`.

@@ -63,9 +63,12 @@ pub enum ApiError {
     /// The server rejected it, with a reason.
     #[error("{}", .0.message)]
     Rejected(Box<Status>),
-    /// No response, or an unreadable one. The request may have been carried out.
+    /// No response. The request may have been carried out.
     #[error("the API server gave no answer that can be used: {0}")]
     NoResponse(String),
+    /// A response that is not what the API server documents. The request may have been carried out.
+    #[error("the API server gave no answer that can be used: {0}")]
+    Unreadable(String),
     /// The request was never sent.
     #[error("{0}")]
     NotSent(String),
@@ -295,13 +298,6 @@ impl ApiClient {
         let end = tokio::time::sleep(WATCH_TIMEOUT);
         Ok(reports.take_until(end))
     }
-
-    /// Reads any other path.
-    pub(super) async fn get_path(&self, path: &str) -> Result<Value, ApiError> {
-        let request =
-            Request::new(path).list(&ListParams::default()).map_err(|error| request_error(&error))?;
-        with_timeout(self.0.request(request)).await
-    }
 }
 
 /// The items of a list.
@@ -309,7 +305,7 @@ pub(super) fn take_items(mut list: Value, kind: &ObjectKind) -> Result<Vec<Value
     match list.get_mut("items").map(Value::take) {
         Some(Value::Array(items)) => Ok(items),
         Some(Value::Null) => Ok(Vec::new()),
-        _ => Err(ApiError::NoResponse(format!("its list of {} has no items", kind.resource()))),
+        _ => Err(ApiError::Unreadable(format!("its list of {} has no items", kind.resource()))),
     }
 }
 
@@ -333,11 +329,15 @@ pub(super) async fn with_timeout<T>(requested: impl Future<Output = kube::Result
 fn response_error(error: kube::Error) -> ApiError {
     match error {
         kube::Error::Api(status) => ApiError::Rejected(status),
+        kube::Error::HttpError(error) => request_error(&error),
+        error @ (kube::Error::SerdeError(_) | kube::Error::FromUtf8(_)) => {
+            ApiError::Unreadable(error_chain(&error))
+        }
         other => ApiError::NoResponse(error_chain(&other)),
     }
 }
 
-pub(super) fn request_error(error: &kube::core::request::Error) -> ApiError {
+pub(super) fn request_error(error: &impl std::fmt::Display) -> ApiError {
     ApiError::NotSent(format!("the request to the API server cannot be built: {error}"))
 }
 

@@ -3,12 +3,27 @@
 //! It runs in the first pass, when the configuration has changed, and in every 120th pass (once an hour if nothing
 //! changes), because others may add and remove kinds. In other passes only the kinds of add-ons that were not found
 //! before are looked up.
+//!
+//! # What `kube` does
+//!
+//! `kube::discovery` reads one API version at a time (`pinned_group`). Which versions are read, and what becomes of a
+//! version that cannot be read, is decided here. The two functions of `kube` (5.0) that discover a whole server are not
+//! used:
+//!
+//! * `Discovery::run` ends with the first error. An aggregated API whose server does not answer would hide the kinds of
+//!   all others, and the objects of add-ons with them. It also reads every version of a group, and only the preferred
+//!   one is listed here.
+//! * `Discovery::run_aggregated` needs two requests however many groups there are, but Kubernetes before 1.26 does not
+//!   answer them. A server marks a group that does not answer as stale, and `run_aggregated` drops that mark.
+//!
+//! So discovery costs two requests, and one for each group.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::Value;
+use kube::core::GroupVersion;
+use kube::discovery::{ApiCapabilities, ApiResource, Scope, pinned_group, verbs};
 
-use crate::objects::api_client::{ApiClient, ApiError};
+use crate::objects::api_client::{ApiClient, ApiError, request_error, with_timeout};
 use crate::objects::object_kind::ObjectKind;
 
 /// The kinds that one server serves.
@@ -23,22 +38,21 @@ pub struct ApiDiscovery {
 }
 
 impl ApiDiscovery {
-    /// Discovers all API versions of a server.
+    /// Discovers the preferred version of each API group of a server.
     pub async fn fetch(api: &ApiClient) -> Result<Self, ApiError> {
         let mut served = Self::default();
         served.fetch_version(api, "v1").await?;
-        let groups = api.get_path("/apis").await?;
-        let groups = groups.get("groups").and_then(Value::as_array).cloned().unwrap_or_default();
-        for group in groups {
-            if let Some(version) = group.pointer("/preferredVersion/groupVersion").and_then(Value::as_str) {
-                match served.fetch_version(api, version).await {
-                    Ok(()) => {}
-                    // An aggregated API whose server does not answer. The rest is still discovered.
-                    Err(ApiError::Rejected(status)) => {
-                        served.failed_versions.push((version.to_owned(), status.message));
-                    }
-                    Err(error) => return Err(error),
+        let groups = with_timeout(api.0.list_api_groups()).await?.groups;
+        for preferred in groups.into_iter().filter_map(|group| group.preferred_version) {
+            let version = preferred.group_version;
+            match served.fetch_version(api, &version).await {
+                Ok(()) => {}
+                // An aggregated API whose server does not answer, or answers something else. The rest is still
+                // discovered.
+                Err(error @ (ApiError::Rejected(_) | ApiError::Unreadable(_))) => {
+                    served.failed_versions.push((version, error.to_string()));
                 }
+                Err(error) => return Err(error),
             }
         }
         served.preferred = served.kinds.values().cloned().collect();
@@ -56,7 +70,7 @@ impl ApiDiscovery {
         for version in versions {
             match self.fetch_version(api, &version).await {
                 // The version is not served. Objects that need it become problems.
-                Ok(()) | Err(ApiError::Rejected(_) | ApiError::NotSent(_)) => {}
+                Ok(()) | Err(ApiError::Rejected(_) | ApiError::Unreadable(_) | ApiError::NotSent(_)) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -64,38 +78,23 @@ impl ApiDiscovery {
     }
 
     async fn fetch_version(&mut self, api: &ApiClient, api_version: &str) -> Result<(), ApiError> {
-        let root = if api_version.contains('/') { "/apis" } else { "/api" };
-        self.add_resources(api_version, &api.get_path(&format!("{root}/{api_version}")).await?);
+        let version = api_version.parse::<GroupVersion>().map_err(|error| request_error(&error))?;
+        let resources = with_timeout(pinned_group(&api.0, &version)).await?.recommended_resources();
+        self.add_resources(&version, resources);
         Ok(())
     }
 
     /// Adds the resources of one API version.
-    fn add_resources(&mut self, api_version: &str, list: &Value) {
-        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-        for resource in list.get("resources").and_then(Value::as_array).into_iter().flatten() {
-            let text = |field: &str| resource.get(field).and_then(Value::as_str).unwrap_or_default();
-            let (plural, name) = (text("name"), text("kind"));
-            let verbs: Vec<&str> = resource
-                .get("verbs")
-                .and_then(Value::as_array)
-                .into_iter()
-                .flatten()
-                .filter_map(Value::as_str)
-                .collect();
-            let can = |verb: &str| verbs.contains(&verb);
-            // A name with a slash is a subresource.
-            if plural.is_empty() || name.is_empty() || plural.contains('/') || !(can("list") && can("delete"))
-            {
+    fn add_resources(&mut self, of: &GroupVersion, resources: Vec<(ApiResource, ApiCapabilities)>) {
+        for (ApiResource { kind, plural, .. }, capabilities) in resources {
+            let can = |verb: &str| capabilities.supports_operation(verb);
+            if plural.is_empty() || kind.is_empty() || !(can(verbs::LIST) && can(verbs::DELETE)) {
                 continue;
             }
-            let kind = ObjectKind {
-                group: group.to_owned(),
-                version: version.to_owned(),
-                kind: name.to_owned(),
-                plural: plural.to_owned(),
-                namespaced: resource.get("namespaced").and_then(Value::as_bool).unwrap_or_default(),
-            };
-            self.kinds.insert((api_version.to_owned(), name.to_owned()), kind);
+            let key = (of.api_version(), kind.clone());
+            let GroupVersion { group, version } = of.clone();
+            let namespaced = capabilities.scope == Scope::Namespaced;
+            self.kinds.insert(key, ObjectKind { group, version, kind, plural, namespaced });
         }
     }
 
@@ -114,22 +113,27 @@ impl ApiDiscovery {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
+    fn resource(plural: &str, kind: &str, operations: &[&str]) -> (ApiResource, ApiCapabilities) {
+        let gvk = GroupVersion::gv("apps", "v1").with_kind(kind);
+        let operations = operations.iter().map(|verb| (*verb).to_owned()).collect();
+        let capabilities = ApiCapabilities { scope: Scope::Namespaced, subresources: Vec::new(), operations };
+        (ApiResource::from_gvk_with_plural(&gvk, plural), capabilities)
+    }
+
+    /// `kube` leaves out subresources: `tests/all/objects/discovery.rs` has a server that serves some.
     #[test]
     fn kinds_are_those_with_list_and_delete() {
         let mut served = ApiDiscovery::default();
         served.add_resources(
-            "apps/v1",
-            &json!({"resources": [
-                {"name": "deployments", "kind": "Deployment", "namespaced": true, "verbs": ["list", "delete", "get"]},
-                {"name": "deployments/status", "kind": "Deployment", "namespaced": true, "verbs": ["list", "delete"]},
-                {"name": "reviews", "kind": "Review", "verbs": ["create"]},
-                {"kind": "Nameless", "verbs": ["list", "delete"]},
-                {},
-            ]}),
+            &GroupVersion::gv("apps", "v1"),
+            vec![
+                resource("deployments", "Deployment", &["list", "delete", "get"]),
+                resource("reviews", "Review", &["create"]),
+                resource("", "Nameless", &["list", "delete"]),
+                resource("", "", &[]),
+            ],
         );
         let found = served.find("apps/v1", "Deployment").unwrap();
         assert_eq!((found.plural.as_str(), found.namespaced), ("deployments", true));

@@ -18,6 +18,10 @@ const TABLE: &[(&str, &str, &str, bool)] = &[
     ("storage.k8s.io", "CSIDriver", "csidrivers", false),
 ];
 
+/// A group whose only kind can be created and nothing else: it has no objects.
+pub(super) const REVIEWS: (&str, &str, &str) =
+    ("authorization.k8s.io", "SubjectAccessReview", "subjectaccessreviews");
+
 pub(super) fn kinds() -> impl Iterator<Item = ObjectKind> {
     TABLE.iter().map(|(group, kind, plural, namespaced)| ObjectKind {
         group: (*group).to_owned(),
